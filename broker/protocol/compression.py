@@ -1,0 +1,217 @@
+"""Compression of the records section of a batch: four codecs, and no way to be flooded by them.
+
+`decompress` never produces more than `max_size` bytes and never trusts a size that the data claims for
+itself; a bomb costs at most that many bytes of memory for the moment it takes to refuse it. Streams are
+concatenated where the codec allows it (gzip members, zstd and lz4 frames), as the Java clients read them.
+
+Codec ids are those of the batch attributes: 0 none, 1 gzip, 2 snappy, 3 lz4 (frame format), 4 zstd.
+Kafka's snappy is a run of raw blocks in the framing of the `xerial` Java library: magic, two version
+numbers, then (size i32, block) pairs; a few clients send one raw block without framing, which is read too.
+
+Called by record validation at append, the record scan, and the rebuild path. Pure.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable
+
+import cramjam
+import lz4.frame
+import snappy
+import zstandard
+from millrace.broker.errors import CorruptMessage, RecordTooLarge, UnsupportedCompressionType
+from millrace.broker.protocol.checksum import Buffer
+
+NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
+
+CODEC_NAMES = {NONE: "none", GZIP: "gzip", SNAPPY: "snappy", LZ4: "lz4", ZSTD: "zstd"}
+CODEC_IDS = {name: codec for codec, name in CODEC_NAMES.items()}
+
+_XERIAL_MAGIC = b"\x82SNAPPY\x00"
+_XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
+_XERIAL_BLOCK_SIZE = 32 * 1024
+_GZIP_WINDOW = 31  # zlib's 15 bits of window, plus 16 for the gzip wrapper
+_GZIP_LEVEL = 6
+_ZSTD_LEVEL = 3
+_FIRST_GUESS = 64 * 1024
+
+
+def decompress(codec: int, data: Buffer, max_size: int) -> Buffer:
+    """The plain bytes of `data`, at most `max_size` of them.
+
+    Raises RecordTooLarge when there are more, CorruptMessage when the data is not of that codec or ends
+    early, UnsupportedCompressionType for an unknown codec id.
+    """
+    if codec == NONE:
+        if len(data) > max_size:
+            raise _too_large(codec, max_size)
+        return data
+    decoder = _DECODERS.get(codec)
+    if decoder is None:
+        raise UnsupportedCompressionType(f"compression codec {codec} is not one of 0 to 4")
+    try:
+        return decoder(data, max_size)
+    except _DECODING_ERRORS as error:
+        raise CorruptMessage(
+            f"{CODEC_NAMES[codec]} data cannot be decompressed: {str(error) or 'malformed'}"
+        ) from None
+
+
+def compress(codec: int, data: Buffer) -> bytes:
+    """`data` compressed by `codec` at the codec's usual level."""
+    if codec == NONE:
+        return bytes(data)
+    if codec == GZIP:
+        compressor = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP_WINDOW)
+        return compressor.compress(data) + compressor.flush()
+    if codec == SNAPPY:
+        return _compress_snappy(data)
+    if codec == LZ4:
+        return bytes(lz4.frame.compress(data, block_linked=False))
+    if codec == ZSTD:
+        return zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(data)
+    raise UnsupportedCompressionType(f"compression codec {codec} is not one of 0 to 4")
+
+
+def _too_large(codec: int, max_size: int) -> RecordTooLarge:
+    return RecordTooLarge(f"{CODEC_NAMES[codec]} records hold more than {max_size} bytes when decompressed")
+
+
+def _decompress_gzip(data: Buffer, max_size: int) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    remaining: Buffer = data
+    while len(remaining):
+        member = zlib.decompressobj(_GZIP_WINDOW)
+        part = member.decompress(remaining, max_size - size + 1)
+        size += len(part)
+        if size > max_size:
+            raise _too_large(GZIP, max_size)
+        if not member.eof:
+            raise CorruptMessage("gzip data ends early")
+        parts.append(part)
+        remaining = member.unused_data
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _decompress_zstd(data: Buffer, max_size: int) -> memoryview:
+    _check_zstd_frames_are_whole(data)
+    # The frame's own content size is a hint for the first buffer, never an allocation that it commands.
+    claimed = zstandard.frame_content_size(data)
+    guess = claimed if claimed > 0 else max(_FIRST_GUESS, 4 * len(data))
+    out = bytearray(min(guess, max_size, 256 * len(data)) + 1)
+    size = 0
+    with zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True) as stream:
+        while True:
+            count = stream.readinto(memoryview(out)[size:])
+            if count == 0:
+                break
+            size += count
+            if size > max_size:
+                raise _too_large(ZSTD, max_size)
+            if size == len(out):
+                grown = bytearray(min(max_size + 1, 2 * len(out)))
+                grown[:size] = out
+                out = grown
+    return memoryview(out)[:size]
+
+
+def _check_zstd_frames_are_whole(data: Buffer) -> None:
+    """Raises CorruptMessage when a frame lacks its last block or its checksum (RFC 8878, 3.1.1).
+
+    The streaming decoder takes an early end for the end; a consumer's decoder does not, and a batch that
+    consumers choke on must never be stored.
+    """
+    position = 0
+    while position < len(data):
+        frame = memoryview(data)[position:]
+        position += zstandard.frame_header_size(frame)
+        is_last_block = False
+        while not is_last_block:
+            if position + 3 > len(data):
+                raise CorruptMessage("zstd data ends early")
+            block = data[position] | data[position + 1] << 8 | data[position + 2] << 16
+            is_last_block = bool(block & 1)
+            is_run_length = (block >> 1) & 3 == 1
+            position += 3 + (1 if is_run_length else block >> 3)
+        if zstandard.get_frame_parameters(frame).has_checksum:
+            position += 4
+        if position > len(data):
+            raise CorruptMessage("zstd data ends early")
+
+
+def _decompress_lz4(data: Buffer, max_size: int) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    remaining: Buffer | None = data
+    while remaining:
+        frame = lz4.frame.LZ4FrameDecompressor()
+        chunk: Buffer = remaining
+        while not frame.eof:
+            # A small step first: the decoder allocates as much as it is allowed to give.
+            step = min(max_size - size + 1, max(_FIRST_GUESS, 4 * len(data)) << min(len(parts), 8))
+            part = frame.decompress(chunk, max_length=step)
+            chunk = b""
+            if not part and not frame.eof and frame.needs_input:
+                raise CorruptMessage("lz4 data ends early")
+            size += len(part)
+            if size > max_size:
+                raise _too_large(LZ4, max_size)
+            parts.append(part)
+        remaining = frame.unused_data
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _decompress_snappy(data: Buffer, max_size: int) -> bytes:
+    view = memoryview(data)
+    if bytes(view[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
+        return _decompress_snappy_block(view, max_size, max_size)
+    parts: list[bytes] = []
+    size = 0
+    position = len(_XERIAL_HEADER)
+    while position < len(view):
+        (block_size,) = struct.unpack_from(">i", view, position)
+        position += 4
+        if block_size < 0 or position + block_size > len(view):
+            raise CorruptMessage(f"snappy block of {block_size} bytes is cut")
+        part = _decompress_snappy_block(view[position : position + block_size], max_size - size, max_size)
+        size += len(part)
+        parts.append(part)
+        position += block_size
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _decompress_snappy_block(block: memoryview, remaining_size: int, max_size: int) -> bytes:
+    # A raw block begins with its plain size, and the decoder allocates it at once: look before.
+    if cramjam.snappy.decompress_raw_len(block) > remaining_size:
+        raise _too_large(SNAPPY, max_size)
+    return bytes(snappy.uncompress(block))
+
+
+def _compress_snappy(data: Buffer) -> bytes:
+    view = memoryview(data)
+    out = bytearray(_XERIAL_HEADER)
+    for start in range(0, len(view), _XERIAL_BLOCK_SIZE):
+        block = bytes(snappy.compress(view[start : start + _XERIAL_BLOCK_SIZE]))
+        out += struct.pack(">i", len(block))
+        out += block
+    return bytes(out)
+
+
+_DECODERS: dict[int, Callable[[Buffer, int], Buffer]] = {
+    GZIP: _decompress_gzip,
+    SNAPPY: _decompress_snappy,
+    LZ4: _decompress_lz4,
+    ZSTD: _decompress_zstd,
+}
+
+_DECODING_ERRORS = (
+    zlib.error,
+    zstandard.ZstdError,
+    RuntimeError,  # lz4
+    struct.error,
+    cramjam.DecompressionError,
+    snappy.UncompressError,
+)

@@ -1,0 +1,171 @@
+"""What a broker checks, and may change, in a batch before it stores it. Pure.
+
+Called by `Log.append`, outside its lock. The order is that of cost: sizes, CRC, header, timestamps, then
+the records themselves. A batch of a client must hold exactly what its header says, because everything
+downstream (readers, mirrors, the audit's counting) works on headers alone.
+
+What may change, as in Apache Kafka: under log append time the header's timestamp; a maximum timestamp that
+is not the records'; the compression, where the topic fixes one. The records' bytes stay otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from millrace.broker.errors import (
+    CorruptMessage,
+    InvalidRecord,
+    InvalidTimestamp,
+    RecordListTooLarge,
+    RecordTooLarge,
+    UnsupportedCompressionType,
+)
+from millrace.broker.protocol.batch import (
+    ATTRIBUTES_POSITION,
+    HEADER_SIZE,
+    LOG_OVERHEAD,
+    NO_TIMESTAMP,
+    BatchHeader,
+    parse_header,
+    stamp_timestamps,
+    verify_crc,
+)
+from millrace.broker.protocol.checksum import crc32c
+from millrace.broker.protocol.compression import CODEC_IDS, ZSTD, decompress
+from millrace.broker.protocol.records import MAX_DECOMPRESSED_SIZE, recompress, validate_records
+from millrace.broker.storage.log_config import LogConfig
+
+Origin = Literal["client", "internal"]
+Validation = Literal["full", "header"]
+WritableBuffer = bytearray | memoryview
+
+_MAX_LONG = 2**63 - 1
+
+
+class CheckedBatch(NamedTuple):
+    """A batch that may be stored once it is stamped. `log_append_time_ms` is -1 under create time."""
+
+    batch: WritableBuffer
+    header: BatchHeader
+    log_append_time_ms: int
+
+
+def check_batch(
+    batch: bytes | bytearray | memoryview,
+    config: LogConfig,
+    *,
+    now_ms: int,
+    origin: Origin = "client",
+    validation: Validation = "full",
+) -> CheckedBatch:
+    """Checks one batch and brings it into the form the topic wants.
+
+    Batches of internal origin (group offsets, transaction markers) are the broker's own: size, CRC and
+    counts are checked, the rest is taken as written. With `validation="header"` the records are not
+    looked at. A read-only buffer is copied, any other is changed in place.
+
+    Raises CorruptMessage, InvalidRecord, InvalidTimestamp, RecordTooLarge, RecordListTooLarge,
+    UnsupportedCompressionType.
+    """
+    header = parse_header(batch)
+    size = len(batch)
+    if header.batch_length + LOG_OVERHEAD != size:
+        raise _not_one_batch(header, size)
+    if size > config.max_message_bytes and origin == "client":
+        raise RecordTooLarge(
+            f"record batch of {size} bytes exceeds max.message.bytes = {config.max_message_bytes}"
+        )
+    if size > config.segment_bytes:
+        raise RecordListTooLarge(
+            f"record batch of {size} bytes exceeds segment.bytes = {config.segment_bytes}"
+        )
+    if isinstance(batch, bytes) or (isinstance(batch, memoryview) and batch.readonly):
+        batch = bytearray(batch)
+    view = batch if isinstance(batch, memoryview) else memoryview(batch)
+    if crc32c(view[ATTRIBUTES_POSITION:]) != header.crc:
+        verify_crc(batch, 0, header)
+    if header.record_count <= 0 or header.record_count != header.last_offset_delta + 1:
+        raise InvalidRecord(
+            f"record batch announces {header.record_count} records and a last offset delta of "
+            f"{header.last_offset_delta}"
+        )
+    if origin == "internal":
+        return CheckedBatch(batch, header, NO_TIMESTAMP)
+
+    _check_client_header(header)
+    max_timestamp = header.max_timestamp
+    least_timestamp = min(header.base_timestamp, max_timestamp)
+    if validation == "full":
+        section = view[HEADER_SIZE:]
+        codec = header.compression
+        if codec:
+            section = memoryview(decompress(codec, section, MAX_DECOMPRESSED_SIZE))
+        least, greatest = validate_records(section, header.record_count, config.is_compacted)
+        least_timestamp = header.base_timestamp + least
+        max_timestamp = header.base_timestamp + greatest
+    if config.compression_type != "producer":
+        batch, header = _with_codec(batch, header, config)
+    if config.timestamp_type == "LogAppendTime":
+        stamp_timestamps(batch, now_ms, log_append_time=True)
+        return CheckedBatch(batch, parse_header(batch), now_ms)
+    _check_timestamps(least_timestamp, max_timestamp, config, now_ms)
+    if max_timestamp != header.max_timestamp:
+        stamp_timestamps(batch, max_timestamp, log_append_time=False)
+        header = parse_header(batch)
+    return CheckedBatch(batch, header, NO_TIMESTAMP)
+
+
+def _not_one_batch(header: BatchHeader, size: int) -> CorruptMessage | InvalidRecord:
+    if header.size > size:
+        return CorruptMessage(f"record batch of {header.size} bytes is cut at {size}")
+    return InvalidRecord("a produce request must hold exactly one record batch per partition")
+
+
+def _check_client_header(header: BatchHeader) -> None:
+    attributes = header.attributes
+    if attributes == 0 and header.producer_id < 0:
+        return  # nearly always: plain records of a producer without idempotence
+    if header.is_control:
+        raise InvalidRecord("a client may not write control batches")
+    if header.is_log_append_time:
+        raise InvalidTimestamp("a client may not set the timestamp type to log append time")
+    if header.compression > ZSTD:
+        raise UnsupportedCompressionType(f"compression codec {header.compression} is not one of 0 to 4")
+    if header.producer_id >= 0 and (header.base_sequence < 0 or header.producer_epoch < 0):
+        raise InvalidRecord(
+            f"producer {header.producer_id} sends sequence {header.base_sequence} "
+            f"in epoch {header.producer_epoch}"
+        )
+    if header.is_transactional and header.producer_id < 0:
+        raise InvalidRecord("a transactional batch needs a producer id")
+
+
+def _check_timestamps(least: int, greatest: int, config: LogConfig, now_ms: int) -> None:
+    if greatest > _MAX_LONG:
+        raise InvalidTimestamp(f"timestamp {greatest} is beyond 64 bits")
+    if greatest - now_ms > config.timestamp_after_max_ms:
+        raise InvalidTimestamp(
+            f"timestamp {greatest} is more than message.timestamp.after.max.ms = "
+            f"{config.timestamp_after_max_ms} after the broker's clock"
+        )
+    if least != NO_TIMESTAMP and now_ms - least > config.timestamp_before_max_ms:
+        raise InvalidTimestamp(
+            f"timestamp {least} is more than message.timestamp.before.max.ms = "
+            f"{config.timestamp_before_max_ms} before the broker's clock"
+        )
+
+
+def _with_codec(
+    batch: WritableBuffer, header: BatchHeader, config: LogConfig
+) -> tuple[WritableBuffer, BatchHeader]:
+    wanted = "none" if config.compression_type == "uncompressed" else config.compression_type
+    codec = CODEC_IDS[wanted]
+    if codec == header.compression:
+        return batch, header
+    changed = recompress(batch, codec)
+    if len(changed) > config.max_message_bytes:
+        raise RecordTooLarge(
+            f"record batch of {len(changed)} bytes ({wanted}) exceeds max.message.bytes = "
+            f"{config.max_message_bytes}"
+        )
+    return changed, parse_header(changed)

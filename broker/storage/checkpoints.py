@@ -1,0 +1,125 @@
+"""Small text files beside the logs, in Apache Kafka's formats, replaced as a whole.
+
+    offset checkpoint      line 1 "0", line 2 the number of entries, then "topic partition offset"
+    leader epochs          line 1 "0", line 2 the number of entries, then "epoch start_offset"
+    partition.metadata     "version: 0", "topic_id: <base64url, 22 characters>"
+
+A file is written beside itself, optionally synced, and renamed over: a reader sees the old one or the new
+one. A file that does not read as its format is reported by ValueError, never half used.
+
+Called by the log manager, the leader-epoch cache and the log.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from uuid import UUID
+
+RECOVERY_POINT_CHECKPOINT = "recovery-point-offset-checkpoint"
+LOG_START_OFFSET_CHECKPOINT = "log-start-offset-checkpoint"
+LEADER_EPOCH_CHECKPOINT = "leader-epoch-checkpoint"
+PARTITION_METADATA = "partition.metadata"
+
+TopicPartition = tuple[str, int]
+
+_VERSION = "0"
+
+
+def sync_directory(directory: Path) -> None:
+    """Makes creations, renames and removals in a directory survive a power loss."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def replace_file(path: Path, content: bytes, *, sync: bool) -> None:
+    """Puts `content` in place of the file in one step; with `sync`, it is on the disk on return."""
+    temporary = path.with_name(path.name + ".tmp")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        view = memoryview(content)
+        while view:
+            view = view[os.write(fd, view) :]
+        if sync:
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.replace(temporary, path)
+    if sync:
+        sync_directory(path.parent)
+
+
+def write_offsets(path: Path, offsets: Mapping[TopicPartition, int]) -> None:
+    """Writes an offset checkpoint, synced."""
+    rows = [f"{topic} {partition} {offset}" for (topic, partition), offset in sorted(offsets.items())]
+    replace_file(path, _text(rows), sync=True)
+
+
+def read_offsets(path: Path) -> dict[TopicPartition, int]:
+    """Reads an offset checkpoint; a missing file is an empty one. Raises ValueError."""
+    offsets: dict[TopicPartition, int] = {}
+    for row in _rows(path):
+        topic, partition, offset = row.split(" ")
+        offsets[topic, int(partition)] = int(offset)
+    return offsets
+
+
+def write_epochs(path: Path, entries: Iterable[tuple[int, int]], *, sync: bool) -> None:
+    """Writes (epoch, start offset) pairs."""
+    replace_file(path, _text([f"{epoch} {offset}" for epoch, offset in entries]), sync=sync)
+
+
+def read_epochs(path: Path) -> list[tuple[int, int]]:
+    """Reads (epoch, start offset) pairs; a missing file is an empty one. Raises ValueError."""
+    entries = []
+    for row in _rows(path):
+        epoch, offset = row.split(" ")
+        entries.append((int(epoch), int(offset)))
+    return entries
+
+
+def write_topic_id(directory: Path, topic_id: UUID) -> None:
+    """Writes a partition's `partition.metadata`."""
+    encoded = base64.urlsafe_b64encode(topic_id.bytes).rstrip(b"=").decode()
+    replace_file(directory / PARTITION_METADATA, f"version: 0\ntopic_id: {encoded}\n".encode(), sync=True)
+
+
+def read_topic_id(directory: Path) -> UUID | None:
+    """The topic id that a partition's directory was made for; None for directories without one.
+
+    Raises ValueError when the file is there and cannot be read.
+    """
+    path = directory / PARTITION_METADATA
+    try:
+        lines = path.read_text().split("\n")
+    except FileNotFoundError:
+        return None
+    values = dict(line.split(": ", 1) for line in lines if ": " in line)
+    if values.get("version") != "0" or "topic_id" not in values:
+        raise ValueError(f"{path} is not a partition.metadata of version 0")
+    return UUID(bytes=base64.urlsafe_b64decode(values["topic_id"] + "=="))
+
+
+def _text(rows: list[str]) -> bytes:
+    return "\n".join([_VERSION, str(len(rows)), *rows, ""]).encode()
+
+
+def _rows(path: Path) -> list[str]:
+    try:
+        lines = path.read_text().split("\n")
+    except FileNotFoundError:
+        return []
+    try:
+        version, count, rows = lines[0], int(lines[1]), [line for line in lines[2:] if line]
+    except (IndexError, ValueError):
+        raise ValueError(f"{path} is not a checkpoint file") from None
+    if version != _VERSION:
+        raise ValueError(f"{path} has version {version!r}, only {_VERSION} is known")
+    if len(rows) != count:
+        raise ValueError(f"{path} announces {count} entries and has {len(rows)}")
+    return rows

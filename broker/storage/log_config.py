@@ -1,0 +1,274 @@
+"""Settings of one partition's log: Kafka's topic settings, checked once, as a frozen value.
+
+`SETTINGS` is the one table of topic settings: name, the broker-wide setting that gives its default, type,
+default and bounds. DescribeConfigs and CreateTopics answer from it, `LogConfig` is built from it. Settings
+that a topic may carry but that change nothing here (throttles, tiered storage) are in `IGNORED_SETTINGS`,
+so that tools written for Apache Kafka can set them.
+
+Called by the log manager, the topic handlers and the broker's configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from millrace.broker.errors import InvalidConfig
+
+_MAX_INT = 2**31 - 1
+_MAX_LONG = 2**63 - 1
+_DAY_MS = 24 * 3600 * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One topic setting; `parse` raises ValueError with what was expected."""
+
+    name: str
+    broker_name: str
+    kind: str  # Kafka's type: int, long, double, boolean, string, list
+    default: str
+    parse: Callable[[str], Any]
+    expected: str
+
+    @property
+    def field_name(self) -> str:
+        return _FIELD_NAMES.get(self.name, self.name.replace(".", "_"))
+
+
+# Attributes that are named otherwise than their setting.
+_FIELD_NAMES = {
+    "message.timestamp.type": "timestamp_type",
+    "message.timestamp.before.max.ms": "timestamp_before_max_ms",
+    "message.timestamp.after.max.ms": "timestamp_after_max_ms",
+}
+
+
+def _integer(name: str, broker_name: str, kind: str, default: int, least: int) -> Setting:
+    greatest = _MAX_INT if kind == "int" else _MAX_LONG
+
+    def parse(text: str) -> int:
+        value = int(text)
+        if not least <= value <= greatest:
+            raise ValueError
+        return value
+
+    return Setting(name, broker_name, kind, str(default), parse, f"an integer from {least} to {greatest}")
+
+
+def _choice(name: str, broker_name: str, default: str, *choices: str) -> Setting:
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError
+        return text
+
+    return Setting(name, broker_name, "string", default, parse, "one of " + ", ".join(choices))
+
+
+def _policies(text: str) -> frozenset[str]:
+    policies = frozenset(part.strip() for part in text.split(",") if part.strip())
+    if not policies <= {"delete", "compact"}:
+        raise ValueError
+    return policies
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError
+    return text.lower() == "true"
+
+
+def _ratio(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise ValueError
+    return value
+
+
+SETTINGS: dict[str, Setting] = {
+    setting.name: setting
+    for setting in (
+        _integer("segment.bytes", "log.segment.bytes", "int", 1 << 30, 14),
+        _integer("segment.ms", "log.roll.ms", "long", 7 * _DAY_MS, 1),
+        _integer("segment.index.bytes", "log.index.size.max.bytes", "int", 10 << 20, 4),
+        _integer("index.interval.bytes", "log.index.interval.bytes", "int", 4096, 0),
+        _integer("retention.ms", "log.retention.ms", "long", 7 * _DAY_MS, -1),
+        _integer("retention.bytes", "log.retention.bytes", "long", -1, -1),
+        _integer("flush.messages", "log.flush.interval.messages", "long", _MAX_LONG, 1),
+        _integer("flush.ms", "log.flush.interval.ms", "long", _MAX_LONG, 0),
+        _integer("max.message.bytes", "message.max.bytes", "int", 1_048_588, 0),
+        Setting(
+            "cleanup.policy", "log.cleanup.policy", "list", "delete", _policies, "delete, compact or both"
+        ),
+        _integer("delete.retention.ms", "log.cleaner.delete.retention.ms", "long", _DAY_MS, 0),
+        _integer("min.compaction.lag.ms", "log.cleaner.min.compaction.lag.ms", "long", 0, 0),
+        _integer("max.compaction.lag.ms", "log.cleaner.max.compaction.lag.ms", "long", _MAX_LONG, 1),
+        Setting(
+            "min.cleanable.dirty.ratio",
+            "log.cleaner.min.cleanable.ratio",
+            "double",
+            "0.5",
+            _ratio,
+            "a number from 0 to 1",
+        ),
+        _choice(
+            "message.timestamp.type",
+            "log.message.timestamp.type",
+            "CreateTime",
+            "CreateTime",
+            "LogAppendTime",
+        ),
+        _integer(
+            "message.timestamp.before.max.ms", "log.message.timestamp.before.max.ms", "long", _MAX_LONG, 0
+        ),
+        _integer(
+            "message.timestamp.after.max.ms", "log.message.timestamp.after.max.ms", "long", _MAX_LONG, 0
+        ),
+        _choice(
+            "compression.type",
+            "compression.type",
+            "producer",
+            "producer",
+            "uncompressed",
+            "gzip",
+            "snappy",
+            "lz4",
+            "zstd",
+        ),
+        _integer("min.insync.replicas", "min.insync.replicas", "int", 1, 1),
+        _integer("file.delete.delay.ms", "log.segment.delete.delay.ms", "long", 60_000, 0),
+        Setting(
+            "unclean.leader.election.enable",
+            "unclean.leader.election.enable",
+            "boolean",
+            "false",
+            _boolean,
+            "true or false",
+        ),
+    )
+}
+
+IGNORED_SETTINGS = frozenset(
+    {
+        "preallocate",
+        "segment.jitter.ms",
+        "message.format.version",
+        "message.downconversion.enable",
+        "message.timestamp.difference.max.ms",
+        "leader.replication.throttled.replicas",
+        "follower.replication.throttled.replicas",
+        "compression.gzip.level",
+        "compression.lz4.level",
+        "compression.zstd.level",
+    }
+)
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    """Settings of one log. Sizes are bytes; -1 means no limit in `retention_ms` and `retention_bytes`."""
+
+    segment_bytes: int = 1 << 30
+    segment_ms: int = 7 * _DAY_MS
+    segment_index_bytes: int = 10 << 20
+    index_interval_bytes: int = 4096
+    retention_ms: int = 7 * _DAY_MS
+    retention_bytes: int = -1
+    flush_messages: int = _MAX_LONG
+    flush_ms: int = _MAX_LONG
+    max_message_bytes: int = 1_048_588
+    cleanup_policy: frozenset[str] = frozenset({"delete"})
+    delete_retention_ms: int = _DAY_MS
+    min_compaction_lag_ms: int = 0
+    max_compaction_lag_ms: int = _MAX_LONG
+    min_cleanable_dirty_ratio: float = 0.5
+    timestamp_type: str = "CreateTime"
+    timestamp_before_max_ms: int = _MAX_LONG
+    timestamp_after_max_ms: int = _MAX_LONG
+    compression_type: str = "producer"
+    min_insync_replicas: int = 1
+    file_delete_delay_ms: int = 60_000
+    unclean_leader_election_enable: bool = False
+    producer_id_expiration_ms: int = _DAY_MS  # a broker's setting, the same for every topic
+
+    @property
+    def is_compacted(self) -> bool:
+        return "compact" in self.cleanup_policy
+
+    @property
+    def is_deleted_by_retention(self) -> bool:
+        return "delete" in self.cleanup_policy
+
+    @classmethod
+    def from_topic_config(
+        cls, settings: Mapping[str, str | None], defaults: LogConfig | None = None
+    ) -> LogConfig:
+        """A topic's settings over `defaults`; a value of None takes the default.
+
+        Raises InvalidConfig, naming the setting, for an unknown name or a wrong value.
+        """
+        values: dict[str, Any] = {}
+        for name, text in settings.items():
+            if name in IGNORED_SETTINGS or text is None:
+                continue
+            setting = SETTINGS.get(name)
+            if setting is None:
+                raise InvalidConfig(f"unknown topic setting {name}")
+            try:
+                values[setting.field_name] = setting.parse(str(text).strip())
+            except ValueError:
+                raise InvalidConfig(f"{name}: got {text!r}, expected {setting.expected}") from None
+        return replace(defaults or cls(), **values)
+
+    @classmethod
+    def from_broker_config(cls, settings: Mapping[str, str]) -> LogConfig:
+        """The defaults that a broker's own settings (`log.segment.bytes` …) give to every topic.
+
+        The coarser units of Kafka's older settings count where the finer is absent. Names that are not
+        about logs are left to others. Raises InvalidConfig.
+        """
+        known = dict(settings)
+        for target, alternatives in _COARSER_UNITS.items():
+            for name, factor in alternatives:
+                if name in known and target not in known:
+                    known[target] = _scaled(name, known[name], factor)
+        by_broker_name = {setting.broker_name: setting for setting in SETTINGS.values()}
+        topic_settings = {
+            by_broker_name[name].name: value for name, value in known.items() if name in by_broker_name
+        }
+        config = cls.from_topic_config(topic_settings)
+        if "producer.id.expiration.ms" in known:
+            expiration_ms = _scaled("producer.id.expiration.ms", known["producer.id.expiration.ms"], 1)
+            config = replace(config, producer_id_expiration_ms=int(expiration_ms))
+        return config
+
+    def value_of(self, name: str) -> str:
+        """A setting as DescribeConfigs shows it."""
+        value = getattr(self, SETTINGS[name].field_name)
+        if isinstance(value, frozenset):
+            return ",".join(sorted(value, reverse=True))
+        if isinstance(value, bool):
+            return str(value).lower()
+        return str(value)
+
+
+_HOUR_MS = 3600 * 1000
+_COARSER_UNITS = {
+    "log.retention.ms": (("log.retention.minutes", 60_000), ("log.retention.hours", _HOUR_MS)),
+    "log.roll.ms": (("log.roll.hours", _HOUR_MS),),
+    "log.flush.interval.ms": (("log.flush.scheduler.interval.ms", 1),),
+}
+
+
+def _scaled(name: str, text: str, factor: int) -> str:
+    try:
+        value = int(text)
+    except ValueError:
+        raise InvalidConfig(f"{name}: got {text!r}, expected an integer") from None
+    return str(value * factor if value >= 0 else value)
+
+
+_missing = {setting.field_name for setting in SETTINGS.values()} - {f.name for f in fields(LogConfig)}
+if _missing:
+    raise RuntimeError(f"settings without a field in LogConfig: {_missing}")

@@ -1,0 +1,334 @@
+"""One segment of a log: a `.log` file of record batches, and its two indexes.
+
+Files are named by the offset of the segment's first record in 20 digits. The `.log` is a run of whole
+batches of format 2, nothing before, between or after them.
+
+Called by the log (append, read, roll) and by recovery. Invariants: bytes below `size` are whole batches;
+`size` grows only after the bytes are in the file, so a reader that takes it first never sees a part; the
+file's descriptor lives as long as anyone holds the `LogFile`, so that a reader finishes undisturbed while
+retention removes the file's name.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from millrace.broker.errors import CorruptMessage, KafkaStorageError, MillraceError
+from millrace.broker.protocol.batch import (
+    HEADER_SIZE,
+    NO_TIMESTAMP,
+    BatchHeader,
+    iterate_batches,
+    parse_header,
+)
+from millrace.broker.protocol.checksum import Buffer
+from millrace.broker.storage.offset_index import ENTRY_SIZE as OFFSET_ENTRY_SIZE
+from millrace.broker.storage.offset_index import OffsetIndex
+from millrace.broker.storage.time_index import TimeEntry, TimeIndex
+
+LOG_SUFFIX = ".log"
+INDEX_SUFFIX = ".index"
+TIME_INDEX_SUFFIX = ".timeindex"
+DELETED_SUFFIX = ".deleted"
+
+_SCAN_SIZE = 1 << 20
+_SEEK_SIZE = 8192
+_MAX_RELATIVE_OFFSET = 2**31 - 1
+
+
+class WouldBlock(MillraceError):
+    """The bytes are not in the page cache; read them again on a thread that may wait for the disk."""
+
+
+class BatchAt(NamedTuple):
+    position: int
+    header: BatchHeader
+
+
+class LogFile:
+    """A `.log` file's descriptor, closed when its last holder lets go."""
+
+    __slots__ = ("fd", "path")
+
+    def __init__(self, path: Path, *, create: bool):
+        self.fd = -1
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0)
+        self.fd = os.open(path, flags, 0o644)
+        self.path = path
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+
+    def read(self, position: int, size: int) -> bytes:
+        """At most `size` bytes; fewer only at the file's end."""
+        data = os.pread(self.fd, size, position)
+        while 0 < len(data) < size:
+            more = os.pread(self.fd, size - len(data), position + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+    def read_cached(self, position: int, size: int) -> bytes | bytearray:
+        """As `read`, but raises WouldBlock rather than wait for the disk."""
+        buffer = bytearray(size)
+        try:
+            count = os.preadv(self.fd, [buffer], position, os.RWF_NOWAIT)
+        except BlockingIOError:
+            raise WouldBlock(f"{self.path} is not in the page cache at {position}") from None
+        except OSError as error:
+            if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS):
+                return self.read(position, size)  # this file system cannot tell
+            raise
+        if count < size:
+            raise WouldBlock(f"{self.path} is not in the page cache at {position + count}")
+        return buffer
+
+    def write(self, data: Buffer, position: int) -> None:
+        """All of `data` at `position`. Raises OSError, possibly after a part was written."""
+        count = os.pwrite(self.fd, data, position)
+        while count < len(data):
+            position += count
+            data = memoryview(data)[count:]
+            count = os.pwrite(self.fd, data, position)
+
+
+class Segment:
+    """See the module. `next_offset` is the offset after the last batch; times are of the batches."""
+
+    def __init__(self, directory: Path, base_offset: int, *, now_ms: int, create: bool = False):
+        stem = f"{base_offset:020d}"
+        self.directory = directory
+        self.base_offset = base_offset
+        self.file = LogFile(directory / (stem + LOG_SUFFIX), create=create)
+        self.offset_index = OffsetIndex(directory / (stem + INDEX_SUFFIX), base_offset)
+        self.time_index = TimeIndex(directory / (stem + TIME_INDEX_SUFFIX), base_offset)
+        self.size = 0 if create else os.fstat(self.file.fd).st_size
+        self.next_offset = base_offset
+        self.max_timestamp = NO_TIMESTAMP
+        self.max_timestamp_offset = base_offset  # last offset of the batch that holds it
+        self.first_timestamp = NO_TIMESTAMP
+        self.created_ms = now_ms
+        self.index_size = len(self.offset_index.file) * OFFSET_ENTRY_SIZE
+        self._size_since_index = 0
+
+    @property
+    def path(self) -> Path:
+        return self.file.path
+
+    @property
+    def modified_ms(self) -> int:
+        """The file's time, for segments whose records carry no timestamps."""
+        return os.fstat(self.file.fd).st_mtime_ns // 1_000_000
+
+    def can_hold(self, last_offset: int) -> bool:
+        """Whether the offset is within 32 bits of the base, as the indexes need."""
+        return last_offset - self.base_offset <= _MAX_RELATIVE_OFFSET
+
+    def append(self, data: Buffer, header: BatchHeader, last_offset: int, interval_size: int) -> None:
+        """Writes one stamped batch at the end. `header` gives the timestamps.
+
+        Raises OSError after taking a partial write back; when that fails too, the error is
+        KafkaStorageError, and the file's end must not be trusted.
+        """
+        position = self.size
+        try:
+            self.file.write(data, position)
+        except OSError:
+            self._take_back(position)
+            raise
+        size = len(data)
+        self.note(header.max_timestamp, last_offset, position, size, interval_size)
+        self.size = position + size
+
+    def note(
+        self, max_timestamp: int, last_offset: int, position: int, size: int, interval_size: int
+    ) -> None:
+        """Takes in a batch that is in the file at `position`: times, next offset, and the indexes when an
+        entry is due. `size` of the segment is the caller's to set, last."""
+        if max_timestamp > self.max_timestamp:
+            self.max_timestamp = max_timestamp
+            self.max_timestamp_offset = last_offset
+        if self.first_timestamp == NO_TIMESTAMP:
+            self.first_timestamp = max_timestamp
+        if self._size_since_index > interval_size:
+            self.offset_index.append(last_offset, position)
+            self.time_index.append_if_newer(self.max_timestamp, self.max_timestamp_offset)
+            self.index_size += OFFSET_ENTRY_SIZE
+            self._size_since_index = 0
+        self._size_since_index += size
+        self.next_offset = last_offset + 1
+
+    def _take_back(self, size: int) -> None:
+        try:
+            os.ftruncate(self.file.fd, size)
+        except OSError as error:
+            raise KafkaStorageError(f"{self.path}: a partial write cannot be removed: {error}") from error
+
+    # -- reading
+
+    def batches(self, position: int = 0, end: int | None = None) -> Iterator[BatchAt]:
+        """Position and header of each batch from `position` to `end` (the size now). Raises CorruptMessage
+        where the bytes are no batch or one is cut."""
+        end = self.size if end is None else end
+        while position < end:
+            data = self.file.read(position, min(_SCAN_SIZE, end - position))
+            consumed = 0
+            for at, header in iterate_batches(data):
+                yield BatchAt(position + at, header)
+                consumed = at + header.size
+            if consumed == 0:
+                # A batch larger than the scan window: its header is enough to step over it.
+                header = parse_header(data)
+                if position + header.size > end:
+                    raise CorruptMessage(f"{self.path}: the batch at byte {position} is cut")
+                yield BatchAt(position, header)
+                consumed = header.size
+            position += consumed
+
+    def find(self, offset: int) -> BatchAt | None:
+        """The first batch that ends at or after `offset`; None when all end before it.
+
+        Raises CorruptMessage when the index and the log disagree; the log then rebuilds the index.
+        """
+        entry = self.offset_index.lookup(offset)
+        position = 0
+        if entry is not None:
+            position = entry.position
+            header = self._header_at(position)
+            if header is None or header.last_offset != entry.offset:
+                raise CorruptMessage(f"{self.offset_index.file.path} does not fit its log at {position}")
+        end = self.size
+        while position < end:
+            data = self.file.read(position, min(_SEEK_SIZE, end - position))
+            consumed = 0
+            while len(data) - consumed >= HEADER_SIZE:
+                header = parse_header(data, consumed)
+                if header.last_offset >= offset:
+                    return BatchAt(position + consumed, header)
+                consumed += header.size
+            if consumed == 0:
+                raise CorruptMessage(f"{self.path}: the batch at byte {position} is cut")
+            position += consumed
+        return None
+
+    def _verify(self, entry: TimeEntry) -> None:
+        """Raises CorruptMessage unless the time entry is true of the batch that it names."""
+        at = self.find(entry.offset)
+        if (
+            at is None
+            or at.header.last_offset != entry.offset
+            or at.header.max_timestamp != entry.timestamp_ms
+        ):
+            raise CorruptMessage(f"{self.time_index.file.path} does not fit its log at offset {entry.offset}")
+
+    def _header_at(self, position: int) -> BatchHeader | None:
+        if position + HEADER_SIZE > self.size:
+            return None
+        try:
+            return parse_header(self.file.read(position, HEADER_SIZE))
+        except CorruptMessage:
+            return None
+
+    def find_time(self, timestamp_ms: int, from_offset: int) -> Iterator[BatchAt]:
+        """Batches that end at or after `from_offset` and hold a record at least as new as `timestamp_ms`.
+
+        Raises CorruptMessage when an index and the log disagree; the log then rebuilds both.
+        """
+        entry = self.time_index.lookup(timestamp_ms)
+        if entry is not None:
+            self._verify(entry)
+            from_offset = max(from_offset, entry.offset)
+        first = self.find(from_offset)
+        if first is None:
+            return
+        for at in self.batches(first.position):
+            if at.header.max_timestamp >= timestamp_ms:
+                yield at
+
+    # -- changing
+
+    def rebuild_indexes(self, interval_size: int) -> None:
+        """Empties both indexes and fills them from the batches' headers. Readers in other threads find
+        less of an index meanwhile, never a wrong one. Raises CorruptMessage."""
+        self.reset_indexes()
+        for position, header in self.batches():
+            self.note(header.max_timestamp, header.last_offset, position, header.size, interval_size)
+
+    def reset_indexes(self) -> None:
+        """Empties both indexes and the counters that `note` keeps; the log file stays."""
+        self.offset_index.file.truncate(0)
+        self.time_index.truncate(self.base_offset)
+        self.index_size = self._size_since_index = 0
+        self.max_timestamp = self.first_timestamp = NO_TIMESTAMP
+        self.max_timestamp_offset = self.next_offset = self.base_offset
+
+    def truncate(self, position: int, interval_size: int) -> None:
+        """Cuts the file at a batch's position, and rebuilds the indexes. Raises OSError."""
+        self.size = position
+        os.ftruncate(self.file.fd, position)
+        self.rebuild_indexes(interval_size)
+
+    def resume(self) -> None:
+        """Reads the counters back from sound indexes and the batches after the last entry.
+
+        Raises CorruptMessage when the indexes do not fit the log, or the log ends in a part of a batch.
+        """
+        entry = self.offset_index.last()
+        time_entry = self.time_index.last()
+        if time_entry is not None:
+            self._verify(time_entry)
+            self.max_timestamp, self.max_timestamp_offset = time_entry
+        if self.size:
+            first = parse_header(self.file.read(0, HEADER_SIZE))
+            if first.base_offset < self.base_offset:
+                raise CorruptMessage(f"{self.path} begins with offset {first.base_offset}")
+            self.first_timestamp = first.max_timestamp
+        position = 0 if entry is None else entry.position
+        self._size_since_index = 0
+        for at in self.batches(position):
+            header = at.header
+            if entry is not None and at.position == entry.position and header.last_offset != entry.offset:
+                raise CorruptMessage(f"{self.offset_index.file.path} does not fit its log at {position}")
+            if header.max_timestamp > self.max_timestamp:
+                self.max_timestamp = header.max_timestamp
+                self.max_timestamp_offset = header.last_offset
+            self._size_since_index += header.size
+            self.next_offset = header.next_offset
+
+    def write_index_tails(self) -> None:
+        """Writes what of the indexes is in memory. Raises OSError."""
+        self.offset_index.file.write_tail()
+        self.time_index.file.write_tail()
+
+    def close_indexes(self) -> None:
+        """Adds the last time entry and writes both indexes. Raises OSError."""
+        if self.size:
+            self.time_index.append_if_newer(self.max_timestamp, self.max_timestamp_offset)
+        self.write_index_tails()
+
+    def sync(self, *, with_indexes: bool) -> None:
+        """Makes the batches durable, and the written part of the indexes. Raises OSError."""
+        os.fdatasync(self.file.fd)
+        if with_indexes:
+            self.offset_index.file.sync()
+            self.time_index.file.sync()
+
+    def mark_deleted(self) -> list[Path]:
+        """Renames the files to `*.deleted`, so that no start-up takes them for a segment; returns the new
+        names, to be unlinked at leisure. Readers that hold the file go on."""
+        renamed = []
+        # The log first: indexes without a log are swept away at start-up.
+        for path in (self.path, self.offset_index.file.path, self.time_index.file.path):
+            target = path.with_name(path.name + DELETED_SUFFIX)
+            try:
+                os.rename(path, target)
+            except FileNotFoundError:
+                continue
+            renamed.append(target)
+        return renamed

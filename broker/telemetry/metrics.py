@@ -1,0 +1,165 @@
+"""The broker's numbers: plain integers on the hot path, turned into Prometheus metrics when scraped.
+
+`BrokerMetrics` is incremented by attribute (no locks: all of it happens on the event loop). `collect`
+reads it, and whatever gauges the broker's parts offer, at scrape time only. `MetricsServer` answers
+`GET /metrics` where `metrics.listen` asks for it; it is off by default.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from millrace.broker.errors import PortTaken
+
+API_SLOTS = 128
+"""Room for every API key of the protocol; a key outside is counted in slot 127."""
+
+
+class BrokerMetrics:
+    """Counters of one broker process, by API key where they are lists."""
+
+    __slots__ = (
+        "bytes_in",
+        "bytes_out",
+        "connections_closed_for_protocol",
+        "connections_opened",
+        "connections_refused",
+        "duplicate_batches",
+        "error_counts",
+        "fetch_bytes",
+        "fetch_waits",
+        "produce_bytes",
+        "produce_records",
+        "request_counts",
+        "request_seconds",
+        "unsupported_requests",
+    )
+
+    def __init__(self) -> None:
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.connections_opened = 0
+        self.connections_refused = 0
+        self.connections_closed_for_protocol = 0
+        self.unsupported_requests = 0
+        self.produce_bytes = 0
+        self.produce_records = 0
+        self.duplicate_batches = 0
+        self.fetch_bytes = 0
+        self.fetch_waits = 0
+        self.request_counts = [0] * API_SLOTS
+        self.request_seconds = [0.0] * API_SLOTS
+        self.error_counts: dict[int, int] = {}
+
+    def count_error(self, code: int) -> None:
+        """An error code on its way to a client."""
+        self.error_counts[code] = self.error_counts.get(code, 0) + 1
+
+
+Gauges = Callable[[], Iterable[tuple[str, str, dict[str, str], float]]]
+"""Read at scrape time: (name, help, labels, value)."""
+
+_COUNTERS = {
+    "bytes_in": "Bytes of requests received.",
+    "bytes_out": "Bytes of responses handed to the network.",
+    "connections_opened": "Connections accepted.",
+    "connections_refused": "Connections closed at once because max.connections was reached.",
+    "connections_closed_for_protocol": "Connections closed because the peer broke the protocol.",
+    "unsupported_requests": "Requests for an API or version this broker does not speak.",
+    "produce_bytes": "Bytes of record batches appended for clients.",
+    "produce_records": "Records appended for clients.",
+    "duplicate_batches": "Batches recognised as repeated by an idempotent producer.",
+    "fetch_bytes": "Bytes of record batches sent to readers.",
+    "fetch_waits": "Fetch requests that waited for data.",
+}
+
+
+class BrokerCollector:
+    """Prometheus' view of `BrokerMetrics` and of the gauges; registered by `MetricsServer`."""
+
+    def __init__(self, metrics: BrokerMetrics, api_name: Callable[[int], str], gauges: Gauges) -> None:
+        self._metrics = metrics
+        self._api_name = api_name
+        self._gauges = gauges
+
+    def collect(self):  # type: ignore[no-untyped-def]  # prometheus_client is imported only when asked for
+        """Yield metric families, as prometheus_client's collectors do."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        metrics = self._metrics
+        for name, text in _COUNTERS.items():
+            yield CounterMetricFamily(f"millrace_broker_{name}", text, value=getattr(metrics, name))
+        requests = CounterMetricFamily("millrace_broker_requests", "Requests answered.", labels=["api"])
+        seconds = CounterMetricFamily(
+            "millrace_broker_request_seconds",
+            "Seconds from a request's arrival to its answer.",
+            labels=["api"],
+        )
+        for key, count in enumerate(metrics.request_counts):
+            if count:
+                requests.add_metric([self._api_name(key)], count)
+                seconds.add_metric([self._api_name(key)], metrics.request_seconds[key])
+        yield requests
+        yield seconds
+        errors = CounterMetricFamily(
+            "millrace_broker_errors", "Error codes sent to clients.", labels=["code"]
+        )
+        for code, count in metrics.error_counts.items():
+            errors.add_metric([str(code)], count)
+        yield errors
+        families: dict[str, GaugeMetricFamily] = {}
+        for name, text, labels, value in self._gauges():
+            family = families.get(name)
+            if family is None:
+                family = families[name] = GaugeMetricFamily(name, text, labels=list(labels))
+            family.add_metric(list(labels.values()), value)
+        yield from families.values()
+
+
+class MetricsServer:
+    """A minimal HTTP server for `GET /metrics`: one request a connection, headers up to 8 KiB."""
+
+    def __init__(self, collector: BrokerCollector) -> None:
+        from prometheus_client import CollectorRegistry
+
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(collector)
+        self._server: asyncio.Server | None = None
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen; returns the port. Raises PortTaken."""
+        try:
+            self._server = await asyncio.start_server(self._answer, host, port, limit=8192)
+        except OSError as error:
+            raise PortTaken(
+                f"cannot serve metrics on {host}:{port}: {error.strerror or error}; "
+                "set metrics.listen to a free address"
+            ) from None
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from prometheus_client import generate_latest
+
+        try:
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+            target = head.split(b" ", 2)[1] if head.count(b" ") >= 2 else b""
+            if target.split(b"?")[0] == b"/metrics":
+                status, body = "200 OK", generate_latest(self._registry)
+            else:
+                status, body = "404 Not Found", b"see /metrics\n"
+            writer.write(
+                f"HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
+                f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
+                + body
+            )
+            await writer.drain()
+        except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
+            return
+        finally:
+            writer.close()

@@ -1,0 +1,81 @@
+"""Bombs, cut streams, foreign framings."""
+
+from __future__ import annotations
+
+import gzip
+import tracemalloc
+
+import cramjam
+import lz4.frame
+import pytest
+import zstandard
+from millrace.broker.errors import CorruptMessage, RecordTooLarge, UnsupportedCompressionType
+from millrace.broker.protocol import compression
+from millrace.broker.protocol.compression import GZIP, LZ4, SNAPPY, ZSTD, compress, decompress
+
+TEXT = b"a record of some words, and of some more words. " * 400
+MEBIBYTE = 1 << 20
+
+
+@pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4, ZSTD])
+def test_bomb_is_refused_with_bounded_memory(codec: int) -> None:
+    bomb = compress(codec, bytes(64 * MEBIBYTE))
+    tracemalloc.start()
+    try:
+        with pytest.raises(RecordTooLarge, match="more than 1048576"):
+            decompress(codec, bomb, MEBIBYTE)
+        assert tracemalloc.get_traced_memory()[1] < 8 * MEBIBYTE
+    finally:
+        tracemalloc.stop()
+
+
+def test_zstd_frame_that_claims_a_huge_size_is_bounded() -> None:
+    bomb = zstandard.ZstdCompressor(write_content_size=True).compress(bytes(256 * MEBIBYTE))
+    assert len(bomb) < 16_384
+    with pytest.raises(RecordTooLarge):
+        decompress(ZSTD, bomb, MEBIBYTE)
+
+
+@pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4, ZSTD])
+def test_cut_stream_is_refused(codec: int) -> None:
+    packed = compress(codec, TEXT)
+    for cut in (1, 5, len(packed) // 2):
+        with pytest.raises(CorruptMessage):
+            decompress(codec, packed[:-cut], MEBIBYTE)
+
+
+@pytest.mark.parametrize("codec", [GZIP, LZ4, ZSTD])
+def test_joined_streams_are_read_as_one(codec: int) -> None:
+    joined = compress(codec, TEXT) + compress(codec, b"more")
+    assert bytes(decompress(codec, joined, MEBIBYTE)) == TEXT + b"more"
+
+
+def test_streams_of_other_writers_are_read() -> None:
+    assert decompress(GZIP, gzip.compress(TEXT), MEBIBYTE) == TEXT
+    unsized = zstandard.ZstdCompressor(write_content_size=False, write_checksum=True).compress(TEXT)
+    assert bytes(decompress(ZSTD, unsized, MEBIBYTE)) == TEXT
+    linked = lz4.frame.compress(TEXT, block_linked=True, content_checksum=True, store_size=False)
+    assert decompress(LZ4, linked, MEBIBYTE) == TEXT
+
+
+def test_plain_snappy_block_without_framing_is_read() -> None:
+    assert decompress(SNAPPY, bytes(cramjam.snappy.compress_raw(TEXT)), MEBIBYTE) == TEXT
+
+
+def test_snappy_is_written_in_xerial_frames_of_many_blocks() -> None:
+    data = TEXT * 10
+    packed = compress(SNAPPY, data)
+    assert packed.startswith(b"\x82SNAPPY\x00\x00\x00\x00\x01\x00\x00\x00\x01")
+    assert decompress(SNAPPY, packed, len(data)) == data
+
+
+@pytest.mark.parametrize("codec", [5, 6, 7])
+def test_unknown_codec_is_refused(codec: int) -> None:
+    with pytest.raises(UnsupportedCompressionType):
+        decompress(codec, b"x", 10)
+    with pytest.raises(UnsupportedCompressionType):
+        compress(codec, b"x")
+
+
+def test_names_and_ids_are_each_other_s_inverse() -> None:
+    assert {compression.CODEC_NAMES[codec]: codec for codec in range(5)} == compression.CODEC_IDS
