@@ -1,0 +1,527 @@
+"""A named cluster: its servers, what is known of them, and one connection to each for each purpose.
+
+`Cluster` finds a way in (a random bootstrap server first, then the others, then a growing pause), keeps the
+metadata and follows it: a broker that comes back at another address is reconnected there, and an answer
+that shows the metadata to be old (`NOT_LEADER_OR_FOLLOWER` and its like) makes the next look fetch it anew.
+`raw_fetch`, `raw_produce`, `admin`, `group_member`, the mirror and the audit all talk through it.
+
+A purpose is a name for traffic that must not wait behind other traffic: a server answers the requests of
+one connection in order, so a long poll on "fetch" would hold up a commit sent on the same socket.
+
+Nothing is connected before it is needed. Requests are not repeated here unless the method says so;
+`retrying` is the loop for those that may be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import ssl
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+
+from kio.index import load_request_schema
+from kio.static.protocol import RequestPayload
+from millrace.broker.client.connection import (
+    MAX_RESPONSE_SIZE,
+    Address,
+    Connection,
+    Encoder,
+    open_connection,
+    request_schema,
+)
+from millrace.broker.client.metadata import (
+    ClusterMetadata,
+    TopicPartition,
+    merge_topics,
+    metadata_request,
+    read_metadata,
+)
+from millrace.broker.client.offsets import EARLIEST, LATEST, ListedOffset, list_offsets
+from millrace.broker.client.retry import RECONNECT_BACK_OFF, REQUEST_BACK_OFF
+from millrace.broker.errors import (
+    BrokerNotAvailable,
+    ClusterUnreachable,
+    FencedLeaderEpoch,
+    KafkaError,
+    KafkaStorageError,
+    LeaderNotAvailable,
+    MillraceError,
+    NetworkException,
+    NotController,
+    NotLeaderOrFollower,
+    ProtocolError,
+    ReplicaNotAvailable,
+    RequestTimedOut,
+    UnknownLeaderEpoch,
+    UnknownTopicId,
+    UnknownTopicOrPartition,
+    UnsupportedVersion,
+    error_for_code,
+)
+from millrace.broker.protocol.frames import Api
+
+__all__ = ["EARLIEST", "LATEST", "Cluster"]
+
+T = TypeVar("T")
+
+METADATA_MAX_AGE_MS = 300_000
+_CONNECT_TIMEOUT_MS = 10_000
+_METADATA_VERSIONS = (9, 12)
+_FIND_COORDINATOR_VERSION = 3
+_COORDINATOR_KINDS = {"group": 0, "transaction": 1}
+
+# Answers that say: what you know of the cluster is old.
+_STALE_METADATA = frozenset(
+    error.code
+    for error in (
+        UnknownTopicOrPartition,
+        LeaderNotAvailable,
+        NotLeaderOrFollower,
+        ReplicaNotAvailable,
+        BrokerNotAvailable,
+        NotController,
+        KafkaStorageError,
+        FencedLeaderEpoch,
+        UnknownLeaderEpoch,
+        UnknownTopicId,
+    )
+)
+_CONNECTION_ERRORS = (NetworkException, RequestTimedOut, ProtocolError)
+
+
+@dataclass(slots=True, eq=False)
+class _Lane:
+    """The way to one broker for one purpose.
+
+    `turn` is fair, so that requests made while the connection opens are sent in the order in which they
+    were made. Who waited in line while `failed_count` grew shares that failure, `error`, instead of trying
+    anew: many waiters would otherwise fail one timeout after another.
+    """
+
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    failed_count: int = 0
+    error: MillraceError | None = None
+    connection: Connection | None = None
+    opening: asyncio.Task[Connection] | None = None
+    failure_count: int = 0
+    not_before: float = 0.0
+
+
+class Cluster:
+    """See the module's text. An async context manager; `close()` ends every connection."""
+
+    def __init__(
+        self,
+        name: str,
+        bootstrap: Sequence[str],
+        *,
+        client_id: str = "millrace",
+        request_timeout_ms: int = 30_000,
+        security: ssl.SSLContext | None = None,
+        max_response_size: int = MAX_RESPONSE_SIZE,
+        rng: random.Random | None = None,
+    ) -> None:
+        """`name` is what errors call the cluster, `bootstrap` a list of `host:port`. `security` is a TLS
+        context; without one connections are plain TCP. Raises ValueError for an unreadable address."""
+        if not bootstrap:
+            raise ValueError(f"cluster {name}: no bootstrap servers, expected a list of host:port")
+        self.name = name
+        self.client_id = client_id
+        self.request_timeout_ms = request_timeout_ms
+        self._bootstrap = [Address.parse(each) for each in bootstrap]
+        self._security = security
+        self._max_response_size = max_response_size
+        self._rng = rng or random.Random()
+        self._lanes: dict[tuple[int, str], _Lane] = {}
+        self._coordinators: dict[tuple[str, str], int] = {}
+        self._background: set[asyncio.Task[Any]] = set()
+        self._view: ClusterMetadata | None = None
+        # When the brokers, the list of all topics, and each topic were read; absent: never, or invalidated.
+        self._brokers_read_at: float | None = None
+        self._all_read_at: float | None = None
+        self._topic_read_at: dict[str, float] = {}
+        self._refreshing = asyncio.Lock()
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close every connection; requests under way fail with NetworkException."""
+        self._closed = True
+        for lane in self._lanes.values():
+            if lane.opening is not None:
+                lane.opening.cancel()
+            if lane.connection is not None:
+                lane.connection.close()
+        for task in self._background:
+            task.cancel()
+        ending = [lane.opening for lane in self._lanes.values() if lane.opening is not None]
+        await asyncio.gather(*ending, *self._background, return_exceptions=True)
+        self._lanes.clear()
+
+    def close_purpose(self, purpose: str) -> None:
+        """Close the connections of one purpose, for a user of the cluster that ends before it does."""
+        for key in [key for key in self._lanes if key[1] == purpose]:
+            lane = self._lanes.pop(key)
+            if lane.opening is not None:
+                lane.opening.cancel()
+            if lane.connection is not None:
+                lane.connection.close()
+
+    def __str__(self) -> str:
+        return f"cluster {self.name}"
+
+    # --- metadata -----------------------------------------------------------------------------------
+
+    @property
+    def known(self) -> ClusterMetadata | None:
+        """The metadata as last read, however old; None before the first contact."""
+        return self._view
+
+    async def metadata(
+        self, topics: Sequence[str] | None = None, *, max_age_ms: float = METADATA_MAX_AGE_MS
+    ) -> ClusterMetadata:
+        """The cluster with these topics, or with all of them (None); from memory when young enough.
+
+        Topics that do not exist are absent from `.topics` and have their code in `.topic_errors`; asking
+        never creates one. Keeps trying for `request_timeout_ms`, then raises ClusterUnreachable.
+        """
+        self._check_open()
+        oldest = self._now() - max_age_ms / 1000
+        if not self._is_fresh(topics, oldest):
+            async with self._refreshing:
+                # Whoever held the lock may have read what is wanted here since this was asked.
+                if not self._is_fresh(topics, oldest):
+                    await self._refresh(topics)
+        if self._view is None:
+            raise AssertionError("a refresh leaves a view behind")
+        return self._view if topics is None else self._view.narrowed(topics)
+
+    def invalidate(self) -> None:
+        """Make the next look at the metadata ask the cluster."""
+        self._brokers_read_at = None
+        self._all_read_at = None
+        self._topic_read_at.clear()
+
+    def observe(self, error_code: int) -> None:
+        """Note an error code from an answer: some of them tell that the metadata is old."""
+        if error_code in _STALE_METADATA:
+            self.invalidate()
+
+    def _is_fresh(self, topics: Sequence[str] | None, oldest: float) -> bool:
+        def young(read_at: float | None) -> bool:
+            return read_at is not None and read_at > oldest
+
+        if self._view is None or not young(self._brokers_read_at):
+            return False
+        if topics is None:
+            return young(self._all_read_at)
+        # A topic with an error is asked for again each time: it may exist by now.
+        return all(topic in self._view.topics and young(self._topic_read_at.get(topic)) for topic in topics)
+
+    async def _refresh(self, topics: Sequence[str] | None) -> None:
+        """Read the metadata from whichever server answers first. Holds `_refreshing`."""
+
+        read_at = self._now()
+        news = await self._read_view(topics)
+        self._view = news if self._view is None or topics is None else merge_topics(self._view, news)
+        self._brokers_read_at = read_at
+        if topics is None:
+            self._all_read_at = read_at
+            self._topic_read_at.clear()
+        self._topic_read_at.update(dict.fromkeys(news.topics, read_at))
+        self._retire_moved(self._view)
+
+    def _retire_moved(self, view: ClusterMetadata) -> None:
+        """Replace connections to brokers that have left or come back elsewhere; let their requests end."""
+        for (node_id, _), lane in self._lanes.items():
+            broker = view.brokers.get(node_id)
+            connection = lane.connection
+            if connection is not None and (broker is None or broker.address != connection.address):
+                lane.connection = None
+                self._spawn(connection.close_when_idle(self.request_timeout_ms))
+
+    # --- connections --------------------------------------------------------------------------------
+
+    async def connection(self, node_id: int | None = None, purpose: str = "control") -> Connection:
+        """An open connection to a broker, or to any (None).
+
+        Raises NetworkException, RequestTimedOut or ProtocolError when this broker cannot be reached (the
+        next call looks the cluster up again), ClusterUnreachable when none can.
+        """
+        if node_id is None:
+            return await self._any_connection(purpose)
+        lane = self._lane(node_id, purpose)
+        failed_before = lane.failed_count
+        async with lane.turn:
+            if lane.connection is not None and lane.connection.is_open:
+                return lane.connection
+            if lane.error is not None and lane.failed_count != failed_before:
+                raise lane.error
+            try:
+                return await self._reach(node_id, lane)
+            except MillraceError as error:
+                lane.failed_count += 1
+                lane.error = error
+                raise
+
+    async def _reach(self, node_id: int, lane: _Lane) -> Connection:
+        """Open the lane's connection where the metadata says that the broker is now."""
+        view = await self.metadata([])
+        if node_id not in view.brokers:
+            view = await self.metadata([], max_age_ms=0)
+        if node_id not in view.brokers:
+            self.invalidate()
+            known = sorted(view.brokers)
+            raise NetworkException(f"{self}: broker {node_id} is not among its brokers {known}")
+        pause_s = lane.not_before - self._now()
+        if pause_s > 0:
+            await asyncio.sleep(pause_s)
+        return await self._open_lane(lane, view.brokers[node_id].address)
+
+    async def _any_connection(self, purpose: str) -> Connection:
+        view = await self.metadata([])
+        failed: list[str] = []
+        for node_id in self._in_random_order(view.brokers, purpose):
+            try:
+                return await self.connection(node_id, purpose)
+            except _CONNECTION_ERRORS as error:
+                failed.append(str(error))
+        self.invalidate()
+        raise ClusterUnreachable(self.name, "no broker it names can be reached: " + "; ".join(failed))
+
+    def _in_random_order(self, node_ids: Iterable[int], purpose: str) -> list[int]:
+        """A random order, those with an open connection first."""
+        order = list(node_ids)
+        self._rng.shuffle(order)
+
+        def is_closed(node_id: int) -> bool:
+            lane = self._lanes.get((node_id, purpose))
+            return lane is None or lane.connection is None or not lane.connection.is_open
+
+        return sorted(order, key=is_closed)
+
+    def _lane(self, node_id: int, purpose: str) -> _Lane:
+        return self._lanes.setdefault((node_id, purpose), _Lane())
+
+    async def _open_lane(self, lane: _Lane, address: Address) -> Connection:
+        """The lane's connection, opened if need be; everyone who waits for it shares one attempt."""
+        if lane.connection is not None and lane.connection.is_open:
+            return lane.connection
+        self._check_open()
+        if lane.opening is None:
+            lane.opening = self._spawn(self._connect(address))
+            lane.opening.add_done_callback(lambda task: self._opened(lane, task))
+        # Shielded: a caller that gives up must not take the connection from the others.
+        return await asyncio.shield(lane.opening)
+
+    def _opened(self, lane: _Lane, task: asyncio.Task[Connection]) -> None:
+        lane.opening = None
+        if task.cancelled():
+            return
+        if task.exception() is None:
+            lane.connection = task.result()
+            lane.failure_count = 0
+            return
+        self.invalidate()
+        lane.failure_count += 1
+        delay_ms = RECONNECT_BACK_OFF.delay_ms(lane.failure_count, self._rng.random())
+        lane.not_before = self._now() + delay_ms / 1000
+
+    async def _connect(self, address: Address) -> Connection:
+        return await open_connection(
+            self.name,
+            address,
+            client_id=self.client_id,
+            timeout_ms=min(self.request_timeout_ms, _CONNECT_TIMEOUT_MS),
+            security=self._security,
+            max_response_size=self._max_response_size,
+        )
+
+    # --- the way in ---------------------------------------------------------------------------------
+
+    async def _read_view(self, topics: Sequence[str] | None) -> ClusterMetadata:
+        """Ask the known brokers in random order, then the bootstrap servers in random order, then pause
+        and begin again, until `request_timeout_ms` is over."""
+        deadline = self._now() + self.request_timeout_ms / 1000
+        reasons: dict[Address, str] = {}
+        for pass_count in itertools.count(1):
+            for address, lane in self._ways_in():
+                try:
+                    return await self._ask_metadata_at(address, lane, topics)
+                except (*_CONNECTION_ERRORS, UnsupportedVersion) as error:
+                    reasons[address] = str(error).removeprefix(f"{self} at {address}: ")
+            pause_s = REQUEST_BACK_OFF.delay_ms(pass_count, self._rng.random()) / 1000
+            if self._closed or self._now() + pause_s >= deadline:
+                break
+            await asyncio.sleep(pause_s)
+        tried = "; ".join(f"{address}: {reason}" for address, reason in reasons.items())
+        raise ClusterUnreachable(self.name, f"no server answers; tried {tried}")
+
+    def _ways_in(self) -> list[tuple[Address, _Lane | None]]:
+        """Where to ask, in order: brokers by their lanes, bootstrap servers by passing connections."""
+        brokers = self._view.brokers if self._view else {}
+        ways: list[tuple[Address, _Lane | None]] = [
+            (brokers[node_id].address, self._lane(node_id, "control"))
+            for node_id in self._in_random_order(brokers, "control")
+        ]
+        known = {address for address, _ in ways}
+        others = [address for address in self._bootstrap if address not in known]
+        return ways + [(address, None) for address in self._rng.sample(others, len(others))]
+
+    async def _ask_metadata_at(
+        self, address: Address, lane: _Lane | None, topics: Sequence[str] | None
+    ) -> ClusterMetadata:
+        if lane is not None:
+            return await self._ask_metadata(await self._open_lane(lane, address), topics)
+        connection = await self._connect(address)
+        try:
+            return await self._ask_metadata(connection, topics)
+        finally:
+            connection.close()
+
+    async def _ask_metadata(self, connection: Connection, topics: Sequence[str] | None) -> ClusterMetadata:
+        version = self.highest_version(connection, Api.METADATA, _METADATA_VERSIONS)
+        request = metadata_request(version, topics)
+        answer = await connection.call(request, min(self.request_timeout_ms, _CONNECT_TIMEOUT_MS))
+        view = read_metadata(answer)
+        if not view.brokers:
+            raise NetworkException(f"{connection}: it knows no brokers yet")
+        return view
+
+    # --- requests -----------------------------------------------------------------------------------
+
+    async def request(
+        self,
+        entity: RequestPayload,
+        *,
+        node_id: int | None = None,
+        purpose: str = "control",
+        timeout_ms: float | None = None,
+    ) -> Any:
+        """Send one kio request to a broker, or to any (None), once; the kio answer is returned.
+
+        The entity's version must be one the broker offers (`api_class` picks one), otherwise
+        UnsupportedVersion is raised and nothing is sent. Error codes within the answer are the caller's.
+        """
+        connection = await self.connection(node_id, purpose)
+        try:
+            return await connection.call(
+                entity, self.request_timeout_ms if timeout_ms is None else timeout_ms
+            )
+        except _CONNECTION_ERRORS:
+            self.invalidate()
+            raise
+
+    async def exchange(
+        self, connection: Connection, encode: Encoder, timeout_ms: float | None = None
+    ) -> memoryview:
+        """Send a request laid out by the caller on a connection of this cluster; the raw answer."""
+        try:
+            return await connection.exchange(encode, self._or_default(timeout_ms))
+        except _CONNECTION_ERRORS:
+            self.invalidate()
+            raise
+
+    async def api_class(
+        self, api: Api, *, at_least: int, at_most: int, node_id: int | None = None
+    ) -> type[RequestPayload]:
+        """The kio request class of the highest version that both sides know.
+
+        Raises UnsupportedVersion where `at_least`..`at_most` and the broker's range do not meet.
+        """
+        return load_request_schema(api, await self.api_version(api, at_least, at_most, node_id))
+
+    async def api_version(self, api: Api, at_least: int, at_most: int, node_id: int | None = None) -> int:
+        """The highest version that both sides know; UnsupportedVersion where the ranges do not meet."""
+        return self.highest_version(await self.connection(node_id), api, (at_least, at_most))
+
+    async def retrying(
+        self,
+        attempt: Callable[[], Awaitable[T]],
+        *,
+        timeout_ms: float | None = None,
+        final: tuple[type[KafkaError], ...] = (),
+    ) -> T:
+        """Repeat `attempt` while it raises a retriable KafkaError (except those in `final`), with a growing
+        pause, until `timeout_ms` (by default the request timeout) is over; then the last error is raised."""
+        deadline = self._now() + self._or_default(timeout_ms) / 1000
+        for failure_count in itertools.count(1):
+            try:
+                return await attempt()
+            except KafkaError as error:
+                pause_s = REQUEST_BACK_OFF.delay_ms(failure_count, self._rng.random()) / 1000
+                hopeless = not error.retriable or isinstance(error, final) or self._closed
+                if hopeless or self._now() + pause_s >= deadline:
+                    raise
+                self.observe(error.code)
+            await asyncio.sleep(pause_s)
+        raise AssertionError("the loop above has no other end")
+
+    async def coordinator(self, key: str, kind: Literal["group", "transaction"] = "group") -> int:
+        """The node that coordinates a group or a transactional id; remembered until forgotten.
+
+        Raises a KafkaError (COORDINATOR_NOT_AVAILABLE is retriable) when there is none.
+        """
+        remembered = self._coordinators.get((kind, key))
+        if remembered is not None:
+            return remembered
+        schema = request_schema(Api.FIND_COORDINATOR, _FIND_COORDINATOR_VERSION)
+        answer = await self.request(schema.FindCoordinatorRequest(key=key, key_type=_COORDINATOR_KINDS[kind]))
+        if answer.error_code:
+            raise error_for_code(
+                int(answer.error_code),
+                f"{self}: no coordinator of {kind} {key}: {answer.error_message or ''}",
+            )
+        self._coordinators[kind, key] = int(answer.node_id)
+        return int(answer.node_id)
+
+    def forget_coordinator(self, key: str, kind: Literal["group", "transaction"] = "group") -> None:
+        """Look for the coordinator again at the next need."""
+        self._coordinators.pop((kind, key), None)
+
+    async def list_offsets(
+        self, timestamps: Mapping[TopicPartition, int], read_committed: bool = False
+    ) -> dict[TopicPartition, ListedOffset]:
+        """Offsets by time, or the ends: see `offsets.list_offsets`."""
+        return await list_offsets(self, timestamps, read_committed)
+
+    # --- small things -------------------------------------------------------------------------------
+
+    def highest_version(self, connection: Connection, api: Api, spoken: tuple[int, int]) -> int:
+        """The highest version within `spoken` that the connection's server offers, or UnsupportedVersion."""
+        version = connection.versions.highest(api, *spoken)
+        if version is None:
+            offered = connection.versions.ranges.get(api)
+            raise UnsupportedVersion(
+                f"{connection}: {api.name} is spoken here in versions {spoken[0]}-{spoken[1]}, "
+                f"there in {'none' if offered is None else f'{offered[0]}-{offered[1]}'}"
+            )
+        return version
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise NetworkException(f"{self}: closed by this client")
+
+    def _or_default(self, timeout_ms: float | None) -> float:
+        return self.request_timeout_ms if timeout_ms is None else timeout_ms
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """A task of the cluster's own, ended by `close`."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task

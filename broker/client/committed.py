@@ -1,0 +1,48 @@
+"""Which batches of a fetch answer are committed data: the reader's half of read_committed.
+
+A server that is asked for committed records stops at the last stable offset but still sends aborted
+batches, with a list of aborted transactions beside them; the reader drops those (KIP-98). Pure.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from typing import TypeAlias
+
+from millrace.broker.protocol.batch import BatchHeader, iterate_batches
+from millrace.broker.protocol.records import read_records
+
+Bytes: TypeAlias = bytes | bytearray | memoryview
+
+_ABORT = 0
+_CONTROL_KEY = struct.Struct(">hh")
+
+
+def committed_batches(
+    records: memoryview, aborted: Iterable[tuple[int, int]]
+) -> Iterator[tuple[memoryview, BatchHeader, bool]]:
+    """Each whole batch of one partition's answer, with its header and whether its records are data.
+
+    False for control batches and for those of aborted transactions; their offsets count all the same.
+    `aborted` is the answer's own list of (producer id, first offset). Raises CorruptMessage.
+    """
+    still_to_come = sorted(aborted, key=lambda each: each[1], reverse=True)
+    aborting: set[int] = set()
+    for position, header in iterate_batches(records):
+        batch = records[position : position + header.size]
+        while still_to_come and still_to_come[-1][1] <= header.last_offset:
+            aborting.add(still_to_come.pop()[0])
+        if header.is_control:
+            if header.producer_id in aborting and _is_abort(batch):
+                aborting.discard(header.producer_id)
+            yield batch, header, False
+        else:
+            yield batch, header, not (header.is_transactional and header.producer_id in aborting)
+
+
+def _is_abort(batch: memoryview) -> bool:
+    """Whether a control batch ends its producer's transaction by aborting it."""
+    markers = [record.key for record in read_records(batch)]
+    # Other kinds of control record (leader changes, snapshots) end no transaction.
+    return any(key is not None and _CONTROL_KEY.unpack_from(key)[1] == _ABORT for key in markers)

@@ -1,0 +1,428 @@
+"""One TCP connection to one broker: framed, pipelined, bounded.
+
+`open_connection` connects and asks for the server's version ranges; `Connection.call` sends one request
+made of kio types, `Connection.exchange` one whose bytes the caller lays out (the hot produce and fetch
+paths) and gives back the raw answer. `cluster.py` opens and closes them.
+
+Receiving: bytes land in a small scratch buffer until a frame's size is known. A frame that is whole there
+is copied out (it is small); a larger one gets a buffer of its own, into which the socket then writes
+directly. The memoryview of a frame belongs to the caller: it is never reused or written again.
+
+Sending: the buffers of a request go to `transport.writelines` one by one. uvloop hands them to `writev`
+and keeps references to what the socket did not take, so a 64 MB request costs no copy; the selector loop of
+Python 3.11 joins them first. A buffer must not change before the answer is there.
+
+Invariants: a server answers in the order of the requests, so the oldest request owns the next frame. An
+answer that nobody asked for, a wrong correlation id, or a size out of bounds is a breach: the connection
+closes with an error that names cluster and address, and every request under way fails with it. A request
+that gets no answer in time closes the connection as well, because all behind it would wait too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import os
+import ssl
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, TypeAlias, cast
+
+from kio.index import load_payload_module, load_response_schema
+from kio.schema.api_versions.v0.request import ApiVersionsRequest as ApiVersionsRequestV0
+from kio.schema.api_versions.v3.request import ApiVersionsRequest as ApiVersionsRequestV3
+from kio.static.constants import EntityType
+from kio.static.protocol import RequestPayload, ResponsePayload
+from millrace.broker.errors import (
+    KafkaError,
+    NetworkException,
+    ProtocolError,
+    RequestTimedOut,
+    UnsupportedVersion,
+    error_for_code,
+)
+from millrace.broker.protocol.frames import decode_response, encode_request
+
+Bytes: TypeAlias = bytes | bytearray | memoryview
+Encoder: TypeAlias = Callable[[int], Sequence[Bytes]]
+
+# Answers larger than this are refused before memory is set aside for them. A fetch answer may exceed its
+# request's max_bytes by one batch, whatever that batch's size.
+MAX_RESPONSE_SIZE = 256 << 20
+# Also the most that is ever copied of a large frame (its beginning).
+_SCRATCH_SIZE = 16 << 10
+_SIZE = struct.Struct(">i")
+_CORRELATION_ID = struct.Struct(">i")
+_ERROR_CODE = struct.Struct(">h")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server listens; written `host:port`, an IPv6 host in brackets."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Read `host:port`. Raises ValueError with a line fit for a person."""
+        host, colon, port = text.strip().rpartition(":")
+        if host.startswith("[") and host.endswith("]"):
+            host = host[1:-1]
+        if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ValueError(f"not a server address: {text!r}, expected host:port, as in kafka1.ewr:9092")
+        return cls(host, int(port))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRanges:
+    """What one server offers: the lowest and highest version of each API, by API key."""
+
+    ranges: dict[int, tuple[int, int]]
+
+    def offers(self, api_key: int, version: int) -> bool:
+        low, high = self.ranges.get(api_key, (0, -1))
+        return low <= version <= high
+
+    def highest(self, api_key: int, at_least: int, at_most: int) -> int | None:
+        """The highest version within both ranges; None where they do not meet."""
+        low, high = self.ranges.get(api_key, (0, -1))
+        version = min(high, at_most)
+        return version if version >= max(low, at_least) else None
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A request under way. Its place in the queue stays when the caller gives up on it."""
+
+    correlation_id: int
+    answer: asyncio.Future[memoryview]
+    timer: asyncio.TimerHandle | None = field(default=None)
+
+
+class Connection(asyncio.BufferedProtocol):
+    """See the module's text. Made by `open_connection`."""
+
+    def __init__(self, cluster: str, address: Address, client_id: str, max_response_size: int) -> None:
+        self.cluster = cluster
+        self.address = address
+        self.versions = VersionRanges({})
+        self._client_id = client_id
+        self._max_response_size = max_response_size
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._waiting: deque[_Waiting] = deque()
+        self._next_correlation_id = 0
+        self._closed_by: Exception | None = None
+        # Requests are sent in the order in which they were made, also when the socket is full: the lock is
+        # fair, whereas those who wait for an event can be overtaken by one who comes just as it is set.
+        self._turn = asyncio.Lock()
+        self._may_write = asyncio.Event()
+        self._may_write.set()
+        self._scratch = bytearray(_SCRATCH_SIZE)
+        self._scratch_view = memoryview(self._scratch)
+        self._scratch_filled = 0
+        self._frame: memoryview | None = None
+        self._frame_filled = 0
+
+    # --- requests -----------------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and self._closed_by is None
+
+    @property
+    def waiting_count(self) -> int:
+        """Requests whose answers are still to come."""
+        return len(self._waiting)
+
+    async def call(self, request: RequestPayload, timeout_ms: float) -> Any:
+        """Send a request made of kio types and read its answer.
+
+        Raises UnsupportedVersion before anything is sent where the server does not offer the version,
+        NetworkException when the connection is lost, RequestTimedOut, ProtocolError.
+        """
+        key, version = int(request.__api_key__), int(request.__version__)
+        if not self.versions.offers(key, version):
+            offered = "{}-{}".format(*self.versions.ranges[key]) if key in self.versions.ranges else "none"
+            raise UnsupportedVersion(
+                f"{self}: {type(request).__name__} version {version} is not offered (offered: {offered})"
+            )
+        frame = await self.exchange(
+            lambda correlation_id: (encode_request(request, correlation_id, self._client_id),), timeout_ms
+        )
+        return self.decode(_response_type(key, version), frame)
+
+    async def exchange(self, encode: Encoder, timeout_ms: float) -> memoryview:
+        """Send the buffers that `encode(correlation_id)` lays out (size prefix included); wait for the
+        answer's frame, which begins with the correlation id."""
+        async with self._turn:
+            await self._until_writable()
+            waiting = _Waiting(self._take_correlation_id(), self._loop.create_future())
+            buffers = encode(waiting.correlation_id)
+            self._waiting.append(waiting)
+            waiting.timer = self._loop.call_later(timeout_ms / 1000, self._on_timeout, waiting, timeout_ms)
+            self._write(buffers)
+        return await waiting.answer
+
+    async def post(self, encode: Encoder) -> None:
+        """Send a request that the server does not answer (a produce request with acks=0)."""
+        async with self._turn:
+            await self._until_writable()
+            self._write(encode(self._take_correlation_id()))
+
+    def decode(self, response_type: type[ResponsePayload], frame: memoryview) -> Any:
+        """Read an answer; one that cannot be read closes the connection, as nothing after it is safe."""
+        try:
+            return decode_response(response_type, frame.toreadonly())  # kio reads no writable buffer
+        except (ProtocolError, ValueError) as error:
+            raise self.breach(str(error)) from error
+
+    def breach(self, reason: str) -> ProtocolError:
+        """Close because the server broke the protocol in a way only the caller could see; the error to
+        raise is returned."""
+        error = ProtocolError(f"{self}: {reason}")
+        self._fail(error)
+        return error
+
+    def close(self) -> None:
+        """Close now. Requests under way fail with NetworkException."""
+        self._fail(NetworkException(f"{self}: closed by this client"))
+
+    async def close_when_idle(self, timeout_ms: float) -> None:
+        """Let the requests under way end, then close: for a connection that has been replaced."""
+        answers = [waiting.answer for waiting in self._waiting]
+        if answers:
+            await asyncio.wait(answers, timeout=timeout_ms / 1000)
+        self.close()
+
+    def __str__(self) -> str:
+        return f"cluster {self.cluster} at {self.address}"
+
+    async def _until_writable(self) -> None:
+        if self._closed_by is None:
+            await self._may_write.wait()
+        if self._closed_by is not None:
+            raise _again(self._closed_by)
+
+    def _take_correlation_id(self) -> int:
+        correlation_id = self._next_correlation_id
+        self._next_correlation_id = (correlation_id + 1) & 0x7FFFFFFF
+        return correlation_id
+
+    def _write(self, buffers: Sequence[Bytes]) -> None:
+        transport = cast(asyncio.Transport, self._transport)
+        if len(buffers) == 1:
+            transport.write(buffers[0])
+        else:
+            transport.writelines(buffers)
+
+    def _on_timeout(self, waiting: _Waiting, timeout_ms: float) -> None:
+        behind = len(self._waiting) - 1
+        others = f"; {behind} requests beside it fail with it" if behind else ""
+        self._fail(RequestTimedOut(f"{self}: no answer within {timeout_ms:.0f} ms{others}"))
+
+    def _fail(self, error: Exception) -> None:
+        """Close for good, once; every request under way gets the error."""
+        if self._closed_by is not None:
+            return
+        self._closed_by = error
+        if self._transport is not None:
+            # abort, not close: close would first wait until everything queued is written, which a
+            # stalled server prevents for ever.
+            self._transport.abort()
+        self._may_write.set()
+        self._frame = None
+        while self._waiting:
+            waiting = self._waiting.popleft()
+            if waiting.timer is not None:
+                waiting.timer.cancel()
+            if not waiting.answer.done():
+                waiting.answer.set_exception(_again(error))
+
+    # --- what the transport calls -------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        if self._closed_by is not None:
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        reason = str(exc) if exc else "the server closed the connection"
+        if self._frame is not None:
+            reason += f" within a frame ({self._frame_filled} of {len(self._frame)} bytes were there)"
+        self._fail(NetworkException(f"{self}: {reason}"))
+
+    def pause_writing(self) -> None:
+        self._may_write.clear()
+
+    def resume_writing(self) -> None:
+        self._may_write.set()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._frame is not None:
+            return self._frame[self._frame_filled :]
+        return self._scratch_view[self._scratch_filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        frame = self._frame
+        if frame is None:
+            self._scratch_filled += nbytes
+            self._read_scratch()
+            return
+        self._frame_filled += nbytes
+        if self._frame_filled == len(frame):
+            self._frame = None
+            self._deliver(frame)
+
+    def _read_scratch(self) -> None:
+        """Deliver the whole frames in the scratch buffer, and begin a frame of its own for the rest."""
+        position, filled = 0, self._scratch_filled
+        while filled - position >= 4:
+            (size,) = _SIZE.unpack_from(self._scratch, position)
+            if not self._accepts(size):
+                return
+            there = self._scratch_view[position + 4 : min(filled, position + 4 + size)]
+            if len(there) < size:
+                self._begin_frame(size, there)
+                position = filled
+                break
+            position += 4 + size
+            self._deliver(memoryview(bytearray(there)))
+        rest = filled - position
+        if rest and position:
+            self._scratch_view[:rest] = self._scratch[position:filled]
+        self._scratch_filled = rest
+
+    def _begin_frame(self, size: int, there: memoryview) -> None:
+        self._frame = memoryview(bytearray(size))
+        self._frame[: len(there)] = there
+        self._frame_filled = len(there)
+
+    def _accepts(self, size: int) -> bool:
+        """Whether a frame of this size may follow; otherwise the connection is closed."""
+        if self._closed_by is not None:
+            return False
+        if not self._waiting:
+            self.breach(f"an answer of {size} bytes that nothing was asked for")
+        elif not _CORRELATION_ID.size <= size <= self._max_response_size:
+            self.breach(f"an answer of {size} bytes; between 4 and {self._max_response_size} are accepted")
+        return self._closed_by is None
+
+    def _deliver(self, frame: memoryview) -> None:
+        if not self._waiting:
+            self.breach(f"an answer of {len(frame)} bytes that nothing was asked for")
+            return
+        (correlation_id,) = _CORRELATION_ID.unpack_from(frame)
+        waiting = self._waiting[0]
+        if correlation_id != waiting.correlation_id:
+            self.breach(f"an answer with correlation id {correlation_id}, expected {waiting.correlation_id}")
+            return
+        self._waiting.popleft()
+        if waiting.timer is not None:
+            waiting.timer.cancel()
+        if not waiting.answer.done():
+            waiting.answer.set_result(frame)
+
+
+def _again(error: Exception) -> Exception:
+    """A fresh error of the same kind for each request: one exception raised in several tasks would
+    collect the tracebacks of all."""
+    return type(error)(str(error))
+
+
+def _os_reason(error: OSError) -> str:
+    # Both event loops put an address into strerror, in words of their own; the errno's text is plainer.
+    plain = error.errno is not None and error.errno > 0
+    return os.strerror(cast(int, error.errno)) if plain else error.strerror or str(error)
+
+
+@cache
+def _software_version() -> str:
+    return importlib.metadata.version("millrace")
+
+
+@cache
+def request_schema(api_key: int, version: int) -> Any:
+    """The kio module with a request's class and the classes nested in it."""
+    return load_payload_module(api_key, version, EntityType.request)
+
+
+@cache
+def _response_type(api_key: int, version: int) -> type[ResponsePayload]:
+    return load_response_schema(api_key, version)
+
+
+async def open_connection(
+    cluster: str,
+    address: Address,
+    *,
+    client_id: str,
+    timeout_ms: float,
+    security: ssl.SSLContext | None = None,
+    max_response_size: int = MAX_RESPONSE_SIZE,
+) -> Connection:
+    """Connect and learn the server's version ranges, within `timeout_ms` in all.
+
+    Raises NetworkException when there is no connection to be had, RequestTimedOut, ProtocolError.
+    """
+    connection = Connection(cluster, address, client_id, max_response_size)
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            await loop.create_connection(
+                lambda: connection,
+                address.host,
+                address.port,
+                ssl=security,
+                server_hostname=address.host if security else None,
+            )
+            connection.versions = await _ask_versions(connection, timeout_ms)
+    except TimeoutError as error:
+        connection.close()
+        raise RequestTimedOut(f"{connection}: no connection within {timeout_ms:.0f} ms") from error
+    except OSError as error:  # includes failed TLS handshakes and unknown host names
+        connection.close()
+        raise NetworkException(f"{connection}: {_os_reason(error)}") from error
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+async def _ask_versions(connection: Connection, timeout_ms: float) -> VersionRanges:
+    """ApiVersions version 3; a server that does not know it says so in a version 0 body (KIP-511)."""
+    request: RequestPayload = ApiVersionsRequestV3(
+        client_software_name="millrace", client_software_version=_software_version()
+    )
+    frame = await _exchange_entity(connection, request, timeout_ms)
+    if _error_code(connection, frame) == UnsupportedVersion.code:
+        request = ApiVersionsRequestV0()
+        frame = await _exchange_entity(connection, request, timeout_ms)
+    code = _error_code(connection, frame)
+    if code != 0:
+        refusal: KafkaError = error_for_code(code)
+        raise type(refusal)(f"{connection}: ApiVersions is refused: {refusal}")
+    response = connection.decode(_response_type(18, int(request.__version__)), frame)
+    return VersionRanges(
+        {int(each.api_key): (int(each.min_version), int(each.max_version)) for each in response.api_keys}
+    )
+
+
+async def _exchange_entity(connection: Connection, request: RequestPayload, timeout_ms: float) -> memoryview:
+    return await connection.exchange(
+        lambda correlation_id: (encode_request(request, correlation_id, connection._client_id),), timeout_ms
+    )
+
+
+def _error_code(connection: Connection, frame: memoryview) -> int:
+    """The error code that opens every ApiVersions body; the response header is always version 0."""
+    if len(frame) < 6:
+        raise connection.breach(f"an ApiVersions answer of {len(frame)} bytes")
+    return int(_ERROR_CODE.unpack_from(frame, 4)[0])

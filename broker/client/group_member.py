@@ -1,0 +1,384 @@
+"""Membership in a group: join, share out work, keep the seat, leave. For any protocol type.
+
+The broker's coordinator decides who is in; one member, the leader, shares out the work with the caller's
+`assign`; each member gets its share as bytes in `on_assign`. The mirror's workers use it with a protocol
+type of their own, consumers with "consumer".
+
+States, as one task runs through them (`_run`):
+
+    state      leaves by                                       to
+    joining    join and sync succeed                           assigned (on_assign)
+               unknown member, illegal generation              joining, under a new member id
+               retriable error, lost connection                joining, after a pause
+               refusal that trying again cannot cure           failed
+    assigned   heartbeat says that the group rebalances,
+               or `rejoin()` is called                         joining (on_revoke first)
+               heartbeat says that this is no member,
+               or none got through for a session timeout       joining (on_lost first)
+               close()                                         left (on_revoke first)
+
+Heartbeats run all the time between sync and the next join, also while `on_assign` and `on_revoke` work, so
+that draining takes as long as it must (up to the rebalance timeout). A member that has not reached the
+coordinator for a session timeout calls itself lost, because by then others may have its work.
+
+Rebalances are eager: everything is given back before anything is given out. Versions: JoinGroup 5-7 (member
+id from the server as of KIP-394, static members), SyncGroup 3-5, Heartbeat 3-4, LeaveGroup 3-4.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import inspect
+import random
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+from kio.static.primitive import i32Timedelta
+from millrace.broker.client.cluster import Cluster
+from millrace.broker.client.connection import request_schema
+from millrace.broker.client.group_offsets import (
+    CommittedOffset,
+    ask_coordinator,
+    commit_offsets,
+    fetch_offsets,
+    group_refusal,
+)
+from millrace.broker.client.metadata import TopicPartition
+from millrace.broker.client.retry import REQUEST_BACK_OFF
+from millrace.broker.errors import (
+    ClusterUnreachable,
+    FencedInstanceId,
+    IllegalGeneration,
+    KafkaError,
+    MemberIdRequired,
+    MillraceError,
+    ProtocolError,
+    RebalanceInProgress,
+    RequestTimedOut,
+    UnknownMemberId,
+)
+from millrace.broker.protocol.frames import Api
+
+OnAssign: TypeAlias = Callable[[bytes], Awaitable[None]]
+OnRevoke: TypeAlias = Callable[[], Awaitable[None]]
+Assign: TypeAlias = Callable[[Mapping[str, bytes]], Mapping[str, bytes] | Awaitable[Mapping[str, bytes]]]
+
+_JOIN_VERSION = 7
+_SYNC_VERSION = 5
+_HEARTBEAT_VERSION = 4
+_LEAVE_VERSION = 4
+
+# The seat is gone, but there is another to be had.
+_NOT_A_MEMBER = (UnknownMemberId, IllegalGeneration)
+_LEAVE_TIMEOUT_MS = 3_000
+
+
+class GroupMember:
+    """See the module's text. An async context manager: entering joins in the background, leaving leaves.
+
+    `protocols` are (name, metadata) in order of preference, or a function that gives them anew at each join.
+    `assign(members)` runs on the leader: metadata by member id in, share by member id out (plain or async;
+    members it leaves out get an empty share; `protocol` is the one chosen). Callbacks run one at a time, and
+    an error in one ends the membership: `wait()` raises it.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        group_id: str,
+        *,
+        protocol_type: str,
+        protocols: Sequence[tuple[str, bytes]] | Callable[[], Sequence[tuple[str, bytes]]],
+        on_assign: OnAssign,
+        on_revoke: OnRevoke,
+        assign: Assign,
+        on_lost: OnRevoke | None = None,
+        instance_id: str | None = None,
+        session_timeout_ms: int = 10_000,
+        rebalance_timeout_ms: int = 60_000,
+        heartbeat_interval_ms: int | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.cluster = cluster
+        self.group_id = group_id
+        self.protocol_type = protocol_type
+        self.instance_id = instance_id
+        self.member_id = ""
+        self.generation = -1
+        self.protocol: str | None = None
+        self.is_leader = False
+        self._protocols = protocols
+        self._on_assign = on_assign
+        self._on_revoke = on_revoke
+        self._on_lost = on_lost or on_revoke
+        self._assign = assign
+        self._session_timeout_ms = session_timeout_ms
+        self._rebalance_timeout_ms = rebalance_timeout_ms
+        self._heartbeat_interval_ms = heartbeat_interval_ms or max(1, session_timeout_ms // 3)
+        self._rng = rng or random.Random()
+        # A connection of its own: a join waits in the server until the others have come.
+        self._purpose = f"group {group_id} {id(self):x}"
+        self._assigned = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._wants_rejoin = False
+        self._closing = False
+        self._lost_by: MillraceError | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    # --- for the caller -----------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def start(self) -> None:
+        """Begin to join, in the background."""
+        if self._task is not None:
+            raise RuntimeError(f"the member of group {self.group_id} was started before")
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    @property
+    def is_assigned(self) -> bool:
+        """Whether a share of the work is held now (from just before `on_assign` to its end)."""
+        return self._assigned.is_set()
+
+    def rejoin(self) -> None:
+        """Make the group share out its work anew (the caller's metadata or the work itself changed)."""
+        self._wants_rejoin = True
+        self._wake.set()
+
+    async def wait(self) -> None:
+        """Wait until the membership ends: by `close`, or by the error that this raises."""
+        if self._task is None:
+            raise RuntimeError(f"the member of group {self.group_id} was not started")
+        await asyncio.shield(self._task)
+
+    async def close(self, *, leave: bool | None = None) -> None:
+        """Give the share back (`on_revoke`), leave the group, stop. Idempotent; raises nothing of the past.
+
+        `leave` says whether to tell the coordinator: by default dynamic members do, so that the others need
+        not wait for a session timeout, and static ones do not, so that a restart finds its seat.
+        """
+        self._closing = True
+        self._wake.set()
+        if self._task is None:
+            return
+        await asyncio.wait([self._task])
+        if leave if leave is not None else self.instance_id is None:
+            await self._leave()
+        self.cluster.close_purpose(self._purpose)
+        if not self._task.cancelled():
+            self._task.exception()  # seen: `wait` is where it is raised
+
+    async def commit(self, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
+        """Commit as this member of this generation; see `group_offsets.commit_offsets`."""
+        await commit_offsets(
+            self.cluster,
+            self.group_id,
+            offsets,
+            generation=self.generation,
+            member_id=self.member_id,
+            instance_id=self.instance_id,
+        )
+
+    async def committed(
+        self, partitions: Collection[TopicPartition] | None = None
+    ) -> dict[TopicPartition, CommittedOffset]:
+        """What the group has committed; see `group_offsets.fetch_offsets`."""
+        return await fetch_offsets(self.cluster, self.group_id, partitions)
+
+    # --- the states ---------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while not self._closing:
+            share = await self._join_until_assigned()
+            if share is None:
+                return
+            await self._hold(share)
+
+    async def _join_until_assigned(self) -> bytes | None:
+        """The share of this member; None when it was closed before it got one."""
+        failure_count = 0
+        while not self._closing:
+            try:
+                self._wants_rejoin = False
+                return await self._until_closing(self._join_and_sync())
+            except (MemberIdRequired, RebalanceInProgress):
+                continue  # the very next join waits in the server: no pause is needed
+            except (KafkaError, ProtocolError, ClusterUnreachable) as error:
+                if isinstance(error, _NOT_A_MEMBER):
+                    self._forget_seat()
+                elif isinstance(error, KafkaError) and not error.retriable:
+                    raise
+                failure_count += 1
+                pause_s = REQUEST_BACK_OFF.delay_ms(failure_count, self._rng.random()) / 1000
+                await self._until_closing(asyncio.sleep(pause_s))
+        return None
+
+    async def _hold(self, share: bytes) -> None:
+        """The assigned state: callbacks with heartbeats beside them, until the share must be given back."""
+        self._lost_by = None
+        self._wake.clear()
+        if self._closing or self._wants_rejoin:
+            self._wake.set()
+        heartbeats = asyncio.get_running_loop().create_task(self._heartbeat_until_lost())
+        try:
+            self._assigned.set()
+            await self._on_assign(share)
+            await self._wake.wait()
+            self._assigned.clear()
+            await (self._on_lost if self._lost_by is not None else self._on_revoke)()
+        finally:
+            self._assigned.clear()
+            heartbeats.cancel()
+            await asyncio.wait([heartbeats])
+        if not heartbeats.cancelled() and (error := heartbeats.exception()) is not None:
+            raise error
+        if isinstance(self._lost_by, FencedInstanceId):
+            raise self._lost_by
+        if self._lost_by is not None:
+            self._forget_seat()
+
+    async def _heartbeat_until_lost(self) -> None:
+        """Keep the seat. Ends when it is lost; a rebalance only wakes the holder, and the seat is kept."""
+        loop = asyncio.get_running_loop()
+        session_s = self._session_timeout_ms / 1000
+        seat_ends_at = loop.time() + session_s
+        while self._lost_by is None:
+            await asyncio.sleep(self._heartbeat_interval_ms / 1000)
+            sent_at = loop.time()
+            try:
+                async with asyncio.timeout_at(seat_ends_at):
+                    await self._heartbeat()
+                seat_ends_at = sent_at + session_s
+            except RebalanceInProgress:
+                seat_ends_at = sent_at + session_s
+                self._wake.set()
+            except (*_NOT_A_MEMBER, FencedInstanceId) as error:
+                self._lost_by = error
+            except TimeoutError:
+                silence = f"no heartbeat got through for {self._session_timeout_ms} ms"
+                self._lost_by = RequestTimedOut(f"{self.cluster}: group {self.group_id}: {silence}")
+            except (KafkaError, ProtocolError, ClusterUnreachable) as error:
+                if isinstance(error, KafkaError) and not error.retriable:
+                    self._wake.set()
+                    raise
+        self._wake.set()
+
+    async def _until_closing(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Do the work, or stop it when the member is closed meanwhile (then None)."""
+        task = asyncio.get_running_loop().create_task(work)
+        while not task.done() and not self._closing:
+            self._wake.clear()
+            waiting = asyncio.get_running_loop().create_task(self._wake.wait())
+            await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+            return None
+        return task.result()
+
+    def _forget_seat(self) -> None:
+        self.member_id = ""
+        self.generation = -1
+
+    # --- requests -----------------------------------------------------------------------------------
+
+    async def _join_and_sync(self) -> bytes:
+        answer = await self._join()
+        self.generation = int(answer.generation_id)
+        self.protocol = answer.protocol_name
+        self.is_leader = answer.leader == self.member_id
+        shares: Mapping[str, bytes] = {}
+        if self.is_leader:
+            members = {each.member_id: bytes(each.metadata) for each in answer.members}
+            assigned = self._assign(members)
+            shares = await assigned if inspect.isawaitable(assigned) else assigned
+            shares = {member_id: shares.get(member_id, b"") for member_id in members}
+        return await self._sync(shares)
+
+    async def _join(self) -> Any:
+        schema = request_schema(Api.JOIN_GROUP, _JOIN_VERSION)
+        protocols = self._protocols() if callable(self._protocols) else self._protocols
+        request = schema.JoinGroupRequest(
+            group_id=self.group_id,
+            session_timeout=_ms(self._session_timeout_ms),
+            rebalance_timeout=_ms(self._rebalance_timeout_ms),
+            member_id=self.member_id,
+            group_instance_id=self.instance_id,
+            protocol_type=self.protocol_type,
+            protocols=tuple(
+                schema.JoinGroupRequestProtocol(name=name, metadata=metadata) for name, metadata in protocols
+            ),
+        )
+        # The answer comes when every member has joined, or at the rebalance timeout.
+        answer = await self._ask(request, self._rebalance_timeout_ms + self.cluster.request_timeout_ms)
+        if answer.error_code == MemberIdRequired.code:
+            self.member_id = answer.member_id
+        self._check(answer, "join")
+        self.member_id = answer.member_id
+        return answer
+
+    async def _sync(self, shares: Mapping[str, bytes]) -> bytes:
+        schema = request_schema(Api.SYNC_GROUP, _SYNC_VERSION)
+        request = schema.SyncGroupRequest(
+            group_id=self.group_id,
+            generation_id=self.generation,
+            member_id=self.member_id,
+            group_instance_id=self.instance_id,
+            protocol_type=self.protocol_type,
+            protocol_name=self.protocol,
+            assignments=tuple(
+                schema.SyncGroupRequestAssignment(member_id=member_id, assignment=share)
+                for member_id, share in shares.items()
+            ),
+        )
+        # The answer comes when the leader has shared out the work.
+        answer = await self._ask(request, self._rebalance_timeout_ms + self.cluster.request_timeout_ms)
+        self._check(answer, "sync")
+        return bytes(answer.assignment)
+
+    async def _heartbeat(self) -> None:
+        schema = request_schema(Api.HEARTBEAT, _HEARTBEAT_VERSION)
+        request = schema.HeartbeatRequest(
+            group_id=self.group_id,
+            generation_id=self.generation,
+            member_id=self.member_id,
+            group_instance_id=self.instance_id,
+        )
+        self._check(await self._ask(request, self._session_timeout_ms), "heartbeat")
+
+    async def _leave(self) -> None:
+        """Tell the coordinator; nothing depends on it, the session timeout says the same later."""
+        if not self.member_id:
+            return
+        schema = request_schema(Api.LEAVE_GROUP, _LEAVE_VERSION)
+        identity = schema.MemberIdentity(member_id=self.member_id, group_instance_id=self.instance_id)
+        request = schema.LeaveGroupRequest(group_id=self.group_id, members=(identity,))
+        self._forget_seat()
+        try:
+            async with asyncio.timeout(_LEAVE_TIMEOUT_MS / 1000):
+                await self._ask(request, _LEAVE_TIMEOUT_MS)
+        except (MillraceError, TimeoutError):
+            return
+
+    async def _ask(self, request: Any, timeout_ms: float) -> Any:
+        return await ask_coordinator(
+            self.cluster, self.group_id, request, purpose=self._purpose, timeout_ms=timeout_ms
+        )
+
+    def _check(self, answer: Any, subject: str) -> None:
+        if answer.error_code:
+            raise group_refusal(self.cluster, self.group_id, int(answer.error_code), subject)
+
+
+def _ms(value: int) -> i32Timedelta:
+    return i32Timedelta.parse(datetime.timedelta(milliseconds=value))

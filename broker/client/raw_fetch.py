@@ -1,0 +1,131 @@
+"""Fetching whole record batches, as they lie in the log.
+
+`fetch` asks one leader for many partitions at once, with a long poll, and gives the bytes back as views of
+the answer's frame: nothing is decoded, decompressed or copied. Called by the mirror, the audit's reader and
+`read_to_end`.
+
+No fetch sessions: a request names every partition, and every partition is answered. Versions 4 to 12 are
+spoken (12 names topics; the leader-epoch checks begin at 9, the diverging epoch at 12).
+
+The records of a partition begin with the batch that *contains* the offset asked for, so its first records
+may be older; and the last batch may be cut (`iterate_batches` skips it). Both are the protocol's own rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from millrace.broker.client.cluster import Cluster
+from millrace.broker.client.metadata import TopicPartition
+from millrace.broker.errors import ProtocolError, error_for_code
+from millrace.broker.protocol import hot_fetch
+from millrace.broker.protocol.frames import Api
+
+_VERSIONS = (4, 12)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPosition:
+    """Where to read on. `current_leader_epoch` fences old leaders; `last_fetched_epoch` (of the last batch
+    before `offset`) makes the leader say where this reader's history leaves its own; -1 asks for neither."""
+
+    offset: int
+    current_leader_epoch: int = -1
+    last_fetched_epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedPartition:
+    """One partition of an answer.
+
+    `error_code` is Kafka's (0: none). Offsets are -1 where the server does not say. `aborted` holds
+    (producer id, first offset) of aborted transactions in the range, when reading committed. `diverging`
+    is (epoch, end offset): histories part there, go back. `records` is a view of memory that belongs to the
+    caller and is freed with its last view.
+    """
+
+    topic: str
+    partition: int
+    error_code: int
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+    aborted: tuple[tuple[int, int], ...]
+    diverging: tuple[int, int] | None
+    records: memoryview
+
+
+async def fetch(
+    cluster: Cluster,
+    node_id: int,
+    positions: Mapping[TopicPartition, FetchPosition],
+    *,
+    min_bytes: int = 1,
+    max_wait_ms: int = 500,
+    max_bytes: int = 50 << 20,
+    partition_max_bytes: int = 1 << 20,
+    read_committed: bool = True,
+    purpose: str = "fetch",
+) -> list[FetchedPartition]:
+    """Fetch from one broker: the answer comes when `min_bytes` are there or `max_wait_ms` are over.
+
+    `max_bytes` and `partition_max_bytes` bound the answer, except that its first batch always comes whole.
+    Partitions are served in the order given, so a fair caller rotates them. Fetches that must not wait for
+    each other's long polls need different values of `purpose` (a connection each).
+
+    Errors of partitions are in the answer, and noted in the cluster's metadata. Raises the connection's
+    errors (NetworkException, RequestTimedOut, ProtocolError), ClusterUnreachable, and the KafkaError of an
+    answer that is refused as a whole.
+    """
+    connection = await cluster.connection(node_id, purpose)
+    version = cluster.highest_version(connection, Api.FETCH, _VERSIONS)
+    request = hot_fetch.FetchRequest(
+        max_wait_ms,
+        min_bytes,
+        max_bytes,
+        read_committed,
+        [
+            hot_fetch.PartitionFetch(
+                topic,
+                partition,
+                at.offset,
+                partition_max_bytes,
+                at.current_leader_epoch,
+                at.last_fetched_epoch,
+            )
+            for (topic, partition), at in positions.items()
+        ],
+    )
+    frame = await cluster.exchange(
+        connection,
+        lambda correlation_id: (
+            hot_fetch.encode_request(version, correlation_id, cluster.client_id, request),
+        ),
+        # The server may rightly be silent for the whole long poll.
+        cluster.request_timeout_ms + max_wait_ms,
+    )
+    try:
+        answer = hot_fetch.decode_response(frame, version)
+    except ProtocolError as error:
+        raise connection.breach(str(error)) from error
+    if answer.error_code:
+        plain = error_for_code(answer.error_code)
+        raise error_for_code(answer.error_code, f"{connection}: fetch is refused: {plain}")
+    return [_checked(cluster, given) for given in answer.partitions]
+
+
+def _checked(cluster: Cluster, given: hot_fetch.PartitionData) -> FetchedPartition:
+    if given.error_code:
+        cluster.observe(given.error_code)
+    return FetchedPartition(
+        str(given.topic),
+        given.partition,
+        given.error_code,
+        given.high_watermark,
+        given.last_stable_offset,
+        given.log_start_offset,
+        tuple(given.aborted or ()),
+        given.diverging,
+        memoryview(given.records),
+    )

@@ -1,0 +1,185 @@
+"""Reading a small topic whole: from its beginning to where it ended when the reading began.
+
+For topics that are read as a table (positions, audit events): the ends are pinned first, so the reading
+ends although others write, and whatever was acknowledged before the call is in it.
+
+Offsets have holes (compaction, control batches, aborted transactions), so an end is reached by position and
+never by counting: a position is the offset after the last batch seen, data or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+
+from millrace.broker.client.cluster import Cluster
+from millrace.broker.client.committed import committed_batches
+from millrace.broker.client.metadata import TopicPartition
+from millrace.broker.client.offsets import EARLIEST, LATEST
+from millrace.broker.client.raw_fetch import FetchedPartition, FetchPosition, fetch
+from millrace.broker.errors import (
+    KafkaError,
+    LeaderNotAvailable,
+    OffsetOutOfRange,
+    UnknownTopicOrPartition,
+    error_for_code,
+)
+from millrace.broker.protocol.batch import verify_crc
+from millrace.broker.protocol.records import read_records
+
+_MAX_WAIT_MS = 100
+_PARTITION_MAX_BYTES = 4 << 20
+# Empty answers in a row from a leader whose high watermark says that there is more, before a hole that
+# reaches the pinned end is believed.
+_HOLE_AFTER_EMPTY_COUNT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRecord:
+    """A record and where it stood."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+
+
+async def read_topic_to_end(
+    cluster: Cluster, topic: str, *, read_committed: bool = True
+) -> AsyncIterator[TopicRecord]:
+    """Every record of the topic up to the ends of its partitions at the time of the call.
+
+    In order within a partition, partitions mixed. CRCs are checked. Retries through leader changes and lost
+    connections as long as the cluster answers at all within its request timeout; records are given once.
+    Raises UnknownTopicOrPartition, CorruptMessage, ClusterUnreachable, …
+    """
+    view = await cluster.metadata([topic], max_age_ms=0)
+    partitions = view.partitions(topic)
+    if not partitions:
+        code = view.topic_errors.get(topic, UnknownTopicOrPartition.code)
+        raise error_for_code(code, f"{cluster}: topic {topic}: {error_for_code(code)}")
+    # The end first: a beginning that moves between the two questions then only skips what has expired.
+    ends = await cluster.list_offsets(dict.fromkeys(partitions, LATEST), read_committed)
+    begins = await cluster.list_offsets(dict.fromkeys(partitions, EARLIEST))
+    reading = {
+        key: _Reading(key, begins[key].offset, ends[key].offset, read_committed)
+        for key in partitions
+        if begins[key].offset < ends[key].offset
+    }
+    while reading:
+        for fetched in await cluster.retrying(lambda: _fetch_round(cluster, reading, read_committed)):
+            key = (fetched.topic, fetched.partition)
+            if fetched.error_code:
+                begins = await cluster.list_offsets({key: EARLIEST})
+                reading[key].skip_to_begin(begins[key].offset)
+            for record in reading[key].take(fetched):
+                yield record
+            if reading[key].is_done:
+                del reading[key]
+
+
+async def _fetch_round(
+    cluster: Cluster, reading: Mapping[TopicPartition, _Reading], read_committed: bool
+) -> list[FetchedPartition]:
+    """One fetch from every leader: the answers that are of use, those with OffsetOutOfRange among them.
+
+    Raises an error only when there is no such answer; a retriable one where there is the choice.
+    """
+    view = await cluster.metadata(sorted({topic for topic, _ in reading}))
+    groups = view.by_leader(reading)
+    leaderless = groups.pop(None, [])
+    asked = [
+        fetch(
+            cluster,
+            node_id,
+            {key: FetchPosition(reading[key].position) for key in keys},
+            max_wait_ms=_MAX_WAIT_MS,
+            partition_max_bytes=_PARTITION_MAX_BYTES,
+            read_committed=read_committed,
+            purpose="read to end",
+        )
+        for node_id, keys in groups.items()
+        if node_id is not None
+    ]
+    useful: list[FetchedPartition] = []
+    problems: list[BaseException] = []
+    for answer in await asyncio.gather(*asked, return_exceptions=True):
+        if isinstance(answer, BaseException):
+            problems.append(answer)
+            continue
+        for each in answer:
+            if each.error_code in (0, OffsetOutOfRange.code):
+                useful.append(each)
+            else:
+                plain = error_for_code(each.error_code)
+                where = f"{cluster}: reading {each.topic}-{each.partition}"
+                problems.append(error_for_code(each.error_code, f"{where}: {plain}"))
+    if useful:
+        return useful
+    if leaderless:
+        cluster.invalidate()
+        topic, partition = min(leaderless)
+        problems.append(LeaderNotAvailable(f"{cluster}: {topic}-{partition} has no leader now"))
+    problems.sort(key=lambda error: isinstance(error, KafkaError) and error.retriable)
+    raise problems[0]
+
+
+class _Reading:
+    """One partition's way to its pinned end."""
+
+    def __init__(self, key: TopicPartition, position: int, end: int, read_committed: bool) -> None:
+        self.key = key
+        self.position = position
+        self._end = end
+        self._read_committed = read_committed
+        self._empty_count = 0
+
+    @property
+    def is_done(self) -> bool:
+        return self.position >= self._end
+
+    def take(self, fetched: FetchedPartition) -> list[TopicRecord]:
+        """The records of an answer that lie between the position and the end; moves the position."""
+        taken: list[TopicRecord] = []
+        before = self.position
+        aborted = fetched.aborted if self._read_committed else ()
+        for batch, header, is_data in committed_batches(fetched.records, aborted):
+            verify_crc(batch, 0, header)
+            if is_data or (not self._read_committed and not header.is_control):
+                taken.extend(self._wanted(batch))
+            self.position = max(self.position, header.next_offset)
+        self._note_progress(fetched, self.position > before)
+        return taken
+
+    def _wanted(self, batch: memoryview) -> list[TopicRecord]:
+        topic, partition = self.key
+        return [
+            TopicRecord(topic, partition, each.offset, each.timestamp_ms, each.key, each.value, each.headers)
+            for each in read_records(batch)
+            if self.position <= each.offset < self._end
+        ]
+
+    def skip_to_begin(self, begin: int) -> None:
+        """The position is out of range. Retention took what was to be read next, or the partition became
+        shorter than its pinned end: the latter raises OffsetOutOfRange."""
+        if begin > self.position:
+            self.position = begin
+            return
+        topic, partition = self.key
+        raise OffsetOutOfRange(
+            f"{topic}-{partition} ended at offset {self._end} when reading began, now offset {self.position} "
+            "is not there any more: it was truncated or made anew"
+        )
+
+    def _note_progress(self, fetched: FetchedPartition, moved: bool) -> None:
+        """Believe in a hole up to the end when a leader that has the end keeps sending nothing."""
+        if fetched.error_code:
+            return
+        stable = fetched.last_stable_offset if self._read_committed else fetched.high_watermark
+        self._empty_count = 0 if moved or stable < self._end else self._empty_count + 1
+        if self._empty_count >= _HOLE_AFTER_EMPTY_COUNT:
+            self.position = self._end

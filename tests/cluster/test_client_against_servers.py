@@ -1,0 +1,303 @@
+"""The client against real servers: Apache Kafka and Millrace's own broker, the same tests for both."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from collections.abc import Awaitable, Callable
+
+import pytest
+import uvloop
+from millrace.broker.client import admin
+from millrace.broker.client.cluster import Cluster
+from millrace.broker.client.group_member import GroupMember
+from millrace.broker.client.group_offsets import CommittedOffset, commit_offsets, fetch_offsets
+from millrace.broker.client.offsets import EARLIEST, LATEST
+from millrace.broker.client.producer import Producer
+from millrace.broker.client.raw_fetch import FetchPosition, fetch
+from millrace.broker.client.raw_produce import init_producer_id, produce
+from millrace.broker.client.read_to_end import read_topic_to_end
+from millrace.broker.errors import (
+    IllegalGeneration,
+    OffsetOutOfRange,
+    TopicAlreadyExists,
+    UnknownMemberId,
+    UnknownTopicOrPartition,
+)
+from millrace.broker.protocol.batch import HEADER_SIZE, iterate_batches, verify_crc
+from millrace.broker.protocol.records import Record, build_batch
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("kafka", marks=[pytest.mark.java, pytest.mark.kafka]),
+        pytest.param("millrace", marks=pytest.mark.java),
+    ]
+)
+def bootstrap(request: pytest.FixtureRequest) -> str:
+    """The address of a server of each kind."""
+    server = request.getfixturevalue("kafka_peer" if request.param == "kafka" else "broker")
+    return str(server.bootstrap)
+
+
+@pytest.fixture
+def topic() -> str:
+    """A name that no other test uses."""
+    return f"flights-{os.getpid()}-{next(_numbers)}"
+
+
+def run(bootstrap: str, test: Callable[[Cluster], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with Cluster("ewr", [bootstrap], request_timeout_ms=20_000) as ewr:
+            await asyncio.wait_for(test(ewr), 60)
+
+    uvloop.run(main())
+
+
+def batch(count: int = 3, size: int = 200, compression: int = 0) -> bytearray:
+    records = [
+        Record(
+            b"key-%d" % number, os.urandom(size), (("h", b"x"), ("null", None)), 1_700_000_000_000 + number
+        )
+        for number in range(count)
+    ]
+    return build_batch(records, compression=compression)
+
+
+async def leader(ewr: Cluster, topic: str, partition: int = 0) -> int:
+    found = (await ewr.metadata([topic])).leader(topic, partition)
+    assert found is not None
+    return found
+
+
+async def made(ewr: Cluster, topic: str, partition_count: int = 1) -> int:
+    """Make a topic and wait until its leader serves it, which may be a moment after the metadata names it;
+    the leader's node id. Its records are older than any default retention."""
+    await admin.create_topic(ewr, topic, partition_count, 1, {"retention.ms": "-1"})
+    node = await leader(ewr, topic)
+    positions = {(topic, number): FetchPosition(0) for number in range(partition_count)}
+    async with asyncio.timeout(20):
+        while any(  # noqa: ASYNC110
+            each.error_code for each in await fetch(ewr, node, positions, max_wait_ms=0)
+        ):
+            await asyncio.sleep(0.01)
+    return node
+
+
+async def widened(ewr: Cluster, topic: str, partition_count: int) -> None:
+    """Wait until the metadata shows that many partitions: brokers learn of them after the controller."""
+    async with asyncio.timeout(20):
+        while len((await admin.wait_for_topic(ewr, topic)).partitions) != partition_count:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def gone(ewr: Cluster, topic: str) -> None:
+    async with asyncio.timeout(20):
+        while topic in await admin.list_topics(ewr):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def test_topics_are_made_described_changed_and_deleted(bootstrap: str, topic: str) -> None:
+    async def test(ewr: Cluster) -> None:
+        await admin.create_topic(ewr, topic, 3, 1, {"retention.ms": "-1"})
+        with pytest.raises(TopicAlreadyExists, match=f"cluster ewr: topic {topic}"):
+            await admin.create_topic(ewr, topic, 3, 1)
+        known = (await admin.list_topics(ewr))[topic]
+        assert sorted(known.partitions) == [0, 1, 2]
+        assert known.topic_id.int
+        assert (await admin.describe_configs(ewr, topic))["retention.ms"] == "-1"
+        await admin.create_partitions(ewr, topic, 5)
+        await widened(ewr, topic, 5)
+        await admin.delete_topic(ewr, topic)
+        await gone(ewr, topic)
+        with pytest.raises(UnknownTopicOrPartition):
+            await admin.delete_topic(ewr, topic)
+
+    run(bootstrap, test)
+
+
+def test_batches_come_back_as_they_were_sent(bootstrap: str, topic: str) -> None:
+    async def test(ewr: Cluster) -> None:
+        node = await made(ewr, topic, 2)
+        sent = [batch(3, compression=codec) for codec in range(5)]
+        for each in sent:
+            outcomes = await produce(ewr, node, {(topic, 0): each, (topic, 1): memoryview(each)})
+            assert {outcome.error_code for outcome in outcomes.values()} == {0}
+        fetched = await fetch(ewr, node, {(topic, 0): FetchPosition(0), (topic, 1): FetchPosition(4)})
+        by_partition = {each.partition: each for each in fetched}
+        assert [each.error_code for each in fetched] == [0, 0]
+        assert by_partition[0].high_watermark == 15
+        found = [
+            bytes(by_partition[0].records[at : at + each.size])
+            for at, each in iterate_batches(by_partition[0].records)
+        ]
+        # Base offset and leader epoch are the server's; everything from the magic on is untouched.
+        assert [each[16:] for each in found] == [bytes(each[16:]) for each in sent]
+        first = next(iterate_batches(by_partition[1].records))[1]
+        assert first.base_offset == 3
+        for at, header in iterate_batches(by_partition[1].records):
+            verify_crc(by_partition[1].records, at, header)
+        ends = await ewr.list_offsets({(topic, 0): LATEST, (topic, 1): EARLIEST})
+        assert (ends[topic, 0].offset, ends[topic, 1].offset) == (15, 0)
+        by_time = await ewr.list_offsets({(topic, 0): 1_700_000_000_002})
+        assert by_time[topic, 0][:2] == (2, 1_700_000_000_002)
+
+    run(bootstrap, test)
+
+
+def test_large_requests_are_pipelined_and_keep_their_order(bootstrap: str, topic: str) -> None:
+    async def test(ewr: Cluster) -> None:
+        node = await made(ewr, topic)
+        sent = [batch(1, size=700_000) for _ in range(20)]
+        outcomes = await asyncio.gather(*[produce(ewr, node, {(topic, 0): each}) for each in sent])
+        assert [outcome[topic, 0].base_offset for outcome in outcomes] == list(range(20))
+        offset, found = 0, []
+        while offset < 20:
+            (fetched,) = await fetch(
+                ewr, node, {(topic, 0): FetchPosition(offset)}, partition_max_bytes=3 << 20
+            )
+            for at, header in iterate_batches(fetched.records):
+                found.append(bytes(fetched.records[at + HEADER_SIZE : at + header.size]))
+                offset = header.next_offset
+        assert found == [bytes(each[HEADER_SIZE:]) for each in sent]
+
+    run(bootstrap, test)
+
+
+def test_refusals_are_told_by_partition(bootstrap: str, topic: str) -> None:
+    async def test(ewr: Cluster) -> None:
+        node = await made(ewr, topic)
+        damaged = batch()
+        damaged[-1] ^= 1
+        outcomes = await produce(ewr, node, {(topic, 0): damaged, (topic, 9): batch()})
+        assert (outcomes[topic, 0].error_code, outcomes[topic, 9].error_code) == (2, 3)
+        fetched = await fetch(ewr, node, {(topic, 0): FetchPosition(10), (topic, 9): FetchPosition(0)})
+        assert {each.partition: each.error_code for each in fetched} == {0: OffsetOutOfRange.code, 9: 3}
+
+    run(bootstrap, test)
+
+
+def test_long_poll_ends_when_data_comes(bootstrap: str, topic: str) -> None:
+    async def test(ewr: Cluster) -> None:
+        node = await made(ewr, topic)
+        polling = asyncio.create_task(fetch(ewr, node, {(topic, 0): FetchPosition(0)}, max_wait_ms=30_000))
+        await asyncio.sleep(0.1)
+        assert not polling.done()
+        await produce(ewr, node, {(topic, 0): batch()})
+        (fetched,) = await asyncio.wait_for(polling, 10)
+        assert fetched.high_watermark == 3
+
+    run(bootstrap, test)
+
+
+def test_producer_and_reading_to_the_end_meet(bootstrap: str, topic: str) -> None:
+    async def test(ewr: Cluster) -> None:
+        await admin.create_topic(ewr, topic, 3)
+        async with Producer(ewr, compression=4, batch_size=2000) as producer:
+            futures = [
+                await producer.send(
+                    topic, key=b"%d" % (number % 17), value=b"v%d" % number, headers=[("n", None)]
+                )
+                for number in range(500)
+            ]
+            places = await asyncio.gather(*futures)
+        read = {(each.partition, each.offset): each async for each in read_topic_to_end(ewr, topic)}
+        assert len(read) == 500
+        for number, place in enumerate(places):
+            record = read[place.partition, place.offset]
+            assert (record.key, record.value) == (b"%d" % (number % 17), b"v%d" % number)
+            assert record.headers == (("n", None),)
+
+    run(bootstrap, test)
+
+
+def test_sequence_gap_is_refused_and_a_repeat_is_not_written_twice(bootstrap: str, topic: str) -> None:
+    async def test(ewr: Cluster) -> None:
+        node = await made(ewr, topic)
+        producer_id, epoch = await init_producer_id(ewr)
+        assert (await init_producer_id(ewr))[0] != producer_id
+
+        def numbered(sequence: int) -> bytearray:
+            return build_batch(
+                [Record(None, b"v", (), 1)],
+                producer_id=producer_id,
+                producer_epoch=epoch,
+                base_sequence=sequence,
+            )
+
+        codes = []
+        for sequence in (0, 1, 1, 3):
+            outcome = (await produce(ewr, node, {(topic, 0): numbered(sequence)}))[topic, 0]
+            codes.append((outcome.error_code, outcome.base_offset))
+        assert codes == [(0, 0), (0, 1), (0, 1), (45, -1)]
+
+    run(bootstrap, test)
+
+
+def test_trimmed_partition_begins_later(bootstrap: str, topic: str) -> None:
+    async def test(ewr: Cluster) -> None:
+        node = await made(ewr, topic)
+        await produce(ewr, node, {(topic, 0): batch(10)})
+        assert await admin.delete_records(ewr, {(topic, 0): 4}) == {(topic, 0): 4}
+        assert [each.offset async for each in read_topic_to_end(ewr, topic)] == list(range(4, 10))
+
+    run(bootstrap, test)
+
+
+def test_group_shares_out_work_and_keeps_offsets(bootstrap: str, topic: str) -> None:
+    async def test(ewr: Cluster) -> None:
+        await admin.create_topic(ewr, topic)
+        shares: dict[str, bytes] = {}
+
+        def member(name: str) -> GroupMember:
+            async def on_assign(share: bytes) -> None:
+                shares[name] = share
+
+            async def on_revoke() -> None:
+                shares.pop(name, None)
+
+            return GroupMember(
+                ewr,
+                f"group-{topic}",
+                protocol_type="millrace-test",
+                protocols=[("halves", name.encode())],
+                on_assign=on_assign,
+                on_revoke=on_revoke,
+                assign=lambda members: {
+                    member_id: metadata + b" of %d" % len(members) for member_id, metadata in members.items()
+                },
+                session_timeout_ms=6000,
+                heartbeat_interval_ms=100,
+            )
+
+        async def until(expected: dict[str, bytes]) -> None:
+            async with asyncio.timeout(30):
+                while shares != expected:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+
+        async with member("one") as one:
+            await until({"one": b"one of 1"})
+            old_generation = one.generation
+            async with member("two"):
+                await until({"one": b"one of 2", "two": b"two of 2"})
+                await one.commit({(topic, 0): CommittedOffset(42, 0, "note")})
+                with pytest.raises(IllegalGeneration):
+                    await commit_offsets(
+                        ewr,
+                        one.group_id,
+                        {(topic, 0): CommittedOffset(1)},
+                        generation=old_generation,
+                        member_id=one.member_id,
+                    )
+            await until({"one": b"one of 1"})
+            assert await one.committed() == {(topic, 0): CommittedOffset(42, 0, "note")}
+            with pytest.raises(UnknownMemberId):
+                await commit_offsets(ewr, one.group_id, {(topic, 0): CommittedOffset(1)})
+        await commit_offsets(ewr, one.group_id, {(topic, 0): CommittedOffset(7)})
+        assert (await fetch_offsets(ewr, one.group_id, [(topic, 0)]))[topic, 0].offset == 7
+        assert await fetch_offsets(ewr, f"no-such-{topic}", [(topic, 0)]) == {}
+
+    run(bootstrap, test)

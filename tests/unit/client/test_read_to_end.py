@@ -1,0 +1,152 @@
+"""Reading a topic to its pinned end: holes, cuts, retention, and answers with nothing in them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from millrace.broker.client.read_to_end import TopicRecord, read_topic_to_end
+from millrace.broker.errors import CorruptMessage, OffsetOutOfRange, UnknownTopicOrPartition
+from millrace.broker.protocol import hot_fetch
+from millrace.broker.protocol.frames import Api, RequestHead
+from millrace.broker.protocol.records import Record, build_batch
+
+from tests.unit.client.scripted_server import nested, response
+from tests.unit.client.test_cluster import FakeBroker, cluster
+
+
+def batch(offset: int, count: int = 1) -> bytes:
+    records = [Record(b"k", b"%d" % (offset + delta), (), 1) for delta in range(count)]
+    return bytes(build_batch(records, base_offset=offset))
+
+
+class Topic:
+    """Fetch and ListOffsets over batches written out by hand; `answers` come first, then the truth."""
+
+    def __init__(self, batches: dict[int, bytes], begin: int, end: int) -> None:
+        self.batches = batches
+        self.begin = begin
+        self.end = end
+        self.grown_end = end
+        self.errors: list[int] = []
+        self.asked: list[int] = []
+
+    def fetch(self, head: RequestHead, request: hot_fetch.FetchRequest) -> bytes:
+        (asked,) = request.partitions
+        self.asked.append(asked.fetch_offset)
+        code = self.errors.pop(0) if self.errors else 0
+        if not code and not self.begin <= asked.fetch_offset <= self.grown_end:
+            code = OffsetOutOfRange.code
+        found = [data for last, data in sorted(self.batches.items()) if last >= asked.fetch_offset]
+        given = hot_fetch.PartitionData(
+            "flights",
+            0,
+            code,
+            high_watermark=-1 if code else self.grown_end,
+            last_stable_offset=-1 if code else self.grown_end,
+            records=b"" if code else b"".join(found[:2]),
+        )
+        return b"".join(hot_fetch.encode_response(head.version, head.correlation_id, [given]))
+
+    def list_offsets(self, head: RequestHead, request: Any) -> Any:
+        at = request.topics[0].partitions[0].timestamp
+        part = nested(
+            Api.LIST_OFFSETS,
+            head.version,
+            "ListOffsetsPartitionResponse",
+            partition_index=0,
+            error_code=0,
+            timestamp=-1,
+            offset=self.begin if at == -2 else self.end,
+            leader_epoch=0,
+        )
+        topic = nested(
+            Api.LIST_OFFSETS, head.version, "ListOffsetsTopicResponse", name="flights", partitions=(part,)
+        )
+        return response(Api.LIST_OFFSETS, head.version, topics=(topic,))
+
+    async def read(self) -> list[TopicRecord]:
+        broker = FakeBroker({Api.FETCH: self.fetch, Api.LIST_OFFSETS: self.list_offsets})
+        broker.topics = {"flights": {0: 1}}
+        async with broker, cluster(broker.server.address) as ewr:
+            return [record async for record in read_topic_to_end(ewr, "flights")]
+
+    def offsets(self) -> list[int]:
+        return [record.offset for record in asyncio.run(self.read())]
+
+
+def test_everything_up_to_the_end_is_read_once() -> None:
+    topic = Topic({4: batch(0, 5), 7: batch(5, 3), 8: batch(8)}, 0, 9)
+    records = asyncio.run(topic.read())
+    assert [record.offset for record in records] == list(range(9))
+    assert records[6] == TopicRecord("flights", 0, 6, 1, b"k", b"6", ())
+    assert topic.asked == [0, 8]
+
+
+def test_records_behind_the_pinned_end_are_left_out() -> None:
+    topic = Topic({4: batch(0, 5), 9: batch(5, 5)}, 0, 7)
+    topic.grown_end = 10
+    assert topic.offsets() == list(range(7))
+
+
+def test_holes_between_batches_are_passed() -> None:
+    assert Topic({2: batch(2), 90: batch(90), 400: batch(400)}, 0, 401).offsets() == [2, 90, 400]
+
+
+def test_hole_up_to_the_end_is_believed_when_nothing_comes() -> None:
+    topic = Topic({2: batch(2)}, 0, 10)
+    assert topic.offsets() == [2]
+    assert len(topic.asked) > 2
+
+
+def test_first_batch_may_begin_before_the_beginning() -> None:
+    assert Topic({4: batch(0, 5)}, 3, 5).offsets() == [3, 4]
+
+
+def test_retention_on_the_way_skips_what_is_gone() -> None:
+    topic = Topic({4: batch(0, 5), 9: batch(5, 5)}, 0, 10)
+    original = topic.fetch
+
+    def fetch(head: RequestHead, request: hot_fetch.FetchRequest) -> bytes:
+        topic.begin = 5
+        return original(head, request)
+
+    topic.fetch = fetch  # type: ignore[method-assign]
+    assert topic.offsets() == [5, 6, 7, 8, 9]
+
+
+def test_partition_shorter_than_its_pinned_end_is_an_error() -> None:
+    topic = Topic({4: batch(0, 5)}, 0, 10)
+    topic.grown_end = 4
+    with pytest.raises(OffsetOutOfRange, match=r"flights-0 ended at offset 10 .* now offset 5"):
+        topic.offsets()
+
+
+def test_leader_errors_are_waited_out() -> None:
+    topic = Topic({0: batch(0)}, 0, 1)
+    topic.errors = [6, 5]
+    assert topic.offsets() == [0]
+
+
+def test_damaged_batch_is_an_error() -> None:
+    damaged = bytearray(batch(0))
+    damaged[-1] ^= 1
+    with pytest.raises(CorruptMessage):
+        Topic({0: bytes(damaged)}, 0, 1).offsets()
+
+
+def test_empty_topic_asks_for_nothing() -> None:
+    topic = Topic({}, 5, 5)
+    assert topic.offsets() == []
+    assert topic.asked == []
+
+
+def test_unknown_topic_is_an_error() -> None:
+    async def main() -> None:
+        async with FakeBroker() as broker, cluster(broker.server.address) as ewr:
+            with pytest.raises(UnknownTopicOrPartition, match="cluster ewr: topic nowhere"):
+                async for _ in read_topic_to_end(ewr, "nowhere"):
+                    raise AssertionError("there are no records")
+
+    asyncio.run(main())
