@@ -1,0 +1,211 @@
+"""Keeps the metadata cache true to ZooKeeper by watches, and tells who must act on a change.
+
+One task reads what has been marked as possibly changed; a watch only marks. After a reconnect everything
+is marked: watches do not survive the connection. Marks are levels, not events: two changes between two
+reads are one read, and a lost event cannot be missed for longer than the connection lasts.
+
+Called by `server/broker.py`, which passes the listener that applies changes to the local replicas and
+wakes the controller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import structlog
+from millrace.broker.coordination import paths
+from millrace.broker.coordination.metadata_cache import MetadataCache
+from millrace.broker.coordination.session import Node, NodeMissing, Session, SessionError, SessionState
+
+log = structlog.get_logger("millrace.broker")
+
+
+@dataclass(slots=True)
+class ClusterChanges:
+    """What one round of reading found different. Topic names appear once whatever changed in them."""
+
+    topics: set[str] = field(default_factory=set)
+    removed_topics: set[str] = field(default_factory=set)
+    brokers: bool = False
+    controller: bool = False
+
+
+Mark = tuple[str, ...]
+"""("brokers",), ("topics",), ("topic", name), ("state", name, partition), ("config", name), ..."""
+
+
+class ClusterWatcher:
+    """Reads the cluster into `cache` and calls `listener` after every round that changed something."""
+
+    def __init__(
+        self, session: Session, cache: MetadataCache, listener: Callable[[ClusterChanges], None]
+    ) -> None:
+        self._session = session
+        self._cache = cache
+        self._listener = listener
+        self._marks: dict[Mark, None] = {}
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._changes = ClusterChanges()
+        self._readers: dict[str, Callable[..., Awaitable[None]]] = {
+            "brokers": self._read_brokers,
+            "topics": self._read_topics,
+            "topic": self._read_topic,
+            "state": self._read_state,
+            "config": self._read_config,
+            "controller": self._read_controller,
+            "deleting": self._read_deleting,
+        }
+
+    async def start(self) -> None:
+        """Read the whole cluster once, then follow it."""
+        self._session.on_state(self._on_state)
+        self._mark_everything()
+        await self._read_marked()
+        self._task = asyncio.create_task(self._follow(), name="cluster-watcher")
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _on_state(self, state: SessionState) -> None:
+        if state is SessionState.CONNECTED:
+            self._mark_everything()
+
+    def _mark_everything(self) -> None:
+        for kind in ("brokers", "controller", "topics", "deleting"):
+            self._mark((kind,))
+        for name, info in self._cache.topics.items():
+            self._mark(("topic", name))
+            self._mark(("config", name))
+            for number in info.partitions:
+                self._mark(("state", name, str(number)))
+
+    def _mark(self, mark: Mark) -> None:
+        self._marks[mark] = None
+        self._wake.set()
+
+    async def _follow(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            try:
+                await self._read_marked()
+            except SessionError as error:
+                # The reconnect marks everything again; a short pause spares the log meanwhile.
+                log.debug("reading the cluster was interrupted", error=str(error))
+                await asyncio.sleep(0.1)
+                if self._session.state is SessionState.CONNECTED:
+                    self._wake.set()
+
+    async def _read_marked(self) -> None:
+        """Read until nothing is marked: reading a topic marks its partitions, and so on."""
+        try:
+            while self._marks:
+                marks = list(self._marks)
+                self._marks.clear()
+                results = await asyncio.gather(
+                    *(self._readers[mark[0]](*mark[1:]) for mark in marks), return_exceptions=True
+                )
+                for mark, result in zip(marks, results, strict=True):
+                    if isinstance(result, SessionError):
+                        self._marks[mark] = None
+                    elif isinstance(result, ValueError):
+                        log.error("a znode could not be understood", what="/".join(mark), error=str(result))
+                    elif isinstance(result, BaseException):
+                        raise result
+                interrupted = next((result for result in results if isinstance(result, SessionError)), None)
+                if interrupted is not None:
+                    raise interrupted
+        finally:
+            self._tell()
+
+    def _tell(self) -> None:
+        changes, self._changes = self._changes, ClusterChanges()
+        changes.topics -= changes.removed_topics - set(self._cache.topics)
+        self._listener(changes)
+        self._cache.announce()
+
+    async def _read_brokers(self) -> None:
+        names = await self._session.children(paths.BROKER_IDS, partial(self._mark, ("brokers",)))
+        found = []
+        for broker_id in sorted(int(name) for name in names if name.isdigit()):
+            try:
+                node = await self._session.get(paths.broker_path(broker_id))
+            except NodeMissing:
+                continue
+            found.append(paths.decode_broker(broker_id, node.data))
+        if {broker.broker_id: broker for broker in found} != self._cache.brokers:
+            self._cache.set_brokers(found)
+            self._changes.brokers = True
+
+    async def _read_topics(self) -> None:
+        names = set(await self._session.children(paths.TOPICS, partial(self._mark, ("topics",))))
+        for name in set(self._cache.topics) - names:
+            self._drop(name)
+        for name in names - set(self._cache.topics):
+            self._mark(("topic", name))
+            self._mark(("config", name))
+
+    def _drop(self, name: str) -> None:
+        if name in self._cache.topics:
+            self._cache.remove_topic(name)
+            self._changes.removed_topics.add(name)
+
+    async def _read_topic(self, name: str) -> None:
+        try:
+            node = await self._session.get(paths.topic_path(name), partial(self._mark, ("topic", name)))
+        except NodeMissing:
+            self._drop(name)
+            return
+        assignment = paths.decode_topic(node.data)
+        old = self._cache.topic(name)
+        if old is not None and old.topic_id != assignment.topic_id:
+            self._drop(name)
+            self._mark(("config", name))
+            old = None
+        self._cache.set_assignment(name, assignment)
+        self._changes.topics.add(name)
+        for number in assignment.partitions:
+            if old is None or number not in old.partitions:
+                self._mark(("state", name, str(number)))
+
+    async def _read_state(self, name: str, number: str) -> None:
+        path, mark = paths.state_path(name, int(number)), ("state", name, number)
+        node = await self._get_or_watch(path, mark)
+        if node is not None:
+            state = paths.decode_state(node.data)
+            if self._cache.set_state(name, int(number), state, node.version):
+                self._changes.topics.add(name)
+
+    async def _read_config(self, name: str) -> None:
+        node = await self._get_or_watch(paths.topic_config_path(name), ("config", name))
+        config = {} if node is None else paths.decode_config(node.data)
+        info = self._cache.topic(name)
+        if info is not None and dict(info.config) != config:
+            self._cache.set_config(name, config)
+            self._changes.topics.add(name)
+
+    async def _read_controller(self) -> None:
+        node = await self._get_or_watch(paths.CONTROLLER, ("controller",))
+        controller_id = -1 if node is None else paths.decode_controller(node.data)
+        if controller_id != self._cache.controller_id or controller_id == -1:
+            self._cache.controller_id = controller_id
+            self._changes.controller = True
+
+    async def _read_deleting(self) -> None:
+        names = await self._session.children(paths.DELETE_TOPICS, partial(self._mark, ("deleting",)))
+        self._cache.deleting = frozenset(names)
+
+    async def _get_or_watch(self, path: str, mark: Mark) -> Node | None:
+        """The znode, or None with a watch for its coming into being."""
+        while True:
+            try:
+                return await self._session.get(path, partial(self._mark, mark))
+            except NodeMissing:
+                if not await self._session.exists(path, partial(self._mark, mark)):
+                    return None

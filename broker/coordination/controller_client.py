@@ -1,0 +1,307 @@
+"""Asks for changes of the cluster: topics made, widened, deleted, their settings altered.
+
+A change is a write to ZooKeeper; the controller, wherever it is, sees it and does the rest (leaders,
+removal), so any broker may take such a request. Every method waits until this broker's picture shows the
+result, or the caller's timeout has passed. Called by the admin handlers, by Metadata (auto-creation) and by
+FindCoordinator (the offsets topic). Expected refusals are raised as KafkaErrors.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+from millrace.broker.coordination import paths
+from millrace.broker.coordination.assignment import assign_replicas
+from millrace.broker.coordination.metadata_cache import MetadataCache, TopicInfo
+from millrace.broker.coordination.paths import TopicAssignment
+from millrace.broker.coordination.session import (
+    Create,
+    NodeExists,
+    NodeMissing,
+    Session,
+    SessionError,
+    VersionConflict,
+)
+from millrace.broker.errors import (
+    CoordinatorNotAvailable,
+    InvalidPartitions,
+    InvalidReplicaAssignment,
+    InvalidReplicationFactor,
+    InvalidTopic,
+    RequestTimedOut,
+    TopicAlreadyExists,
+    UnknownTopicOrPartition,
+)
+from millrace.broker.replication.partition import NO_LEADER
+
+log = structlog.get_logger("millrace.broker")
+
+_LEGAL_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+MOST_PARTITIONS = 100_000
+"""Far above what one broker can hold; keeps a mistyped number from filling ZooKeeper."""
+
+ONE_REPLICA = 1
+"""Replicas of a partition that this version keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewTopic:
+    """What is asked for. `partition_count` counts only without an explicit `assignment`."""
+
+    name: str
+    partition_count: int = 1
+    replication_factor: int = 1
+    assignment: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    config: Mapping[str, str] = field(default_factory=dict)
+
+
+def check_topic_name(name: str) -> None:
+    """Raises InvalidTopic for a name that could not be a folder or a metric."""
+    if name in (".", ".."):
+        raise InvalidTopic(f"topic name {name!r} is a folder's")
+    if not _LEGAL_TOPIC.fullmatch(name):
+        raise InvalidTopic(
+            f"topic name {name[:260]!r} has other characters than ASCII letters, digits, '.', '_' and '-', "
+            "or not 1 to 249 of them"
+        )
+
+
+class ControllerClient:
+    """`check_config` raises InvalidConfig for topic settings that no log could use; `is_applied` says
+    whether this broker's own replicas of a topic are as its picture of the cluster shows them."""
+
+    def __init__(
+        self,
+        session: Session,
+        cache: MetadataCache,
+        check_config: Callable[[Mapping[str, str]], object],
+        is_applied: Callable[[str], bool] = lambda _topic: True,
+    ) -> None:
+        self._session = session
+        self._cache = cache
+        self._check_config = check_config
+        self._is_applied = is_applied
+
+    # -- topics --------------------------------------------------------------------------------------
+
+    def plan_topic(self, topic: NewTopic) -> TopicAssignment:
+        """Check everything that can be checked without writing; the assignment that would be written."""
+        check_topic_name(topic.name)
+        if topic.name in self._cache.topics:
+            raise TopicAlreadyExists(f"topic {topic.name} exists already")
+        likeness = topic.name.replace(".", "_")
+        twin = next((name for name in self._cache.topics if name.replace(".", "_") == likeness), None)
+        if twin is not None:
+            raise InvalidTopic(
+                f"topic {topic.name} collides with {twin}: '.' and '_' are one in metric names"
+            )
+        self._check_config(topic.config)
+        if topic.assignment:
+            partitions = self._checked_assignment(topic.assignment)
+        else:
+            if not 1 <= topic.partition_count <= MOST_PARTITIONS:
+                raise InvalidPartitions(
+                    f"{topic.partition_count} partitions; expected 1 to {MOST_PARTITIONS}"
+                )
+            partitions = self._assign(topic.partition_count, topic.replication_factor)
+        return TopicAssignment(uuid.uuid4(), partitions)
+
+    async def create_topic(self, topic: NewTopic, timeout_ms: float) -> TopicInfo:
+        """Create, and wait until every partition has a leader.
+
+        Raises TopicAlreadyExists, InvalidTopic, InvalidPartitions, InvalidReplicationFactor,
+        InvalidReplicaAssignment, InvalidConfig, RequestTimedOut.
+        """
+        assignment = self.plan_topic(topic)
+        config_path = paths.topic_config_path(topic.name)
+        try:
+            if await self._session.exists(config_path):
+                # Left by a creation that did not come to its end; the topic itself is not there.
+                await self._session.set(config_path, paths.encode_config(topic.config))
+                operations = []
+            else:
+                operations = [Create(config_path, paths.encode_config(topic.config))]
+            await self._session.commit(
+                [*operations, Create(paths.topic_path(topic.name), paths.encode_topic(assignment))]
+            )
+        except NodeExists:
+            raise TopicAlreadyExists(f"topic {topic.name} exists already") from None
+        except (SessionError, NodeMissing, VersionConflict) as error:
+            raise RequestTimedOut(f"ZooKeeper did not take the topic: {error}") from None
+        log.info(
+            "topic created",
+            topic=topic.name,
+            partitions=len(assignment.partitions),
+            topic_id=str(assignment.topic_id),
+        )
+        await self._wait_for_leaders(topic.name, len(assignment.partitions), timeout_ms)
+        return self._known(topic.name)
+
+    async def ensure_topic(self, topic: NewTopic, timeout_ms: float) -> TopicInfo:
+        """The topic, created when it is missing; someone else may be creating it at the same time."""
+        if topic.name not in self._cache.topics:
+            try:
+                return await self.create_topic(topic, timeout_ms)
+            except TopicAlreadyExists:
+                if not await self._cache.changed(lambda: topic.name in self._cache.topics, timeout_ms):
+                    raise CoordinatorNotAvailable(f"topic {topic.name} is still being created") from None
+        await self._wait_for_leaders(topic.name, len(self._known(topic.name).partitions), timeout_ms)
+        return self._known(topic.name)
+
+    async def delete_topic(self, name: str, timeout_ms: float) -> None:
+        """Mark the topic for deletion and wait until it is gone. Raises UnknownTopicOrPartition."""
+        topic_id = self._known(name).topic_id
+        try:
+            await self._session.create(paths.delete_topic_path(name))
+        except NodeExists:
+            log.debug("the topic is being deleted already", topic=name)
+        except SessionError as error:
+            raise RequestTimedOut(f"ZooKeeper did not take the deletion: {error}") from None
+
+        def gone() -> bool:
+            info = self._cache.topic(name)
+            return info is None or info.topic_id != topic_id
+
+        if not await self._cache.changed(gone, timeout_ms):
+            raise RequestTimedOut(f"topic {name} is marked for deletion and not gone yet")
+
+    async def create_partitions(
+        self,
+        name: str,
+        count: int,
+        assignment: Sequence[tuple[int, ...]] | None,
+        timeout_ms: float,
+        *,
+        validate_only: bool = False,
+    ) -> None:
+        """Widen a topic to `count` partitions; `assignment` names the replicas of the new ones."""
+        info = self._known(name)
+        present = len(info.partitions)
+        if count <= present or count > MOST_PARTITIONS:
+            raise InvalidPartitions(f"topic {name} has {present} partitions; {count} is no increase")
+        if assignment is not None:
+            if len(assignment) != count - present:
+                raise InvalidReplicaAssignment(
+                    f"{len(assignment)} assignments for {count - present} partitions"
+                )
+            added = self._checked_assignment(dict(enumerate(assignment, start=present)), first=present)
+        else:
+            added = self._assign(count - present, ONE_REPLICA, first=present)
+        if validate_only:
+            return
+
+        def widen(data: bytes) -> bytes:
+            old = paths.decode_topic(data)
+            return paths.encode_topic(TopicAssignment(old.topic_id, {**old.partitions, **added}))
+
+        await self._rewrite(paths.topic_path(name), widen)
+        log.info("partitions added", topic=name, partitions=count)
+        await self._wait_for_leaders(name, count, timeout_ms)
+
+    # -- settings ------------------------------------------------------------------------------------
+
+    async def alter_topic_config(
+        self,
+        name: str,
+        change: Callable[[Mapping[str, str]], Mapping[str, str]],
+        *,
+        validate_only: bool = False,
+    ) -> None:
+        """Replace a topic's settings by `change(settings)`. Raises InvalidConfig, UnknownTopicOrPartition."""
+        info = self._known(name)
+        config = dict(change(info.config))
+        self._check_config(config)
+        if validate_only:
+            return
+        path = paths.topic_config_path(name)
+        try:
+            await self._session.create(path, paths.encode_config(config))
+        except NodeExists:
+            written: dict[str, str] = {}
+
+            def altered(data: bytes) -> bytes:
+                nonlocal written
+                written = dict(change(paths.decode_config(data)))
+                self._check_config(written)
+                return paths.encode_config(written)
+
+            await self._rewrite(path, altered)
+            config = written
+        except SessionError as error:
+            raise RequestTimedOut(f"ZooKeeper did not take the settings: {error}") from None
+        log.info("topic settings altered", topic=name, config=config)
+
+        def shown() -> bool:
+            now = self._cache.topic(name)
+            return now is None or (dict(now.config) == config and self._is_applied(name))
+
+        await self._cache.changed(shown, 5_000)
+
+    # -- shared --------------------------------------------------------------------------------------
+
+    def _known(self, name: str) -> TopicInfo:
+        info = self._cache.topic(name)
+        if info is None:
+            raise UnknownTopicOrPartition(f"there is no topic {name}")
+        return info
+
+    def _assign(
+        self, partition_count: int, replication_factor: int, *, first: int = 0
+    ) -> dict[int, tuple[int, ...]]:
+        if replication_factor > ONE_REPLICA:
+            raise InvalidReplicationFactor(
+                f"replication factor {replication_factor}: this version keeps one replica of a partition"
+            )
+        brokers = sorted(self._cache.brokers)
+        start = random.randrange(len(brokers)) if brokers else 0
+        return assign_replicas(brokers, partition_count, replication_factor, start=start, first=first)
+
+    def _checked_assignment(
+        self, assignment: Mapping[int, tuple[int, ...]], *, first: int = 0
+    ) -> dict[int, tuple[int, ...]]:
+        if sorted(assignment) != list(range(first, first + len(assignment))):
+            raise InvalidReplicaAssignment("partitions must be numbered without gaps")
+        for number, replicas in assignment.items():
+            if len(replicas) != ONE_REPLICA:
+                raise InvalidReplicaAssignment(
+                    f"partition {number} names {len(replicas)} replicas: this version keeps one"
+                )
+            unknown = set(replicas) - set(self._cache.brokers)
+            if unknown:
+                raise InvalidReplicaAssignment(
+                    f"partition {number} names brokers that are not alive: {unknown}"
+                )
+        return dict(assignment)
+
+    async def _wait_for_leaders(self, name: str, count: int, timeout_ms: float) -> None:
+        def led() -> bool:
+            info = self._cache.topic(name)
+            return (
+                info is not None
+                and len(info.partitions) >= count
+                and all(partition.leader != NO_LEADER for partition in info.partitions.values())
+                and self._is_applied(name)
+            )
+
+        if not await self._cache.changed(led, timeout_ms):
+            raise RequestTimedOut(f"topic {name} was accepted; not every partition has a leader yet")
+
+    async def _rewrite(self, path: str, change: Callable[[bytes], bytes]) -> None:
+        """Read, change and write back, until no one else wrote in between."""
+        while True:
+            try:
+                node = await self._session.get(path)
+                await self._session.set(path, change(node.data), node.version)
+            except VersionConflict:
+                continue
+            except NodeMissing:
+                raise UnknownTopicOrPartition(f"{path} is gone") from None
+            except SessionError as error:
+                raise RequestTimedOut(f"ZooKeeper did not take the change: {error}") from None
+            return

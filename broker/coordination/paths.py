@@ -1,0 +1,251 @@
+"""Every znode the brokers read or write: its path and its JSON payload, both ways.
+
+The layout is that of Kafka 0.8 to 3.x, so tools that read ZooKeeper keep working. Pure: bytes and values
+only. Paths are below the cluster's chroot.
+
+    /cluster/id                                   persistent  {"version":"1","id":...}
+    /brokers/ids/<id>                             ephemeral   host, port, endpoints, rack, ...
+    /brokers/topics/<topic>                       persistent  topic_id, partitions {"0":[1]}, version 3
+    /brokers/topics/<topic>/partitions/<n>/state  persistent  controller_epoch, leader, leader_epoch, isr
+    /controller                                   ephemeral   {"version":1,"brokerid":..,"timestamp":".."}
+    /controller_epoch                             persistent  a decimal number, +1 on every election
+    /config/topics/<topic>, /config/brokers/<id>  persistent  {"version":1,"config":{...}}
+    /admin/delete_topics/<topic>                  persistent  (empty)
+    /latest_producer_id_block                     persistent  broker, block_start and block_end as text
+
+A payload that cannot be understood raises ValueError: the reader names the path and goes on without it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from millrace.broker.replication.partition import PartitionState
+
+BROKER_IDS = "/brokers/ids"
+TOPICS = "/brokers/topics"
+CONTROLLER = "/controller"
+CONTROLLER_EPOCH = "/controller_epoch"
+TOPIC_CONFIGS = "/config/topics"
+BROKER_CONFIGS = "/config/brokers"
+DELETE_TOPICS = "/admin/delete_topics"
+CLUSTER_ID = "/cluster/id"
+PRODUCER_ID_BLOCK = "/latest_producer_id_block"
+
+PERSISTENT_ROOTS = (
+    BROKER_IDS,
+    TOPICS,
+    TOPIC_CONFIGS,
+    BROKER_CONFIGS,
+    DELETE_TOPICS,
+    "/cluster",
+    "/consumers",
+)
+"""Folders every cluster has; made by the first broker."""
+
+
+def broker_path(broker_id: int) -> str:
+    return f"{BROKER_IDS}/{broker_id}"
+
+
+def topic_path(topic: str) -> str:
+    return f"{TOPICS}/{topic}"
+
+
+def partitions_path(topic: str) -> str:
+    return f"{TOPICS}/{topic}/partitions"
+
+
+def partition_path(topic: str, partition: int) -> str:
+    return f"{TOPICS}/{topic}/partitions/{partition}"
+
+
+def state_path(topic: str, partition: int) -> str:
+    return f"{TOPICS}/{topic}/partitions/{partition}/state"
+
+
+def topic_config_path(topic: str) -> str:
+    return f"{TOPIC_CONFIGS}/{topic}"
+
+
+def delete_topic_path(topic: str) -> str:
+    return f"{DELETE_TOPICS}/{topic}"
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerRegistration:
+    """A live broker as the others see it."""
+
+    broker_id: int
+    host: str
+    port: int
+    rack: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicAssignment:
+    """Which brokers keep which partition of a topic; the first of each is the preferred leader."""
+
+    topic_id: uuid.UUID
+    partitions: Mapping[int, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerIdBlock:
+    """A run of producer ids handed to one broker; both ends belong to it."""
+
+    broker_id: int
+    first: int
+    last: int
+
+
+def _dump(payload: Mapping[str, Any]) -> bytes:
+    return json.dumps(payload, separators=(",", ":")).encode()
+
+
+def _load(data: bytes) -> dict[str, Any]:
+    payload = json.loads(data)
+    if not isinstance(payload, dict):
+        raise ValueError("expected a JSON object")
+    return payload
+
+
+def encode_broker(registration: BrokerRegistration, now_ms: int) -> bytes:
+    host = f"[{registration.host}]" if ":" in registration.host else registration.host
+    payload: dict[str, Any] = {
+        "listener_security_protocol_map": {"PLAINTEXT": "PLAINTEXT"},
+        "endpoints": [f"PLAINTEXT://{host}:{registration.port}"],
+        "jmx_port": -1,
+        "features": {},
+        "host": registration.host,
+        "timestamp": str(now_ms),
+        "port": registration.port,
+        "version": 5,
+    }
+    if registration.rack is not None:
+        payload["rack"] = registration.rack
+    return _dump(payload)
+
+
+def decode_broker(broker_id: int, data: bytes) -> BrokerRegistration:
+    payload = _load(data)
+    host, port = payload.get("host"), payload.get("port")
+    if not isinstance(host, str) or not isinstance(port, int):
+        raise ValueError("expected host and port")
+    rack = payload.get("rack")
+    return BrokerRegistration(broker_id, host, port, rack if isinstance(rack, str) else None)
+
+
+def encode_topic(assignment: TopicAssignment) -> bytes:
+    return _dump(
+        {
+            "removing_replicas": {},
+            "partitions": {str(number): list(ids) for number, ids in sorted(assignment.partitions.items())},
+            "topic_id": encode_uuid(assignment.topic_id),
+            "adding_replicas": {},
+            "version": 3,
+        }
+    )
+
+
+def decode_topic(data: bytes) -> TopicAssignment:
+    payload = _load(data)
+    partitions = payload.get("partitions")
+    if not isinstance(partitions, dict):
+        raise ValueError("expected partitions")
+    topic_id = payload.get("topic_id")
+    return TopicAssignment(
+        decode_uuid(topic_id) if isinstance(topic_id, str) else uuid.UUID(int=0),
+        {int(number): tuple(int(broker) for broker in ids) for number, ids in partitions.items()},
+    )
+
+
+def encode_uuid(value: uuid.UUID) -> str:
+    """Kafka writes ids as unpadded URL-safe base64 of the 16 bytes."""
+    return base64.urlsafe_b64encode(value.bytes).rstrip(b"=").decode()
+
+
+def decode_uuid(text: str) -> uuid.UUID:
+    return uuid.UUID(bytes=base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+
+
+def encode_state(state: PartitionState) -> bytes:
+    return _dump(
+        {
+            "controller_epoch": state.controller_epoch,
+            "leader": state.leader,
+            "version": 1,
+            "leader_epoch": state.leader_epoch,
+            "isr": list(state.isr),
+        }
+    )
+
+
+def decode_state(data: bytes) -> PartitionState:
+    payload = _load(data)
+    try:
+        return PartitionState(
+            leader=int(payload["leader"]),
+            leader_epoch=int(payload["leader_epoch"]),
+            isr=tuple(int(broker) for broker in payload["isr"]),
+            controller_epoch=int(payload["controller_epoch"]),
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"a partition state lacks {error}") from None
+
+
+def encode_controller(broker_id: int, now_ms: int) -> bytes:
+    return _dump({"version": 1, "brokerid": broker_id, "timestamp": str(now_ms)})
+
+
+def decode_controller(data: bytes) -> int:
+    broker_id = _load(data).get("brokerid")
+    if not isinstance(broker_id, int):
+        raise ValueError("expected brokerid")
+    return broker_id
+
+
+def encode_config(config: Mapping[str, str]) -> bytes:
+    return _dump({"version": 1, "config": dict(config)})
+
+
+def decode_config(data: bytes) -> dict[str, str]:
+    config = _load(data).get("config", {})
+    if not isinstance(config, dict):
+        raise ValueError("expected config")
+    return {str(key): str(value) for key, value in config.items()}
+
+
+def encode_cluster_id(cluster_id: str) -> bytes:
+    return _dump({"version": "1", "id": cluster_id})
+
+
+def decode_cluster_id(data: bytes) -> str:
+    cluster_id = _load(data).get("id")
+    if not isinstance(cluster_id, str):
+        raise ValueError("expected id")
+    return cluster_id
+
+
+def encode_producer_id_block(block: ProducerIdBlock) -> bytes:
+    return _dump(
+        {
+            "version": 1,
+            "broker": block.broker_id,
+            "block_start": str(block.first),
+            "block_end": str(block.last),
+        }
+    )
+
+
+def decode_producer_id_block(data: bytes) -> ProducerIdBlock:
+    payload = _load(data)
+    try:
+        return ProducerIdBlock(int(payload["broker"]), int(payload["block_start"]), int(payload["block_end"]))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"a producer id block lacks {error}") from None

@@ -1,0 +1,78 @@
+"""Readers that wait for data: a fetch that found too little sleeps here until an append wakes it.
+
+`replica_manager.py` registers a waiting fetch with the partitions it reads and the bytes it still misses,
+and calls `appended` whenever readers may see more of a partition. A waiter is woken once; what it finds
+then, it reads itself. Timers are the caller's. All on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+PartitionKey = tuple[str, int]
+
+
+class WaitingFetch:
+    """One fetch request at rest. `woken` is done when enough may have come, or something changed."""
+
+    __slots__ = ("keys", "missing_size", "woken")
+
+    def __init__(
+        self, keys: tuple[PartitionKey, ...], missing_size: int, woken: asyncio.Future[None]
+    ) -> None:
+        self.keys = keys
+        self.missing_size = missing_size
+        self.woken = woken
+
+
+class WaitingFetches:
+    """All waiting fetches by partition."""
+
+    def __init__(self) -> None:
+        self._by_partition: dict[PartitionKey, dict[WaitingFetch, None]] = {}
+
+    def __len__(self) -> int:
+        return len({waiter for waiters in self._by_partition.values() for waiter in waiters})
+
+    async def wait(self, keys: Iterable[PartitionKey], missing_size: int, timeout_seconds: float) -> bool:
+        """Sleep until `missing_size` more bytes are visible in the partitions together. False: time is up."""
+        loop = asyncio.get_running_loop()
+        waiter = WaitingFetch(tuple(dict.fromkeys(keys)), missing_size, loop.create_future())
+        for key in waiter.keys:
+            self._by_partition.setdefault(key, {})[waiter] = None
+        timer = loop.call_later(timeout_seconds, _expire, waiter)
+        try:
+            await waiter.woken
+        except TimeoutError:
+            return False
+        finally:
+            timer.cancel()
+            for key in waiter.keys:
+                waiters = self._by_partition.get(key)
+                if waiters is not None:
+                    waiters.pop(waiter, None)
+                    if not waiters:
+                        del self._by_partition[key]
+        return True
+
+    def appended(self, key: PartitionKey, size: int) -> None:
+        """`size` more bytes of the partition may be read now."""
+        waiters = self._by_partition.get(key)
+        if not waiters:
+            return
+        for waiter in waiters:
+            waiter.missing_size -= size
+            if waiter.missing_size <= 0 and not waiter.woken.done():
+                waiter.woken.set_result(None)
+
+    def disturbed(self, key: PartitionKey) -> None:
+        """The partition changed hands or is gone: whoever waits must look again."""
+        for waiter in self._by_partition.get(key, ()):
+            if not waiter.woken.done():
+                waiter.woken.set_result(None)
+
+
+def _expire(waiter: WaitingFetch) -> None:
+    if not waiter.woken.done():
+        waiter.woken.set_exception(TimeoutError())

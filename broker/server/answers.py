@@ -1,0 +1,122 @@
+"""Builds `kio` responses of any version from plain values, so that a handler is written once.
+
+A handler gives the fields of the newest version it speaks, nested messages as dictionaries; fields that
+the asked version does not have are left out, fields that were not given take the schema's default (zero,
+empty, null). Error codes are given as plain integers, times as milliseconds. Called by handlers and, for
+refusals, by `dispatch.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Callable, Mapping
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
+
+from kio.index import load_payload_module
+from kio.schema.errors import ErrorCode
+from kio.static.constants import EntityType
+
+NO_ERROR = 0
+
+
+@cache
+def request_type(api_key: int, version: int) -> type[Any]:
+    """The `kio` class of a request. Raises KioIndexError for what kio does not know."""
+    return _payload_class(api_key, version, EntityType.request)
+
+
+@cache
+def response_type(api_key: int, version: int) -> type[Any]:
+    """The `kio` class of a response."""
+    return _payload_class(api_key, version, EntityType.response)
+
+
+def _payload_class(api_key: int, version: int, kind: EntityType) -> type[Any]:
+    module = load_payload_module(api_key, version, kind)  # type: ignore[arg-type]
+    for value in vars(module).values():
+        if isinstance(value, type) and getattr(value, "__type__", None) is kind:
+            return value
+    raise LookupError(f"kio's {module.__name__} holds no {kind.name}")
+
+
+def answer(api_key: int, version: int, **fields: Any) -> Any:
+    """A response of this version. Unknown names are left out: they belong to other versions."""
+    return build_entity(response_type(api_key, version), fields)
+
+
+def build_entity(entity_type: type[Any], fields: Mapping[str, Any]) -> Any:
+    """An entity of this class from plain values, by the rules above."""
+    return _builder(entity_type)(fields)
+
+
+def refusal(api_key: int, version: int, code: int) -> Any:
+    """A response that says no more than `code`, in the field the API has for it."""
+    return answer(api_key, version, error_code=code)
+
+
+Build = Callable[[Any], Any]
+_builders: dict[type[Any], Build] = {}
+
+
+def _builder(entity_type: type[Any]) -> Build:
+    """The way from a mapping to an instance of this class, compiled once."""
+    build = _builders.get(entity_type)
+    if build is None:
+        build = _builders[entity_type] = _compile(entity_type)
+    return build
+
+
+def _compile(entity_type: type[Any]) -> Build:
+    plan: list[tuple[str, Build, Any, bool]] = []
+    for field in dataclasses.fields(entity_type):
+        convert, implicit = _converter(field.type, field.metadata.get("kafka_type", ""))
+        has_default = field.default is not dataclasses.MISSING
+        plan.append((field.name, convert, implicit, has_default))
+
+    def build(values: Mapping[str, Any]) -> Any:
+        arguments = {}
+        for name, convert, implicit, has_default in plan:
+            if name in values:
+                arguments[name] = convert(values[name])
+            elif not has_default:
+                arguments[name] = implicit
+        return entity_type(**arguments)
+
+    return build
+
+
+def _converter(annotation: Any, kafka_type: str) -> tuple[Build, Any]:
+    """How to turn a plain value into the field's, and what stands for an absent one."""
+    origin = get_origin(annotation)
+    if origin in (UnionType, Union):
+        inner = next(part for part in get_args(annotation) if part is not NoneType)
+        convert, _ = _converter(inner, kafka_type)
+        return (lambda value: None if value is None else convert(value)), None
+    if origin is tuple:
+        inner = get_args(annotation)[0]
+        convert, _ = _converter(inner, kafka_type)
+        if convert is _same:
+            return tuple, ()
+        return (lambda values: tuple(convert(value) for value in values)), ()
+    if dataclasses.is_dataclass(annotation):
+        build = _builder(annotation)  # type: ignore[arg-type]
+        return build, build({})
+    if kafka_type == "error_code":
+        return ErrorCode, ErrorCode.none
+    if kafka_type.startswith("timedelta"):
+        return _milliseconds, datetime.timedelta(0)
+    implicit: Any = {"string": "", "bytes": b"", "records": b"", "bool": False, "float64": 0.0}.get(
+        kafka_type, 0
+    )
+    return _same, implicit
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _milliseconds(value: Any) -> datetime.timedelta:
+    return datetime.timedelta(milliseconds=value)

@@ -1,0 +1,168 @@
+"""From a request's bytes to the handler that answers it, and from what it returns to bytes.
+
+A handler is a module of `server/handlers/` with `API`, `VERSIONS` (a contiguous range) and
+`async def handle(request, context) -> response entity`. A module may also have
+`def handle_frame(head, frame, position, context)` for the versions in its `FRAME_VERSIONS`: it is called
+at once on the event loop with the undecoded request, must not keep `frame` after it returns, and returns
+the frame to send (bytes, or a list of buffers), None where no answer is due, or a future of these.
+
+Requests that cannot be answered: an unknown API or version gets error code 35 in the API's own response
+where the schema is known, and a bare error code otherwise; a request that cannot be decoded closes the
+connection (`ProtocolError`). This is one of the two places that catch `Exception`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import structlog
+from kio.index import KioIndexError
+from millrace.broker.errors import KafkaError, ProtocolError, UnknownServerError, UnsupportedVersion
+from millrace.broker.protocol.frames import (
+    Api,
+    RequestHead,
+    decode_entity,
+    decode_request,
+    encode_response,
+    is_flexible,
+)
+from millrace.broker.server.answers import refusal, request_type
+from millrace.broker.server.context import BrokerServices, RequestContext
+from millrace.broker.telemetry.logs import RateLimit
+from millrace.broker.telemetry.metrics import API_SLOTS, BrokerMetrics
+
+log = structlog.get_logger("millrace.broker")
+
+Frame = bytes | bytearray | Sequence[bytes | bytearray | memoryview] | None
+"""What goes to the network: one buffer, several in a row, or nothing."""
+
+Answer = Frame | asyncio.Future[Any] | Awaitable[Any]
+
+_BARE_REFUSAL = struct.Struct(">iih")
+_NO_VERSIONS = range(0)
+
+
+class Handler(NamedTuple):
+    """One API as the dispatcher knows it."""
+
+    api_key: int
+    versions: range
+    frame_versions: range
+    handle: Callable[[Any, RequestContext], Awaitable[Any]] | None
+    handle_frame: Callable[[RequestHead, memoryview, int, RequestContext], Any] | None
+
+
+def handler_of(module: ModuleType) -> Handler:
+    """Read a handler module's registration."""
+    return Handler(
+        int(module.API),
+        module.VERSIONS,
+        getattr(module, "FRAME_VERSIONS", _NO_VERSIONS),
+        getattr(module, "handle", None),
+        getattr(module, "handle_frame", None),
+    )
+
+
+def api_name(api_key: int) -> str:
+    """A name for logs and metrics; unknown keys stay numbers."""
+    try:
+        return Api(api_key).name.lower()
+    except ValueError:
+        return str(api_key)
+
+
+class Dispatcher:
+    """Holds the registry; one for all connections."""
+
+    def __init__(
+        self, handlers: Iterable[Handler], services: BrokerServices | Any, metrics: BrokerMetrics
+    ) -> None:
+        self.handlers = {handler.api_key: handler for handler in handlers}
+        self._services = services
+        self._metrics = metrics
+        self._failures = RateLimit(time.monotonic)
+
+    def dispatch(self, frame: memoryview, client_address: str) -> Answer:
+        """Answer one request, or begin to: an awaitable means that the answer comes later.
+
+        Raises ProtocolError when the connection cannot go on.
+        """
+        head, position = decode_request(frame)
+        handler = self.handlers.get(head.api_key)
+        if handler is None or head.version not in handler.versions:
+            return self._refuse(head)
+        self._metrics.request_counts[head.api_key if 0 <= head.api_key < API_SLOTS else -1] += 1
+        context = RequestContext(head, client_address, self._services)
+        if handler.handle_frame is not None and head.version in handler.frame_versions:
+            try:
+                return handler.handle_frame(head, frame, position, context)
+            except ProtocolError:
+                raise
+            except Exception:
+                return self._failure_frame(head)
+        assert handler.handle is not None
+        return self._run(handler.handle, self._decode(head, frame, position), context)
+
+    def _decode(self, head: RequestHead, frame: memoryview, position: int) -> Any:
+        """The request as a `kio` entity. Raises ProtocolError, whatever the reader stumbled over."""
+        try:
+            return decode_entity(request_type(head.api_key, head.version), frame, position)
+        except ProtocolError:
+            raise
+        except Exception as error:
+            name = api_name(head.api_key)
+            raise ProtocolError(f"{name} request of version {head.version} cannot be read: {error}") from None
+
+    async def _run(
+        self,
+        handle: Callable[[Any, RequestContext], Awaitable[Any]],
+        request: Any,
+        context: RequestContext,
+    ) -> Frame:
+        head = context.head
+        try:
+            response = await handle(request, context)
+            if response is None or isinstance(response, bytes | bytearray | list):
+                return response
+            return encode_response(head, response)
+        except ProtocolError:
+            raise
+        except KafkaError as error:
+            self._metrics.count_error(error.code)
+            return self._refusal_frame(head, error.code)
+        except Exception:
+            return self._failure_frame(head)
+
+    def _failure_frame(self, head: RequestHead) -> Frame:
+        """Called while a failure of our own is being handled: log it, and answer as well as possible."""
+        held_back = self._failures.take(api_name(head.api_key))
+        if held_back is not None:
+            log.exception(
+                "a request failed", api=api_name(head.api_key), version=head.version, held_back=held_back
+            )
+        self._metrics.count_error(UnknownServerError.code)
+        return self._refusal_frame(head, UnknownServerError.code)
+
+    def _refuse(self, head: RequestHead) -> Frame:
+        self._metrics.unsupported_requests += 1
+        self._metrics.count_error(UnsupportedVersion.code)
+        api_versions = self.handlers.get(Api.API_VERSIONS)
+        if head.api_key == Api.API_VERSIONS and api_versions is not None:
+            assert api_versions.handle_frame is not None
+            context = RequestContext(head, "", self._services)
+            return api_versions.handle_frame(head, memoryview(b""), 0, context)
+        return self._refusal_frame(head, UnsupportedVersion.code)
+
+    def _refusal_frame(self, head: RequestHead, code: int) -> bytes:
+        """The API's own response with only the error set; without a schema, the bare code."""
+        try:
+            return encode_response(head, refusal(head.api_key, head.version, code))
+        except (KioIndexError, LookupError):
+            tail = b"\x00" if is_flexible(head.api_key, head.version) else b""
+            body = _BARE_REFUSAL.pack(6 + len(tail), head.correlation_id, code)
+            return body[:8] + tail + body[8:]

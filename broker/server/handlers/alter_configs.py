@@ -1,0 +1,48 @@
+"""AlterConfigs, versions 0 to 2: replaces all settings of a topic by those given.
+
+Takes effect on running logs. Broker settings are fixed at start and refused with INVALID_CONFIG.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millrace.broker.errors import InvalidConfig, InvalidRequest, KafkaError
+from millrace.broker.protocol.frames import Api
+from millrace.broker.server.answers import NO_ERROR, answer
+from millrace.broker.server.context import BrokerServices, RequestContext
+from millrace.broker.server.topic_settings import BROKER, TOPIC, Change, replacement
+
+API = Api.ALTER_CONFIGS
+VERSIONS = range(3)
+
+
+async def handle(request: Any, context: RequestContext) -> Any:
+    responses = []
+    for resource in request.resources:
+        change = replacement((entry.name, entry.value) for entry in resource.configs)
+        responses.append(await alter(resource, lambda change=change: change, request, context.broker))
+    return answer(API, context.head.version, responses=responses)
+
+
+async def alter(resource: Any, plan: Any, request: Any, broker: BrokerServices) -> dict[str, Any]:
+    """Carry out the change that `plan()` returns (or refuses); also for the incremental API."""
+    result = {
+        "error_code": NO_ERROR,
+        "error_message": None,
+        "resource_type": resource.resource_type,
+        "resource_name": resource.resource_name,
+    }
+    try:
+        change: Change = plan()
+        if resource.resource_type == BROKER:
+            raise InvalidConfig("a broker's settings are read at start; change its file and start it again")
+        if resource.resource_type != TOPIC:
+            raise InvalidRequest(f"resource type {resource.resource_type} has no settings here")
+        await broker.controller.alter_topic_config(
+            resource.resource_name, change, validate_only=request.validate_only
+        )
+    except KafkaError as error:
+        broker.metrics.count_error(error.code)
+        return result | {"error_code": error.code, "error_message": str(error)}
+    return result

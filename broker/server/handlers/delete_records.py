@@ -1,0 +1,37 @@
+"""DeleteRecords, versions 0 to 2: move a partition's start forward; whole segments before it are removed.
+
+Offset -1 means the high watermark. As in Apache Kafka the records are out of reach at once, and their bytes
+go when the last segment that holds any of them may go.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millrace.broker.errors import KafkaError
+from millrace.broker.protocol.frames import Api
+from millrace.broker.server.answers import NO_ERROR, answer
+from millrace.broker.server.context import BrokerServices, RequestContext
+
+API = Api.DELETE_RECORDS
+VERSIONS = range(3)
+
+
+async def handle(request: Any, context: RequestContext) -> Any:
+    topics = []
+    for topic in request.topics:
+        partitions = [
+            await _delete(topic.name, asked.partition_index, asked.offset, context.broker)
+            for asked in topic.partitions
+        ]
+        topics.append({"name": topic.name, "partitions": partitions})
+    return answer(API, context.head.version, topics=topics)
+
+
+async def _delete(topic: str, partition: int, offset: int, broker: BrokerServices) -> dict[str, Any]:
+    try:
+        low_watermark = await broker.replica_manager.delete_records(topic, partition, offset)
+    except KafkaError as error:
+        broker.metrics.count_error(error.code)
+        return {"partition_index": partition, "low_watermark": -1, "error_code": error.code}
+    return {"partition_index": partition, "low_watermark": low_watermark, "error_code": NO_ERROR}

@@ -1,0 +1,58 @@
+"""DescribeConfigs, versions 1 to 4: settings of topics and of this broker.
+
+A broker describes itself only, as in Apache Kafka. Documentation strings are not given.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millrace.broker.errors import InvalidRequest, KafkaError, UnknownTopicOrPartition
+from millrace.broker.protocol.frames import Api
+from millrace.broker.server.answers import NO_ERROR, answer
+from millrace.broker.server.context import BrokerServices, RequestContext
+from millrace.broker.server.topic_settings import BROKER, TOPIC, describe_broker, describe_topic
+
+API = Api.DESCRIBE_CONFIGS
+VERSIONS = range(1, 5)
+
+
+async def handle(request: Any, context: RequestContext) -> Any:
+    results = [
+        _describe(resource, request.include_synonyms, context.broker) for resource in request.resources
+    ]
+    return answer(API, context.head.version, results=results)
+
+
+def _describe(resource: Any, include_synonyms: bool, broker: BrokerServices) -> dict[str, Any]:
+    result = {
+        "error_code": NO_ERROR,
+        "error_message": None,
+        "resource_type": resource.resource_type,
+        "resource_name": resource.resource_name,
+        "configs": [],
+    }
+    try:
+        entries = _entries(resource, broker)
+    except KafkaError as error:
+        broker.metrics.count_error(error.code)
+        return result | {"error_code": error.code, "error_message": str(error)}
+    if not include_synonyms:
+        for entry in entries:
+            entry["synonyms"] = []
+    return result | {"configs": entries}
+
+
+def _entries(resource: Any, broker: BrokerServices) -> list[dict[str, Any]]:
+    names, keys = resource.resource_name, resource.configuration_keys
+    settings = broker.config.settings
+    if resource.resource_type == TOPIC:
+        info = broker.metadata_cache.topic(names)
+        if info is None:
+            raise UnknownTopicOrPartition(f"there is no topic {names}")
+        return describe_topic(info, broker.replica_manager.log_defaults, settings, keys or None)
+    if resource.resource_type == BROKER:
+        if names not in ("", str(broker.config.id)):
+            raise InvalidRequest(f"this is broker {broker.config.id}; ask broker {names} itself")
+        return describe_broker(settings, keys or None)
+    raise InvalidRequest(f"resource type {resource.resource_type} has no settings here")

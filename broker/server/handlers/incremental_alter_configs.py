@@ -1,0 +1,29 @@
+"""IncrementalAlterConfigs, versions 0 and 1: set, delete, append to or subtract from single settings.
+
+Takes effect on running logs. Broker settings are fixed at start and refused with INVALID_CONFIG.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from millrace.broker.protocol.frames import Api
+from millrace.broker.server.answers import answer
+from millrace.broker.server.context import RequestContext
+from millrace.broker.server.handlers.alter_configs import alter
+from millrace.broker.server.topic_settings import increments
+from millrace.broker.storage.log_config import SETTINGS
+
+API = Api.INCREMENTAL_ALTER_CONFIGS
+VERSIONS = range(2)
+
+
+async def handle(request: Any, context: RequestContext) -> Any:
+    broker = context.broker
+    defaults = {name: broker.replica_manager.log_defaults.value_of(name) for name in SETTINGS}
+    responses = []
+    for resource in request.resources:
+        operations = [(entry.name, entry.config_operation, entry.value) for entry in resource.configs]
+        responses.append(await alter(resource, partial(increments, operations, defaults), request, broker))
+    return answer(API, context.head.version, responses=responses)

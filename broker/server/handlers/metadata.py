@@ -1,0 +1,119 @@
+"""Metadata, versions 0 to 12: brokers, topics, leaders.
+
+Unknown topics are created on the way where both the broker (`auto.create.topics.enable`) and the request
+allow it; the answer then waits for the leaders, where Apache Kafka answers LEADER_NOT_AVAILABLE first and
+lets the client ask again. Authorised operations are not reported: there are no ACLs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import Any
+
+from millrace.broker.coordination.controller_client import NewTopic, check_topic_name
+from millrace.broker.coordination.metadata_cache import INTERNAL_TOPICS, NO_TOPIC_ID, PartitionInfo, TopicInfo
+from millrace.broker.errors import (
+    InvalidTopic,
+    KafkaError,
+    LeaderNotAvailable,
+    TopicAlreadyExists,
+    UnknownTopicId,
+    UnknownTopicOrPartition,
+)
+from millrace.broker.protocol.frames import Api
+from millrace.broker.server.answers import NO_ERROR, answer
+from millrace.broker.server.context import BrokerServices, RequestContext
+
+API = Api.METADATA
+VERSIONS = range(13)
+
+FIRST_WITH_CREATION_FLAG = 4
+CREATION_WAIT_MS = 10_000
+
+
+async def handle(request: Any, context: RequestContext) -> Any:
+    broker, version = context.broker, context.head.version
+    topics = await _topics(request, broker, version)
+    cache = broker.metadata_cache
+    return answer(
+        API,
+        version,
+        brokers=[
+            {"node_id": known.broker_id, "host": known.host, "port": known.port, "rack": known.rack}
+            for known in cache.brokers.values()
+        ],
+        cluster_id=cache.cluster_id,
+        controller_id=cache.controller_id,
+        topics=topics,
+    )
+
+
+async def _topics(request: Any, broker: BrokerServices, version: int) -> list[dict[str, Any]]:
+    cache = broker.metadata_cache
+    asked = request.topics
+    if asked is None or (version == 0 and not asked):
+        return [_known_topic(info, broker) for info in list(cache.topics.values())]
+    may_create = broker.config.settings.auto_create_topics_enable and (
+        version < FIRST_WITH_CREATION_FLAG or request.allow_auto_topic_creation
+    )
+    return list(await asyncio.gather(*(_topic(entry, broker, may_create) for entry in asked)))
+
+
+async def _topic(entry: Any, broker: BrokerServices, may_create: bool) -> dict[str, Any]:
+    cache = broker.metadata_cache
+    topic_id = getattr(entry, "topic_id", None)
+    name = entry.name
+    if name is None or (topic_id not in (None, NO_TOPIC_ID) and not name):
+        found = cache.name_of(topic_id) if topic_id is not None else None
+        if found is None:
+            return _refused(UnknownTopicId.code, None, topic_id)
+        name = found
+    info = cache.topic(name)
+    if info is None and may_create and name not in INTERNAL_TOPICS:
+        settings = broker.config.settings
+        new = NewTopic(name, settings.num_partitions, settings.default_replication_factor)
+        try:
+            info = await broker.controller.ensure_topic(new, CREATION_WAIT_MS)
+        except TopicAlreadyExists:
+            return _refused(LeaderNotAvailable.code, name)
+        except InvalidTopic as error:
+            return _refused(error.code, name)
+        except KafkaError:
+            # Nothing was decided against the topic: let the client ask again.
+            return _refused(LeaderNotAvailable.code, name)
+    if info is None:
+        try:
+            check_topic_name(name)
+        except InvalidTopic as error:
+            return _refused(error.code, name)
+        return _refused(UnknownTopicOrPartition.code, name)
+    return _known_topic(info, broker)
+
+
+def _refused(code: int, name: str | None, topic_id: uuid.UUID | None = None) -> dict[str, Any]:
+    return {"error_code": code, "name": name, "topic_id": topic_id, "partitions": []}
+
+
+def _known_topic(info: TopicInfo, broker: BrokerServices) -> dict[str, Any]:
+    live = broker.metadata_cache.brokers
+    return {
+        "error_code": NO_ERROR,
+        "name": info.name,
+        "topic_id": info.topic_id,
+        "is_internal": info.internal,
+        "partitions": [_partition(number, partition, live) for number, partition in info.partitions.items()],
+    }
+
+
+def _partition(number: int, partition: PartitionInfo, live: dict[int, Any]) -> dict[str, Any]:
+    led = partition.leader in live
+    return {
+        "error_code": NO_ERROR if led else LeaderNotAvailable.code,
+        "partition_index": number,
+        "leader_id": partition.leader if led else -1,
+        "leader_epoch": partition.leader_epoch,
+        "replica_nodes": partition.replicas,
+        "isr_nodes": () if partition.state is None else partition.state.isr,
+        "offline_replicas": tuple(replica for replica in partition.replicas if replica not in live),
+    }

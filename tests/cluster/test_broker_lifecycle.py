@@ -1,0 +1,276 @@
+"""Starting, stopping, being killed, and everything that may keep a broker from starting."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from millrace.broker.coordination.session import Session
+from millrace.broker.errors import (
+    BrokerIdTaken,
+    ConfigError,
+    DataFolderNotWritable,
+    KafkaStorageError,
+    PortTaken,
+    ZooKeeperUnreachable,
+)
+from millrace.broker.protocol.frames import Api
+from millrace.broker.protocol.hot_fetch import PartitionFetch
+
+from tests.conftest import BrokerFactory
+from tests.raw_client import RawClient, batch_of
+from tests.servers import BrokerProcess, ZooKeeper, free_port
+
+pytestmark = pytest.mark.java
+
+TIMEOUT_MS = 20_000
+
+
+def create(client: RawClient, *names: str, partition_count: int = 1) -> None:
+    wanted = [{"name": name, "num_partitions": partition_count, "replication_factor": 1} for name in names]
+    answer = client.ask(Api.CREATE_TOPICS, 7, topics=wanted, timeout=TIMEOUT_MS)
+    assert [topic.error_code for topic in answer.topics] == [0] * len(names), answer
+
+
+def end_offset(client: RawClient, topic: str, partition: int = 0) -> int:
+    given = client.fetch(PartitionFetch(topic, partition, 0, 1)).partitions[0]
+    assert given.error_code == 0, given
+    return given.high_watermark
+
+
+def one_line(broker: BrokerProcess) -> str:
+    """The error line of a broker that did not start; anything like a traceback is a failure."""
+    assert "Traceback" not in broker.log
+    lines = [line for line in broker.log.splitlines() if line.startswith("millrace")]
+    assert len(lines) == 1, broker.log
+    return lines[0]
+
+
+def test_stopped_broker_comes_back_with_its_records(broker: BrokerProcess) -> None:
+    with RawClient(broker.port) as client:
+        create(client, "kept", partition_count=2)
+        client.produce({("kept", 1): batch_of(b"a", b"b")})
+    assert broker.stop() == 0
+    assert (broker.data / ".kafka_cleanshutdown").exists()
+    broker.start()
+    with RawClient(broker.port) as client:
+        assert [end_offset(client, "kept", number) for number in (0, 1)] == [0, 2]
+        client.produce({("kept", 1): batch_of(b"c")})
+        assert end_offset(client, "kept", 1) == 3
+
+
+def test_killed_broker_keeps_what_it_acknowledged(broker: BrokerProcess) -> None:
+    with RawClient(broker.port) as client:
+        create(client, "kept")
+        for number in range(20):
+            assert client.produce({("kept", 0): batch_of(b"%d" % number)}, acks=-1)[0].error_code == 0
+    broker.kill()
+    broker.start()  # waits for the dead one's session, then takes the id
+    with RawClient(broker.port) as client:
+        assert end_offset(client, "kept") == 20
+        assert client.produce({("kept", 0): batch_of(b"more")}, acks=-1)[0].base_offset == 20
+
+
+def test_stop_with_waiting_readers_is_quick(broker: BrokerProcess) -> None:
+    with RawClient(broker.port) as client:
+        create(client, "quiet")
+        client.socket.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            client.fetch(PartitionFetch("quiet", 0, 0, 1), max_wait_ms=60_000)
+        started = time.monotonic()
+        assert broker.stop() == 0
+        assert time.monotonic() - started < 5
+        client.socket.settimeout(5)
+        assert client.is_closed()
+
+
+def test_same_broker_id_twice_is_refused(broker: BrokerProcess, broker_factory: BrokerFactory) -> None:
+    second = broker_factory(zookeeper_path=broker.zookeeper, broker_id=broker.id, start=False)
+    second.launch()
+    assert second.wait_until_ended() == BrokerIdTaken.exit_status
+    line = one_line(second)
+    assert f"broker id {broker.id} is in use" in line
+    assert broker.bootstrap in line
+
+
+def test_taken_port_is_refused(broker_factory: BrokerFactory) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        broker = broker_factory(start=False)
+        broker.port = holder.getsockname()[1]
+        broker.launch()
+        assert broker.wait_until_ended() == PortTaken.exit_status
+    assert f"127.0.0.1:{broker.port}" in one_line(broker)
+
+
+def test_unreachable_zookeeper_is_refused(tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    settings = {"zookeeper.connection.timeout.ms": 700}
+    broker = BrokerProcess(f"{address}/nowhere", tmp_path, settings=settings)
+    broker.launch()
+    assert broker.wait_until_ended() == ZooKeeperUnreachable.exit_status
+    assert address in one_line(broker)
+
+
+@pytest.mark.parametrize("folder", ["file", "/proc/nothing"])
+def test_unusable_data_folder_is_refused(broker_factory: BrokerFactory, tmp_path: Path, folder: str) -> None:
+    broker = broker_factory(start=False)
+    if folder == "file":
+        broker.data.write_text("not a folder")
+    else:
+        broker.data = Path(folder)
+    broker.launch()
+    assert broker.wait_until_ended() == DataFolderNotWritable.exit_status
+    assert str(broker.data) in one_line(broker)
+
+
+def test_unknown_setting_is_refused(broker_factory: BrokerFactory) -> None:
+    broker = broker_factory(start=False)
+    broker.settings["log.segment.byte"] = "1"
+    broker.launch()
+    assert broker.wait_until_ended() == ConfigError.exit_status
+    assert "log.segment.bytes" in one_line(broker)  # the nearest one that exists
+
+
+def test_data_of_another_cluster_is_refused(
+    broker: BrokerProcess, broker_factory: BrokerFactory, zookeeper: ZooKeeper
+) -> None:
+    with RawClient(broker.port) as client:
+        create(client, "precious")
+        client.produce({("precious", 0): batch_of(b"x")})
+    broker.stop()
+    lost = broker_factory(zookeeper_path=zookeeper.chroot(), start=False)
+    lost.data = broker.data
+    lost.launch()
+    assert lost.wait_until_ended() == ConfigError.exit_status
+    assert "cluster.id" in one_line(lost)
+    broker.start()
+    with RawClient(broker.port) as client:
+        assert end_offset(client, "precious") == 1
+
+
+def test_torn_tail_is_cut_and_the_rest_served(broker: BrokerProcess) -> None:
+    with RawClient(broker.port) as client:
+        create(client, "torn")
+        for value in (b"a", b"b", b"c"):
+            client.produce({("torn", 0): batch_of(value)})
+    broker.kill()
+    segment = broker.data / "torn-0" / f"{0:020d}.log"
+    os.truncate(segment, segment.stat().st_size - 5)
+    broker.start()
+    with RawClient(broker.port) as client:
+        assert end_offset(client, "torn") == 2
+        assert client.produce({("torn", 0): batch_of(b"d")})[0].base_offset == 2
+
+
+def test_partition_that_cannot_be_opened_is_offline_alone(broker: BrokerProcess) -> None:
+    with RawClient(broker.port) as client:
+        create(client, "bad", "good")
+        for topic in ("bad", "good"):
+            client.produce({(topic, 0): batch_of(b"x")})
+    broker.stop()
+    # A folder where the segment's file should be cannot be repaired by cutting.
+    segment = broker.data / "bad-0" / f"{0:020d}.log"
+    content = segment.read_bytes()
+    segment.unlink()
+    segment.mkdir()
+    broker.start()
+    with RawClient(broker.port) as client:
+        assert end_offset(client, "good") == 1
+        assert client.produce({("bad", 0): batch_of(b"y")})[0].error_code == KafkaStorageError.code
+    assert "a partition is offline" in broker.log
+    broker.stop()
+    segment.rmdir()
+    segment.write_bytes(content)
+    broker.start()
+    with RawClient(broker.port) as client:
+        assert end_offset(client, "bad") == 1
+
+
+def test_topic_deleted_while_the_broker_is_down_is_gone_from_its_disk(
+    broker_factory: BrokerFactory,
+) -> None:
+    first = broker_factory(broker_id=1)
+    with RawClient(first.port) as client:
+        create(client, "doomed")
+    second = broker_factory(zookeeper_path=first.zookeeper, broker_id=2)
+    assert (first.data / "doomed-0").is_dir()
+    first.stop()
+    with RawClient(second.port) as client:
+        answer = client.ask(Api.DELETE_TOPICS, 6, topics=[{"name": "doomed"}], timeout=TIMEOUT_MS)
+        assert answer.responses[0].error_code == 0
+    first.start()
+    assert not (first.data / "doomed-0").exists()
+
+
+def test_flush_messages_makes_acknowledged_records_durable(broker_factory: BrokerFactory) -> None:
+    broker = broker_factory(log_flush_interval_messages=1, visibility="flushed")
+    with RawClient(broker.port) as client:
+        create(client, "safe")
+        answers = [client.produce({("safe", 0): batch_of(b"x")}, acks=-1)[0] for _ in range(5)]
+        assert [answer.base_offset for answer in answers] == [0, 1, 2, 3, 4]
+        assert end_offset(client, "safe") == 5
+
+
+def test_metrics_are_served_where_asked_for(broker_factory: BrokerFactory) -> None:
+    port = free_port()
+    broker = broker_factory(metrics_listen=f"127.0.0.1:{port}")
+    with RawClient(broker.port) as client:
+        create(client, "counted")
+        client.produce({("counted", 0): batch_of(b"a", b"b")})
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        text = b"".join(iter(lambda: connection.recv(65536), b"")).decode()
+    assert "millrace_broker_produce_records_total 2.0" in text
+    assert 'millrace_broker_requests_total{api="create_topics"} 1.0' in text
+    assert "millrace_broker_controller 1.0" in text
+
+
+# -- ZooKeeper's session -----------------------------------------------------------------------------
+
+
+def test_lost_session_is_followed_by_a_new_registration(broker: BrokerProcess) -> None:
+    assert broker.process is not None
+
+    async def owner() -> int:
+        session = Session(broker.zookeeper, session_timeout_ms=5_000, connection_timeout_ms=5_000)
+        await session.start()
+        try:
+            deadline = time.monotonic() + 20
+            while time.monotonic() < deadline:
+                if await session.exists("/brokers/ids/1"):
+                    return (await session.get("/brokers/ids/1")).owner
+                await asyncio.sleep(0.05)
+            raise AssertionError("the broker is not registered")
+        finally:
+            await session.stop()
+
+    async def wait_until_expired(old: int) -> None:
+        session = Session(broker.zookeeper, session_timeout_ms=5_000, connection_timeout_ms=5_000)
+        await session.start()
+        try:
+            gone = asyncio.Event()
+            if await session.exists("/brokers/ids/1", gone.set):
+                await asyncio.wait_for(gone.wait(), 20)
+        finally:
+            await session.stop()
+
+    with RawClient(broker.port) as client:
+        create(client, "before")
+    first = asyncio.run(owner())
+    broker.process.send_signal(19)  # SIGSTOP: the process sleeps through its session's end
+    try:
+        asyncio.run(wait_until_expired(first))
+    finally:
+        broker.process.send_signal(18)
+    second = asyncio.run(owner())
+    assert second != first
+    with RawClient(broker.port) as client:
+        create(client, "after")
+        assert client.produce({("after", 0): batch_of(b"x")}, acks=-1)[0].error_code == 0
+        assert client.produce({("before", 0): batch_of(b"x")}, acks=-1)[0].error_code == 0

@@ -1,0 +1,180 @@
+"""Real servers for tests: ZooKeeper from PySpark's jars, and broker processes as a user starts them.
+
+`conftest.py` makes fixtures of these. Every process dies with the test session, even when that is killed;
+ports are free ones, data lies in folders that the caller gives.
+"""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from millrace.deploy import zookeeper
+from millrace.deploy.processes import spawn
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 20.0
+POLL_S = 0.02
+
+SESSION_TIMEOUT_MS = 2_000
+"""Short, so that a killed broker's id is free again soon; long enough for two busy cores."""
+
+_API_VERSIONS_V0 = struct.pack(">ihhih", 10, 18, 0, 1, -1)
+
+
+def free_port() -> int:
+    """A port that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class ZooKeeper:
+    """A standalone ZooKeeper; `chroot()` names a fresh path for one cluster."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._numbers = itertools.count(1)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def chroot(self) -> str:
+        """`host:port/path` of a cluster of its own."""
+        return f"{self.address}/cluster-{next(self._numbers)}"
+
+    def start(self) -> ZooKeeper:
+        command = zookeeper.launch_command(self.port, self.folder / "data", heap_mib=128)
+        process = spawn(command, log=self.folder / "zookeeper.log", die_with_parent=True)
+        self._process = process
+        zookeeper.wait_until_serving(
+            self.port, timeout_s=START_TIMEOUT_S, still_running=lambda: process.poll() is None
+        )
+        return self
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(STOP_TIMEOUT_S)
+            self._process = None
+
+    def pause(self) -> None:
+        """Freeze the server: clients see silence, not a closed connection."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+
+class BrokerProcess:
+    """A broker as `millrace broker run` starts it. `restart` keeps id, address and data."""
+
+    def __init__(
+        self,
+        zookeeper_path: str,
+        folder: Path,
+        *,
+        broker_id: int = 1,
+        port: int | None = None,
+        settings: Mapping[str, object] | None = None,
+    ) -> None:
+        self.id = broker_id
+        self.zookeeper = zookeeper_path
+        self.data = folder / "data"
+        self.log_path = folder / "broker.log"
+        self.port = port or free_port()
+        self.settings = {
+            "zookeeper.session.timeout.ms": SESSION_TIMEOUT_MS,
+            "group.initial.rebalance.delay.ms": 0,
+            "offsets.topic.num.partitions": 5,
+            **(settings or {}),
+        }
+        self.process: subprocess.Popen[bytes] | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def bootstrap(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> str:
+        """Everything the process has said so far."""
+        return self.log_path.read_text() if self.log_path.exists() else ""
+
+    def command(self) -> list[str]:
+        words = [sys.executable, "-m", "millrace.deploy.cli", "broker", "run", "--id", str(self.id)]
+        words += ["--listen", self.bootstrap, "--zookeeper", self.zookeeper, "--data", str(self.data)]
+        for key, value in self.settings.items():
+            words += ["--set", f"{key}={value}"]
+        return words
+
+    def launch(self) -> None:
+        """Start the process and do not wait."""
+        self.process = spawn(self.command(), log=self.log_path, die_with_parent=True)
+
+    def start(self) -> BrokerProcess:
+        self.launch()
+        self.wait_until_serving()
+        return self
+
+    def wait_until_serving(self) -> None:
+        """Until it answers a request; raises with the log's end when it does not."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not answers(self.port):
+            assert self.process is not None
+            if self.process.poll() is not None:
+                raise RuntimeError(f"the broker ended with {self.process.returncode}:\n{self.log[-2000:]}")
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the broker does not answer:\n{self.log[-2000:]}")
+            time.sleep(POLL_S)
+
+    def wait_until_ended(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
+        """The exit status."""
+        assert self.process is not None
+        return self.process.wait(timeout_s)
+
+    def kill(self) -> None:
+        """SIGKILL: no flush, no marker, no goodbye to ZooKeeper."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(STOP_TIMEOUT_S)
+
+    def stop(self) -> int:
+        """SIGTERM, and the exit status."""
+        if self.process is None:
+            return 0
+        if self.process.poll() is None:
+            self.process.terminate()
+        try:
+            return self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+
+    def restart(self) -> None:
+        """Stop if it still runs, and start again."""
+        self.stop()
+        self.start()
+
+
+def answers(port: int) -> bool:
+    """Whether a broker on this port answers ApiVersions."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=0.5) as connection:
+            connection.settimeout(2.0)
+            connection.sendall(_API_VERSIONS_V0)
+            return len(connection.recv(8)) == 8
+    except OSError:
+        return False

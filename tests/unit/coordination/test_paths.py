@@ -1,0 +1,67 @@
+"""Znode payloads, against Apache Kafka's own and there and back."""
+
+from __future__ import annotations
+
+import json
+import uuid
+
+import pytest
+from millrace.broker.coordination import paths
+from millrace.broker.coordination.paths import BrokerRegistration, ProducerIdBlock, TopicAssignment
+from millrace.broker.replication.partition import PartitionState
+
+
+def test_broker_of_apache_kafka_is_understood() -> None:
+    data = (
+        b'{"features":{},"listener_security_protocol_map":{"PLAINTEXT":"PLAINTEXT"},'
+        b'"endpoints":["PLAINTEXT://h:9092"],"jmx_port":-1,"port":9092,"host":"h","version":5,'
+        b'"timestamp":"1416974968782","rack":"r1"}'
+    )
+    assert paths.decode_broker(3, data) == BrokerRegistration(3, "h", 9092, "r1")
+
+
+@pytest.mark.parametrize("rack", [None, "r1"])
+def test_broker_survives_the_round_trip(rack: str | None) -> None:
+    broker = BrokerRegistration(1, "::1", 9092, rack)
+    data = paths.encode_broker(broker, 5)
+    assert paths.decode_broker(1, data) == broker
+    assert json.loads(data)["endpoints"] == ["PLAINTEXT://[::1]:9092"]
+
+
+def test_topic_survives_the_round_trip_and_old_topics_have_no_id() -> None:
+    topic = TopicAssignment(uuid.uuid4(), {0: (1, 2), 10: (2,), 2: (3,)})
+    assert paths.decode_topic(paths.encode_topic(topic)) == topic
+    old = paths.decode_topic(b'{"version":1,"partitions":{"0":[0]}}')
+    assert old == TopicAssignment(uuid.UUID(int=0), {0: (0,)})
+
+
+def test_state_is_written_as_apache_kafka_writes_it() -> None:
+    state = PartitionState(leader=1, leader_epoch=2, isr=(1, 3), controller_epoch=4)
+    data = paths.encode_state(state)
+    assert data == b'{"controller_epoch":4,"leader":1,"version":1,"leader_epoch":2,"isr":[1,3]}'
+    assert paths.decode_state(data) == state
+
+
+def test_other_payloads_survive_the_round_trip() -> None:
+    block = ProducerIdBlock(1, 1000, 1999)
+    assert paths.decode_producer_id_block(paths.encode_producer_id_block(block)) == block
+    assert paths.decode_config(paths.encode_config({"a": "1"})) == {"a": "1"}
+    assert paths.decode_controller(paths.encode_controller(3, 0)) == 3
+    assert paths.decode_cluster_id(paths.encode_cluster_id("x")) == "x"
+
+
+@pytest.mark.parametrize(
+    "decode",
+    [
+        lambda data: paths.decode_broker(1, data),
+        paths.decode_topic,
+        paths.decode_state,
+        paths.decode_controller,
+        paths.decode_cluster_id,
+        paths.decode_producer_id_block,
+    ],
+)
+@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"7", b'{"isr":3,"partitions":3}', b"\xff"])
+def test_payload_that_makes_no_sense_is_a_value_error(decode, data: bytes) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ValueError):
+        decode(data)

@@ -1,0 +1,182 @@
+"""Drives one group through virtual time, and stands in for the offsets topic."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterable
+
+import pytest
+from kio.schema.errors import ErrorCode
+from millrace.broker.errors import KafkaError
+from millrace.broker.groups.config import GroupConfig
+from millrace.broker.groups.membership import Group
+from millrace.broker.groups.values import (
+    AnswerJoin,
+    AnswerSync,
+    CommitRequest,
+    Decision,
+    JoinRequest,
+    JoinResult,
+    LeaveRequest,
+    OffsetToCommit,
+    Persist,
+    Protocol,
+    SyncRequest,
+    SyncResult,
+)
+from millrace.broker.protocol.batch import stamp_offset_and_epoch
+from millrace.broker.protocol.records import read_records
+
+ROUND_ROBIN = (Protocol("roundrobin", b"rr"),)
+
+
+class GroupDriver:
+    """One `Group`, a virtual clock, and everything it was ever answered."""
+
+    def __init__(self, config: GroupConfig, group: Group | None = None) -> None:
+        self.group = group or Group("flights-readers", config)
+        self.now_ms = 1_000
+        self.joins: dict[int, JoinResult] = {}
+        self.syncs: dict[int, SyncResult] = {}
+        self.writes: list[Persist] = []
+        self.saves_at_once = True
+        self.tickets = itertools.count(1)
+        self.ids = itertools.count(1)
+
+    def carry_out(self, decisions: Iterable[Decision]) -> None:
+        for decision in decisions:
+            match decision:
+                case AnswerJoin(ticket, result):
+                    assert ticket not in self.joins, "a ticket was answered twice"
+                    self.joins[ticket] = result
+                case AnswerSync(ticket, result):
+                    assert ticket not in self.syncs, "a ticket was answered twice"
+                    self.syncs[ticket] = result
+                case Persist():
+                    self.writes.append(decision)
+                    if self.saves_at_once:
+                        self.saved(decision)
+
+    def saved(self, write: Persist, error: ErrorCode = ErrorCode.none) -> None:
+        self.carry_out(self.group.persisted(write.write_id, error, self.now_ms))
+
+    def advance(self, milliseconds: int) -> None:
+        """Let time pass, waking the group exactly when it asked to be woken."""
+        end_ms = self.now_ms + milliseconds
+        while (due_ms := self.group.deadline_ms()) is not None and due_ms <= end_ms:
+            self.now_ms = max(self.now_ms, due_ms)
+            self.carry_out(self.group.tick(self.now_ms))
+        self.now_ms = end_ms
+        self.carry_out(self.group.tick(self.now_ms))
+
+    def join(
+        self,
+        member_id: str = "",
+        *,
+        instance_id: str | None = None,
+        protocols: tuple[Protocol, ...] = ROUND_ROBIN,
+        protocol_type: str = "consumer",
+        session_timeout_ms: int = 10_000,
+        rebalance_timeout_ms: int = 30_000,
+        known_id_required: bool = False,
+        can_skip_assignment: bool = True,
+    ) -> int:
+        ticket = next(self.tickets)
+        request = JoinRequest(
+            member_id,
+            f"m{next(self.ids)}",
+            instance_id,
+            "client",
+            "/127.0.0.1",
+            session_timeout_ms,
+            rebalance_timeout_ms,
+            protocol_type,
+            protocols,
+            known_id_required,
+            can_skip_assignment,
+        )
+        self.carry_out(self.group.join(request, ticket, self.now_ms))
+        return ticket
+
+    def sync(
+        self,
+        member_id: str,
+        generation: int,
+        assignments: dict[str, bytes] | None = None,
+        instance_id: str | None = None,
+        protocol_name: str | None = None,
+    ) -> int:
+        ticket = next(self.tickets)
+        request = SyncRequest(member_id, instance_id, generation, None, protocol_name, assignments or {})
+        self.carry_out(self.group.sync(request, ticket, self.now_ms))
+        return ticket
+
+    def heartbeat(self, member_id: str, generation: int, instance_id: str | None = None) -> ErrorCode:
+        error, decisions = self.group.heartbeat(member_id, instance_id, generation, self.now_ms)
+        self.carry_out(decisions)
+        return error
+
+    def leave(self, member_id: str, instance_id: str | None = None) -> ErrorCode:
+        results, decisions = self.group.leave([LeaveRequest(member_id, instance_id)], self.now_ms)
+        self.carry_out(decisions)
+        return results[0].error
+
+    def check_commit(self, member_id: str, generation: int, instance_id: str | None = None) -> ErrorCode:
+        offsets = {("flights", 0): OffsetToCommit(1, -1, "")}
+        return self.group.check_commit(
+            CommitRequest(member_id, instance_id, generation, offsets), self.now_ms
+        )
+
+    def settle(self, *tickets: int) -> list[str]:
+        """Let everyone whose join was answered sync, the leader assigning each member its own id."""
+        joined = [self.joins[ticket] for ticket in tickets]
+        assignments = {result.member_id: result.member_id.encode() for result in joined}
+        leader = next(result for result in joined if result.member_id == result.leader)
+        for result in joined:
+            self.sync(result.member_id, result.generation, assignments if result is leader else None)
+        return [result.member_id for result in joined]
+
+
+@pytest.fixture
+def new_driver() -> Callable[..., GroupDriver]:
+    def make(group: Group | None = None, **settings: int) -> GroupDriver:
+        return GroupDriver(GroupConfig(**{"initial_rebalance_delay_ms": 0, **settings}), group)
+
+    return make
+
+
+class MemoryOffsetsLog:
+    """The offsets topic in memory; `failure` makes appends fail, `gate` holds them back."""
+
+    def __init__(self, partition_count: int = 4) -> None:
+        self.batches: dict[int, list[bytes]] = {}
+        self.next_offset: dict[int, int] = {}
+        self.failure: KafkaError | None = None
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.count = partition_count
+
+    def partition_count(self) -> int:
+        return self.count
+
+    async def append(self, partition: int, batch: bytes) -> int:
+        if self.failure is not None:
+            raise self.failure
+        base_offset = self.next_offset.get(partition, 0)
+        stamped = bytearray(batch)
+        stamp_offset_and_epoch(stamped, base_offset, 0)
+        self.batches.setdefault(partition, []).append(bytes(stamped))
+        self.next_offset[partition] = base_offset + len(read_records(stamped))
+        await self.gate.wait()
+        return base_offset
+
+    async def read_all(self, partition: int) -> AsyncIterator[memoryview]:
+        for batch in self.batches.get(partition, []):
+            await asyncio.sleep(0)
+            yield memoryview(batch)
+
+
+@pytest.fixture
+def offsets_log() -> MemoryOffsetsLog:
+    return MemoryOffsetsLog()

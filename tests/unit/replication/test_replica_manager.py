@@ -1,0 +1,217 @@
+"""The replica manager over real logs in a temporary folder."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from millrace.broker.errors import (
+    KafkaError,
+    NotEnoughReplicas,
+    NotLeaderOrFollower,
+    UnknownTopicOrPartition,
+)
+from millrace.broker.protocol.records import Record, build_batch
+from millrace.broker.replication.partition import PartitionState
+from millrace.broker.replication.replica_manager import ACKS_ALL, MustReadCold, ReplicaManager
+from millrace.broker.storage.log import Log
+from millrace.broker.storage.log_config import LogConfig
+from millrace.broker.storage.log_manager import LogManager
+from millrace.broker.storage.segment import WouldBlock
+from millrace.broker.telemetry.metrics import BrokerMetrics
+
+TOPIC_ID = uuid.UUID(int=7)
+Scenario = Callable[[ReplicaManager], Awaitable[None]]
+
+
+def batch(*values: bytes) -> memoryview:
+    records = [Record(key=None, value=v, headers=(), timestamp_ms=1, offset=n) for n, v in enumerate(values)]
+    return memoryview(build_batch(records))
+
+
+def led(epoch: int = 0, leader: int = 1) -> dict[int, PartitionState]:
+    return {0: PartitionState(leader, epoch, (1,), 1)}
+
+
+def run(tmp_path: Path, scenario: Scenario, **options: str) -> None:
+    async def main() -> None:
+        logs = LogManager([tmp_path], LogConfig())
+        logs.start(0)
+        manager = ReplicaManager(
+            1,
+            logs,
+            LogConfig(),
+            clock_ms=lambda: 1_000,
+            is_known=lambda topic, _partition: topic == "elsewhere",
+            metrics=BrokerMetrics(),
+            **options,  # type: ignore[arg-type]
+        )
+        try:
+            await scenario(manager)
+        finally:
+            manager.close()
+            logs.close(0)
+
+    asyncio.run(main())
+
+
+def append(manager: ReplicaManager, *values: bytes, acks: int = 1) -> int:
+    return manager.append_now("t", 0, batch(*values), acks)[0].base_offset
+
+
+def test_leader_appends_and_serves_up_to_the_high_watermark(tmp_path: Path) -> None:
+    async def scenario(manager: ReplicaManager) -> None:
+        await manager.apply_topic("t", TOPIC_ID, led(), {})
+        assert [append(manager, b"a", b"b"), append(manager, b"c", acks=ACKS_ALL)] == [0, 2]
+        read = manager.read_now("t", 0, 0, 1 << 20, at_least_one=True)
+        assert (read.high_watermark, read.last_stable_offset, read.log_start_offset) == (3, 3, 0)
+        assert len(read.records) == len(batch(b"a", b"b")) + len(batch(b"c"))
+        batches = [bytes(view) async for view in manager.read_all("t", 0)]
+        assert b"".join(batches) == bytes(read.records)
+
+    run(tmp_path, scenario)
+
+
+def test_partition_that_is_not_here_gets_the_error_that_fits(tmp_path: Path) -> None:
+    async def scenario(manager: ReplicaManager) -> None:
+        with pytest.raises(UnknownTopicOrPartition):
+            append(manager, b"x")
+        with pytest.raises(NotLeaderOrFollower):
+            manager.append_now("elsewhere", 0, batch(b"x"), 1)
+        await manager.apply_topic("t", TOPIC_ID, led(leader=2), {})
+        with pytest.raises(NotLeaderOrFollower):
+            append(manager, b"x")
+        with pytest.raises(NotLeaderOrFollower):
+            manager.read_now("t", 0, 0, 1, at_least_one=True)
+
+    run(tmp_path, scenario)
+
+
+def test_too_few_in_sync_replicas_refuse_acks_all_before_anything_is_written(tmp_path: Path) -> None:
+    async def scenario(manager: ReplicaManager) -> None:
+        await manager.apply_topic("t", TOPIC_ID, led(), {"min.insync.replicas": "2"})
+        with pytest.raises(NotEnoughReplicas):
+            append(manager, b"x", acks=ACKS_ALL)
+        assert append(manager, b"y", acks=1) == 0
+
+    run(tmp_path, scenario)
+
+
+def test_leadership_is_told_once_when_it_comes_and_when_it_goes(tmp_path: Path) -> None:
+    async def scenario(manager: ReplicaManager) -> None:
+        told: list[tuple[str, str, int]] = []
+        manager.listeners.gained.append(lambda topic, number: told.append(("gained", topic, number)))
+        manager.listeners.lost.append(lambda topic, number: told.append(("lost", topic, number)))
+        for states in (led(0), led(0), led(1, leader=-1), led(1, leader=-1), led(2)):
+            await manager.apply_topic("t", TOPIC_ID, states, {})
+        await manager.remove_topic("t")
+        assert [kind for kind, _, _ in told] == ["gained", "lost", "gained", "lost"]
+
+    run(tmp_path, scenario)
+
+
+def test_new_epoch_is_on_record_for_the_next_reader(tmp_path: Path) -> None:
+    async def scenario(manager: ReplicaManager) -> None:
+        await manager.apply_topic("t", TOPIC_ID, led(0), {})
+        append(manager, b"a", b"b")
+        await manager.apply_topic("t", TOPIC_ID, led(4), {})
+        append(manager, b"c")
+        assert manager.epoch_end("t", 0, 0) == (0, 2)
+        assert manager.epoch_end("t", 0, 4) == (4, 3)
+        parted = manager.read_now("t", 0, 3, 1, at_least_one=True, last_fetched_epoch=0)
+        assert parted.diverging == (0, 2)
+
+    run(tmp_path, scenario)
+
+
+def test_topic_of_another_id_begins_empty(tmp_path: Path) -> None:
+    async def scenario(manager: ReplicaManager) -> None:
+        await manager.apply_topic("t", TOPIC_ID, led(), {})
+        append(manager, b"old")
+        await manager.apply_topic("t", uuid.UUID(int=8), led(), {})
+        assert append(manager, b"new") == 0
+
+    run(tmp_path, scenario)
+
+
+def test_flush_messages_is_awaited_and_never_on_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import threading
+
+    threads: list[str] = []
+    flush = Log.flush
+
+    def noted(log: Log, now_ms: int) -> None:
+        threads.append(threading.current_thread().name)
+        flush(log, now_ms)
+
+    monkeypatch.setattr(Log, "flush", noted)
+
+    async def scenario(manager: ReplicaManager) -> None:
+        await manager.apply_topic("t", TOPIC_ID, led(), {"flush.messages": "2"})
+        _, first = manager.append_now("t", 0, batch(b"a"), 1)
+        _, second = manager.append_now("t", 0, batch(b"b"), 1)
+        _, third = manager.append_now("t", 0, batch(b"c"), 1)
+        assert first is None
+        assert second is not None and third is not None
+        await second
+        await third
+        assert manager.leader_of("t", 0).log.recovery_point == 3
+
+    run(tmp_path, scenario)
+    assert threads and all(name.startswith("disk") for name in threads[:2])
+
+
+def test_flushed_visibility_hides_records_until_they_are_durable(tmp_path: Path) -> None:
+    async def scenario(manager: ReplicaManager) -> None:
+        await manager.apply_topic("t", TOPIC_ID, led(), {})
+        append(manager, b"a")
+        hidden = manager.read_now("t", 0, 0, 1, at_least_one=True)
+        assert (hidden.high_watermark, bytes(hidden.records)) == (0, b"")
+        reader = asyncio.ensure_future(manager.waiting_fetches.wait([("t", 0)], 1, 10))
+        await asyncio.sleep(0)
+        appended = await manager.append(("t", 0), batch(b"b"))
+        assert appended.base_offset == 1
+        assert await reader
+        assert manager.read_now("t", 0, 0, 1, at_least_one=True).high_watermark == 2
+
+    run(tmp_path, scenario, visibility="flushed")
+
+
+def test_failed_flush_fails_those_who_wait_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(manager: ReplicaManager) -> None:
+        await manager.apply_topic("t", TOPIC_ID, led(), {"flush.messages": "1"})
+
+        def broken(_log: Log, _now_ms: int) -> None:
+            raise KafkaError.from_code(56, "the disk is gone")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Log, "flush", broken)
+            with pytest.raises(KafkaError, match="the disk is gone"):
+                await manager.append(("t", 0), batch(b"a"))
+
+    run(tmp_path, scenario)
+
+
+def test_cold_read_is_left_to_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(manager: ReplicaManager) -> None:
+        await manager.apply_topic("t", TOPIC_ID, led(), {})
+        append(manager, b"a")
+        warm = Log.read
+
+        def cold(log: Log, *arguments: object, may_block: bool = True, **named: object) -> object:
+            if not may_block:
+                raise WouldBlock("cold")
+            return warm(log, *arguments, **named)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(Log, "read", cold)
+        with pytest.raises(MustReadCold) as caught:
+            manager.read_now("t", 0, 0, 1 << 20, at_least_one=True)
+        read = await caught.value.read()
+        assert len(read.records) == len(batch(b"a"))
+
+    run(tmp_path, scenario)

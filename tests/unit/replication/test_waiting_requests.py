@@ -1,0 +1,52 @@
+"""Waiting fetches."""
+
+from __future__ import annotations
+
+import asyncio
+
+from millrace.broker.replication.waiting_requests import WaitingFetches
+
+A, B, C = ("t", 0), ("t", 1), ("u", 0)
+
+
+def test_bytes_of_all_partitions_add_up_and_others_do_not_count() -> None:
+    async def scenario() -> None:
+        waiting = WaitingFetches()
+        fetch = asyncio.ensure_future(waiting.wait([A, B], 100, 60))
+        await asyncio.sleep(0)
+        waiting.appended(A, 60)
+        waiting.appended(C, 1_000)
+        await asyncio.sleep(0)
+        assert not fetch.done()
+        waiting.appended(B, 40)
+        assert await fetch
+        assert len(waiting) == 0
+
+    asyncio.run(scenario())
+
+
+def test_time_and_disturbance_end_the_wait() -> None:
+    async def scenario() -> None:
+        waiting = WaitingFetches()
+        assert not await waiting.wait([A], 1, 0.001)
+        fetch = asyncio.ensure_future(waiting.wait([A], 1 << 30, 60))
+        await asyncio.sleep(0)
+        waiting.disturbed(A)
+        assert await fetch
+        assert len(waiting) == 0
+
+    asyncio.run(scenario())
+
+
+def test_reader_that_goes_away_leaves_nothing_behind() -> None:
+    async def scenario() -> None:
+        waiting = WaitingFetches()
+        fetch = asyncio.ensure_future(waiting.wait([A, B], 1, 60))
+        await asyncio.sleep(0)
+        assert len(waiting) == 1
+        fetch.cancel()
+        await asyncio.gather(fetch, return_exceptions=True)
+        assert len(waiting) == 0
+        waiting.appended(A, 5)
+
+    asyncio.run(scenario())

@@ -1,0 +1,150 @@
+"""Responses of every version from plain values, and what dispatch makes of requests it cannot serve."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import struct
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kio.schema.errors import ErrorCode
+from millrace.broker.errors import InvalidTopic, ProtocolError, UnknownServerError, UnsupportedVersion
+from millrace.broker.protocol.frames import Api, RequestHead, decode_response, encode_response
+from millrace.broker.server.answers import answer, build_entity, refusal, request_type, response_type
+from millrace.broker.server.dispatch import Dispatcher, Handler
+from millrace.broker.server.registry import MODULES, handlers, spoken_apis
+from millrace.broker.telemetry.metrics import BrokerMetrics
+
+EVERY_VERSION = [
+    (module.API, version)
+    for module in MODULES
+    for version in module.VERSIONS
+    if version not in getattr(module, "FRAME_VERSIONS", ()) or module.API == Api.API_VERSIONS
+]
+
+
+@pytest.mark.parametrize(("api", "version"), EVERY_VERSION)
+def test_refusal_of_every_version_can_be_written_and_read(api: Api, version: int) -> None:
+    response = refusal(api, version, UnsupportedVersion.code)
+    frame = encode_response(RequestHead(api, version, 7, None), response)
+    decoded = decode_response(response_type(api, version), memoryview(frame)[4:])
+    assert decoded == response
+    if hasattr(decoded, "error_code"):
+        assert decoded.error_code == ErrorCode.unsupported_version
+
+
+def test_fields_of_newer_versions_are_left_out_and_missing_ones_are_empty() -> None:
+    old = answer(
+        Api.METADATA, 0, brokers=[{"node_id": 1, "host": "h", "port": 9, "rack": "r"}], cluster_id="c"
+    )
+    assert (old.brokers[0].host, old.topics) == ("h", ())
+    assert not hasattr(old, "cluster_id")
+    new = answer(Api.METADATA, 12, throttle_time=1_500)
+    assert (new.throttle_time, new.cluster_id, new.controller_id) == (timedelta(seconds=1.5), None, -1)
+
+
+def test_spoken_ranges_are_those_of_the_handlers() -> None:
+    spoken = {api.api_key: api for api in spoken_apis()}
+    assert len(spoken) == len(MODULES)
+    for handler in handlers():
+        assert spoken[handler.api_key].last == handler.versions[-1]
+        assert spoken[handler.api_key].first <= handler.versions[0]
+        for version in handler.versions:
+            if version not in handler.frame_versions:
+                assert request_type(handler.api_key, version)
+
+
+# -- dispatch ----------------------------------------------------------------------------------------
+
+
+def dispatcher(handle: Any) -> Dispatcher:
+    served = [Handler(int(Api.METADATA), range(10), range(0), handle, None)]
+    return Dispatcher([*served, *handlers()[13:14]], SimpleNamespace(spoken=spoken_apis()), BrokerMetrics())
+
+
+def frame_of(api: Api, version: int, **fields: Any) -> memoryview:
+    from millrace.broker.protocol.frames import encode_request
+
+    return memoryview(encode_request(build_entity(request_type(api, version), fields), 9, "c"))[4:]
+
+
+def dispatch_metadata(handle: Any) -> Any:
+    async def scenario() -> Any:
+        return await dispatcher(handle).dispatch(frame_of(Api.METADATA, 9, topics=None), "h")
+
+    frame = asyncio.run(scenario())
+    return decode_response(response_type(Api.METADATA, 9), memoryview(frame)[4:])
+
+
+def test_refusal_raised_by_a_handler_is_answered_and_the_connection_goes_on() -> None:
+    async def refuse(_request: Any, _context: Any) -> Any:
+        raise InvalidTopic("no")
+
+    async def fail(_request: Any, _context: Any) -> Any:
+        raise RuntimeError("a mistake of ours")
+
+    assert dispatch_metadata(refuse).topics == ()
+    assert dispatch_metadata(fail).topics == ()
+    metrics = BrokerMetrics()
+    served = Handler(int(Api.METADATA), range(10), range(0), fail, None)
+
+    async def scenario() -> None:
+        await Dispatcher([served], None, metrics).dispatch(frame_of(Api.METADATA, 9), "h")
+
+    asyncio.run(scenario())
+    assert metrics.error_counts == {UnknownServerError.code: 1}
+
+
+@pytest.mark.parametrize(("api_key", "version"), [(500, 0), (-1, 0), (3, 12), (3, -1), (1, 900)])
+def test_what_is_not_spoken_is_answered_with_code_35(api_key: int, version: int) -> None:
+    frame = struct.pack(">hhih", api_key, version, 77, -1) + b"\x00"
+    answered = dispatcher(None).dispatch(memoryview(frame), "h")
+    assert isinstance(answered, bytes)
+    size, correlation_id = struct.unpack_from(">ii", answered)
+    assert (size, correlation_id) == (len(answered) - 4, 77)
+    assert struct.pack(">h", UnsupportedVersion.code) in answered[8:] or api_key == 3
+
+
+def test_random_bytes_never_raise_anything_but_a_protocol_error() -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+
+    async def nothing(_request: Any, _context: Any) -> Any:
+        return None
+
+    served = [
+        handler._replace(handle=nothing, handle_frame=None, frame_versions=range(0))
+        for handler in handlers()
+        if handler.api_key not in (Api.PRODUCE, Api.FETCH, Api.LIST_OFFSETS)
+    ]
+    table = Dispatcher(served, None, BrokerMetrics())
+
+    async def scenario() -> None:
+        for _ in range(3_000):
+            handler = rng.choice(served)
+            head = struct.pack(">hhih", handler.api_key, rng.choice(handler.versions), 1, -1)
+            body = rng.randbytes(rng.choice([0, 1, 3, 10, 60]))
+            if rng.random() < 0.5:
+                body = body.replace(b"\x80", b"\x00") + b"\x7f\xff\xff\xff"
+            try:
+                answered = table.dispatch(memoryview(head + body), "h")
+            except ProtocolError:
+                continue
+            await answered  # type: ignore[misc]
+
+    asyncio.run(scenario())
+
+
+def test_failure_of_a_hot_handler_is_answered_and_logged_once() -> None:
+    def fail(*_arguments: Any) -> Any:
+        raise RuntimeError("a mistake of ours")
+
+    metrics = BrokerMetrics()
+    served = Handler(int(Api.METADATA), range(10), range(10), None, fail)
+    answered = Dispatcher([served], None, metrics).dispatch(frame_of(Api.METADATA, 9), "h")
+    assert isinstance(answered, bytes)
+    assert metrics.error_counts == {UnknownServerError.code: 1}

@@ -1,0 +1,43 @@
+"""Topic settings in the protocol's words."""
+
+from __future__ import annotations
+
+import pytest
+from millrace.broker.errors import InvalidConfig, InvalidRequest
+from millrace.broker.server.topic_settings import APPEND, DELETE, SET, SUBTRACT, increments, replacement
+
+DEFAULTS = {"cleanup.policy": "delete"}
+
+
+def test_increments_apply_one_after_the_other() -> None:
+    change = increments(
+        [("retention.ms", SET, "5"), ("segment.bytes", DELETE, None), ("cleanup.policy", APPEND, "compact")],
+        DEFAULTS,
+    )
+    assert change({"segment.bytes": "9"}) == {"retention.ms": "5", "cleanup.policy": "delete,compact"}
+    assert change({"cleanup.policy": "compact"})["cleanup.policy"] == "compact"
+
+
+def test_subtracting_takes_only_what_is_named() -> None:
+    change = increments([("cleanup.policy", SUBTRACT, "delete")], DEFAULTS)
+    assert change({"cleanup.policy": "compact,delete"}) == {"cleanup.policy": "compact"}
+
+
+@pytest.mark.parametrize(
+    ("steps", "error"),
+    [
+        ([("retention.ms", SET, "1"), ("retention.ms", SET, "2")], InvalidRequest),
+        ([("retention.ms", SET, None)], InvalidRequest),
+        ([("retention.ms", 9, "1")], InvalidRequest),
+        ([("retention.ms", APPEND, "1")], InvalidConfig),
+    ],
+)
+def test_increments_that_make_no_sense_are_refused(
+    steps: list[tuple[str, int, str | None]], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        increments(steps, DEFAULTS)
+
+
+def test_replacement_forgets_what_is_not_given() -> None:
+    assert replacement([("a", "1"), ("b", None)])({"c": "3"}) == {"a": "1"}

@@ -1,0 +1,161 @@
+"""Administration through foreign clients: topics, settings, groups, offsets."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka import ConsumerGroupState, ConsumerGroupTopicPartitions, KafkaException, TopicPartition
+from confluent_kafka.admin import ConfigResource, NewPartitions, NewTopic, OffsetSpec
+from kafka import KafkaAdminClient
+
+from tests.wire.foreign_clients import PATIENCE_S, Sent, wait_until
+
+
+def error_name(future) -> str:
+    with pytest.raises(KafkaException) as refused:
+        future.result(PATIENCE_S)
+    return refused.value.args[0].name()
+
+
+def topics_of(admin) -> dict:
+    return admin.list_topics(timeout=PATIENCE_S).topics
+
+
+def test_topics_are_made_described_widened_and_deleted(admin, fresh_name):
+    topic = fresh_name("topic")
+    new = NewTopic(topic, 3, 1, config={"retention.ms": "12345", "cleanup.policy": "compact"})
+    admin.create_topics([new])[topic].result(PATIENCE_S)
+    assert len(topics_of(admin)[topic].partitions) == 3
+    assert error_name(admin.create_topics([new])[topic]) == "TOPIC_ALREADY_EXISTS"
+
+    resource = ConfigResource("topic", topic)
+    (described,) = admin.describe_configs([resource]).values()
+    configs = described.result(PATIENCE_S)
+    assert configs["retention.ms"].value == "12345"
+    assert configs["cleanup.policy"].value == "compact"
+    assert not configs["retention.ms"].is_default
+    assert configs["segment.bytes"].is_default
+
+    admin.create_partitions([NewPartitions(topic, 5)])[topic].result(PATIENCE_S)
+    wait_until(lambda: len(topics_of(admin)[topic].partitions) == 5, "five partitions")
+    assert error_name(admin.create_partitions([NewPartitions(topic, 2)])[topic]) == "INVALID_PARTITIONS"
+
+    admin.delete_topics([topic])[topic].result(PATIENCE_S)
+    wait_until(lambda: topic not in topics_of(admin), "the topic is gone")
+    assert error_name(admin.delete_topics([topic])[topic]) == "UNKNOWN_TOPIC_OR_PART"
+
+
+@pytest.mark.parametrize(
+    ("name", "partitions", "replicas", "config", "error"),
+    [
+        ("no/slashes", 1, 1, {}, "TOPIC_EXCEPTION"),
+        ("x" * 250, 1, 1, {}, "TOPIC_EXCEPTION"),
+        ("none", 0, 1, {}, "INVALID_PARTITIONS"),
+        ("too-many-replicas", 1, 3, {}, "INVALID_REPLICATION_FACTOR"),
+        ("unknown-setting", 1, 1, {"no.such.setting": "1"}, "INVALID_CONFIG"),
+        ("wrong-setting", 1, 1, {"retention.ms": "soon"}, "INVALID_CONFIG"),
+    ],
+)
+def test_topic_that_cannot_be_is_refused_with_its_own_error(admin, name, partitions, replicas, config, error):
+    made = admin.create_topics([NewTopic(name, partitions, replicas, config=config)])
+    assert error_name(made[name]) == error
+    assert name not in topics_of(admin)
+
+
+def test_topic_made_again_under_its_name_is_empty(admin, readers, new_topic, fresh_name):
+    client = readers[0]
+    topic = new_topic()
+    client.produce(topic, [Sent(b"old")])
+    admin.delete_topics([topic])[topic].result(PATIENCE_S)
+    wait_until(lambda: topic not in topics_of(admin), "the topic is gone")
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(PATIENCE_S)
+    assert client.bounds(topic, 0) == (0, 0)
+    assert client.produce(topic, [Sent(b"new")]) == [0]
+    assert [record.value for record in client.consume(topic, [0], 1)] == [b"new"]
+
+
+def test_settings_are_altered_and_take_effect(admin, readers, new_topic):
+    topic = new_topic()
+    resource = ConfigResource("topic", topic, set_config={"max.message.bytes": "1000"})
+    (altered,) = admin.alter_configs([resource]).values()
+    altered.result(PATIENCE_S)
+    (described,) = admin.describe_configs([ConfigResource("topic", topic)]).values()
+    assert described.result(PATIENCE_S)["max.message.bytes"].value == "1000"
+
+
+def test_records_below_an_offset_are_deleted(admin, readers, new_topic):
+    client, topic = readers[0], new_topic()
+    client.produce(topic, [Sent(b"%d" % number) for number in range(10)])
+    (deleted,) = admin.delete_records([TopicPartition(topic, 0, 6)]).values()
+    assert deleted.result(PATIENCE_S).low_watermark == 6
+    for reader in readers:
+        assert reader.bounds(topic, 0) == (6, 10)
+        assert [record.offset for record in reader.consume(topic, [0], 4, start=6)] == [6, 7, 8, 9]
+
+
+def test_offsets_by_specification(admin, readers, new_topic):
+    client, topic = readers[0], new_topic()
+    times_ms = [5_000, 9_000, 7_000]
+    client.produce(topic, [Sent(b"x", timestamp_ms=1_700_000_000_000 + time_ms) for time_ms in times_ms])
+
+    def offset(spec) -> int:
+        (found,) = admin.list_offsets({TopicPartition(topic, 0): spec}).values()
+        return found.result(PATIENCE_S).offset
+
+    assert offset(OffsetSpec.earliest()) == 0
+    assert offset(OffsetSpec.latest()) == 3
+    assert offset(OffsetSpec.max_timestamp()) == 1
+    assert offset(OffsetSpec.for_timestamp(1_700_000_000_000 + 6_000)) == 1
+
+
+def test_groups_are_listed_described_and_deleted(admin, client, new_topic, fresh_name):
+    topic, group = new_topic(), fresh_name("group")
+    client.produce(topic, [Sent(b"x")])
+    member = client.member(group, topic)
+    wait_until(lambda: bool(member.records), "the member reads")
+
+    listed = {g.group_id: g for g in admin.list_consumer_groups().result(PATIENCE_S).valid}
+    assert listed[group].state == ConsumerGroupState.STABLE
+    described = admin.describe_consumer_groups([group])[group].result(PATIENCE_S)
+    (shown,) = described.members
+    assert described.state == ConsumerGroupState.STABLE
+    assert described.partition_assignor in ("range", "roundrobin")
+    assert [(p.topic, p.partition) for p in shown.assignment.topic_partitions] == [(topic, 0)]
+    assert shown.host.lstrip("/") == "127.0.0.1"
+    assert error_name(admin.delete_consumer_groups([group])[group]) == "NON_EMPTY_GROUP"
+
+    member.leave()
+    emptied = admin.describe_consumer_groups([group])[group].result(PATIENCE_S)
+    assert emptied.state == ConsumerGroupState.EMPTY
+    assert client.committed(group, topic, 0) == 1
+    admin.delete_consumer_groups([group])[group].result(PATIENCE_S)
+    assert client.committed(group, topic, 0) is None
+    assert error_name(admin.delete_consumer_groups([group])[group]) == "GROUP_ID_NOT_FOUND"
+
+
+def test_offsets_of_an_empty_group_are_set_and_read(admin, readers, new_topic, fresh_name):
+    topic, group = new_topic(), fresh_name("group")
+    readers[0].produce(topic, [Sent(b"%d" % number) for number in range(5)])
+    wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0, 3)])
+    (altered,) = admin.alter_consumer_group_offsets([wanted]).values()
+    altered.result(PATIENCE_S)
+    for reader in readers:
+        assert reader.committed(group, topic, 0) == 3
+    (listed,) = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)]).values()
+    assert [(p.topic, p.partition, p.offset) for p in listed.result(PATIENCE_S).topic_partitions] == [
+        (topic, 0, 3)
+    ]
+
+
+def test_kafka_python_administers_too(bootstrap, fresh_name):
+    admin = KafkaAdminClient(bootstrap_servers=bootstrap)
+    try:
+        topic = fresh_name("topic")
+        admin.create_topics({topic: {"num_partitions": 2, "replication_factor": 1}})
+        wait_until(lambda: topic in admin.list_topics(), "the topic is listed")
+        (described,) = admin.describe_topics([topic])
+        assert len(described["partitions"]) == 2
+        assert admin.describe_cluster()["brokers"]
+        admin.delete_topics([topic])
+        wait_until(lambda: topic not in admin.list_topics(), "the topic is gone")
+    finally:
+        admin.close()

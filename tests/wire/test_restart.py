@@ -1,0 +1,38 @@
+"""A broker that is killed and comes back, as foreign clients live through it."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.wire.foreign_clients import CLIENTS, Sent, wait_until
+
+pytestmark = pytest.mark.skipif(
+    "MILLRACE_WIRE_BOOTSTRAP" in os.environ, reason="the cluster given is not ours to kill"
+)
+
+
+def numbered(first: int, count: int) -> list[Sent]:
+    return [Sent(b"%d" % n, timestamp_ms=1_700_000_000_000 + n) for n in range(first, first + count)]
+
+
+@pytest.mark.parametrize("library", CLIENTS, ids=lambda library: library.name)
+def test_group_goes_on_after_its_coordinator_was_killed(broker, library):
+    """Records, committed offsets and membership come back from the logs alone."""
+    client = library(broker.bootstrap)
+    client.produce("flights", numbered(0, 50))
+    member = client.member("readers", "flights")
+    wait_until(lambda: len(member.records) == 50, "the member reads")
+    wait_until(lambda: client.committed("readers", "flights", 0) == 50, "the commit is taken")
+
+    broker.kill()
+    broker.start()
+
+    assert client.committed("readers", "flights", 0) == 50
+    assert client.bounds("flights", 0) == (0, 50)
+    client.produce("flights", numbered(50, 50))
+    wait_until(lambda: len(member.records) >= 100 or member.failure is not None, "the member reads on")
+    member.leave()
+    assert [int(record.value) for record in member.records] == list(range(100))
+    assert client.committed("readers", "flights", 0) == 100
