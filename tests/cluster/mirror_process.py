@@ -1,0 +1,151 @@
+"""A mirror as a user starts it, and the reading and writing that its tests need."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from millrace.broker.client.cluster import Cluster
+from millrace.broker.client.offsets import LATEST
+from millrace.broker.client.raw_fetch import FetchPosition, fetch
+from millrace.broker.client.raw_produce import produce
+from millrace.broker.errors import KafkaError, error_for_code
+from millrace.broker.protocol.batch import HEADER_SIZE, iterate_batches, verify_crc
+from millrace.deploy.processes import spawn
+
+from tests.servers import free_port
+
+T = TypeVar("T")
+TIMEOUT_S = 40.0
+
+
+class MirrorProcess:
+    """One `millrace mirror run`. `folder` holds its config and log."""
+
+    def __init__(
+        self,
+        folder: Path,
+        target: str,
+        sources: dict[str, str],
+        *,
+        topics: Sequence[str] = (".*",),
+        **more: Any,
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.port = free_port()
+        self.log_path = folder / "mirror.log"
+        self.config_path = folder / "mirror.yaml"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.settings = {
+            "name": "aggregate",
+            "target": {"cluster": "agg", "bootstrap": [target]},
+            "sources": [
+                {"cluster": name, "bootstrap": [address], "topics": {"include": list(topics)}}
+                for name, address in sources.items()
+            ],
+            "control": {"listen": f"127.0.0.1:{self.port}"},
+            "group": {"session_timeout_ms": 6_000, "rebalance_timeout_ms": 10_000},
+            "discovery_interval_ms": 500,
+            **more,
+        }
+        self.config_path.write_text(yaml.safe_dump(self.settings))
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text() if self.log_path.exists() else ""
+
+    def start(self) -> MirrorProcess:
+        words = [sys.executable, "-m", "millrace.deploy.cli", "mirror", "run"]
+        words += ["--config", str(self.config_path)]
+        self.process = spawn(words, log=self.log_path, die_with_parent=True)
+        return self
+
+    def kill(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(10)
+
+    def terminate(self) -> int:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(30)
+
+    def get(self, path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+                return int(answer.status), answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def status(self) -> dict[str, Any]:
+        """The /status document; {} while the port does not answer."""
+        try:
+            return dict(json.loads(self.get("/status")[1]))
+        except OSError:
+            return {}
+
+
+async def until(condition: Callable[[], Awaitable[T]], describe: Callable[[], str]) -> T:
+    """Polls until the condition gives something true."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        value = await condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {TIMEOUT_S:.0f} s; {describe()}")
+        await asyncio.sleep(0.1)
+
+
+async def send(cluster: Cluster, topic: str, partition: int, batch: bytes | bytearray) -> int:
+    """Produces one batch; its base offset. Retries what is retriable."""
+
+    async def attempt() -> int:
+        view = await cluster.metadata([topic])
+        leader = view.leader(topic, partition)
+        assert leader is not None
+        outcome = (await produce(cluster, leader, {(topic, partition): batch}))[topic, partition]
+        if outcome.error_code:
+            raise error_for_code(outcome.error_code, outcome.error_message or "")
+        return outcome.base_offset
+
+    return await cluster.retrying(attempt)
+
+
+async def end_offset(cluster: Cluster, topic: str, partition: int) -> int:
+    try:
+        view = await cluster.metadata([topic], max_age_ms=0)
+        if topic not in view.topics:
+            return 0
+        return (await cluster.list_offsets({(topic, partition): LATEST}))[topic, partition].offset
+    except KafkaError:
+        return 0
+
+
+async def record_bytes(cluster: Cluster, topic: str, partition: int) -> list[bytes]:
+    """The records section of every batch of a partition, in order; CRCs are checked."""
+    end = await end_offset(cluster, topic, partition)
+    sections: list[bytes] = []
+    offset = 0
+    while offset < end:
+        view = await cluster.metadata([topic])
+        leader = view.leader(topic, partition)
+        assert leader is not None
+        (answer,) = await fetch(cluster, leader, {(topic, partition): FetchPosition(offset)})
+        assert answer.error_code == 0
+        for position, header in iterate_batches(answer.records):
+            verify_crc(answer.records, position, header)
+            assert header.base_offset == offset
+            sections.append(bytes(answer.records[position + HEADER_SIZE : position + header.size]))
+            offset = header.next_offset
+    return sections

@@ -1,0 +1,273 @@
+"""The mirror's delivery rules (`progress` and `lane`) against a model of an idempotent broker.
+
+Each history drives a worker with two source partitions that merge into one target partition through lost
+requests, lost answers, retriable errors, refusals, brokers that forget producers, revocations and kills.
+What must hold, whatever happens:
+
+- a position that was written never passes a record that the target's log does not hold (or a gap that was
+  recorded);
+- in the end every record is in the target's log, first occurrences in their source's order;
+- without kills, revocations and forgetting brokers nothing is there twice, and one identity is enough.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+import pytest
+from millrace.mirror.lane import REST_AFTER_MS, Identity, Item, Outcome, TargetLane
+from millrace.mirror.progress import PartitionProgress, Span
+
+HISTORY_COUNT = 500
+SOURCES = ("ewr", "jfk")
+
+
+@dataclass
+class ModelBroker:
+    """One partition with Kafka's idempotence: five batches remembered for each producer, and any sequence
+    taken from a producer it does not know."""
+
+    log: list[tuple[str, int]] = field(default_factory=list)
+    producers: dict[int, deque[tuple[int, int]]] = field(default_factory=dict)
+
+    def append(self, producer_id: int, base_sequence: int, records: list[tuple[str, int]]) -> Outcome:
+        recent = self.producers.get(producer_id)
+        if recent is not None:
+            if (base_sequence, len(records)) in recent:
+                return Outcome.ACKNOWLEDGED
+            last_base, last_count = recent[-1]
+            if base_sequence != last_base + last_count:
+                return Outcome.OUT_OF_ORDER
+        else:
+            recent = self.producers[producer_id] = deque(maxlen=5)
+        recent.append((base_sequence, len(records)))
+        self.log.extend(records)
+        return Outcome.ACKNOWLEDGED
+
+
+@dataclass(eq=False)
+class Batch:
+    source: str
+    offsets: list[int]
+    span: Span
+    assignment: Assignment
+
+
+@dataclass(eq=False)
+class Assignment:
+    progress: PartitionProgress
+    is_open: bool = True
+
+
+@dataclass(eq=False)
+class Sent:
+    item: Item[Batch]
+    producer_id: int
+    base_sequence: int
+    outcome: Outcome | None = None
+
+
+class History:
+    """One seeded run."""
+
+    def __init__(self, seed: int, *, harsh: bool) -> None:
+        self.random = random.Random(seed)
+        self.harsh = harsh
+        self.broker = ModelBroker()
+        self.source_ends = {source: self.random.randint(5, 40) for source in SOURCES}
+        self.poison = {source: set() for source in SOURCES}
+        for source in SOURCES:
+            if self.random.random() < 0.3:
+                self.poison[source] = {self.random.randrange(self.source_ends[source])}
+        self.control = {
+            source: {offset for offset in range(self.source_ends[source]) if self.random.random() < 0.05}
+            for source in SOURCES
+        }
+        # What no record is expected for: control batches, and refused records once their gap is recorded.
+        self.recorded_gaps: dict[str, set[int]] = {source: set(self.control[source]) for source in SOURCES}
+        self.written = dict.fromkeys(SOURCES, 0)
+        self.next_producer_id = 0
+        self.now_ms = 0
+        self.start_worker()
+
+    def start_worker(self) -> None:
+        self.lane: TargetLane[Batch] = TargetLane(self.new_identity())
+        self.wire: deque[Sent] = deque()
+        self.unrecorded: list[tuple[Assignment, Batch]] = []
+        self.assignments = {source: Assignment(PartitionProgress(self.written[source])) for source in SOURCES}
+
+    def new_identity(self) -> Identity:
+        self.next_producer_id += 1
+        return Identity(self.next_producer_id, 0)
+
+    # --- what can happen -------------------------------------------------------------------------
+
+    def fetch(self) -> None:
+        source = self.random.choice(SOURCES)
+        assignment = self.assignments[source]
+        progress = assignment.progress
+        first = progress.fetch_offset
+        if first >= self.source_ends[source] or progress.is_blocked:
+            return
+        if first in self.control[source]:
+            progress.fetched(first + 1, 0)
+            return
+        following = min(self.source_ends[source], first + self.random.randint(1, 4))
+        following = min([offset for offset in self.control[source] if offset > first] + [following])
+        offsets = list(range(first, following))
+        span = progress.fetched(following, 1, len(offsets))
+        self.lane.enqueue(Batch(source, offsets, span, assignment), len(offsets), len(offsets))
+
+    def send(self) -> None:
+        item = self.lane.next_to_send(self.now_ms)
+        if item is not None:
+            assert item.identity is not None
+            assert self.lane.in_flight <= 5
+            self.wire.append(Sent(item, item.identity.producer_id, item.base_sequence))
+
+    def serve(self) -> None:
+        """The broker works on the oldest request that it has not worked on."""
+        for sent in self.wire:
+            if sent.outcome is None:
+                batch = sent.item.payload
+                roll = self.random.random()
+                if roll < 0.08:
+                    sent.outcome = Outcome.RETRY
+                elif self.poison[batch.source] & set(batch.offsets):
+                    sent.outcome = Outcome.REFUSED
+                else:
+                    records = [(batch.source, offset) for offset in batch.offsets]
+                    sent.outcome = self.broker.append(sent.producer_id, sent.base_sequence, records)
+                    if roll < 0.12 and sent.outcome is Outcome.ACKNOWLEDGED:
+                        sent.outcome = Outcome.RETRY  # appended, but not replicated in time
+                return
+
+    def answer(self) -> None:
+        if self.wire and self.wire[0].outcome is not None:
+            sent = self.wire.popleft()
+            assert sent.outcome is not None
+            self.take_answer(sent.item, sent.outcome)
+
+    def cut(self) -> None:
+        """The connection is lost; of what was on it the broker has seen some."""
+        for _ in range(self.random.randint(0, len(self.wire))):
+            self.serve()
+        while self.wire:
+            self.take_answer(self.wire.popleft().item, Outcome.RETRY)
+
+    def take_answer(self, item: Item[Batch], outcome: Outcome) -> None:
+        result = self.lane.answered(item, outcome, self.now_ms, on_refused=self.refused)
+        batch = item.payload
+        if result is Outcome.ACKNOWLEDGED:
+            batch.assignment.progress.acknowledged(batch.span)
+        if self.lane.needs_identity and not self.lane.in_flight:
+            self.lane.renew(self.new_identity())
+
+    def refused(self, item: Item[Batch]) -> None:
+        batch = item.payload
+        if len(batch.offsets) > 1:
+            half = len(batch.offsets) // 2
+            batch.assignment.progress.split(batch.span, 2)
+            parts = [batch.offsets[:half], batch.offsets[half:]]
+            self.lane.replace(
+                item,
+                [
+                    (Batch(batch.source, part, batch.span, batch.assignment), len(part), len(part))
+                    for part in parts
+                ],
+            )
+            return
+        if not batch.assignment.is_open:
+            return
+        batch.assignment.progress.failed(batch.span)
+        self.unrecorded.append((batch.assignment, batch))
+
+    def record_gap(self) -> None:
+        if self.unrecorded:
+            assignment, batch = self.unrecorded.pop(self.random.randrange(len(self.unrecorded)))
+            self.recorded_gaps[batch.source].update(batch.offsets)
+            assignment.progress.gap_recorded(batch.span)
+
+    def write_position(self) -> None:
+        source = self.random.choice(SOURCES)
+        progress = self.assignments[source].progress
+        position = progress.position_to_write()
+        if position is not None:
+            self.written[source] = position
+            progress.written(position)
+            self.check_position(source)
+
+    def reassign(self) -> None:
+        """A partition is revoked, with or without a drain, and comes back with the written position."""
+        source = self.random.choice(SOURCES)
+        assignment = self.assignments[source]
+        self.lane.withdraw(lambda batch: batch.assignment is assignment)
+        assignment.progress.close()
+        assignment.is_open = False
+        self.assignments[source] = Assignment(PartitionProgress(self.written[source]))
+
+    def kill(self) -> None:
+        for _ in range(self.random.randint(0, len(self.wire))):
+            self.serve()
+        self.start_worker()
+
+    def forget(self) -> None:
+        """Brokers forget producers that rest."""
+        if not self.wire:
+            self.now_ms += REST_AFTER_MS + 1
+            self.broker.producers.clear()
+
+    # --- running and checking --------------------------------------------------------------------
+
+    def check_position(self, source: str) -> None:
+        there = {offset for name, offset in self.broker.log if name == source} | self.recorded_gaps[source]
+        missing = set(range(self.written[source])) - there
+        assert not missing, f"position {self.written[source]} of {source} passes {sorted(missing)}"
+
+    def run(self) -> None:
+        calm = [
+            self.fetch,
+            self.send,
+            self.send,
+            self.serve,
+            self.answer,
+            self.write_position,
+            self.record_gap,
+        ]
+        rough = [*calm * 4, self.cut]
+        harsh = [*rough * 3, self.reassign, self.kill, self.forget]
+        for _ in range(self.random.randint(50, 400)):
+            self.now_ms += self.random.randint(0, 40)
+            self.random.choice(harsh if self.harsh else rough)()
+        for _ in range(3_000):
+            self.now_ms += 10
+            for step in calm:
+                step()
+            if all(self.written[source] >= self.source_ends[source] for source in SOURCES):
+                return
+        raise AssertionError(f"not delivered in the end: {self.written} of {self.source_ends}")
+
+    def check_log(self) -> None:
+        if not self.harsh:
+            assert self.next_producer_id == 1, "a new identity was needed although no state was lost"
+        for source in SOURCES:
+            self.check_position(source)
+            order = [offset for name, offset in self.broker.log if name == source]
+            firsts = list(dict.fromkeys(order))
+            assert firsts == sorted(firsts), f"{source} arrived out of order: {firsts}"
+            if not self.harsh:
+                assert len(firsts) == len(order), f"{source} has repeats: {order}"
+
+
+@pytest.mark.parametrize("harsh", [False, True], ids=["failing_network", "kills_and_revocations"])
+def test_random_histories_lose_nothing_and_keep_order(harsh: bool) -> None:
+    first_seed = random.SystemRandom().randrange(1 << 32)
+    for seed in range(first_seed, first_seed + HISTORY_COUNT):
+        history = History(seed, harsh=harsh)
+        try:
+            history.run()
+            history.check_log()
+        except Exception as error:
+            raise AssertionError(f"History(seed={seed}, harsh={harsh}) broke a rule: {error}") from error

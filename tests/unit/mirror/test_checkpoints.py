@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+from millrace.mirror.checkpoints import Position, Positions, decode_value, encode_key, encode_value
+from millrace.mirror.routes import SourcePartition
+
+WHERE = SourcePartition("ewr", "flights", 0)
+POSITION = Position(42, "cluster-a", UUID("12345678-1234-5678-1234-567812345678"), 3, 1_700_000_000_000)
+
+
+def test_format_is_the_documented_one() -> None:
+    assert encode_key(WHERE) == b'{"source":"ewr","topic":"flights","partition":0}'
+    assert encode_value(POSITION) == (
+        b'{"version":1,"next_offset":42,"cluster_id":"cluster-a",'
+        b'"topic_id":"12345678-1234-5678-1234-567812345678","leader_epoch":3,"at_ms":1700000000000}'
+    )
+    assert decode_value(encode_value(POSITION)) == POSITION
+
+
+def test_newest_record_of_a_key_counts() -> None:
+    positions = Positions()
+    positions.apply(encode_key(WHERE), encode_value(POSITION))
+    later = Position(43, "cluster-a", POSITION.topic_id, 3, 0)
+    positions.apply(encode_key(WHERE), encode_value(later))
+    assert positions.known == {WHERE: later}
+
+
+def test_unreadable_position_is_lost_and_not_absent() -> None:
+    positions = Positions()
+    positions.apply(encode_key(WHERE), encode_value(POSITION))
+    positions.apply(encode_key(WHERE), b"{}")
+    assert positions.known == {}
+    assert positions.unreadable == {WHERE}
+
+
+def test_tombstone_forgets_on_purpose() -> None:
+    positions = Positions()
+    positions.apply(encode_key(WHERE), encode_value(POSITION))
+    positions.apply(encode_key(WHERE), None)
+    assert positions.known == {}
+    assert positions.unreadable == set()
+
+
+@pytest.mark.parametrize("key", [None, b"", b"[]", b"{}", b'{"source":"a","topic":"b","partition":"0"}'])
+def test_foreign_key_is_ignored(key: bytes | None) -> None:
+    positions = Positions()
+    positions.apply(key, encode_value(POSITION))
+    assert positions == Positions()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"[]",
+        b"7",
+        encode_value(POSITION).replace(b'"version":1', b'"version":2'),
+        encode_value(POSITION).replace(b'"next_offset":42', b'"next_offset":-1'),
+        encode_value(POSITION).replace(b'"topic_id":"1', b'"topic_id":"x'),
+    ],
+)
+def test_value_that_cannot_be_understood_is_a_value_error(value: bytes) -> None:
+    with pytest.raises(ValueError):
+        decode_value(value)

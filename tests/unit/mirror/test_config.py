@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from millrace.broker.errors import ConfigError
+from millrace.mirror.config import load_config, parse_config
+from millrace.mirror.gaps import GapClass, GapPolicy
+
+
+def settings(**changes: object) -> dict[str, object]:
+    base: dict[str, object] = {
+        "name": "aggregate",
+        "target": {"cluster": "agg", "bootstrap": ["127.0.0.1:9392"]},
+        "sources": [
+            {"cluster": "ewr", "bootstrap": ["127.0.0.1:9092"], "topics": {"include": ["flights"]}},
+        ],
+    }
+    return {**base, **changes}
+
+
+def source(**changes: object) -> dict[str, object]:
+    base: dict[str, object] = {
+        "cluster": "ewr",
+        "bootstrap": ["127.0.0.1:9092"],
+        "topics": {"include": ["flights"]},
+    }
+    return {**base, **changes}
+
+
+def test_smallest_config_gets_defaults() -> None:
+    config = parse_config(settings())
+    assert config.delivery == "at_least_once"
+    assert config.naming_rule.target_topic("ewr", "flights") == "flights"
+    assert config.control.listen == "127.0.0.1:8090"
+    assert config.in_flight_bytes == 64 << 20
+    assert config.group_id == "millrace-mirror.aggregate"
+    assert config.gaps.policy(GapClass.EXPIRED) is GapPolicy.STOP
+
+
+def test_gap_policy_of_one_class_wins_over_default() -> None:
+    config = parse_config(settings(gaps={"expired": "skip"}))
+    assert config.gaps.policy(GapClass.EXPIRED) is GapPolicy.SKIP
+    assert config.gaps.policy(GapClass.CORRUPT) is GapPolicy.STOP
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("earliest", "earliest"),
+        ("latest", "latest"),
+        ("1970-01-01T00:00:01Z", 1000),
+        ("1970-01-01T00:00:01", 1000),
+        (1234, 1234),
+    ],
+)
+def test_start_takes_ends_and_times(written: object, expected: object) -> None:
+    assert parse_config(settings(sources=[source(start=written)])).sources[0].start == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "value", "expected"),
+    [
+        ({"name": "a b"}, "name", "a b", "a name of letters"),
+        ({"nmae": "x"}, "nmae", "x", "no such key"),
+        ({"sources": []}, "sources", (), "at least 1"),
+        (
+            {"sources": [source(bootstrap=["nowhere"])]},
+            "sources[0].bootstrap[0]",
+            "nowhere",
+            'address "host:',
+        ),
+        ({"sources": [source(bootstrap=["h:70000"])]}, "sources[0].bootstrap[0]", "h:70000", "an address"),
+        ({"sources": [source(topics={"include": ["("]})]}, "sources[0].topics.include[0]", "(", "a regular"),
+        ({"sources": [source(start="soon")]}, "sources[0].start", "soon", "earliest, latest or a time"),
+        ({"sources": [source(), source()]}, "sources[1].cluster", "ewr", "no other cluster"),
+        ({"sources": [source(cluster="agg")]}, "sources[0].cluster", "agg", "no other cluster"),
+        (
+            {"sources": [source(bootstrap=["127.0.0.1:9392"])]},
+            "sources[0].bootstrap",
+            "127.0.0.1:9392",
+            "not the target's",
+        ),
+        ({"delivery": "exactly_once"}, "delivery", "exactly_once", "not available in this version"),
+        ({"naming": "{cluster}"}, "naming", "{cluster}", "identity"),
+        ({"naming": "{nonsense}.{topic}"}, "naming", "{nonsense}.{topic}", "identity"),
+        ({"gaps": {"expired": "ignore"}}, "gaps.expired", "ignore", "'stop' or 'skip'"),
+        ({"in_flight_bytes": 1}, "in_flight_bytes", 1, "greater than or equal"),
+        ({"control": {"listen": "8090"}}, "control.listen", "8090", "an address"),
+    ],
+)
+def test_wrong_setting_is_named_with_path_value_and_expectation(
+    changes: dict[str, object], path: str, value: object, expected: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(settings(**changes))
+    error = caught.value
+    assert error.path == f"mirror.yaml: {path}"
+    assert error.value == value or list(error.value) == list(value)  # type: ignore[call-overload]
+    assert expected in error.expected
+    assert "\n" not in str(error)
+
+
+def test_missing_key_is_named() -> None:
+    wrong = settings()
+    del wrong["target"]
+    with pytest.raises(ConfigError, match=r"mirror\.yaml: target: got 'nothing', expected a value"):
+        parse_config(wrong)
+
+
+def test_several_errors_are_counted() -> None:
+    with pytest.raises(ConfigError, match=r"\(and 1 more\)"):
+        parse_config(settings(name="a b", unknown=1))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a: [", "valid YAML"),
+        ("- 1", "a mapping"),
+        (None, "a mirror config"),
+    ],
+)
+def test_unreadable_file_is_one_line(tmp_path: Path, text: str | None, expected: str) -> None:
+    path = tmp_path / "mirror.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_file_of_the_readme_loads(tmp_path: Path) -> None:
+    path = tmp_path / "mirror.yaml"
+    path.write_text(
+        """
+name: aggregate
+target: {cluster: agg, bootstrap: ["127.0.0.1:9392"]}
+sources:
+  - cluster: ewr
+    bootstrap: ["127.0.0.1:9092"]
+    topics: {include: ["flights", "orders\\\\..*"], exclude: [".*\\\\.tmp"]}
+    start: 2024-01-31T00:00:00Z
+naming: "{cluster}.{topic}"
+control: {listen: "127.0.0.1:8090"}
+"""
+    )
+    config = load_config(path)
+    assert config.sources[0].start == 1706659200000
+    assert config.naming_rule.target_topic("ewr", "flights") == "ewr.flights"

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from millrace.mirror.lane import REST_AFTER_MS, SEQUENCE_MODULUS, Identity, Item, Outcome, TargetLane
+
+
+def lane(count: int) -> TargetLane[int]:
+    made: TargetLane[int] = TargetLane(Identity(7, 0))
+    for number in range(count):
+        made.enqueue(number, 10, 100)
+    return made
+
+
+def send_all(of: TargetLane[int], now_ms: int = 0) -> list[Item[int]]:
+    sent = []
+    while (item := of.next_to_send(now_ms)) is not None:
+        sent.append(item)
+    return sent
+
+
+def confirmed(count: int) -> TargetLane[int]:
+    made = lane(count + 1)
+    (first,) = send_all(made)
+    made.answered(first, Outcome.ACKNOWLEDGED, 0)
+    return made
+
+
+def test_first_batch_of_an_identity_goes_alone() -> None:
+    made = lane(3)
+    assert [item.payload for item in send_all(made)] == [0]
+
+
+def test_five_go_together_in_sequence_after_that() -> None:
+    made = confirmed(9)
+    sent = send_all(made)
+    assert [item.payload for item in sent] == [1, 2, 3, 4, 5]
+    assert [item.base_sequence for item in sent] == [10, 20, 30, 40, 50]
+
+
+def test_rest_makes_it_careful_again() -> None:
+    made = confirmed(3)
+    assert len(send_all(made, REST_AFTER_MS + 1)) == 1
+
+
+def test_failed_row_is_sent_again_from_its_first_with_the_same_sequences() -> None:
+    made = confirmed(3)
+    first, second, third = send_all(made)
+    assert made.answered(first, Outcome.RETRY, 0) is Outcome.RETRY
+    assert send_all(made, 10_000) == []
+    assert made.answered(second, Outcome.OUT_OF_ORDER, 0) is Outcome.RETRY
+    assert made.answered(third, Outcome.OUT_OF_ORDER, 0) is Outcome.RETRY
+    assert not made.needs_identity
+    assert send_all(made, 10_000) == [first]
+    assert first.base_sequence == 10
+    made.answered(first, Outcome.ACKNOWLEDGED, 10_000)
+    assert send_all(made, 10_000) == [second, third]
+    assert [second.base_sequence, third.base_sequence] == [20, 30]
+
+
+def test_back_off_grows_and_ends_with_success() -> None:
+    made = lane(1)
+    waits = []
+    for _ in range(12):
+        (item,) = send_all(made, made.retry_at_ms)
+        now_ms = made.retry_at_ms
+        made.answered(item, Outcome.RETRY, now_ms)
+        waits.append(made.retry_at_ms - now_ms)
+    assert waits[:3] == [50, 100, 200]
+    assert waits[-1] == 5_000
+    assert made.is_failing
+    (item,) = send_all(made, made.retry_at_ms)
+    made.answered(item, Outcome.ACKNOWLEDGED, made.retry_at_ms)
+    assert not made.is_failing
+
+
+def test_refused_batch_leaves_and_the_others_take_its_sequence() -> None:
+    made = confirmed(2)
+    first, second = send_all(made)
+    refused: list[int] = []
+    result = made.answered(first, Outcome.REFUSED, 0, on_refused=lambda item: refused.append(item.payload))
+    assert (result, refused) == (Outcome.REFUSED, [1])
+    made.answered(second, Outcome.OUT_OF_ORDER, 0)
+    assert send_all(made, 10_000) == [second]
+    assert second.base_sequence == 10
+
+
+def test_halves_take_the_place_of_a_refused_batch() -> None:
+    made = confirmed(2)
+    first, second = send_all(made)
+    made.answered(
+        first,
+        Outcome.REFUSED,
+        0,
+        on_refused=lambda item: made.replace(item, [(11, 4, 40), (12, 6, 60)]) and None,
+    )
+    made.answered(second, Outcome.OUT_OF_ORDER, 0)
+    (half,) = send_all(made, 10_000)
+    made.answered(half, Outcome.ACKNOWLEDGED, 10_000)
+    rest = send_all(made, 10_000)
+    assert [(item.payload, item.base_sequence) for item in rest] == [(12, 14), (2, 20)]
+
+
+def test_out_of_order_first_batch_asks_for_a_new_identity() -> None:
+    made = confirmed(2)
+    first, second = send_all(made)
+    made.answered(first, Outcome.OUT_OF_ORDER, 0)
+    made.answered(second, Outcome.OUT_OF_ORDER, 0)
+    assert made.needs_identity
+    assert send_all(made, 10_000) == []
+    made.renew(Identity(8, 0))
+    assert send_all(made, 10_000) == [first]
+    assert (first.base_sequence, first.identity) == (0, Identity(8, 0))
+
+
+def test_batch_acknowledged_ahead_keeps_its_place_in_the_count() -> None:
+    made = confirmed(9)
+    sent = send_all(made)
+    made.answered(sent[0], Outcome.RETRY, 0)
+    for item in sent[1:]:
+        made.answered(item, Outcome.ACKNOWLEDGED, 0)
+    assert send_all(made, 10_000) == [sent[0]]
+    made.answered(sent[0], Outcome.ACKNOWLEDGED, 10_000)
+    assert [item.base_sequence for item in send_all(made, 10_000)] == [60, 70, 80, 90]
+
+
+def test_withdrawal_leaves_what_was_sent_and_what_stands_before_it() -> None:
+    made = confirmed(8)
+    send_all(made)
+    assert made.withdraw(lambda payload: payload % 2 == 0) == [6, 8]
+    assert len(made) == 6
+
+
+def test_sequence_wraps() -> None:
+    made = lane(2)
+    made._next_sequence = SEQUENCE_MODULUS - 5
+    (first,) = send_all(made)
+    made.answered(first, Outcome.ACKNOWLEDGED, 0)
+    (second,) = send_all(made)
+    assert (first.base_sequence, second.base_sequence) == (SEQUENCE_MODULUS - 5, 5)
