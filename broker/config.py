@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-import yaml
+from millrace.broker.config_file import ConfigText, check_config, read_config
 from millrace.broker.errors import ConfigError
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf
 
 LONGEST = 2**63 - 1
 """Kafka's "never" for counts and times."""
@@ -233,7 +233,8 @@ def load_config(path: Path | str | None, overrides: Mapping[str, object] | None 
     An override is a field of `BrokerConfig` ("id", "listen", ...) or a Kafka-named setting. Raises
     ConfigError.
     """
-    values = _read_yaml(Path(path)) if path is not None else {}
+    text = read_config(path, "id, listen, zookeeper, data") if path is not None else ConfigText("", {})
+    values = text.content
     settings = values.get("settings") or {}
     if not isinstance(settings, Mapping):
         raise ConfigError("settings", settings, _EXPECTATIONS["settings"])
@@ -246,35 +247,4 @@ def load_config(path: Path | str | None, overrides: Mapping[str, object] | None 
     values["settings"] = settings
     if isinstance(values.get("data"), str | Path):
         values["data"] = [values["data"]]
-    try:
-        return BrokerConfig.model_validate(values)
-    except ValidationError as error:
-        raise _config_error(error) from None
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(str(path), error.strerror or str(error), "a readable file") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise ConfigError(where, getattr(error, "problem", None) or "not text", "valid YAML") from None
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise ConfigError(str(path), type(content).__name__, "a mapping of field names to values")
-    return content
-
-
-def _config_error(error: ValidationError) -> ConfigError:
-    """The first of pydantic's findings, in this project's one-line form."""
-    first = error.errors(include_url=False)[0]
-    path = ".".join(str(part) for part in first["loc"] if isinstance(part, int | str))
-    root = str(first["loc"][0]) if first["loc"] else ""
-    if first["type"] == "extra_forbidden":
-        return ConfigError(path, first["input"], "one of " + ", ".join(BrokerConfig.model_fields))
-    if first["type"] == "missing":
-        return ConfigError(path, "nothing", _EXPECTATIONS.get(root, "a value"))
-    return ConfigError(path, first["input"], _EXPECTATIONS.get(root, first["msg"]))
+    return check_config(BrokerConfig, text, _EXPECTATIONS)

@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
+from millrace.broker.config_file import ConfigText, check_config, read_config
 from millrace.broker.errors import ConfigError
 from millrace.mirror.gaps import GapClass, GapPolicy
 from millrace.mirror.routes import Naming
@@ -32,7 +32,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    ValidationError,
     field_validator,
     model_validator,
 )
@@ -210,59 +209,9 @@ class MirrorConfig(_Section):
 def load_config(path: Path | str) -> MirrorConfig:
     """Reads and checks mirror.yaml. Raises ConfigError with the field's path, its value and what was
     expected; of several errors the first, with the number of the others."""
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(str(path), "no such file", "a mirror config in YAML") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(str(path), str(error), "a readable file in UTF-8") from None
-    try:
-        settings = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(str(path), " ".join(str(error).split()), "valid YAML") from None
-    if not isinstance(settings, dict):
-        raise ConfigError(str(path), settings, "a mapping with name, target and sources")
-    return parse_config(settings, where=path.name)
+    return check_config(MirrorConfig, read_config(path, "name, target and sources"))
 
 
 def parse_config(settings: Mapping[str, Any], *, where: str = "mirror.yaml") -> MirrorConfig:
     """Checks settings that are already a mapping. Raises ConfigError as `load_config` does."""
-    try:
-        return MirrorConfig.model_validate(dict(settings))
-    except ValidationError as error:
-        raise _first_error(error, where) from None
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error.path}", error.value, error.expected) from None
-
-
-def _first_error(error: ValidationError, where: str) -> ConfigError:
-    errors = error.errors(include_url=False)
-    first = errors[0]
-    expected = _expectation(first["type"], first["msg"])
-    if len(errors) > 1:
-        expected += f" (and {len(errors) - 1} more)"
-    value = "nothing" if first["type"] == "missing" else first["input"]
-    return ConfigError(f"{where}: {_field_path(first['loc'])}", value, expected)
-
-
-def _expectation(kind: str, message: str) -> str:
-    if kind == "missing":
-        return "a value: this key is required"
-    if kind == "extra_forbidden":
-        return "no such key: check its spelling"
-    message = message.removeprefix("Value error, ")
-    message = message.removeprefix("Input should be ")
-    return message[:1].lower() + message[1:]
-
-
-def _field_path(location: tuple[int | str, ...]) -> str:
-    path = ""
-    for part in location:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        elif part in ("str", "RenameConfig") or part.startswith(("literal[", "constrained-")):
-            continue  # pydantic's own names for the branches of a union
-        else:
-            path += f".{part}" if path else part
-    return path
+    return check_config(MirrorConfig, ConfigText(where, dict(settings)))

@@ -62,8 +62,8 @@ def test_start_takes_ends_and_times(written: object, expected: object) -> None:
     ("changes", "path", "value", "expected"),
     [
         ({"name": "a b"}, "name", "a b", "a name of letters"),
-        ({"nmae": "x"}, "nmae", "x", "no such key"),
-        ({"sources": []}, "sources", (), "at least 1"),
+        ({"nmae": "x"}, "nmae", "x", "one of name, target"),
+        ({"sources": []}, "sources", (), "at least one"),
         (
             {"sources": [source(bootstrap=["nowhere"])]},
             "sources[0].bootstrap[0]",
@@ -104,7 +104,7 @@ def test_wrong_setting_is_named_with_path_value_and_expectation(
 def test_missing_key_is_named() -> None:
     wrong = settings()
     del wrong["target"]
-    with pytest.raises(ConfigError, match=r"mirror\.yaml: target: got 'nothing', expected a value"):
+    with pytest.raises(ConfigError, match=r"mirror\.yaml: target: got nothing, expected a value"):
         parse_config(wrong)
 
 
@@ -118,7 +118,7 @@ def test_several_errors_are_counted() -> None:
     [
         ("a: [", "valid YAML"),
         ("- 1", "a mapping"),
-        (None, "a mirror config"),
+        (None, "a readable file"),
     ],
 )
 def test_unreadable_file_is_one_line(tmp_path: Path, text: str | None, expected: str) -> None:

@@ -61,7 +61,7 @@ def test_mistake_is_named_with_path_value_and_expectation(
 
 
 def test_missing_field_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"^zookeeper: got 'nothing', expected host:port"):
+    with pytest.raises(ConfigError, match=r"^zookeeper: got nothing, expected host:port"):
         load_config(None, {key: value for key, value in GOOD.items() if key != "zookeeper"})
 
 

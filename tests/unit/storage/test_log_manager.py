@@ -227,3 +227,60 @@ def test_batch_reaches_its_log_by_the_manager(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"max\.message\.bytes"):
         append(log)
     manager.close()
+
+
+def test_topic_made_anew_does_not_inherit_checkpoints_after_a_kill(tmp_path: Path) -> None:
+    """The old topic's log start would make the next start throw the new topic's records away."""
+    manager = _started(tmp_path)
+    old = manager.create(TP, topic_id=uuid.uuid4())
+    append(old, 50)
+    old.advance_start_offset(40)
+    old.flush(0)
+    manager.checkpoint()
+    manager.delete(TP)
+    new = manager.create(TP, topic_id=uuid.uuid4())
+    append(new, 7)
+    _abandon(manager)
+    again = _started(tmp_path)
+    recovered = again.get(TP)
+    assert recovered is not None, again.offline
+    assert (recovered.start_offset, recovered.end_offset) == (0, 7)
+    assert not again.notes
+    again.close()
+
+
+def test_topic_made_anew_after_a_start_does_not_inherit_checkpoints(tmp_path: Path) -> None:
+    manager = _started(tmp_path)
+    old = manager.create(TP, topic_id=uuid.uuid4())
+    append(old, 50)
+    old.advance_start_offset(40)
+    old.flush(0)
+    manager.checkpoint()
+    manager.delete(TP)
+    _abandon(manager)  # before any checkpoint without it
+    manager = _started(tmp_path)
+    append(manager.create(TP, topic_id=uuid.uuid4()), 7)
+    _abandon(manager)
+    again = _started(tmp_path)
+    recovered = again.get(TP)
+    assert recovered is not None, again.offline
+    assert (recovered.start_offset, recovered.end_offset) == (0, 7)
+    again.close()
+
+
+def test_directory_of_another_topic_that_could_not_be_removed_is_not_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = _started(tmp_path)
+    append(manager.create(TP, topic_id=uuid.uuid4()), 5)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("millrace.broker.storage.log_manager.os.rename", refuse)
+        with pytest.raises(KafkaStorageError, match="cannot be removed"):
+            manager.delete(TP)
+    with pytest.raises(KafkaStorageError, match="another topic"):
+        manager.create(TP, topic_id=uuid.uuid4())
+    manager.close()

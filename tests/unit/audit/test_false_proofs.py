@@ -1,0 +1,227 @@
+"""Histories in which evidence is missing, stale or of another kind than it looks: what may not be proven,
+and what may not be called lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from millrace.audit.cells import Cell, count_repeats, encode_bitmaps, merge_cells
+from millrace.audit.events import CLOSED, HEARTBEAT, CountEvent, EventLedger, StreamEvent, StreamFacts
+from millrace.audit.reconcile import (
+    Passage,
+    TierReading,
+    UnreadRange,
+    passage_by_arrivals,
+    reconcile_stream,
+)
+from millrace.audit.verdicts import Verdict, WindowState, WindowVerdict, overall_verdict
+from pyroaring import BitMap64
+
+STREAM, SESSION = "00000000000000ab", "00000000000000cd"
+MINUTE_MS, NOW_MS = 60_000, 10_000_000
+PLACE = ("ewr", "flights", 0)
+
+
+def count_event(sequences: Any, *, window: int = 0, report: int = 1, **changes: Any) -> CountEvent:
+    fields: dict[str, Any] = {
+        "stream": STREAM,
+        "session": SESSION,
+        "topic": "flights",
+        "producer": "AA",
+        "window_start_ms": window,
+        "window_ms": MINUTE_MS,
+        "report": report,
+        "count": len(sequences),
+        "byte_count": 0,
+        "acknowledged": BitMap64(sequences),
+        "ambiguous": BitMap64(),
+        "failed": BitMap64(),
+        "at_ms": 0,
+    }
+    return CountEvent(**{**fields, **changes})
+
+
+def count_only(count: int, **changes: Any) -> CountEvent:
+    return count_event((), **{"count": count, "sequenced": False, **changes})
+
+
+def stream_event(state: str, last: int, **changes: Any) -> StreamEvent:
+    fields: dict[str, Any] = {
+        "state": state,
+        "stream": STREAM,
+        "session": SESSION,
+        "topic": "flights",
+        "producer": "AA",
+        "host": "",
+        "application": "",
+        "datacenter": "",
+        "window_ms": MINUTE_MS,
+        "last_assigned": last,
+        "last_settled": last,
+        "no_earlier_than_ms": None,
+        "lease_ms": MINUTE_MS,
+        "at_ms": NOW_MS - 50_000,
+    }
+    return StreamEvent(**{**fields, **changes})
+
+
+def told(*events: CountEvent | StreamEvent) -> StreamFacts:
+    ledger = EventLedger()
+    ledger.learn_all(events)
+    return ledger.facts(STREAM)
+
+
+def cell(tier: str, sequences: Any, *, first: int = 0, window: int = 0, **changes: Any) -> Cell:
+    numbers = np.array(sequences, dtype=np.uint64)
+    distinct, repeats = count_repeats(numbers)
+    ((base, bitmap),) = encode_bitmaps(distinct) or [(0, b"")]
+    fields: dict[str, Any] = {
+        "tier": tier,
+        "cluster": "ewr" if tier == "source" else "agg",
+        "topic": "flights",
+        "partition": 0,
+        "stream": STREAM,
+        "producer": "AA",
+        "window_start_ms": window,
+        "chunk_start": first,
+        "count": len(sequences),
+        "byte_count": 0,
+        "first_offset": first,
+        "last_offset": first + len(sequences) - 1,
+        "base": base,
+        "bitmap": bitmap,
+        "repeats": tuple(repeats.items()),
+        "unsequenced_count": int((numbers == 0).sum()),
+    }
+    return Cell(**{**fields, **changes})
+
+
+def tiers(passage: Passage | None = None, source_unread: Any = ()) -> list[TierReading]:
+    passed = {PLACE: passage or Passage(1000)}
+    return [
+        TierReading("source", unread=source_unread),
+        TierReading("aggregate", upstream="source", passed=passed),
+    ]
+
+
+def audit(facts: StreamFacts, *cells: Cell, readings: Any = None) -> list[WindowVerdict]:
+    return reconcile_stream(
+        facts,
+        merge_cells(cells),
+        readings or tiers(),
+        window_ms=MINUTE_MS,
+        grace_ms=30_000,
+        now_ms=NOW_MS,
+    )
+
+
+def test_a_lost_report_of_a_producer_that_beats_more_often_than_the_grace_is_never_proven():
+    """Records 3 and 4 were acknowledged and lost, and so was the report that told of them."""
+    facts = told(
+        count_event([1, 2]),
+        stream_event(HEARTBEAT, 4, at_ms=NOW_MS - 1000, no_earlier_than_ms=NOW_MS - 2000),
+    )
+    rows = audit(facts, cell("source", [1, 2]), cell("aggregate", [1, 2]))
+    assert rows[0].state is WindowState.SETTLED
+    assert rows[-1].unknown == ((3, 4),)
+    assert overall_verdict(rows) is Verdict.UNKNOWN
+
+
+@pytest.mark.parametrize("arrived", [3, 2, 0])
+def test_unnumbered_records_without_any_report_prove_nothing(arrived):
+    """A count-only producer whose reports were all lost; the mirror may have lost some of its records."""
+    facts = told(stream_event(CLOSED, 0))
+    rows = audit(facts, cell("source", [0] * 3), cell("aggregate", [0] * arrived))
+    assert overall_verdict(rows) is Verdict.UNKNOWN
+
+
+def test_unnumbered_records_in_a_stream_of_numbers_prove_nothing():
+    facts = told(count_event([1]), stream_event(CLOSED, 1))
+    rows = audit(facts, cell("source", [1, 0, 0]), cell("aggregate", [1]))
+    assert rows[0].verdict is Verdict.UNKNOWN and rows[0].reasons
+
+
+def test_one_report_without_numbers_does_not_turn_sets_into_counts():
+    """A loss and a duplicate, which would cancel if the stream were judged by its counts."""
+    facts = told(
+        count_event([1, 2]),
+        count_only(0, window=MINUTE_MS),
+        stream_event(CLOSED, 2),
+    )
+    rows = audit(facts, cell("source", [1, 2]), cell("aggregate", [1, 1]))
+    assert rows[0].verdict is Verdict.LOSS and rows[0].missing == {("source", "aggregate"): ((2, 2),)}
+    assert overall_verdict(rows) is Verdict.LOSS
+
+
+def test_a_count_only_window_that_no_report_tells_of_is_no_duplicate():
+    facts = told(count_only(3), stream_event(CLOSED, 0))
+    seen = [cell(tier, [0] * 3) for tier in ("source", "aggregate")]
+    late = [cell(tier, [0] * 2, first=3, window=MINUTE_MS) for tier in ("source", "aggregate")]
+    rows = audit(facts, *seen, *late)
+    assert [row.verdict for row in rows] == [Verdict.COUNT_MATCH, Verdict.UNKNOWN]
+
+
+def test_counts_that_the_source_no_longer_holds_are_no_duplicates_downstream():
+    facts = told(count_only(3), stream_event(CLOSED, 0))
+    expired = [UnreadRange(PLACE, 0, 2, "expired")]
+    rows = audit(
+        facts,
+        cell("source", [0], first=2),
+        cell("aggregate", [0] * 3),
+        readings=tiers(source_unread=expired),
+    )
+    assert rows[0].verdict is Verdict.UNKNOWN and not rows[0].extra_copies
+
+
+def test_arrival_of_one_copy_does_not_prove_that_its_other_copy_was_passed():
+    """Sequence 1 stands at offset 0 and again at 9; the mirror has come to offset 1."""
+    source = [cell("source", [1]), cell("source", [2, 3], first=1), cell("source", [1], first=9)]
+    passed = passage_by_arrivals(source, {STREAM: BitMap64([1])})
+    rows = audit(
+        told(count_event([1, 2, 3]), stream_event(CLOSED, 3)),
+        *source,
+        cell("aggregate", [1]),
+        readings=tiers(passed.get(PLACE, Passage(0))),
+    )
+    assert not rows[0].missing and rows[0].in_flight
+
+
+def test_arrival_of_a_cell_with_repeats_proves_only_where_it_begins():
+    source = [cell("source", [1, 2, 1])]
+    assert passage_by_arrivals(source, {STREAM: BitMap64([1, 2])}) == {PLACE: Passage(0)}
+
+
+def test_a_producer_clock_a_little_ahead_does_not_turn_an_unread_part_into_a_loss():
+    facts = told(count_event([1]), stream_event(CLOSED, 1, at_ms=NOW_MS + 5000))
+    expired = [UnreadRange(PLACE, 0, 9, "expired", until_ms=NOW_MS)]
+    rows = audit(facts, readings=tiers(source_unread=expired))
+    assert rows[0].verdict is Verdict.UNKNOWN and not rows[0].missing
+
+
+def test_a_stream_that_goes_on_after_its_end_is_two_producers():
+    """A copy of a running machine: one closes, the other goes on; its end settles nothing."""
+    closed = stream_event(CLOSED, 2, at_ms=NOW_MS - 500_000)
+    beat = stream_event(HEARTBEAT, 2, at_ms=NOW_MS - 1000)
+    for events in ((closed, beat), (beat, closed)):
+        rows = audit(
+            told(count_event([1, 2]), *events), cell("source", [1, 2]), cell("aggregate", [1, 2])
+        )
+        assert overall_verdict(rows) is Verdict.UNKNOWN
+
+
+def test_an_end_told_twice_is_one_end():
+    """The closing of a dead session is sent anew by the next start."""
+    ends = [stream_event(CLOSED, 2, at_ms=NOW_MS - 500_000), stream_event(CLOSED, 2, at_ms=NOW_MS - 1000)]
+    rows = audit(told(count_event([1, 2]), *ends), cell("source", [1, 2]), cell("aggregate", [1, 2]))
+    assert overall_verdict(rows) is Verdict.PROVEN
+
+
+def test_a_report_that_takes_back_what_an_older_one_acknowledged_proves_nothing():
+    """Reports are cumulative; 2 was acknowledged by word of the first, and is nowhere."""
+    older = count_event([1, 2], report=1)
+    newer = count_event([1], report=2, ambiguous=BitMap64([2]))
+    for events in ((older, newer), (newer, older)):
+        rows = audit(told(*events, stream_event(CLOSED, 2)), cell("source", [1]), cell("aggregate", [1]))
+        assert overall_verdict(rows) is not Verdict.PROVEN

@@ -1,0 +1,316 @@
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from millrace.audit.events import CLOSED, CountEvent, EventLedger
+from millrace.audit.journal import MIN_SIZE, Journal, JournalInUse, JournalUnusable
+from millrace.audit.recovery import RESERVE_COUNT, ProducerJournal, recover
+from millrace.audit.session import ProducerIdentity, StreamSession
+from millrace.broker.protocol.checksum import crc32c, crc32c_reference
+
+
+def reopen(path):
+    journal = Journal(path)
+    recovered = journal.recovered
+    journal.close()
+    return recovered
+
+
+def test_blocks_come_back_in_order(tmp_path):
+    journal = Journal(tmp_path / "j")
+    assert journal.recovered == [] and not journal.append({"n": 0})
+    journal.rewrite([{"n": 1}])
+    assert journal.append({"n": 2})
+    journal.close()
+    assert reopen(tmp_path / "j") == [{"n": 1}, {"n": 2}]
+
+
+def test_a_full_half_asks_for_a_snapshot_which_replaces_it(tmp_path):
+    journal = Journal(tmp_path / "j", MIN_SIZE)
+    journal.rewrite([])
+    count = 0
+    while journal.append({"n": count}):
+        count += 1
+    assert count > 50
+    journal.rewrite([{"snapshot": count}])
+    assert journal.append({"after": 1})
+    journal.close()
+    assert reopen(tmp_path / "j") == [{"snapshot": count}, {"after": 1}]
+
+
+def test_a_large_snapshot_grows_the_file_and_survives_every_growth(tmp_path):
+    journal = Journal(tmp_path / "j", MIN_SIZE)
+    for size in (100, 3000, 100, 9000, 20_000, 50):
+        journal.rewrite([{"text": "x" * size}])
+        assert journal.append({"after": size})
+        journal.close()
+        journal = Journal(tmp_path / "j")
+        assert journal.recovered == [{"text": "x" * size}, {"after": size}]
+    journal.close()
+
+
+@pytest.mark.parametrize("snapshots", [1, 2])
+def test_growth_before_the_snapshot_is_written_loses_nothing(tmp_path, snapshots):
+    """With one snapshot the upper half is in use, with two the lower one."""
+    journal = Journal(tmp_path / "j", MIN_SIZE)
+    for number in range(snapshots):
+        journal.rewrite([{"snapshot": number}])
+    for _ in range(3):
+        journal._grow()
+        journal.close()
+        journal = Journal(tmp_path / "j")
+        assert journal.recovered == [{"snapshot": snapshots - 1}]
+    journal.rewrite([{"snapshot": "after"}])
+    journal.close()
+    assert reopen(tmp_path / "j") == [{"snapshot": "after"}]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2000), st.integers(1, 255))
+def test_a_damaged_byte_ends_the_log_there_and_never_yields_a_wrong_block(tmp_path_factory, position, flip):
+    path = tmp_path_factory.mktemp("journal") / "j"
+    blocks = [{"n": number, "text": "x" * 50} for number in range(20)]
+    journal = Journal(path, MIN_SIZE)
+    journal.rewrite(blocks[:5])
+    for block in blocks[5:]:
+        journal.append(block)
+    start = journal._start
+    journal._map[start + 24 + position] ^= flip
+    journal.close()
+    recovered = reopen(path)
+    assert recovered == blocks[: len(recovered)]
+
+
+def test_stale_blocks_of_an_older_generation_are_not_read(tmp_path):
+    journal = Journal(tmp_path / "j", MIN_SIZE)
+    for generation in range(4):
+        journal.rewrite([{"generation": generation}])
+        for number in range(30 - 10 * generation):
+            journal.append({"n": number})
+    journal.close()
+    assert reopen(tmp_path / "j") == [{"generation": 3}]
+
+
+def test_a_journal_in_use_is_refused_in_one_line(tmp_path):
+    journal = Journal(tmp_path / "j")
+    with pytest.raises(JournalInUse, match="in use by another process"):
+        Journal(tmp_path / "j")
+    journal.close()
+    Journal(tmp_path / "j").close()
+
+
+def test_a_path_that_cannot_be_written_is_refused_in_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(JournalUnusable, match="choose a writable path"):
+        Journal(tmp_path / "file" / "j")
+
+
+def test_a_copied_journal_is_set_aside_and_not_reported(tmp_path):
+    journal = Journal(tmp_path / "j")
+    journal.rewrite([{"n": 1}])
+    journal.close()
+    shutil.copy(tmp_path / "j", tmp_path / "copy")
+    copy = Journal(tmp_path / "copy")
+    assert copy.recovered == [] and copy.set_aside is not None and copy.set_aside.exists()
+    copy.rewrite([{"n": 2}])
+    copy.close()
+    assert reopen(tmp_path / "copy") == [{"n": 2}]
+    assert reopen(tmp_path / "j") == [{"n": 1}]
+
+
+def test_a_foreign_file_is_taken_as_an_empty_journal(tmp_path):
+    (tmp_path / "j").write_bytes(os.urandom(MIN_SIZE))
+    assert reopen(tmp_path / "j") == []
+
+
+def test_the_checksum_is_the_one_of_the_reference_implementation():
+    assert crc32c(b"block", crc32c(b"generation")) == crc32c_reference(b"generationblock")
+
+
+IDENTITY = ProducerIdentity("00000000000000cd", "AA@ewr")
+
+
+class Producer:
+    """A session that is followed by a journal, with the truth beside it."""
+
+    def __init__(self, path, size=MIN_SIZE):
+        self.journal = ProducerJournal(Journal(path, size), 0)
+        self.stream = StreamSession(
+            IDENTITY, "flights", "00000000000000ab", window_ms=1000, lease_ms=60_000, now_ms=0
+        )
+        self.journal.opened(self.stream)
+        self.ledger = EventLedger()
+        self.truth = {"acknowledged": set(), "ambiguous": set(), "failed": set()}
+
+    def assign(self, created_ms):
+        window, sequence = self.stream.assign(created_ms)
+        if sequence > self.stream.reserved:
+            self.journal.reserve(self.stream, window, sequence)
+        return window, sequence
+
+    def acknowledge(self, window, sequence):
+        window.acknowledge(sequence, 10)
+        self.truth["acknowledged"].add(sequence)
+
+    def report(self, delivered=True):
+        for event in self.stream.report(1):
+            if isinstance(event, CountEvent):
+                self.journal.reported(self.stream, event)
+            if delivered:
+                self.ledger.learn(event)
+                window = self.stream.report_delivered(event)
+                if window is not None:
+                    self.journal.delivered(self.stream, window)
+
+    def kill_and_restart(self, path):
+        """The process dies, the file stays; what the next start reports is learned."""
+        self.journal.close()
+        journal = Journal(path)
+        owed = recover(journal.recovered, 5)
+        journal.close()
+        for key, value in owed.items():
+            self.ledger.add(key.encode(), value.encode())
+        return owed
+
+    def said(self, fate):
+        (facts,) = self.ledger.streams.values()
+        return {sequence for event in facts.windows.values() for sequence in getattr(event, fate)}
+
+
+def test_unreported_acknowledgements_survive_and_pending_ones_become_ambiguous(tmp_path):
+    producer = Producer(tmp_path / "j")
+    for created_ms in (0, 0, 1000):
+        producer.acknowledge(*producer.assign(created_ms))
+    producer.journal.settle()
+    _, pending = producer.assign(1000)
+    producer.kill_and_restart(tmp_path / "j")
+    assert producer.said("acknowledged") == {1, 2, 3}
+    assert producer.said("ambiguous") == set(range(4, RESERVE_COUNT + 1)) >= {pending}
+    (facts,) = producer.ledger.streams.values()
+    assert (facts.state, facts.last_assigned) == (CLOSED, RESERVE_COUNT)
+    assert facts.windows[0].byte_count == 20
+
+
+def test_a_recovered_report_replaces_the_last_one_and_holds_all_of_it(tmp_path):
+    producer = Producer(tmp_path / "j")
+    producer.acknowledge(*producer.assign(0))
+    producer.report()
+    producer.acknowledge(*producer.assign(0))
+    producer.journal.settle()
+    producer.kill_and_restart(tmp_path / "j")
+    assert producer.said("acknowledged") == {1, 2}
+
+
+def test_a_delivered_window_is_not_reported_again_unless_it_takes_pending_numbers(tmp_path):
+    producer = Producer(tmp_path / "j")
+    producer.acknowledge(*producer.assign(0))
+    producer.acknowledge(*producer.assign(1000))
+    producer.journal.settle()
+    producer.report()
+    owed = producer.kill_and_restart(tmp_path / "j")
+    assert [key.split("/")[0] for key in owed] == ["count", "stream"]
+    assert producer.said("acknowledged") == {1, 2}
+
+
+def test_late_records_of_a_window_that_was_cleared_do_not_replace_its_report_by_less(tmp_path):
+    producer = Producer(tmp_path / "j")
+    producer.acknowledge(*producer.assign(0))
+    for _ in range(RESERVE_COUNT):
+        producer.acknowledge(*producer.assign(1000))
+    producer.journal.settle()
+    producer.report()
+    late = producer.assign(0)
+    producer.acknowledge(*late)
+    producer.journal.settle()
+    owed = producer.kill_and_restart(tmp_path / "j")
+    assert f"count/{producer.stream.stream}/0" in owed
+    assert producer.said("acknowledged") == producer.truth["acknowledged"]
+
+
+def test_a_closed_and_delivered_stream_leaves_nothing(tmp_path):
+    producer = Producer(tmp_path / "j")
+    producer.acknowledge(*producer.assign(0))
+    producer.journal.settle()
+    producer.journal.gone(producer.stream)
+    assert producer.kill_and_restart(tmp_path / "j") == {}
+
+
+def test_events_owed_by_an_earlier_session_are_kept_until_they_are_delivered(tmp_path):
+    producer = Producer(tmp_path / "j")
+    producer.acknowledge(*producer.assign(0))
+    producer.journal.close()
+    second = ProducerJournal(Journal(tmp_path / "j"), 5)
+    owed = dict(second.owed)
+    assert len(owed) == 2
+    first_key, last_key = owed
+    second.carried(first_key)
+    second.close()
+    third = ProducerJournal(Journal(tmp_path / "j"), 9)
+    assert third.owed == {last_key: owed[last_key]}
+    third.close()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_a_kill_at_any_moment_leaves_every_number_accounted_for(tmp_path_factory, rng):
+    """Whatever was settled in the journal is said; nothing is said to be acknowledged that was not."""
+    path = tmp_path_factory.mktemp("journal") / "j"
+    producer, pending = Producer(path), []
+    settled = {"acknowledged": set(), "ambiguous": set(), "failed": set()}
+    for _ in range(rng.randint(0, 400)):
+        action = rng.random()
+        if action < 0.5:
+            pending.append(producer.assign(rng.randint(0, 4000)))
+        elif action < 0.8 and pending:
+            producer.acknowledge(*pending.pop(rng.randrange(len(pending))))
+        elif action < 0.85 and pending:
+            window, sequence = pending.pop()
+            fate = rng.choice(("ambiguous", "failed"))
+            getattr(producer.stream, f"mark_{fate}")(window, sequence)
+            producer.journal.not_acknowledged(producer.stream, window)
+            settled[fate].add(sequence)
+        elif action < 0.97:
+            producer.journal.settle()
+            settled["acknowledged"] = set(producer.truth["acknowledged"])
+        else:
+            producer.report(delivered=rng.random() < 0.7)
+    producer.kill_and_restart(path)
+    (facts,) = producer.ledger.streams.values()
+    assert facts.conflicts == []
+    assert settled["acknowledged"] <= producer.said("acknowledged") <= producer.truth["acknowledged"]
+    assert producer.said("failed") == settled["failed"]
+    everything = producer.said("acknowledged") | producer.said("ambiguous") | producer.said("failed")
+    assert everything == set(range(1, facts.last_assigned + 1))
+    assert facts.last_assigned >= producer.stream.last_assigned
+
+
+def test_a_process_killed_by_signal_leaves_what_it_wrote(tmp_path):
+    program = (
+        "import os, sys\n"
+        "from millrace.audit.journal import Journal\n"
+        "journal = Journal(sys.argv[1])\n"
+        "journal.rewrite([])\n"
+        "for number in range(500): journal.append({'n': number})\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    path = tmp_path / "j"
+    ended = subprocess.run([sys.executable, "-c", program, str(path)], check=False)
+    assert ended.returncode == -9
+    assert reopen(path) == [{"n": number} for number in range(500)]
+
+
+def test_a_recovered_stream_is_closed(tmp_path):
+    producer = Producer(tmp_path / "j")
+    producer.assign(0)
+    producer.journal.close()
+    journal = Journal(tmp_path / "j")
+    ledger = EventLedger()
+    for key, value in recover(journal.recovered, 5).items():
+        ledger.add(key.encode(), value.encode())
+    journal.close()
+    assert ledger.untrusted == []
+    assert ledger.streams["00000000000000ab"].state == CLOSED

@@ -1,0 +1,191 @@
+import threading
+from itertools import chain
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from millrace.audit.events import CLOSED, HEARTBEAT, OPENED, CountEvent, StreamEvent
+from millrace.audit.session import (
+    FOLD_INTERVAL_MASK,
+    PROMISE_MARGIN_MS,
+    ProducerIdentity,
+    StreamClosed,
+    StreamSession,
+)
+
+IDENTITY = ProducerIdentity("00000000000000cd", "AA@ewr", "h", "a", "ewr")
+
+
+def session(**changes):
+    settings = {"window_ms": 1000, "lease_ms": 60_000, "now_ms": 0, **changes}
+    return StreamSession(IDENTITY, "flights", "00000000000000ab", **settings)
+
+
+def split(events):
+    counts = {event.window_start_ms: event for event in events if isinstance(event, CountEvent)}
+    (stream,) = [event for event in events if isinstance(event, StreamEvent)]
+    return counts, stream
+
+
+def test_numbers_run_from_one_and_windows_go_by_creation_time():
+    stream = session()
+    assert [stream.assign(ms)[1] for ms in (5, 1005, 7)] == [1, 2, 3]
+    assert [stream.assign(ms)[0].start_ms for ms in (999, 1000, 5)] == [0, 1000, 0]
+
+
+def test_reports_are_cumulative_numbered_and_only_of_changed_windows():
+    stream = session()
+    first, second = stream.assign(0), stream.assign(1000)
+    first[0].acknowledge(first[1], 10)
+    counts, event = split(stream.report(1))
+    assert (event.state, event.last_assigned, event.last_settled) == (OPENED, 2, 1)
+    assert {start: (c.report, set(c.acknowledged)) for start, c in counts.items()} == {0: (1, {1})}
+    third = stream.assign(1)
+    third[0].acknowledge(third[1], 7)
+    counts, event = split(stream.report(2))
+    assert (event.state, event.last_settled) == (HEARTBEAT, 1)
+    report = counts[0]
+    assert (report.report, set(report.acknowledged), report.count, report.byte_count) == (2, {1, 3}, 2, 17)
+    second[0].acknowledge(second[1], 1)
+    assert set(split(stream.report(3))[0]) == {1000}
+    assert split(stream.report(4))[0] == {}
+
+
+def test_the_last_report_closes_and_calls_what_is_pending_ambiguous():
+    stream = session()
+    for created_ms in (0, 0, 1000):
+        stream.assign(created_ms)
+    window, _ = stream.assign(1000)
+    window.acknowledge(4, 1)
+    counts, event = split(stream.close(5))
+    assert (event.state, event.last_assigned, event.last_settled) == (CLOSED, 4, 4)
+    assert set(counts[0].ambiguous) == {1, 2} and set(counts[1000].ambiguous) == {3}
+    with pytest.raises(StreamClosed):
+        stream.assign(0)
+
+
+def test_a_number_that_was_not_taken_goes_to_the_next_record_or_fails():
+    stream = session()
+    stream.give_back(*stream.assign(0))
+    window, sequence = stream.assign(1000)
+    assert (window.start_ms, sequence) == (1000, 1)
+    window.acknowledge(sequence, 1)
+    stream.give_back(*stream.assign(0))
+    counts, event = split(stream.close(0))
+    assert set(counts[0].failed) == {2}
+    assert (event.last_assigned, event.last_settled) == (2, 2)
+
+
+def test_an_undelivered_report_is_sent_again_with_a_new_number():
+    stream = session()
+    window, sequence = stream.assign(0)
+    window.acknowledge(sequence, 1)
+    (report, _) = stream.report(0)
+    stream.report_again(report)
+    assert split(stream.report(0))[0][0].report == 2
+
+
+def test_the_promise_waits_for_pending_windows_and_never_goes_back():
+    stream = session(now_ms=100_000)
+    window, sequence = stream.assign(100_500)
+    assert split(stream.report(105_000))[1].no_earlier_than_ms == 100_000
+    window.acknowledge(sequence, 1)
+    assert split(stream.report(105_000))[1].no_earlier_than_ms == 105_000 - PROMISE_MARGIN_MS
+    assert split(stream.report(90_000))[1].no_earlier_than_ms == 105_000 - PROMISE_MARGIN_MS
+    stream.forgo_promises()
+    assert split(stream.report(110_000))[1].no_earlier_than_ms is None
+
+
+@pytest.mark.parametrize("created_ms", [-1, 1 << 48])
+def test_an_impossible_creation_time_burns_no_number(created_ms):
+    stream = session()
+    with pytest.raises(ValueError, match="creation time"):
+        stream.assign(created_ms)
+    assert stream.assign(0)[1] == 1
+
+
+def test_many_unpolled_acknowledgements_are_folded_on_the_way():
+    stream = session()
+    for _ in range(FOLD_INTERVAL_MASK + 1):
+        window, sequence = stream.assign(0)
+        window.acknowledge(sequence, 1)
+    assert len(window.fresh) <= 1
+
+
+def test_an_acknowledgement_that_comes_while_others_are_folded_is_kept():
+    window, _ = session().assign(0)
+
+    class Interrupted(list):
+        def __getitem__(self, part):
+            taken = super().__getitem__(part)
+            if len(self) == 2:
+                window.acknowledge(3, 1)
+            return taken
+
+    window.fresh = Interrupted([1, 2])
+    window.fresh_sizes = [1, 1]
+    assert set(window.fold()) == {1, 2}
+    assert set(window.fold()) == {3}
+
+
+actions = st.lists(
+    st.tuples(
+        st.sampled_from(["assign", "ack", "ambiguous", "failed", "back", "report"]), st.integers(0, 4000)
+    ),
+    max_size=80,
+)
+
+
+@given(actions)
+def test_every_number_has_exactly_one_fate_in_the_final_reports(steps):
+    """Oracle: plain sets. Numbers are covered without holes, and what was acknowledged is said as such."""
+    stream, pending, newest = session(), [], {}
+    truth = {"acknowledged": set(), "ambiguous": set(), "failed": set()}
+    for action, number in steps:
+        if action == "assign":
+            pending.append(stream.assign(number))
+        elif action == "report":
+            newest.update(split(stream.report(number))[0])
+        elif pending:
+            window, sequence = pending.pop(number % len(pending))
+            if action == "ack":
+                window.acknowledge(sequence, 1)
+                truth["acknowledged"].add(sequence)
+            elif action == "ambiguous":
+                stream.mark_ambiguous(window, sequence)
+                truth["ambiguous"].add(sequence)
+            elif action == "failed":
+                stream.mark_failed(window, sequence)
+                truth["failed"].add(sequence)
+            else:
+                stream.give_back(window, sequence)
+    truth["ambiguous"] |= {sequence for _, sequence in pending}
+    counts, event = split(stream.close(0))
+    newest.update(counts)
+    said = {fate: [s for c in newest.values() for s in getattr(c, fate)] for fate in truth}
+    assert set(said["acknowledged"]) == truth["acknowledged"]
+    assert set(said["ambiguous"]) == truth["ambiguous"]
+    assert set(said["failed"]) >= truth["failed"]
+    assert sorted(chain(*said.values())) == list(range(1, event.last_assigned + 1))
+    assert event.last_settled == event.last_assigned
+
+
+def test_threads_never_share_a_number_and_counts_stay_exact():
+    stream = session()
+    taken: list[list[int]] = [[] for _ in range(4)]
+
+    def work(numbers):
+        for _ in range(3000):
+            window, sequence = stream.assign(0)
+            numbers.append(sequence)
+            window.acknowledge(sequence, 1)
+
+    threads = [threading.Thread(target=work, args=(numbers,)) for numbers in taken]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        stream.report(0)
+    assert sorted(chain(*taken)) == list(range(1, 12_001))
+    counts, _ = split(stream.close(0))
+    assert not counts or counts[0].count == 12_000
+    assert stream.pending_count == 0

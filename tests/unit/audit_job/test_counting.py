@@ -1,0 +1,180 @@
+"""The compiled scan against a plain-Python oracle, and against bytes that lie."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+from millrace.audit import counting
+from millrace.audit.counting import CellCounter, CellRow
+from millrace.audit.header import decode_identity
+from millrace.audit.range_reader import index_fetched
+
+EVERYTHING = (0, 1 << 62)
+
+
+def count(
+    data: bytes, window_ms: int = 1000, chunk: int = 1 << 20, bounds: tuple[int, int] = EVERYTHING
+) -> CellCounter:
+    counter = CellCounter(window_ms, chunk)
+    batches = index_fetched(data)
+    counter.count(batches.buffer, batches.index, *bounds)
+    return counter
+
+
+def only(counter: CellCounter) -> CellRow:
+    (row,) = counter.take()
+    return row
+
+
+def test_consecutive_records_become_one_dense_cell(build):
+    records = [build.stamped(i, 7, i + 1, 1500, value=b"x" * 10) for i in range(50)]
+    row = only(count(build.batch(100, records)))
+    assert (row.stream, row.window_start_ms, row.count, row.byte_count) == (7, 1000, 50, 500)
+    assert (row.first_offset, row.last_offset, row.producer) == (100, 149, "feed@host")
+    assert list(row.sequences) == list(range(1, 51)) and row.repeats == {}
+
+
+def test_stream_id_with_the_top_bit_set_stays_unsigned(build):
+    assert only(count(build.batch(0, [build.stamped(0, 2**64 - 2, 1)]))).stream == 2**64 - 2
+
+
+def test_repeats_in_one_cell_are_counted_by_extra_copies(build):
+    sequences = [1, 2, 3, 2, 3, 3, 9]
+    row = only(count(build.batch(0, [build.stamped(i, 1, s) for i, s in enumerate(sequences)])))
+    assert list(row.sequences) == [1, 2, 3, 9] and row.repeats == {2: 1, 3: 2} and row.count == 7
+
+
+def test_repeats_across_folds_are_found(build, monkeypatch):
+    monkeypatch.setattr(counting, "RUNS_PER_FOLD", 1)
+    counter = CellCounter(1000, 1 << 20)
+    counter._runs = np.zeros((4, 3), np.int64)
+    for base in (0, 3, 6):
+        batches = index_fetched(build.batch(base, [build.stamped(i, 1, s) for i, s in enumerate((5, 7, 9))]))
+        counter.count(batches.buffer, batches.index, *EVERYTHING)
+    row = only(counter)
+    assert row.repeats == {5: 2, 7: 2, 9: 2} and row.count == 9
+
+
+def test_many_short_runs_use_the_expanded_path_and_find_repeats(build):
+    sequences = [i * 2 for i in range(1, 200)] + [10, 10]
+    row = only(count(build.batch(0, [build.stamped(i, 1, s) for i, s in enumerate(sequences)])))
+    assert len(row.sequences) == 199 and row.repeats == {10: 2}
+
+
+def test_windows_and_chunks_split_cells(build):
+    records = [build.stamped(i, 1, i + 1, 999 + i) for i in range(4)]
+    rows = list(count(build.batch(8, records), chunk=10).take())
+    assert sorted((r.window_start_ms, r.chunk, list(r.sequences)) for r in rows) == [
+        (0, 0, [1]),
+        (1000, 0, [2]),
+        (1000, 1, [3, 4]),
+    ]
+
+
+def test_sequence_beyond_32_bits_keeps_its_base(build):
+    high = (1 << 33) - 1
+    rows = list(count(build.batch(0, [build.stamped(0, 1, high), build.stamped(1, 1, high + 1)])).take())
+    assert sorted(row.base + next(iter(row.sequences)) for row in rows) == [high, high + 1]
+
+
+def test_sequence_zero_is_counted_but_not_numbered(build):
+    row = only(count(build.batch(0, [build.stamped(i, 1, 0) for i in range(3)])))
+    assert not row.sequenced and row.count == 3 and not row.sequences
+
+
+def test_records_outside_the_range_are_left_to_the_neighbouring_task(build):
+    records = [build.stamped(i, 1, i + 1) for i in range(10)]
+    row = only(count(build.batch(10, records), bounds=(12, 17)))
+    assert (row.first_offset, row.last_offset, list(row.sequences)) == (12, 16, [3, 4, 5, 6, 7])
+
+
+def test_append_time_is_taken_only_where_the_broker_stamped_it(build):
+    assert only(count(build.batch(0, [build.stamped(0, 1, 1)], max_ms=5))).last_append_ms == -1
+    stamped = only(count(build.batch(0, [build.stamped(0, 1, 1)], attributes=8, max_ms=5)))
+    assert (stamped.first_append_ms, stamped.last_append_ms) == (5, 5)
+
+
+def test_last_identity_header_wins(build):
+    headers = [(b"_mr", build.identity(1, 1, 1000)), (b"other", None), (b"_mr", build.identity(2, 8, 1000))]
+    assert only(count(build.batch(0, [build.record(0, headers)]))).stream == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "header cut short or impossible"),
+        (None, "header cut short or impossible"),
+        (b"\x01" * 22, "header cut short or impossible"),
+        (b"\x02" * 30, "header of an unknown version"),
+        (b"\x01" + b"\0" * 8 + b"\xff" * 8 + b"\0" * 6, "header cut short or impossible"),
+    ],
+)
+def test_header_that_cannot_be_trusted_is_counted_and_not_filed(build, content, reason):
+    counter = count(build.batch(0, [build.record(0, [(b"_mr", content)])]))
+    assert list(counter.take()) == []
+    assert counter.totals().untrusted == {reason: 1} and counter.totals().records == 1
+
+
+@pytest.mark.parametrize("name", [b"\xff\xfe", b"a\nb", b"x" * 10_000])
+def test_unshowable_producer_name_is_counted_and_its_records_kept(build, name):
+    counter = count(build.batch(0, [build.record(0, [(b"_mr", build.identity(1, 1, 0, name))])]))
+    assert only(counter).producer == ""
+    assert counter.totals().untrusted == {"producer name that cannot be shown": 1}
+
+
+def test_plain_records_are_counted_as_unaudited(build):
+    counter = count(build.batch(0, [build.record(0), build.record(1, [(b"_mx", b"1"), (b"_", b"2")])]))
+    assert list(counter.take()) == [] and counter.totals().unaudited == 2
+
+
+def test_batch_with_fewer_records_than_announced_is_malformed_and_never_read_beyond(build):
+    whole = bytearray(build.batch(0, [build.stamped(0, 1, 1), build.stamped(1, 1, 2)]))
+    whole[57:61] = (1000).to_bytes(4, "big")
+    counter = count(bytes(whole) + build.batch(2, [build.stamped(0, 1, 3)]))
+    assert list(only(counter).sequences) == [1, 2, 3]
+    assert counter.totals().untrusted == {"malformed batch": 1}
+
+
+def test_random_damage_never_reads_outside_or_invents_records(build):
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    good = build.batch(0, [build.stamped(i, 3, i + 1, value=None if i % 3 else b"v" * i) for i in range(40)])
+    for _ in range(2_000):
+        damaged = bytearray(good)
+        for _ in range(rng.randrange(1, 6)):
+            damaged[rng.randrange(61, len(damaged))] = rng.randrange(256)
+        counter = count(bytes(damaged))
+        rows = list(counter.take())
+        totals = counter.totals()
+        filed = sum(row.count for row in rows)
+        bad_headers = sum(n for reason, n in totals.untrusted.items() if reason.startswith("header"))
+        assert totals.records == filed + totals.unaudited + bad_headers <= 40
+
+
+def test_random_traffic_agrees_with_a_plain_count(build):
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    truth: dict[tuple[int, int], Counter[int]] = {}
+    data, offset = b"", 0
+    for _ in range(60):
+        records = []
+        for delta in range(rng.randrange(1, 40)):
+            stream, sequence, created = rng.randrange(5), rng.randrange(1, 300), rng.randrange(0, 5000)
+            value = build.identity(stream, sequence, created)
+            told = decode_identity(value)
+            truth.setdefault((int(told.stream, 16), created // 1000 * 1000), Counter())[told.sequence] += 1
+            records.append(build.record(delta, [(b"x", b"y"), (b"_mr", value)]))
+        data += build.batch(offset, records)
+        offset += len(records)
+    found: dict[tuple[int, int], Counter[int]] = {}
+    for row in count(data, chunk=100).take():
+        held = found.setdefault((row.stream, row.window_start_ms), Counter())
+        held.update(row.sequences)
+        held.update(row.repeats)
+        assert row.count == len(row.sequences) + sum(row.repeats.values())
+    assert found == truth

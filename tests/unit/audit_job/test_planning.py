@@ -1,0 +1,105 @@
+"""Which offsets are read, and by which task."""
+
+from __future__ import annotations
+
+import random
+
+from millrace.audit.capture import Capture, MirrorPosition, PartitionPin
+from millrace.audit.config import parse_config
+from millrace.audit.events import EventLedger
+from millrace.audit.job import plan_ranges
+from millrace.audit.planning import OffsetRange, plan_tasks
+from millrace.audit.state import Commit, ReadPosition
+
+CONFIG = parse_config(
+    {
+        "clusters": {
+            "ewr": {"bootstrap": ["h:1"], "tier": "source"},
+            "agg": {"bootstrap": ["h:2"], "tier": "aggregate"},
+        },
+        "topics": ["flights"],
+    }
+)
+
+
+def pin(
+    cluster: str = "ewr", start: int = 0, end: int = 100, topic_id: str = "t1", partition: int = 0
+) -> PartitionPin:
+    return PartitionPin(cluster, "flights", "flights", partition, topic_id, start, end)
+
+
+def plan(pins, positions=(), offsets=None):
+    captured = Capture(5, EventLedger(), pins=list(pins))
+    captured.positions = [MirrorPosition("agg", "m", "ewr", "flights", p, o, "") for p, o in positions]
+    before = Commit(offsets={key: ReadPosition(*value) for key, value in (offsets or {}).items()})
+    ranges, unread = plan_ranges(captured, CONFIG, before)
+    told = [(r.first_offset, r.end_offset, r.tail) for r in ranges if r.size]
+    return told, [(u.first_offset, u.end_offset, u.cause) for u in unread]
+
+
+def test_source_is_cut_at_the_mirrors_position_and_the_rest_is_tail():
+    assert plan([pin()], [(0, 60)]) == ([(0, 60, False), (60, 100, True)], [])
+
+
+def test_source_without_any_mirror_position_is_kept_whole():
+    assert plan([pin()]) == ([(0, 100, False)], [])
+
+
+def test_partition_that_its_mirror_has_not_begun_is_all_tail():
+    assert plan([pin(), pin(partition=1)], [(0, 100)]) == ([(0, 100, False), (0, 100, True)], [])
+
+
+def test_aggregate_is_never_cut():
+    assert plan([pin("agg")], [(0, 60)]) == ([(0, 100, False)], [])
+
+
+def test_position_beyond_the_pinned_end_reads_to_the_end():
+    assert plan([pin()], [(0, 250)]) == ([(0, 100, False)], [])
+
+
+def test_reading_goes_on_where_the_last_commit_ended():
+    assert plan([pin()], offsets={"ewr/flights/0": (40, "t1")}) == ([(40, 100, False)], [])
+
+
+def test_retention_that_passed_the_auditor_is_noted():
+    assert plan([pin(start=70)], offsets={"ewr/flights/0": (40, "t1")}) == (
+        [(70, 100, False)],
+        [(40, 70, "expired")],
+    )
+
+
+def test_first_look_at_a_log_that_lost_its_beginning_notes_it():
+    assert plan([pin(start=10)]) == ([(10, 100, False)], [(0, 10, "expired")])
+
+
+def test_truncated_log_is_noted_and_not_read_twice():
+    assert plan([pin(end=30)], offsets={"ewr/flights/0": (40, "t1")}) == ([], [(30, 40, "truncated")])
+
+
+def test_recreated_topic_starts_again_and_is_noted():
+    told, unread = plan([pin(topic_id="t2")], offsets={"ewr/flights/0": (40, "t1")})
+    assert told == [(0, 100, False)] and [cause for _, _, cause in unread] == ["recreated"]
+
+
+def test_tasks_cover_every_offset_once_and_are_even():
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    for _ in range(200):
+        ranges = [
+            OffsetRange("c", "c", "t", "t", p, first, first + rng.choice((0, 1, 10, 1000, 100_000)))
+            for p, first in enumerate(rng.randrange(1000) for _ in range(rng.randrange(1, 30)))
+        ]
+        count = rng.randrange(1, 9)
+        tasks = plan_tasks(ranges, count)
+        pieces = sorted((p.partition, p.first_offset, p.end_offset) for task in tasks for p in task)
+        for each in ranges:
+            at = each.first_offset
+            for _, first, end in (piece for piece in pieces if piece[0] == each.partition):
+                assert first == at
+                at = end
+            assert at == each.end_offset
+        total = sum(each.size for each in ranges)
+        if total:
+            assert len(tasks) <= count
+            assert max(sum(p.size for p in task) for task in tasks) <= 2.5 * total / count + 1

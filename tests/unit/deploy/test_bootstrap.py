@@ -1,0 +1,78 @@
+"""The set-up script on machines that lack something and where it may not install it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[3] / "deploy" / "bootstrap.sh"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder with the script, and programs of its own before all others: an `id` that is not root."""
+    (tmp_path / "deploy").mkdir()
+    (tmp_path / "bin").mkdir()
+    shutil.copy(SCRIPT, tmp_path / "deploy")
+    program(tmp_path, "id", "echo 1000")
+    return tmp_path
+
+
+def program(checkout: Path, name: str, text: str) -> None:
+    path = checkout / "bin" / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def bootstrap(checkout: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    path = f"{checkout / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        ["bash", str(checkout / "deploy" / "bootstrap.sh"), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PATH": path, **environment},
+    )
+
+
+def test_old_python_is_refused_by_name(checkout: Path) -> None:
+    program(checkout, "python-old", "exit 1")
+    answer = bootstrap(checkout, "demo", PYTHON="python-old")
+    assert answer.returncode == 1
+    assert answer.stderr == "millrace: PYTHON=python-old is not a Python 3.11 or newer\n"
+
+
+def test_python_without_ensurepip_says_what_to_install(checkout: Path) -> None:
+    program(
+        checkout,
+        "python-bare",
+        'case "$2" in *ensurepip*) exit 1;; *venv*) echo python3.11-venv;; esac',
+    )
+    answer = bootstrap(checkout, "test", PYTHON="python-bare")
+    assert answer.returncode == 1
+    assert answer.stderr == (
+        "millrace: python-bare lacks ensurepip: run  sudo apt-get install python3.11-venv\n"
+    )
+
+
+@pytest.mark.parametrize("arguments", [[], ["other"]])
+def test_wrong_argument_shows_the_usage(checkout: Path, arguments: list[str]) -> None:
+    answer = bootstrap(checkout, *arguments)
+    assert answer.returncode == 1
+    assert "demo|test" in answer.stderr
+
+
+def test_failed_install_of_the_package_is_a_failure(checkout: Path) -> None:
+    program(
+        checkout,
+        "python-whole",
+        'if [ "$2" = venv ]; then mkdir -p .venv/bin; '
+        'printf "#!/bin/sh\\n[ \\"\\$3\\" != install ]\\n" > .venv/bin/python; chmod +x .venv/bin/python; fi',
+    )
+    answer = bootstrap(checkout, "demo", PYTHON="python-whole")
+    assert answer.returncode == 1
+    assert "installing the pinned dependencies" in answer.stderr

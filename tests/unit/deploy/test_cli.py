@@ -1,0 +1,152 @@
+"""The command line: quick to start, one line for what is wrong, statuses that scripts can rely on."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from millrace.deploy import cli
+from millrace.deploy.commands.output import Format, print_rows
+
+GROUPS = ["broker", "topics", "mirror", "audit", "zookeeper", "local"]
+
+
+@pytest.fixture(autouse=True)
+def nothing_replaces_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`zookeeper run` becomes the server: were a check missing, the tests themselves would."""
+
+    def refuse(*arguments: object) -> None:
+        raise AssertionError(f"a server would have been started: {arguments}")
+
+    monkeypatch.setattr("os.execv", refuse)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = cli.run(list(arguments))
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def test_start_up_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, millrace.deploy.cli\n"
+        "heavy = {'numba', 'numpy', 'pyspark', 'pyarrow', 'pydantic', 'kio', 'yaml', 'uvloop', 'rich'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("group", [[], *([name] for name in GROUPS), ["demo"]])
+def test_help_of_every_group_is_there(group: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, *group, "--help")
+    assert (status, err) == (0, "")
+    assert "Usage" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nosuch"], "No such command 'nosuch'"),
+        (["topics", "nosuch"], "No such command 'nosuch'"),
+        (["zookeeper", "run", "--port", "70000"], "--port"),
+        (["zookeeper", "run", "--bogus"], "--bogus"),
+        (["topics", "create", "t", "--set", "retention.ms"], "--set 'retention.ms': expected key=value"),
+        (["topics", "list", "--bootstrap", "localhost"], "--bootstrap 'localhost': expected host:port"),
+        (["topics", "list", "--bootstrap", ","], "--bootstrap is empty"),
+        (["demo", "--lose", "-1"], "--lose"),
+        (["demo", "--producer-column", "x"], "--producer-column needs --input"),
+        (["audit", "explain", "flights"], "window"),
+        (["mirror", "run"], "--config"),
+    ],
+)
+def test_wrong_command_line_is_one_line_and_status_64(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, err = run(capsys, *arguments)
+    assert status == cli.USAGE_ERROR_STATUS
+    assert out == ""
+    assert words in err
+    assert err.startswith("millrace: ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["broker", "run", "--config", "none.yaml"], 2, "none.yaml"),
+        (["broker", "run", "--id", "1", "--listen", "x"], 2, "listen"),
+        (["broker", "run", "--set", "nosuch.key=1", "--id", "1"], 2, "nosuch.key"),
+        (["mirror", "run", "--config", "none.yaml"], 2, "none.yaml"),
+        (["mirror", "check", "--config", "none.yaml"], 2, "none.yaml"),
+        (["audit", "run", "--config", "none.yaml"], 3, "none.yaml"),
+        (["local", "up", "--file", "none.yaml"], 2, "none.yaml"),
+        (["demo", "--input", "none.csv"], 3, "none.csv"),
+        (["demo", "--report", "/dev/null/report"], 3, "/dev/null/report"),
+        (["local", "up", "--data", "/dev/null/data"], 12, "/dev/null/data"),
+    ],
+)
+def test_expected_failure_is_one_line_with_its_own_status(
+    arguments: list[str],
+    status: int,
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found, _, err = run(capsys, *arguments)
+    assert (found, words in err, err.count("\n")) == (status, True, 1), err
+
+
+def test_zookeeper_on_a_taken_port_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        status, _, err = run(capsys, "zookeeper", "run", "--port", str(port), "--data", str(tmp_path))
+    assert status == 10
+    assert f"{port} is taken" in err
+    assert err.count("\n") == 1
+
+
+def test_no_java_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("millrace.deploy.java.find_java.__defaults__", (None, tmp_path))
+    status, _, err = run(capsys, "zookeeper", "run", "--data", str(tmp_path / "data"))
+    assert status == 13
+    assert "apt-get install default-jre-headless" in err
+
+
+def test_defect_shows_its_traceback_and_is_not_taken_for_a_finding(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: object, **kwargs: object) -> None:
+        raise ZeroDivisionError("a defect")
+
+    monkeypatch.setattr("millrace.deploy.local.sandbox.Sandbox.from_file", broken)
+    status, _, err = run(capsys, "local", "status")
+    assert status == cli.DEFECT_STATUS
+    assert "Traceback" in err
+    assert "a defect" in err
+
+
+def test_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "--version")
+    assert status == 0
+    assert out.startswith("millrace 0.")
+
+
+def test_rows_for_programs_are_json_and_for_pipes_aligned_text(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"name": "a", "isr": [1, 2], "extra": None}, {"name": "long", "isr": [], "extra": 3}]
+    print_rows(rows, ["name", "isr", "extra"], Format.JSON)
+    assert json.loads(capsys.readouterr().out) == rows
+    print_rows(rows, ["name", "isr", "extra"])
+    assert capsys.readouterr().out.splitlines() == ["NAME  ISR  EXTRA", "a     1,2  -", "long       3"]
