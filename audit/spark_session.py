@@ -1,0 +1,207 @@
+"""A small Spark for one job: started lean, stopped by whoever started it.
+
+`job` uses `SparkBeside`, which starts Spark while the clusters are looked at and stops it while the report is
+written; whoever wants to look at records uses `spark_session`. Local masters get a driver bound to loopback, a
+daemon of our own for the Python workers, and as few shuffle partitions as cores. A session that runs already in
+the process is used and left running.
+
+What takes the time of a small job is Spark's own start, so the JVM is told not to optimise for hours to come:
+with the first compiler alone it needs 10 CPU seconds where it needed 17.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from millrace.audit.spark_source import register
+from millrace.broker.errors import JavaMissing
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
+from pyspark.sql import SparkSession
+
+LOCAL = "local[*]"
+DRIVER_MEMORY = "1g"  # the driver's JVM only moves cells and verdicts; records never enter it
+MINIMUM_JAVA = 17
+
+# The driver's JVM lives for seconds: it must be quick to warm up, and has little to collect.
+_JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto"
+_START_LINES = (b"WARNING: Using incubator modules: jdk.incubator.vector",)
+
+_LOG4J = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = spark: %p %m%n
+logger.pythonsource.name = org.apache.spark.sql.execution
+logger.pythonsource.level = off
+logger.executor.name = org.apache.spark.executor
+logger.executor.level = off
+logger.scheduler.name = org.apache.spark.scheduler
+logger.scheduler.level = off
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
+"""
+
+
+def require_java() -> None:
+    """Raises JavaMissing when there is no Java that Spark can start with."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    if java is None or not os.access(java, os.X_OK):
+        raise JavaMissing(
+            f"no Java found for Spark; install Java {MINIMUM_JAVA} or newer "
+            "(Debian, Ubuntu: apt-get install openjdk-17-jre-headless), or set JAVA_HOME"
+        )
+    told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False).stderr
+    found = re.search(r'version "(\d+)(?:\.(\d+))?', told)
+    number = (int(found[2] or 0) if found[1] == "1" else int(found[1])) if found else 0
+    if number < MINIMUM_JAVA:
+        raise JavaMissing(
+            f"{java} is Java {number or 'of an unknown version'}; Spark needs {MINIMUM_JAVA} or newer"
+        )
+
+
+def is_local(master: str) -> bool:
+    """Whether tasks run in the driver's own JVM, on this machine."""
+    return master == "local" or master.startswith("local[")
+
+
+def core_count(master: str) -> int:
+    """How many tasks run at once: the brackets of `local[n]`, else a guess for a cluster."""
+    found = re.fullmatch(r"local(?:\[(\d+|\*)(?:,\s*\d+)?\])?", master)
+    if found is None:
+        return 16
+    if found[1] == "*":
+        return len(os.sched_getaffinity(0))
+    return int(found[1] or 1)
+
+
+@contextmanager
+def spark_session(master: str | None, work_folder: Path) -> Iterator[SparkSession]:
+    """A session with the `millrace` format registered. `work_folder` takes Spark's own temporary files."""
+    with SparkBeside(master, work_folder) as spark:
+        session = spark.session()
+        register(session)
+        yield session
+
+
+class SparkBeside:
+    """A session that starts and stops in a thread, while the caller does what needs no Spark.
+
+    `session()` waits for it; after `release()` it is gone. A session that runs already is used and left running.
+    """
+
+    def __init__(self, master: str | None, work_folder: Path) -> None:
+        self._master = master or LOCAL
+        self._work_folder = work_folder
+        self._thread = ThreadPoolExecutor(1, "spark")
+        # Looked for here, because a session is active in the thread that uses it and not in another one.
+        self._running = SparkSession.getActiveSession()
+        self._starting: Future[SparkSession] | None = None
+
+    def __enter__(self) -> SparkBeside:
+        if self._running is None:
+            self._starting = self._thread.submit(_start, self._master, self._work_folder)
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.release()
+        self._thread.shutdown()
+
+    def session(self) -> SparkSession:
+        if self._starting is not None:
+            return self._starting.result()
+        if self._running is None:
+            raise RuntimeError("this Spark session was released")
+        return self._running
+
+    def release(self) -> None:
+        """Stop the session, if it was started here; `__exit__` waits until it has."""
+        starting, self._starting, self._running = self._starting, None, None
+        if starting is not None:
+            self._thread.submit(_stop, starting)
+
+
+def _start(master: str, work_folder: Path) -> SparkSession:
+    require_java()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    # Arrow is what is used of PySpark's pandas side; no pandas value is ever made.
+    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+    session = _build(master, work_folder)
+    session.sparkContext.setLogLevel("OFF")
+    return session
+
+
+def _stop(starting: Future[SparkSession]) -> None:
+    if starting.exception() is None:
+        starting.result().stop()
+
+
+def _build(master: str, work_folder: Path) -> SparkSession:
+    conf = _configuration(master, work_folder)
+    SparkContext(conf=conf, gateway=_java(conf))
+    return SparkSession.builder.getOrCreate()
+
+
+def _java(conf: SparkConf) -> Any:
+    """The gateway to this process's JVM; a later session uses the first one's.
+
+    The JVM's standard error goes through a thread that leaves out what is said at every start.
+    """
+    if SparkContext._gateway is not None:
+        return SparkContext._gateway
+    gateway = launch_gateway(conf, {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE})
+    threading.Thread(target=_relay, args=(gateway.proc.stderr,), name="spark-stderr", daemon=True).start()
+    return gateway
+
+
+def _relay(lines: IO[bytes]) -> None:
+    for line in lines:
+        if not line.startswith(_START_LINES):
+            sys.stderr.buffer.write(line)
+            sys.stderr.flush()
+
+
+def _configuration(master: str, work_folder: Path) -> SparkConf:
+    log4j = work_folder / "log4j2.properties"
+    log4j.write_text(_LOG4J, "utf-8")
+    cores = core_count(master)
+    settings = {
+        "spark.app.name": "millrace audit",
+        "spark.master": master,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.memory": DRIVER_MEMORY,
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log4j.as_uri()} {_JAVA_OPTIONS}",
+        "spark.sql.shuffle.partitions": str(cores),
+        "spark.default.parallelism": str(cores),
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.parquet.compression.codec": "zstd",
+        "spark.sql.warehouse.dir": str(work_folder / "warehouse"),
+        "spark.local.dir": str(work_folder / "local"),
+        "spark.python.worker.reuse": "true",
+        "spark.shuffle.compress": "false" if cores <= 4 else "true",
+    }
+    if is_local(master):
+        settings |= {
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.python.daemon.module": "millrace.audit.spark_daemon",
+        }
+    return SparkConf().setAll(settings.items())

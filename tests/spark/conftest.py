@@ -1,0 +1,201 @@
+"""Kafka clusters in memory (librdkafka's mock: a Kafka that is not ours) and a small world to audit.
+
+`world` has two source clusters and an aggregate. Its methods play the producers' and the mirror's parts
+record by record, so that every test knows the truth that the audit must find.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from millrace.audit.config import AuditConfig, parse_config
+from millrace.audit.events import CLOSED, CountEvent, Event, StreamEvent, encode_event
+from millrace.audit.header import encode_identity, encode_prefix
+from millrace.audit.sequence_set import from_ranges
+
+DAY_MS = 86_400_000
+START_MS = 1_356_998_400_000  # 2013-01-01T00:00:00Z
+NOW_MS = START_MS + 400 * DAY_MS
+
+
+class MockCluster:
+    """One in-memory cluster with one broker; partitions are made on first use."""
+
+    def __init__(self, compression: str = "none") -> None:
+        self._producer = Producer(
+            {
+                "bootstrap.servers": "mock",
+                "test.mock.num.brokers": 1,
+                "compression.type": compression,
+                "linger.ms": 20,
+                "log_level": 2,
+            }
+        )
+        (broker,) = self._producer.list_topics(timeout=10).brokers.values()
+        self.bootstrap = f"{broker.host}:{broker.port}"
+
+    def produce(self, topic: str, value: bytes, **more: Any) -> None:
+        self._producer.produce(topic, value, **{"partition": 0, **more})
+        self._producer.poll(0)
+
+    def flush(self) -> None:
+        assert self._producer.flush(10) == 0
+
+
+@dataclass
+class Stream:
+    """One audited producer in one source cluster."""
+
+    source: str
+    producer: str
+    stream: str
+    topic: str = "flights"
+    partition: int = 0
+    sent: list[int] = field(default_factory=list)
+
+
+@dataclass
+class World:
+    clusters: dict[str, MockCluster]
+    config: AuditConfig
+    produced: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def send(self, stream: Stream, sequences: Iterable[int], *, reaches_source: bool = True) -> None:
+        """Produce records, one a window of ten sequences, into the source cluster."""
+        for sequence in sequences:
+            stream.sent.append(sequence)
+            if reaches_source:
+                self._put(stream.source, stream, sequence)
+
+    def carry(self, stream: Stream, *, lose: Iterable[int] = (), repeat: Iterable[int] = ()) -> None:
+        """Play the mirror for everything the stream sent."""
+        lost, repeated = set(lose), set(repeat)
+        for sequence in stream.sent:
+            for _ in range((sequence not in lost) + (sequence in repeated)):
+                self._put("agg", stream, sequence)
+
+    def _put(self, cluster: str, stream: Stream, sequence: int) -> None:
+        created_ms = self.created_ms(sequence)
+        identity = encode_identity(
+            encode_prefix(stream.stream), sequence, created_ms, stream.producer.encode()
+        )
+        self.clusters[cluster].produce(
+            stream.topic,
+            f"record {sequence}".encode(),
+            partition=stream.partition,
+            headers=[("_mr", identity)],
+            timestamp=created_ms,
+        )
+        key = (cluster, stream.partition)
+        self.produced[key] = self.produced.get(key, 0) + 1
+
+    @staticmethod
+    def created_ms(sequence: int) -> int:
+        return START_MS + (sequence - 1) // 10 * DAY_MS
+
+    def report(self, stream: Stream, *, report: int = 1, acknowledged: Iterable[int] | None = None) -> None:
+        """The producer's events: counts of each window, then closed."""
+        told = sorted(stream.sent if acknowledged is None else acknowledged)
+        windows: dict[int, list[int]] = {}
+        for sequence in told:
+            windows.setdefault(self.created_ms(sequence), []).append(sequence)
+        for start_ms, members in windows.items():
+            self.event(stream.source, self.count_event(stream, start_ms, members, report))
+        last = max(stream.sent, default=0)
+        self.event(
+            stream.source,
+            StreamEvent(
+                state=CLOSED,
+                stream=stream.stream,
+                session="a" * 16,
+                topic=stream.topic,
+                producer=stream.producer,
+                host="host",
+                application="feed",
+                datacenter=stream.source,
+                window_ms=DAY_MS,
+                last_assigned=last,
+                last_settled=last,
+                no_earlier_than_ms=None,
+                lease_ms=60_000,
+                at_ms=START_MS + 399 * DAY_MS,
+            ),
+        )
+
+    @staticmethod
+    def count_event(stream: Stream, start_ms: int, members: list[int], report: int = 1) -> CountEvent:
+        acknowledged = from_ranges(tuple((each, each) for each in members))
+        return CountEvent(
+            stream=stream.stream,
+            session="a" * 16,
+            topic=stream.topic,
+            producer=stream.producer,
+            window_start_ms=start_ms,
+            window_ms=DAY_MS,
+            report=report,
+            count=len(members),
+            byte_count=sum(len(f"record {each}") for each in members),
+            acknowledged=acknowledged,
+            ambiguous=from_ranges(()),
+            failed=from_ranges(()),
+            at_ms=START_MS + 399 * DAY_MS,
+        )
+
+    def event(self, cluster: str, event: Event) -> None:
+        key, value = encode_event(event)
+        self.clusters[cluster].produce("millrace.audit", value, key=key)
+
+    def position(self, source: str, next_offset: int, partition: int = 0, topic: str = "flights") -> None:
+        """What the mirror keeps in the aggregate."""
+        key = {"source": source, "topic": topic, "partition": partition}
+        value = {
+            "version": 1,
+            "next_offset": next_offset,
+            "cluster_id": "",
+            "topic_id": "",
+            "leader_epoch": 0,
+        }
+        self.clusters["agg"].produce(
+            "millrace.positions.test", json.dumps(value).encode(), key=json.dumps(key).encode()
+        )
+
+    def flush(self) -> None:
+        for cluster in self.clusters.values():
+            cluster.flush()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    clusters = {"ewr": MockCluster("lz4"), "jfk": MockCluster(), "agg": MockCluster("zstd")}
+    config = parse_config(
+        {
+            "clusters": {
+                name: {
+                    "bootstrap": [cluster.bootstrap],
+                    "tier": "aggregate" if name == "agg" else "source",
+                }
+                for name, cluster in clusters.items()
+            },
+            "topics": ["flights"],
+            "window": "1d",
+            "grace": "1s",
+            "state": str(tmp_path / "state"),
+            "report": str(tmp_path / "report"),
+        }
+    )
+    yield World(clusters, config)
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One Spark for all tests: the job uses a running session as it is."""
+    from millrace.audit.spark_session import spark_session
+
+    with spark_session("local[2]", tmp_path_factory.mktemp("spark")) as session:
+        yield session
