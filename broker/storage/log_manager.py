@@ -94,8 +94,11 @@ class LogManager:
             for directory in sorted(folder.path.iterdir()):
                 if directory.is_dir():
                     self._open_found(folder, directory, now_ms)
-            # Later than the opening: a crash in the middle of it changes nothing about what is clean.
-            (folder.path / CLEAN_SHUTDOWN_MARKER).unlink(missing_ok=True)
+            # Later than the opening: a crash in the middle of it changes nothing about what is clean. Synced:
+            # a marker that a power loss brings back would have torn writes taken for damage.
+            if folder.was_clean:
+                (folder.path / CLEAN_SHUTDOWN_MARKER).unlink(missing_ok=True)
+                sync_directory(folder.path)
 
     def _take(self, folder: _DataFolder) -> None:
         path = folder.path
@@ -238,7 +241,7 @@ class LogManager:
                 self.delete(tp)
                 log = None
             if log is None:
-                log = self._create(tp, config or self._config_for(tp[0]), now_ms)
+                log = self._create(tp, config or self._config_for(tp[0]), now_ms, topic_id)
             if topic_id is not None and log.topic_id is None:
                 try:
                     log.set_topic_id(topic_id)
@@ -246,16 +249,28 @@ class LogManager:
                     raise KafkaStorageError(f"{log.directory}: no topic id written: {error}") from error
             return log
 
-    def _create(self, tp: TopicPartition, config: LogConfig, now_ms: int) -> Log:
+    def _create(self, tp: TopicPartition, config: LogConfig, now_ms: int, topic_id: UUID | None) -> Log:
         counts = [(sum(1 for _ in self._logs_in(folder)), folder.path) for folder in self._folders]
         directory = min(counts)[1] / f"{tp[0]}-{tp[1]}"
-        log = Log.open(directory, config, recovery_point=None, now_ms=now_ms)
         try:
+            self._forget_checkpoints(tp)
+            log = Log.open(directory, config, recovery_point=None, now_ms=now_ms)
             sync_directory(directory.parent)
         except OSError as error:
             raise KafkaStorageError(f"{directory} was not made durable: {error}") from error
+        if topic_id and log.topic_id and log.topic_id != topic_id:
+            raise KafkaStorageError(
+                f"{directory} holds another topic of this name that could not be removed; move it away"
+            )
         self._logs[tp] = log
         return log
+
+    def _forget_checkpoints(self, tp: TopicPartition) -> None:
+        """Takes a partition that was here before out of the checkpoints. After a crash they would cut the
+        new log at the old one's start, which is to delete it. Raises OSError."""
+        for folder in self._folders:
+            if tp in folder.recovery_points or tp in folder.start_offsets:
+                self._write_checkpoints(folder)
 
     def set_config(self, topic: str, config: LogConfig) -> None:
         """Gives new settings to every log of a topic; they count from the next append on."""

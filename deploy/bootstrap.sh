@@ -1,0 +1,129 @@
+#!/usr/bin/env bash
+# Makes a bare Debian or Ubuntu machine ready to run or to test Millrace; `make` calls it, stamps remember it.
+#
+#   bootstrap.sh demo    .venv with the pinned dependencies of the demo, and Java 17+
+#   bootstrap.sh test    the same with the test tools, and kcat, Chromium and Maven
+#
+# Whatever the machine lacks is installed with apt when this runs as root; otherwise one line says what to do.
+set -euo pipefail
+
+cd "$(dirname "$0")/.."
+venv=.venv
+minimum_java=17
+
+say() { printf '%s\n' "$*" >&2; }
+fail() { say "millrace: $*"; exit 1; }
+
+# Quiet when it works; when it does not, what apt said last is shown.
+apt_ready=
+apt_install() {
+    local log
+    log=$(mktemp)
+    if [ -z "$apt_ready" ]; then
+        apt-get update -qq >"$log" 2>&1 || true      # an unreachable extra repository stops nothing
+        apt_ready=yes
+    fi
+    if ! DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "$@" \
+        </dev/null >>"$log" 2>&1; then
+        tail -n 5 "$log" >&2
+        rm -f "$log"
+        return 1
+    fi
+    rm -f "$log"
+}
+can_install() { [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; }
+
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:+"$PYTHON"} python3 python3.14 python3.13 python3.12 python3.11; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            printf '%s\n' "$candidate"
+            return
+        fi
+        if [ -n "${PYTHON:-}" ]; then
+            fail "PYTHON=$PYTHON is not a Python 3.11 or newer"
+        fi
+    done
+    fail "no Python 3.11 or newer found: install one, or name it with PYTHON=/path/to/python3"
+}
+
+make_venv() {
+    if "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+        return
+    fi
+    local python version
+    python=$(find_python)
+    if ! "$python" -c 'import ensurepip' 2>/dev/null; then
+        version=$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')
+        can_install || fail "$python lacks ensurepip: run  sudo apt-get install $version"
+        say "installing $version"
+        apt_install "$version" || apt_install python3-venv || fail "apt could not install $version"
+    fi
+    "$python" -m venv --clear "$venv"
+}
+
+install_package() {
+    say "installing the pinned dependencies into $venv"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$1]"
+}
+
+java_is_there() {
+    local java version
+    for java in ${JAVA_HOME:+"$JAVA_HOME/bin/java"} java /usr/lib/jvm/*/bin/java; do
+        version=$("$java" -version 2>&1 | sed -n 's/.* version "\([0-9]*\).*/\1/p' | head -n 1) || continue
+        if [ "${version:-0}" -ge "$minimum_java" ]; then
+            return 0
+        fi
+    done
+    return 1
+}
+
+ensure_java() {
+    local package
+    java_is_there && return
+    can_install || fail "no Java $minimum_java or newer: run  sudo apt-get install default-jre-headless"
+    for package in default-jre-headless openjdk-21-jre-headless openjdk-17-jre-headless; do
+        say "installing $package"
+        apt_install "$package" || continue
+        java_is_there && return
+    done
+    fail "apt has no Java $minimum_java or newer: install one and set JAVA_HOME"
+}
+
+# ensure_program PACKAGE PROGRAM...: any of the programs will do.
+ensure_program() {
+    local package=$1 program
+    shift
+    for program in "$@"; do
+        command -v "$program" >/dev/null && return
+    done
+    can_install || fail "the tests need $1: run  sudo apt-get install $package"
+    say "installing $package"
+    apt_install "$package" || fail "apt could not install $package, which the tests need"
+}
+
+# Compiles the numba kernels once, so that no broker, mirror or test waits for a compiler.
+warm_kernels() {
+    "$venv/bin/python" -c 'import millrace.broker.protocol.records, millrace.audit.scan'
+}
+
+case "${1:-}" in
+demo)
+    make_venv
+    install_package demo
+    ensure_java
+    warm_kernels
+    ;;
+test)
+    make_venv
+    install_package dev
+    ensure_java
+    ensure_program kcat kcat
+    ensure_program chromium chromium chromium-browser google-chrome
+    ensure_program maven mvn
+    warm_kernels
+    ;;
+*)
+    fail "usage: $0 demo|test"
+    ;;
+esac

@@ -1,0 +1,103 @@
+"""The `millrace` program: puts the command groups together and turns every expected failure into one line.
+
+Start-up stays below a few tenths of a second because command modules import only typer; servers, Spark and
+numba are imported inside the command that needs them. Exit statuses are listed in README.md: 64 is a wrong
+command line (2 means "unknown" for `audit` and `demo`, so the customary 2 would be ambiguous), 70 a defect
+of this program, 130 an interrupt.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+import typer
+from millrace.deploy.commands import audit, broker, demo, local, mirror, topics, zookeeper
+from typer.exceptions import TyperException
+
+USAGE_ERROR_STATUS = 64
+DEFECT_STATUS = 70
+INTERRUPTED_STATUS = 130
+
+app = typer.Typer(
+    name="millrace",
+    help="Moves record batches between Kafka-protocol datacenters "
+    "and proves, record by record, that nothing was lost.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+app.add_typer(broker.app, name="broker")
+app.add_typer(topics.app, name="topics")
+app.add_typer(mirror.app, name="mirror")
+app.add_typer(audit.app, name="audit")
+app.add_typer(zookeeper.app, name="zookeeper")
+app.add_typer(local.app, name="local")
+app.command("demo")(demo.demo)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"millrace {version('millrace')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version."
+    ),
+) -> None:
+    """Options of the program itself."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Console entry point: runs one command and leaves with its exit status."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Runs one command and returns its exit status; expected failures become one line on standard error."""
+    from millrace.broker.errors import MillraceError
+
+    try:
+        result = app(args=arguments, standalone_mode=False)
+    except MillraceError as error:
+        _complain(str(error))
+        return int(getattr(error, "exit_status", 1))
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED_STATUS
+    except TyperException as error:
+        return _usage_failure(error)
+    except BrokenPipeError:
+        # The reader of our output (head, less) went away: no failure, and Python must not complain at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception:
+        # A defect of ours: all of it is shown, and the status is not 1, which means a loss to some commands.
+        traceback.print_exc()
+        return DEFECT_STATUS
+    return result if isinstance(result, int) else 0
+
+
+def _usage_failure(error: Exception) -> int:
+    """One line for a wrong command line; bare `millrace` and bare groups have printed their help already."""
+    message = error.format_message() if hasattr(error, "format_message") else str(error)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        typer.echo(message)
+        return USAGE_ERROR_STATUS
+    context = getattr(error, "ctx", None)
+    hint = f" (see: {context.command_path} --help)" if context is not None else ""
+    _complain(f"{message.rstrip('.')}{hint}")
+    return USAGE_ERROR_STATUS
+
+
+def _complain(message: str) -> None:
+    print(f"millrace: {' '.join(message.split())}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

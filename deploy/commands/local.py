@@ -1,0 +1,65 @@
+"""`millrace local`: the sandbox of `deploy/local/three-datacenters.yaml` on this machine, detached."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from millrace.deploy.commands.output import Format, OutputFormat, print_rows
+
+app = typer.Typer(help="A whole system on this machine: ZooKeeper, brokers, mirrors.", no_args_is_help=True)
+
+SandboxFile = Annotated[
+    Path | None,
+    typer.Option("--file", "-f", help="Sandbox YAML; three datacenters and an aggregate by default."),
+]
+DataFolder = Annotated[
+    Path | None, typer.Option("--data", help="Folder for data, logs and pid files; overrides the file's.")
+]
+
+NOT_RUNNING_STATUS = 1
+
+
+@app.command("up")
+def up(file: SandboxFile = None, data: DataFolder = None) -> None:
+    """Start what does not run yet; returns when all of it serves."""
+    from millrace.deploy.local.sandbox import Sandbox
+
+    sandbox = Sandbox.from_file(file, data)
+    for name in sandbox.up():
+        typer.echo(f"started {name}")
+    for row in sandbox.addresses():
+        typer.echo(f"{row['service']:<22}{row['address']}")
+    again = f" --file {file}" if file else ""
+    typer.echo(f"data and logs in {sandbox.folder}; stop with: millrace local down{again}")
+
+
+@app.command("status")
+def status(file: SandboxFile = None, data: DataFolder = None, output: OutputFormat = Format.TABLE) -> None:
+    """Show each process; exit status 1 when one of them does not run."""
+    from millrace.deploy.local.sandbox import Sandbox
+
+    rows = Sandbox.from_file(file, data).status()
+    print_rows(rows, ["service", "state", "pid", "address", "log"], output)
+    if any(row["state"] != "serving" for row in rows):
+        raise typer.Exit(NOT_RUNNING_STATUS)
+
+
+@app.command("down")
+def down(
+    file: SandboxFile = None,
+    data: DataFolder = None,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete its data and logs too.")] = False,
+) -> None:
+    """Stop every process of the sandbox, mirrors first, ZooKeeper last."""
+    from millrace.deploy.local.sandbox import Sandbox
+
+    sandbox = Sandbox.from_file(file, data)
+    stopped = sandbox.down()
+    for name in stopped:
+        typer.echo(f"stopped {name}")
+    if not stopped:
+        typer.echo("nothing runs")
+    if delete and sandbox.delete_data():
+        typer.echo(f"deleted {sandbox.folder}")

@@ -1,0 +1,32 @@
+"""Reads the small values of command lines: `key=value` pairs and address lists."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import typer
+
+
+def key_value_pairs(pairs: Sequence[str], *, option: str) -> dict[str, str]:
+    """`["a=1", "b=x=y"]` → `{"a": "1", "b": "x=y"}`; raises BadParameter naming the pair and option."""
+    values: dict[str, str] = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not separator or not key.strip():
+            raise typer.BadParameter(
+                f"{option} {pair!r}: expected key=value, e.g. {option} retention.ms=3600000"
+            )
+        values[key.strip()] = value
+    return values
+
+
+def addresses(text: str, *, option: str) -> list[str]:
+    """`"a:1,b:2"` → `["a:1", "b:2"]`; raises BadParameter for an entry without a port."""
+    entries = [entry.strip() for entry in text.split(",") if entry.strip()]
+    for entry in entries:
+        _, separator, port = entry.rpartition(":")
+        if not separator or not port.isdigit() or not 0 < int(port) < 65536:
+            raise typer.BadParameter(f"{option} {entry!r}: expected host:port, e.g. 127.0.0.1:9092")
+    if not entries:
+        raise typer.BadParameter(f"{option} is empty: expected host:port, e.g. 127.0.0.1:9092")
+    return entries

@@ -1,0 +1,359 @@
+"""A whole system on one machine: ZooKeeper, one broker process a cluster, mirror processes.
+
+Called by `millrace local` (detached, found again by pid files) and by the demo (children that die with it).
+Everything lies in one folder:
+
+    config/   the YAML that each process was started with     data/   what brokers and ZooKeeper keep
+    logs/     standard error of each process                  run/    pid files and the lock
+
+Order: ZooKeeper, then all brokers at once, then all mirrors at once; `down` goes the other way. A start that
+fails stops what it started, and says what the process itself said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import http.client
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from millrace.broker.errors import DataFolderNotWritable, FatalError, PortTaken
+from millrace.deploy import processes, zookeeper
+from millrace.deploy.local.spec import DEFAULT_FILE, MirrorSpec, SandboxSpec, load_spec
+
+START_TIMEOUT_S = 60.0
+STOP_GRACE_S = 30.0
+READY_POLL_S = 0.05
+MIRROR_SESSION_TIMEOUT_MS = 5_000
+
+# What suits many brokers on one small machine; a cluster's own settings lie over these.
+BROKER_SETTINGS: dict[str, str | int | bool] = {
+    "group.initial.rebalance.delay.ms": 0,
+    "group.min.session.timeout.ms": 1_000,
+    "offsets.topic.num.partitions": 4,
+    "zookeeper.session.timeout.ms": 4_000,
+}
+
+
+def mirror_command(config: Path, process: str) -> list[str]:
+    """The command line of an ordinary mirror process."""
+    return [sys.executable, "-m", "millrace.deploy.cli", "mirror", "run", "--config", str(config)]
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One process of the sandbox. `prepare` writes its config and returns its command line."""
+
+    name: str
+    tier: int
+    address: str
+    prepare: Callable[[], list[str]]
+    answers: Callable[[], bool]
+
+
+class Sandbox:
+    """Starts, finds and stops the processes that a `SandboxSpec` describes."""
+
+    def __init__(
+        self,
+        spec: SandboxSpec,
+        folder: Path | None = None,
+        *,
+        detached: bool = True,
+        mirror_command: Callable[[Path, str], list[str]] = mirror_command,
+    ):
+        self.spec = spec
+        self.folder = (folder or spec.data).expanduser().absolute()
+        self._detached = detached
+        self._mirror_command = mirror_command
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._services = {service.name: service for service in self._describe_services()}
+
+    @classmethod
+    def from_file(cls, file: Path | None = None, data: Path | None = None) -> Sandbox:
+        return cls(load_spec(file or DEFAULT_FILE), data)
+
+    def bootstrap(self, cluster: str) -> str:
+        return self.spec.clusters[cluster].listen
+
+    def addresses(self) -> list[dict[str, str]]:
+        """One row a service, in the order of starting."""
+        return [{"service": service.name, "address": service.address} for service in self._services.values()]
+
+    def control_addresses(self) -> list[str]:
+        """Where the mirror processes answer `/status`."""
+        return [address for mirror in self.spec.mirrors for address in mirror.control]
+
+    def log(self, name: str) -> Path:
+        return self.folder / "logs" / f"{name}.log"
+
+    def up(self, *, only_tiers: Sequence[int] = (0, 1, 2)) -> list[str]:
+        """Starts what does not run and waits until it serves; returns the names of what it started."""
+        self._make_folders()
+        started: list[str] = []
+        with self._lock():
+            try:
+                for tier in only_tiers:
+                    names = [service.name for service in self._tier(tier) if not self._living(service)]
+                    for name in names:
+                        started.append(name)
+                        self._spawn(self._services[name])
+                    self._wait_until_serving(names)
+            except BaseException:
+                self._stop(started)
+                raise
+        return started
+
+    def start(self, name: str) -> None:
+        """Starts one service again and waits until it serves."""
+        self._spawn(self._services[name])
+        self._wait_until_serving([name])
+
+    def kill(self, name: str) -> None:
+        """SIGKILL to one service, as a machine that fails would."""
+        identity = self._living(self._services[name])
+        if identity is None:
+            raise FatalError(f"{name} does not run: {self.last_words(name)}")
+        processes.kill(identity)
+        self._reap(name)
+
+    def down(self) -> list[str]:
+        """Stops what runs, mirrors first and ZooKeeper last; returns the names of what it stopped."""
+        if not self.folder.exists():
+            return []
+        with self._lock():
+            return self._stop(list(self._services))
+
+    def status(self) -> list[dict[str, Any]]:
+        """One row a service: `state` is serving, starting (runs, does not answer yet) or stopped."""
+        rows = []
+        for service in self._services.values():
+            identity = self._living(service)
+            state = "stopped" if identity is None else "serving" if service.answers() else "starting"
+            rows.append(
+                {
+                    "service": service.name,
+                    "state": state,
+                    "pid": identity.pid if identity else None,
+                    "address": service.address,
+                    "log": str(self.log(service.name)),
+                }
+            )
+        return rows
+
+    def ended(self) -> list[str]:
+        """Names of the services that this sandbox started and that have ended since."""
+        return [name for name, child in self._children.items() if child.poll() is not None]
+
+    def last_words(self, name: str) -> str:
+        """What a service that ended said last, and where its log is."""
+        words = processes.last_lines(self.log(name), 1).removeprefix("millrace: ")
+        return f"{words or 'it said nothing'} (log: {self.log(name)})"
+
+    def delete_data(self) -> bool:
+        """Deletes the folder, unless something still runs in it or it is not a sandbox's."""
+        if any(self._living(service) for service in self._services.values()):
+            raise FatalError(f"{self.spec.name} still runs: stop it first")
+        if not (self.folder / "run").is_dir():
+            return False
+        shutil.rmtree(self.folder)
+        return True
+
+    # Starting and stopping.
+
+    def _spawn(self, service: Service) -> None:
+        _check_address_is_free(service)
+        child = processes.spawn(
+            service.prepare(), log=self.log(service.name), die_with_parent=not self._detached
+        )
+        self._children[service.name] = child
+        self._process_file(service).write(processes.identity_of(child))
+
+    def _wait_until_serving(self, names: Sequence[str]) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        waiting = list(names)
+        while waiting:
+            for name in waiting:
+                status = self._children[name].poll()
+                if status is not None:
+                    raise FatalError(f"{name} ended with status {status}: {self.last_words(name)}")
+            waiting = [name for name in waiting if not self._services[name].answers()]
+            if waiting and time.monotonic() > deadline:
+                name = waiting[0]
+                where = self._services[name].address
+                raise FatalError(
+                    f"{name} does not answer at {where} in {START_TIMEOUT_S:.0f} s: {self.last_words(name)}"
+                )
+            if waiting:
+                time.sleep(READY_POLL_S)
+
+    def _stop(self, names: Sequence[str]) -> list[str]:
+        """Ends the given services tier by tier; those of one tier end side by side."""
+        stopped: list[str] = []
+        for tier in (2, 1, 0):
+            living = {
+                service.name: identity
+                for service in self._tier(tier)
+                if service.name in names and (identity := self._living(service))
+            }
+            for identity in living.values():
+                processes.send(identity, signal.SIGTERM)
+            deadline = time.monotonic() + STOP_GRACE_S
+            for name, identity in living.items():
+                if not processes.wait_until_ended(identity, max(0.0, deadline - time.monotonic())):
+                    processes.kill(identity)
+                self._reap(name)
+                stopped.append(name)
+        for name in names:
+            if not self._living(self._services[name]):
+                self._process_file(self._services[name]).remove()
+        return stopped
+
+    def _reap(self, name: str) -> None:
+        child = self._children.pop(name, None)
+        if child is not None:
+            child.wait()
+
+    def _living(self, service: Service) -> processes.ProcessIdentity | None:
+        return self._process_file(service).living()
+
+    def _process_file(self, service: Service) -> processes.ProcessFile:
+        return processes.ProcessFile(self.folder / "run" / f"{service.name}.pid")
+
+    def _make_folders(self) -> None:
+        try:
+            for name in ("config", "data", "logs", "run"):
+                (self.folder / name).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DataFolderNotWritable(
+                f"cannot write to {self.folder} ({error.strerror}): choose another folder with --data"
+            ) from error
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Keeps two commands from starting or stopping the same sandbox at once."""
+        (self.folder / "run").mkdir(parents=True, exist_ok=True)
+        with (self.folder / "run" / "lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise FatalError(
+                    f"another command starts or stops {self.spec.name} in {self.folder}: wait for it to end"
+                ) from None
+            yield
+
+    # What the services are.
+
+    def _describe_services(self) -> list[Service]:
+        services = [self._zookeeper_service()]
+        services.extend(self._broker_service(name, id_) for id_, name in enumerate(self.spec.clusters, 1))
+        for mirror in self.spec.mirrors:
+            services.extend(self._mirror_service(mirror, address) for address in mirror.control)
+        return services
+
+    def _tier(self, tier: int) -> list[Service]:
+        return [service for service in self._services.values() if service.tier == tier]
+
+    def _zookeeper_service(self) -> Service:
+        host, port = _host_and_port(self.spec.zookeeper.listen)
+        return Service(
+            name="zookeeper",
+            tier=0,
+            address=self.spec.zookeeper.listen,
+            prepare=lambda: zookeeper.launch_command(
+                port, self.folder / "data" / "zookeeper", host=host, heap_mib=self.spec.zookeeper.heap_mib
+            ),
+            answers=lambda: zookeeper.is_serving(port, host),
+        )
+
+    def _broker_service(self, cluster: str, id_: int) -> Service:
+        spec = self.spec.clusters[cluster]
+        name = f"broker-{cluster}"
+
+        def prepare() -> list[str]:
+            config = self._write_config(
+                name,
+                {
+                    "id": id_,
+                    "listen": spec.listen,
+                    "zookeeper": f"{self.spec.zookeeper.listen}/{cluster}",
+                    "data": [str(self.folder / "data" / cluster)],
+                    "rack": cluster,
+                    "settings": {**BROKER_SETTINGS, **spec.settings},
+                },
+            )
+            return [sys.executable, "-m", "millrace.deploy.cli", "broker", "run", "--config", str(config)]
+
+        return Service(name, 1, spec.listen, prepare, answers=lambda: _accepts_connections(spec.listen))
+
+    def _mirror_service(self, mirror: MirrorSpec, address: str) -> Service:
+        name = f"mirror-{mirror.name}-{mirror.control.index(address) + 1}"
+
+        def prepare() -> list[str]:
+            config = self._write_config(name, self._mirror_config(mirror, address))
+            return self._mirror_command(config, name)
+
+        return Service(name, 2, address, prepare, answers=lambda: _answers_ready(address))
+
+    def _mirror_config(self, mirror: MirrorSpec, control: str) -> dict[str, Any]:
+        topics: dict[str, Any] = {"include": mirror.topics.include, "exclude": mirror.topics.exclude}
+        return {
+            "name": mirror.name,
+            "target": {"cluster": mirror.target, "bootstrap": [self.bootstrap(mirror.target)]},
+            "sources": [
+                {"cluster": cluster, "bootstrap": [self.bootstrap(cluster)], "topics": topics}
+                for cluster in mirror.sources
+            ],
+            "delivery": "at_least_once",
+            "control": {"listen": control},
+            "group": {"session_timeout_ms": MIRROR_SESSION_TIMEOUT_MS},
+        }
+
+    def _write_config(self, name: str, content: dict[str, Any]) -> Path:
+        path = self.folder / "config" / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+        return path
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host, int(port)
+
+
+def _check_address_is_free(service: Service) -> None:
+    """A stranger on the port would look like the service that is being started."""
+    if _accepts_connections(service.address):
+        raise PortTaken(
+            f"{service.name} needs {service.address}, where something else listens: "
+            "stop that, or change the address in the sandbox file"
+        )
+
+
+def _accepts_connections(address: str) -> bool:
+    try:
+        with socket.create_connection(_host_and_port(address), timeout=1.0):
+            return True
+    except OSError:
+        return False
+
+
+def _answers_ready(address: str) -> bool:
+    host, port = _host_and_port(address)
+    connection = http.client.HTTPConnection(host, port, timeout=2.0)
+    try:
+        connection.request("GET", "/readyz")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()

@@ -1,0 +1,105 @@
+"""The description of a sandbox: which clusters and mirrors run on this machine, at which addresses.
+
+Read from YAML by `Sandbox.from_file` and built in memory by the demo, which takes free ports. Frozen after
+loading; unknown keys and references to clusters that are not listed are errors.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+from millrace.broker.config_file import ConfigText, check_config, read_config
+from millrace.broker.errors import ConfigError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+DEFAULT_FILE = Path(__file__).with_name("three-datacenters.yaml")
+
+_ADDRESS = re.compile(r"[A-Za-z0-9.-]+:(\d{1,5})")
+
+
+def _address(value: str) -> str:
+    match = _ADDRESS.fullmatch(value)
+    if match is None or not 0 < int(match[1]) < 65536:
+        raise ValueError('an address such as "127.0.0.1:9092"')
+    return value
+
+
+Address = Annotated[str, AfterValidator(_address)]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=60)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ZooKeeperSpec(_Section):
+    listen: Address
+    heap_mib: int = Field(default=128, ge=32)
+
+
+class ClusterSpec(_Section):
+    """One broker; `settings` are Kafka-named and lie over those that suit a sandbox."""
+
+    listen: Address
+    settings: dict[str, str | int | bool] = {}
+
+
+class TopicPatterns(_Section):
+    include: list[str] = Field(min_length=1)
+    exclude: list[str] = []
+
+
+class MirrorSpec(_Section):
+    """One mirror, with as many processes as it has control addresses."""
+
+    name: Name
+    target: Name
+    sources: list[Name] = Field(min_length=1)
+    topics: TopicPatterns
+    control: list[Address] = Field(min_length=1)
+
+
+class SandboxSpec(_Section):
+    name: Name
+    data: Path
+    zookeeper: ZooKeeperSpec
+    clusters: dict[Name, ClusterSpec] = Field(min_length=1)
+    mirrors: list[MirrorSpec] = []
+
+    @model_validator(mode="after")
+    def _references_and_addresses_hold(self) -> SandboxSpec:
+        for index, mirror in enumerate(self.mirrors):
+            for field, names in (("target", [mirror.target]), ("sources", mirror.sources)):
+                for name in names:
+                    if name not in self.clusters:
+                        raise ConfigError(
+                            f"mirrors[{index}].{field}", name, f"one of {', '.join(self.clusters)}"
+                        )
+        seen: set[str] = set()
+        for path, address in self._addresses():
+            if address in seen:
+                raise ConfigError(path, address, "an address that nothing else here has")
+            seen.add(address)
+        return self
+
+    def _addresses(self) -> list[tuple[str, str]]:
+        return [
+            ("zookeeper.listen", self.zookeeper.listen),
+            *((f"clusters.{name}.listen", cluster.listen) for name, cluster in self.clusters.items()),
+            *(
+                (f"mirrors[{index}].control", address)
+                for index, mirror in enumerate(self.mirrors)
+                for address in mirror.control
+            ),
+        ]
+
+
+def load_spec(path: Path) -> SandboxSpec:
+    """Reads and checks a sandbox file. Raises ConfigError with the field's path, value and expectation."""
+    return check_config(SandboxSpec, read_config(path, "name, data, zookeeper and clusters"))
+
+
+def parse_spec(content: dict[str, Any], *, where: str) -> SandboxSpec:
+    return check_config(SandboxSpec, ConfigText(where, content))

@@ -1,0 +1,140 @@
+"""`millrace local`: up, status, down, and what it does when something is in the way."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from millrace.deploy import processes
+from millrace.deploy.local.sandbox import Sandbox
+from millrace.deploy.local.spec import parse_spec
+from millrace.deploy.processes import ProcessFile
+
+pytestmark = pytest.mark.java
+
+LOCAL = [sys.executable, "-m", "millrace.deploy.cli", "local"]
+
+
+def free_addresses(count: int) -> list[str]:
+    with contextlib.ExitStack() as held:
+        addresses = []
+        for _ in range(count):
+            probe = held.enter_context(socket.socket())
+            probe.bind(("127.0.0.1", 0))
+            addresses.append(f"127.0.0.1:{probe.getsockname()[1]}")
+        return addresses
+
+
+@pytest.fixture
+def content(tmp_path: Path) -> dict[str, Any]:
+    zookeeper, source, target, control = free_addresses(4)
+    return {
+        "name": "two",
+        "data": str(tmp_path / "sandbox"),
+        "zookeeper": {"listen": zookeeper},
+        "clusters": {"a": {"listen": source}, "b": {"listen": target}},
+        "mirrors": [
+            {
+                "name": "m",
+                "target": "b",
+                "sources": ["a"],
+                "topics": {"include": [".*"]},
+                "control": [control],
+            }
+        ],
+    }
+
+
+@pytest.fixture
+def file(content: dict[str, Any], tmp_path: Path) -> Iterator[Path]:
+    """The sandbox file; whatever runs of it is stopped afterwards."""
+    path = tmp_path / "two.yaml"
+    path.write_text(yaml.safe_dump(content))
+    yield path
+    Sandbox(parse_spec(content, where="test")).down()
+
+
+def local(command: str, file: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    words = [*LOCAL, command, "--file", str(file), *arguments]
+    return subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+
+
+def states(file: Path) -> dict[str, str]:
+    rows = json.loads(local("status", file, "-o", "json").stdout)
+    return {row["service"]: row["state"] for row in rows}
+
+
+def test_up_status_down_and_up_again_keeps_the_data(file: Path, content: dict[str, Any]) -> None:
+    address = content["clusters"]["a"]["listen"]
+    topics = [sys.executable, "-m", "millrace.deploy.cli", "topics"]
+    up = local("up", file)
+    assert up.returncode == 0, up.stderr
+    assert [line.split()[1] for line in up.stdout.splitlines()[:4]] == [
+        "zookeeper",
+        "broker-a",
+        "broker-b",
+        "mirror-m-1",
+    ]
+    assert set(states(file).values()) == {"serving"}
+    assert local("up", file).stdout.startswith("zookeeper ")  # nothing was started a second time
+    subprocess.run([*topics, "create", "kept", "-b", address], check=True, capture_output=True)
+    down = local("down", file)
+    assert down.stdout.split() == [
+        "stopped",
+        "mirror-m-1",
+        *["stopped", "broker-a", "stopped", "broker-b"],
+        *["stopped", "zookeeper"],
+    ]
+    assert set(states(file).values()) == {"stopped"}
+    assert local("status", file).returncode == 1
+    assert local("down", file).stdout == "nothing runs\n"
+    assert local("up", file).returncode == 0
+    listed = subprocess.run([*topics, "list", "-b", address], check=True, capture_output=True, text=True)
+    assert "kept" in listed.stdout
+    deleted = local("down", file, "--delete")
+    assert f"deleted {content['data']}" in deleted.stdout
+    assert not Path(content["data"]).exists()
+
+
+def test_killed_broker_is_shown_as_stopped_and_up_starts_it_alone(
+    file: Path, content: dict[str, Any]
+) -> None:
+    assert local("up", file).returncode == 0
+    identity = ProcessFile(Path(content["data"]) / "run" / "broker-a.pid").living()
+    assert identity is not None
+    processes.kill(identity)
+    assert states(file)["broker-a"] == "stopped"
+    again = local("up", file)
+    assert [line for line in again.stdout.splitlines() if line.startswith("started")] == ["started broker-a"]
+    assert set(states(file).values()) == {"serving"}
+
+
+def test_taken_port_stops_what_was_started_and_says_which(file: Path, content: dict[str, Any]) -> None:
+    host, _, port = content["clusters"]["b"]["listen"].rpartition(":")
+    with socket.socket() as stranger:
+        stranger.bind((host, int(port)))
+        stranger.listen()
+        answer = local("up", file)
+    assert answer.returncode == 10
+    assert answer.stderr.count("\n") == 1
+    assert f"broker-b needs {host}:{port}, where something else listens" in answer.stderr
+    assert set(states(file).values()) == {"stopped"}
+
+
+def test_broker_that_refuses_to_start_is_quoted(file: Path, content: dict[str, Any]) -> None:
+    content["clusters"]["b"]["settings"] = {"no.such.key": 1}
+    file.write_text(yaml.safe_dump(content))
+    answer = local("up", file)
+    assert answer.returncode == 1
+    assert answer.stderr.count("\n") == 1
+    assert "broker-b ended with status 2" in answer.stderr
+    assert "no.such.key" in answer.stderr
+    assert set(states(file).values()) == {"stopped"}
