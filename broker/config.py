@@ -17,9 +17,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf
+
 from millrace.broker.config_file import ConfigText, check_config, read_config
 from millrace.broker.errors import ConfigError
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf
 
 LONGEST = 2**63 - 1
 """Kafka's "never" for counts and times."""

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from millrace.broker.errors import ConfigError
 from pydantic import BaseModel, ValidationError
+
+from millrace.broker.errors import ConfigError
 
 Model = TypeVar("Model", bound=BaseModel)
 Location = tuple[int | str, ...]

@@ -22,10 +22,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from millrace.broker.config_file import ConfigText, check_config, read_config
-from millrace.broker.errors import ConfigError
-from millrace.mirror.gaps import GapClass, GapPolicy
-from millrace.mirror.routes import Naming
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -35,6 +31,11 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+
+from millrace.broker.config_file import ConfigText, check_config, read_config
+from millrace.broker.errors import ConfigError
+from millrace.mirror.gaps import GapClass, GapPolicy
+from millrace.mirror.routes import Naming
 
 MEBIBYTE = 1 << 20
 NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import structlog
+
 from millrace.broker.errors import FatalError, PortTaken
 
 log = structlog.get_logger("millrace.mirror.control")

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import structlog
 import uvloop
+
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.errors import FatalError
 from millrace.broker.telemetry.logs import configure

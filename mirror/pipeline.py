@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeAlias
 from uuid import UUID
 
 import structlog
+
 from millrace.broker.client.committed import committed_batches
 from millrace.broker.client.raw_fetch import FetchedPartition
 from millrace.broker.errors import (

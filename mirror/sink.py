@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
+
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.raw_produce import ProduceOutcome, init_producer_id, produce
 from millrace.broker.errors import (
@@ -118,6 +119,8 @@ class Sink:
         self._requests: dict[int, int] = {}
         self._identity: Identity | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._failure: BaseException | None = None
+        self._failed = asyncio.Event()
         self._pump_handle: asyncio.Handle | None = None
         self._retry_handle: asyncio.TimerHandle | None = None
         self._stale_leaders = asyncio.Event()
@@ -136,6 +139,7 @@ class Sink:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep_leaders_fresh())
             group.create_task(self._keep_identities_fresh())
+            group.create_task(self._await_failure())
 
     def enqueue(self, target: TargetPartition, outgoing: Outgoing) -> None:
         self._lane(target).enqueue(outgoing, len(outgoing.offsets), len(outgoing.batch))
@@ -145,7 +149,12 @@ class Sink:
     def withdraw(self, target: TargetPartition, owner: Owner) -> list[Outgoing]:
         """Takes back what was never sent for `owner`."""
         lane = self._lanes.get(target)
-        return lane.withdraw(lambda outgoing: outgoing.owner is owner) if lane else []
+        if lane is None:
+            return []
+        withdrawn = lane.withdraw(lambda outgoing: outgoing.owner is owner)
+        if not len(lane):
+            self._waiting.pop(target, None)  # nobody asks for its leader again and again
+        return withdrawn
 
     def is_failing(self, target: TargetPartition) -> bool:
         lane = self._lanes.get(target)
@@ -207,8 +216,20 @@ class Sink:
         self._requests[node] = self._requests.get(node, 0) + 1
         task = asyncio.get_running_loop().create_task(self._exchange(node, request))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._exchanged)
         return True
+
+    def _exchanged(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failure = self._failure or error
+            self._failed.set()
+
+    async def _await_failure(self) -> None:
+        """A broken rule in the handling of an answer (the target's failures are handled where they occur)
+        ends the worker: its batches would wait for ever."""
+        await self._failed.wait()
+        raise self._failure or RuntimeError("an exchange failed")
 
     def _stamp(self, item: Item[Outgoing]) -> None:
         identity = item.identity

@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import structlog
+
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.metadata import ClusterMetadata, TopicMetadata
 from millrace.broker.client.offsets import EARLIEST, LATEST
@@ -92,7 +93,7 @@ class SourceReader:
         self._pipelines: dict[tuple[str, int], PartitionPipeline] = {}
         self._loops: dict[int, _NodeLoop] = {}
         self._look_again = asyncio.Event()
-        self._resolving: set[asyncio.Task[None]] = set()
+        self._tasks = asyncio.TaskGroup()
 
     # --- what is carried -------------------------------------------------------------------------
 
@@ -125,14 +126,10 @@ class SourceReader:
                 loop.changed.set()
 
     async def run(self) -> None:
-        try:
-            await self._discover()
-        finally:
-            for loop in self._loops.values():
-                if loop.task is not None:
-                    loop.task.cancel()
-            for task in self._resolving:
-                task.cancel()
+        """Goes on until cancelled, or until something fails that nobody foresaw: a fetch loop that ended in
+        silence would leave its partitions behind for ever."""
+        async with asyncio.TaskGroup() as self._tasks:
+            self._tasks.create_task(self._discover())
 
     # --- discovery -------------------------------------------------------------------------------
 
@@ -187,7 +184,7 @@ class SourceReader:
             if known is None:
                 known = self._loops[node] = _NodeLoop()
                 self._budget.loop_count += 1
-                known.task = asyncio.get_running_loop().create_task(self._fetch_from(node, known))
+                known.task = self._tasks.create_task(self._fetch_from(node, known))
             if known.partitions != partitions:
                 known.partitions = partitions
                 known.changed.set()
@@ -292,9 +289,7 @@ class SourceReader:
 
     def _resolve(self, pipeline: PartitionPipeline) -> None:
         """Finds out, beside the fetch loop, why the source does not know the fetch offset."""
-        task = asyncio.get_running_loop().create_task(self._explain(pipeline))
-        self._resolving.add(task)
-        task.add_done_callback(self._resolving.discard)
+        self._tasks.create_task(self._explain(pipeline))
 
     async def _explain(self, pipeline: PartitionPipeline) -> None:
         try:
@@ -365,6 +360,10 @@ class SourceReader:
                 key = (partition.topic, partition.partition)
                 found = (await self.cluster.list_offsets({key: start}))[key].offset
                 offset = found if found >= 0 else latest
+            if pipeline.state is not State.STARTING:
+                # Lost meanwhile: what was just found may lie beyond what the new owner has delivered, and
+                # as the newest record it would be believed.
+                return
             # Durable before the first record is carried: otherwise a crash could make `latest` mean a
             # later offset the next time, and what lies between would be lost.
             first = Position(offset, origin.cluster_id, origin.topic_id, -1, self._now_ms())

@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 
 import structlog
+
 from millrace.broker.client.admin import create_topic
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.raw_produce import produce

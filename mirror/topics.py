@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 
 import structlog
+
 from millrace.broker.client.admin import create_partitions, create_topic, describe_configs
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.metadata import TopicMetadata

@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
 import structlog
+
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.group_member import GroupMember
 from millrace.broker.client.read_to_end import read_topic_to_end

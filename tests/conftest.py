@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 # Tests share helper modules (`tests.servers`, `tests.peers`), also when pytest is started by its script.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -15,6 +16,13 @@ from tests.kafka_fixture import kafka_peer  # noqa: F401
 from tests.servers import BrokerProcess, ZooKeeper
 
 BrokerFactory = Callable[..., BrokerProcess]
+
+
+@pytest.fixture(autouse=True)
+def _logging_of_its_own() -> Iterator[None]:
+    """A test that sets up logging binds it to the stderr that pytest captures for that test alone."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

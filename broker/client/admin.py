@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kio.static.primitive import i32Timedelta
+
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.connection import request_schema
 from millrace.broker.client.metadata import TopicMetadata, TopicPartition

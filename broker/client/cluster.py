@@ -25,6 +25,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from kio.index import load_request_schema
 from kio.static.protocol import RequestPayload
+
 from millrace.broker.client.connection import (
     MAX_RESPONSE_SIZE,
     Address,

@@ -36,6 +36,7 @@ from kio.schema.api_versions.v0.request import ApiVersionsRequest as ApiVersions
 from kio.schema.api_versions.v3.request import ApiVersionsRequest as ApiVersionsRequestV3
 from kio.static.constants import EntityType
 from kio.static.protocol import RequestPayload, ResponsePayload
+
 from millrace.broker.errors import (
     KafkaError,
     NetworkException,

@@ -36,6 +36,7 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 from kio.static.primitive import i32Timedelta
+
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.connection import request_schema
 from millrace.broker.client.group_offsets import (

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import structlog
+
 from millrace.broker.coordination import paths
 from millrace.broker.coordination.metadata_cache import MetadataCache
 from millrace.broker.coordination.session import Node, NodeMissing, Session, SessionError, SessionState
@@ -60,12 +61,14 @@ class ClusterWatcher:
             "deleting": self._read_deleting,
         }
 
-    async def start(self) -> None:
-        """Read the whole cluster once, then follow it."""
+    async def start(self) -> asyncio.Task[None]:
+        """Read the whole cluster once, then follow it, in the task that is returned: it ends only by `stop`,
+        or by a failure that its owner must not overlook."""
         self._session.on_state(self._on_state)
         self._mark_everything()
         await self._read_marked()
         self._task = asyncio.create_task(self._follow(), name="cluster-watcher")
+        return self._task
 
     async def stop(self) -> None:
         if self._task is not None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import structlog
+
 from millrace.broker.coordination import paths
 from millrace.broker.coordination.assignment import assign_replicas
 from millrace.broker.coordination.metadata_cache import MetadataCache, TopicInfo

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 
 import structlog
+
 from millrace.broker.coordination import paths
 from millrace.broker.coordination.controller import (
     ClusterPicture,
@@ -62,10 +63,12 @@ class ControllerRunner:
         self.epoch = -1
         self.in_office = False
 
-    def start(self) -> None:
+    def start(self) -> asyncio.Task[None]:
+        """Stand for election, in the task that is returned: it ends only by `stop`, or by a failure."""
         self._session.on_state(self._on_state)
         self._task = asyncio.create_task(self._run(), name="controller")
         self.wake()
+        return self._task
 
     async def stop(self) -> None:
         """Leave the office at once, so that another broker need not wait for the session to end."""

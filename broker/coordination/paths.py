@@ -159,10 +159,11 @@ def decode_topic(data: bytes) -> TopicAssignment:
     if not isinstance(partitions, dict):
         raise ValueError("expected partitions")
     topic_id = payload.get("topic_id")
-    return TopicAssignment(
-        decode_uuid(topic_id) if isinstance(topic_id, str) else uuid.UUID(int=0),
-        {int(number): tuple(int(broker) for broker in ids) for number, ids in partitions.items()},
-    )
+    try:
+        replicas = {int(number): tuple(int(broker) for broker in ids) for number, ids in partitions.items()}
+    except TypeError as error:
+        raise ValueError(f"expected lists of broker ids: {error}") from None
+    return TopicAssignment(decode_uuid(topic_id) if isinstance(topic_id, str) else uuid.UUID(int=0), replicas)
 
 
 def encode_uuid(value: uuid.UUID) -> str:

@@ -30,6 +30,7 @@ from kazoo.exceptions import (
 )
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.retry import KazooRetry
+
 from millrace.broker.errors import MillraceError, ZooKeeperUnreachable
 
 

@@ -30,6 +30,7 @@ from typing import TypeVar
 
 import structlog
 from kio.schema.errors import ErrorCode
+
 from millrace.broker.groups.config import GroupConfig
 from millrace.broker.groups.journal import Journal, OffsetsLog
 from millrace.broker.groups.membership import Group

@@ -19,6 +19,7 @@ from typing import Protocol, TypeVar
 
 import structlog
 from kio.schema.errors import ErrorCode
+
 from millrace.broker.errors import KafkaError
 from millrace.broker.groups.offsets import (
     GroupKey,

@@ -34,6 +34,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kio.schema.errors import ErrorCode
+
 from millrace.broker.groups.config import GroupConfig
 from millrace.broker.groups.roster import Member, Roster
 from millrace.broker.groups.subscriptions import CONSUMER_PROTOCOL_TYPE

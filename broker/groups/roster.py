@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from kio.schema.errors import ErrorCode
+
 from millrace.broker.groups.subscriptions import subscribed_topics
 from millrace.broker.groups.values import JoinedMember, MemberSnapshot, Protocol, Ticket
 

@@ -21,6 +21,7 @@ import cramjam
 import lz4.frame
 import snappy
 import zstandard
+
 from millrace.broker.errors import CorruptMessage, RecordTooLarge, UnsupportedCompressionType
 from millrace.broker.protocol.checksum import Buffer
 

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from kio.serial import entity_reader, entity_writer
 from kio.serial.errors import SerialError
+
 from millrace.broker.errors import ProtocolError
 from millrace.broker.protocol.wire import read_bytes, read_tagged_fields, skip_tagged_fields
 

@@ -75,6 +75,11 @@ class RecordColumns:
     headers_count: NDArray[np.int32]
 
 
+def load_compiler() -> None:
+    """Imports what `warm_kernels` needs: who minds the memory can give pages back between the two."""
+    import numba  # noqa: F401
+
+
 def warm_kernels() -> None:
     """Loads every compiled kernel (from numba's cache, or compiles them once)."""
     _kernels()

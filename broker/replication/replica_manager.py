@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import structlog
+
 from millrace.broker.errors import (
     KafkaError,
     KafkaStorageError,
@@ -415,6 +416,9 @@ class ReplicaManager:
         """The topic was deleted: stop serving its partitions and delete their logs."""
         for local in [local for local in self._partitions.values() if local.topic == topic]:
             await self._drop(local)
+        # Also what could not be opened: its folder would keep a new topic of this name offline.
+        for key in [key for key in self._logs.offline if key[0] == topic]:
+            await self._delete_log(key)
 
     async def _drop(self, local: LocalPartition) -> None:
         key = (local.topic, local.partition)
@@ -425,6 +429,9 @@ class ReplicaManager:
             for lost in self.listeners.lost:
                 lost(*key)
         self.waiting_fetches.disturbed(key)
+        await self._delete_log(key)
+
+    async def _delete_log(self, key: PartitionKey) -> None:
         try:
             await self.on_disk(self._logs.delete, key)
         except KafkaStorageError as error:

@@ -31,6 +31,9 @@ class WaitingFetches:
 
     def __init__(self) -> None:
         self._by_partition: dict[PartitionKey, dict[WaitingFetch, None]] = {}
+        self.change_count = 0
+        """Grows with every append and disturbance: by it, who has read and is about to wait sees whether
+        something came in between, of which nobody could wake it."""
 
     def __len__(self) -> int:
         return len({waiter for waiters in self._by_partition.values() for waiter in waiters})
@@ -58,6 +61,7 @@ class WaitingFetches:
 
     def appended(self, key: PartitionKey, size: int) -> None:
         """`size` more bytes of the partition may be read now."""
+        self.change_count += 1
         waiters = self._by_partition.get(key)
         if not waiters:
             return
@@ -68,6 +72,7 @@ class WaitingFetches:
 
     def disturbed(self, key: PartitionKey) -> None:
         """The partition changed hands or is gone: whoever waits must look again."""
+        self.change_count += 1
         for waiter in self._by_partition.get(key, ()):
             if not waiter.woken.done():
                 waiter.woken.set_result(None)

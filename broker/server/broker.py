@@ -17,8 +17,14 @@ from functools import partial
 
 import structlog
 import uvloop
+
 from millrace.broker.config import Address, BrokerConfig, parse_address
-from millrace.broker.coordination.broker_registry import deregister, prepare_cluster, register
+from millrace.broker.coordination.broker_registry import (
+    deregister,
+    prepare_cluster,
+    register,
+    renew_leaderships,
+)
 from millrace.broker.coordination.cluster_watcher import ClusterChanges, ClusterWatcher
 from millrace.broker.coordination.controller_client import ControllerClient
 from millrace.broker.coordination.controller_runner import ControllerRunner
@@ -29,10 +35,11 @@ from millrace.broker.coordination.session import Session, SessionError, SessionS
 from millrace.broker.errors import FatalError, MillraceError
 from millrace.broker.groups.config import GroupConfig
 from millrace.broker.groups.coordinator import GroupCoordinator
-from millrace.broker.protocol.records import warm_kernels
+from millrace.broker.protocol.records import load_compiler, warm_kernels
 from millrace.broker.replication.replica_manager import ReplicaManager
 from millrace.broker.server.context import BrokerServices, Clock, SystemClock
 from millrace.broker.server.data_identity import check_identity
+from millrace.broker.server.descriptors import FEW_DESCRIPTORS, raise_descriptor_limit
 from millrace.broker.server.dispatch import Dispatcher, api_name
 from millrace.broker.server.gauges import gauges
 from millrace.broker.server.listener import Listener, bind
@@ -60,6 +67,7 @@ class Broker:
         self._cache = MetadataCache()
         self._topics_to_apply: dict[str, None] = {}
         self._topic_being_applied: str | None = None
+        self._topics_to_forget: set[str] = set()
         self._apply_wake = asyncio.Event()
         self._stop_requested = asyncio.Event()
         self._failure: BaseException | None = None
@@ -99,7 +107,12 @@ class Broker:
         self._socket.close()
 
     async def _open_logs(self) -> None:
+        # Importing the compiler and loading the kernels each touch their own part of it: given back between,
+        # the two are never in memory together, nor with what recovery needs.
+        load_compiler()
+        release_compiler_pages()
         warm_kernels()
+        release_compiler_pages()
         self._log_defaults = LogConfig.from_broker_config(self._settings.texts())
         self._logs = LogManager(list(self._config.data), self._log_defaults)
         await asyncio.to_thread(self._logs.start, self._clock.now_ms())
@@ -157,11 +170,12 @@ class Broker:
         self._cleanup.append(("registration", self._deregister))
         self._session.on_state(self._on_session_state)
         self._watcher = ClusterWatcher(self._session, self._cache, self._on_cluster_changes)
-        await self._watcher.start()
+        self._watch(await self._watcher.start())
         self._cleanup.append(("watcher", self._watcher.stop))
+        await renew_leaderships(self._session, self._cache, self._config.id)
         await self._apply_topics()
         await self._remove_strays()
-        self._controller.start()
+        self._watch(self._controller.start())
         self._cleanup.append(("controller", self._controller.stop))
         # librdkafka that once hears of no controller does not ask again for minutes.
         await self._cache.changed(
@@ -234,8 +248,12 @@ class Broker:
 
     def _spawn(self, name: str, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work, name=name)
-        task.add_done_callback(self._on_task_end)
         self._tasks.add(task)
+        self._watch(task)
+
+    def _watch(self, task: asyncio.Task[None]) -> None:
+        """A task whose failure ends the broker; parts that stop their own tasks pass them here."""
+        task.add_done_callback(self._on_task_end)
 
     def _on_task_end(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -290,6 +308,7 @@ class Broker:
     def _on_cluster_changes(self, changes: ClusterChanges) -> None:
         for topic in (*changes.removed_topics, *changes.topics):
             self._topics_to_apply[topic] = None
+        self._topics_to_forget |= changes.removed_topics
         self._apply_wake.set()
         self._controller.wake()
 
@@ -310,10 +329,13 @@ class Broker:
             self._cache.announce()
 
     async def _apply_topic(self, topic: str) -> None:
+        if topic in self._topics_to_forget:
+            # Also when a topic of the same name is there by now: the groups' offsets are not its.
+            self._topics_to_forget.discard(topic)
+            await self._groups.forget_topics({topic})
         info = self._cache.topic(topic)
         if info is None:
             await self._replicas.remove_topic(topic)
-            await self._groups.forget_topics({topic})
             return
         states = {
             number: part.state
@@ -381,6 +403,12 @@ def _on_signal(broker: Broker, starting: asyncio.Future[None]) -> None:
 def run(config: BrokerConfig) -> int:
     """Run a broker until it is told to stop; the process's exit status."""
     configure(config.settings.log_format)
+    descriptor_count = raise_descriptor_limit()
+    if 0 <= descriptor_count < FEW_DESCRIPTORS:
+        log.warning(
+            "few files may be open at once; raise the limit (ulimit -Hn) for many partitions or clients",
+            limit=descriptor_count,
+        )
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve_until_signalled(config))

@@ -24,6 +24,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import structlog
+
 from millrace.broker.errors import ProtocolError
 from millrace.broker.server.dispatch import Dispatcher, Frame
 from millrace.broker.telemetry.logs import RateLimit

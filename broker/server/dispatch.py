@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import structlog
 from kio.index import KioIndexError
+
 from millrace.broker.errors import KafkaError, ProtocolError, UnknownServerError, UnsupportedVersion
 from millrace.broker.protocol.frames import (
     Api,

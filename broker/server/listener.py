@@ -13,6 +13,7 @@ import socket
 import time
 
 import structlog
+
 from millrace.broker.config import Address, BrokerSettings
 from millrace.broker.errors import PortTaken
 from millrace.broker.server.connection import Connection, ConnectionLimits

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import structlog
+
 from millrace.broker.coordination.metadata_cache import MetadataCache
 from millrace.broker.errors import KafkaError, RequestTimedOut
 from millrace.broker.groups.coordinator import GroupCoordinator

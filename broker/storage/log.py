@@ -55,7 +55,7 @@ from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.offset_index import ENTRY_SIZE as INDEX_ENTRY_SIZE
 from millrace.broker.storage.producer_state import ProducerState
 from millrace.broker.storage.recovery import load_epochs, load_producers, open_segments
-from millrace.broker.storage.segment import BatchAt, Segment
+from millrace.broker.storage.segment import BatchAt, Segment, WouldBlock
 
 _REMEMBERED_READ_COUNT = 64
 _MAX_OFFSET = 2**63 - 1
@@ -370,7 +370,7 @@ class Log:
                 f"{self.start_offset} to {log_end_offset}"
             )
         end_offset = min(end_offset, log_end_offset)
-        found = self._locate(offset) if offset < end_offset else None
+        found = self._locate(offset, may_block) if offset < end_offset else None
         if found is None:
             return LogRead(_EMPTY, offset, self._active.base_offset, self._active.size)
         segment, position = found
@@ -390,8 +390,11 @@ class Log:
         self._remember(next_offset, segment, position + size)
         return LogRead(memoryview(data)[:size], next_offset, segment.base_offset, position)
 
-    def _locate(self, offset: int) -> tuple[Segment, int] | None:
-        """Segment and position of the first batch that ends at or after `offset`."""
+    def _locate(self, offset: int, may_block: bool = True) -> tuple[Segment, int] | None:
+        """Segment and position of the first batch that ends at or after `offset`.
+
+        A search in a closed segment opens and reads files that may be cold. Raises WouldBlock rather.
+        """
         segments = self._segments
         number = self._segment_for(offset)
         remembered = self._read_positions.get(offset)
@@ -399,7 +402,11 @@ class Log:
             segment, position = remembered
             if position < segment.size:
                 return remembered
+        if not may_block and number < len(segments) - 1 and offset != segments[number].base_offset:
+            raise WouldBlock(f"{segments[number].path} has to be searched for offset {offset}")
         for segment in segments[number:]:
+            if offset <= segment.base_offset and segment.size:
+                return segment, 0
             at = self._find(segment, offset)
             if at is not None:
                 return segment, at.position
@@ -426,7 +433,10 @@ class Log:
         """Where a reader that goes on at `next_offset` will find it, without a search."""
         positions = self._read_positions
         if len(positions) >= _REMEMBERED_READ_COUNT:
-            positions.pop(next(iter(positions)), None)
+            try:
+                positions.pop(next(iter(positions)), None)
+            except (RuntimeError, StopIteration):
+                positions.clear()  # another reader changed it just then; searching anew costs little
         positions[next_offset] = (segment, position)
 
     def batches(self, from_offset: int | None = None) -> Iterator[memoryview]:
@@ -480,8 +490,8 @@ class Log:
 
     def flush(self, now_ms: int) -> None:
         """Makes all that has been appended durable. May be called from any thread; appends go on
-        meanwhile. Raises KafkaStorageError; the log then takes no more appends, because after a failed
-        fsync nobody knows what is on the disk."""
+        meanwhile. Raises KafkaStorageError; after a failed fsync the log takes no more appends, because
+        nobody knows then what is on the disk."""
         with self._flush_lock:
             try:
                 self._flush(now_ms)
@@ -494,8 +504,12 @@ class Log:
             end_offset = self.end_offset
             dirty = [s for s in self._segments if s.next_offset > self.recovery_point]
             active = self._active
-            for segment in dirty:
-                segment.write_index_tails()
+            try:
+                for segment in dirty:
+                    segment.write_index_tails()
+            except OSError as error:
+                # A full disk. Nothing was synced, the entries are in memory: the next flush tries again.
+                raise KafkaStorageError(f"{self.directory}: an index was not written: {error}") from error
             has_new_files, self._has_new_files = self._has_new_files, False
         for segment in dirty:
             # The active segment's indexes are rebuilt after a crash in any case.
@@ -558,8 +572,12 @@ class Log:
 
     def _forget_before_start(self) -> None:
         self._read_positions.clear()
-        self.leader_epochs.truncate_from_start(self.start_offset)
-        producer_snapshot.remove(self.directory, below=self._segments[0].base_offset)
+        try:
+            self.leader_epochs.truncate_from_start(self.start_offset)
+            producer_snapshot.remove(self.directory, below=self._segments[0].base_offset)
+        except OSError as error:
+            # Old entries do no harm, and on a full disk the segments must go all the same.
+            self.notes.append(f"{self.directory}: what belongs to removed segments stays for now: {error}")
 
     def advance_start_offset(self, offset: int) -> None:
         """Deletes the records below `offset`; their segments go with the next `delete_old_segments`.

@@ -24,6 +24,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -318,19 +319,26 @@ class LogManager:
         and writes the checkpoints. For a thread that may wait for the disk. Raises nothing; a log that
         fails goes offline alone."""
         for tp, log in list(self._logs.items()):
-            try:
-                log.roll_if_due(now_ms)
-                if log.needs_flush(now_ms):
-                    log.flush(now_ms)
-                log.delete_old_segments(now_ms, high_watermark(tp) if high_watermark else None)
-                log.expire_producers(now_ms)
-            except KafkaStorageError as error:
-                self._note_failure(tp, log, str(error))
+            # One by one: on a full disk rolling and flushing fail, and retention is what makes room again.
+            for chore in (
+                partial(log.roll_if_due, now_ms),
+                partial(self._flush_if_due, log, now_ms),
+                partial(log.delete_old_segments, now_ms, high_watermark(tp) if high_watermark else None),
+                partial(log.expire_producers, now_ms),
+            ):
+                try:
+                    chore()
+                except KafkaStorageError as error:
+                    self._note_failure(tp, log, str(error))
             with self._lock:
                 self.notes += log.notes
                 log.notes.clear()
         self._purge()
         self.checkpoint()
+
+    def _flush_if_due(self, log: Log, now_ms: int) -> None:
+        if log.needs_flush(now_ms):
+            log.flush(now_ms)
 
     def _note_failure(self, tp: TopicPartition, log: Log, reason: str) -> None:
         with self._lock:

@@ -70,6 +70,12 @@ class ProducerState:
     def __init__(self, entries: dict[int, ProducerEntry] | None = None, end_offset: int = 0):
         self.entries: dict[int, ProducerEntry] = entries or {}
         self.end_offset = end_offset
+        # Asked for by every fetch, which must not go through all producers to learn that none is open.
+        self._open: dict[int, int] = {
+            producer_id: entry.transaction_start_offset
+            for producer_id, entry in self.entries.items()
+            if entry.transaction_start_offset >= 0
+        }
 
     def check(self, header: BatchHeader) -> RememberedBatch | None:
         """Decides on a producer's batch before it is stored: None to append it, or the stored batch that
@@ -125,18 +131,14 @@ class ProducerState:
             )
         if header.is_control:
             entry.transaction_start_offset = -1
+            self._open.pop(header.producer_id, None)
         elif header.is_transactional and entry.transaction_start_offset < 0:
-            entry.transaction_start_offset = header.base_offset
+            entry.transaction_start_offset = self._open[header.producer_id] = header.base_offset
 
     @property
     def first_unstable_offset(self) -> int | None:
         """Where the oldest open transaction began; None when there is none."""
-        offsets = [
-            entry.transaction_start_offset
-            for entry in self.entries.values()
-            if entry.transaction_start_offset >= 0
-        ]
-        return min(offsets, default=None)
+        return min(self._open.values()) if self._open else None
 
     def expire(self, now_ms: int, expiration_ms: int) -> int:
         """Forgets producers that were not heard of for `expiration_ms`, but none with an open

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
+
 from millrace.broker.errors import (
     FencedLeaderEpoch,
     FetchSessionIdNotFound,
@@ -45,7 +46,6 @@ from millrace.broker.server.handlers import (
     produce,
 )
 from millrace.broker.server.registry import spoken_apis
-
 from tests.conftest import zookeeper  # noqa: F401
 from tests.raw_client import RawClient, batch_of
 from tests.servers import BrokerProcess, ZooKeeper

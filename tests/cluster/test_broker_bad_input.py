@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from millrace.broker.protocol.frames import Api
 from millrace.broker.protocol.hot_fetch import FetchRequest, PartitionFetch
 from millrace.broker.protocol.hot_fetch import encode_request as encode_fetch_request
-
 from tests.raw_client import RawClient, batch_of
 from tests.servers import BrokerProcess, ZooKeeper
 

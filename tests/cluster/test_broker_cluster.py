@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from millrace.broker.coordination import paths
 from millrace.broker.coordination.broker_registry import prepare_cluster
 from millrace.broker.coordination.cluster_watcher import ClusterWatcher
@@ -18,7 +19,6 @@ from millrace.broker.coordination.producer_ids import BLOCK_SIZE, ProducerIds
 from millrace.broker.coordination.session import Session
 from millrace.broker.errors import LeaderNotAvailable, NotLeaderOrFollower
 from millrace.broker.protocol.frames import Api
-
 from tests.conftest import BrokerFactory
 from tests.raw_client import RawClient, batch_of
 from tests.servers import BrokerProcess, ZooKeeper

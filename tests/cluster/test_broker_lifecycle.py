@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from millrace.broker.coordination.session import Session
 from millrace.broker.errors import (
     BrokerIdTaken,
@@ -20,7 +21,6 @@ from millrace.broker.errors import (
 )
 from millrace.broker.protocol.frames import Api
 from millrace.broker.protocol.hot_fetch import PartitionFetch
-
 from tests.conftest import BrokerFactory
 from tests.raw_client import RawClient, batch_of
 from tests.servers import BrokerProcess, ZooKeeper, free_port
@@ -73,6 +73,27 @@ def test_killed_broker_keeps_what_it_acknowledged(broker: BrokerProcess) -> None
     with RawClient(broker.port) as client:
         assert end_offset(client, "kept") == 20
         assert client.produce({("kept", 0): batch_of(b"more")}, acks=-1)[0].base_offset == 20
+
+
+def test_reader_of_records_that_a_crash_took_is_told_so(broker: BrokerProcess) -> None:
+    """A power loss takes what was never flushed, and its offsets are given again. The reader (a mirror) that
+    had the lost records must not take the new ones for those."""
+    with RawClient(broker.port) as client:
+        create(client, "cut")
+        sizes = [len(batch_of(b"%d" % number)) for number in range(10)]
+        for number in range(10):
+            assert client.produce({("cut", 0): batch_of(b"%d" % number)}, acks=-1)[0].error_code == 0
+        epoch = client.fetch(PartitionFetch("cut", 0, 10, 1 << 20, last_fetched_epoch=0)).partitions[0]
+        assert (epoch.error_code, epoch.diverging) == (0, None)
+    broker.kill()
+    os.truncate(broker.data / "cut-0" / f"{0:020d}.log", sum(sizes[:6]))
+    broker.start()
+    with RawClient(broker.port) as client:
+        for number in range(10):
+            answer = client.produce({("cut", 0): batch_of(b"new %d" % number)}, acks=-1)[0]
+            assert (answer.error_code, answer.base_offset) == (0, 6 + number)
+        given = client.fetch(PartitionFetch("cut", 0, 10, 1 << 20, last_fetched_epoch=0)).partitions[0]
+        assert given.diverging == (0, 6)
 
 
 def test_stop_with_waiting_readers_is_quick(broker: BrokerProcess) -> None:

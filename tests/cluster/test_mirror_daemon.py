@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from millrace.broker.client.admin import create_topic
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.read_to_end import read_topic_to_end
@@ -16,7 +17,6 @@ from millrace.broker.protocol.records import Record, build_batch, read_records
 from millrace.mirror.check import Severity, check
 from millrace.mirror.config import MirrorConfig, parse_config
 from millrace.mirror.daemon import Mirror, run
-
 from tests.cluster.mirror_process import end_offset, send, until
 from tests.servers import BrokerProcess, free_port
 
@@ -117,4 +117,4 @@ def test_taken_control_port_is_one_line_and_its_own_exit_status(capfd: pytest.Ca
 
 def test_missing_config_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path / "mirror.yaml") == 2
-    assert "no such file" in capfd.readouterr().err
+    assert "No such file" in capfd.readouterr().err

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from millrace.broker.client.admin import create_partitions, create_topic, describe_configs
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.read_to_end import read_topic_to_end
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.mirror.checkpoints import Positions
 from millrace.mirror.routes import SourcePartition
-
 from tests.cluster.mirror_process import MirrorProcess, end_offset, record_bytes, send, until
 from tests.servers import BrokerProcess
 

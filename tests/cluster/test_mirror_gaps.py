@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from millrace.broker.client.admin import alter_configs, create_topic, delete_records, delete_topic
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.read_to_end import read_topic_to_end
 from millrace.broker.errors import KafkaError
 from millrace.broker.protocol.records import Record, build_batch
-
 from tests.cluster.mirror_process import MirrorProcess, end_offset, send, until
 from tests.servers import BrokerProcess
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from millrace.broker.client.admin import create_topic
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.protocol.records import Record, build_batch
-
 from tests.cluster.mirror_process import MirrorProcess, end_offset, record_bytes, send, until
 from tests.peers.kafka import KafkaPeer
 from tests.servers import BrokerProcess

@@ -67,7 +67,7 @@ async def _answer_later(head: Head, fetch: _Fetch, *, cold: bool) -> Frame:
     deadline = loop.time() + min(fetch.request.max_wait_ms, LONGEST_WAIT_MS) / 1000
     while not fetch.satisfied:
         remaining = deadline - loop.time()
-        if remaining <= 0 or not await fetch.wait(remaining):
+        if remaining <= 0 or not (fetch.is_outdated or await fetch.wait(remaining)):
             break
         await fetch.read_cold()
     return _encode(head, fetch)
@@ -81,7 +81,7 @@ def _encode(head: Head, fetch: _Fetch) -> Frame:
 class _Fetch:
     """One request on its way: what was asked, what has been read so far."""
 
-    __slots__ = ("broker", "given", "keys", "request", "satisfied", "size")
+    __slots__ = ("_change_count", "broker", "given", "keys", "request", "satisfied", "size")
 
     def __init__(self, request: FetchRequest, broker: BrokerServices) -> None:
         self.request = request
@@ -90,6 +90,12 @@ class _Fetch:
         self.keys: list[tuple[str, int]] = []
         self.size = 0
         self.satisfied = False
+        self._change_count = -1
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether there was an append since the last reading began; a wait would not hear of it."""
+        return self._change_count != self.broker.replica_manager.waiting_fetches.change_count
 
     def read(self) -> None:
         """Read from the page cache. Raises MustReadCold when a disk would have to be waited for."""
@@ -118,6 +124,7 @@ class _Fetch:
     def _begin(self) -> Sequence[PartitionFetch]:
         self.size = 0
         self.keys = []
+        self._change_count = self.broker.replica_manager.waiting_fetches.change_count
         return self.request.partitions
 
     def _take(self, given: list[PartitionData]) -> None:

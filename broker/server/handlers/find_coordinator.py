@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from kio.schema.errors import ErrorCode
+
 from millrace.broker.coordination.controller_client import NewTopic
 from millrace.broker.errors import KafkaError
 from millrace.broker.groups.offsets import OFFSETS_TOPIC, partition_of_group

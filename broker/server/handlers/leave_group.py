@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from kio.schema.errors import ErrorCode
+
 from millrace.broker.groups.values import LeaveRequest
 from millrace.broker.protocol.frames import Api
 from millrace.broker.server.answers import answer

@@ -12,6 +12,7 @@ from collections import defaultdict
 from typing import Any
 
 from kio.schema.errors import ErrorCode
+
 from millrace.broker.groups.offsets import TopicPartition
 from millrace.broker.groups.values import CommitRequest, OffsetToCommit
 from millrace.broker.protocol.frames import Api

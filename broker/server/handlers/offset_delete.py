@@ -9,6 +9,7 @@ from collections import defaultdict
 from typing import Any
 
 from kio.schema.errors import ErrorCode
+
 from millrace.broker.groups.offsets import TopicPartition
 from millrace.broker.protocol.frames import Api
 from millrace.broker.server.answers import answer

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from kio.schema.errors import ErrorCode
+
 from millrace.broker.groups.offsets import CommittedOffset, TopicPartition
 from millrace.broker.protocol.frames import Api
 from millrace.broker.server.answers import answer

@@ -3,8 +3,8 @@
 The hot path: the request is decoded by hand, every batch goes to the log as a view into the received frame,
 and the answer is made before the next request is looked at. Only what must wait (a flush that is due,
 followers) makes a future. Each partition succeeds or fails for itself. A failure under acks=0 closes the
-connection, as there is no other way to tell. Transactional requests are refused until transactions exist;
-clients may not write to the brokers' own topics.
+connection, as there is no other way to tell. Transactional requests and batches are refused until
+transactions exist; clients may not write to the brokers' own topics.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import asyncio
 from typing import Any
 
 import structlog
+
 from millrace.broker.coordination.metadata_cache import INTERNAL_TOPICS
 from millrace.broker.errors import (
     InvalidRecord,
@@ -25,6 +26,7 @@ from millrace.broker.errors import (
     TransactionalIdAuthorizationFailed,
     UnknownServerError,
 )
+from millrace.broker.protocol.batch import ATTRIBUTES_POSITION, TRANSACTIONAL_BIT
 from millrace.broker.protocol.frames import Api
 from millrace.broker.protocol.frames import RequestHead as Head
 from millrace.broker.protocol.hot_produce import (
@@ -44,6 +46,8 @@ API = Api.PRODUCE
 VERSIONS = range(3, 12)
 FRAME_VERSIONS = VERSIONS
 ADVERTISED_FROM = 0
+
+_ATTRIBUTES_LOW_BYTE = ATTRIBUTES_POSITION + 1
 
 
 def handle_frame(
@@ -84,6 +88,9 @@ def _append(
             raise InvalidTopic(f"topic {topic} is written by the brokers alone")
         if not records:
             raise InvalidRecord("a produce request holds exactly one batch for each partition")
+        if len(records) > _ATTRIBUTES_LOW_BYTE and records[_ATTRIBUTES_LOW_BYTE] & TRANSACTIONAL_BIT:
+            # Nothing would ever end its transaction: readers of committed data would wait before it for ever.
+            raise TransactionalIdAuthorizationFailed("transactions are not supported by this broker")
         appended, wait = broker.replica_manager.append_now(topic, partition, records, acks)
     except KafkaError as error:
         return _refused(batches, error, broker)

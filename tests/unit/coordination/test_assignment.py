@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+
 from millrace.broker.coordination.assignment import assign_replicas
 from millrace.broker.errors import InvalidPartitions, InvalidReplicationFactor
 

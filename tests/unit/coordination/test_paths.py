@@ -6,6 +6,7 @@ import json
 import uuid
 
 import pytest
+
 from millrace.broker.coordination import paths
 from millrace.broker.coordination.paths import BrokerRegistration, ProducerIdBlock, TopicAssignment
 from millrace.broker.replication.partition import PartitionState
@@ -61,7 +62,9 @@ def test_other_payloads_survive_the_round_trip() -> None:
         paths.decode_producer_id_block,
     ],
 )
-@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"7", b'{"isr":3,"partitions":3}', b"\xff"])
+@pytest.mark.parametrize(
+    "data", [b"", b"{}", b"[]", b"7", b'{"isr":3,"partitions":3}', b'{"partitions":{"0":null}}', b"\xff"]
+)
 def test_payload_that_makes_no_sense_is_a_value_error(decode, data: bytes) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError):
         decode(data)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 
 import pytest
 from kio.schema.errors import ErrorCode
+
 from millrace.broker.errors import KafkaError
 from millrace.broker.groups.config import GroupConfig
 from millrace.broker.groups.membership import Group

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from kio.schema.errors import ErrorCode
+
 from millrace.broker.errors import NotEnoughReplicas
 from millrace.broker.groups.config import GroupConfig
 from millrace.broker.groups.coordinator import GroupCoordinator

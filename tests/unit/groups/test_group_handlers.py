@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from kio.schema.errors import ErrorCode
+
 from millrace.broker.groups.config import GroupConfig
 from millrace.broker.groups.coordinator import GroupCoordinator
 from millrace.broker.protocol.frames import (

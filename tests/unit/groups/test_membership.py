@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from kio.schema.errors import ErrorCode
+
 from millrace.broker.groups.config import GroupConfig
 from millrace.broker.groups.membership import NEW_MEMBER_JOIN_TIMEOUT_MS, Group
 from millrace.broker.groups.values import GroupState, Protocol

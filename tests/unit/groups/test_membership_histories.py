@@ -10,6 +10,7 @@ import random
 
 import pytest
 from kio.schema.errors import ErrorCode
+
 from millrace.broker.groups.membership import Group
 from millrace.broker.groups.values import GroupState, Protocol
 

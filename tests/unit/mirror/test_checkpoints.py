@@ -3,6 +3,7 @@ from __future__ import annotations
 from uuid import UUID
 
 import pytest
+
 from millrace.mirror.checkpoints import Position, Positions, decode_value, encode_key, encode_value
 from millrace.mirror.routes import SourcePartition
 

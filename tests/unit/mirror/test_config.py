@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from millrace.broker.errors import ConfigError
 from millrace.mirror.config import load_config, parse_config
 from millrace.mirror.gaps import GapClass, GapPolicy

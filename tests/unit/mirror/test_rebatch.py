@@ -3,6 +3,7 @@ from __future__ import annotations
 import struct
 
 import pytest
+
 from millrace.broker.protocol.batch import HEADER_SIZE, parse_header, seal, verify_crc
 from millrace.broker.protocol.records import Record, build_batch, read_records
 from millrace.mirror.rebatch import BatchPath, choose_path, rebuild, split, stamp_for_target

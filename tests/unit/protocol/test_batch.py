@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from millrace.broker.errors import CorruptMessage
 from millrace.broker.protocol import batch as batch_format
 from millrace.broker.protocol.batch import iterate_batches, parse_header, verify_crc

@@ -9,6 +9,7 @@ import cramjam
 import lz4.frame
 import pytest
 import zstandard
+
 from millrace.broker.errors import CorruptMessage, RecordTooLarge, UnsupportedCompressionType
 from millrace.broker.protocol import compression
 from millrace.broker.protocol.compression import GZIP, LZ4, SNAPPY, ZSTD, compress, decompress

@@ -12,6 +12,7 @@ from kio.schema.index import api_key_map, schema_name_map
 from kio.schema.metadata.v1.request import MetadataRequest as MetadataRequestV1
 from kio.schema.metadata.v12.request import MetadataRequest
 from kio.static.primitive import i16, i32Timedelta
+
 from millrace.broker.errors import ProtocolError
 from millrace.broker.protocol import frames
 from millrace.broker.protocol.frames import Api, RequestHead

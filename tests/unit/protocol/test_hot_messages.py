@@ -12,6 +12,7 @@ import pytest
 from kio.index import load_request_schema, load_response_schema
 from kio.schema.errors import ErrorCode
 from kio.static.primitive import i32Timedelta
+
 from millrace.broker.errors import ProtocolError
 from millrace.broker.protocol import frames, hot_fetch, hot_produce
 

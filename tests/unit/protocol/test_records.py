@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from millrace.broker.errors import InvalidRecord
 from millrace.broker.protocol import records_oracle
 from millrace.broker.protocol.batch import HEADER_SIZE

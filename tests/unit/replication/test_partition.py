@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from millrace.broker.errors import FencedLeaderEpoch, NotLeaderOrFollower, UnknownLeaderEpoch
 from millrace.broker.replication.partition import (
     NO_LEADER,

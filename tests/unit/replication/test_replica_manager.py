@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+
 from millrace.broker.errors import (
     KafkaError,
     NotEnoughReplicas,
@@ -213,5 +214,23 @@ def test_cold_read_is_left_to_a_thread(tmp_path: Path, monkeypatch: pytest.Monke
             manager.read_now("t", 0, 0, 1 << 20, at_least_one=True)
         read = await caught.value.read()
         assert len(read.records) == len(batch(b"a"))
+
+    run(tmp_path, scenario)
+
+
+def test_deleted_topic_takes_its_damaged_partition_with_it(tmp_path: Path) -> None:
+    """Otherwise a topic made anew in its name would stay offline."""
+    folder = tmp_path / "t-0"
+    folder.mkdir()
+    (folder / f"{0:020d}.log").write_bytes(b"no batch, and the folder is marked clean")
+    (tmp_path / ".kafka_cleanshutdown").write_bytes(b"{}")
+
+    async def scenario(manager: ReplicaManager) -> None:
+        await manager.apply_topic("t", TOPIC_ID, led(), {})
+        with pytest.raises(KafkaError):
+            manager.append_now("t", 0, batch(b"a"), ACKS_ALL)
+        await manager.remove_topic("t")
+        await manager.apply_topic("t", uuid.UUID(int=8), led(), {})
+        assert manager.append_now("t", 0, batch(b"a"), ACKS_ALL)[0].base_offset == 0
 
     run(tmp_path, scenario)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from kio.schema.errors import ErrorCode
+
 from millrace.broker.errors import InvalidTopic, ProtocolError, UnknownServerError, UnsupportedVersion
 from millrace.broker.protocol.frames import Api, RequestHead, decode_response, encode_response
 from millrace.broker.server.answers import answer, build_entity, refusal, request_type, response_type

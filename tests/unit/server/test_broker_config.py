@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from millrace.broker.config import Address, BrokerSettings, load_config, parse_address
 from millrace.broker.errors import ConfigError
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from millrace.broker.errors import ProtocolError
 from millrace.broker.server.connection import MOST_PENDING, Connection, ConnectionLimits
 from millrace.broker.telemetry.logs import RateLimit

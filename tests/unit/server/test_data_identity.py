@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from millrace.broker.errors import ConfigError
 from millrace.broker.server.data_identity import FILE_NAME, check_identity
 

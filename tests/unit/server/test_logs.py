@@ -6,6 +6,7 @@ import io
 import json
 
 import structlog
+
 from millrace.broker.telemetry.logs import RateLimit, configure
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from millrace.broker.errors import InvalidConfig, InvalidRequest
 from millrace.broker.server.topic_settings import APPEND, DELETE, SET, SUBTRACT, increments, replacement
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.broker.storage.log import AppendResult, Log
 from millrace.broker.storage.log_config import LogConfig

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from millrace.broker import errors
 from millrace.broker.protocol.batch import parse_header, seal, verify_crc
 from millrace.broker.protocol.records import Record, build_batch, read_records

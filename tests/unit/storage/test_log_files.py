@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import struct
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from millrace.broker.errors import KafkaStorageError, OffsetOutOfRange
 from millrace.broker.protocol.batch import iterate_batches, parse_header
 from millrace.broker.storage.log import Log
@@ -386,3 +388,38 @@ def test_log_of_a_killed_process_recovers_all_that_was_flushed(tmp_path: Path) -
     assert log.end_offset >= flushed
     keys = [parse_header(batch).max_timestamp for batch in log.batches()]
     assert keys == list(range(log.end_offset))
+
+
+def test_full_disk_while_an_index_is_written_ends_no_log(
+    open_log: OpenLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of the log is in doubt then: with room on the disk again, it goes on."""
+    log = open_log(index_interval_bytes=1)
+    for _ in range(5):
+        append(log)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("millrace.broker.storage.index_file.os.pwrite", full)
+        with pytest.raises(KafkaStorageError, match="index"):
+            log.flush(0)
+        assert log.recovery_point == 0
+    append(log)
+    log.flush(0)
+    assert log.recovery_point == 6
+
+
+def test_search_in_a_closed_segment_is_left_to_a_thread(open_log: OpenLog) -> None:
+    """It opens an index and reads the log at places that nobody has read for long."""
+    log = open_log(segment_bytes=400, index_interval_bytes=1)
+    for _ in range(12):
+        append(log)
+    assert log.segment_count > 2
+    with pytest.raises(WouldBlock):
+        log.read(1, 1, may_block=False)
+    following = log.read(1, 1).next_offset
+    while following < log.end_offset:  # whoever goes on where a reader stopped needs no search
+        following = log.read(following, 1, may_block=False).next_offset
+    assert log.read(log.end_offset - 1, 1, may_block=False).next_offset == log.end_offset

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import uuid
 from pathlib import Path
 
 import pytest
+
 from millrace.broker.errors import DataFolderLocked, DataFolderNotWritable, InvalidConfig, KafkaStorageError
 from millrace.broker.storage import checkpoints
 from millrace.broker.storage.log_config import SETTINGS, LogConfig
@@ -283,4 +285,29 @@ def test_directory_of_another_topic_that_could_not_be_removed_is_not_taken_over(
             manager.delete(TP)
     with pytest.raises(KafkaStorageError, match="another topic"):
         manager.create(TP, topic_id=uuid.uuid4())
+    manager.close()
+
+
+def test_retention_makes_room_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = LogConfig(segment_bytes=400, retention_bytes=400, index_interval_bytes=1, flush_ms=0)
+    manager = _started(tmp_path, config=config)
+    log = manager.create(TP)
+    for _ in range(18):
+        append(log, leader_epoch=1)
+    segment_count = log.segment_count
+    log.leader_epochs.assign(2, log.end_offset)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("millrace.broker.storage.index_file.os.pwrite", full)
+        patch.setattr("millrace.broker.storage.checkpoints.os.write", full)
+        manager.housekeeping(now_ms=10)
+    assert log.recovery_point == 0, "the flush had to fail"
+    assert log.segment_count < segment_count
+    assert len(list(log.directory.glob("*.log"))) == log.segment_count
+    assert not list(log.directory.glob("*.deleted"))
+    assert not manager.offline
+    append(log, leader_epoch=2)
     manager.close()

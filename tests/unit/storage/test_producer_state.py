@@ -6,6 +6,7 @@ import struct
 from pathlib import Path
 
 import pytest
+
 from millrace.broker.errors import InvalidProducerEpoch, OutOfOrderSequence
 from millrace.broker.protocol.batch import BatchHeader, parse_header
 from millrace.broker.protocol.checksum import crc32c
