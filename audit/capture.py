@@ -27,7 +27,7 @@ from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.metadata import NO_TOPIC_ID, ClusterMetadata
 from millrace.broker.client.offsets import EARLIEST, LATEST
 from millrace.broker.client.read_to_end import read_topic_to_end
-from millrace.broker.errors import ClusterUnreachable, KafkaError
+from millrace.broker.errors import ClusterUnreachable, ConfigError, KafkaError
 
 EVENTS_TOPIC = "millrace.audit"
 POSITIONS_PREFIX = "millrace.positions."
@@ -36,7 +36,10 @@ MAX_UNTRUSTED_POSITIONS = 100
 
 @dataclass(frozen=True, slots=True)
 class PartitionPin:
-    """One partition as it was when pinned: readable offsets are [start_offset, end_offset)."""
+    """One partition as it was when pinned: readable offsets are [start_offset, end_offset).
+
+    A `high_watermark` above the end tells of acknowledged records that an open transaction keeps back.
+    """
 
     cluster: str
     topic: str
@@ -45,6 +48,7 @@ class PartitionPin:
     topic_id: str
     start_offset: int
     end_offset: int
+    high_watermark: int = -1
 
     @property
     def key(self) -> str:
@@ -67,7 +71,11 @@ class MirrorPosition:
 
 @dataclass(slots=True)
 class Capture:
-    """All of it. `origins` names the source clusters in which a stream's own events were read."""
+    """All of it. `origins` names the source clusters in which a stream's own events were read.
+
+    `source_names` {(mirror, its name of a source): the audit's name}, where the cluster's id told it.
+    `silent_sources` are sentences on source clusters whose producers cannot tell anything.
+    """
 
     taken_ms: int
     ledger: EventLedger
@@ -76,6 +84,8 @@ class Capture:
     positions: list[MirrorPosition] = field(default_factory=list)
     untrusted: list[str] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
+    silent_sources: list[str] = field(default_factory=list)
+    source_names: dict[tuple[str, str], str] = field(default_factory=dict)
 
 
 async def capture(config: AuditConfig, ledger: EventLedger, clock_ms: Callable[[], int]) -> Capture:
@@ -90,6 +100,7 @@ async def capture(config: AuditConfig, ledger: EventLedger, clock_ms: Callable[[
         # Taken first: a verdict may only use the time at which the newest event could have been read.
         captured = Capture(clock_ms(), ledger)
         metadata = await _describe(clusters)
+        check_distinct(config, metadata)
         await asyncio.gather(*(_read_events(captured, config, clusters[name]) for name in clusters))
         await _pin(captured, config, clusters, config.sources())
         await _read_positions(captured, config, clusters, metadata)
@@ -103,14 +114,31 @@ async def _describe(clusters: Mapping[str, Cluster]) -> dict[str, ClusterMetadat
     return dict(zip(clusters, answers, strict=True))
 
 
+def check_distinct(config: AuditConfig, metadata: Mapping[str, ClusterMetadata]) -> None:
+    """Raise ConfigError where two tiers are one topic of one cluster: each would prove the other."""
+    known: dict[tuple[str, str], str] = {}
+    for name, described in metadata.items():
+        if described.cluster_id is None:
+            continue
+        for topic in {config.clusters[name].topic_here(topic) for topic in config.topics}:
+            other = known.setdefault((described.cluster_id, topic), name)
+            if other != name:
+                raise ConfigError(
+                    f"clusters.{name}.bootstrap",
+                    list(config.clusters[name].bootstrap),
+                    f"another cluster than clusters.{other} (both have id {described.cluster_id})",
+                )
+
+
 async def _read_events(captured: Capture, config: AuditConfig, cluster: Cluster) -> None:
     metadata = await cluster.metadata([EVENTS_TOPIC])
-    if EVENTS_TOPIC not in metadata.topics:
-        captured.absent.append(
-            f"cluster {cluster.name} has no topic {EVENTS_TOPIC}: its producers tell nothing"
-        )
-        return
     is_source = config.clusters[cluster.name].tier == "source"
+    if EVENTS_TOPIC not in metadata.topics:
+        sentence = f"cluster {cluster.name} has no topic {EVENTS_TOPIC}: its producers tell nothing"
+        captured.absent.append(sentence)
+        if is_source:
+            captured.silent_sources.append(sentence)
+        return
     with _named(cluster, EVENTS_TOPIC):
         async for record in read_topic_to_end(cluster, EVENTS_TOPIC):
             origin = f"in cluster {cluster.name}, partition {record.partition}, offset {record.offset}"
@@ -140,6 +168,8 @@ async def _pin_cluster(captured: Capture, config: AuditConfig, cluster: Cluster)
     keys = [key for name in sorted(set(here.values())) for key in metadata.partitions(name)]
     with _named(cluster, ", ".join(sorted(set(here.values())))):
         starts = await cluster.list_offsets(dict.fromkeys(keys, EARLIEST)) if keys else {}
+        # The high watermark first: what is written between the two calls is not held back by anybody.
+        marks = await cluster.list_offsets(dict.fromkeys(keys, LATEST)) if keys else {}
         ends = await cluster.list_offsets(dict.fromkeys(keys, LATEST), read_committed=True) if keys else {}
     for topic, name in here.items():
         if name not in metadata.topics:
@@ -155,6 +185,7 @@ async def _pin_cluster(captured: Capture, config: AuditConfig, cluster: Cluster)
                     topic_id=_topic_id(metadata.topics[name].topic_id),
                     start_offset=starts[name, partition].offset,
                     end_offset=ends[name, partition].offset,
+                    high_watermark=marks[name, partition].offset,
                 )
             )
 
@@ -183,13 +214,15 @@ async def _read_positions(
     for aggregate in config.aggregates():
         everything = await clusters[aggregate].metadata(max_age_ms=0)
         for positions_topic in sorted(t for t in everything.topics if t.startswith(POSITIONS_PREFIX)):
+            mirror = positions_topic.removeprefix(POSITIONS_PREFIX)
             newest: dict[tuple[str, str, int], MirrorPosition] = {}
             with _named(clusters[aggregate], positions_topic):
                 async for record in read_topic_to_end(clusters[aggregate], positions_topic):
                     try:
-                        position = _parse_position(
-                            record.key, record.value, aggregate, positions_topic, name_of_id
-                        )
+                        position = _parse_position(record.key, record.value, aggregate, mirror, name_of_id)
+                        if position is not None:
+                            said = str(json.loads(record.key or b"")["source"])
+                            captured.source_names[mirror, said] = position.source
                     except (ValueError, KeyError, TypeError) as problem:
                         _distrust_position(captured, aggregate, positions_topic, record.offset, problem)
                         continue
@@ -215,10 +248,13 @@ def _parse_position(
     key: bytes | None,
     value: bytes | None,
     aggregate: str,
-    positions_topic: str,
+    mirror: str,
     name_of_id: Mapping[str, str],
 ) -> MirrorPosition | None:
-    """One record of a positions topic; None for a tombstone. Raises ValueError, KeyError or TypeError."""
+    """One record of a positions topic; None for a tombstone, and for offsets of a cluster that is gone.
+
+    Raises ValueError, KeyError or TypeError.
+    """
     if value is None:
         return None
     where, what = json.loads(key or b""), json.loads(value)
@@ -228,11 +264,16 @@ def _parse_position(
     if type(partition) is not int or type(next_offset) is not int or next_offset < 0:
         raise ValueError("partition and next_offset are whole numbers")
     topic_id = what.get("topic_id") or ""
+    # The mirror and the audit may call a cluster by different names: its own id decides.
+    cluster_id, source = what.get("cluster_id"), str(where["source"])
+    if cluster_id in name_of_id:
+        source = name_of_id[cluster_id]
+    elif cluster_id and source in name_of_id.values():
+        return None
     return MirrorPosition(
         aggregate=aggregate,
-        mirror=positions_topic.removeprefix(POSITIONS_PREFIX),
-        # The mirror and the audit may call a cluster by different names: its own id decides.
-        source=name_of_id.get(what.get("cluster_id"), str(where["source"])),
+        mirror=mirror,
+        source=source,
         topic=str(where["topic"]),
         partition=partition,
         next_offset=next_offset,

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+
 from millrace.audit.cells import Cell
 
 if TYPE_CHECKING:  # the compiled scan is not needed to read rows

@@ -11,9 +11,10 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
 from millrace.broker.config_file import ConfigText, check_config, read_config
 from millrace.broker.errors import ConfigError
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"(\d+)\s*(ms|s|m|h|d)")

@@ -17,6 +17,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
+from pyroaring import BitMap
+
 from millrace.audit.header import InvalidIdentity, decode_producer_name
 from millrace.audit.scan import (
     B_COUNT,
@@ -47,8 +50,6 @@ from millrace.audit.scan import (
     expand_runs,
     rebuild_table,
 )
-from numpy.typing import NDArray
-from pyroaring import BitMap
 
 # A fold sorts its runs once: a million keeps the arrays near 24 MB.
 RUNS_PER_FOLD = 1 << 20

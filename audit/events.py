@@ -23,10 +23,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from pyroaring import BitMap64
+
 from millrace.audit import sequence_set
 from millrace.audit.header import MAX_CREATED_MS, MAX_PRODUCER_NAME_SIZE, MAX_SEQUENCE
 from millrace.broker.errors import MillraceError
-from pyroaring import BitMap64
 
 EVENT_VERSION = 1
 OPENED, HEARTBEAT, CLOSED = "opened", "heartbeat", "closed"
@@ -437,7 +438,9 @@ class StreamFacts:
         self.last_settled = max(self.last_settled, event.last_settled)
         if event.no_earlier_than_ms is not None:
             self.no_earlier_than_ms = max(self.no_earlier_than_ms or 0, event.no_earlier_than_ms)
-        self.opened_at_ms = min(event.at_ms, self.opened_at_ms or event.at_ms)
+        # A later word says nothing of the start, when this one was lost or compacted.
+        if event.state == OPENED:
+            self.opened_at_ms = min(event.at_ms, self.opened_at_ms or event.at_ms)
         if event.state == CLOSED:
             self.closed_at_ms = min(event.at_ms, self.closed_at_ms or event.at_ms)
         else:

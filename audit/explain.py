@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+
 from millrace.audit.cell_rows import cells_of
 from millrace.audit.cells import Cell
 from millrace.audit.config import AuditConfig

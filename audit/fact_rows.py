@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import pyarrow as pa
+
 from millrace.audit.events import (
     OPENED,
     UNANNOUNCED,
@@ -77,7 +78,7 @@ def events_of(facts: StreamFacts) -> Iterator[Event]:
             lease_ms=facts.lease_ms,
             at_ms=facts.at_ms,
         )
-        if facts.opened_at_ms is not None and facts.opened_at_ms != facts.at_ms:
+        if facts.opened_at_ms is not None and (facts.opened_at_ms, OPENED) != (facts.at_ms, facts.state):
             yield replace(
                 newest,
                 state=OPENED,

@@ -24,22 +24,26 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.functions import col
+
 from millrace.audit import fact_rows
-from millrace.audit.capture import Capture, PartitionPin, capture
-from millrace.audit.cell_rows import CELL_DDL, CELL_SCHEMA, NOTE_UNAUDITED, NOTE_UNREAD, NOTE_UNTRUSTED
+from millrace.audit.capture import Capture, capture
+from millrace.audit.cell_notes import counts_of, read_notes, unaudited_of, unread_of
+from millrace.audit.cell_rows import CELL_DDL, NOTE_UNAUDITED, NOTE_UNTRUSTED
 from millrace.audit.config import AuditConfig
 from millrace.audit.events import EventLedger, decode_event, encode_event
-from millrace.audit.metrics import metrics_text
 from millrace.audit.planning import OffsetRange, ranges_option, task_count
-from millrace.audit.reconcile import Gap, Passage, Place, UnreadRange, roster_rows
-from millrace.audit.report.html import render
+from millrace.audit.reading_plan import hidden_by_transactions, passages, plan_ranges
+from millrace.audit.reconcile import Gap, UnreadRange, roster_rows
+from millrace.audit.report.folder import write_report
 from millrace.audit.report.summary import exit_status, summarise
 from millrace.audit.spark_session import LOCAL, SparkBeside, core_count, require_java
 from millrace.audit.spark_source import read_pinned
@@ -51,10 +55,7 @@ from millrace.audit.verdict_rows import (
     Reconciler,
     verdict_rows,
 )
-from millrace.broker.errors import MillraceError
-from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
-from pyspark.sql.functions import col
+from millrace.broker.errors import ConfigError, MillraceError
 
 JOB_FAILED = 3
 
@@ -124,7 +125,7 @@ def _run(
             if not after.knows_as_much_as(before):
                 state.commit(after)
         progress("writing the report")
-        _write_report(config, summary, rows)
+        write_report(config.report, summary, rows)
     return JobResult(exit_status(summary), summary)
 
 
@@ -132,6 +133,7 @@ def _prepare(
     config: AuditConfig, master: str, state: StateFolder, before: Commit, clock_ms: Callable[[], int]
 ) -> Run:
     """Look at the clusters, on top of what earlier runs knew, and decide what is to be read."""
+    check_window(config, before)
     ledger = EventLedger()
     origins = {}
     if before.events:
@@ -160,85 +162,15 @@ def _prepare(
     )
 
 
-def plan_ranges(
-    captured: Capture, config: AuditConfig, before: Commit
-) -> tuple[list[OffsetRange], list[UnreadNote]]:
-    """What to read of each partition, and what can never be read any more.
-
-    A source partition is cut at the mirrors' position: below it cells are kept, above it they are the tail.
-    """
-    positions = _furthest(captured)
-    mirrored = {source for source, _, _ in positions}
-    ranges: list[OffsetRange] = []
-    unread: list[UnreadNote] = []
-    for pin in captured.pins:
-        first, lost = _resume(pin, before.offsets.get(pin.key), captured.taken_ms)
-        unread.extend(lost)
-        whole = OffsetRange(
-            cluster=pin.cluster,
-            tier=pin.cluster,
-            topic=pin.topic,
-            topic_here=pin.topic_here,
-            partition=pin.partition,
-            first_offset=first,
-            end_offset=pin.end_offset,
-            topic_id=pin.topic_id,
+def check_window(config: AuditConfig, before: Commit) -> None:
+    """Cells know their window, not the times in it: a state cannot be read in another length."""
+    if before.number and before.window_ms != config.window_ms:
+        raise ConfigError(
+            "window",
+            f"{config.window_ms} ms",
+            f"{before.window_ms} ms, in which {config.state} was counted; "
+            "for another window use another state",
         )
-        position = positions.get((pin.cluster, pin.topic, pin.partition))
-        is_source = config.clusters[pin.cluster].tier == "source"
-        cut = pin.end_offset
-        if is_source and position is not None and position.topic_id in ("", pin.topic_id):
-            cut = min(max(position.next_offset, first), pin.end_offset)
-        elif is_source and pin.cluster in mirrored:
-            cut = first  # its mirror keeps positions, and has none of this partition (or topic) yet
-        ranges.append(replace(whole, end_offset=cut))
-        if cut < pin.end_offset:
-            ranges.append(replace(whole, first_offset=cut, tail=True))
-    return ranges, unread
-
-
-def _resume(pin: PartitionPin, known: ReadPosition | None, now_ms: int) -> tuple[int, list[UnreadNote]]:
-    """Where reading goes on, and the offsets that were lost to the audit since it last looked."""
-    if known is None:
-        if pin.start_offset == 0:
-            return 0, []
-        return pin.start_offset, [_note(pin, 0, pin.start_offset, "expired", now_ms)]
-    if known.topic_id and pin.topic_id and known.topic_id != pin.topic_id:
-        # What the old topic still held is not known: its end is not known either.
-        return pin.start_offset, [_note(pin, known.next_offset, known.next_offset, "recreated", now_ms)]
-    if pin.end_offset < known.next_offset:
-        return pin.end_offset, [_note(pin, pin.end_offset, known.next_offset, "truncated", now_ms)]
-    if pin.start_offset > known.next_offset:
-        return pin.start_offset, [_note(pin, known.next_offset, pin.start_offset, "expired", now_ms)]
-    return known.next_offset, []
-
-
-def _note(pin: PartitionPin, first: int, end: int, cause: str, now_ms: int) -> UnreadNote:
-    return UnreadNote(pin.cluster, pin.topic, pin.partition, first, end, cause, now_ms)
-
-
-def _furthest(captured: Capture) -> dict[Place, Passage]:
-    """The least position of a source partition over all aggregates: below it, every aggregate has it."""
-    by_aggregate = _passages(captured)
-    least: dict[Place, Passage] = {}
-    for passages in by_aggregate.values():
-        for place, passage in passages.items():
-            known = least.get(place)
-            if known is None or passage.next_offset < known.next_offset:
-                least[place] = passage
-    return least
-
-
-def _passages(captured: Capture) -> dict[str, dict[Place, Passage]]:
-    """Positions by aggregate; of several mirrors into one, the furthest tells how much was carried."""
-    found: dict[str, dict[Place, Passage]] = {}
-    for position in captured.positions:
-        place = (position.source, position.topic, position.partition)
-        passages = found.setdefault(position.aggregate, {})
-        known = passages.get(place)
-        if known is None or position.next_offset > known.next_offset:
-            passages[place] = Passage(position.next_offset, position.topic_id)
-    return found
 
 
 @contextlib.contextmanager
@@ -326,10 +258,10 @@ def _next_commit(job: Run) -> Commit:
     for each in kept:
         key = f"{each.cluster}/{each.topic}/{each.partition}"
         offsets[key] = ReadPosition(each.end_offset, each.topic_id)
-    notes = _notes(_new_files(job), tail=False)
+    notes = read_notes(_new_files(job), tail=False)
     untrusted = Counter(before.untrusted)
-    untrusted.update(_count_notes(notes, NOTE_UNTRUSTED))
-    untrusted.update({f"{NOTE_UNAUDITED}/{tier}": n for tier, n in _unaudited(notes).items()})
+    untrusted.update(counts_of(notes, NOTE_UNTRUSTED))
+    untrusted.update({f"{NOTE_UNAUDITED}/{tier}": n for tier, n in unaudited_of(notes).items()})
     learnt = any(each.size for each in kept)
     return Commit(
         number=job.number,
@@ -339,56 +271,18 @@ def _next_commit(job: Run) -> Commit:
         events=events,
         events_digest=facts_digest,
         offsets=offsets,
-        unread=[*before.unread, *job.unread, *_unread_notes(notes, job.now_ms)],
+        unread=[*before.unread, *job.unread, *unread_of(notes, job.now_ms)],
         gaps=[json.loads(encode_event(gap)[1]) for _, gap in sorted(ledger.gaps.items())],
         tiers=[json.loads(encode_event(tier)[1]) for _, tier in sorted(ledger.tiers.items())],
         untrusted=dict(untrusted),
     )
 
 
-def _notes(files: Sequence[Path], *, tail: bool) -> pa.Table:
-    """Rows that are no cells, of the part to be kept or of the tail."""
-    wanted = pc.is_valid(pc.field("note")) & (pc.field("tail") == tail)
-    tables = [pq.ParquetFile(path).read().filter(wanted) for path in files]
-    return pa.concat_tables(tables) if tables else CELL_SCHEMA.empty_table()
-
-
-def _count_notes(notes: pa.Table, prefix: str) -> dict[str, int]:
-    found: Counter[str] = Counter()
-    for row in notes.select(["note", "count", "cluster"]).to_pylist():
-        if row["note"].startswith(prefix):
-            found[f"{row['note'].removeprefix(prefix)}, in {row['cluster']}"] += row["count"]
-    return dict(found)
-
-
-def _unaudited(notes: pa.Table) -> dict[str, int]:
-    found: Counter[str] = Counter()
-    for row in notes.select(["note", "count", "tier"]).to_pylist():
-        if row["note"] == NOTE_UNAUDITED:
-            found[row["tier"]] += row["count"]
-    return dict(found)
-
-
-def _unread_notes(notes: pa.Table, now_ms: int) -> list[UnreadNote]:
-    return [
-        UnreadNote(
-            row["cluster"],
-            row["topic"],
-            row["partition"],
-            row["first_offset"],
-            row["last_offset"] + 1,
-            row["note"].removeprefix(NOTE_UNREAD),
-            now_ms,
-        )
-        for row in notes.to_pylist()
-        if row["note"].startswith(NOTE_UNREAD)
-    ]
-
-
 def _reconcile(spark: SparkSession, job: Run, after: Commit) -> pa.Table:
     """Every stream's verdicts, from the cells on disk and the facts."""
     root = job.state.root
-    reconciler = _reconciler(job, after)
+    doubts = unread_of(read_notes(_new_files(job), tail=True), job.now_ms)
+    reconciler = _reconciler(job, after, doubts)
     facts = spark.read.schema(fact_rows.FACT_DDL).parquet(_spark_path(root / after.events))
     new = [_spark_path(path) for path in _new_files(job)]
     kept = [_spark_path(root / name) for name in job.before.cells]
@@ -428,9 +322,10 @@ def _reconcile(spark: SparkSession, job: Run, after: Commit) -> pa.Table:
     )
 
 
-def _reconciler(job: Run, after: Commit) -> Reconciler:
+def _reconciler(job: Run, after: Commit, doubts: Sequence[UnreadNote] = ()) -> Reconciler:
+    """`doubts` are parts of the tail that could not be read: they are not kept, the tail is read again."""
     unread: dict[str, list[UnreadRange]] = {}
-    for each in after.unread:
+    for each in [*after.unread, *hidden_by_transactions(job.captured), *doubts]:
         unread.setdefault(each.cluster, []).append(
             UnreadRange(
                 (each.cluster, each.topic, each.partition),
@@ -448,10 +343,11 @@ def _reconciler(job: Run, after: Commit) -> Reconciler:
                 is_source=cluster.tier == "source",
                 topics={cluster.topic_here(topic): topic for topic in config.topics},
                 unread=unread.get(name, ()),
+                names={topic: cluster.topic_here(topic) for topic in config.topics},
             )
             for name, cluster in config.clusters.items()
         ],
-        passed=_passages(job.captured),
+        passed=passages(job.captured),
         gaps={name: _gaps(job) for name in config.aggregates()},
         window_ms=config.window_ms,
         grace_ms=config.grace_ms,
@@ -467,29 +363,26 @@ def _gaps(job: Run) -> list[Gap]:
         for name, cluster in job.config.sources().items()
         for topic in job.config.topics
     }
-    return [
-        Gap(
-            (gap.source, named[gap.source, gap.topic], gap.partition),
-            gap.from_offset,
-            gap.to_offset,
-            gap.cause,
-        )
-        for gap in job.captured.ledger.gaps.values()
-        if (gap.source, gap.topic) in named
-    ]
+    gaps = []
+    for gap in job.captured.ledger.gaps.values():
+        source = job.captured.source_names.get((gap.mirror, gap.source), gap.source)
+        topic = named.get((source, gap.topic))
+        if topic is not None:
+            gaps.append(Gap((source, topic, gap.partition), gap.from_offset, gap.to_offset, gap.cause))
+    return gaps
 
 
 def _summary(job: Run, after: Commit, rows: pa.Table) -> dict[str, Any]:
-    tail = _notes(_new_files(job), tail=True)
+    tail = read_notes(_new_files(job), tail=True)
     untrusted: Counter[str] = Counter()
-    unaudited: Counter[str] = Counter(_unaudited(tail))
+    unaudited: Counter[str] = Counter(unaudited_of(tail))
     for what, count in after.untrusted.items():
         kind, _, tier = what.partition("/")
         if kind == NOTE_UNAUDITED:
             unaudited[tier] += count
         else:
             untrusted[what] += count
-    untrusted.update(_count_notes(tail, NOTE_UNTRUSTED))
+    untrusted.update(counts_of(tail, NOTE_UNTRUSTED))
     untrusted.update(_untrusted_events(job))
     return summarise(
         rows,
@@ -503,28 +396,8 @@ def _summary(job: Run, after: Commit, rows: pa.Table) -> dict[str, Any]:
 
 def _untrusted_events(job: Run) -> Mapping[str, int]:
     ledger = job.captured.ledger
-    found: Counter[str] = Counter([*ledger.untrusted, *job.captured.untrusted])
+    found: Counter[str] = Counter([*ledger.untrusted, *job.captured.untrusted, *job.captured.silent_sources])
     rest = ledger.untrusted_count - len(ledger.untrusted)
     if rest > 0:
         found["more events that could not be read"] = rest
     return found
-
-
-def _write_report(config: AuditConfig, summary: Mapping[str, Any], rows: pa.Table) -> None:
-    """Each file is replaced whole, the summary last: who sees a new summary sees the rest of it too."""
-    _replace(
-        config.report / "reconciliation.parquet", lambda path: pq.write_table(rows, path, compression="zstd")
-    )
-    _replace(config.report / "index.html", lambda path: path.write_text(render(summary, rows), "utf-8"))
-    _replace(config.report / "metrics.prom", lambda path: path.write_text(metrics_text(summary), "utf-8"))
-    text = json.dumps(summary, indent=2, ensure_ascii=False) + "\n"
-    _replace(config.report / "summary.json", lambda path: path.write_text(text, "utf-8"))
-
-
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        write(temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-VERDICTS = ("PROVEN", "UNKNOWN", "DUPLICATE", "LOSS")
+VERDICTS = ("PROVEN", "COUNT_MATCH", "UNKNOWN", "DUPLICATE", "LOSS")
 
 
 def metrics_text(summary: Mapping[str, Any]) -> str:

@@ -41,7 +41,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from confluent_kafka import KafkaError, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
+
 from millrace.audit.events import CLOSED, CountEvent, Event, StreamEvent, encode_event
 from millrace.audit.events_topic import TopicState, ensure_events_topic
 from millrace.audit.header import HEADER_KEY, encode_producer_name
@@ -58,6 +59,9 @@ PURGE_TIMEOUT_S = 1.0
 EXIT_TIMEOUT_S = 5.0
 TOPIC_TIMEOUT_S = 5.0
 MAX_TOPIC_ATTEMPTS = 3
+
+# What confluent-kafka raises before it takes a record.
+_NOT_TAKEN = (BufferError, KafkaException, NotImplementedError, OverflowError, TypeError, ValueError)
 
 _produce = Producer.produce
 _time_ns = time.time_ns
@@ -161,8 +165,14 @@ class AuditedProducer(Producer):
                 created_ms,
                 [identity] if headers is None else [*_pairs(headers), identity],
             )
-        except BaseException:
+        except _NOT_TAKEN:
             stream.give_back(window, sequence)
+            raise
+        except BaseException:
+            # A signal's handler may raise after the client took the record: its number is not free.
+            stream.mark_ambiguous(window, sequence)
+            if self._journal is not None:
+                self._journal.not_acknowledged(stream, window)
             raise
 
     def produce_batch(

@@ -24,10 +24,13 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
+
 from millrace.audit.planning import OffsetRange
 from millrace.audit.scan import (
     B_ATTRIBUTES,
     B_BASE_OFFSET,
+    B_COUNT,
     B_CRC,
     B_END,
     B_LAST_OFFSET,
@@ -43,15 +46,19 @@ from millrace.broker.client.raw_fetch import FetchedPartition, FetchPosition, fe
 from millrace.broker.errors import ClusterUnreachable, KafkaError, ProtocolError, error_for_code
 from millrace.broker.protocol.batch import CONTROL_BIT, HEADER_SIZE, TRANSACTIONAL_BIT
 from millrace.broker.protocol.checksum import crc32c
-from numpy.typing import NDArray
 
 FETCH_WAIT_MS = 500
+# A fetch that stays in the processor's cache from the socket to the scan costs both sides half of one that
+# does not; only where the way is long is more asked for at once.
+FIRST_FETCH_BYTES = 2 << 20
+LONG_WAY_S = 0.05
 PATIENCE_S = 30.0  # how long a partition may give nothing below its own end before the job gives up
 RETRY_WAIT_S = 0.1
 HOLE_AFTER_EMPTY_COUNT = 3  # empty answers before a hole that reaches the pinned end is believed
 _SMALLEST_BATCH = 61
 _OFFSET_OUT_OF_RANGE = 1
 _ABORT_MARKER = 0
+COMPACTED, DAMAGED = "compacted", "damaged"
 
 T = TypeVar("T")
 
@@ -70,6 +77,7 @@ class RangeReader:
     def __init__(self, bootstraps: Mapping[str, Sequence[str]], fetch_max_bytes: int) -> None:
         self._bootstraps = bootstraps
         self._fetch_max_bytes = fetch_max_bytes
+        self._fetch_bytes = min(FIRST_FETCH_BYTES, fetch_max_bytes)
         self._clusters: dict[str, Cluster] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="millrace-fetch", daemon=True)
@@ -101,7 +109,8 @@ class RangeReader:
             while True:
                 fetched = pending.result()
                 if fetched is None:
-                    return  # compaction left nothing up to the end
+                    unread(offset, range_.end_offset, COMPACTED)  # it left nothing up to the end
+                    return
                 if fetched.error_code == _OFFSET_OUT_OF_RANGE:
                     start = min(max(fetched.log_start_offset, offset), range_.end_offset)
                     # Retention moved past the position since it was pinned. An end that moved *below* it
@@ -112,12 +121,16 @@ class RangeReader:
                     batches = None
                 else:
                     batches = index_fetched(fetched.records)
-                    offset = max(offset, int(batches.index[-1, B_LAST_OFFSET]) + 1)
+                    hole = hole_within(batches.index, offset, range_.end_offset)
+                    if hole is not None:
+                        unread(*hole, COMPACTED)
+                    # A damaged header may name any last offset; the next fetch must not be this one again.
+                    offset = max(offset + 1, int(batches.index[-1, B_LAST_OFFSET]) + 1)
                 if offset < range_.end_offset:
                     pending = self._submit(self._fetch(range_, offset))
                 if batches is not None:
                     aborted.learn(fetched.aborted)
-                    mark_skipped(batches, aborted, distrust)
+                    mark_skipped(batches, aborted, distrust, unread)
                     yield batches
                 if offset >= range_.end_offset:
                     return
@@ -173,18 +186,22 @@ class RangeReader:
         if partition is None or partition.leader < 0:
             raise error_for_code(5, f"{range_.place} has no leader")
         key = (range_.topic_here, range_.partition)
+        asked_bytes, asked_s = self._fetch_bytes, time.monotonic()
         answers = await fetch(
             cluster,
             partition.leader,
             {key: FetchPosition(offset)},
             min_bytes=1,
             max_wait_ms=FETCH_WAIT_MS,
-            max_bytes=self._fetch_max_bytes,
-            partition_max_bytes=self._fetch_max_bytes,
+            max_bytes=asked_bytes,
+            partition_max_bytes=asked_bytes,
             read_committed=True,
         )
+        took_s = time.monotonic() - asked_s
         for answer in answers:
             if (answer.topic, answer.partition) == key:
+                if took_s > LONG_WAY_S and len(answer.records) > asked_bytes // 2:  # full, not waited for
+                    self._fetch_bytes = min(2 * asked_bytes, self._fetch_max_bytes)
                 return answer
         raise error_for_code(5, f"{range_.place} was not in the answer")
 
@@ -198,6 +215,25 @@ class RangeReader:
 
     def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+
+def hole_within(index: NDArray[np.int64], first_offset: int, end_offset: int) -> tuple[int, int] | None:
+    """The least range that holds every offset of [first_offset, the last batch's end) without a record.
+
+    Only compaction makes such holes: a log gives every record, marker and aborted record its own offset. None
+    where there is no hole, which is nearly always.
+    """
+    lasts, bases = index[:, B_LAST_OFFSET], index[:, B_BASE_OFFSET]
+    expected = np.concatenate(([first_offset], lasts[:-1] + 1))
+    before = bases > expected
+    hollow = index[:, B_COUNT] < lasts - bases + 1
+    rows = np.flatnonzero((before | hollow) & (index[:, B_MAGIC] == 2))
+    if not len(rows):
+        return None
+    first, last = int(rows[0]), int(rows[-1])
+    start = max(int(expected[first] if before[first] else bases[first]), first_offset)
+    end = min(int(lasts[last] + 1 if hollow[last] else bases[last]), end_offset)
+    return (start, end) if start < end else None
 
 
 def holds_whole_batch(records: memoryview) -> bool:
@@ -256,9 +292,12 @@ class AbortedTransactions:
 
 
 def mark_skipped(
-    batches: FetchedBatches, aborted: AbortedTransactions, distrust: Callable[[str], None]
+    batches: FetchedBatches,
+    aborted: AbortedTransactions,
+    distrust: Callable[[str], None],
+    unread: Callable[[int, int, str], None] | None = None,
 ) -> None:
-    """Set B_MAGIC to 0 in the rows that must not be counted."""
+    """Set B_MAGIC to 0 in the rows that must not be counted; `unread` is told the offsets of damaged ones."""
     index = batches.index
     view = batches.buffer.data
     for row, (position, end, crc, magic) in enumerate(index[:, [B_POSITION, B_END, B_CRC, B_MAGIC]].tolist()):
@@ -268,6 +307,9 @@ def mark_skipped(
         elif crc32c(view[position + 21 : end]) != crc:
             distrust("batch with a wrong CRC")
             index[row, B_MAGIC] = 0
+            if unread is not None:
+                base = int(index[row, B_BASE_OFFSET])
+                unread(base, max(base, int(index[row, B_LAST_OFFSET])) + 1, DAMAGED)
     attributes = index[:, B_ATTRIBUTES]
     if not aborted and not (attributes & CONTROL_BIT).any():
         return

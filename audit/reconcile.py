@@ -43,11 +43,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pyroaring import BitMap64
+
 from millrace.audit.cells import Cell, SeenByWindow, SeenSet
 from millrace.audit.events import CLOSED, UNANNOUNCED, CountEvent, StreamFacts
 from millrace.audit.sequence_set import complement_ranges, to_ranges
 from millrace.audit.verdicts import PRODUCED, Hop, Ranges, Verdict, WindowState, WindowVerdict
-from pyroaring import BitMap64
 
 Place = tuple[str, str, int]
 """(cluster, topic, partition), as in `Cell.place`"""
@@ -265,17 +266,20 @@ class _Case:
     def expected(self, tier: TierReading) -> BitMap64:
         return self.acknowledged if tier.upstream == PRODUCED else self.arrived[tier.upstream]
 
-    def unread_causes(self, tier: TierReading) -> list[str]:
-        """Why the tier may have held records of this stream that the audit never saw.
+    def unread_causes(self, tier: TierReading, start_ms: int) -> list[str]:
+        """Why the tier may have held records of this window that the audit never saw.
 
-        A producer's clock and the auditor's are compared here: they may differ by the grace.
+        What was gone before the stream opened and before the window began held none of them: the opening may
+        be told late, so it is not enough. A producer's clock and the auditor's are compared here: they may
+        differ by the grace.
         """
         opened_ms = self.stream.opened_at_ms
+        since_ms = None if opened_ms is None else min(opened_ms, start_ms) - self.grace_ms
         return sorted(
             {
                 unread.cause
                 for unread in tier.unread
-                if unread.until_ms is None or opened_ms is None or opened_ms <= unread.until_ms + self.grace_ms
+                if unread.until_ms is None or since_ms is None or since_ms <= unread.until_ms
             }
         )
 
@@ -365,11 +369,10 @@ def _file_missing(case: _Case, rows: dict[int, _Row]) -> None:
         if not missing:
             continue
         fate = _Fate(missing) if tier.upstream == PRODUCED else _fate_by_offsets(case, tier, missing)
-        causes = case.unread_causes(tier)
         for start_ms, row in rows.items():
             members = case.members(start_ms) & missing
             if members:
-                _file_fate(row, tier, fate, members, causes)
+                _file_fate(row, tier, fate, members, case.unread_causes(tier, start_ms))
 
 
 @dataclass(slots=True)
@@ -546,11 +549,13 @@ def _compare_counts(case: _Case, rows: dict[int, _Row]) -> None:
 
 
 def _file_count_difference(case: _Case, row: _Row, tier: TierReading, surplus: int) -> None:
-    doubts = [f"part of tier {tier.name} could not be read: {cause}" for cause in case.unread_causes(tier)]
+    start_ms = row.window_start_ms
+    causes = case.unread_causes(tier, start_ms)
+    doubts = [f"part of tier {tier.name} could not be read: {cause}" for cause in causes]
     if surplus > 0:
         above = [upper for upper in case.tiers if upper.name == tier.upstream]
-        causes = {cause for upper in above for cause in case.unread_causes(upper)}
-        doubts += [f"part of tier {tier.upstream} could not be read: {cause}" for cause in sorted(causes)]
+        for cause in sorted({cause for upper in above for cause in case.unread_causes(upper, start_ms)}):
+            doubts.append(f"part of tier {tier.upstream} could not be read: {cause}")
     if not case.settled(row.window_start_ms):
         doubts.append("the window is still open")
     if case.stream.state != CLOSED and surplus > 0 and tier.upstream == PRODUCED:

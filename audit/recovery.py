@@ -23,11 +23,12 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
+from pyroaring import BitMap64
+
 from millrace.audit import sequence_set
 from millrace.audit.events import CLOSED, CountEvent, Event, StreamEvent, encode_event
 from millrace.audit.journal import Journal
 from millrace.audit.session import StreamSession, WindowCounts, describe
-from pyroaring import BitMap64
 
 # Numbers are reserved in steps, so that the journal is written once for many records.
 RESERVE_COUNT = 1024
@@ -96,6 +97,7 @@ def _apply(streams: dict[str, _DeadStream], block: dict[str, Any]) -> None:
     elif kind == "ack":
         sequences = sequence_set.from_json(block["sequences"])
         window.acknowledged |= sequences
+        window.ambiguous -= sequences
         stream.settled |= sequences
         window.byte_count = block["bytes"]
 
@@ -179,11 +181,7 @@ class ProducerJournal:
         """Write down what the delivery callbacks of the last poll told."""
         with self._lock:
             for stream in self._streams.values():
-                for window, sequences in stream.take_folded():
-                    if window.journaled:
-                        self._append(_ack_block(stream, window, sequences))
-                    else:
-                        self._follow(stream, window)
+                self._settle(stream)
 
     def not_acknowledged(self, stream: StreamSession, window: WindowCounts) -> None:
         """A record of the window became ambiguous or failed."""
@@ -192,8 +190,12 @@ class ProducerJournal:
             self._follow(stream, window)
 
     def reported(self, stream: StreamSession, event: CountEvent) -> None:
-        """The report is about to be sent."""
+        """The report is about to be sent. What it tells is written down first.
+
+        The report that a restart sends in its place must not say less.
+        """
         with self._lock:
+            self._settle(stream)
             self._follow(stream, stream.windows[event.window_start_ms])
             self._append({**_about(stream, event.window_start_ms), "t": "report", "report": event.report})
 
@@ -222,6 +224,13 @@ class ProducerJournal:
         with self._lock:
             self._closed = True
             self._journal.close()
+
+    def _settle(self, stream: StreamSession) -> None:
+        for window, sequences in stream.take_folded():
+            if window.journaled:
+                self._append(_ack_block(stream, window, sequences))
+            else:
+                self._follow(stream, window)
 
     def _follow(self, stream: StreamSession, window: WindowCounts) -> None:
         if not window.journaled:

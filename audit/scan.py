@@ -51,23 +51,25 @@ _INT32S = types.Array(types.int32, 1, "C")
 
 @njit(inline="always")
 def _be(buffer, position, size):  # type: ignore[no-untyped-def]
-    value = np.int64(0)
+    # An unsigned index spares the test for a negative one at every byte.
+    at = np.uint64(position)
+    value = np.uint64(0)
     for i in range(size):
-        value = (value << np.int64(8)) | np.int64(buffer[position + i])
-    return value
+        value = (value << np.uint64(8)) | np.uint64(buffer[at + np.uint64(i)])
+    return np.int64(value)
 
 
 @njit(inline="always")
 def _varint(buffer, position, end):  # type: ignore[no-untyped-def]
     """Zigzag varint at `position`: (value, next position), next position -1 when it does not fit."""
     if position < end:
-        first = buffer[position]
+        first = buffer[np.uint64(position)]
         if first < 128:
             return np.int64(first >> 1) ^ -np.int64(first & 1), position + 1
     raw = np.uint64(0)
     shift = np.uint64(0)
     while position < end and shift < 70:
-        byte = buffer[position]
+        byte = buffer[np.uint64(position)]
         position += 1
         raw |= np.uint64(byte & 0x7F) << shift
         if byte < 128:

@@ -13,11 +13,12 @@ import binascii
 from typing import Any
 
 import numpy as np
+from pyroaring import BitMap, BitMap64
+
 from millrace.audit.cells import BASE_STEP, decode_bitmap
 from millrace.audit.header import MAX_SEQUENCE
 from millrace.audit.verdicts import Ranges
 from millrace.broker.errors import MillraceError
-from pyroaring import BitMap, BitMap64
 
 MAX_JSON_RANGES = 64
 MAX_READ_RANGES = 1 << 20

@@ -23,9 +23,10 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
+from pyroaring import BitMap64
+
 from millrace.audit.events import CLOSED, HEARTBEAT, OPENED, CountEvent, Event, StreamEvent
 from millrace.audit.header import MAX_CREATED_MS, MAX_SEQUENCE, encode_prefix, window_start_ms
-from pyroaring import BitMap64
 
 # A creation time is taken before the number is; the promise stays this far behind the clock to keep its word.
 PROMISE_MARGIN_MS = 1000
@@ -100,6 +101,8 @@ class WindowCounts:
         del self.fresh[:count]
         del self.fresh_sizes[:count]
         self.acknowledged |= taken
+        if self.ambiguous:
+            self.ambiguous -= taken
         self.changed = True
         return taken
 

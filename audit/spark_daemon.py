@@ -1,14 +1,14 @@
-"""The parent of Spark's Python workers on this machine: imports once what they need, then forks them.
+"""The parent of the Python workers that run Spark's tasks: imports once what they need, then forks them.
 
-Named by `spark_session` for local masters (`spark.python.daemon.module`). Spark starts one daemon for each kind
-of worker and names the worker's module as the argument. Two things make it start in a third of the time that
-PySpark's own daemon takes:
+Named by `spark_session` for local masters (`spark.python.daemon.module`); Spark gives the worker's module as
+the argument. Two things make the workers start sooner than from PySpark's own daemon:
 
 - Spark puts its zipped copy of PySpark first on the path, and Python compiles what it imports from a zip at
-  every start; here the installed copy, the very one the driver runs, comes first;
-- those that run tasks inherit the compiled scan and the client loaded, instead of each loading them.
+  every start; here the installed copy, the very one that the driver runs, comes first;
+- the compiled scan and the client are loaded once, not once in each worker.
 
-No import of ours may start a thread before a fork. Arrow does, for its allocator only, and takes care of forks.
+Nothing imported here may leave a thread of ours behind: only the thread that forks lives on in the child.
+Arrow's allocator has one, and makes itself a new one after a fork.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-TASK_WORKER = "pyspark.worker"
+PRELOADED = ("pyspark.worker", "millrace.audit.task_reader", "millrace.audit.verdict_rows")
 
 
 def prefer_installed(path: list[str]) -> list[str]:
@@ -29,13 +29,8 @@ def prefer_installed(path: list[str]) -> list[str]:
 def main() -> None:
     """Preload, then serve Spark until it closes standard input."""
     sys.path[:] = prefer_installed(sys.path)
-    worker = sys.argv[1] if len(sys.argv) > 1 else TASK_WORKER
-    importlib.import_module(worker)
-    if worker == TASK_WORKER:
-        importlib.import_module("millrace.audit.task_reader")
-        importlib.import_module("millrace.audit.verdict_rows")
-    else:
-        importlib.import_module("millrace.audit.spark_source")
+    for name in PRELOADED:
+        importlib.import_module(name)
     from pyspark.daemon import manager
 
     manager()

@@ -1,9 +1,9 @@
 """A small Spark for one job: started lean, stopped by whoever started it.
 
-`job` uses `SparkBeside`, which starts Spark while the clusters are looked at and stops it while the report is
-written; whoever wants to look at records uses `spark_session`. Local masters get a driver bound to loopback, a
-daemon of our own for the Python workers, and as few shuffle partitions as cores. A session that runs already in
-the process is used and left running.
+`job` uses `SparkBeside`, which starts Spark while the clusters are looked at and stops it while the report
+is written; whoever wants to look at records uses `spark_session`. Local masters get a driver bound to
+loopback, a daemon of our own for the Python workers, and as few shuffle partitions as cores. A session that
+runs already in the process is used and left running.
 
 What takes the time of a small job is Spark's own start, so the JVM is told not to optimise for hours to come:
 with the first compiler alone it needs 10 CPU seconds where it needed 17.
@@ -18,17 +18,18 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from millrace.audit.spark_source import register
-from millrace.broker.errors import JavaMissing
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
+
+from millrace.audit.spark_source import register
+from millrace.broker.errors import JavaMissing
 
 LOCAL = "local[*]"
 DRIVER_MEMORY = "1g"  # the driver's JVM only moves cells and verdicts; records never enter it
@@ -102,15 +103,15 @@ def spark_session(master: str | None, work_folder: Path) -> Iterator[SparkSessio
 class SparkBeside:
     """A session that starts and stops in a thread, while the caller does what needs no Spark.
 
-    `session()` waits for it; after `release()` it is gone. A session that runs already is used and left running.
+    `session()` waits for it; after `release()` it is gone. One that runs already is used and left running.
     """
 
     def __init__(self, master: str | None, work_folder: Path) -> None:
         self._master = master or LOCAL
         self._work_folder = work_folder
         self._thread = ThreadPoolExecutor(1, "spark")
-        # Looked for here, because a session is active in the thread that uses it and not in another one.
-        self._running = SparkSession.getActiveSession()
+        # Not `getActiveSession`: that knows only the sessions of the thread that asks.
+        self._running = SparkSession.builder.getOrCreate() if SparkContext._active_spark_context else None
         self._starting: Future[SparkSession] | None = None
 
     def __enter__(self) -> SparkBeside:
@@ -165,12 +166,26 @@ def _java(conf: SparkConf) -> Any:
     """
     if SparkContext._gateway is not None:
         return SparkContext._gateway
-    gateway = launch_gateway(conf, {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE})
-    threading.Thread(target=_relay, args=(gateway.proc.stderr,), name="spark-stderr", daemon=True).start()
+    reading, writing = os.pipe()
+    thread = threading.Thread(target=_relay_from, args=(reading,), name="spark-stderr", daemon=True)
+    thread.start()
+    gateway = None
+    try:
+        gateway = launch_gateway(conf, {"stdin": subprocess.PIPE, "stderr": writing})
+    finally:
+        os.close(writing)
+        if gateway is None:
+            thread.join(5)  # a JVM that could not start says why before it ends
     return gateway
 
 
-def _relay(lines: IO[bytes]) -> None:
+def _relay_from(descriptor: int) -> None:
+    with open(descriptor, "rb") as lines:
+        relay(lines)
+
+
+def relay(lines: Iterable[bytes]) -> None:
+    """Pass the JVM's standard error on, without the lines that every start says."""
     for line in lines:
         if not line.startswith(_START_LINES):
             sys.stderr.buffer.write(line)
@@ -204,4 +219,4 @@ def _configuration(master: str, work_folder: Path) -> SparkConf:
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.python.daemon.module": "millrace.audit.spark_daemon",
         }
-    return SparkConf().setAll(settings.items())
+    return SparkConf().setAll(list(settings.items()))

@@ -20,10 +20,12 @@ Options (all values are text; a wrong one is one `ConfigError` line when the rea
 Without `ranges`, offsets are pinned when Spark plans the read: from each partition's start to its last stable
 offset. Each action plans anew, so write cells once and work on what was written.
 
+`read_pinned` gives the same rows without the source's planning; `job` uses it, because it pins ranges itself.
+
 Everything here runs in Spark's Python workers as well as in the driver, so it pickles by reference and opens
-its connections only inside `read` and `partitions`. Spark starts a Python process to make the source, another
-to plan it, and then the tasks' own; the compiled scan and the client are imported only where they are used,
-which saves the first two a second each.
+its connections only inside `read` and `partitions`. Spark starts a Python process to find its sources,
+another to make this one, a third to plan it, and then the tasks' own; the compiled scan and the client are
+imported only where they are used, which saves the first three a second each.
 """
 
 from __future__ import annotations
@@ -35,17 +37,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from millrace.audit.cell_rows import CELL_DDL
-from millrace.audit.config import parse_addresses, parse_duration_ms
-from millrace.audit.planning import OffsetRange, plan_tasks
-from millrace.broker.errors import ConfigError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from millrace.audit.cell_rows import CELL_DDL
+from millrace.audit.config import parse_addresses, parse_duration_ms
+from millrace.audit.planning import OffsetRange, plan_tasks
+from millrace.broker.errors import ConfigError
+
 FORMAT = "millrace"
 CHUNK_OFFSETS = 1 << 20  # bounds what a gap or a mirror's position can leave undecided
-FETCH_MAX_BYTES = 8 << 20  # large enough to hide a round trip, small enough to hold two a worker
+FETCH_MAX_BYTES = 8 << 20  # large enough to hide a long round trip, small enough to hold two a worker
 
 RECORD_DDL = (
     "cluster string, topic string, partition int, offset bigint, timestamp_ms bigint, key binary, "

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+
 from millrace.audit.cell_rows import NOTE_UNREAD, Place, RowBuilder
 from millrace.audit.counting import CellCounter
 from millrace.audit.header import HEADER_KEY, InvalidIdentity, decode_identity

@@ -21,6 +21,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
+from pyroaring import BitMap64
+
 from millrace.audit.cell_rows import cells_of
 from millrace.audit.cells import Cell, merge_cells
 from millrace.audit.events import StreamFacts
@@ -35,7 +37,8 @@ from millrace.audit.reconcile import (
     reconcile_stream,
 )
 from millrace.audit.verdicts import PRODUCED, Ranges, Verdict, WindowVerdict, range_count
-from pyroaring import BitMap64
+
+_ELSEWHERE = UnreadRange(("", "", -1), 0, 0, "no audited source cluster knows of this stream")
 
 _COUNTS = pa.map_(pa.string(), pa.int64())
 
@@ -91,6 +94,7 @@ class ClusterReading:
     is_source: bool
     topics: Mapping[str, str]  # the cluster's own topic name -> the audited topic
     unread: Sequence[UnreadRange] = ()
+    names: Mapping[str, str] = field(default_factory=dict)  # the audited topic -> the cluster's own name
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +134,9 @@ class Reconciler:
         facts.topic = topic
         if not facts.producer:
             facts.producer = next((cell.producer for cell in cells if cell.producer), "")
-        if {cell.topic for cell in cells} - {topic}:
+        if any(cell.topic != topic and not self._is_reread(cell, topic) for cell in cells):
             facts.conflicts.append("records of this stream lie in more than one topic")
-            cells = [cell for cell in cells if cell.topic == topic]
+        cells = [cell for cell in cells if cell.topic == topic]
         sources = self._sources_of(cells, origins)
         cells, tiers = self._tiers(cells, sources, topic)
         seen = merge_cells(cells)
@@ -145,6 +149,14 @@ class Reconciler:
                 if window is not None and window.last_append_ms >= 0:
                     append_ms[tier] = [window.first_append_ms, window.last_append_ms]
             yield verdict, append_ms
+
+    def _is_reread(self, cell: Cell, topic: str) -> bool:
+        """Whether the cluster merges both topics into one: then the record was counted under either name."""
+        return any(
+            cluster.names.get(cell.topic, cell.topic) == cluster.names.get(topic, topic)
+            for cluster in self.clusters
+            if cluster.name == cell.cluster
+        )
 
     def _topic(self, facts: StreamFacts, cells: Sequence[Cell], origins: set[str]) -> str | None:
         """The audited topic; None for a stream of a topic that this audit does not look at."""
@@ -184,6 +196,8 @@ class Reconciler:
                 if each.place[1] == topic
             ]
             tiers.append(TierReading(name=upstream, unread=unread))
+        # Produced into a cluster that is not audited: how far it is on its way here cannot be known.
+        elsewhere = [] if sources or not any(cluster.is_source for cluster in self.clusters) else [_ELSEWHERE]
         for cluster in self.clusters:
             if cluster.is_source:
                 continue
@@ -193,7 +207,7 @@ class Reconciler:
                     upstream=upstream,
                     passed=self._passed(cluster.name, cells, sources),
                     gaps=[gap for gap in self.gaps.get(cluster.name, ()) if gap.place[1] == topic],
-                    unread=[each for each in cluster.unread if each.place[1] == topic],
+                    unread=[*elsewhere, *(each for each in cluster.unread if each.place[1] == topic)],
                 )
             )
         return cells, tiers

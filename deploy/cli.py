@@ -13,8 +13,9 @@ import sys
 import traceback
 
 import typer
-from millrace.deploy.commands import audit, broker, demo, local, mirror, topics, zookeeper
 from typer.exceptions import TyperException
+
+from millrace.deploy.commands import audit, broker, demo, local, mirror, topics, zookeeper
 
 USAGE_ERROR_STATUS = 64
 DEFECT_STATUS = 70

@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
+
 from millrace.audit.verdict_rows import iso_time
 
 MOST_SQUARES = 2_000
@@ -55,6 +56,10 @@ class Heatmap:
     squares: list[Square] = field(default_factory=list)
     columns: list[tuple[int, str]] = field(default_factory=list)
     lines: list[tuple[int, str]] = field(default_factory=list)
+
+    def label_end(self, column_size: int, letter_size: int) -> int:
+        """Where the column labels end: a month that begins in the last column reaches beyond the squares."""
+        return max((x * column_size + len(label) * letter_size for x, label in self.columns), default=0)
 
 
 def heatmaps(rows: pa.Table, tiers: list[str]) -> list[Heatmap]:

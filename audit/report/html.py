@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
+
 from millrace.audit.report.heatmap import describe, heatmaps
 from millrace.audit.verdict_rows import iso_time
 
@@ -24,6 +25,7 @@ MOST_ROWS = 200  # of losses or duplicates; all of them are in summary.json
 MOST_RANGES = 8  # of one row
 _TITLES = {
     "PROVEN": "Proven",
+    "COUNT_MATCH": "The counts agree",
     "LOSS": "Records were lost",
     "DUPLICATE": "Records arrived twice",
     "UNKNOWN": "Not proven yet",

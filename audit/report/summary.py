@@ -3,7 +3,9 @@
 The schema is a contract (`SUMMARY_VERSION` rises when a key changes its meaning; keys may be added):
 
     version         1
-    verdict         PROVEN | LOSS | DUPLICATE | UNKNOWN; the worst wins: LOSS, DUPLICATE, UNKNOWN, PROVEN
+    verdict         PROVEN | COUNT_MATCH | UNKNOWN | DUPLICATE | LOSS; the worst wins, which is the last of
+                    these. COUNT_MATCH: all is proven but for producers that do not number their records;
+                    their counts agree, in which a loss and a duplicate would cancel
     sentence        the verdict for a person
     counts          acknowledged, seen {tier: distinct records}, missing, duplicates (extra copies),
                     unreported, unknown, explained, in_flight
@@ -31,6 +33,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
+
 from millrace.audit.verdict_rows import iso_time
 from millrace.audit.verdicts import Verdict, WindowState
 
@@ -75,7 +78,7 @@ def summarise(
         worst = max(worst, Verdict.UNKNOWN)
     summary: dict[str, Any] = {
         "version": SUMMARY_VERSION,
-        "verdict": _public(worst),
+        "verdict": str(worst),
         "sentence": "",
         "counts": {
             "acknowledged": totals["acknowledged"],
@@ -105,11 +108,6 @@ _TOTALS = {
     "explained": "explained",
     "in_flight": "in_flight",
 }
-
-
-def _public(verdict: Verdict) -> str:
-    """A count that matches is a weaker proof; the overall verdict has four words only."""
-    return "PROVEN" if verdict is Verdict.COUNT_MATCH else str(verdict)
 
 
 def _losses(row: Mapping[str, Any], detail: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
@@ -172,6 +170,11 @@ def sentence(summary: Mapping[str, Any]) -> str:
     match summary["verdict"]:
         case "PROVEN":
             return f"All {acknowledged} that producers had acknowledged arrived, each exactly once."
+        case "COUNT_MATCH":
+            return (
+                f"As many records arrived as the {acknowledged} that producers had acknowledged, but not all "
+                "producers number their records: a loss and a duplicate of one would not show."
+            )
         case "LOSS":
             hops = sorted({f"{a} and {b}" for a, b in (loss["lost_between"] for loss in summary["losses"])})
             where = f" between {'; '.join(hops)}" if hops else ""
@@ -217,5 +220,5 @@ def _copies(count: int) -> str:
 
 
 def exit_status(summary: Mapping[str, Any]) -> int:
-    """0 all settled windows proven, 1 loss or duplicate, 2 unknown or unreported."""
-    return {"PROVEN": 0, "LOSS": 1, "DUPLICATE": 1}.get(summary["verdict"], 2)
+    """0 all settled windows proven (or matched by count), 1 loss or duplicate, 2 unknown or unreported."""
+    return {"PROVEN": 0, "COUNT_MATCH": 0, "LOSS": 1, "DUPLICATE": 1}.get(summary["verdict"], 2)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
 from millrace.deploy.commands.output import Format, OutputFormat, print_rows
 
 app = typer.Typer(help="A whole system on this machine: ZooKeeper, brokers, mirrors.", no_args_is_help=True)

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
 from millrace.deploy.commands.output import Format, OutputFormat, print_rows
 from millrace.deploy.commands.values import addresses, key_value_pairs
 

@@ -24,8 +24,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
-from millrace.broker.errors import FatalError
 from numpy.typing import NDArray
+
+from millrace.broker.errors import FatalError
 
 MAX_DATACENTERS = 6
 MAX_PRODUCERS = 500

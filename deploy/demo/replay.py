@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from millrace.deploy.demo.events import Events, EventSource, Feed
 from numpy.typing import NDArray
+
+from millrace.deploy.demo.events import Events, EventSource, Feed
 
 if TYPE_CHECKING:
     from millrace.audit.producer import AuditedProducer

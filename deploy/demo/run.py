@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
 from millrace.broker.errors import FatalError, MillraceError
 from millrace.deploy import processes
 from millrace.deploy.demo import display, injection, mirrors

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+
 from millrace.audit.header import HEADER_KEY, InvalidIdentity, decode_identity
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.metadata import TopicPartition

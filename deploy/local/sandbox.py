@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
 from millrace.broker.errors import DataFolderNotWritable, FatalError, PortTaken
 from millrace.deploy import processes, zookeeper
 from millrace.deploy.local.spec import DEFAULT_FILE, MirrorSpec, SandboxSpec, load_spec

@@ -10,9 +10,10 @@ import re
 from pathlib import Path
 from typing import Annotated, Any
 
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
 from millrace.broker.config_file import ConfigText, check_config, read_config
 from millrace.broker.errors import ConfigError
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 DEFAULT_FILE = Path(__file__).with_name("three-datacenters.yaml")
 

@@ -34,13 +34,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import psutil
+
 from millrace.broker.client import admin
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.raw_fetch import FetchPosition, fetch
 from millrace.broker.protocol import hot_produce
 from millrace.broker.protocol.batch import iterate_batches
 from millrace.broker.protocol.records import Record, build_batch
-
 from tests.cluster.mirror_process import MirrorProcess
 from tests.servers import BrokerProcess, ZooKeeper
 

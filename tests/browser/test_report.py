@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+
 from millrace.audit.report.html import render
 from millrace.audit.report.summary import summarise
 from millrace.audit.verdict_rows import verdict_rows

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
+
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.offsets import LATEST
 from millrace.broker.client.raw_fetch import FetchPosition, fetch
@@ -22,7 +23,6 @@ from millrace.broker.client.raw_produce import produce
 from millrace.broker.errors import KafkaError, error_for_code
 from millrace.broker.protocol.batch import HEADER_SIZE, iterate_batches, verify_crc
 from millrace.deploy.processes import spawn
-
 from tests.servers import free_port
 
 T = TypeVar("T")

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+
 from millrace.audit.events import CLOSED, EventLedger, StreamFacts
 from millrace.audit.header import HEADER_KEY, RecordIdentity, decode_identity
 from millrace.audit.journal import Journal, JournalInUse

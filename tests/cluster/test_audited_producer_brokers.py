@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+
 from millrace.audit.cells import Cell, count_repeats, encode_bitmaps, merge_cells
 from millrace.audit.events import EventLedger
 from millrace.audit.header import HEADER_KEY, decode_identity, window_start_ms

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 import uvloop
+
 from millrace.broker.client import admin
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.group_member import GroupMember

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import uvloop
+
 from millrace.broker.client import admin
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.group_member import GroupMember
 from millrace.broker.client.producer import Producer
 from millrace.broker.client.read_to_end import read_topic_to_end
-
 from tests.peers.kafka import KafkaPeer, free_ports
 from tests.servers import BrokerProcess
 

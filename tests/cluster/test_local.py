@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from millrace.deploy import processes
 from millrace.deploy.local.sandbox import Sandbox
 from millrace.deploy.local.spec import parse_spec

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from millrace.broker.errors import CorruptMessage, InvalidRecord, KafkaError, ProtocolError, RecordTooLarge
 from millrace.broker.protocol import batch as batch_format
 from millrace.broker.protocol import compression, records_oracle, wire

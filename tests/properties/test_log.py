@@ -15,6 +15,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
 from millrace.broker.errors import OffsetOutOfRange
 from millrace.broker.protocol.batch import iterate_batches, verify_crc
 from millrace.broker.protocol.records import Record, build_batch, read_records

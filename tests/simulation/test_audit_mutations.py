@@ -16,6 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+
 from millrace.audit.cells import Cell, count_repeats, encode_bitmaps, merge_cells
 from millrace.audit.events import CLOSED, CountEvent, EventLedger, StreamEvent, encode_event
 from millrace.audit.header import window_start_ms

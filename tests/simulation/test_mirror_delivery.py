@@ -17,6 +17,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import pytest
+
 from millrace.mirror.lane import REST_AFTER_MS, Identity, Item, Outcome, TargetLane
 from millrace.mirror.progress import PartitionProgress, Span
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
+
 from millrace.audit.config import AuditConfig, parse_config
 from millrace.audit.events import CLOSED, CountEvent, Event, StreamEvent, encode_event
 from millrace.audit.header import encode_identity, encode_prefix

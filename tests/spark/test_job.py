@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
+from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+
 from millrace.audit import explain, job
+from millrace.audit.planning import OffsetRange
+from millrace.audit.spark_source import parse_options, read_pinned
 from millrace.audit.state import Commit, StateFolder
+from millrace.audit.task_reader import pin_ranges
 from millrace.broker.errors import JavaMissing
 
 pytestmark = pytest.mark.java
@@ -240,3 +246,24 @@ def test_records_mode_shows_every_record_with_its_identity(spark, world, streams
     assert sorted(row.sequence for row in found) == list(range(1, 201))
     assert {row.stream for row in found} == {"00000000000000aa"}
     assert bytes(found[0].value).startswith(b"record ")
+
+
+def test_pinned_ranges_give_the_cells_that_the_source_gives(spark, world, streams):
+    world.flush()
+    bootstrap = world.clusters["ewr"].bootstrap
+    planned = spark.read.format("millrace").option("bootstrap", bootstrap).option("topics", "flights").load()
+    pinned = read_pinned(
+        spark,
+        {
+            "bootstraps": json.dumps({"cluster": [bootstrap]}),
+            "ranges": json.dumps([asdict(range_) for range_ in pinned_ranges(bootstrap)]),
+        },
+    )
+    cells = ["stream", "window_start_ms", "count", "first_offset", "last_offset", "bitmap", "note"]
+    rows = [sorted(map(str, frame.select(cells).collect())) for frame in (planned, pinned)]
+    assert rows[0] == rows[1] and len(rows[0]) > 1
+
+
+def pinned_ranges(bootstrap: str) -> list[OffsetRange]:
+    options = parse_options({"bootstrap": bootstrap, "topics": "flights"})
+    return asyncio.run(pin_ranges(options))

@@ -6,6 +6,7 @@ import time
 
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+
 from millrace.audit import job
 from millrace.audit.config import parse_config
 from millrace.audit.producer import AuditedProducer

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import BaseModel, ConfigDict
+
 from millrace.broker.config_file import ConfigText, check_config, read_config
 from millrace.broker.errors import ConfigError
-from pydantic import BaseModel, ConfigDict
 
 
 class Shelf(BaseModel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from millrace.broker.groups.offsets import (
     GroupKey,
     OffsetKey,
@@ -15,7 +16,6 @@ from millrace.broker.groups.offsets import (
     encode_offset_value,
     partition_of_group,
 )
-
 from tests.wire.foreign_clients import Confluent, Sent, wait_until
 
 

@@ -3,6 +3,7 @@ from collections import Counter
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+
 from millrace.audit.cells import BASE_STEP, Cell, SeenSet, count_repeats, encode_bitmaps, merge_cells
 
 

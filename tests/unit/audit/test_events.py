@@ -3,6 +3,8 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyroaring import BitMap64
+
 from millrace.audit.events import (
     CLOSED,
     HEARTBEAT,
@@ -16,7 +18,6 @@ from millrace.audit.events import (
     decode_event,
     encode_event,
 )
-from pyroaring import BitMap64
 
 STREAM = "00000000000000ab"
 SESSION = "00000000000000cd"

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pyroaring import BitMap64
+
 from millrace.audit.cells import Cell, count_repeats, encode_bitmaps, merge_cells
 from millrace.audit.events import CLOSED, HEARTBEAT, CountEvent, EventLedger, StreamEvent, StreamFacts
 from millrace.audit.reconcile import (
@@ -17,7 +19,6 @@ from millrace.audit.reconcile import (
     reconcile_stream,
 )
 from millrace.audit.verdicts import Verdict, WindowState, WindowVerdict, overall_verdict
-from pyroaring import BitMap64
 
 STREAM, SESSION = "00000000000000ab", "00000000000000cd"
 MINUTE_MS, NOW_MS = 60_000, 10_000_000
@@ -200,14 +201,27 @@ def test_a_producer_clock_a_little_ahead_does_not_turn_an_unread_part_into_a_los
     assert rows[0].verdict is Verdict.UNKNOWN and not rows[0].missing
 
 
+def test_a_late_first_word_does_not_say_when_a_stream_began():
+    """Its opening was lost, or compacted away; its records may lie in what expired before."""
+    facts = told(count_event([1]), stream_event(HEARTBEAT, 1), stream_event(CLOSED, 1))
+    expired = [UnreadRange(PLACE, 0, 9, "expired", until_ms=NOW_MS - 500_000)]
+    rows = audit(facts, readings=tiers(source_unread=expired))
+    assert rows[0].verdict is Verdict.UNKNOWN and not rows[0].missing
+
+
+def test_an_opening_that_is_told_late_does_not_deny_what_was_sent_before_it():
+    facts = told(count_event([1]), stream_event("opened", 1), stream_event(CLOSED, 1))
+    expired = [UnreadRange(PLACE, 0, 9, "expired", until_ms=NOW_MS - 500_000)]
+    rows = audit(facts, readings=tiers(source_unread=expired))
+    assert rows[0].verdict is Verdict.UNKNOWN and not rows[0].missing
+
+
 def test_a_stream_that_goes_on_after_its_end_is_two_producers():
     """A copy of a running machine: one closes, the other goes on; its end settles nothing."""
     closed = stream_event(CLOSED, 2, at_ms=NOW_MS - 500_000)
     beat = stream_event(HEARTBEAT, 2, at_ms=NOW_MS - 1000)
     for events in ((closed, beat), (beat, closed)):
-        rows = audit(
-            told(count_event([1, 2]), *events), cell("source", [1, 2]), cell("aggregate", [1, 2])
-        )
+        rows = audit(told(count_event([1, 2]), *events), cell("source", [1, 2]), cell("aggregate", [1, 2]))
         assert overall_verdict(rows) is Verdict.UNKNOWN
 
 

@@ -1,6 +1,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from millrace.audit.header import (
     FIXED_SIZE,
     MAX_CREATED_MS,

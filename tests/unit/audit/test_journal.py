@@ -6,6 +6,7 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from millrace.audit.events import CLOSED, CountEvent, EventLedger
 from millrace.audit.journal import MIN_SIZE, Journal, JournalInUse, JournalUnusable
 from millrace.audit.recovery import RESERVE_COUNT, ProducerJournal, recover
@@ -203,6 +204,15 @@ def test_a_recovered_report_replaces_the_last_one_and_holds_all_of_it(tmp_path):
     producer.journal.settle()
     producer.kill_and_restart(tmp_path / "j")
     assert producer.said("acknowledged") == {1, 2}
+
+
+def test_a_kill_between_a_report_and_the_end_of_the_poll_takes_nothing_back(tmp_path):
+    """The report tells of deliveries that the application's poll has not written down yet."""
+    producer = Producer(tmp_path / "j")
+    producer.acknowledge(*producer.assign(0))
+    producer.report()
+    producer.kill_and_restart(tmp_path / "j")
+    assert producer.said("acknowledged") == {1}
 
 
 def test_a_delivered_window_is_not_reported_again_unless_it_takes_pending_numbers(tmp_path):

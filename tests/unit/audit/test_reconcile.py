@@ -6,6 +6,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from pyroaring import BitMap64
+
 from millrace.audit.cells import BASE_STEP, Cell, count_repeats, encode_bitmaps, merge_cells
 from millrace.audit.events import CLOSED, HEARTBEAT, OPENED, CountEvent, StreamEvent, StreamFacts
 from millrace.audit.reconcile import (
@@ -18,7 +20,6 @@ from millrace.audit.reconcile import (
     roster_rows,
 )
 from millrace.audit.verdicts import PRODUCED, Verdict, WindowState, next_revision, overall_verdict
-from pyroaring import BitMap64
 
 STREAM, SESSION = "00000000000000ab", "00000000000000cd"
 MINUTE_MS = 60_000
@@ -296,9 +297,12 @@ def test_what_retention_took_from_the_source_is_unknown_unless_seen_downstream()
 
 
 def test_a_stream_that_opened_after_the_unread_part_is_not_excused_by_it():
-    unread = [UnreadRange(PLACE, 0, 2, "retention", until_ms=NOW_MS - 60_000)]
-    source = cells("source", [1], chunk=(2, None))
-    (row,) = audit(facts({0: [1, 2]}), source, cells("aggregate", [1]), tiers(source_unread=unread))
+    unread = [UnreadRange(PLACE, 0, 2, "retention", until_ms=NOW_MS - 200_000)]
+    begun_ms = (NOW_MS - 60_000) // MINUTE_MS * MINUTE_MS
+    stream = facts({begun_ms: [1, 2]}, state=OPENED)
+    stream.state = CLOSED
+    source = cells("source", [1], chunk=(2, None), window=begun_ms)
+    (row,) = audit(stream, source, cells("aggregate", [1], window=begun_ms), tiers(source_unread=unread))
     assert row.missing == {(PRODUCED, "source"): ((2, 2),)}
 
 

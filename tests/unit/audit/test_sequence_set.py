@@ -3,6 +3,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyroaring import BitMap, BitMap64
+
 from millrace.audit.cells import decode_bitmap
 from millrace.audit.header import MAX_SEQUENCE
 from millrace.audit.sequence_set import (
@@ -14,7 +16,6 @@ from millrace.audit.sequence_set import (
     to_json,
     to_ranges,
 )
-from pyroaring import BitMap, BitMap64
 
 bases = st.sampled_from([0, 1000, (1 << 32) - 50, 5 << 32, (1 << 40) + 7])
 sets = st.builds(

@@ -4,6 +4,7 @@ from itertools import chain
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from millrace.audit.events import CLOSED, HEARTBEAT, OPENED, CountEvent, StreamEvent
 from millrace.audit.session import (
     FOLD_INTERVAL_MASK,

@@ -9,6 +9,7 @@ import struct
 from collections.abc import Sequence
 
 import pytest
+
 from millrace.broker.protocol.checksum import crc32c_reference
 
 Header = tuple[bytes, bytes | None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from millrace.audit.config import load_config
 from millrace.audit.spark_source import parse_options
 from millrace.broker.errors import ConfigError

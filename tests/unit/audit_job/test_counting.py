@@ -7,6 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+
 from millrace.audit import counting
 from millrace.audit.counting import CellCounter, CellRow
 from millrace.audit.header import decode_identity

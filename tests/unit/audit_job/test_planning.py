@@ -7,8 +7,8 @@ import random
 from millrace.audit.capture import Capture, MirrorPosition, PartitionPin
 from millrace.audit.config import parse_config
 from millrace.audit.events import EventLedger
-from millrace.audit.job import plan_ranges
-from millrace.audit.planning import OffsetRange, plan_tasks
+from millrace.audit.planning import OffsetRange, plan_tasks, task_count
+from millrace.audit.reading_plan import plan_ranges
 from millrace.audit.state import Commit, ReadPosition
 
 CONFIG = parse_config(
@@ -103,3 +103,15 @@ def test_tasks_cover_every_offset_once_and_are_even():
         if total:
             assert len(tasks) <= count
             assert max(sum(p.size for p in task) for task in tasks) <= 2.5 * total / count + 1
+
+
+def test_small_read_is_one_task_and_a_middling_one_fills_the_cores():
+    assert task_count(0, 2) == task_count(10_000, 2) == task_count(399_999, 2) == 1
+    assert task_count(400_000, 2) == task_count(799_999, 2) == 2
+    assert task_count(800_000, 2) == 4
+
+
+def test_large_read_is_two_tasks_a_core_until_tasks_become_too_long():
+    assert task_count(100_000_000, 2) == 4
+    assert task_count(400_000_001, 2) == 5
+    assert task_count(10_000_000_000, 16) == 100

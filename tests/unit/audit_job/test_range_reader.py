@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from millrace.audit.counting import CellCounter
-from millrace.audit.range_reader import AbortedTransactions, index_fetched, mark_skipped
+from millrace.audit.range_reader import AbortedTransactions, hole_within, index_fetched, mark_skipped
 from millrace.audit.task_reader import count_batches
 from millrace.broker.protocol.compression import CODEC_IDS, compress
 
@@ -83,3 +83,29 @@ def test_compressed_batch_that_cannot_be_unpacked_is_counted(build):
 def test_batch_cut_by_the_fetch_is_left_for_the_next_one(build):
     whole = build.batch(0, [build.stamped(0, 1, 1)])
     assert len(index_fetched(whole + whole[:-1]).index) == 1
+
+
+def test_offsets_without_a_record_are_told_because_only_compaction_makes_them(build):
+    def found(content, first=0, end=100):
+        return hole_within(index_fetched(content).index, first, end)
+
+    one, two = [build.stamped(0, 1, 1)], [build.stamped(0, 1, 1), build.stamped(1, 1, 2)]
+    assert found(build.batch(0, two) + build.batch(2, one)) is None
+    assert found(build.batch(0, two), first=1) is None, "a range may begin within a batch"
+    assert found(build.batch(5, one)) == (0, 5)
+    assert found(build.batch(0, one) + build.batch(3, one) + build.batch(8, one)) == (1, 8)
+    assert found(build.batch(0, one) + build.batch(3, one), end=2) == (1, 2)
+    hollow = bytearray(build.batch(4, two))
+    hollow[23:27] = (5).to_bytes(4, "big")  # last offset delta: the batch once had six records
+    assert found(bytes(hollow), first=4) == (4, 10)
+    control = marker(build, 1, 7, 0)
+    assert found(build.batch(0, one) + control + build.batch(2, one)) is None
+
+
+def test_the_offsets_of_a_damaged_batch_are_told(build):
+    damaged = bytearray(build.batch(3, [build.stamped(0, 1, 1), build.stamped(1, 1, 2)]))
+    damaged[-1] ^= 1
+    told = []
+    batches = index_fetched(bytes(damaged) + build.batch(5, [build.stamped(0, 1, 3)]))
+    mark_skipped(batches, AbortedTransactions(), lambda reason: None, lambda *hole: told.append(hole))
+    assert told == [(3, 5, "damaged")]

@@ -6,6 +6,7 @@ import json
 import os
 
 import pytest
+
 from millrace.audit.state import Commit, CommitConflict, ReadPosition, StateDamaged, StateFolder, UnreadNote
 from millrace.broker.errors import DataFolderNotWritable
 

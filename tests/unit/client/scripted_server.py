@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Self
 
 from kio.index import load_request_schema, load_response_schema
+
 from millrace.broker.protocol import hot_fetch, hot_produce
 from millrace.broker.protocol.frames import Api, RequestHead, decode_entity, decode_request, encode_response
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from kio.schema.heartbeat.v4.request import HeartbeatRequest
+
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.offsets import LATEST
 from millrace.broker.client.raw_fetch import FetchPosition, fetch
@@ -23,7 +24,6 @@ from millrace.broker.errors import (
 )
 from millrace.broker.protocol import hot_fetch, hot_produce
 from millrace.broker.protocol.frames import Api, RequestHead
-
 from tests.unit.client.scripted_server import (
     Handler,
     Peer,

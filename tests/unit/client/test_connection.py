@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import uvloop
 from kio.schema.heartbeat.v4.request import HeartbeatRequest
+
 from millrace.broker.client.connection import Address, Connection, open_connection
 from millrace.broker.errors import NetworkException, ProtocolError, RequestTimedOut, UnsupportedVersion
 from millrace.broker.protocol.frames import Api
-
 from tests.unit.client.scripted_server import (
     Peer,
     ScriptedServer,

@@ -6,12 +6,12 @@ import asyncio
 from typing import Any
 
 import pytest
+
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.group_member import GroupMember
 from millrace.broker.client.group_offsets import CommittedOffset
 from millrace.broker.errors import FencedInstanceId, GroupMaxSizeReached, IllegalGeneration
 from millrace.broker.protocol.frames import Api, RequestHead
-
 from tests.unit.client.scripted_server import nested, response, until
 from tests.unit.client.test_cluster import FakeBroker, cluster
 

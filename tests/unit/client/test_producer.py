@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from aiokafka.partitioner import murmur2 as murmur2_of_aiokafka
+
 from millrace.broker.client.producer import Producer, murmur2, partition_for_key
 from millrace.broker.errors import OutOfOrderSequence, RecordTooLarge
 from millrace.broker.protocol import hot_produce
 from millrace.broker.protocol.batch import parse_header
 from millrace.broker.protocol.frames import Api, RequestHead
 from millrace.broker.protocol.records import read_records
-
 from tests.unit.client.scripted_server import response
 from tests.unit.client.test_cluster import FakeBroker, cluster
 

@@ -6,12 +6,12 @@ import asyncio
 from typing import Any
 
 import pytest
+
 from millrace.broker.client.read_to_end import TopicRecord, read_topic_to_end
 from millrace.broker.errors import CorruptMessage, OffsetOutOfRange, UnknownTopicOrPartition
 from millrace.broker.protocol import hot_fetch
 from millrace.broker.protocol.frames import Api, RequestHead
 from millrace.broker.protocol.records import Record, build_batch
-
 from tests.unit.client.scripted_server import nested, response
 from tests.unit.client.test_cluster import FakeBroker, cluster
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from millrace.deploy import cli
 from millrace.deploy.commands.output import Format, print_rows
 

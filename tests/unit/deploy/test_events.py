@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from millrace.deploy.demo.events import DAY_MS, SECOND_MS, Events, EventSource, Feed, InputUnusable
 
 CSV = "datacenter,producer,n,when\nBerlin,a,1,2024-05-01T00:00:02Z\nOslo,b,2,2024-05-01T00:00:01Z\n"

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from millrace.audit.header import HEADER_KEY, encode_identity, encode_prefix
 from millrace.broker.errors import FatalError
 from millrace.broker.protocol.batch import iterate_batches, verify_crc

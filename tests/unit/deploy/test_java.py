@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from millrace.broker.errors import JavaMissing
 from millrace.deploy.java import find_java, java_home, java_version
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from millrace.broker.errors import FatalError
 from millrace.deploy import processes
 from millrace.deploy.processes import ProcessFile, ProcessIdentity

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from millrace.deploy.demo.events import Events, EventSource, Feed
 from millrace.deploy.demo.replay import Replay, ReplayPlan, SentTimes
 from millrace.deploy.demo.tail import Latency, TailReader

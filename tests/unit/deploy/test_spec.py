@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from millrace.broker.errors import ConfigError
 from millrace.deploy.local.spec import DEFAULT_FILE, load_spec, parse_spec
 

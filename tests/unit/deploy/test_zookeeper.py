@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from millrace.broker.errors import DataFolderNotWritable, FatalError, PortTaken
 from millrace.deploy import zookeeper
 

@@ -1,0 +1,235 @@
+"""What the job makes of evidence that is stale, foreign, doubled or cut short: nothing of it may pass for a
+proof, and nothing for a loss."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from pyroaring import BitMap64
+
+from millrace.audit import capture as capture_module
+from millrace.audit.capture import Capture, MirrorPosition, PartitionPin
+from millrace.audit.cells import Cell, encode_bitmaps
+from millrace.audit.config import parse_config
+from millrace.audit.events import CLOSED, CountEvent, EventLedger, GapEvent, StreamEvent
+from millrace.audit.fact_rows import facts_table
+from millrace.audit.job import Run, _reconciler, check_window
+from millrace.audit.reading_plan import passages, plan_ranges
+from millrace.audit.reconcile import Passage
+from millrace.audit.state import Commit, ReadPosition
+from millrace.audit.verdicts import Verdict, overall_verdict
+from millrace.broker.errors import ConfigError, MillraceError
+
+STREAM, SESSION = "00000000000000ab", "00000000000000cd"
+PLACE = ("ewr", "flights", 0)
+
+
+def config(**changes):
+    clusters = {
+        "ewr": {"bootstrap": ["h:1"], "tier": "source"},
+        "agg": {"bootstrap": ["h:2"], "tier": "aggregate"},
+    }
+    for name, fields in changes.pop("clusters", {}).items():
+        clusters[name] = clusters.get(name, {}) | fields
+    return parse_config({"clusters": clusters, "topics": ["flights"], **changes})
+
+
+def pin(cluster="ewr", topic_id="new", end=10, **changes):
+    return PartitionPin(cluster, "flights", "flights", 0, topic_id, 0, end, **changes)
+
+
+def position(next_offset, topic_id="", **changes):
+    fields = {"aggregate": "agg", "mirror": "m", "source": "ewr", "topic": "flights", "partition": 0}
+    return MirrorPosition(**{**fields, **changes}, next_offset=next_offset, topic_id=topic_id)
+
+
+def events(sequences, topic="flights", at_ms=0):
+    about = {"stream": STREAM, "session": SESSION, "topic": topic, "producer": "AA", "window_ms": 60_000}
+    return [
+        CountEvent(
+            **about, window_start_ms=0, report=1, count=len(sequences), byte_count=0, at_ms=at_ms,
+            acknowledged=BitMap64(sequences), ambiguous=BitMap64(), failed=BitMap64(),
+        ),
+        StreamEvent(
+            **about, state=CLOSED, host="", application="", datacenter="", last_assigned=max(sequences),
+            last_settled=max(sequences), no_earlier_than_ms=None, lease_ms=60_000, at_ms=at_ms,
+        ),
+    ]  # fmt: skip
+
+
+def cell(cluster, sequences, topic="flights", topic_id="new", first=0):
+    ((base, bitmap),) = encode_bitmaps(np.array(sorted(sequences), dtype=np.uint64))
+    return Cell(
+        tier=cluster, cluster=cluster, topic=topic, partition=0, stream=STREAM, producer="AA",
+        window_start_ms=0, chunk_start=first, count=len(sequences), byte_count=0, first_offset=first,
+        last_offset=first + len(sequences) - 1, base=base, bitmap=bitmap, topic_id=topic_id,
+    )  # fmt: skip
+
+
+def run_of(captured, settings=None, before=None):
+    settings = settings or config()
+    ranges, unread = plan_ranges(captured, settings, before or Commit())
+    return Run(
+        config=settings, master="", state=SimpleNamespace(), before=before or Commit(), captured=captured,
+        now_ms=10_000_000, number=1, name="none", ranges=ranges, unread=unread,
+        facts=facts_table(captured.ledger, captured.origins),
+    )  # fmt: skip
+
+
+def verdicts(captured, cells, settings=None, after=None, doubts=()):
+    job = run_of(captured, settings)
+    after = after or Commit(unread=job.unread)
+    reconciler = _reconciler(job, after, doubts)
+    return [row for row, _ in reconciler.verdicts(cells, job.facts.to_pylist())]
+
+
+def captured_of(sequences=(1, 2), origins=("ewr",), topic="flights", pins=None, positions=(), gaps=()):
+    ledger = EventLedger()
+    ledger.learn_all([*events(list(sequences), topic), *gaps])
+    captured = Capture(10_000_000, ledger, {STREAM: set(origins)})
+    captured.pins = list(pins if pins is not None else [pin(), pin("agg")])
+    captured.positions = list(positions)
+    return captured
+
+
+def test_the_position_of_a_deleted_topic_has_passed_nothing_of_the_new_one():
+    """The topic was made anew, and the mirror has not told a position in it yet."""
+    captured = captured_of(positions=[position(5000, "old")])
+    rows = verdicts(captured, [cell("ewr", [1, 2])])
+    assert not rows[0].missing and rows[0].in_flight
+    assert passages(captured) == {"agg": {PLACE: Passage(0, "new")}}
+
+
+def test_a_deleted_topics_position_does_not_hide_the_new_one_of_another_mirror():
+    captured = captured_of(positions=[position(5000, "old"), position(2, "new", mirror="m2")])
+    assert passages(captured) == {"agg": {PLACE: Passage(2, "new")}}
+
+
+def test_records_of_the_deleted_topic_itself_are_lost():
+    captured = captured_of(positions=[position(0, "old")])
+    rows = verdicts(captured, [cell("ewr", [1, 2], topic_id="old")])
+    assert rows[0].missing == {("ewr", "agg"): ((1, 2),)}
+
+
+def test_a_topic_made_anew_before_the_first_look_is_known_by_the_mirrors_position():
+    """What the deleted topic held was never read: it may have been carried on and expired since."""
+    captured = captured_of(positions=[position(5, "old")])
+    rows = verdicts(captured, [])
+    assert rows[0].verdict is Verdict.UNKNOWN and not rows[0].missing
+    assert [note.cause for note in run_of(captured).unread] == ["recreated"]
+    known = Commit(offsets={"ewr/flights/0": ReadPosition(3, "new")})
+    assert run_of(captured, before=known).unread == []
+
+
+class FakeCluster:
+    def __init__(self, name, cluster_id=None, topics=(), ends=None):
+        self.name, self.cluster_id, self.topics, self.ends = name, cluster_id, topics, ends or {}
+
+    async def metadata(self, topics=None, max_age_ms=0):
+        names = self.topics if topics is None else [t for t in topics if t in self.topics]
+        described = SimpleNamespace(topic_id=capture_module.NO_TOPIC_ID)
+        return SimpleNamespace(
+            cluster_id=self.cluster_id,
+            topics=dict.fromkeys(names, described),
+            partitions=lambda topic: [(topic, 0)] if topic in names else [],
+        )
+
+    async def list_offsets(self, timestamps, read_committed=False):
+        ((_, at),) = timestamps.items()
+        offset = 0 if at == capture_module.EARLIEST else self.ends[read_committed]
+        return {key: SimpleNamespace(offset=offset) for key in timestamps}
+
+
+def test_what_an_open_transaction_hides_is_in_doubt_and_not_lost():
+    """Another producer's open transaction keeps acknowledged records above the last stable offset."""
+    captured = captured_of(pins=[])
+    cluster = FakeCluster("ewr", topics=["flights"], ends={True: 1, False: 2})
+    asyncio.run(capture_module._pin_cluster(captured, config(), cluster))
+    assert captured.pins[0].end_offset == 1
+    rows = verdicts(captured, [cell("ewr", [1]), cell("agg", [1])])
+    assert rows[0].verdict is Verdict.UNKNOWN and not rows[0].missing
+    job = run_of(captured)
+    assert job.unread == [], "it is over when the transaction ends, so it is not kept"
+
+
+def read_positions(monkeypatch, records, ids):
+    async def read(cluster, topic):
+        for key, value in records:
+            yield SimpleNamespace(key=key, value=value, offset=0, partition=0)
+
+    monkeypatch.setattr(capture_module, "read_topic_to_end", read)
+    captured = captured_of()
+    clusters = {name: FakeCluster(name, ids[name], ["millrace.positions.m"]) for name in ids}
+    metadata = {name: SimpleNamespace(cluster_id=ids[name]) for name in ids}
+    asyncio.run(capture_module._read_positions(captured, config(), clusters, metadata))
+    return captured
+
+
+POSITION_KEY = b'{"source":"ewr","topic":"flights","partition":0}'
+
+
+def test_the_position_in_another_cluster_of_the_same_name_says_nothing(monkeypatch):
+    """The cluster was replaced by a new one: the old one's offsets mean nothing in it."""
+    value = b'{"version":1,"next_offset":5000,"cluster_id":"%s"}'
+    ids = {"ewr": "E2", "agg": "A"}
+    assert read_positions(monkeypatch, [(POSITION_KEY, value % b"E1")], ids).positions == []
+    assert len(read_positions(monkeypatch, [(POSITION_KEY, value % b"E2")], ids).positions) == 1
+    unknown = {"ewr": None, "agg": "A"}
+    assert len(read_positions(monkeypatch, [(POSITION_KEY, value % b"E1")], unknown).positions) == 1
+
+
+def test_the_gap_of_a_mirror_that_calls_the_cluster_otherwise_is_understood(monkeypatch):
+    key = b'{"source":"newark","topic":"flights","partition":0}'
+    value = b'{"version":1,"next_offset":2,"cluster_id":"E"}'
+    captured = read_positions(monkeypatch, [(key, value)], {"ewr": "E", "agg": "A"})
+    captured.ledger.learn(GapEvent("m", "newark", "flights", 0, 0, 2, "oversized", 0))
+    captured.pins = [pin(topic_id=""), pin("agg")]
+    rows = verdicts(captured, [cell("ewr", [1, 2])])
+    assert rows[0].explained == {"oversized": ((1, 2),)} and not rows[0].missing
+
+
+def test_one_cluster_under_two_names_is_refused():
+    """An aggregate that points at its source would prove everything without a look at the aggregate."""
+    metadata = {name: SimpleNamespace(cluster_id="E") for name in ("ewr", "agg")}
+    with pytest.raises(ConfigError, match="agg"):
+        capture_module.check_distinct(config(), metadata)
+    renamed = config(clusters={"agg": {"topics": {"flights": "all-flights"}}})
+    capture_module.check_distinct(renamed, metadata)
+    metadata["agg"].cluster_id = "A"
+    capture_module.check_distinct(config(), metadata)
+
+
+def test_topics_merged_by_a_rename_are_no_conflict():
+    settings = config(
+        clusters={"agg": {"topics": {"flights": "all", "hotels": "all"}}}, topics=["flights", "hotels"]
+    )
+    captured = captured_of(positions=[position(2)])
+    cells = [cell("ewr", [1, 2]), cell("agg", [1, 2]), cell("agg", [1, 2], topic="hotels")]
+    rows = verdicts(captured, cells, settings)
+    assert overall_verdict(rows) is Verdict.PROVEN
+    elsewhere = [*cells, cell("ewr", [1, 2], topic="hotels")]
+    assert overall_verdict(verdicts(captured, elsewhere, settings)) is Verdict.UNKNOWN
+
+
+def test_a_stream_of_a_cluster_that_is_not_audited_is_in_doubt_and_not_lost():
+    """Its events came through the mirror; how far its records are on their way is not known."""
+    rows = verdicts(captured_of(origins=()), [cell("agg", [1])])
+    assert rows[0].verdict is Verdict.UNKNOWN and not rows[0].missing
+
+
+def test_a_stream_produced_into_the_only_audited_cluster_is_judged():
+    settings = parse_config(
+        {"clusters": {"agg": {"bootstrap": ["h:2"], "tier": "aggregate"}}, "topics": ["flights"]}
+    )
+    rows = verdicts(captured_of(origins=(), pins=[pin("agg")]), [cell("agg", [1])], settings)
+    assert rows[0].missing == {("produced", "agg"): ((2, 2),)}
+
+
+def test_cells_of_another_window_length_are_refused():
+    check_window(config(window="60s"), Commit())
+    check_window(config(window="60s"), Commit(number=3, window_ms=60_000))
+    with pytest.raises(MillraceError, match="window"):
+        check_window(config(window="60s"), Commit(number=3, window_ms=600_000))
