@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
-from millrace.broker.client.admin import create_topic
+from millrace.broker.client.admin import create_topic, describe_configs
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.raw_produce import produce
 from millrace.broker.errors import (
     ClusterUnreachable,
+    FatalError,
     KafkaError,
     LeaderNotAvailable,
     ProtocolError,
@@ -48,6 +49,20 @@ async def ensure_topic(
     if known is None:
         raise LeaderNotAvailable(f"cluster {cluster.name}: topic {topic} was created but is not there yet")
     return len(known.partitions)
+
+
+async def refuse_expiring_topic(cluster: Cluster, topic: str) -> None:
+    """Raises FatalError when a topic that must keep its records for ever lets them expire.
+
+    A topic of that name that somebody else made (automatic creation is enough) would lose the position of an
+    idle partition by retention, and a lost position must never be taken for a new partition.
+    """
+    policy = (await describe_configs(cluster, topic)).get("cleanup.policy")
+    if policy is not None and policy != "compact":
+        raise FatalError(
+            f"cluster {cluster.name}: topic {topic} has cleanup.policy={policy}, so positions would expire; "
+            "set it to compact"
+        )
 
 
 class SystemRecords:

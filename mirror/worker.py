@@ -47,7 +47,12 @@ from millrace.mirror.routes import (
 )
 from millrace.mirror.sink import Sink
 from millrace.mirror.source import FetchBudget, SourceReader
-from millrace.mirror.system_records import CLUSTER_FAILURES, SystemRecords, ensure_topic
+from millrace.mirror.system_records import (
+    CLUSTER_FAILURES,
+    SystemRecords,
+    ensure_topic,
+    refuse_expiring_topic,
+)
 from millrace.mirror.topics import TargetTopics
 
 log = structlog.get_logger("millrace.mirror.worker")
@@ -275,6 +280,7 @@ class Worker:
                     self.config.target.replication_factor,
                     POSITIONS_TOPIC_CONFIGS,
                 )
+                await refuse_expiring_topic(self.target, self._positions_topic)
                 async for record in read_topic_to_end(self.target, self._positions_topic):
                     positions.apply(record.key, record.value)
                 return positions

@@ -12,7 +12,7 @@ import pytest
 from millrace.broker.client.admin import create_topic
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.read_to_end import read_topic_to_end
-from millrace.broker.errors import PortTaken
+from millrace.broker.errors import FatalError, PortTaken
 from millrace.broker.protocol.records import Record, build_batch, read_records
 from millrace.mirror.check import Severity, check
 from millrace.mirror.config import MirrorConfig, parse_config
@@ -118,3 +118,22 @@ def test_taken_control_port_is_one_line_and_its_own_exit_status(capfd: pytest.Ca
 def test_missing_config_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path / "mirror.yaml") == 2
     assert "No such file" in capfd.readouterr().err
+
+
+@pytest.mark.java
+def test_positions_topic_that_expires_is_refused_before_anything_is_carried(
+    broker_factory: BrokerFactory,
+) -> None:
+    ewr, agg = broker_factory(), broker_factory()
+
+    async def story() -> None:
+        async with Cluster("ewr", [ewr.bootstrap]) as source, Cluster("agg", [agg.bootstrap]) as target:
+            await create_topic(source, "flights", 1, 1, {"retention.ms": "-1"})
+            await send(source, "flights", 0, build_batch([Record(None, b"first", timestamp_ms=1)]))
+            await create_topic(target, "millrace.positions.aggregate", 1, 1, {"cleanup.policy": "delete"})
+            mirror = Mirror(config(agg.bootstrap, ewr.bootstrap))
+            with pytest.raises(FatalError, match=r"cleanup\.policy=delete.*set it to compact"):
+                await asyncio.wait_for(mirror.run(), 30)
+            assert await end_offset(target, "flights", 0) == 0
+
+    asyncio.run(story())
