@@ -54,6 +54,7 @@ MIB = 1 << 20
 PRODUCE_SHAPES = ((1, 100, 40_000), (50, 20, 1_000_000), (5_000, 2, 4_000_000))
 FETCH_BYTES = 400 * MIB
 MIRROR_BYTES = 600 * MIB
+MIRROR_SHAPES = (500, 50)  # records a batch
 PARTS = ("produce", "fetch", "mirror", "memory", "audit")
 
 
@@ -176,9 +177,9 @@ def bench_produce(rounds: int) -> None:
         report(name, "MB/s", [rate * len(batch) / MEGABYTE for rate in rates])
 
 
-def fill(broker: BrokerProcess, topic: str, size: int) -> int:
-    """Produces at least `size` bytes in batches of 500 records; the bytes that lie in the log then."""
-    batch = batch_of(500)
+def fill(broker: BrokerProcess, topic: str, size: int, record_count: int = 500) -> int:
+    """Produces at least `size` bytes in batches of `record_count`; the bytes that lie in the log then."""
+    batch = batch_of(record_count)
     count = -(-size // len(batch))
     producer = RawProducer(broker, topic, batch, 1)
     producer.send(count)
@@ -225,19 +226,21 @@ class Moved:
 
 
 def bench_mirror(rounds: int) -> None:
-    moved = [mirror_once() for _ in range(rounds)]
+    for record_count in MIRROR_SHAPES:
+        moved = [mirror_once(record_count) for _ in range(rounds)]
+        name = f"mirror, one partition, {record_count} a batch"
+        report(name, "MB/s", [m.megabytes_per_s for m in moved], "mark: 100")
+        report(f"{name}, own CPU", "CPU s/GB", [m.cpu_s_per_gb for m in moved])
     relayed = [relay_once(MIRROR_BYTES) for _ in range(rounds)]
-    report("mirror, both brokers on this machine", "MB/s", [m.megabytes_per_s for m in moved], "mark: 100")
-    report("mirror, its own processor time", "CPU s/GB", [m.cpu_s_per_gb for m in moved])
     report("TCP relay in Python, same bytes", "MB/s", [m.megabytes_per_s for m in relayed])
     report("TCP relay in Python, its own processor time", "CPU s/GB", [m.cpu_s_per_gb for m in relayed])
 
 
-def mirror_once() -> Moved:
+def mirror_once(record_count: int) -> Moved:
     """A fresh mirror works off a backlog; timed from the first batch in the target to the last."""
     with servers(2) as (source, target), tempfile.TemporaryDirectory(prefix="millrace-bench-") as folder:
         create_topic(source, "t")
-        size = fill(source, "t", MIRROR_BYTES)
+        size = fill(source, "t", MIRROR_BYTES, record_count)
         mirror = MirrorProcess(Path(folder), target.bootstrap, {"source": source.bootstrap}).start()
         try:
             if mirror.process is None:
