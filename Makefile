@@ -3,10 +3,29 @@
 #
 #   make demo [ARGS="--lose 7 --duplicate 3 --seed 42"]      make lint      make clean
 #   make test [ARGS="tests/unit -k offsets"]                 make bench [ARGS="--gb 10"]
+#   make test-wire [ARGS="-k groups"]: foreign clients, the same against Apache Kafka and Millrace
+#   make test-pairs [ARGS="-k gaps"]: the mirror's scenarios between all four pairs of Millrace and Apache Kafka
+#   make fuzz [RUNS=1000000] [SEED=7]                        make test-hdfs: the audit's state on a real HDFS
+#   make test-older-kafka: the mirror from and to an Apache Kafka of before topic ids
+#   make simulate [RUNS=2000] [SEED=1]                       make bench-peers [ARGS="--only produce"]
+#   make bench-mirror [ARGS=--short]: beside MirrorMaker 2    make bench-mirror-memory [ARGS="--gb 20"]
+#   make bench-restart: start-up with 1,000 partitions and 20 GB
+#   make faults [ROUNDS=20] [SEED=1]                         make mirror-faults [EVENTS=30] [SEED=1] [PAIR=kafka-kafka]
+#   make bench-audit [ARGS=--short]: beside Spark's Kafka connector     make bench-producer: beside plain confluent-kafka
+#   make bench-audit-job [ARGS="--records 100M --lose 2"]: producers' word, a mirror and the whole audit of so many records
+#   make audit-mutations [RUNS=1000] [SEED=1]: random histories whose truth is known
+#   [MILLRACE_E2E_KAFKA=ewr,agg] make audit-end-to-end [RUNS=20]: the same through real producers, brokers, a mirror and Spark
+#   make soak [MINUTES=60] [SEED=…] [PAIR=…]: mirror-faults for long, with a table
 #
 # PYTHON=/path/to/python3 chooses the interpreter that .venv is made with.
 
 ARGS ?=
+RUNS ?= 2000
+ROUNDS ?= 20
+EVENTS ?= 30
+MINUTES ?= 60
+PAIR ?= millrace-millrace
+SEED ?= 1
 export PYTHON
 
 BIN := .venv/bin
@@ -14,13 +33,15 @@ SET_UP_INPUTS := pyproject.toml constraints.txt deploy/bootstrap.sh
 TYPECHECK := .typecheck
 PARTS := broker mirror audit deploy
 
-.PHONY: help setup setup-test demo test lint bench clean
+.PHONY: help setup setup-test setup-peers demo test test-wire test-pairs test-hdfs test-older-kafka lint simulate fuzz bench bench-peers faults \
+	mirror-faults soak bench-mirror bench-mirror-memory bench-restart bench-audit bench-audit-job bench-producer audit-mutations audit-end-to-end clean
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
 
 setup: .venv/.ready-demo
 setup-test: .venv/.ready-test
+setup-peers: .venv/.ready-peers
 
 .venv/.ready-demo: $(SET_UP_INPUTS)
 	@./deploy/bootstrap.sh demo
@@ -30,11 +51,23 @@ setup-test: .venv/.ready-test
 	@./deploy/bootstrap.sh test
 	@touch $@
 
+.venv/.ready-peers: .venv/.ready-test
+	@./deploy/bootstrap.sh peers
+	@touch $@
+
 demo: .venv/.ready-demo
 	@$(BIN)/millrace demo $(ARGS)
 
 test: .venv/.ready-test
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m $(if $(ARGS),pytest $(ARGS),tests.suite)
+
+# MILLRACE_WIRE_SERVERS=kafka (or millrace) runs against one of the two alone.
+test-wire: .venv/.ready-test
+	$(BIN)/python -m pytest tests/wire $(ARGS)
+
+# Each scenario runs in two pairs or more in `make test`; here in all four.
+test-pairs: .venv/.ready-test
+	MILLRACE_PAIRS=all $(BIN)/python -m pytest -m pairs $(ARGS)
 
 # mypy reads the packages through a folder of links, because `broker/` is imported as `millrace.broker`.
 lint: .venv/.ready-test
@@ -47,6 +80,69 @@ lint: .venv/.ready-test
 
 bench: .venv/.ready-test
 	$(BIN)/python tests/benchmarks/bench.py $(ARGS)
+
+# Needs RabbitMQ and ActiveMQ, which nothing else here does: they are set up the first time.
+bench-peers: .venv/.ready-peers
+	$(BIN)/python -m tests.benchmarks.peers.bench_peers $(ARGS)
+
+# Beside MirrorMaker 2, between Apache Kafka's brokers and between ours: --short takes some ten minutes, all of it more than an hour.
+bench-mirror: .venv/.ready-test
+	$(BIN)/python -m tests.benchmarks.mirror.bench_mirror $(ARGS)
+
+# Start-up with a thousand partitions and 20 GB, after a clean stop and after SIGKILL; needs 31 GB of disk.
+bench-restart: .venv/.ready-test
+	$(BIN)/python -m tests.benchmarks.bench_restart $(ARGS)
+
+bench-mirror-memory: .venv/.ready-test
+	$(BIN)/python -m tests.benchmarks.mirror.memory $(ARGS)
+
+# Beside the same count through Spark's Kafka connector: --short takes some ten minutes; --records 100M, --scale.
+bench-audit: .venv/.ready-test
+	$(BIN)/python -m tests.benchmarks.audit.bench_audit $(ARGS)
+
+bench-audit-job: .venv/.ready-test
+	$(BIN)/python -m tests.benchmarks.audit.bench_job $(ARGS)
+
+bench-producer: .venv/.ready-test
+	$(BIN)/python -m tests.benchmarks.audit.bench_producer $(ARGS)
+
+# The audit's state on a real HDFS, which Maven fetches the first time (56 MB).
+test-hdfs: .venv/.ready-test
+	MILLRACE_HDFS=1 $(BIN)/python -m pytest tests/spark/test_state_on_hdfs.py $(ARGS)
+
+# The mirror between an older Apache Kafka, which Maven fetches the first time (30 MB), and those of today.
+test-older-kafka: .venv/.ready-test
+	MILLRACE_OLDER_KAFKA=1 $(BIN)/python -m pytest tests/cluster/test_mirror_older_kafka.py $(ARGS)
+
+audit-mutations: .venv/.ready-test
+	MILLRACE_AUDIT_RUNS=$(if $(filter file,$(origin RUNS)),1000,$(RUNS)) \
+		$(if $(filter file,$(origin SEED)),,MILLRACE_AUDIT_SEED_START=$(SEED)) \
+		$(BIN)/python -m pytest -q -s tests/simulation/test_audit_mutations.py
+
+audit-end-to-end: .venv/.ready-test
+	MILLRACE_E2E_RUNS=$(if $(filter file,$(origin RUNS)),20,$(RUNS)) \
+		$(BIN)/python -m pytest -q -s tests/spark/test_end_to_end.py
+
+simulate: .venv/.ready-test
+	MILLRACE_SIMULATE_RUNS=$(RUNS) MILLRACE_SIMULATE_SEED=$(SEED) \
+		$(BIN)/python -m pytest -q -x tests/simulation/test_cluster_histories.py
+
+# Random and mutated frames at a broker, in process and over sockets; prints the seed it can be run again with.
+fuzz: .venv/.ready-test
+	$(BIN)/python -m tests.fuzz --runs $(if $(filter file,$(origin RUNS)),1000000,$(RUNS)) \
+		$(if $(filter file,$(origin SEED)),,--seed $(SEED))
+
+# Real brokers, real faults. As root (or where users may have namespaces) networks are cut and a disk runs full.
+faults: .venv/.ready-test
+	$(BIN)/python -m tests.cluster.faults --rounds $(ROUNDS) --seed $(SEED)
+
+# The mirror's: two sources, two workers, a target; the same namespaces, or proxies where there are none.
+mirror-faults: .venv/.ready-test
+	$(BIN)/python -m tests.cluster.mirror_faults --events $(EVENTS) --seed $(SEED) --pair $(PAIR) $(ARGS)
+
+soak: .venv/.ready-test
+	$(BIN)/python -m tests.cluster.mirror_faults --minutes $(MINUTES) --pair $(PAIR) \
+		$(if $(filter file,$(origin SEED)),,--seed $(SEED)) $(ARGS)
 
 clean:
 	rm -rf .venv .typecheck .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build

@@ -1,156 +1,474 @@
-"""`audit explain <topic> <window>`: why a window has its verdict, from the state folder and the last report.
+"""`audit explain <topic> <window>`: why a window has its verdict, from the last report and the state folder.
 
-`run(config, topic, window)` gives the lines to print; nothing is read from any cluster. For each stream of
-the window: what the producer acknowledged, what each tier saw, and for whatever is missing the last tier that
-had it, the first that has not, and the offsets between which its neighbours lie. Offsets are those of cells:
-a record's own offset is not kept.
+`explain` gives the whole answer as a dictionary (`--json`), `lines` the same for a person, `run` both steps;
+nothing is read from any cluster. For each stream of the window: what the producer acknowledged, what each
+tier saw and where, and for whatever is missing the last tier that had it, the first that has not, and the
+offsets between which its neighbours lie. Offsets are those of cells: a record's own offset is not kept.
+
+`window` is a time inside the window, or a stream's id for what no window can be named for (a lost tail, a
+producer that fell silent). A window whose evidence was pruned is told by the line that is left of it.
+
+    {topic, window_start, window_ms, at, verdict, waivers [...], pruned null or {verdict, settled_at, counts},
+     streams: [{producer, stream, verdict, state, why, revision, content, published, ambiguous,
+                tiers [{tier, consumed, distinct, appended, cells [{partition, offsets, sequences}]}],
+                missing [{between, sequences, count, places}], duplicates [{tier, sequences, count}],
+                in_flight [{between, sequences}], explained {cause: sequences}, unreported, unknown,
+                reasons [{reason, advice}]}]}
 """
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from millrace.audit.cell_rows import cells_of
-from millrace.audit.cells import Cell
 from millrace.audit.config import AuditConfig
-from millrace.audit.sequence_set import to_ranges
-from millrace.audit.state import StateFolder
-from millrace.audit.verdict_rows import iso_time
-from millrace.broker.errors import ConfigError
+from millrace.audit.contract.group_counts import TIER_PREFIX
+from millrace.audit.contract.sequence_set import to_ranges
+from millrace.audit.keeping.state import StateFolder
+from millrace.audit.keeping.state_files import open_files
+from millrace.audit.keeping.waivers import TARGET_COLUMNS, is_stream, read_waivers, standing_waivers
+from millrace.audit.reconciliation.neighbours import Neighbourhood
+from millrace.audit.reconciliation.settled import COUNTS
+from millrace.audit.reconciliation.verdict_rows import iso_time
+from millrace.audit.reconciliation.verdicts import Verdict
+from millrace.audit.report.reasons import advice, reasons_of
+from millrace.audit.report.sentences import hop_name, records
+from millrace.audit.report.text import length
+from millrace.audit.scanning.cell_rows import cells_of
+from millrace.audit.scanning.cells import Cell
+from millrace.broker.errors import ConfigError, MillraceError
 
 MOST_RANGES = 12
+MOST_PROVEN = 12  # streams that are told in full where nothing is wrong; beside a finding, none
+MOST_CELLS = 12  # of one tier; more are summed up
+_NEAREST = 3
 
 
 def run(config: AuditConfig, topic: str, window: str) -> list[str]:
     """The explanation, one line an element. Raises ConfigError for an unknown topic or window."""
+    return list(lines(explain(config, topic, window)))
+
+
+def explain(config: AuditConfig, topic: str, window: str) -> dict[str, Any]:
+    """The whole answer. Raises ConfigError naming what there is instead."""
     if topic not in config.topics:
-        raise ConfigError("topic", topic, f"one of {', '.join(config.topics)}")
-    start_ms = parse_window(window)
-    rows = _rows(config.report / "reconciliation.parquet", topic, start_ms)
-    if not rows:
-        raise ConfigError("window", window, f"the start of a window of topic {topic} in the last report")
-    streams = {row["stream"] for row in rows}
-    cells = _cells(config.state, topic, start_ms, rows[0]["window_ms"], streams)
-    lines = [f"{topic}, window {iso_time(start_ms)} of {rows[0]['window_ms'] / 1000:g} s"]
-    for row in sorted(rows, key=lambda row: (row["producer"], row["stream"])):
-        lines.append("")
-        lines.extend(_explain(row, [cell for cell in cells if cell.stream == row["stream"]]))
-    return lines
+        close = difflib.get_close_matches(topic, config.topics, 1, 0.5)
+        meant = f"; did you mean {close[0]}?" if close else ""
+        raise ConfigError("topic", topic, f"one of {', '.join(config.topics)}{meant}")
+    path = config.report / "reconciliation.parquet"
+    if not path.exists():
+        raise ConfigError("report", str(path), "a report; run the audit first")
+    summary = _summary(config.report / "summary.json")
+    state = _State(config.state, config.spark)
+    asked: int | None = None
+    if is_stream(window):
+        rows = _read(path, (pc.field("topic") == topic) & (pc.field("stream") == window)).to_pylist()
+        rows = [row for row in rows if row["window_start_ms"] is None]
+        if not rows:
+            raise ConfigError(
+                "window", window, f"a stream of topic {topic} with something that no window can be named for"
+            )
+    else:
+        asked = parse_window(window)
+        rows = _rows_of_window(path, topic, asked)
+        asked = rows[0]["window_start_ms"] if rows else asked
+    pruned = None if asked is None else state.pruned(topic, asked)
+    if not rows and pruned is None:
+        raise ConfigError("window", window, _known_windows(path, topic, asked or 0))
+    start_ms = rows[0]["window_start_ms"] if rows else pruned["window_start_ms"] if pruned else None
+    window_ms = rows[0]["window_ms"] if rows else pruned["window_ms"] if pruned else 0
+    streams = sorted({row["stream"] for row in rows})
+    cells = [] if start_ms is None or not streams else state.cells(topic, start_ms, window_ms, streams)
+    asked_for = iso_time(start_ms) or ""
+    verdicts = [row["verdict"] for row in rows] or [pruned["verdict"] if pruned else "UNKNOWN"]
+    return {
+        "topic": topic,
+        "window_start": iso_time(start_ms),
+        "window_ms": window_ms,
+        "at": summary.get("at"),
+        "verdict": max(verdicts, key=lambda word: Verdict[word]),
+        "waivers": [
+            each
+            for each in state.waivers(path) or summary.get("waivers", ())
+            if each["topic"] == topic and (each.get("stream") in streams or each["window_start"] == asked_for)
+        ],
+        "pruned": None if pruned is None else _pruned(pruned),
+        "evidence": state.problem,
+        "streams": [
+            _stream(row, [cell for cell in cells if cell.stream == row["stream"]])
+            for row in sorted(
+                rows, key=lambda row: (-Verdict[row["verdict"]], row["producer"], row["stream"])
+            )
+        ],
+    }
 
 
 def parse_window(text: str) -> int:
-    """A window's start: ISO 8601 (UTC unless it says otherwise) or milliseconds since 1970."""
+    """A time in a window, where a stream's id might stand as well."""
+    return parse_time("window", text, ", or a stream's 16 digits")
+
+
+def parse_time(where: str, text: str, otherwise: str = "") -> int:
+    """ISO 8601 (UTC unless it says otherwise) or milliseconds since 1970; `where` is named in the error."""
     if text.isascii() and text.isdigit():
         return int(text)
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as problem:
-        raise ConfigError("window", text, "a time such as 2013-01-01T00:00:00Z, or milliseconds") from problem
+        raise ConfigError(
+            where, text, f"a time such as 2013-01-01T00:00:00Z, or milliseconds since 1970{otherwise}"
+        ) from problem
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return round(moment.timestamp() * 1000)
 
 
-def _rows(path: Path, topic: str, start_ms: int) -> list[dict[str, Any]]:
-    if not path.exists():
-        raise ConfigError("report", str(path), "a report; run the audit first")
-    wanted = (pc.field("topic") == topic) & (pc.field("window_start_ms") == start_ms)
-    return pq.read_table(path, filters=wanted).to_pylist()
+def _read(path: Path, wanted: pc.Expression) -> pa.Table:
+    return pq.read_table(path, filters=wanted)
 
 
-def _cells(state: Path, topic: str, start_ms: int, window_ms: int, streams: set[str]) -> list[Cell]:
-    """The kept cells of the window (a row's window may span several of the audit's own)."""
-    folder = StateFolder.open(state)
-    wanted = (
-        (pc.field("topic") == topic)
-        & (pc.field("window_start_ms") >= start_ms)
-        & (pc.field("window_start_ms") < start_ms + window_ms)
-        & pc.field("stream").isin(sorted(streams))
-        & ~pc.field("tail")
-    )
-    found: list[Cell] = []
-    for name in folder.latest().cells:
-        found.extend(cells_of(pq.ParquetFile(folder.root / name).read().filter(wanted)))
-    return found
+def _summary(path: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
-def _explain(row: dict[str, Any], cells: Sequence[Cell]) -> Iterator[str]:
+def _rows_of_window(path: Path, topic: str, at_ms: int) -> list[dict[str, Any]]:
+    """The rows of the window that the time lies in."""
+    here = pc.field("topic") == topic
+    rows = _read(path, here & (pc.field("window_start_ms") == at_ms))
+    if rows.num_rows == 0:
+        rows = _read(path, here & (pc.field("window_start_ms") <= at_ms))
+        rows = rows.filter(pc.greater(pc.add(rows["window_start_ms"], rows["window_ms"]), at_ms))
+    return rows.to_pylist()
+
+
+def _known_windows(path: Path, topic: str, at_ms: int) -> str:
+    """What to ask for instead: the nearest windows of the topic."""
+    table = pq.read_table(path, columns=["window_start_ms"], filters=pc.field("topic") == topic)
+    starts = pc.unique(table["window_start_ms"]).drop_null().to_pylist()
+    if not starts:
+        return f"a window of topic {topic}, of which the last report has none"
+    nearest = sorted(sorted(starts, key=lambda start: abs(start - at_ms))[:_NEAREST])
+    there = ", ".join(str(iso_time(each)) for each in nearest)
+    return f"a window of topic {topic} in the last report; the nearest: {there}"
+
+
+class _State:
+    """What is kept of a window. Its report can be explained without: then `problem` says why."""
+
+    def __init__(self, place: Path | str, settings: Mapping[str, str]) -> None:
+        self._place = place
+        self._settings = settings
+        self.problem: str | None = None
+
+    def _open(self) -> StateFolder:
+        return StateFolder(open_files(self._place, self._settings))
+
+    def pruned(self, topic: str, at_ms: int) -> dict[str, Any] | None:
+        """The line that is left of a window whose evidence was pruned."""
+        try:
+            folder = self._open()
+            latest = folder.latest()
+            if not latest.verdicts:
+                return None
+            table = folder.read_table(latest.verdicts)
+        except (MillraceError, OSError) as problem:
+            self.problem = str(problem)
+            return None
+        lines = table.filter(pc.and_(table["folded"], pc.equal(table["topic"], topic))).to_pylist()
+        return next(
+            (
+                row
+                for row in lines
+                if row["window_start_ms"] <= at_ms < row["window_start_ms"] + row["window_ms"]
+            ),
+            None,
+        )
+
+    def waivers(self, report: Path) -> list[dict[str, Any]]:
+        """What people waived until now, by what the last report says of it and what is left of pruned
+        windows: as the run judges them."""
+        try:
+            rows = pq.read_table(report, columns=[*TARGET_COLUMNS, "state"])
+            folder = self._open()
+            latest = folder.latest()
+            settled = folder.read_table(latest.verdicts) if latest.verdicts else None
+            return [each.told() for each in standing_waivers(read_waivers(folder), rows, settled)]
+        except (MillraceError, OSError) as problem:
+            self.problem = str(problem)
+            return []
+
+    def cells(self, topic: str, start_ms: int, window_ms: int, streams: Sequence[str]) -> list[Cell]:
+        """The kept cells of the window (a row's window may span several of the audit's own)."""
+        wanted = (
+            (pc.field("topic") == topic)
+            & (pc.field("window_start_ms") >= start_ms)
+            & (pc.field("window_start_ms") < start_ms + window_ms)
+            & pc.field("stream").isin(streams)
+            & ~pc.field("tail")
+        )
+        found: list[Cell] = []
+        try:
+            folder = self._open()
+            for name in folder.latest().cells:
+                found.extend(cells_of(folder.read_table(name).filter(wanted)))
+        except (MillraceError, OSError) as problem:
+            self.problem = str(problem)
+        return found
+
+
+def _pruned(line: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "verdict": line["verdict"],
+        "settled_at": iso_time(line["settled_ms"]),
+        "counts": {name: line[name] for name in COUNTS},
+    }
+
+
+def _stream(row: Mapping[str, Any], cells: Sequence[Cell]) -> dict[str, Any]:
     detail = json.loads(row["detail"])
-    name = row["producer"] or "(no name)"
-    yield f"producer {name}, stream {row['stream']}: {row['verdict']} ({row['state']})"
-    yield f"  acknowledged  {row['published']:,}"
-    seen = dict(row["seen"])
-    for tier, count in row["consumed"]:
-        here = [cell for cell in cells if cell.tier == tier]
-        yield f"  {tier:<13} {count:,} records, {seen.get(tier, 0):,} distinct"
-        for cell in sorted(here, key=lambda cell: (cell.partition, cell.first_offset)):
-            yield (
-                f"    partition {cell.partition}, offsets {cell.first_offset}-{cell.last_offset}: "
-                f"{_text(to_ranges(cell.sequences()))}"
-            )
-    for lost in detail.get("missing", ()):
-        yield from _explain_loss(lost, cells)
-    for lost in detail.get("missing_count", ()):
-        hop = " and ".join(lost["between"])
-        yield f"  LOST {lost['count']:,} between {hop} (not numbered: cannot be named)"
-    for tier, copies in detail.get("extra_copies", {}).items():
-        named = _text(detail.get("duplicates", {}).get(tier, []))
-        yield f"  TWICE in {tier}: {named} ({copies:,} extra copies)"
-    for waiting in detail.get("in_flight", ()):
-        yield f"  ON THE WAY from {' to '.join(waiting['between'])}: {_text(waiting['sequences'])}"
-    for cause, ranges in detail.get("explained", {}).items():
-        yield f"  EXPLAINED by {cause}: {_text(ranges)}"
-    for name in ("unreported", "unknown"):
-        if detail.get(name):
-            yield f"  {name.upper()}: {_text(detail[name])}"
-    for reason in detail.get("reasons", ()):
-        yield f"  because {reason}"
+    around = Neighbourhood(cells)
+    told: dict[str, Any] = {
+        "producer": row["producer"],
+        "stream": row["stream"],
+        "verdict": row["verdict"],
+        "state": row["state"],
+        "why": "",
+        "revision": row.get("revision", 0),
+        "content": row.get("content") or "",
+        "published": row["published"],
+        "ambiguous": row["ambiguous"],
+        "tiers": [_tier(row, detail, tier, count, cells) for tier, count in row["consumed"]],
+        "missing": [_missing(lost, around) for lost in detail.get("missing", ())]
+        + [
+            {"between": lost["between"], "sequences": [], "count": lost["count"], "places": []}
+            for lost in detail.get("missing_count", ())
+        ],
+        "duplicates": [
+            {"tier": tier, "sequences": detail.get("duplicates", {}).get(tier, []), "count": copies}
+            for tier, copies in detail.get("extra_copies", {}).items()
+        ],
+        "in_flight": detail.get("in_flight", []),
+        "explained": detail.get("explained", {}),
+        "unreported": detail.get("unreported", []),
+        "unknown": detail.get("unknown", []),
+        "reasons": [{"reason": reason, "advice": advice(reason)} for reason in reasons_of(detail)],
+    }
+    told["why"] = _why(told)
+    return told
 
 
-def _explain_loss(lost: dict[str, Any], cells: Sequence[Cell]) -> Iterator[str]:
+def _tier(
+    row: Mapping[str, Any], detail: Mapping[str, Any], tier: str, count: int, cells: Sequence[Cell]
+) -> dict[str, Any]:
+    here = [cell for cell in cells if cell.tier == tier or cell.tier in tier.split("+")]
+    appended = detail.get("append_ms", {}).get(tier)
+    return {
+        "tier": tier,
+        "consumed": count,
+        "distinct": dict(row["seen"]).get(tier, 0),
+        "appended": None if appended is None else [iso_time(each) for each in appended],
+        "cells": [
+            {
+                "cluster": cell.cluster,
+                "partition": cell.partition,
+                "offsets": [cell.first_offset, cell.last_offset],
+                "records": cell.count,
+                "sequences": [list(each) for each in to_ranges(cell.sequences())],
+            }
+            for cell in sorted(here, key=lambda cell: (cell.cluster, cell.partition, cell.first_offset))
+        ],
+    }
+
+
+def _missing(lost: Mapping[str, Any], around: Neighbourhood) -> dict[str, Any]:
+    """Places as the run that judged it knew them; of further ranges what the kept cells say."""
+    places = list(lost.get("places", ()))
     upstream, downstream = lost["between"]
-    yield f"  LOST between {upstream} and {downstream}: {_text(lost['sequences'])}"
-    for first, last in lost["sequences"][:MOST_RANGES]:
-        held = [cell for cell in cells if cell.tier == upstream and _touches(cell, first, last)]
-        for cell in held:
-            yield (
-                f"    {_span(first, last)}: {upstream} has it in partition {cell.partition}, "
-                f"offsets {cell.first_offset}-{cell.last_offset}"
+    for first, last in lost["sequences"][len(places) : MOST_RANGES]:
+        places.append(around.around((upstream, downstream), first, last))
+    return {
+        "between": lost["between"],
+        "sequences": lost["sequences"],
+        "count": sum(last - first + 1 for first, last in lost["sequences"]),
+        "places": places,
+    }
+
+
+def _why(told: Mapping[str, Any]) -> str:
+    """The verdict of one stream in words."""
+    missing = sum(lost["count"] for lost in told["missing"])
+    copies = sum(each["count"] for each in told["duplicates"])
+    match told["verdict"]:
+        case "PROVEN":
+            how = "acknowledged and seen in every tier, each once"
+            text = (
+                "empty: nothing was sent"
+                if not told["published"]
+                else f"all {records(told['published'])} {how}"
             )
-        yield f"    {_span(first, last)}: in {downstream}, {_neighbours(cells, downstream, first, last)}"
+        case "COUNT_MATCH":
+            text = "every tier counts as many as the producer; without numbers a loss and a copy would cancel"
+        case "LOSS" if missing:
+            text = f"{records(missing)} lost" + (f", {copies:,} extra copies" if copies else "")
+        case "LOSS":
+            text = "all records are there, with other content than was sent"
+        case "DUPLICATE":
+            text = f"nothing lost, {copies:,} extra {'copy' if copies == 1 else 'copies'}"
+        case _:
+            text = _doubt(told)
+    if told["state"] == "OPEN":
+        text += "; the window is still open, more may come"
+    return text
 
 
-def _touches(cell: Cell, first: int, last: int) -> bool:
-    return bool(cell.sequences().range_cardinality(first, last + 1))
-
-
-def _neighbours(cells: Sequence[Cell], tier: str, first: int, last: int) -> str:
-    """The nearest sequences that did arrive, with the offsets of their cells."""
-    before: tuple[int, Cell] | None = None
-    after: tuple[int, Cell] | None = None
-    for cell in cells:
-        if cell.tier != tier:
-            continue
-        for low, high in to_ranges(cell.sequences()):
-            if high < first and (before is None or high > before[0]):
-                before = (high, cell)
-            if low > last and (after is None or low < after[0]):
-                after = (low, cell)
-    told = [
-        f"{where} it {sequence} was seen (partition {cell.partition}, "
-        f"offsets {cell.first_offset}-{cell.last_offset})"
-        for where, neighbour in (("before", before), ("after", after))
-        if neighbour is not None
-        for sequence, cell in (neighbour,)
+def _doubt(told: Mapping[str, Any]) -> str:
+    waiting = sum(_size(each["sequences"]) for each in told["in_flight"])
+    parts = [
+        f"{records(number)} {words}"
+        for number, words in (
+            (waiting, "still on the way"),
+            (sum(_size(each) for each in told["explained"].values()), "missing for a known cause"),
+            (_size(told["unreported"]), "seen that no report tells of"),
+            (_size(told["unknown"]), "that cannot be told"),
+        )
+        if number
     ]
-    return "; ".join(told) or "no neighbour of this window was seen"
+    return "not proven: " + (", ".join(parts) or "see the reasons")
+
+
+def _size(ranges: Sequence[Sequence[int]]) -> int:
+    return sum(last - first + 1 for first, last in ranges)
+
+
+def lines(told: Mapping[str, Any], everything: bool = False) -> Iterator[str]:
+    """The explanation for a terminal: what is not proven first, and of the proven as many as help.
+    `everything`: all of them."""
+    if told["window_start"] is None:
+        yield f"{told['topic']}, what no window can be named for: {told['verdict']}"
+    else:
+        window = f"window {told['window_start']} of {length(told['window_ms'])}"
+        yield f"{told['topic']}, {window}: {told['verdict']}"
+    if told["at"]:
+        yield f"as of the audit of {told['at']}"
+    for waiver in told["waivers"]:
+        lapsed = "" if waiver.get("stands", True) else " (lapsed: it has got worse since)"
+        what = f" (stream {waiver['stream']})" if waiver.get("stream") else ""
+        verdict = f", when it was {waiver['verdict']}" if waiver.get("verdict") else ""
+        who, why = _plain(waiver["who"]), _plain(waiver["why"])
+        yield f"WAIVED{what}{lapsed} by {who} at {waiver['at']}{verdict}: {why}"
+    if told["pruned"] is not None:
+        yield from _pruned_lines(told["pruned"], bool(told["streams"]))
+    if told["evidence"]:
+        yield f"(the state's cells could not be read: {told['evidence']})"
+    findings = [each for each in told["streams"] if Verdict[each["verdict"]] > Verdict.COUNT_MATCH]
+    shown = max(len(findings), 0 if findings else MOST_PROVEN)
+    for stream in told["streams"][: None if everything else shown]:
+        yield ""
+        yield from _stream_lines(stream)
+    rest = [] if everything else told["streams"][shown:]
+    if rest:
+        words = (
+            "proven" if all(each["verdict"] == "PROVEN" for each in rest) else "proven, or equal in number"
+        )
+        published = records(sum(each["published"] for each in rest))
+        yield ""
+        yield f"{len(rest):,} more streams are {words}, with {published} (--all shows them)"
+
+
+def _pruned_lines(pruned: Mapping[str, Any], has_rows: bool) -> Iterator[str]:
+    counts = ", ".join(
+        f"{name.replace('_', ' ')} {count:,}" for name, count in pruned["counts"].items() if count
+    )
+    yield (
+        f"PRUNED: settled as {pruned['verdict']} at {pruned['settled_at']}, older than the config's `keep`; "
+        f"its cells are gone and only its counts are kept ({counts or 'nothing was sent'})"
+    )
+    if has_rows:
+        yield "What came for it since is counted below and does not change that verdict."
+
+
+def _stream_lines(told: Mapping[str, Any]) -> Iterator[str]:
+    name = _plain(told["producer"]) or "(no name)"
+    stream = f", stream {told['stream']}" if told["stream"] else ""
+    yield f"producer {name}{stream}: {told['verdict']} ({told['state']})"
+    yield f"  {told['why']}"
+    if told["revision"] > 1:
+        yield f"  revision {told['revision']}: late data changed an earlier verdict"
+    if told["content"]:
+        yield f"  content {told['content']}"
+    ambiguous = f", {told['ambiguous']:,} more may have been sent" if told["ambiguous"] else ""
+    yield f"  {'acknowledged':<13} {records(told['published'])}{ambiguous}"
+    for tier in told["tiers"]:
+        yield from _tier_lines(tier)
+    for lost in told["missing"]:
+        yield from _loss_lines(lost)
+    for each in told["duplicates"]:
+        copies = f"{each['count']:,} extra {'copy' if each['count'] == 1 else 'copies'}"
+        yield f"  TWICE in {each['tier']}, and not before: {_text(each['sequences'])} ({copies})"
+    for waiting in told["in_flight"]:
+        hop = " to ".join(hop_name(tier) for tier in waiting["between"])
+        who = "the group has" if waiting["between"][1].startswith(TIER_PREFIX) else "the mirror has"
+        yield f"  ON THE WAY from {hop}: {_text(waiting['sequences'])} ({who} not passed them yet)"
+    for cause, ranges in told["explained"].items():
+        yield f"  EXPLAINED by {_plain(cause)}: {_text(ranges)}"
+    for kind, words in (("unreported", "seen, but no report tells of them"), ("unknown", "nobody can tell")):
+        if told[kind]:
+            yield f"  {kind.upper()}: {_text(told[kind])} ({words})"
+    for each in told["reasons"]:
+        yield f"  because {_plain(each['reason'])}"
+        if each["advice"]:
+            yield f"    {each['advice']}"
+
+
+def _tier_lines(told: Mapping[str, Any]) -> Iterator[str]:
+    yield f"  {told['tier']:<13} {told['consumed']:,} records, {told['distinct']:,} distinct" + (
+        f", appended {told['appended'][0]} to {told['appended'][1]}" if told["appended"] else ""
+    )
+    if told["tier"].startswith(TIER_PREFIX) and told["consumed"] and not told["cells"]:
+        yield "    counted by the consumers of the group themselves, so without offsets"
+    for cell in told["cells"][:MOST_CELLS]:
+        first, last = cell["offsets"]
+        yield f"    partition {cell['partition']}, offsets {first}-{last}: {_text(cell['sequences'])}"
+    rest = told["cells"][MOST_CELLS:]
+    if rest:
+        yield f"    and {sum(cell['records'] for cell in rest):,} records in {len(rest)} more stretches"
+
+
+def _loss_lines(lost: Mapping[str, Any]) -> Iterator[str]:
+    upstream, downstream = (hop_name(tier) for tier in lost["between"])
+    if not lost["sequences"]:
+        yield f"  LOST {lost['count']:,} between {upstream} and {downstream} (not numbered: cannot be named)"
+        return
+    yield f"  LOST between {upstream} and {downstream}: {_text(lost['sequences'])}"
+    for place in lost["places"][:MOST_RANGES]:
+        span = _span(*place["sequences"])
+        for held in place["held"]:
+            yield f"    {span}: {upstream} has it in {_place(held)}"
+        if place.get("held_more"):
+            yield f"    {span}: and in {place['held_more']} more stretches"
+        near = [
+            f"{word} it {place[word]['sequence']} was seen ({_place(place[word])})"
+            for word in ("before", "after")
+            if word in place
+        ]
+        yield f"    {span}: in {downstream}, {'; '.join(near) or 'nothing else of this stream was seen'}"
+
+
+def _place(place: Mapping[str, Any]) -> str:
+    first, last = place["offsets"]
+    return f"partition {place['partition']}, offsets {first}-{last}"
 
 
 def _span(first: int, last: int) -> str:
@@ -161,3 +479,8 @@ def _text(ranges: Sequence[Sequence[int]]) -> str:
     shown = ", ".join(_span(first, last) for first, last in ranges[:MOST_RANGES])
     rest = len(ranges) - MOST_RANGES
     return (shown or "nothing numbered") + (f" and {rest} more ranges" if rest > 0 else "")
+
+
+def _plain(text: str) -> str:
+    """A stranger's text, harmless to a terminal."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text[:1000])

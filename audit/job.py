@@ -2,67 +2,82 @@
 
 `run` reads as the list of its steps. Called by `millrace audit run`, `audit watch` and the demo.
 
-- Cells are written once, as Parquet, and reconciled from what was written; a Python source would read the
-  clusters again for each action.
+- Cells are written once, as Parquet, and reconciled from what was written (`spark_cells`); a Python source
+  would read the clusters again for each action.
 - Cells below the mirrors' positions are committed together with the offsets; the *tail* above them is
   reconciled too, but read again next time, so that no kept cell lies across a position.
-- A job that fails commits nothing and writes no report; the next one starts where the last good one ended.
+- A job that fails or is killed commits nothing; the next one starts where the last good one ended. What is
+  written after the commit (report, watermarks) is written anew by every run.
+- With `only`, a *backfill*: the windows of a time range are computed anew from what the clusters hold, as if
+  there were no cells; the state is neither used for them nor changed, and the report lies in a folder of its
+  own below the report's.
 
-Exit status: 0 all settled windows proven, 1 loss or duplicate found, 2 unknown or unreported, 3 the job
-itself failed. Results: `summary.json` (schema in `report.summary`), `reconciliation.parquet` (schema in
-`verdict_rows`), `index.html`, `metrics.prom`, all in the report folder.
+Exit status: 0 all settled windows proven (or waived, `waivers`), 1 loss or duplicate found, 2 unknown or
+unreported, 3 the job itself failed. Results: `summary.json` (schema in `report.summary`),
+`reconciliation.parquet` (schema in `verdict_rows`), `producers.parquet` (in `report.plain`), `index.html`,
+`metrics.prom`, `watermarks.json`, all in the report folder.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import errno
 import os
 import shutil
+import tempfile
 import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from pyspark.sql.functions import col
 
-from millrace.audit import fact_rows
-from millrace.audit.capture import Capture, capture
-from millrace.audit.cell_notes import counts_of, read_notes, unaudited_of, unread_of
-from millrace.audit.cell_rows import CELL_DDL, NOTE_UNAUDITED, NOTE_UNTRUSTED
-from millrace.audit.config import AuditConfig
-from millrace.audit.events import EventLedger, decode_event, encode_event
-from millrace.audit.planning import OffsetRange, ranges_option, task_count
-from millrace.audit.reading_plan import hidden_by_transactions, passages, plan_ranges
-from millrace.audit.reconcile import Gap, UnreadRange, roster_rows
-from millrace.audit.report.folder import write_report
-from millrace.audit.report.summary import exit_status, summarise
-from millrace.audit.spark_session import LOCAL, SparkBeside, core_count, require_java
-from millrace.audit.spark_source import read_pinned
-from millrace.audit.state import Commit, ReadPosition, StateFolder, UnreadNote
-from millrace.audit.verdict_rows import (
-    VERDICT_DDL,
-    VERDICT_SCHEMA,
-    ClusterReading,
-    Reconciler,
-    verdict_rows,
-)
-from millrace.broker.errors import ConfigError, MillraceError
+from millrace.audit.config import AuditConfig, audited_topic, duration_text
+from millrace.audit.contract.events import EventLedger, event_to_keep, kept_event
+from millrace.audit.contract.group_counts import open_claims
+from millrace.audit.keeping import upkeep
+from millrace.audit.keeping.state import Commit, StateFolder, UnreadNote
+from millrace.audit.keeping.state_files import is_remote
+from millrace.audit.keeping.untrusted_waivers import read_accepted
+from millrace.audit.keeping.waivers import Standing, Target, read_waivers, standing_waivers, waived_targets
+from millrace.audit.reconciliation.reconcile import Passage, Place
+from millrace.audit.reconciliation.settled import SETTLED_SCHEMA, revisions_of, settle, table_digest, without
+from millrace.audit.reconciliation.verdict_rows import Reconciler, iso_time, verdict_rows
+from millrace.audit.reconciliation.verdicts import Verdict, WindowState
+from millrace.audit.report import notes
+from millrace.audit.report.folder import note_failure, write_report
+from millrace.audit.report.summary import summarise
+from millrace.audit.runs import backfill, fact_rows
+from millrace.audit.runs.arrivals import arrival_passages
+from millrace.audit.runs.backfill import TimeRange
+from millrace.audit.runs.capture import Capture, capture, settle_claims
+from millrace.audit.runs.fact_rows import PrunedWindows
+from millrace.audit.runs.reading_plan import plan_backfill, plan_ranges, read_until
+from millrace.audit.runs.reconciling import reconciler_of, roster_of, streams_of, tiers_of
+from millrace.audit.runs.untrusted import Doubts, doubts_of
+from millrace.audit.runs.watermarks import FILE_NAME as WATERMARKS_FILE
+from millrace.audit.runs.watermarks import document, steps_back, watermarks_of
+from millrace.audit.scanning.cell_notes import counts_of, unaudited_of, unread_of
+from millrace.audit.scanning.cell_rows import NOTE_UNAUDITED, NOTE_UNTRUSTED
+from millrace.audit.spark.planning import OffsetRange
+from millrace.audit.spark.spark_cells import RunCells, failing_in_one_line
+from millrace.audit.spark.spark_session import LOCAL, SparkBeside, require_java
+from millrace.broker.errors import ConfigError, DataFolderNotWritable, MillraceError, ZooKeeperUnreachable
 
 JOB_FAILED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """What the caller needs: the exit status, the summary (None when the job failed), and the reason then."""
+    """What the caller needs: the exit status, the summary (None when the job failed), and the reason then.
+
+    A reason beside a summary tells of something that went wrong after the verdict.
+    """
 
     exit_status: int
     summary: dict[str, Any] | None
@@ -71,7 +86,8 @@ class JobResult:
 
 @dataclass(slots=True)
 class Run:
-    """One run's working values, handed from step to step."""
+    """One run's working values, handed from step to step. `pruned` is what is left of pruned windows by
+    stream, `late` counts what came for them, `only` is the backfill's range."""
 
     config: AuditConfig
     master: str
@@ -84,6 +100,33 @@ class Run:
     ranges: list[OffsetRange]
     unread: list[UnreadNote]
     facts: pa.Table
+    pruned: dict[str, PrunedWindows] = field(default_factory=dict)
+    late: dict[str, int] = field(default_factory=dict)
+    only: TimeRange | None = None
+
+    @property
+    def kept(self) -> Commit:
+        """The state whose cells and offsets this run goes on from."""
+        return self.before if self.only is None else Commit()
+
+    @property
+    def report(self) -> Path:
+        return backfill.report_folder(self.config, self.only)
+
+
+@dataclass(slots=True)
+class Findings:
+    """What a run has found: `rows` of the report, `settled` for the state, waivers and watermarks."""
+
+    rows: pa.Table
+    settled: pa.Table
+    waivers: list[Standing]
+    watermarks: dict[str, int | None]
+    doubts: Doubts = field(default_factory=Doubts)
+
+    @property
+    def waived(self) -> set[Target]:
+        return waived_targets(self.waivers)
 
 
 def run(
@@ -92,60 +135,120 @@ def run(
     *,
     clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     progress: Callable[[str], None] = lambda step: None,
+    only: TimeRange | None = None,
 ) -> JobResult:
     """Audit once. Expected failures come back as exit status 3 with one line; anything else raises."""
     try:
-        return _run(config, master or LOCAL, clock_ms, progress)
+        return _run(config, master or LOCAL, clock_ms, progress, only)
     except MillraceError as problem:
-        return JobResult(JOB_FAILED, None, str(problem))
+        sentence = str(problem)
     except OSError as problem:
         where = f" {problem.filename}" if problem.filename else ""
-        return JobResult(JOB_FAILED, None, f"audit:{where} {problem.strerror or problem}")
+        told = problem.strerror or str(problem)
+        if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+            told = f"{told}; make room and run it again, the last good state is as it was"
+        sentence = f"audit:{where} {told}"
+    except Exception as problem:
+        if only is None:
+            note_failure(config.report, clock_ms(), f"a defect: {type(problem).__name__}: {problem}")
+        raise
+    if only is None:
+        note_failure(config.report, clock_ms(), sentence)
+    return JobResult(JOB_FAILED, None, sentence)
 
 
 def _run(
-    config: AuditConfig, master: str, clock_ms: Callable[[], int], progress: Callable[[str], None]
+    config: AuditConfig,
+    master: str,
+    clock_ms: Callable[[], int],
+    progress: Callable[[str], None],
+    only: TimeRange | None,
 ) -> JobResult:
     require_java()
-    state = StateFolder.open(config.state)
-    config.report.mkdir(parents=True, exist_ok=True)
-    before = state.latest()
-    with _work_folder(config.state) as work, SparkBeside(master, work) as spark:
+    _check_report(config.report)
+    remote = is_remote(config.state)
+    state = None if remote else StateFolder.open(config.state)
+    with _work_folder(config.state) as work, SparkBeside(master, work, config.spark) as spark:
+        if remote:
+            spark.session()  # its JVM reaches the state
+        state = state or StateFolder.open(config.state)
+        before = state.latest()
+        if only is not None:
+            progress(backfill.sentence(config, only))
         progress("reading events and pinning offsets")  # while Spark starts
-        job = _prepare(config, master, state, before, clock_ms)
+        job = _prepare(config, master, state, before, clock_ms, only)
         with _leaving_no_trace(job):
             session = spark.session()
             progress(f"counting {sum(each.size for each in job.ranges):,} records")
-            _count(session, job)
+            cells = _count(session, job)
             progress("reconciling")
-            after = _next_commit(job)
-            rows = _reconcile(session, job, after)
+            after = _next_commit(job, cells)
+            rows = _reconcile(session, job, after, cells)
+            tail = counts_of(cells.notes(tail=True), NOTE_UNTRUSTED)
+            accepted, now_ms = read_accepted(state), job.now_ms
+            doubts = doubts_of(config, job.captured, after, tail, job.late, rows, accepted, now_ms)
+            found = _judge(job, rows, doubts)
+            summary = _summary(job, after, cells, found)
+            if only is None:
+                _keep_verdicts(job, after, cells, found)
             spark.release()
-            summary = _summary(job, after, rows)
-            if not after.knows_as_much_as(before):
+            if only is None and not after.knows_as_much_as(before):
                 state.commit(after)
         progress("writing the report")
-        write_report(config.report, summary, rows)
-    return JobResult(exit_status(summary), summary)
+        problem = _tell(job, found, summary)
+    return JobResult(_status(found), summary, problem)
+
+
+def _check_report(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".probe-{uuid.uuid4().hex}"
+        probe.touch()
+        probe.unlink()
+    except OSError as problem:
+        raise DataFolderNotWritable(
+            f"report folder {folder} cannot be written ({problem.strerror}); "
+            "set report: to a folder this user may write"
+        ) from problem
 
 
 def _prepare(
-    config: AuditConfig, master: str, state: StateFolder, before: Commit, clock_ms: Callable[[], int]
+    config: AuditConfig,
+    master: str,
+    state: StateFolder,
+    before: Commit,
+    clock_ms: Callable[[], int],
+    only: TimeRange | None = None,
 ) -> Run:
     """Look at the clusters, on top of what earlier runs knew, and decide what is to be read."""
     check_window(config, before)
+    check_names(config, before)
     ledger = EventLedger()
     origins = {}
+    pruned: dict[str, PrunedWindows] = {}
     if before.events:
-        origins = fact_rows.restore(pq.read_table(state.root / before.events), ledger)
+        facts = state.read_table(before.events)
+        origins = fact_rows.restore(facts, ledger)
+        pruned = fact_rows.restore_pruned(facts)
     for kept in [*before.gaps, *before.tiers]:
-        event = decode_event(json.dumps(kept).encode())
+        event = kept_event(kept)
         if event is not None:
             ledger.learn(event)
     captured = asyncio.run(capture(config, ledger, clock_ms))
     for stream, clusters in origins.items():
         captured.origins.setdefault(stream, set()).update(clusters)
-    ranges, unread = plan_ranges(captured, config, before)
+    if only is not None:
+        for left in pruned.values():
+            left.windows -= type(left.windows)(
+                range(only[0] // left.window_ms, -(-only[1] // left.window_ms))
+            )
+            if left.told is not None:
+                left.told = {start_ms: count for start_ms, count in left.told.items() if left.has(start_ms)}
+        pruned = {stream: left for stream, left in pruned.items() if left.windows}
+    settle_claims(captured, before)
+    late = upkeep.forget_pruned(ledger, pruned)
+    plan = plan_ranges if only is None else plan_backfill
+    ranges, unread = plan(captured, config, before)
     number = before.number + 1
     return Run(
         config=config,
@@ -158,25 +261,53 @@ def _prepare(
         name=f"{number:08d}-{uuid.uuid4().hex[:8]}",
         ranges=ranges,
         unread=unread,
-        facts=fact_rows.facts_table(ledger, captured.origins),
+        facts=_facts_table(config, captured, pruned),
+        pruned=pruned,
+        late=late,
+        only=only,
     )
+
+
+def _facts_table(config: AuditConfig, captured: Capture, pruned: Mapping[str, PrunedWindows]) -> pa.Table:
+    return fact_rows.facts_table(captured.ledger, captured.origins, pruned, config.group_names())
 
 
 def check_window(config: AuditConfig, before: Commit) -> None:
     """Cells know their window, not the times in it: a state cannot be read in another length."""
     if before.number and before.window_ms != config.window_ms:
         raise ConfigError(
-            "window",
-            f"{config.window_ms} ms",
-            f"{before.window_ms} ms, in which {config.state} was counted; "
+            config.where("window"),
+            duration_text(config.window_ms),
+            f"{duration_text(before.window_ms)}, in which {config.state} was counted; "
             "for another window use another state",
         )
 
 
+def check_names(config: AuditConfig, before: Commit) -> None:
+    """Cells know their place by the topic's names in the cluster: with other names they would be read again,
+    and every record would look doubled."""
+    for key in before.offsets:
+        cluster, place, _ = key.rsplit("/", 2)
+        topic = audited_topic(place)
+        if cluster not in config.clusters or topic not in config.topics:
+            continue
+        places = config.clusters[cluster].places(topic)
+        if place not in places.values() and (place == topic or len(places) == 1):
+            raise ConfigError(
+                config.where(f"clusters.{cluster}.topics.{topic}"),
+                ", ".join(places),
+                f"as many names as {config.state} was counted with; for others use another state",
+            )
+
+
 @contextlib.contextmanager
-def _work_folder(state: Path) -> Iterator[Path]:
-    folder = state / f".work-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    folder.mkdir(parents=True)
+def _work_folder(state: Path | str) -> Iterator[Path]:
+    """For Spark's temporary files: beside the state, or on this machine when the state is elsewhere."""
+    if isinstance(state, Path):
+        folder = state / f".work-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        folder.mkdir(parents=True)
+    else:
+        folder = Path(tempfile.mkdtemp(prefix="millrace-audit-"))
     try:
         yield folder
     finally:
@@ -185,133 +316,92 @@ def _work_folder(state: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _leaving_no_trace(job: Run) -> Iterator[None]:
-    """Remove what the run wrote when no commit names it: it failed, or learnt nothing."""
+    """Remove what the run wrote when no commit names it: it failed, or learnt nothing.
+
+    What stays because the state cannot be reached is swept in a day, and hides neither why a run ended nor
+    what a committed one found.
+    """
     try:
         yield
     finally:
-        named = job.state.latest()
-        if not any(job.name in path for path in named.cells):
-            shutil.rmtree(_cells_folder(job), ignore_errors=True)
-        if job.name not in named.events:
-            (job.state.root / "events" / f"{job.name}.parquet").unlink(missing_ok=True)
-        job.state.sweep(named)
+        with contextlib.suppress(MillraceError, OSError):
+            _tidy(job)
 
 
-def _cells_folder(job: Run) -> Path:
-    return job.state.root / "cells" / job.name
+def _tidy(job: Run) -> None:
+    newest = job.state.latest()
+    named = newest.rooms()
+    for room, entry in (
+        ("cells", job.name),
+        ("cells", f"{job.name}-folded"),
+        ("events", f"{job.name}.parquet"),
+        ("events", f"{job.name}-folded.parquet"),
+        ("events", f"{job.name}-pruned.parquet"),
+        ("verdicts", f"{job.name}.parquet"),
+    ):
+        if (room, entry) not in named:
+            job.state.files.remove(f"{room}/{entry}")
+    job.state.sweep(newest)
 
 
-def _count(spark: SparkSession, job: Run) -> None:
-    """Scan the pinned ranges into Parquet. Rows of the tail lie among the others, for this run only."""
-    if not any(each.size for each in job.ranges):
-        return
-    clusters = {name: list(cluster.bootstrap) for name, cluster in job.config.clusters.items()}
-    cells = read_pinned(
-        spark,
-        {
-            "bootstraps": json.dumps(clusters),
-            "ranges": ranges_option(job.ranges),
-            "window": f"{job.config.window_ms}ms",
-            "tasks": str(task_count(sum(each.size for each in job.ranges), core_count(job.master))),
-        },
-    )
-    with _one_line(job):
-        cells.write.parquet(_spark_path(_cells_folder(job)))
+def _count(spark: SparkSession, job: Run) -> RunCells:
+    """Write the facts and scan the pinned ranges into Parquet."""
+    facts = job.before.events
+    if fact_rows.digest(job.facts) != job.before.events_digest or not facts:
+        facts = f"events/{job.name}.parquet"
+        job.state.write_table(facts, job.facts)
+    cells = RunCells(spark, job.state, job.name, job.kept.cells, facts)
+    cells.count(job.config, job.ranges, job.master)
+    return cells
 
 
-@contextlib.contextmanager
-def _one_line(job: Run) -> Iterator[None]:
-    """Turn a failed Spark action into the line that its Python worker raised."""
-    try:
-        yield
-    except PySparkException as problem:
-        for line in reversed(str(problem).splitlines()):
-            for name in _WORKER_ERRORS:
-                if f"{name}: " in line:
-                    raise MillraceError(line.split(f"{name}: ", 1)[1].strip()) from problem
-        raise
-
-
-_WORKER_ERRORS = ("ClusterUnreachable", "ConfigError", "UnsupportedVersion")
-
-
-def _spark_path(path: Path) -> str:
-    """A local path for Spark, which takes a URI's text as it stands, unescaped."""
-    return f"file://{path.absolute()}"
-
-
-def _new_files(job: Run) -> list[Path]:
-    return sorted(_cells_folder(job).glob("*.parquet"))
-
-
-def _next_commit(job: Run) -> Commit:
-    """The state as this run found it; not yet visible."""
-    root, before = job.state.root, job.before
+def _next_commit(job: Run, cells: RunCells) -> Commit:
+    """The state as this run found it, but for its verdicts; not yet visible."""
+    before = job.kept
     ledger = job.captured.ledger
-    facts_digest = fact_rows.digest(job.facts)
-    events = before.events
-    if facts_digest != before.events_digest or not events:
-        events = f"events/{job.name}.parquet"
-        pq.write_table(job.facts, root / events, compression="zstd")
     kept = {each for each in job.ranges if not each.tail}
-    offsets = dict(before.offsets)
-    for each in kept:
-        key = f"{each.cluster}/{each.topic}/{each.partition}"
-        offsets[key] = ReadPosition(each.end_offset, each.topic_id)
-    notes = read_notes(_new_files(job), tail=False)
-    untrusted = Counter(before.untrusted)
-    untrusted.update(counts_of(notes, NOTE_UNTRUSTED))
-    untrusted.update({f"{NOTE_UNAUDITED}/{tier}": n for tier, n in unaudited_of(notes).items()})
+    offsets = {**before.offsets, **read_until(job.captured, kept, before.offsets)}
+    notes = cells.notes(tail=False)
+    untrusted, ages = upkeep.aged(before.untrusted, before.untrusted_at, job.config.keep_ms, job.now_ms)
+    found = Counter(counts_of(notes, NOTE_UNTRUSTED))
+    found.update({f"{NOTE_UNAUDITED}/{tier}": n for tier, n in unaudited_of(notes).items()})
+    found.update(job.late)
+    for what, count in found.items():
+        untrusted[what] = untrusted.get(what, 0) + count
+        ages[what] = job.now_ms
     learnt = any(each.size for each in kept)
     return Commit(
         number=job.number,
         at_ms=job.now_ms,
         window_ms=job.config.window_ms,
-        cells=[*before.cells, *(str(path.relative_to(root)) for path in _new_files(job) if learnt)],
-        events=events,
-        events_digest=facts_digest,
+        cells=[*before.cells, *(cells.new_files() if learnt else ())],
+        events=cells.facts,
+        events_digest=fact_rows.digest(job.facts),
         offsets=offsets,
-        unread=[*before.unread, *job.unread, *unread_of(notes, job.now_ms)],
-        gaps=[json.loads(encode_event(gap)[1]) for _, gap in sorted(ledger.gaps.items())],
-        tiers=[json.loads(encode_event(tier)[1]) for _, tier in sorted(ledger.tiers.items())],
-        untrusted=dict(untrusted),
+        unread=[*before.unread, *job.unread, *unread_of(notes, job.captured.vanished_ms)],
+        gaps=[event_to_keep(gap) for _, gap in sorted(ledger.gaps.items())],
+        untrusted=untrusted,
+        untrusted_at=ages,
+        claims=[(*place, each) for place, each in sorted(open_claims(ledger, job.captured.claims).items())],
+        answered=[(*place, count) for place, count in sorted(job.captured.answered.items())],
+        verdicts=before.verdicts,
+        verdicts_digest=before.verdicts_digest,
+        folded_ms=before.folded_ms or job.now_ms,
     )
 
 
-def _reconcile(spark: SparkSession, job: Run, after: Commit) -> pa.Table:
+def _reconcile(spark: SparkSession, job: Run, after: Commit, cells: RunCells) -> pa.Table:
     """Every stream's verdicts, from the cells on disk and the facts."""
-    root = job.state.root
-    doubts = unread_of(read_notes(_new_files(job), tail=True), job.now_ms)
-    reconciler = _reconciler(job, after, doubts)
-    facts = spark.read.schema(fact_rows.FACT_DDL).parquet(_spark_path(root / after.events))
-    new = [_spark_path(path) for path in _new_files(job)]
-    kept = [_spark_path(root / name) for name in job.before.cells]
-    cells = spark.createDataFrame([], CELL_DDL)
-    if new:
-        cells = spark.read.schema(CELL_DDL).parquet(*new)
-    if kept:
-        earlier = spark.read.schema(CELL_DDL).parquet(*kept).filter(~col("tail"))
-        cells = cells.unionByName(earlier) if new else earlier
-    cells = cells.filter(col("note").isNull())
-
-    def rows_of(cells: pa.Table, facts: pa.Table) -> pa.Table:
-        return reconciler.rows(cells, facts)  # Spark counts arguments, and would count a method's self
-
-    with _one_line(job):
-        rows = (
-            cells.groupBy("stream")
-            .cogroup(facts.groupBy("stream"))
-            .applyInArrow(rows_of, VERDICT_DDL)
-            .toArrow()
-            .cast(VERDICT_SCHEMA)
-        )
-    roster = verdict_rows(
-        row
-        for topic in job.config.topics
-        for row in roster_rows(
-            job.config.producers, job.captured.ledger.streams.values(), topic, job.config.window_ms
-        )
-    )
+    doubts = unread_of(cells.notes(tail=True), job.captured.vanished_ms)
+    foreign = [name for name, each in job.config.aggregates().items() if each.mirror == "foreign"]
+    arrivals: dict[str, Mapping[Place, Passage]] = {}
+    with failing_in_one_line():
+        for name in foreign:
+            arrivals[name] = arrival_passages(cells.all(), job.captured.pins, job.config.sources(), name)
+    rows, late = upkeep.split_late(cells.reconcile(_reconciler(job, after, doubts, arrivals)))
+    for what, count in late.items() if job.only is None else ():  # a backfill reads all of it again
+        job.late[what] = job.late.get(what, 0) + count
+    roster = verdict_rows(roster_of(job.config, job.captured, rows))
     return pa.concat_tables([rows, roster]).sort_by(
         [
             ("topic", "ascending"),
@@ -322,82 +412,161 @@ def _reconcile(spark: SparkSession, job: Run, after: Commit) -> pa.Table:
     )
 
 
-def _reconciler(job: Run, after: Commit, doubts: Sequence[UnreadNote] = ()) -> Reconciler:
-    """`doubts` are parts of the tail that could not be read: they are not kept, the tail is read again."""
-    unread: dict[str, list[UnreadRange]] = {}
-    for each in [*after.unread, *hidden_by_transactions(job.captured), *doubts]:
-        unread.setdefault(each.cluster, []).append(
-            UnreadRange(
-                (each.cluster, each.topic, each.partition),
-                each.first_offset,
-                each.end_offset,
-                each.cause,
-                each.until_ms,
-            )
-        )
-    config = job.config
-    return Reconciler(
-        clusters=[
-            ClusterReading(
-                name=name,
-                is_source=cluster.tier == "source",
-                topics={cluster.topic_here(topic): topic for topic in config.topics},
-                unread=unread.get(name, ()),
-                names={topic: cluster.topic_here(topic) for topic in config.topics},
-            )
-            for name, cluster in config.clusters.items()
-        ],
-        passed=passages(job.captured),
-        gaps={name: _gaps(job) for name in config.aggregates()},
-        window_ms=config.window_ms,
-        grace_ms=config.grace_ms,
-        now_ms=job.now_ms,
-        topics=tuple(config.topics),
-    )
+def _reconciler(
+    job: Run,
+    after: Commit,
+    doubts: Sequence[UnreadNote] = (),
+    arrivals: Mapping[str, Mapping[Place, Passage]] | None = None,
+) -> Reconciler:
+    """`doubts` are parts of the tail that could not be read: they are not kept, the tail is read again. A
+    backfill knows from the state, too, which topics were there once."""
+    read = {**job.before.offsets, **after.offsets}
+    return reconciler_of(job.config, job.captured, [*after.unread, *doubts], job.now_ms, arrivals, read)
 
 
-def _gaps(job: Run) -> list[Gap]:
-    """The mirrors' own gap events, by audited topic."""
-    named = {
-        (name, cluster.topic_here(topic)): topic
-        for name, cluster in job.config.sources().items()
-        for topic in job.config.topics
-    }
-    gaps = []
-    for gap in job.captured.ledger.gaps.values():
-        source = job.captured.source_names.get((gap.mirror, gap.source), gap.source)
-        topic = named.get((source, gap.topic))
-        if topic is not None:
-            gaps.append(Gap((source, topic, gap.partition), gap.from_offset, gap.to_offset, gap.cause))
-    return gaps
-
-
-def _summary(job: Run, after: Commit, rows: pa.Table) -> dict[str, Any]:
-    tail = read_notes(_new_files(job), tail=True)
-    untrusted: Counter[str] = Counter()
-    unaudited: Counter[str] = Counter(unaudited_of(tail))
-    for what, count in after.untrusted.items():
-        kind, _, tier = what.partition("/")
-        if kind == NOTE_UNAUDITED:
-            unaudited[tier] += count
-        else:
-            untrusted[what] += count
-    untrusted.update(counts_of(tail, NOTE_UNTRUSTED))
-    untrusted.update(_untrusted_events(job))
-    return summarise(
+def _judge(job: Run, rows: pa.Table, doubts: Doubts) -> Findings:
+    """Revisions, waivers and watermarks of the rows."""
+    if job.only is not None:
+        rows = backfill.rows_between(rows, *job.only)
+        standing = standing_waivers(read_waivers(job.state), rows)
+        return Findings(rows, SETTLED_SCHEMA.empty_table(), standing, {}, doubts)
+    known = job.state.read_table(job.before.verdicts) if job.before.verdicts else None
+    settlement = settle(rows, known, job.config.topics, job.now_ms)
+    column = rows.schema.get_field_index("revision")
+    rows = rows.set_column(column, rows.schema.field(column), settlement.numbers)
+    standing = standing_waivers(read_waivers(job.state), rows, settlement.table)
+    watermarks = watermarks_of(
         rows,
-        tiers=list(job.config.clusters),
-        at_ms=job.now_ms,
-        window_ms=job.config.window_ms,
-        untrusted=untrusted,
-        unaudited=unaudited,
+        settlement.table,
+        streams_of(job.config, job.captured),
+        [each.waiver for each in standing if each.stands],
+        job.config.topics,
     )
+    watermarks = doubts.held(watermarks, job.before.watermarks)
+    return Findings(rows, settlement.table, standing, watermarks, doubts)
 
 
-def _untrusted_events(job: Run) -> Mapping[str, int]:
+def _keep_verdicts(job: Run, after: Commit, cells: RunCells, found: Findings) -> None:
+    """Put the settled verdicts into the commit, and fold what may be folded."""
+    config = job.config
+    if upkeep.is_due(job.before, len(after.cells), config.keep_ms, job.now_ms):
+        _fold(job, after, cells, found)
+    after.claims = upkeep.claims_to_keep(
+        after.claims, found.rows, config.grace_ms, config.keep_ms, job.now_ms
+    )
+    after.watermarks = {topic: at for topic, at in found.watermarks.items() if at is not None}
+    after.verdicts_digest = table_digest(found.settled)
+    if after.verdicts_digest != job.before.verdicts_digest or not job.before.verdicts:
+        after.verdicts = f"verdicts/{job.name}.parquet"
+        job.state.write_table(after.verdicts, found.settled)
+
+
+def _fold(job: Run, after: Commit, cells: RunCells, found: Findings) -> None:
+    """Prune what the policy lets go, and make the cells of many runs few files."""
+    config = job.config
+    windows = upkeep.prunable(found.settled, found.rows, found.waived, (), config.keep_ms, job.now_ms)
+    if windows:
+        held_back = cells.windows_of_tail()
+        windows = upkeep.prunable(
+            found.settled, found.rows, found.waived, held_back, config.keep_ms, job.now_ms
+        )
+    if not windows and len(after.cells) < upkeep.FOLD_FILES:
+        return
     ledger = job.captured.ledger
-    found: Counter[str] = Counter([*ledger.untrusted, *job.captured.untrusted, *job.captured.silent_sources])
-    rest = ledger.untrusted_count - len(ledger.untrusted)
-    if rest > 0:
-        found["more events that could not be read"] = rest
-    return found
+    pruned = upkeep.prune_facts(ledger, job.pruned, windows, found.rows, config.window_ms)
+    # The fold goes by all that is pruned, also of streams that are forgotten now: no commit names this table.
+    going = f"events/{job.name}-pruned.parquet"
+    job.state.write_table(going, _facts_table(config, job.captured, pruned))
+    after.cells = cells.fold(going, pruned=bool(pruned))
+    upkeep.forget_streams(ledger, pruned, job.captured.told, config.grace_ms, job.now_ms)
+    facts = _facts_table(config, job.captured, pruned)
+    after.events, after.events_digest = f"events/{job.name}-folded.parquet", fact_rows.digest(facts)
+    job.state.write_table(after.events, facts)
+    after.folded_ms = job.now_ms
+    found.settled = without(found.settled, windows)
+    for what, count in job.late.items():  # the cells that told of them are gone now
+        if what.startswith(upkeep.LATE):
+            after.untrusted[what] = after.untrusted.get(what, 0) + count
+            after.untrusted_at[what] = job.now_ms
+
+
+def _summary(job: Run, after: Commit, cells: RunCells, found: Findings) -> dict[str, Any]:
+    unaudited = Counter(unaudited_of(cells.notes(tail=True)))
+    for what, count in after.untrusted.items():
+        if upkeep.is_unaudited(what):
+            unaudited[what.partition("/")[2]] += count
+    doubts = found.doubts
+    summary = summarise(
+        found.rows,
+        tiers=tiers_of(job.config),
+        at_ms=job.now_ms,
+        grace_ms=job.config.grace_ms,
+        window_ms=job.config.window_ms,
+        untrusted={each.what: each.count for each in doubts.told()},
+        unaudited=unaudited,
+        accepted=doubts.waived(),
+        untrusted_waivers=[each.told() for each in doubts.waivers],
+        waivers=[each.told() for each in found.waivers],
+        watermarks={topic: iso_time(at) for topic, at in found.watermarks.items()},
+        revisions=revisions_of(found.settled),
+        notes=_notes(job, doubts),
+    )
+    back = steps_back(job.before.watermarks, found.watermarks)
+    if back:
+        summary["watermark_steps_back"] = back
+    summary["exit_status"] = _status(found)
+    return summary
+
+
+def _notes(job: Run, doubts: Doubts) -> list[str]:
+    config, captured = job.config, job.captured
+    told = [
+        *notes.window_notes(streams_of(config, captured), config.topics, config.window_ms),
+        *notes.absent_notes(captured.absent, captured.silent_sources),
+        *doubts.notes(),
+    ]
+    if job.only is not None:
+        told.append(backfill.sentence(config, job.only))
+    return notes.told(told)
+
+
+def _tell(job: Run, found: Findings, summary: Mapping[str, Any]) -> str:
+    """Write the report and the watermarks; returns what went wrong with telling ZooKeeper."""
+    job.report.mkdir(parents=True, exist_ok=True)
+    if job.only is None:
+        path = job.report / WATERMARKS_FILE
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        try:
+            temporary.write_text(document(found.watermarks, job.now_ms, job.number), "utf-8")
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    write_report(job.report, summary, found.rows)
+    if job.only is not None or job.config.zookeeper is None:
+        return ""
+    from millrace.audit.runs.watermark_znode import publish
+
+    try:
+        overtaken = publish(job.config.zookeeper, found.watermarks, job.now_ms, job.number)
+    except ZooKeeperUnreachable as problem:
+        return f"the watermarks were not told to {problem}"
+    return f"a later run had told the watermark of {', '.join(overtaken)}" if overtaken else ""
+
+
+def _status(found: Findings) -> int:
+    """0 all settled windows proven, matched by count or waived, and nothing else in doubt; 1 loss or
+    duplicate; 2 unknown."""
+    worst, settled = Verdict.PROVEN, 0
+    names = ["topic", "stream", "window_start_ms", "state", "verdict"]
+    waived = found.waived
+    for row in found.rows.select(names).to_pylist():
+        start_ms = row["window_start_ms"]
+        is_settled = row["state"] == WindowState.SETTLED
+        settled += is_settled
+        if (row["topic"], row["stream"] if start_ms is None else start_ms) in waived:
+            continue
+        if is_settled or Verdict[row["verdict"]] >= Verdict.DUPLICATE:
+            worst = max(worst, Verdict[row["verdict"]])
+    if found.doubts.holding() or not settled:
+        worst = max(worst, Verdict.UNKNOWN)
+    return {Verdict.LOSS: 1, Verdict.DUPLICATE: 1, Verdict.UNKNOWN: 2}.get(worst, 0)

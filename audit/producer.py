@@ -7,62 +7,85 @@ events topic through the same connection. What is this module's own is configure
     millrace.producer            name in headers and reports (default application@host)
     millrace.application         default: the script's name
     millrace.datacenter          default ""
-    millrace.window.ms           60000
+    millrace.window.ms           60000 (100 to 7 days)
     millrace.report.interval.ms  10000
     millrace.lease.ms            silence after which it counts as dead (3 intervals, at least 60000)
     millrace.audit.topic         millrace.audit
     millrace.journal             a file's path: unreported counts survive kill -9 (default none)
     millrace.identity            full | compact (the producer's name is in the events only)
+    millrace.content.digest      false | true: reports tell the content of records too (`content_digest`)
 
-Differences from confluent-kafka: `transactional.id` and `delivery.report.only.error` are refused (counts need
-every delivery report, outside of transactions); `produce_batch` goes record by record (the batch call
-cannot set headers); without a `timestamp` the creation time is set here; after a fork the child's producer
-refuses to work.
+and `partitioner`, `encoder`, `key.serializer`, `value.serializer` (`preparation`). `send` is synchronous, as
+in Kafka 0.7, whose settings are taken with `producer.type` (`producer_config`).
+
+Differences from confluent-kafka: `produce_batch` takes headers and timestamps too; topic names that no broker
+takes are refused at once; without a `timestamp` the creation time is set here; `close` takes a timeout; `len`
+and `flush` do not count reports; after a fork the child's producer refuses to work.
+Records of a transaction count when it is committed, and its reports go through a connection of their own.
 
 Threads: `produce`, `poll` and `flush` may be called from any. One thread of this module publishes the
 reports; it never serves delivery callbacks, those run where the application calls `poll` or `flush`.
 
-The per-record path allocates the header, one partial and the numbers, nothing else: it costs about as much as
-confluent-kafka's own produce call, and every attribute access there is counted.
+The per-record path allocates the header, one bound method and the numbers, nothing else: every attribute
+access there is counted (tests/benchmarks/audit/bench_producer.py).
 """
 
 from __future__ import annotations
 
-import atexit
 import logging
 import math
-import os
 import secrets
 import struct
 import threading
 import time
-import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
+from types import MethodType
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from millrace.audit.events import CLOSED, CountEvent, Event, StreamEvent, encode_event
-from millrace.audit.events_topic import TopicState, ensure_events_topic
-from millrace.audit.header import HEADER_KEY, encode_producer_name
-from millrace.audit.journal import Journal
-from millrace.audit.producer_config import ProducerConfig, read_config
-from millrace.audit.recovery import ProducerJournal
-from millrace.audit.session import ProducerIdentity, StreamClosed, StreamSession, WindowCounts
+from millrace.audit.clients import producer_life
+from millrace.audit.clients.delivery_reports import (
+    DIGEST_SHIFT,
+    DeliveryCallback,
+    DeliveryReports,
+    Destination,
+)
+from millrace.audit.clients.event_publisher import EventPublisher
+from millrace.audit.clients.interruption import refuse_inside
+from millrace.audit.clients.preparation import (
+    Preparation,
+    check_messages,
+    digest_of,
+    error_of,
+    without_identity,
+)
+from millrace.audit.clients.producer_config import TOPIC_NAME, ProducerConfig, read_config
+from millrace.audit.clients.producer_life import drain, seconds_left
+from millrace.audit.clients.recovery import open_journal
+from millrace.audit.clients.sending import ProducerData, Standing, queue_all, send_all
+from millrace.audit.clients.session import StreamClosed, StreamSession, WindowCounts
+from millrace.audit.clients.told_stream import ProducerIdentity
+from millrace.audit.clients.transaction_counts import Outcome
+from millrace.audit.clients.transactions import Transactions
+from millrace.audit.contract.events import CLOSED
+from millrace.audit.contract.header import HEADER_KEY, encode_producer_name
 
 _log = logging.getLogger("millrace.audit.producer")
 
-DeliveryCallback = Callable[[Any, Any], None]
 MAX_WINDOWS_A_STREAM = 10_000
+BATCH_RUN = 256
 PURGE_TIMEOUT_S = 1.0
-EXIT_TIMEOUT_S = 5.0
 TOPIC_TIMEOUT_S = 5.0
-MAX_TOPIC_ATTEMPTS = 3
 
 # What confluent-kafka raises before it takes a record.
 _NOT_TAKEN = (BufferError, KafkaException, NotImplementedError, OverflowError, TypeError, ValueError)
 
+_LOCKED = frozenset({"_end_streams", "_open_stream", "_retire", "_tell_the_end", "report"})
+"""Methods that hold a lock of the producer's (`interruption`)."""
+
+_bind = MethodType
 _produce = Producer.produce
 _time_ns = time.time_ns
 
@@ -76,10 +99,11 @@ class AuditedProducer(Producer):
             merged.update(config)
         extras = {name: settings.pop(name) for name in ("logger",) if name in settings}
         merged.update(settings)
+        self._refusal: str | None = _UNFINISHED
         self._config: ProducerConfig = read_config(merged)
-        self._default_callback: DeliveryCallback | None = self._config.client.pop("on_delivery", None)
+        self._default_callback: DeliveryCallback | None = self._config.on_delivery
         super().__init__(self._config.client, **extras)
-        self._journal = self._open_journal(self._config.journal)
+        self._journal = open_journal(self._config.journal, _now_ms())
         self._identity = ProducerIdentity(
             session=secrets.token_hex(8),
             producer=self._config.producer,
@@ -91,30 +115,40 @@ class AuditedProducer(Producer):
         self._header_name = name if self._config.name_in_header else b""
         self._suffix = (-1, b"")
         self._pack_identity = struct.Struct(f">9sQ{6 + len(self._header_name)}s").pack
+        self._content = self._config.content
+        self._preparation = Preparation(self._config.preparation) if self._config.preparation else None
         self._streams: dict[str, StreamSession] = {}
         self._retired: list[StreamSession] = []
-        self._refusal: str | None = None
         self._streams_lock = threading.Lock()
         self._report_lock = threading.Lock()
-        self._topic_ready = False
-        self._topic_attempts = 0
-        self._owed = dict(self._journal.owed) if self._journal is not None else {}
+        self._transactions = Transactions(self._config.transactional, self._journal)
+        self._transaction_lock = self._transactions.lock  # looked at for every record
+        self._delivery_reports = DeliveryReports(
+            self._journal, sent_once=self._config.sent_once, only_errors=self._config.only_errors
+        )
+        self._publisher = EventPublisher(
+            self._config.events_topic,
+            self._config.client,
+            self._journal,
+            transactional=self._config.transactional,
+            extras=extras,
+        )
+        self._refusal = None
         self._wake = threading.Event()
-        _living.add(self)
-        if self._owed:
+        if self._publisher.owes:
             self._wake.set()
-        threading.Thread(
-            target=_report_regularly,
-            args=(weakref.ref(self), self._wake, self._config.report_interval_ms / 1000),
-            name="millrace-audit-reports",
-            daemon=True,
-        ).start()
+        producer_life.begin(self, self._wake, self._config.report_interval_ms / 1000)
+
+    @property
+    def refusal(self) -> str | None:
+        """Why this producer works no more; None while it does."""
+        return self._refusal
 
     def produce(
         self,
         topic: str,
-        value: str | bytes | None = None,
-        key: str | bytes | None = None,
+        value: Any = None,
+        key: Any = None,
         partition: int = -1,
         callback: DeliveryCallback | None = None,
         on_delivery: DeliveryCallback | None = None,
@@ -125,54 +159,60 @@ class AuditedProducer(Producer):
 
         Raises what confluent-kafka raises; after a BufferError the record's number goes to the next record.
         """
-        stream = self._streams.get(topic)
-        if stream is None:
-            stream = self._open_stream(topic, clocked=not timestamp)
-        if timestamp:
-            created_ms = timestamp
-            if stream.promise_ms is not None:
-                stream.forgo_promises()
-        else:
-            created_ms = _time_ns() // 1_000_000
+        lock = self._transaction_lock
+        if lock is not None and not lock._is_owned():  # type: ignore[attr-defined]
+            with lock:  # which a signal's handler that raises cannot leave locked
+                AuditedProducer.produce(
+                    self, topic, value, key, partition, callback, on_delivery, timestamp, headers
+                )
+            return
+        if self._preparation is not None:
+            self._check_usable()
+            value, key, partition = self._preparation.prepare(self, topic, value, key, partition, headers)
+        callback = callback or on_delivery or self._default_callback
+        while True:
+            stream = self._streams.get(topic)
+            if stream is None:
+                stream = self._open_stream(topic, clocked=not timestamp)
+            created_ms = stream.creation_time(timestamp) if timestamp else _time_ns() // 1_000_000
             promise_ms = stream.promise_ms
             # A clock that was set back must not break the promise.
             if promise_ms is not None and created_ms < promise_ms:
                 created_ms = promise_ms
-        try:
-            window, sequence = stream.assign(created_ms)
-        except StreamClosed:
-            # It was retired since it was looked up.
-            self.produce(topic, value, key, partition, callback, on_delivery, timestamp, headers)
-            return
+            try:
+                window, sequence = stream.assign(created_ms)
+                break
+            except StreamClosed:
+                pass  # It was retired since it was looked up; the next one is open.
         try:
             if sequence > stream.reserved:
                 self._reserve(stream, window, sequence)
             # As `header.encode_identity`, at half its cost: many records share a millisecond.
             suffix_ms, suffix = self._suffix
             if suffix_ms != created_ms:
-                suffix = created_ms.to_bytes(6, "big") + self._header_name
-                self._suffix = (created_ms, suffix)
+                suffix = self._new_suffix(created_ms)
             identity = (HEADER_KEY, self._pack_identity(stream.prefix, sequence, suffix))
-            callback = callback or on_delivery or self._default_callback
+            destination = window.destination or self._new_destination(stream, window)
+            number = sequence
+            if self._content:
+                number |= digest_of(sequence, key, value, headers) << DIGEST_SHIFT
             _produce(
                 self,
                 topic,
                 value,
                 key,
                 partition,
-                partial(_delivered, self, stream, window, sequence, callback),
+                _bind(destination.record, number) if callback is None else destination.bind(number, callback),
                 None,
                 created_ms,
-                [identity] if headers is None else [*_pairs(headers), identity],
+                [identity] if headers is None else [*without_identity(headers), identity],
             )
         except _NOT_TAKEN:
             stream.give_back(window, sequence)
             raise
         except BaseException:
             # A signal's handler may raise after the client took the record: its number is not free.
-            stream.mark_ambiguous(window, sequence)
-            if self._journal is not None:
-                self._journal.not_acknowledged(stream, window)
+            self._delivery_reports.in_doubt(stream, window, sequence)
             raise
 
     def produce_batch(
@@ -183,108 +223,212 @@ class AuditedProducer(Producer):
         callback: DeliveryCallback | None = None,
         on_delivery: DeliveryCallback | None = None,
     ) -> int:
-        """Send the messages one by one; returns how many were taken, and marks the others with `_error`."""
+        """Send many; returns how many were taken, and marks the others with `_error`.
+
+        A message may have `value`, `key`, `partition`, `callback`, `timestamp`, `headers`. Raises TypeError.
+        """
+        check_messages(messages, encoded=self._preparation is None)
+        told = callback or on_delivery or self._default_callback
+        in_runs = self._preparation is None and self._transaction_lock is None and not self._content
         accepted = 0
-        for message in messages:
-            try:
-                self.produce(
-                    topic,
-                    message.get("value"),
-                    message.get("key"),
-                    message.get("partition", partition),
-                    message.get("callback") or callback or on_delivery,
-                    timestamp=message.get("timestamp", 0),
-                    headers=message.get("headers"),
-                )
-                accepted += 1
-            except BufferError:
-                message["_error"] = KafkaError(KafkaError._QUEUE_FULL)
+        for start in range(0, len(messages), BATCH_RUN):
+            part = messages[start : start + BATCH_RUN]
+            stream = self._streams.get(topic)
+            run = None
+            if in_runs and stream is not None and not any(message.get("timestamp") for message in part):
+                created_ms = max(_now_ms(), stream.promise_ms or 0)
+                run = stream.assign_run(created_ms, len(part))
+            if run is None or stream is None:
+                accepted += sum(self._produce_message(topic, message, partition, told) for message in part)
+            else:
+                accepted += self._produce_run(stream, run, created_ms, part, partition, told)
         return accepted
+
+    def send(
+        self,
+        data: str | ProducerData | Iterable[ProducerData],
+        values: Any = None,
+        key: Any = None,
+        *,
+        timeout: float = -1,
+    ) -> list[Standing]:
+        """Send one or many and wait until the cluster has them: where each of them stands, in order.
+
+        `send(topic, value, key)`, `send(topic, [value, ...], key)`, or ProducerData, one or many. Raises
+        NotDelivered when any was not acknowledged (in `timeout` seconds; by default the client's own timeouts
+        decide), and what `produce` raises. With `producer.type` async it only queues, and returns no places.
+        """
+        if isinstance(data, str):
+            items: Iterable[ProducerData] = (ProducerData(data, values, key),)
+        else:
+            items = (data,) if isinstance(data, ProducerData) else data
+        if self._config.send_waits:
+            return send_all(self, items, timeout)
+        queue_all(self, items)
+        return []
 
     def poll(self, timeout: float = -1) -> int:
         """Serve delivery callbacks; what they told is in the journal before this returns."""
-        served: int = super().poll(timeout)
-        if self._journal is not None:
-            self._journal.settle()
-        return served
+        self._check_usable()
+        try:
+            return int(super().poll(timeout))
+        finally:
+            if self._journal is not None:
+                self._journal.settle()
 
     def flush(self, timeout: float = -1) -> int:
         """Wait until all is delivered; returns how many records are still in the queue."""
-        left: int = super().flush(timeout)
-        if self._journal is not None:
-            self._journal.settle()
-        return left
+        self._check_usable("flush")
+        try:
+            left = int(super().flush(timeout))
+        finally:
+            if self._journal is not None:
+                self._journal.settle()
+        return max(left - self._publisher.in_flight, 0)
+
+    def __len__(self) -> int:
+        """Records that wait for delivery or whose callbacks were not served; reports do not count."""
+        return max(super().__len__() - self._publisher.in_flight, 0)
+
+    def purge(self, in_queue: bool = True, in_flight: bool = True, blocking: bool = True) -> None:
+        """Give up records; they are ambiguous, or failed where nothing is ever sent twice (`retries` 0)."""
+        self._check_usable()
+        super().purge(in_queue, in_flight, blocking)
+
+    def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
+        self._check_usable()
+        return super().list_topics(timeout=timeout) if topic is None else super().list_topics(topic, timeout)
+
+    def cluster_id(self, timeout: float = -1) -> str:
+        self._check_usable()
+        return str(super().cluster_id(timeout))
+
+    def set_sasl_credentials(self, username: str, password: str) -> None:
+        """For the application's connection, and for what the reports need of the cluster."""
+        self._check_usable()
+        super().set_sasl_credentials(username, password)
+        self._config.client.update({"sasl.username": username, "sasl.password": password})
+        self._publisher.set_credentials(username, password)
+
+    def init_transactions(self, timeout: float = -1) -> None:
+        self._check_usable()
+        super().init_transactions(timeout)
+
+    def begin_transaction(self) -> None:
+        """Records from here on count when the transaction is committed."""
+        self._check_usable("begin_transaction")
+        self._transactions.begin(super().begin_transaction)
+
+    def send_offsets_to_transaction(self, positions: Any, group_metadata: Any, timeout: float = -1) -> None:
+        self._check_usable()
+        super().send_offsets_to_transaction(positions, group_metadata, timeout)
+
+    def commit_transaction(self, timeout: float = -1) -> None:
+        """Commit; the transaction's records are acknowledged then.
+
+        An error that can be retried, or that asks for an abort, leaves them pending until the next call; a
+        fatal one leaves them ambiguous.
+        """
+        self._check_usable("commit_transaction")
+        self._transactions.finish(partial(super().commit_transaction, timeout), Outcome.COMMITTED)
+
+    def abort_transaction(self, timeout: float = -1) -> None:
+        """Abort; the transaction's records are failed then, for no reader of committed data will see them."""
+        self._check_usable("abort_transaction")
+        self._transactions.finish(partial(super().abort_transaction, timeout), Outcome.ABORTED)
 
     def close(self, timeout: float = -1) -> bool:
         """Deliver what is queued, report the final counts and that the streams are closed. Safe to repeat.
 
-        Without a timeout (seconds) it ends when every record is delivered or given up by its own timeout.
-        With one, what is left then is purged. Returns whether everything was delivered, the last reports
-        included; a journal keeps those that were not.
+        An open transaction is aborted. Without a timeout (seconds) it ends when all is delivered or given up
+        by its own timeout; with one, what is left is purged. Returns whether all was delivered, reports too;
+        a journal keeps what was not. Raises a callback's first error at its end, and RuntimeError at once in
+        a signal's handler that would wait for what it interrupted.
         """
         if self._refusal is not None:
             return self._refusal == _CLOSED
+        refuse_inside(self, "close", _LOCKED)
         deadline = math.inf if timeout < 0 else time.monotonic() + timeout
-        self.flush(_seconds_left(deadline, share=2))
-        with self._streams_lock:
-            self._refusal = _CLOSED
-            streams = [*self._streams.values(), *self._retired]
-            self._streams, self._retired = {}, []
+        ended = self._abort_open(seconds_left(deadline, share=3))
+        raised: list[Exception] = []
+        drain(self, seconds_left(deadline, share=2), raised)
+        streams = self._end_streams()
         self._wake.set()
-        if self._report_lock.acquire(timeout=_seconds_left(deadline)):
-            try:
-                patience_s = _seconds_left(deadline, share=2, unlimited=TOPIC_TIMEOUT_S)
-                self._prepare_topic(min(max(patience_s, 0.1), TOPIC_TIMEOUT_S))
-                self._send_owed()
-                for stream in streams:
-                    self._publish(stream, stream.close(_now_ms()), deadline)
-            finally:
-                self._report_lock.release()
-        delivered = self.flush(_seconds_left(deadline)) == 0
-        if not delivered:
-            self.purge()
-            self.flush(PURGE_TIMEOUT_S)
+        self._transactions.end(self._transactions.open, Outcome.UNKNOWN)
+        delivered = self._tell_the_end(streams, deadline, raised)
         if self._journal is not None:
             self._journal.close()
-        _living.discard(self)
-        return bool(super().close()) and delivered
+        producer_life.end(self)
+        if self._publisher.own_connection is not None:
+            self._publisher.own_connection.close()
+        # The client's own `close` aborts what is open, and waits for that without an end.
+        closed = bool(super().close()) if ended else False
+        if raised:
+            raise raised[0]
+        return closed and delivered
 
-    def __exit__(self, *exception: object) -> None:
+    def _end_streams(self) -> list[StreamSession]:
+        with self._streams_lock:
+            self._refusal = _CLOSED  # from here on nothing is taken
+            streams, self._streams, self._retired = [*self._streams.values(), *self._retired], {}, []
+            return streams
+
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def report(self) -> None:
         """Publish now what changed since the last report, rather than at the next interval."""
+        if self._refusal is not None:
+            return
+        refuse_inside(self, "report", _LOCKED)
         with self._report_lock:
-            if self._refusal is not None or not self._prepare_topic(TOPIC_TIMEOUT_S):
+            if self._refusal is not None:
                 return
-            self._send_owed()
+            if self._preparation is not None:
+                self._preparation.refresh(self)
+            if not self._publisher.prepare_topic(TOPIC_TIMEOUT_S):
+                return
+            self._publisher.publish_owed(self)
+            untold = self._publisher.take_undelivered()
+            self._retired.extend(stream for stream in untold if stream.state == CLOSED)
             for stream in list(self._streams.values()):
                 if len(stream.windows) > MAX_WINDOWS_A_STREAM:
                     self._retire(stream)
                 else:
-                    self._publish(stream, stream.report(_now_ms()))
+                    self._publisher.publish(self, stream, stream.report(_now_ms()))
             for stream in list(self._retired):
                 if stream.pending_count == 0:
                     self._retired.remove(stream)
-                    self._publish(stream, stream.close(_now_ms()), time.monotonic() + TOPIC_TIMEOUT_S)
+                    self._publisher.publish(
+                        self, stream, stream.close(_now_ms()), time.monotonic() + TOPIC_TIMEOUT_S
+                    )
                 else:
-                    self._publish(stream, stream.report(_now_ms()))
+                    self._publisher.publish(self, stream, stream.report(_now_ms()))
+            self._publisher.serve()
 
-    @staticmethod
-    def _open_journal(path: str | None) -> ProducerJournal | None:
-        if path is None:
-            return None
-        journal = Journal(path)
-        if journal.set_aside is not None:
-            _log.warning("journal %s is a copy of another producer's; kept as %s", path, journal.set_aside)
-        return ProducerJournal(journal, _now_ms())
+    def forked(self) -> list[Producer]:
+        """In a forked child: refuse to work; returns the clients whose threads the child does not have.
+
+        Locks are made anew, because a thread that held one does not exist here either.
+        """
+        self._refusal = _FORKED
+        self._streams = {}
+        self._streams_lock = threading.Lock()
+        self._transaction_lock = self._transactions.forked()
+        if self._journal is not None:
+            self._journal.abandon()
+        own = self._publisher.own_connection
+        return [self] if own is None else [self, own]
 
     def _open_stream(self, topic: str, clocked: bool) -> StreamSession:
         with self._streams_lock:
-            if self._refusal is not None:
-                raise RuntimeError(self._refusal)
+            self._check_usable()
+            if not isinstance(topic, str):
+                raise TypeError(f"a topic's name is a text, not {type(topic).__name__}")
             if topic == self._config.events_topic:
                 raise ValueError(f"topic {topic} is for the audit's own events")
+            if not TOPIC_NAME.fullmatch(topic) or topic in (".", ".."):
+                raise KafkaException(KafkaError(KafkaError.TOPIC_EXCEPTION, f"illegal topic {topic[:40]!r}"))
             stream = self._streams.get(topic)
             if stream is None:
                 stream = StreamSession(
@@ -295,12 +439,19 @@ class AuditedProducer(Producer):
                     lease_ms=self._config.lease_ms,
                     now_ms=_now_ms(),
                     promises=clocked,
+                    content=self._content,
                 )
                 if self._journal is not None:
                     self._journal.opened(stream)
                 self._streams[topic] = stream
                 self._wake.set()
             return stream
+
+    def _check_usable(self, call: str = "") -> None:
+        if self._refusal is not None:
+            raise RuntimeError(self._refusal)
+        if call:
+            refuse_inside(self, call, _LOCKED)
 
     def _retire(self, stream: StreamSession) -> None:
         """Begin a new stream for the topic, so that one that runs for years does not keep all its windows."""
@@ -312,145 +463,141 @@ class AuditedProducer(Producer):
         if self._journal is not None:
             self._journal.reserve(stream, window, sequence)
 
-    def _prepare_topic(self, timeout_s: float) -> bool:
-        """Whether events can be sent; a cluster that answers but creates nothing must do so unasked."""
-        if not self._topic_ready:
-            state = ensure_events_topic(self._config.client, self._config.events_topic, timeout_s)
-            self._topic_attempts += state is TopicState.UNANSWERED
-            self._topic_ready = state is TopicState.READY or self._topic_attempts >= MAX_TOPIC_ATTEMPTS
-        return self._topic_ready
+    def _new_suffix(self, created_ms: int) -> bytes:
+        suffix = created_ms.to_bytes(6, "big") + self._header_name
+        self._suffix = (created_ms, suffix)
+        return suffix
 
-    def _publish(self, stream: StreamSession, events: Iterable[Event], deadline: float | None = None) -> None:
-        for event in events:
-            if self._journal is not None and isinstance(event, CountEvent):
-                self._journal.reported(stream, event)
-            key, value = encode_event(event)
-            if not self._send_event(key, value, partial(_event_delivered, self, stream, event), deadline):
-                stream.report_again(event)
+    def _new_destination(self, stream: StreamSession, window: WindowCounts) -> Destination:
+        destination = self._delivery_reports.destination(stream, window, self._transactions.open)
+        # Outside of a transaction a transactional client refuses the record: nothing to keep.
+        if self._transaction_lock is None or self._transactions.open is not None:
+            window.destination = destination
+        return destination
 
-    def _send_owed(self) -> None:
-        """Send the reports that an earlier session left in the journal; what fails goes out the next time."""
-        owed, self._owed = self._owed, {}
-        for key, value in owed.items():
-            callback = partial(_owed_delivered, self, key, value)
-            if not self._send_event(key.encode(), value.encode(), callback, None):
-                self._owed[key] = value
-
-    def _send_event(
-        self, key: bytes, value: bytes, callback: DeliveryCallback, deadline: float | None
+    def _produce_message(
+        self, topic: str, message: dict[str, Any], partition: int, callback: DeliveryCallback | None
     ) -> bool:
-        """Queue an event; False when the queue is full (until the deadline, if there is one)."""
+        """One message of a batch; whether it was taken."""
+        own = message.get("partition")
+        try:
+            self.produce(
+                topic,
+                message.get("value"),
+                message.get("key"),
+                partition if own is None else own,
+                message.get("callback") or callback,
+                timestamp=message.get("timestamp") or 0,
+                headers=message.get("headers"),
+            )
+        except (BufferError, KafkaException) as error:
+            message["_error"] = error_of(error)
+            return False
+        return True
+
+    def _produce_run(
+        self,
+        stream: StreamSession,
+        run: tuple[WindowCounts, int],
+        created_ms: int,
+        messages: list[dict[str, Any]],
+        partition: int,
+        callback: DeliveryCallback | None,
+    ) -> int:
+        """Messages of a batch under numbers in a row; one that is refused leaves its number to the next."""
+        window, first = run
+        sequence, last = first, first + len(messages) - 1
+        try:
+            if last > stream.reserved:
+                self._reserve(stream, window, last)
+            suffix = self._new_suffix(created_ms)
+            destination = window.destination or self._new_destination(stream, window)
+            for message in messages:
+                identity = (HEADER_KEY, self._pack_identity(stream.prefix, sequence, suffix))
+                own, headers = message.get("partition"), message.get("headers")
+                try:
+                    _produce(
+                        self,
+                        stream.topic,
+                        message.get("value"),
+                        message.get("key"),
+                        partition if own is None else own,
+                        destination.bind(sequence, message.get("callback") or callback),
+                        None,
+                        created_ms,
+                        [identity] if headers is None else [*without_identity(headers), identity],
+                    )
+                    sequence += 1
+                except (BufferError, KafkaException) as error:
+                    message["_error"] = error_of(error)
+        except _NOT_TAKEN:
+            raise
+        except BaseException:
+            self._delivery_reports.in_doubt(stream, window, sequence)
+            sequence += 1
+            raise
+        finally:
+            if sequence <= last:
+                stream.give_back(window, sequence, last)
+        return sequence - first
+
+    def _abort_open(self, timeout_s: float) -> bool:
+        """Before closing: whether no transaction is left that the client's own `close` would wait for."""
+        if self._transactions.open is None:
+            return True
+        try:
+            self.abort_transaction(timeout_s)
+        except KafkaException as error:
+            _log.warning("the open transaction was not aborted: %s", error.args[0].str())
+            return bool(error.args[0].fatal())
+        return True
+
+    def _tell_the_end(self, streams: list[StreamSession], deadline: float, raised: list[Exception]) -> bool:
+        """The last records and reports; whether all of them were delivered. A purge of the application's that
+        came just before may take the reports with it; those go out again."""
+        given_up = False
         while True:
+            if not self._report_lock.acquire(timeout=seconds_left(deadline)):
+                self._flush_all(deadline, raised)
+                return False
             try:
-                _produce(self, self._config.events_topic, value, key, -1, callback)
-                return True
-            except BufferError:
-                if deadline is None or time.monotonic() >= deadline:
-                    return False
-                self.poll(0.1)
+                earlier = self._publisher.take_undelivered()
+                streams += [each for each in earlier if each.state == CLOSED and each not in streams]
+                self._report_closed(streams, deadline)
+            finally:
+                self._report_lock.release()
+            delivered = self._flush_all(deadline, raised)
+            undelivered = self._publisher.take_undelivered()
+            streams = [each for each, error in undelivered.items() if error and error.code() in _PURGED]
+            given_up |= len(streams) < len(undelivered)
+            if not streams or not delivered:
+                return delivered and not undelivered and not given_up and not self._publisher.owes
 
-    def _undelivered(
-        self, stream: StreamSession, window: WindowCounts, sequence: int, error: KafkaError
-    ) -> None:
-        """Only a record that was purged before it was ever sent surely does not exist."""
-        if error.code() == KafkaError._PURGE_QUEUE:
-            stream.mark_failed(window, sequence)
-        else:
-            stream.mark_ambiguous(window, sequence)
-        if self._journal is not None:
-            self._journal.not_acknowledged(stream, window)
+    def _report_closed(self, streams: list[StreamSession], deadline: float) -> None:
+        patience_s = seconds_left(deadline, share=2, unlimited=TOPIC_TIMEOUT_S)
+        self._publisher.prepare_topic(min(max(patience_s, 0.1), TOPIC_TIMEOUT_S))
+        self._publisher.publish_owed(self)
+        for stream in streams:
+            self._publisher.publish(self, stream, stream.close(_now_ms()), deadline)
+
+    def _flush_all(self, deadline: float, raised: list[Exception]) -> bool:
+        """The last records and reports; what is left at the deadline is purged."""
+        own = self._publisher.own_connection
+        clients: list[Any] = [super()] if own is None else [super(), own]
+        delivered = True
+        for client in clients:
+            if drain(client, seconds_left(deadline), raised) != 0:
+                delivered = False
+                client.purge()
+                drain(client, PURGE_TIMEOUT_S, raised)
+        return delivered
 
 
+_PURGED = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
 _CLOSED = "this producer is closed"
 _FORKED = "a forked process must open its own producer: the parent's streams are not its own"
-_living: weakref.WeakSet[AuditedProducer] = weakref.WeakSet()
-
-
-def _delivered(
-    producer: AuditedProducer,
-    stream: StreamSession,
-    window: WindowCounts,
-    sequence: int,
-    callback: DeliveryCallback | None,
-    error: KafkaError | None,
-    message: Any,
-) -> None:
-    """A record's delivery report. The sizes first: `WindowCounts.fold` goes by the number of sequences."""
-    if error is None:
-        window.fresh_sizes.append(len(message))
-        window.fresh.append(sequence)
-    else:
-        producer._undelivered(stream, window, sequence, error)
-    if callback is not None:
-        callback(error, message)
-
-
-def _event_delivered(
-    producer: AuditedProducer, stream: StreamSession, event: Event, error: KafkaError | None, message: Any
-) -> None:
-    if error is not None:
-        stream.report_again(event)
-        return
-    window = stream.report_delivered(event)
-    journal = producer._journal
-    if journal is None:
-        return
-    if window is not None:
-        journal.delivered(stream, window)
-    elif isinstance(event, StreamEvent) and event.state == CLOSED:
-        journal.gone(stream)
-
-
-def _owed_delivered(
-    producer: AuditedProducer, key: str, value: str, error: KafkaError | None, message: Any
-) -> None:
-    if error is not None:
-        producer._owed[key] = value
-    elif producer._journal is not None:
-        producer._journal.carried(key)
-
-
-def _pairs(headers: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:
-    return headers.items() if isinstance(headers, Mapping) else headers
+_UNFINISHED = "this producer was never opened"
 
 
 def _now_ms() -> int:
     return _time_ns() // 1_000_000
-
-
-def _seconds_left(deadline: float, *, share: int = 1, unlimited: float = -1.0) -> float:
-    """A part of the time to the deadline; `unlimited` when there is none (-1: wait for ever)."""
-    return unlimited if deadline == math.inf else max((deadline - time.monotonic()) / share, 0.0)
-
-
-def _report_regularly(
-    reference: weakref.ref[AuditedProducer], wake: threading.Event, interval_s: float
-) -> None:
-    """The reporting thread: at every interval, and at once when a stream opens."""
-    while True:
-        wake.wait(interval_s)
-        wake.clear()
-        producer = reference()
-        if producer is None or producer._refusal is not None:
-            return
-        try:
-            producer.report()
-        except Exception:
-            _log.exception("the audit's report failed; the next one will hold what this one did not say")
-        del producer
-
-
-def _close_at_exit() -> None:
-    """An application that only flushed before it ended still closes its streams."""
-    for producer in list(_living):
-        producer.close(EXIT_TIMEOUT_S)
-
-
-def _refuse_in_child() -> None:
-    for producer in list(_living):
-        producer._streams = {}
-        producer._refusal = _FORKED
-
-
-atexit.register(_close_at_exit)
-os.register_at_fork(after_in_child=_refuse_in_child)

@@ -4,7 +4,8 @@
 `BrokerSettings` holds everything with a sensible default under Kafka's own names: the field
 `log_segment_bytes` is the key `log.segment.bytes` in the file, in `--set` and in DescribeConfigs.
 Keys without a counterpart in Apache Kafka are `record.validation`, `visibility`, `metrics.listen`,
-`connection.receive.buffer.bytes`, `connection.send.queue.bytes` and `log.format`.
+`connection.receive.buffer.bytes`, `connection.send.queue.bytes`, `queued.max.response.bytes` and
+`log.format`.
 
 `load_config` is called by the command line and the tests; every mistake is one `ConfigError` with the
 field's path, the value found and what was expected. Unknown keys are mistakes.
@@ -13,7 +14,7 @@ field's path, the value found and what was expected. Unknown keys are mistakes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -46,8 +47,29 @@ def parse_address(value: object) -> Address:
     return Address(host.strip("[]") or "0.0.0.0", int(port))
 
 
+def parse_connection_limits(text: str) -> dict[str, int]:
+    """`host:limit,host:limit` as in `max.connections.per.ip.overrides`; hosts are names or addresses, an IPv6
+    address as it stands. Raises ValueError."""
+    limits: dict[str, int] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        host, separator, limit = part.rpartition(":")
+        if not separator or not host or not limit.strip().isdigit() or int(limit) > 2**31 - 1:
+            raise ValueError("expected host:limit, several with commas")
+        limits[host.strip().strip("[]")] = int(limit)
+    return limits
+
+
 def _integer(default: int, minimum: int = 0, maximum: int = LONGEST) -> Any:
     return dataclasses.field(default=default, metadata={"minimum": minimum, "maximum": maximum})
+
+
+def _share(default: float) -> Any:
+    return dataclasses.field(default=default, metadata={})
+
+
+def _text(default: str, check: Callable[[str], object]) -> Any:
+    """`check` raises ValueError, whose text says what was expected."""
+    return dataclasses.field(default=default, metadata={"check": check})
 
 
 def _choice(default: str, *others: str) -> Any:
@@ -84,6 +106,11 @@ class BrokerSettings:
     log_cleaner_max_compaction_lag_ms: int = _integer(LONGEST, minimum=1)
     log_segment_delete_delay_ms: int = _integer(60_000)
     # Logs: what the broker does in the background.
+    log_cleaner_enable: bool = True
+    log_cleaner_backoff_ms: int = _integer(15_000, minimum=10)
+    log_cleaner_dedupe_buffer_size: int = _integer(128 << 20, minimum=1 << 20)
+    log_cleaner_min_cleanable_ratio: float = _share(0.5)
+    log_cleaner_io_max_bytes_per_second: int = _integer(LONGEST, minimum=1)
     log_retention_check_interval_ms: int = _integer(300_000, minimum=1)
     log_flush_scheduler_interval_ms: int = _integer(1_000, minimum=10)
     log_flush_offset_checkpoint_interval_ms: int = _integer(60_000, minimum=10)
@@ -93,7 +120,8 @@ class BrokerSettings:
     # Groups.
     offsets_topic_num_partitions: int = _integer(50, minimum=1)
     offsets_topic_segment_bytes: int = _integer(100 << 20, minimum=1)
-    offsets_topic_replication_factor: int = _integer(1, minimum=1, maximum=32767)
+    offsets_topic_replication_factor: int = _integer(3, minimum=1, maximum=32767)
+    offsets_commit_timeout_ms: int = _integer(5_000, minimum=1, maximum=2**31 - 1)
     offsets_retention_minutes: int = _integer(10_080, minimum=1)
     offsets_retention_check_interval_ms: int = _integer(600_000, minimum=1)
     offset_metadata_max_bytes: int = _integer(4096)
@@ -101,19 +129,56 @@ class BrokerSettings:
     group_min_session_timeout_ms: int = _integer(6_000)
     group_max_session_timeout_ms: int = _integer(1_800_000)
     group_max_size: int = _integer(2**31 - 1, minimum=1)
+    # Transactions.
+    transaction_state_log_num_partitions: int = _integer(50, minimum=1)
+    transaction_state_log_segment_bytes: int = _integer(100 << 20, minimum=1)
+    transaction_state_log_replication_factor: int = _integer(3, minimum=1, maximum=32767)
+    transaction_state_log_min_isr: int = _integer(2, minimum=1)
+    transaction_max_timeout_ms: int = _integer(900_000, minimum=1, maximum=2**31 - 1)
+    transaction_abort_timed_out_transaction_cleanup_interval_ms: int = _integer(10_000, minimum=1)
+    transaction_remove_expired_transaction_cleanup_interval_ms: int = _integer(3_600_000, minimum=1)
+    transaction_partition_verification_enable: bool = True
+    transactional_id_expiration_ms: int = _integer(604_800_000, minimum=1)
     # Network.
     socket_request_max_bytes: int = _integer(100 << 20, minimum=1024, maximum=2**31 - 1)
     fetch_max_bytes: int = _integer(8 << 20, minimum=1024)  # Kafka: 55 MiB; it bounds memory here
+    queued_max_request_bytes: int = _integer(256 << 20, minimum=-1)  # Kafka: -1, no bound
+    queued_max_response_bytes: int = _integer(64 << 20, minimum=-1)
     max_connections: int = _integer(2**31 - 1, minimum=1)
+    max_connections_per_ip: int = _integer(2**31 - 1)
+    max_connections_per_ip_overrides: str = _text("", parse_connection_limits)
     connections_max_idle_ms: int = _integer(600_000)
     connection_receive_buffer_bytes: int = _integer(64 << 10, minimum=4096)
     connection_send_queue_bytes: int = _integer(4 << 20, minimum=4096)
+    max_incremental_fetch_session_cache_slots: int = _integer(1_000)
+    # Quotas: bytes a second of each client id that has none of its own.
+    quota_producer_default: int = _integer(LONGEST, minimum=1)
+    quota_consumer_default: int = _integer(LONGEST, minimum=1)
+    quota_window_num: int = _integer(11, minimum=2, maximum=1_000)
+    quota_window_size_seconds: int = _integer(1, minimum=1, maximum=3_600)
+    # Replication.
+    replica_lag_time_max_ms: int = _integer(30_000, minimum=1)
+    replica_fetch_max_bytes: int = _integer(1 << 20, maximum=2**31 - 1)
+    replica_fetch_response_max_bytes: int = _integer(10 << 20, maximum=2**31 - 1)
+    replica_fetch_wait_max_ms: int = _integer(500, maximum=60_000)
+    replica_fetch_min_bytes: int = _integer(1, maximum=2**31 - 1)
+    replica_high_watermark_checkpoint_interval_ms: int = _integer(5_000, minimum=10)
     # Cluster.
     zookeeper_session_timeout_ms: int = _integer(18_000, minimum=100)
     zookeeper_connection_timeout_ms: int = _integer(18_000, minimum=100)
+    unclean_leader_election_enable: bool = False
+    auto_leader_rebalance_enable: bool = True
+    leader_imbalance_check_interval_seconds: int = _integer(300, minimum=1, maximum=2**31 - 1)
+    leader_imbalance_per_broker_percentage: int = _integer(10, maximum=100)
+    controlled_shutdown_enable: bool = True
+    controlled_shutdown_max_retries: int = _integer(3, maximum=1000)
+    controlled_shutdown_retry_backoff_ms: int = _integer(5_000, maximum=3_600_000)
     # Telemetry.
     metrics_listen: str = ""
     log_format: str = _choice("human", "json")
+    # No setting itself.
+    given: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)
+    """Fields that were asked for by name, whatever their value; the others hold defaults."""
 
     def by_key(self) -> dict[str, Any]:
         """Every setting under its Kafka-style key."""
@@ -125,7 +190,9 @@ class BrokerSettings:
 
 
 SETTING_FIELDS: Mapping[str, dataclasses.Field[Any]] = {
-    field.name.replace("_", "."): field for field in dataclasses.fields(BrokerSettings)
+    field.name.replace("_", "."): field
+    for field in dataclasses.fields(BrokerSettings)
+    if field.name != "given"
 }
 """Kafka-style key -> field."""
 
@@ -156,7 +223,12 @@ def parse_settings(values: Mapping[str, object], path: str = "settings") -> Brok
         if field is None:
             raise ConfigError(f"{path}.{key}", value, f"a known setting{_nearest(key)}")
         parsed[field.name] = _parse_setting(field, value, f"{path}.{key}")
-    return BrokerSettings(**parsed)
+    settings = BrokerSettings(**parsed, given=frozenset(parsed))
+    if not settings.max_connections_per_ip and not settings.max_connections_per_ip_overrides:
+        raise ConfigError(
+            f"{path}.max.connections.per.ip", 0, "1 or more, or max.connections.per.ip.overrides beside it"
+        )
+    return settings
 
 
 def _parse_setting(field: dataclasses.Field[Any], value: object, path: str) -> object:
@@ -167,9 +239,16 @@ def _parse_setting(field: dataclasses.Field[Any], value: object, path: str) -> o
         return text == "true"
     if field.type == "int":
         return _parse_integer(value, field.metadata["minimum"], field.metadata["maximum"], path)
+    if field.type == "float":
+        return _parse_share(value, path)
     choices = field.metadata.get("choices")
     if choices and str(value) not in choices:
         raise ConfigError(path, value, "one of " + ", ".join(choices))
+    if (check := field.metadata.get("check")) is not None:
+        try:
+            check(str(value))
+        except ValueError as error:
+            raise ConfigError(path, value, str(error).removeprefix("expected ")) from None
     return str(value)
 
 
@@ -184,6 +263,16 @@ def _parse_integer(value: object, minimum: int, maximum: int, path: str) -> int:
     if not minimum <= number <= maximum:
         raise ConfigError(path, value, expected)
     return number
+
+
+def _parse_share(value: object, path: str) -> float:
+    try:
+        share = float(str(value).strip())
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise ConfigError(path, value, "a number from 0 to 1")
+    return share
 
 
 def _nearest(key: str) -> str:

@@ -2,13 +2,14 @@
 
 Called by the `load_config` of the broker, the mirror, the audit and the sandbox. A mistake is a `ConfigError`
 whose path names the file, the line and the field (`mirror.yaml:7: sources[0].bootstrap`), with the value
-found and what was expected; of several the first, and how many more there are. Unknown keys are mistakes (the
-models forbid them). A `ConfigError` that a model's own validator raises keeps its field and gets the file's
-name.
+found and what was expected; of several the first, with the others in its `further`. Unknown keys are mistakes
+(the models forbid them). A `ConfigError` that a model's own validator raises keeps its field and gets the
+file's name.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +23,17 @@ from millrace.broker.errors import ConfigError
 Model = TypeVar("Model", bound=BaseModel)
 Location = tuple[int | str, ...]
 
+_MERGE_TAG = "tag:yaml.org,2002:merge"
+
 # A value is shown so that it is recognised, not so that the line wraps around the screen.
 SHOWN_VALUE_SIZE = 80
+
+
+# A password may stand where none belongs: below these keys, an error shows only what cannot be one.
+SECRET_KEYS = frozenset({"security", "password", "key_password", "client_secret", "token"})
+PUBLIC_KEYS = frozenset(
+    {"protocol", "mechanism", "ca", "cert", "key", "verify_hostname", "endpoint", "file", "env"}
+)
 
 
 class _Nothing:
@@ -40,12 +50,14 @@ NOTHING = _Nothing()
 class ConfigText:
     """A parsed file: its values, and the tree that knows on which line each stands.
 
-    `name` is empty for values that come from no file, such as command-line options.
+    `name` is empty for values that come from no file, such as command-line options. Relative paths in the
+    file are meant from `folder`; models that hold some find it in their validation context.
     """
 
     name: str
     content: dict[str, Any]
     tree: yaml.Node | None = None
+    folder: Path | None = None
 
     def place(self, location: Location) -> str:
         """`name:line` of the deepest part of `location` that the file has."""
@@ -57,6 +69,10 @@ class ConfigText:
             if found is not None:  # pydantic also names branches of unions, which are in no file
                 node, line = found
         return self.name if line is None else f"{self.name}:{line + 1}"
+
+    def where(self, path: str) -> str:
+        """`name:line: path` for a path such as `sources[0].topics.include`."""
+        return _path(self.place(_location(path, self.content)), path)
 
 
 def read_config(path: Path | str, keys: str) -> ConfigText:
@@ -74,11 +90,38 @@ def read_config(path: Path | str, keys: str) -> ConfigText:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         raise ConfigError(where, getattr(error, "problem", None) or "broken text", "valid YAML") from None
+    if tree is not None and (repeated := _repeated_key(tree)) is not None:
+        first, second = repeated
+        where = f"{path}:{second.start_mark.line + 1}"
+        raise ConfigError(
+            f"{where}: {second.value}", "the key again", f"it once; line {first.start_mark.line + 1} has it"
+        )
     if content is None:
         content = {}
     if not isinstance(content, dict):
         raise ConfigError(str(path), _shown(content), f"a mapping with the keys {keys}")
-    return ConfigText(path.name, content, tree)
+    return ConfigText(path.name, content, tree, path.absolute().parent)
+
+
+def _repeated_key(tree: yaml.Node) -> tuple[yaml.ScalarNode, yaml.ScalarNode] | None:
+    """A key that stands twice in one mapping: YAML would silently take the last."""
+    waiting, seen = [tree], {id(tree)}
+    while waiting:
+        node = waiting.pop()
+        children = list(node.value) if isinstance(node, yaml.SequenceNode) else []
+        if isinstance(node, yaml.MappingNode):
+            keys: dict[str, yaml.ScalarNode] = {}
+            for key, value in node.value:
+                children.append(value)
+                if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE_TAG:
+                    first = keys.setdefault(key.value, key)
+                    if first is not key:
+                        return first, key
+        for child in children:
+            if id(child) not in seen:  # an alias stands for a node that was looked at
+                seen.add(id(child))
+                waiting.append(child)
+    return None
 
 
 def check_config(
@@ -87,36 +130,56 @@ def check_config(
     """The checked model. `expectations` says in words what a top-level field takes, where pydantic's own
     words would not help. Raises ConfigError."""
     try:
-        return model.model_validate(text.content)
+        return model.model_validate(text.content, context={"folder": text.folder})
     except ValidationError as error:
-        raise _first_mistake(model, error, text, expectations or {}) from None
+        raise _all_in_one(_mistakes(model, error, text, expectations or {})) from None
     except ConfigError as error:
-        raise ConfigError(_path(text.name, error.path), error.value, error.expected) from None
+        raise _all_in_one(
+            [ConfigError(text.where(each.path), each.value, each.expected) for each in error.each()]
+        ) from None
 
 
-def _first_mistake(
+def _all_in_one(mistakes: list[ConfigError]) -> ConfigError:
+    first, *further = mistakes
+    return ConfigError(first.path, first.value, first.expected, tuple(further))
+
+
+def _mistakes(
     model: type[BaseModel], error: ValidationError, text: ConfigText, expectations: Mapping[str, str]
-) -> ConfigError:
-    mistakes = error.errors(include_url=False)
-    fields = [
-        _field_path(mistake["loc"], text.content, missing=mistake["type"] == "missing")
-        for mistake in mistakes
-    ]
-    first, location = mistakes[0], mistakes[0]["loc"]
-    more = len(set(fields)) - 1
-    counted = f" (and {more} more)" if more else ""
-    path = _path(text.place(location), fields[0])
+) -> list[ConfigError]:
+    """One for each field, in pydantic's order."""
+    found: dict[str, ConfigError] = {}
+    for mistake in error.errors(include_url=False):
+        if _follows_from_another(mistake, error):
+            continue
+        field = _field_path(mistake["loc"], text.content, missing=mistake["type"] == "missing")
+        if field not in found:  # of a union, every branch has something to say
+            found[field] = _mistake(model, mistake, _path(text.place(mistake["loc"]), field), expectations)
+    return list(found.values())
+
+
+def _mistake(model: type[BaseModel], mistake: Any, path: str, expectations: Mapping[str, str]) -> ConfigError:
+    location = mistake["loc"]
     top_level = str(location[0]) if location else ""
-    if first["type"] == "missing":
-        expected = expectations.get(top_level, "a value: this key is required")
-        return ConfigError(path, NOTHING, expected + counted)
-    if first["type"] == "extra_forbidden":
+    if mistake["type"] == "missing":
+        return ConfigError(path, NOTHING, expectations.get(top_level, "a value: this key is required"))
+    shown = _shown(mistake["input"], location)
+    if mistake["type"] == "extra_forbidden":
         known = (
             f"one of {', '.join(_keys(model))}" if len(location) == 1 else "no such key: check its spelling"
         )
-        return ConfigError(path, _shown(first["input"]), known + counted)
-    expected = expectations.get(top_level) or _in_words(first["type"], first["msg"])
-    return ConfigError(path, _shown(first["input"]), expected + counted)
+        return ConfigError(path, shown, known)
+    expected = expectations.get(top_level) or _in_words(mistake["type"], mistake["msg"])
+    return ConfigError(path, shown, expected)
+
+
+def _follows_from_another(mistake: Any, error: ValidationError) -> bool:
+    """pydantic counts only the good items of a list: one with a single bad item is also "too short"."""
+    location = mistake["loc"]
+    return mistake["type"] == "too_short" and any(
+        len(other["loc"]) > len(location) and other["loc"][: len(location)] == location
+        for other in error.errors(include_url=False)
+    )
 
 
 def _keys(model: type[BaseModel]) -> list[str]:
@@ -125,6 +188,35 @@ def _keys(model: type[BaseModel]) -> list[str]:
 
 def _path(place: str, field: str) -> str:
     return f"{place}: {field}" if place and field else place or field
+
+
+def _location(path: str, content: Any) -> Location:
+    """The parts of a path. Keys may hold dots, so a part is the longest key of the content that fits; what
+    the content has not (a default) ends it."""
+    parts: list[int | str] = []
+    while path:
+        index = re.match(r"\[(\d+)\]", path)
+        if index is not None and isinstance(content, list) and int(index[1]) < len(content):
+            part: int | str = int(index[1])
+            path = path[index.end() :].removeprefix(".")
+        elif isinstance(content, dict) and (keys := [str(key) for key in content if _opens(path, str(key))]):
+            part = max(keys, key=len)
+            path = path[len(part) :].removeprefix(".")
+        else:
+            break
+        parts.append(part)
+        content = _below(content, part)
+    return tuple(parts)
+
+
+def _below(content: Any, part: int | str) -> Any:
+    if isinstance(content, list) and isinstance(part, int):
+        return content[part]
+    return next(value for key, value in content.items() if str(key) == part)
+
+
+def _opens(path: str, key: str) -> bool:
+    return path.startswith(key) and path[len(key) : len(key) + 1] in ("", ".", "[")
 
 
 def _in_words(kind: str, message: str) -> str:
@@ -150,6 +242,12 @@ def _field_path(location: Location, content: Any, *, missing: bool) -> str:
     return path
 
 
+def _has_secrets(value: object) -> bool:
+    if isinstance(value, dict):
+        return not SECRET_KEYS.isdisjoint(value) or any(_has_secrets(each) for each in value.values())
+    return isinstance(value, list | tuple) and any(_has_secrets(each) for each in value)
+
+
 class _Shortened:
     def __init__(self, text: str) -> None:
         self._text = text
@@ -158,7 +256,12 @@ class _Shortened:
         return self._text
 
 
-def _shown(value: object) -> object:
+def _shown(value: object, location: Location = ()) -> object:
+    if isinstance(value, dict | list | tuple) and _has_secrets(value):
+        return _Shortened("something that is not shown here, as it may hold secrets")
+    is_public = isinstance(value, bool | None) or (location and location[-1] in PUBLIC_KEYS)
+    if not SECRET_KEYS.isdisjoint(location) and not is_public:
+        return _Shortened("a value that is not shown here, as it may be a secret")
     text = repr(value)
     return value if len(text) <= SHOWN_VALUE_SIZE else _Shortened(text[: SHOWN_VALUE_SIZE - 1] + "…")
 

@@ -6,6 +6,7 @@
     │   ├── CorruptMessage (2)   … ├── OffsetOutOfRange (1) … (134 classes, below)
     │   └── ...
     ├── ClusterUnreachable       a client could not reach any broker of a named cluster
+    │   └── AccessRefused        client and server do not accept each other: login, certificate
     └── FatalError               the environment makes it impossible to go on; has an exit status
         ├── ConfigError          a file or option has a wrong value
         ├── PortTaken            ├── ZooKeeperUnreachable    ├── DataFolderNotWritable
@@ -29,7 +30,12 @@ class MillraceError(Exception):
 
 
 class ProtocolError(MillraceError):
-    """A peer sent bytes that the protocol does not allow; the connection cannot go on."""
+    """A peer sent bytes that the protocol does not allow; the connection cannot go on.
+
+    `kind` is what metrics count and rate limits tell apart: "size", "header", "body" or "acks=0".
+    """
+
+    kind = "body"
 
 
 class ClusterUnreachable(MillraceError):
@@ -42,6 +48,11 @@ class ClusterUnreachable(MillraceError):
         self.cluster = cluster
 
 
+class AccessRefused(ClusterUnreachable):
+    """Client and server do not accept each other: a login or a certificate is refused. Asking again at once
+    cures nothing; the message says what to change."""
+
+
 class FatalError(MillraceError):
     """The process cannot go on. The message says what to do; `exit_status` tells scripts which it was."""
 
@@ -49,15 +60,23 @@ class FatalError(MillraceError):
 
 
 class ConfigError(FatalError):
-    """A setting is wrong: `path` is where it stands (`broker.yaml: settings.log.segment.bytes`)."""
+    """A setting is wrong: `path` is where it stands (`broker.yaml: settings.log.segment.bytes`).
+
+    `further` are the other mistakes that were found with it; its own line says how many there are."""
 
     exit_status: ClassVar[int] = 2
 
-    def __init__(self, path: str, value: object, expected: str):
-        super().__init__(f"{path}: got {value!r}, expected {expected}")
+    def __init__(self, path: str, value: object, expected: str, further: tuple[ConfigError, ...] = ()):
+        more = f" (and {len(further)} more)" if further else ""
+        super().__init__(f"{path}: got {value!r}, expected {expected}{more}")
         self.path = path
         self.value = value
         self.expected = expected
+        self.further = further
+
+    def each(self) -> list[ConfigError]:
+        """Every mistake that was found, one line each; this one is the first."""
+        return [ConfigError(self.path, self.value, self.expected), *self.further]
 
 
 class PortTaken(FatalError):

@@ -2,7 +2,9 @@
 # Makes a bare Debian or Ubuntu machine ready to run or to test Millrace; `make` calls it, stamps remember it.
 #
 #   bootstrap.sh demo    .venv with the pinned dependencies of the demo, and Java 17+
-#   bootstrap.sh test    the same with the test tools, and kcat, Chromium and Maven
+#   bootstrap.sh test    the same with the test tools, and kcat, Burrow, openssl, Chromium, Maven, ip,
+#                        mkfs.ext4 (as root), Prometheus
+#   bootstrap.sh peers   what the benchmark against other brokers needs besides: pika, RabbitMQ and ActiveMQ
 #
 # Whatever the machine lacks is installed with apt when this runs as root; otherwise one line says what to do.
 set -euo pipefail
@@ -102,9 +104,47 @@ ensure_program() {
     apt_install "$package" || fail "apt could not install $package, which the tests need"
 }
 
+# ensure_service PACKAGE PROGRAM...: all of the programs. The package is a service too, which is not started by
+# being installed here, unless the machine has a rule of its own about that.
+ensure_service() {
+    local package=$1 program policy=/usr/sbin/policy-rc.d status=0 missing=
+    shift
+    for program in "$@"; do
+        command -v "$program" >/dev/null || missing=$program
+    done
+    [ -n "$missing" ] || return 0
+    can_install || fail "the tests need $missing: run  sudo apt-get install $package"
+    say "installing $package"
+    if [ -e "$policy" ]; then
+        apt_install "$package" || status=1
+    else
+        printf '#!/bin/sh\nexit 101\n' >"$policy"
+        chmod +x "$policy"
+        apt_install "$package" || status=1
+        rm -f "$policy"
+    fi
+    [ "$status" -eq 0 ] || fail "apt could not install $package, which the tests need"
+}
+
+# ensure_file PACKAGE FILE: for packages whose programs are not on the path.
+ensure_file() {
+    [ -e "$2" ] && return
+    can_install || fail "the benchmark needs $1: run  sudo apt-get install $1"
+    say "installing $1"
+    apt_install "$1" || fail "apt could not install $1, which the benchmark needs"
+}
+
 # Compiles the numba kernels once, so that no broker, mirror or test waits for a compiler.
 warm_kernels() {
-    "$venv/bin/python" -c 'import millrace.broker.protocol.records, millrace.audit.scan'
+    "$venv/bin/python" - <<'END'
+import millrace.audit.scanning.row_records
+import millrace.audit.scanning.scan
+import millrace.audit.scanning.unpack
+import millrace.broker.protocol.compaction_kernels
+import millrace.broker.protocol.record_kernels
+import millrace.broker.protocol.rewrite_kernels
+import millrace.mirror.batches.coalesce_kernels
+END
 }
 
 case "${1:-}" in
@@ -119,11 +159,22 @@ test)
     install_package dev
     ensure_java
     ensure_program kcat kcat
+    ensure_program openssl openssl
     ensure_program chromium chromium chromium-browser google-chrome
     ensure_program maven mvn
+    ensure_program iproute2 ip
+    # Only root can mount the disks that some tests break; to others /usr/sbin may not even be on the path.
+    [ "$(id -u)" -ne 0 ] || ensure_program e2fsprogs mkfs.ext4
+    ensure_service prometheus prometheus promtool
+    ensure_service burrow Burrow
     warm_kernels
     ;;
+peers)
+    install_package dev,peers
+    ensure_file rabbitmq-server /usr/lib/rabbitmq/bin/rabbitmq-server
+    ensure_file activemq /usr/share/activemq/bin/activemq.jar
+    ;;
 *)
-    fail "usage: $0 demo|test"
+    fail "usage: $0 demo|test|peers"
     ;;
 esac

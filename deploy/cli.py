@@ -15,7 +15,7 @@ import traceback
 import typer
 from typer.exceptions import TyperException
 
-from millrace.deploy.commands import audit, broker, demo, local, mirror, topics, zookeeper
+from millrace.deploy.commands import audit, broker, demo, groups, local, log, mirror, topics, zookeeper
 
 USAGE_ERROR_STATUS = 64
 DEFECT_STATUS = 70
@@ -31,6 +31,8 @@ app = typer.Typer(
 )
 app.add_typer(broker.app, name="broker")
 app.add_typer(topics.app, name="topics")
+app.add_typer(groups.app, name="groups")
+app.add_typer(log.app, name="log")
 app.add_typer(mirror.app, name="mirror")
 app.add_typer(audit.app, name="audit")
 app.add_typer(zookeeper.app, name="zookeeper")
@@ -61,11 +63,16 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Runs one command and returns its exit status; expected failures become one line on standard error."""
-    from millrace.broker.errors import MillraceError
+    """Runs one command and returns its exit status; expected failures become one line on standard error, and
+    several mistakes in a config file a line each."""
+    from millrace.broker.errors import ConfigError, MillraceError
 
     try:
         result = app(args=arguments, standalone_mode=False)
+    except ConfigError as error:
+        for each in error.each():
+            _complain(str(each))
+        return error.exit_status
     except MillraceError as error:
         _complain(str(error))
         return int(getattr(error, "exit_status", 1))

@@ -18,92 +18,61 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
+from millrace.broker.client.security import Secret, Security
 from millrace.broker.config_file import ConfigText, check_config, read_config
 from millrace.broker.errors import ConfigError
-from millrace.mirror.gaps import GapClass, GapPolicy
-from millrace.mirror.routes import Naming
-
-MEBIBYTE = 1 << 20
-NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
-ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):([0-9]{1,5})")
-
-
-def _address(value: str) -> str:
-    match = ADDRESS.fullmatch(value)
-    if match is None or int(match[2]) > 65535:
-        raise ValueError('an address "host:port"')
-    return value
-
-
-def _name(value: str) -> str:
-    if NAME.fullmatch(value) is None:
-        raise ValueError("a name of letters, digits, '.', '_' and '-'")
-    return value
+from millrace.mirror.batches.coalesce import COALESCE_BELOW
+from millrace.mirror.config_types import (
+    MEBIBYTE,
+    Address,
+    Name,
+    Pattern,
+    Section,
+    Start,
+    TopicName,
+    WorkerName,
+)
+from millrace.mirror.gaps.gaps import GapClass, GapPolicy
+from millrace.mirror.topics.routes import Naming, TopicSelector
 
 
-def _pattern(value: str) -> str:
-    try:
-        re.compile(value)
-    except re.error as error:
-        raise ValueError(f"a regular expression ({error})") from None
-    return value
-
-
-def _start(value: Any) -> Any:
-    if isinstance(value, str) and value in ("earliest", "latest"):
-        return value
-    if isinstance(value, bool):
-        raise ValueError("earliest, latest or a time")
-    if isinstance(value, int):
-        return value
-    if isinstance(value, str):
-        try:
-            value = datetime.fromisoformat(value)
-        except ValueError:
-            raise ValueError('earliest, latest or a time such as "2024-01-31T00:00:00Z"') from None
-    if isinstance(value, datetime):
-        moment = value if value.tzinfo else value.replace(tzinfo=UTC)
-        return int(moment.timestamp() * 1000)
-    raise ValueError('earliest, latest or a time such as "2024-01-31T00:00:00Z"')
-
-
-Address = Annotated[str, AfterValidator(_address)]
-Name = Annotated[str, AfterValidator(_name)]
-Pattern = Annotated[str, AfterValidator(_pattern)]
-Start = Annotated[Literal["earliest", "latest"] | int, BeforeValidator(_start)]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class TopicPatterns(_Section):
+class TopicPatterns(Section):
     include: tuple[Pattern, ...] = Field(min_length=1)
     exclude: tuple[Pattern, ...] = ()
 
 
-class ClusterConfig(_Section):
+class GroupSyncConfig(Section):
+    """Which consumer groups of a source have their positions kept up on the target, and how often."""
+
+    include: tuple[Pattern, ...] = Field(min_length=1)
+    exclude: tuple[Pattern, ...] = ()
+    interval_ms: int = Field(default=10_000, ge=100, le=3_600_000)
+
+
+class ClusterConfig(Section):
     cluster: Name
     bootstrap: tuple[Address, ...] = Field(min_length=1)
+    security: Security = Security()
 
 
 class SourceConfig(ClusterConfig):
     topics: TopicPatterns
     start: Start = "earliest"
+    groups: GroupSyncConfig | None = None
+    # A consumer group on the source in which positions are committed, for tools that show lag there.
+    progress_group: str | None = Field(default=None, min_length=1, max_length=249)
+    # Added to the partition's number on the target, where sources must not share partitions.
+    partition_offset: int = Field(default=0, ge=0, le=100_000)
+    # To each of its brokers, each with a part of the partitions: over a long link one connection carries no
+    # more than the smaller of both ends' socket buffers in a round trip.
+    connections: int = Field(default=1, ge=1, le=32)
+    # What the link must carry; `check` compares it with round trip and buffers.
+    wanted_mb_per_s: float | None = Field(default=None, gt=0)
 
 
 class TargetConfig(ClusterConfig):
@@ -111,15 +80,40 @@ class TargetConfig(ClusterConfig):
     replication_factor: int = Field(default=-1, ge=-1)
 
 
-class ControlConfig(_Section):
+class ControlConfig(Section):
+    """`token` lets control calls come over the network; `advertised` is the address that other workers and
+    `millrace mirror status` find this one by, where it is another than `listen`."""
+
     listen: Address = "127.0.0.1:8090"
+    advertised: Address | None = None
+    token: Secret | None = None
 
 
-class RenameConfig(_Section):
-    rename: dict[str, Name] = Field(min_length=1)
+class NamingConfig(Section):
+    """`pattern` for all topics, `rename` for some: a key is a topic, or `cluster/topic` for one source's."""
+
+    pattern: str = "identity"
+    rename: dict[str, TopicName] = Field(default_factory=dict)
+
+    @field_validator("pattern")
+    @classmethod
+    def _pattern_names_the_topic(cls, value: str) -> str:
+        left = value.replace("{topic}", "").replace("{cluster}", "")
+        is_pattern = "{topic}" in value and re.fullmatch(r"[A-Za-z0-9._-]*", left) is not None
+        if value != "identity" and not is_pattern:
+            raise ValueError('identity, a pattern such as "{cluster}.{topic}", or {rename: {old: new}}')
+        return value
 
 
-class GapsConfig(_Section):
+class ConfigSyncConfig(Section):
+    """Topic settings follow the source's, except `topic_configs.TARGET_OWN_CONFIGS` and `exclude`."""
+
+    enabled: bool = True
+    interval_ms: int = Field(default=5_000, ge=100, le=3_600_000)
+    exclude: tuple[str, ...] = ()
+
+
+class GapsConfig(Section):
     """What to do at a gap: `default`, or another policy for one class."""
 
     default: GapPolicy = GapPolicy.STOP
@@ -135,47 +129,49 @@ class GapsConfig(_Section):
         return getattr(self, gap_class.value) or self.default
 
 
-class FetchConfig(_Section):
+class FetchConfig(Section):
     max_wait_ms: int = Field(default=500, ge=1, le=30_000)
     max_bytes: int = Field(default=8 * MEBIBYTE, ge=64 << 10)
     partition_max_bytes: int = Field(default=4 * MEBIBYTE, ge=16 << 10)
 
 
-class GroupConfig(_Section):
+class GroupConfig(Section):
+    """`instance_id` is the worker's name in the group, which no other worker has: with it a restart within
+    the session timeout moves no partition (`seat`). `{env: VARIABLE}` where workers share one file."""
+
+    instance_id: WorkerName | None = None
     session_timeout_ms: int = Field(default=10_000, ge=1_000)
     rebalance_timeout_ms: int = Field(default=60_000, ge=1_000)
 
 
-class MirrorConfig(_Section):
+class MirrorConfig(Section):
     name: Name
     target: TargetConfig
     sources: tuple[SourceConfig, ...] = Field(min_length=1)
-    delivery: Literal["at_least_once"] = "at_least_once"
-    naming: str | RenameConfig = "identity"
+    delivery: Literal["exactly_once", "at_least_once"] = "exactly_once"
+    # Transactions that one worker has open at the same time, each for its share of the partitions.
+    lanes: int = Field(default=4, ge=1, le=64)
+    naming: NamingConfig = NamingConfig()
+    config_sync: ConfigSyncConfig = ConfigSyncConfig()
+    # What to do where sources merge into one topic and have different numbers of partitions.
+    partition_counts: Literal["widest"] | None = None
     control: ControlConfig = ControlConfig()
     gaps: GapsConfig = GapsConfig()
     fetch: FetchConfig = FetchConfig()
     group: GroupConfig = GroupConfig()
+    # Batches smaller than this many bytes are merged with their neighbours; 0: never.
+    coalesce_below: int = Field(default=COALESCE_BELOW, ge=0, le=MEBIBYTE)
     in_flight_bytes: int = Field(default=64 * MEBIBYTE, ge=MEBIBYTE)
     discovery_interval_ms: int = Field(default=2_000, ge=100, le=600_000)
     position_interval_ms: int = Field(default=250, ge=10, le=60_000)
     drain_timeout_ms: int = Field(default=20_000, ge=0)
 
-    @field_validator("delivery", mode="before")
-    @classmethod
-    def _delivery_exists(cls, value: object) -> object:
-        if value == "exactly_once":
-            raise ValueError("at_least_once (exactly_once is not available in this version)")
-        return value
+    _text: ConfigText | None = PrivateAttr(default=None)
 
-    @field_validator("naming")
+    @field_validator("naming", mode="before")
     @classmethod
-    def _naming_names_the_topic(cls, value: str | RenameConfig) -> str | RenameConfig:
-        if isinstance(value, str) and value != "identity":
-            left = value.replace("{topic}", "").replace("{cluster}", "")
-            if "{topic}" not in value or re.fullmatch(r"[A-Za-z0-9._-]*", left) is None:
-                raise ValueError('identity, a pattern such as "{cluster}.{topic}", or {rename: {old: new}}')
-        return value
+    def _naming_may_be_a_pattern_alone(cls, value: Any) -> Any:
+        return {"pattern": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _clusters_differ(self) -> MirrorConfig:
@@ -193,11 +189,49 @@ class MirrorConfig(_Section):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _renamed_sources_exist(self) -> MirrorConfig:
+        known = [source.cluster for source in self.sources]
+        for key in self.naming.rename:
+            cluster, slash, _ = key.rpartition("/")
+            if slash and cluster not in known:
+                raise ConfigError(
+                    f"naming.rename.{key}", cluster, f"a cluster of sources: one of {', '.join(known)}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _renamed_topics_of_a_source_differ(self) -> MirrorConfig:
+        """What the config alone can tell: two topics of one source that are renamed to one name. Whether the
+        topics that patterns select meet is seen when the source has told them (`name_clashes`)."""
+        rename = self.naming.rename
+        selects = {
+            each.cluster: TopicSelector(each.topics.include, each.topics.exclude).selects
+            for each in self.sources
+        }
+        first: dict[tuple[str, str], str] = {}
+        for key, name in rename.items():
+            named, slash, topic = key.rpartition("/")
+            clusters = [each for each in selects if selects[each](topic) and named in ("", each)]
+            # A name without a source, which several may have, says of none that it has both.
+            if len(clusters) != 1 or (not slash and f"{clusters[0]}/{topic}" in rename):
+                continue
+            other = first.setdefault((clusters[0], name), topic)
+            if other != topic:
+                raise ConfigError(
+                    f"naming.rename.{key}",
+                    name,
+                    f"another name than {other} of {clusters[0]} has: their partitions would be mixed",
+                )
+        return self
+
     @property
     def naming_rule(self) -> Naming:
-        if isinstance(self.naming, RenameConfig):
-            return Naming(rename=dict(self.naming.rename))
-        return Naming() if self.naming == "identity" else Naming(pattern=self.naming)
+        return Naming(
+            "{topic}" if self.naming.pattern == "identity" else self.naming.pattern,
+            dict(self.naming.rename),
+            {source.cluster: source.partition_offset for source in self.sources if source.partition_offset},
+        )
 
     @property
     def group_id(self) -> str:
@@ -206,13 +240,28 @@ class MirrorConfig(_Section):
     def source(self, cluster: str) -> SourceConfig | None:
         return next((source for source in self.sources if source.cluster == cluster), None)
 
+    def place(self, path: str) -> str:
+        """`mirror.yaml:7: sources[0].topics`: where a field stands in the file that this was read from."""
+        return self._text.where(path) if self._text is not None else path
+
+    def source_path(self, cluster: str, field: str = "") -> str:
+        """The path of a source's section, or of a field of it, for `place`."""
+        number = next(index for index, each in enumerate(self.sources) if each.cluster == cluster)
+        return f"sources[{number}]" + (f".{field}" if field else "")
+
 
 def load_config(path: Path | str) -> MirrorConfig:
     """Reads and checks mirror.yaml. Raises ConfigError with the field's path, its value and what was
     expected; of several errors the first, with the number of the others."""
-    return check_config(MirrorConfig, read_config(path, "name, target and sources"))
+    return _checked(read_config(path, "name, target and sources"))
 
 
 def parse_config(settings: Mapping[str, Any], *, where: str = "mirror.yaml") -> MirrorConfig:
     """Checks settings that are already a mapping. Raises ConfigError as `load_config` does."""
-    return check_config(MirrorConfig, ConfigText(where, dict(settings)))
+    return _checked(ConfigText(where, dict(settings)))
+
+
+def _checked(text: ConfigText) -> MirrorConfig:
+    config = check_config(MirrorConfig, text)
+    config._text = text
+    return config

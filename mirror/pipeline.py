@@ -4,9 +4,10 @@ Called by `source` (`accept`, `at_gap`), by `sink` (`delivered`, `refused`) and 
 `close`). What may be written down is `progress`'s rule, what happens to a batch is `rebatch`'s; here they
 are put together for one assignment of one partition.
 
-    STARTING ──ready──> RUNNING ──at_gap (skip)──> SKIPPING ──event durable──> RUNNING
-                           │  └──at_gap (stop)──> STOPPED
-                           └──drain──> DRAINING ──> CLOSED          (CLOSED is reachable from everywhere)
+    STARTING ──ready──> RUNNING ──gap (skip)──> SKIPPING ──event durable──> RUNNING
+                         ^ │ └───gap (stop)──> STOPPED ──skip_gap──> SKIPPING, or ──retry──> RUNNING
+                   pause v └──drain──> DRAINING ──> CLOSED          (CLOSED is reachable from everywhere)
+                       PAUSED
 
 Invariant: a stretch of offsets leaves here as batches handed to the sink, as a dropped stretch (control
 records, aborted data), or as a gap with an event. There is no fourth way.
@@ -16,14 +17,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol, TypeAlias
-from uuid import UUID
 
 import structlog
 
-from millrace.broker.client.committed import committed_batches
 from millrace.broker.client.raw_fetch import FetchedPartition
 from millrace.broker.errors import (
     CorruptMessage,
@@ -33,14 +31,19 @@ from millrace.broker.errors import (
     RecordListTooLarge,
     RecordTooLarge,
 )
-from millrace.broker.protocol.batch import BatchHeader, iterate_batches, verify_crc
-from millrace.mirror.checkpoints import NO_TOPIC_ID, Position
-from millrace.mirror.gaps import Gap, GapClass, GapPolicy
-from millrace.mirror.lag import LagSamples
-from millrace.mirror.progress import PartitionProgress, Span
-from millrace.mirror.rebatch import BatchPath, Piece, choose_path, rebuild, split
-from millrace.mirror.routes import SourcePartition, TargetPartition
-from millrace.mirror.sink import Outgoing, Sink
+from millrace.broker.protocol.batch import LOG_APPEND_TIME_BIT, iterate_batches
+from millrace.mirror.batches.coalesce import BatchWalk, holds_whole_batch
+from millrace.mirror.batches.intake import Prepared, prepare
+from millrace.mirror.batches.rebatch import BatchPath, split
+from millrace.mirror.delivery.checkpoints import NO_TOPIC_ID, Position
+from millrace.mirror.delivery.progress import PartitionProgress, Span
+from millrace.mirror.delivery.sink import Outgoing, Sink
+from millrace.mirror.gaps.gaps import Gap, GapClass, GapPolicy
+from millrace.mirror.gaps.open_gaps import OpenGap, OpenGaps, Origin, Resume
+from millrace.mirror.offsets.offset_map import Runs
+from millrace.mirror.sources.lag import LagSamples
+from millrace.mirror.steady import steady_ms
+from millrace.mirror.topics.routes import SourcePartition, TargetPartition
 
 log = structlog.get_logger("millrace.mirror.pipeline")
 
@@ -61,6 +64,7 @@ SPLITTABLE = (RecordTooLarge, RecordListTooLarge, InvalidTimestamp, InvalidRecor
 class State(StrEnum):
     STARTING = "starting"
     RUNNING = "running"
+    PAUSED = "paused"
     SKIPPING = "skipping"
     STOPPED = "stopped"
     DRAINING = "draining"
@@ -82,23 +86,21 @@ class Surroundings(Protocol):
 
     def max_batch_size(self, topic: str) -> int: ...
 
+    async def refresh_limits(self, topic: str) -> None:
+        """Returns when `max_batch_size` is what the target says now."""
+        ...
+
     def moved(self, pipeline: PartitionPipeline) -> None:
         """Room was made, or a position moved."""
         ...
 
-    def count_batch(self, partition: SourcePartition, path: BatchPath) -> None: ...
+    def count_batch(
+        self, partition: SourcePartition, path: BatchPath, batches: int, records: int, size: int
+    ) -> None: ...
 
     def count_delivered(
         self, partition: SourcePartition, records: int, size: int, measured_from: str, seconds: float
     ) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Which log the offsets belong to."""
-
-    cluster_id: str
-    topic_id: UUID = NO_TOPIC_ID
 
 
 class PartitionPipeline:
@@ -111,47 +113,57 @@ class PartitionPipeline:
         sink: Sink,
         surroundings: Surroundings,
         between: BetweenHook | None = None,
+        walk: BatchWalk | None = None,
     ) -> None:
+        """`walk` is shared by the pipelines of one worker. With a hook nothing is merged: it is promised
+        each batch."""
         self.partition = partition
         self.target = target
         self.state = State.STARTING
         self.progress = PartitionProgress(0)
         self.origin = Origin("")
+        self.runs = Runs(partition, 0, 0)
         self.lag = LagSamples()
-        self.gap: Gap | None = None
-        self.retry_at_ms = 0
+        self.retry_at_ms = 0  # by the steady clock
         self._sink = sink
         self._around = surroundings
         self._between = between
+        self._walk = BatchWalk(0) if between is not None else walk or BatchWalk()
+        self.damage: str | None = None
         self._corrupt_fetches = 0
+        self._written = Position(0, "", NO_TOPIC_ID, -1, 0)  # the position that is on record
         self._settled = asyncio.Event()
+        self._is_paused = False
+        self._gaps = OpenGaps()
 
     # --- life ------------------------------------------------------------------------------------
 
     def ready(self, position: int, leader_epoch: int, origin: Origin) -> None:
         """The position is known (and written): fetching may begin."""
         if self.state is State.STARTING:
-            self.progress = PartitionProgress(position, leader_epoch)
+            self.progress = PartitionProgress(
+                position, leader_epoch, transactional=self._sink.is_transactional
+            )
             self.origin = origin
-            self.state = State.RUNNING
+            self._written = Position(position, origin.cluster_id, origin.topic_id, leader_epoch, 0)
+            self.runs = Runs(self.partition, position, self._around.now_ms(), origin.topic_id)
+            self._run()
 
-    def wants_fetch(self, now_ms: int, cap: int) -> bool:
-        """Whether to fetch now, with at most `cap` bytes outstanding."""
-        if self.state is not State.RUNNING or self.progress.is_blocked or now_ms < self.retry_at_ms:
+    def wants_fetch(self, steady_ms: int, cap: int) -> bool:
+        """Whether to fetch now (by the steady clock), with at most `cap` bytes outstanding."""
+        if self.state is not State.RUNNING or self.progress.is_blocked or steady_ms < self.retry_at_ms:
             return False
         outstanding = self.progress.outstanding_size
         return outstanding == 0 or (outstanding < cap and not self._sink.is_failing(self.target))
 
-    async def drain(self, timeout_ms: int) -> bool:
+    async def drain(self, timeout_s: float) -> bool:
         """Fetches no more and waits until everything under way is settled. False when time ran out: the
         position then stays before what is unsettled, and the next owner sends it again."""
-        if self.state in (State.RUNNING, State.SKIPPING):
+        if self.state in (State.RUNNING, State.PAUSED, State.SKIPPING):
             self.state = State.DRAINING
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                while not self.progress.is_drained:
-                    self._settled.clear()
-                    await self._settled.wait()
+            async with asyncio.timeout(timeout_s):
+                await self._drained()
         except TimeoutError:
             return False
         return True
@@ -159,13 +171,84 @@ class PartitionPipeline:
     def resume(self) -> None:
         """Goes on after a drain that turned out not to be needed."""
         if self.state is State.DRAINING:
-            self.state = State.RUNNING
+            self._run()
+
+    def pause(self) -> None:
+        """Fetches no more until `unpause`. What is under way is delivered, so nothing stays open."""
+        self._is_paused = True
+        if self.state is State.RUNNING:
+            self.state = State.PAUSED
+
+    def unpause(self) -> None:
+        self._is_paused = False
+        if self.state is State.PAUSED:
+            self._run()
+            self._moved()
+
+    def _run(self) -> None:
+        self.state = State.PAUSED if self._is_paused else State.RUNNING
+
+    async def _drained(self) -> None:
+        while not self.progress.is_drained:
+            self._settled.clear()
+            await self._settled.wait()
+
+    @property
+    def _is_on_record(self) -> bool:
+        """Whether nothing is under way, nor, in a transactional lane, carried and not committed."""
+        progress = self.progress
+        if not progress.is_drained:
+            return False
+        return not progress.is_transactional or progress.position_to_write() is None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether its start is known and its assignment has not ended."""
+        return self.state not in (State.STARTING, State.CLOSED)
+
+    def carry_by(self, sink: Sink) -> None:
+        """Goes on in another lane. Only between `rewind` and the next fetch answer: nothing is under way."""
+        self._sink = sink
+
+    def position_written(self, position: Position) -> None:
+        """`position` is durable (in a transactional lane: committed): the next owner goes on there."""
+        self._written = position
+        self.progress.written(position.next_offset, position.leader_epoch)
+        self._keep_extent()
+        self._moved()
+
+    def rewind(self, position: Position | None = None) -> None:
+        """The lane's transaction was aborted: everything under way is forgotten, and fetching goes on from
+        the committed position (`position`, when it had to be read again).
+
+        The sink has forgotten the batches already. A gap at the very position stays; any other is met again.
+        """
+        if self.state in (State.STARTING, State.CLOSED):
+            return
+        back_to = position or self._written
+        is_at_gap = (
+            (first := self._gaps.first) is not None
+            and first.span is None
+            and self.progress.fetch_offset == back_to.next_offset
+        )
+        self.progress.close()
+        self.progress = PartitionProgress(back_to.next_offset, back_to.leader_epoch, transactional=True)
+        self.origin = Origin(back_to.cluster_id, back_to.topic_id)
+        self.runs.restart(back_to.next_offset, self._around.now_ms(), back_to.topic_id)
+        self._written = back_to
+        self._corrupt_fetches = 0
+        if is_at_gap:
+            self._keep_extent()
+        else:
+            self._forget_gaps()
+        self._moved()
 
     def close(self) -> None:
         """Ends this assignment. What was never sent is taken back; late answers change nothing."""
         self.state = State.CLOSED
         self._sink.withdraw(self.target, self)
         self.progress.close()
+        self._settled.set()
 
     def position_to_write(self, now_ms: int) -> Position | None:
         if self.state in (State.STARTING, State.CLOSED):
@@ -174,7 +257,17 @@ class PartitionPipeline:
         if offset is None:
             return None
         epoch = self.progress.position_leader_epoch
-        return Position(offset, self.origin.cluster_id, self.origin.topic_id, epoch, now_ms)
+        origin, lag = self.origin, self.lag
+        waiting_since_ms = lag.first_seen_ms(offset)
+        return Position(
+            offset,
+            origin.cluster_id,
+            origin.topic_id,
+            epoch,
+            now_ms,
+            lag.log_end,
+            -1 if waiting_since_ms is None else waiting_since_ms,
+        )
 
     # --- from the source -------------------------------------------------------------------------
 
@@ -186,61 +279,51 @@ class PartitionPipeline:
         end = fetched.last_stable_offset
         self.lag.sample(end if end >= 0 else fetched.high_watermark, now_ms)
         data = fetched.records
+        from_offset = self.progress.fetch_offset
+        max_size = self._around.max_batch_size(self.target.topic)
         try:
-            for batch, header, is_data in committed_batches(data, fetched.aborted):
-                self._accept_batch(batch, header, is_data, now_ms)
+            for ready in prepare(self._walk, data, fetched.aborted, from_offset, max_size, self._count):
+                self._corrupt_fetches = 0
+                self._dispatch(ready, now_ms)
                 if self.progress.is_blocked:
                     return
+            if self.progress.fetch_offset == from_offset and holds_whole_batch(data):
+                # It would be asked for, and answered so, for ever.
+                raise CorruptMessage(
+                    f"the source answers with records that all lie before offset {from_offset}"
+                )
         except KafkaError as error:
-            self._corrupt(data, error, now_ms)
+            self.corrupt(str(error), steady_ms())
 
-    def _accept_batch(self, batch: memoryview, header: BatchHeader, is_data: bool, now_ms: int) -> None:
-        verify_crc(batch, 0, header)
-        from_offset = self.progress.fetch_offset
-        if header.next_offset <= from_offset:
-            return  # the source may begin before the offset that was asked for
-        max_size = self._around.max_batch_size(self.target.topic)
-        path = choose_path(header, from_offset=from_offset, max_batch_size=max_size)
-        pieces: list[Piece] = []
-        if not is_data or path is BatchPath.DROP:
-            path = BatchPath.DROP
-        elif path is BatchPath.PASS_THROUGH:
-            pieces = [Piece(batch, range(header.base_offset, header.next_offset))]
-        else:
-            pieces = rebuild(batch, header, from_offset=from_offset, max_batch_size=max_size)
-        self._corrupt_fetches = 0
-        self._around.count_batch(self.partition, path)
-        measured_from_ms, measured_from = self._latency_start(header, now_ms)
-        for index, piece in enumerate(pieces):
-            is_last = index == len(pieces) - 1
-            next_offset = header.next_offset if is_last else piece.offsets[-1] + 1
-            self._dispatch(piece, next_offset, header.leader_epoch, measured_from_ms, measured_from)
-            if self.progress.is_blocked:
+    def _count(self, path: BatchPath, batches: int, records: int, size: int) -> None:
+        self._around.count_batch(self.partition, path, batches, records, size)
+
+    def _dispatch(self, ready: Prepared, now_ms: int) -> None:
+        batch, offsets, next_offset, leader_epoch = ready[:4]
+        if batch is None:
+            if not offsets:
+                self.progress.fetched(next_offset, 0, 0, leader_epoch)
+                self._moved()
                 return
-        if not pieces:
-            self.progress.fetched(header.next_offset, 0, 0, header.leader_epoch)
-            self._moved()
-
-    def _dispatch(
-        self, piece: Piece, next_offset: int, leader_epoch: int, measured_from_ms: int, measured_from: str
-    ) -> None:
-        if piece.batch is None:
             span = self.progress.fetched(next_offset, 1, 0, leader_epoch)
             self.progress.failed(span)
-            self._gap_in_span(
-                span, piece.offsets[0], piece.offsets[-1] + 1, GapClass.TOO_LARGE, "one record over the limit"
-            )
+            gap_class = GapClass.CORRUPT if ready.unreadable else GapClass.TOO_LARGE
+            reason = ready.unreadable or "one record over the limit"
+            self._gap_in_span(span, offsets[0], offsets[-1] + 1, gap_class, reason)
             return
-        outgoing: list[tuple[memoryview, Sequence[int]]] = [(_writable(piece.batch), piece.offsets)]
-        if self._between is not None:
-            outgoing = self._ask_between(piece.batch, piece.offsets)
-        size = sum(len(batch) for batch, _ in outgoing)
-        span = self.progress.fetched(next_offset, len(outgoing), size, leader_epoch)
-        for batch, offsets in outgoing:
-            self._sink.enqueue(
-                self.target, Outgoing(batch, offsets, span, self, measured_from_ms, measured_from)
-            )
-        if not outgoing:
+        measured_from_ms, measured_from = self._latency_start(ready, now_ms)
+        if self._between is None:
+            span = self.progress.fetched(next_offset, 1, len(batch), leader_epoch)
+            outgoing = Outgoing(_writable(batch), offsets, span, self, measured_from_ms, measured_from)
+            self._sink.enqueue(self.target, outgoing)
+            return
+        instead = self._ask_between(batch, offsets)
+        size = sum(len(each) for each, _ in instead)
+        span = self.progress.fetched(next_offset, len(instead), size, leader_epoch)
+        for each, named in instead:
+            outgoing = Outgoing(each, named, span, self, measured_from_ms, measured_from)
+            self._sink.enqueue(self.target, outgoing)
+        if not instead:
             self._moved()
 
     def _ask_between(
@@ -258,41 +341,37 @@ class PartitionPipeline:
                 outgoing.append((_writable(given), named))
         return outgoing
 
-    def _latency_start(self, header: BatchHeader, now_ms: int) -> tuple[int, str]:
-        """Where the end-to-end latency of a batch begins, and how that is known.
+    def _latency_start(self, ready: Prepared, now_ms: int) -> tuple[int, str]:
+        """Where the end-to-end latency of a batch begins, and how that is known: of the first of several.
 
         `append`: the source stamped its append time. `create`: the newest record's creation time, when the
         data is live. `seen`: replayed data; since this worker first saw that the source's log holds it.
         """
-        if header.is_log_append_time:
-            return header.max_timestamp, "append"
-        if 0 <= now_ms - header.max_timestamp <= LIVE_DATA_MS:
-            return header.max_timestamp, "create"
-        return self.lag.first_seen_ms(header.base_offset) or now_ms, "seen"
+        if ready.attributes & LOG_APPEND_TIME_BIT:
+            return ready.max_timestamp, "append"
+        if 0 <= now_ms - ready.max_timestamp <= LIVE_DATA_MS:
+            return ready.max_timestamp, "create"
+        return self.lag.first_seen_ms(ready.base_offset) or now_ms, "seen"
 
-    def _corrupt(self, data: memoryview, error: KafkaError, now_ms: int) -> None:
-        """A batch that cannot be trusted. It is fetched again first: the wire may have been at fault."""
+    def corrupt(self, reason: str, steady_ms: int) -> None:
+        """What stands at the fetch offset cannot be trusted. It is fetched again first: the wire may have
+        been at fault. After that `damage` asks the source to find out how far it goes (`at_gap` follows)."""
         self._corrupt_fetches += 1
-        self.retry_at_ms = now_ms + 100 * self._corrupt_fetches
-        if self._corrupt_fetches < MAX_CORRUPT_FETCHES:
-            log.warning("fetching a batch again", of=str(self.partition), error=str(error))
-            return
-        self._corrupt_fetches = 0
-        first, following = self.progress.fetch_offset, _end_of_corrupt(data, self.progress.fetch_offset)
-        if following is None:
-            # Nobody can say where the next batch begins: there is nothing to skip to.
-            self._stop_at(Gap(self.partition, first, first + 1, GapClass.CORRUPT, str(error), now_ms))
-            return
-        span = self.progress.fetched(following, 1, 0, -1)
-        self.progress.failed(span)
-        self._gap_in_span(span, first, following, GapClass.CORRUPT, str(error))
+        self.retry_at_ms = steady_ms + 100 * self._corrupt_fetches
+        log.warning("fetching a batch again", of=str(self.partition), error=reason)
+        if self._corrupt_fetches >= MAX_CORRUPT_FETCHES:
+            self.damage = reason
 
     # --- from the sink ---------------------------------------------------------------------------
 
-    def delivered(self, outgoing: Outgoing, now_ms: int) -> None:
+    def delivered(self, outgoing: Outgoing, base_offset: int, now_ms: int) -> None:
+        """The target has the batch; `base_offset` is the offset of its first record there, -1 unknown (it
+        was in the log already)."""
         if self.state is State.CLOSED:
             return
         self.progress.acknowledged(outgoing.span)
+        if self._between is None:  # a hook may send anything: its offsets are made up
+            self.runs.add(outgoing.offsets, base_offset)
         seconds = max(0, now_ms - outgoing.measured_from_ms) / 1000
         records, size = len(outgoing.offsets), len(outgoing.batch)
         self._around.count_delivered(self.partition, records, size, outgoing.measured_from, seconds)
@@ -303,11 +382,11 @@ class PartitionPipeline:
         # must not come after them.
         halves = split(outgoing.batch, outgoing.offsets) if isinstance(error, SPLITTABLE) else []
         if halves:
-            self.progress.split(outgoing.span, len(halves))
+            spans = self.progress.split(outgoing.span, [half.offsets[-1] + 1 for half in halves])
             start, how = outgoing.measured_from_ms, outgoing.measured_from
             return [
-                Outgoing(half.batch, half.offsets, outgoing.span, self, start, how)
-                for half in halves
+                Outgoing(half.batch, half.offsets, span, self, start, how)
+                for half, span in zip(halves, spans, strict=True)
                 if half.batch is not None
             ]
         if self.state is State.CLOSED:
@@ -325,22 +404,41 @@ class PartitionPipeline:
 
     # --- gaps ------------------------------------------------------------------------------------
 
-    def _gap_in_span(self, span: Span, first: int, following: int, gap_class: GapClass, reason: str) -> None:
-        gap = Gap(self.partition, first, following, gap_class, reason, self._around.now_ms())
-        if self._around.policy(gap_class) is GapPolicy.STOP:
-            self._stop_at(gap)
-            return
-        log.warning("skipping", gap=gap.describe())
-        self.gap = gap
-        self._around.spawn(self._skip_span(span, gap))
+    @property
+    def gap(self) -> Gap | None:
+        """The gap that the partition is stopped at, or about to skip."""
+        shown = self._gaps.stopping or self._gaps.first
+        return None if shown is None else shown.gap
 
-    async def _skip_span(self, span: Span, gap: Gap) -> None:
-        await self._around.record_gap(gap)
-        if self.state is not State.CLOSED:
-            self.progress.gap_recorded(span)
-            if not self.progress.is_blocked:
-                self.gap = None
-        self._moved()
+    def skip_gap(self) -> Gap | None:
+        """Lets the gap pass at which the partition is stopped: its event becomes durable, then the partition
+        goes on behind it. None when it is not stopped."""
+        stopping = self._gaps.stopping
+        if self.state is not State.STOPPED or stopping is None:
+            return None
+        log.warning("skipping as told", gap=stopping.gap.describe())
+        self._gaps.let_pass(stopping)
+        self.state = State.SKIPPING
+        self._around.spawn(self._pass(stopping))
+        return stopping.gap
+
+    def retry(self) -> Gap | None:
+        """Tries the stretch again at which the partition is stopped; with the target's limits as they are
+        now. What was sent behind it may be sent again. None when it is not stopped."""
+        stopping = self._gaps.stopping
+        if self.state is not State.STOPPED or stopping is None:
+            return None
+        self._around.spawn(self._retry(stopping))
+        return stopping.gap
+
+    def _gap(self, first: int, following: int, gap_class: GapClass, reason: str) -> Gap:
+        topic_id = self.origin.topic_id
+        told = "" if topic_id == NO_TOPIC_ID else str(topic_id)
+        return Gap(self.partition, first, following, gap_class, reason, self._around.now_ms(), told)
+
+    def _gap_in_span(self, span: Span, first: int, following: int, gap_class: GapClass, reason: str) -> None:
+        gap = self._gap(first, following, gap_class, reason)
+        self._met(OpenGap(gap, span=span))
 
     def at_gap(
         self,
@@ -355,42 +453,115 @@ class PartitionPipeline:
     ) -> None:
         """A gap that no fetched batch stands for, from `first` (the fetch offset) to `following`. With
         policy skip the partition goes on at `resume_at`, in the log that `origin` names."""
-        if self.state is not State.RUNNING:
+        if self.state not in (State.RUNNING, State.PAUSED):
             return
         if first is None:
             first = self.progress.fetch_offset
-        gap = Gap(self.partition, first, max(first, following), gap_class, reason, self._around.now_ms())
-        if self._around.policy(gap_class) is GapPolicy.STOP:
-            self._stop_at(gap)
-            return
-        log.warning("skipping", gap=gap.describe())
-        self.gap = gap
-        self.state = State.SKIPPING
-        self._around.spawn(self._jump(gap, resume_at, resume_epoch, origin))
+        gap = self._gap(first, max(first, following), gap_class, reason)
+        self._met(OpenGap(gap, resume=Resume(resume_at, resume_epoch, origin)))
 
-    async def _jump(self, gap: Gap, resume_at: int, resume_epoch: int, origin: Origin | None) -> None:
-        while not self.progress.is_drained:
-            self._settled.clear()
-            await self._settled.wait()
-        await self._around.record_gap(gap)
-        if self.state not in (State.SKIPPING, State.DRAINING) or self.progress.is_blocked:
+    def _keep_extent(self) -> None:
+        """How much a log that is gone still held is known to this owner alone: the position on record must
+        tell the next one, or it would write the gap's event again and say less."""
+        met = self._gaps.at_fetch_offset
+        if met is None or met.gap.gap_class is not GapClass.RECREATED:
             return
-        self.progress.jump(resume_at, resume_epoch)
-        self.origin = origin or self.origin
-        self.gap = None
-        if self.state is State.SKIPPING:
-            self.state = State.RUNNING
-        self._moved()
+        if self._written.log_end < min(met.gap.to_offset, self.lag.log_end):
+            self.progress.write_again()
+            self._around.moved(self)
 
-    def _stop_at(self, gap: Gap) -> None:
-        """Delivers nothing behind the gap that was not already sent, and waits for an operator."""
-        log.error("stopped", gap=gap.describe(), hint="set the policy for this class to skip, or repair it")
+    def _met(self, met: OpenGap) -> None:
+        self._gaps.add(met)
+        self._keep_extent()
+        if self._around.policy(met.gap.gap_class) is GapPolicy.SKIP or self._gaps.was_let_pass(met.gap):
+            log.warning("skipping", gap=met.gap.describe())
+            if met.span is None:
+                self.state = State.SKIPPING
+            self._around.spawn(self._pass(met))
+            return
+        log.error("stopped", gap=met.gap.describe(), hint="repair it and retry, or skip it")
+        met.stops = True
         self.state = State.STOPPED
-        self.gap = gap
-        for outgoing in self._sink.withdraw(self.target, self):
-            self.progress.failed(outgoing.span)
-        self._around.spawn(self._around.record_gap(gap))
+        if met.span is not None:
+            self._take_back(met.gap.to_offset)
+        self._around.spawn(self._around.record_gap(met.gap))
         self._moved()
+
+    def _take_back(self, from_offset: int) -> None:
+        """Delivers nothing behind a gap that was not sent already; what lies before it goes on."""
+        withdrawn = self._sink.withdraw(self.target, self, from_offset)
+        for outgoing in withdrawn:
+            self.progress.taken_back(outgoing.span)
+        if withdrawn:
+            first = withdrawn[0]
+            self.progress.cut(max(first.offsets[0], first.span.first_offset))
+            self._gaps.forget_last()
+
+    async def _pass(self, open_gap: OpenGap) -> None:
+        """Goes on behind a gap once its event is durable."""
+        if open_gap.span is None:
+            # In a transactional lane all that was carried must be on record too: after a jump back the same
+            # offset stands for something else, and would not be news to the transaction that holds it.
+            while self.state is not State.CLOSED and not self._is_on_record:
+                self._settled.clear()
+                await self._settled.wait()
+            if self.state is State.CLOSED or open_gap not in self._gaps:
+                return
+        await self._around.record_gap(open_gap.gap)
+        if self.state is State.CLOSED or open_gap not in self._gaps:
+            return  # forgotten with what was under way: it will be met again
+        if open_gap.span is not None:
+            self.progress.gap_recorded(open_gap.span)
+        elif self._gaps.first is not open_gap:
+            return  # one before it is still open: `_go_on` comes back to this one
+        elif open_gap.resume is not None:
+            self._jump(open_gap.resume)
+        self._gaps.remove(open_gap)
+        self._go_on()
+
+    def _jump(self, to: Resume) -> None:
+        if to.origin is not None or to.offset < self.progress.position:
+            topic_id = (to.origin or self.origin).topic_id
+            self.runs.cut(to.offset, self._around.now_ms(), topic_id)
+        self.progress.jump(to.offset, to.leader_epoch)
+        if to.origin is not None and to.origin != self.origin:
+            self.origin = to.origin
+            self.lag = LagSamples()  # the ends of another log say nothing of this one
+
+    def _go_on(self) -> None:
+        """One gap fewer: to the next one, or on with fetching."""
+        if self.state in (State.SKIPPING, State.STOPPED):
+            at_the_end = self._gaps.at_fetch_offset
+            if self._gaps.stopping is not None:
+                self.state = State.STOPPED
+            elif at_the_end is not None:
+                self.state = State.SKIPPING
+                if self._gaps.first is at_the_end:
+                    self._around.spawn(self._pass(at_the_end))
+            else:
+                self._run()
+        self._moved()
+
+    async def _retry(self, open_gap: OpenGap) -> None:
+        if open_gap.gap.gap_class is GapClass.TOO_LARGE:
+            await self._around.refresh_limits(self.target.topic)
+        await self._drained()
+        if self.state is not State.STOPPED or open_gap not in self._gaps:
+            return
+        log.warning("trying again", gap=open_gap.gap.describe())
+        if open_gap.span is not None:
+            self.progress.tried_again(open_gap.span)
+            self.progress.cut(max(open_gap.gap.from_offset, open_gap.span.first_offset))
+        self._forget_gaps()
+        self._moved()
+
+    def _forget_gaps(self) -> None:
+        """What they lie in has been forgotten and is fetched again: they will be met again."""
+        self._gaps.forget()
+        self._corrupt_fetches = self.retry_at_ms = 0
+        self.damage = None
+        if self.state in (State.SKIPPING, State.STOPPED):
+            self._run()
 
     def _moved(self) -> None:
         self._settled.set()
@@ -400,14 +571,3 @@ class PartitionPipeline:
 def _writable(batch: memoryview) -> memoryview:
     """The batch in memory that may be stamped in place; a copy only where it is read-only."""
     return memoryview(bytearray(batch)) if batch.readonly else batch
-
-
-def _end_of_corrupt(data: memoryview, fetch_offset: int) -> int | None:
-    """The offset after the batch that holds `fetch_offset`, as far as its header can be believed."""
-    try:
-        for _, header in iterate_batches(data):
-            if header.next_offset > fetch_offset:
-                return header.next_offset
-    except KafkaError:
-        return None
-    return None

@@ -3,7 +3,10 @@
 Called by `daemon`. Workers with the same mirror name share the partitions of all sources through a group on
 the target with a protocol type of its own. The group's leader shares them out (`assignment`); a rebalance
 stops nobody: a worker goes on with what it keeps, drains what it loses, writes its position, and joins again
-without it; only then does the leader hand it to its new owner.
+without it; only then does the leader hand it to its new owner. Whose seat was lost has nothing to hand over:
+the leader ends its open transactions (`delivery.fence`) before it shares out what it had.
+
+How batches and positions reach the target is the `delivery`'s: `exactly_once` or `at_least_once`.
 
 Order of a partition's life here, none of it can be left out:
 assigned → positions topic read to its end → start found (and written, when new) → carried → drained →
@@ -13,56 +16,63 @@ position written → claim given up.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import structlog
 
 from millrace.broker.client.cluster import Cluster
-from millrace.broker.client.group_member import GroupMember
-from millrace.broker.client.read_to_end import read_topic_to_end
-from millrace.broker.errors import FatalError, KafkaError
-from millrace.mirror.assignment import (
+from millrace.mirror.batches.coalesce import BatchWalk
+from millrace.mirror.batches.rebatch import BatchPath
+from millrace.mirror.config import MirrorConfig, SourceConfig
+from millrace.mirror.control.metrics import MirrorMetrics
+from millrace.mirror.control.operators import Operators
+from millrace.mirror.delivery.at_least_once import AtLeastOnce
+from millrace.mirror.delivery.checkpoints import Positions
+from millrace.mirror.delivery.delivery import Delivery
+from millrace.mirror.delivery.exactly_once import ExactlyOnce
+from millrace.mirror.delivery.positions_keeper import PositionsKeeper
+from millrace.mirror.delivery.system_records import CLUSTER_FAILURES, SystemRecords
+from millrace.mirror.delivery.transaction import Seat
+from millrace.mirror.gaps.gaps import Gap, GapClass, GapPolicy, gap_event
+from millrace.mirror.handover import Handover, WorkLeft, drain_times
+from millrace.mirror.offsets.group_sync import GroupSync
+from millrace.mirror.offsets.map_keeper import MapKeeper
+from millrace.mirror.pipeline import BetweenHook, PartitionPipeline, State
+from millrace.mirror.seat import WorkerSeat
+from millrace.mirror.sharing.assignment import (
     Claim,
+    Share,
     assign,
-    decode_assignment,
     decode_claim,
-    encode_assignment,
+    decode_share,
+    departed_slots,
     encode_claim,
+    encode_share,
+    give_slots,
+    known_levels,
     withhold_claimed,
 )
-from millrace.mirror.checkpoints import POSITIONS_TOPIC_CONFIGS, Position, Positions, encode_records
-from millrace.mirror.config import MirrorConfig
-from millrace.mirror.gaps import Gap, GapClass, GapPolicy, gap_event
-from millrace.mirror.metrics import MirrorMetrics
-from millrace.mirror.pipeline import BetweenHook, PartitionPipeline, State
-from millrace.mirror.rebatch import BatchPath
-from millrace.mirror.routes import (
-    AUDIT_TOPIC,
-    Route,
-    SourcePartition,
-    TargetPartition,
-    find_loops,
-    positions_topic,
-)
-from millrace.mirror.sink import Sink
-from millrace.mirror.source import FetchBudget, SourceReader
-from millrace.mirror.system_records import (
-    CLUSTER_FAILURES,
-    SystemRecords,
-    ensure_topic,
-    refuse_expiring_topic,
-)
-from millrace.mirror.topics import TargetTopics
+from millrace.mirror.sharing.peers import add_address, add_crew, crew_of
+from millrace.mirror.sharing.rates import SAMPLE_INTERVAL_S, Workload
+from millrace.mirror.sources.progress_group import ProgressGroups
+from millrace.mirror.sources.source import FetchBudget, SourceReader
+from millrace.mirror.steady import steady_ms
+from millrace.mirror.topics.route_guard import RouteGuard
+from millrace.mirror.topics.routes import AUDIT_TOPIC, SourcePartition
+from millrace.mirror.topics.topics import TargetTopics, WantedTopic
 
 log = structlog.get_logger("millrace.mirror.worker")
 
-PROTOCOL_TYPE = "millrace-mirror"
 PROTOCOL_NAME = "sticky-v1"
 AUDIT_TOPIC_CONFIGS = {"cleanup.policy": "compact,delete"}
 READ_PAUSE_S = 0.2
 # The group must not take a worker for dead while it drains.
 MAX_SHARE_OF_REBALANCE = 0.5
+# Nor its leader while it fences.
+MAX_SHARE_OF_SESSION = 0.5
+MAX_FENCING_S = 5.0
 
 
 class Worker:
@@ -81,44 +91,46 @@ class Worker:
         self._between = between
         self._clock = now_ms
         self.owned: dict[SourcePartition, PartitionPipeline] = {}
-        self.sink = Sink(target, now_ms)
         self.metrics = MirrorMetrics(now_ms, lambda: self.owned.values(), self._gauges)
         self.is_assigned = False
+        self.handover = Handover()
         self._naming = config.naming_rule
-        self._topics = TargetTopics(target, config.target.replication_factor, now_ms)
+        self._topics = TargetTopics(config, target, steady_ms)
         self._system = SystemRecords(target, now_ms, config.target.replication_factor)
-        self._positions_topic = positions_topic(config.name)
-        self._writing_positions = asyncio.Lock()
+        self._guard = RouteGuard(config, target, self._system, now_ms, leads=self._leads_if_known)
+        # Sources of which it is known what is to be carried and what the target has a place for.
+        self._looked_at: set[str] = set()
+        keeper = self._keeper = PositionsKeeper(config, target)
+        self.delivery: Delivery = (
+            ExactlyOnce(config, target, keeper, now_ms, self.metrics.count_transaction)
+            if config.delivery == "exactly_once"
+            else AtLeastOnce(config, target, keeper, self._system, now_ms)
+        )
+        self._slots: dict[int, int] = {}  # in use as of the last share: slot -> lanes
+        self._workload = Workload()
+        self._levels: dict[SourcePartition, int] = {}  # what the leader knows of all partitions
+        self._walk = BatchWalk(config.coalesce_below)
         self._budget = FetchBudget(config.in_flight_bytes)
         self._shared_out: frozenset[SourcePartition] = frozenset()
         self._generation = -1
         self._stopping = False
         self._tasks: asyncio.TaskGroup | None = None
-        self.readers = {
-            source.cluster: SourceReader(
-                source,
-                sources[source.cluster],
-                config.fetch,
-                self._budget,
-                config.discovery_interval_ms,
-                now_ms,
-                self._on_view,
-                self._record_start,
-            )
-            for source in config.sources
-        }
-        self._member = GroupMember(
+        self.readers: dict[str, SourceReader] = {}
+        self._reader_tasks: dict[str, asyncio.Task[None]] = {}
+        for source in config.sources:
+            self.add_source(source, sources[source.cluster])
+        self.operators = Operators(self, self._system.write)
+        self._group_sync = GroupSync(target, now_ms, self._leads, self._settings)
+        self._progress_groups = ProgressGroups(now_ms, self._settings, lambda: list(self.owned.values()))
+        self._map_keeper = MapKeeper(config.name, self._naming, target, self._system.write, self._leads)
+        self._member = WorkerSeat(
+            config,
             target,
-            config.group_id,
-            protocol_type=PROTOCOL_TYPE,
-            protocols=self._claim,
+            self._claim,
             on_assign=self._assigned,
             on_revoke=self._revoked,
             on_lost=self._lost,
             assign=self._share_out,
-            session_timeout_ms=config.group.session_timeout_ms,
-            rebalance_timeout_ms=config.group.rebalance_timeout_ms,
-            heartbeat_interval_ms=min(1_000, max(1, config.group.session_timeout_ms // 4)),
         )
 
     # --- life ------------------------------------------------------------------------------------
@@ -127,46 +139,158 @@ class Worker:
         """Carries until cancelled. An error that comes out of here is a broken invariant."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            tasks.create_task(self.sink.run())
-            for reader in self.readers.values():
-                tasks.create_task(reader.run())
-            tasks.create_task(self._keep_positions())
-            tasks.create_task(self._keep_seat())
+            tasks.create_task(self.delivery.run())
+            for name, reader in self.readers.items():
+                self._reader_tasks[name] = tasks.create_task(reader.run())
+            tasks.create_task(self.operators.run())
+            tasks.create_task(self._group_sync.run())
+            tasks.create_task(self._map_keeper.run())
+            tasks.create_task(self._progress_groups.run())
+            tasks.create_task(self._member.keep())
+            tasks.create_task(self._measure())
+
+    async def drain(self) -> None:
+        """Gives everything up, the seat too: the other workers take it all. Then this one takes no part any
+        more; asked again, it does nothing."""
+        await self._end(self._member.give_up)
 
     async def stop(self) -> None:
-        """Drains: nothing new is fetched, what is under way is delivered, positions are written, and the
-        group is told. Bounded by the drain timeout; what is not delivered by then is sent again later."""
-        self._stopping = True
-        await self._member.close()
-        # Closed within a rebalance, the member has no share to give back; the partitions are still here.
-        await self._release(list(self.owned.values()))
+        """An orderly end, before `run` is cancelled. A seat with a name waits for a restart (`seat`)."""
+        await self._end(self._member.end)
 
-    async def _keep_seat(self) -> None:
-        """Holds the seat in the group until `stop`. What trying again cannot cure ends the process."""
-        self._member.start()
-        try:
-            await self._member.wait()
-        except KafkaError as error:
-            raise FatalError(f"the target refuses the mirror a seat in its group: {error}") from error
+    async def _end(self, let_go: Callable[[], Awaitable[None]]) -> None:
+        """Nothing new is fetched, what is under way is delivered, positions are written, and the seat is let
+        go. Bounded by the drain timeout; what is not delivered by then is carried again by the next owner
+        (`handover` says what that is)."""
+        self._stopping = True
+        # While the seat is held: a transaction is committed as a member, or not at all.
+        await self._release(list(self.owned.values()))
+        await let_go()
+        await self._release(list(self.owned.values()))
+        await self.delivery.close()
+        self.is_assigned = False
+
+    def work_left(self) -> WorkLeft | None:
+        """What an end, orderly or not, leaves to others; None: nothing."""
+        for pipeline in list(self.owned.values()):
+            self.handover.gave_up(pipeline)
+        config = self.config
+        return self.handover.work_left(
+            config.drain_timeout_ms, self.target.name, self.target.trouble or "", config.delivery
+        )
+
+    async def _measure(self) -> None:
+        """Takes the rates; when this worker's load has become another, the group shares its work out anew."""
+        while True:
+            await asyncio.sleep(SAMPLE_INTERVAL_S)
+            is_stale = self._workload.sample(self.owned, steady_ms())
+            if is_stale and self.is_assigned and not self._stopping:
+                log.info("this worker's load has changed; asking for the work to be shared out anew")
+                self._member.rejoin()
+
+    # --- sources that come and go, settings that were read again (`operators.reload`) -------------
+
+    def add_source(self, source: SourceConfig, cluster: Cluster) -> None:
+        """A further source; its partitions come with the next rebalance."""
+        reader = self.readers[source.cluster] = SourceReader(
+            source,
+            cluster,
+            self.config.fetch,
+            self._budget,
+            self.config.discovery_interval_ms,
+            self._clock,
+            self._on_view,
+            self.delivery.record_start,
+        )
+        if self._tasks is not None:
+            self._reader_tasks[source.cluster] = self._tasks.create_task(reader.run())
+
+    async def remove_source(self, name: str) -> None:
+        """Gives the source's partitions up, with nothing lost, and closes its connections."""
+        # Again: meanwhile the group may have given this worker more of it.
+        while carried := [pipeline for key, pipeline in self.owned.items() if key.source == name]:
+            await self._release(carried)
+        reader = self.readers.pop(name)
+        self._looked_at.discard(name)
+        self._guard.forget(name)
+        if (task := self._reader_tasks.pop(name, None)) is not None:
+            task.cancel()
+            await asyncio.wait([task])
+        await reader.cluster.close()
+
+    def take_config(self, config: MirrorConfig) -> None:
+        """Settings that may change while the worker runs (`reload.RELOADABLE`)."""
+        if config.target.security != self.config.target.security:
+            self.target.take_security(config.target.security)
+        for name, reader in self.readers.items():
+            source = config.source(name)
+            if source is not None and source.security != reader.config.security:
+                reader.cluster.take_security(source.security)
+        self.config = self._topics.config = self._guard.config = config
+        self._naming = config.naming_rule
+        self._budget.resize(config.in_flight_bytes)
+        self.delivery.take_config(config)
+        for name, reader in self.readers.items():
+            source = config.source(name)
+            if source is not None:
+                reader.reconfigure(source, config.fetch, config.discovery_interval_ms)
+
+    def _settings(self) -> tuple[MirrorConfig, dict[str, Cluster]]:
+        """The config and the sources' clusters, as they are now."""
+        return self.config, {name: reader.cluster for name, reader in self.readers.items()}
+
+    def rejoin(self) -> None:
+        """Lets the group share out its work anew."""
+        self._member.rejoin()
 
     # --- the group -------------------------------------------------------------------------------
 
     def _claim(self) -> list[tuple[str, bytes]]:
-        claim = Claim(frozenset(self.owned), self._generation)
-        return [(PROTOCOL_NAME, encode_claim(claim))]
+        delivery = self.delivery
+        claim = Claim(
+            frozenset(self.owned),
+            self._generation,
+            delivery.slot,
+            delivery.lane_limit,
+            self._slots,
+            self._workload.tell(steady_ms()),
+            self._workload.is_settling,
+            self._member.member_id,
+        )
+        return [(PROTOCOL_NAME, add_address(encode_claim(claim), self.operators.url))]
 
-    def _share_out(self, members: Mapping[str, bytes]) -> dict[str, bytes]:
+    async def _share_out(self, members: Mapping[str, bytes]) -> dict[str, bytes]:
         """The leader's part. A source that was never seen keeps its partitions where they are."""
         claims = {member: _claim_of(member, data) for member, data in members.items()}
+        unfenced = await self._fence(departed_slots(claims, self._slots))
         partitions = self._partitions()
         self._shared_out = frozenset(partitions)
-        unseen = {name for name, reader in self.readers.items() if reader.view is None}
+        unseen = set(self.readers) - self._looked_at
         for claim in claims.values():
             partitions |= {partition for partition in claim.owned if partition.source in unseen}
-        ideal = assign(partitions, claims)
+        levels = known_levels(claims, self._levels)
+        self._levels = {partition: level for partition, level in levels.items() if partition in partitions}
+        ideal = assign(partitions, claims, self._levels)
         log.info("sharing out", workers=len(members), partitions=len(partitions))
         now = withhold_claimed(ideal, claims)
-        return {member: encode_assignment(share) for member, share in now.items()}
+        slots = give_slots(claims)
+        in_use = unfenced | {slot: claims[member].lane_count for member, slot in slots.items()}
+        return {
+            member: add_crew(
+                encode_share(Share(tuple(share), slots.get(member), in_use)), members, partitions
+            )
+            for member, share in now.items()
+        }
+
+    async def _fence(self, departed: Mapping[int, int]) -> dict[int, int]:
+        """Ends the transactions of workers that left, so that nobody waits for their timeouts; the slots for
+        which that was not possible."""
+        session_s = self.config.group.session_timeout_ms / 1000
+        return await self.delivery.fence(departed, min(MAX_FENCING_S, session_s * MAX_SHARE_OF_SESSION))
+
+    def _seat(self) -> Seat | None:
+        member = self._member
+        return Seat(member.member_id, member.generation) if member.member_id else None
 
     def _partitions(self) -> set[SourcePartition]:
         """Every source partition that is to be carried and that the target has a place for."""
@@ -174,22 +298,43 @@ class Worker:
             SourcePartition(reader.name, topic.name, number)
             for reader in self.readers.values()
             for topic in reader.selected_topics()
+            if self._guard.is_admitted(reader.name, topic.name)
             for number in topic.partitions
-            if self._topics.has_partition(self._naming.target_topic(reader.name, topic.name), number)
+            if self._topics.has_partition(self._naming.target_partition(reader.name, topic.name, number))
         }
 
     async def _assigned(self, share: bytes) -> None:
-        wanted = decode_assignment(share)
+        given = decode_share(share)
+        wanted = given.partitions
+        crew = crew_of(share)
+        is_inherited = self._member.is_inherited(crew)
         self._generation = self._member.generation
+        self._slots = dict(given.slots)
+        if given.slot is not None:
+            if is_inherited:
+                # Also the lanes that this worker does not begin with: whose name it bears may have had more.
+                await self._fence({given.slot: given.slots.get(given.slot, 0)})
+            if self.delivery.slot not in (None, given.slot):
+                await self._lost()  # another worker has the slot, by an older claim of ours
+            self.delivery.seated(given.slot, self._seat)
         going = [pipeline for key, pipeline in self.owned.items() if key not in set(wanted)]
         coming = [key for key in wanted if key not in self.owned and key.source in self.readers]
+        if self._stopping:
+            coming = []
+        elif coming and self.delivery.lane_limit and given.slot is None:
+            log.error("the worker that leads the group knows no transactions; end it", left=len(coming))
+            coming = []
         log.info("assigned", kept=len(self.owned) - len(going), going=len(going), coming=len(coming))
         if going:
             await self._release(going)
         if coming:
-            self._begin(coming, await self._read_positions())
+            await self.operators.ready()
+            self._begin(coming, await self.delivery.read_positions())
+        self.operators.take_crew(crew)
         self.is_assigned = True
-        if going:
+        if is_inherited:
+            self._workload.settle()
+        if going or is_inherited:
             self._member.rejoin()
 
     async def _revoked(self) -> None:
@@ -203,28 +348,34 @@ class Worker:
         self.is_assigned = False
         for pipeline in list(self.owned.values()):
             self._drop(pipeline)
+        await self.delivery.lost()
 
     async def _release(self, pipelines: list[PartitionPipeline]) -> None:
         """Drains, writes the positions, gives up."""
-        limit_ms = min(
-            self.config.drain_timeout_ms,
-            int(self.config.group.rebalance_timeout_ms * MAX_SHARE_OF_REBALANCE),
-        )
-        drained = await asyncio.gather(*(pipeline.drain(limit_ms) for pipeline in pipelines))
+        most_ms = int(self.config.group.rebalance_timeout_ms * MAX_SHARE_OF_REBALANCE)
+        times = drain_times(self.config.drain_timeout_ms, most_ms)
+        began = asyncio.get_running_loop().time()
+        drained = await asyncio.gather(*(pipeline.drain(times.deliver_s) for pipeline in pipelines))
         if not all(drained):
             log.warning(
                 "not all was delivered in time; it will be sent again", partitions=drained.count(False)
             )
+        settled = [pipeline for pipeline, in_time in zip(pipelines, drained, strict=True) if in_time]
         try:
-            async with asyncio.timeout(limit_ms / 1000):
-                await self._write_positions(pipelines)
+            async with asyncio.timeout_at(began + times.record_s):
+                await self.delivery.settle(settled)
         except TimeoutError:
             log.warning("positions were not written in time; what follows them will be sent again")
         for pipeline in pipelines:
             self._drop(pipeline)
 
     def _drop(self, pipeline: PartitionPipeline) -> None:
+        if pipeline.state is State.CLOSED:
+            return  # a rebalance and a reload gave it up at once
+        if self._stopping:
+            self.handover.gave_up(pipeline)
         self.readers[pipeline.partition.source].remove(pipeline)
+        self.delivery.left(pipeline)
         pipeline.close()
         if self.owned.get(pipeline.partition) is pipeline:
             del self.owned[pipeline.partition]
@@ -232,12 +383,15 @@ class Worker:
     def _begin(self, coming: Iterable[SourcePartition], positions: Positions) -> None:
         seen_sources = {key.source for key in (*positions.known, *positions.unreadable)}
         for partition in coming:
-            reader = self.readers[partition.source]
-            target = TargetPartition(
-                self._naming.target_topic(partition.source, partition.topic), partition.partition
-            )
-            pipeline = PartitionPipeline(partition, target, self.sink, self, self._between)
+            reader = self.readers.get(partition.source)
+            if reader is None:
+                continue  # a reload has just taken the source away
+            target = self._naming.target_partition(partition.source, partition.topic, partition.partition)
+            sink = self.delivery.sink_of(partition)
+            pipeline = PartitionPipeline(partition, target, sink, self, self._between, self._walk)
             self.owned[partition] = pipeline
+            self.delivery.began(pipeline)
+            self.operators.began(pipeline)
             # `start` is for the first run. A partition that appears later begins with its first record.
             start = "earliest" if partition.source in seen_sources else reader.config.start
             is_lost = partition in positions.unreadable
@@ -246,71 +400,31 @@ class Worker:
     # --- discovery -------------------------------------------------------------------------------
 
     async def _on_view(self, reader: SourceReader) -> None:
-        topics = reader.selected_topics()
-        named = [(topic, self._naming.target_topic(reader.name, topic.name)) for topic in topics]
-        await self._refuse_loops(reader, [(topic.name, name) for topic, name in named])
-        if named:
-            await self._topics.ensure(reader.cluster, named)
+        if reader.view is None:
+            return
+        names = [topic.name for topic in reader.selected_topics()]
+        await self._guard.admit(reader.cluster, reader.view, names)
+        wanted = self._wanted_topics(reader)
+        await self._topics.ensure(reader.cluster, wanted)
+        self._looked_at.add(reader.name)
+        if self._member.is_leader:
+            await self._topics.sync_configs(reader.cluster, wanted)
         if self._member.is_leader and self.is_assigned and frozenset(self._partitions()) != self._shared_out:
             self._shared_out = frozenset(self._partitions())
             log.info("the partitions to carry have changed", source=reader.name)
             self._member.rejoin()
 
-    async def _refuse_loops(self, reader: SourceReader, names: list[tuple[str, str]]) -> None:
-        """Raises FatalError when this mirror alone would carry a topic into itself (`check` sees more)."""
-        here = reader.view.cluster_id if reader.view is not None else None
-        there = (await self.target.metadata([])).cluster_id
-        if here and there and (loops := find_loops(Route(here, a, there, b) for a, b in names)):
-            topic = loops[0][0][1]
-            raise FatalError(
-                f"source {reader.name} and target {self.target.name} are the same cluster, and topic {topic} "
-                "would be carried into itself; correct the addresses or exclude the topic"
+    def _wanted_topics(self, reader: SourceReader) -> list[WantedTopic]:
+        """The topics of a source that are to be carried and may be."""
+        return [
+            WantedTopic(
+                topic,
+                self._naming.target_topic(reader.name, topic.name),
+                self._naming.partition_offset(reader.name, topic.name),
             )
-
-    # --- positions -------------------------------------------------------------------------------
-
-    async def _read_positions(self) -> Positions:
-        while True:
-            positions = Positions()
-            try:
-                await ensure_topic(
-                    self.target,
-                    self._positions_topic,
-                    1,
-                    self.config.target.replication_factor,
-                    POSITIONS_TOPIC_CONFIGS,
-                )
-                await refuse_expiring_topic(self.target, self._positions_topic)
-                async for record in read_topic_to_end(self.target, self._positions_topic):
-                    positions.apply(record.key, record.value)
-                return positions
-            except CLUSTER_FAILURES as error:
-                log.warning("cannot read the positions yet", error=str(error))
-                await asyncio.sleep(READ_PAUSE_S)
-
-    async def _keep_positions(self) -> None:
-        while True:
-            await asyncio.sleep(self.config.position_interval_ms / 1000)
-            await self._write_positions(list(self.owned.values()))
-
-    async def _write_positions(self, pipelines: Iterable[PartitionPipeline]) -> None:
-        async with self._writing_positions:
-            now_ms = self.now_ms()
-            moved = [
-                (pipeline, position)
-                for pipeline in pipelines
-                if (position := pipeline.position_to_write(now_ms)) is not None
-            ]
-            if not moved:
-                return
-            records = encode_records((pipeline.partition, position) for pipeline, position in moved)
-            await self._system.write(self._positions_topic, records, configs=POSITIONS_TOPIC_CONFIGS)
-            for pipeline, position in moved:
-                pipeline.progress.written(position.next_offset)
-
-    async def _record_start(self, partition: SourcePartition, position: Position) -> None:
-        records = encode_records([(partition, position)])
-        await self._system.write(self._positions_topic, records, configs=POSITIONS_TOPIC_CONFIGS)
+            for topic in reader.selected_topics()
+            if self._guard.is_admitted(reader.name, topic.name)
+        ]
 
     # --- what a pipeline asks for (pipeline.Surroundings) ----------------------------------------
 
@@ -323,8 +437,18 @@ class Worker:
     def max_batch_size(self, topic: str) -> int:
         return self._topics.max_batch_size(topic)
 
+    async def refresh_limits(self, topic: str) -> None:
+        while True:
+            try:
+                await self._topics.refresh_limits(topic)
+                return
+            except CLUSTER_FAILURES as error:
+                log.warning("cannot read the target's limits yet", topic=topic, error=str(error))
+                await asyncio.sleep(READ_PAUSE_S)
+
     async def record_gap(self, gap: Gap) -> None:
         key, value = gap_event(self.config.name, gap)
+        self.metrics.count_gap(key, gap.partition.source, gap.gap_class.value)
         await self._system.write(AUDIT_TOPIC, [(key, value)], partition_of=key, configs=AUDIT_TOPIC_CONFIGS)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -333,46 +457,85 @@ class Worker:
         self._tasks.create_task(work)
 
     def moved(self, pipeline: PartitionPipeline) -> None:
-        self.readers[pipeline.partition.source].moved(pipeline)
+        if (reader := self.readers.get(pipeline.partition.source)) is not None:
+            reader.moved(pipeline)
+        self.delivery.moved(pipeline)
 
-    def count_batch(self, partition: SourcePartition, path: BatchPath) -> None:
-        self.metrics.count_batch(partition, path)
+    def count_batch(
+        self, partition: SourcePartition, path: BatchPath, batches: int, records: int, size: int
+    ) -> None:
+        self.metrics.count_batch(partition, path, batches, records, size)
 
     def count_delivered(
         self, partition: SourcePartition, records: int, size: int, measured_from: str, seconds: float
     ) -> None:
         self.metrics.count_delivered(partition, records, size, measured_from, seconds)
+        self._workload.add(partition, size)
 
     # --- for people and machines -----------------------------------------------------------------
+
+    @property
+    def _is_connected(self) -> bool:
+        return any(sink.is_connected for sink in self.delivery.sinks)
+
+    @property
+    def _is_target_unknown(self) -> bool:
+        """Not asked yet, and nothing says that it is away: a worker without a share has no sinks."""
+        return not self.target.trouble and not any(sink.was_connected for sink in self.delivery.sinks)
+
+    @property
+    def _retry_count(self) -> int:
+        return sum(sink.retry_count for sink in self.delivery.sinks)
 
     def is_ready(self) -> bool:
         return (
             self.is_assigned
-            and self.sink.is_connected
+            and self._is_connected
             and not any(pipeline.state is State.STARTING for pipeline in self.owned.values())
         )
+
+    def waits_for(self) -> list[str]:
+        """Why there is no share, or none that is carried, where that lasts."""
+        wishes = "" if self.operators.reader.is_ready else "the wishes of operators have not been read yet"
+        return [text for text in (self._member.trouble, wishes, self._keeper.trouble) if text]
 
     def status(self) -> dict[str, Any]:
         now_ms = self.now_ms()
         return {
             "mirror": self.config.name,
             "ready": self.is_ready(),
+            "waits_for": self.waits_for(),
             "stopping": self._stopping,
             "delivery": self.config.delivery,
+            "transactions": asdict(self.delivery.transactions()),
             "member": self._member.member_id,
             "generation": self._member.generation,
             "leader": self._member.is_leader,
             "target": {
                 "cluster": self.target.name,
-                "connected": self.sink.is_connected,
-                "retries": self.sink.retry_count,
-                "queued_batches": self.sink.queued_count,
+                "connected": self._is_connected,
+                "starting": self._is_target_unknown,
+                "error": self.target.trouble,
+                "retries": self._retry_count,
+                "queued_batches": sum(sink.queued_count for sink in self.delivery.sinks),
             },
-            "sources": [
-                {"cluster": name, "connected": reader.is_connected} for name, reader in self.readers.items()
+            "sources": [reader.status() for reader in self.readers.values()],
+            "refused_topics": [
+                {"source": source, "topic": topic, "reason": reason}
+                for (source, topic), reason in sorted(self._guard.refusals().items())
             ],
+            "groups": self._group_sync.status(),
             "partitions": [_partition_status(self.owned[key], now_ms) for key in sorted(self.owned)],
         }
+
+    def _leads(self) -> bool:
+        """Whether this worker does what one of all has to do."""
+        return self._member.is_leader and self.is_assigned and not self._stopping
+
+    def _leads_if_known(self) -> bool | None:
+        if self._stopping:
+            return False
+        return self._member.is_leader if self.is_assigned else None
 
     def _gauges(self) -> list[tuple[str, str, dict[str, str], float]]:
         target = {"target": self.target.name}
@@ -381,19 +544,21 @@ class Worker:
                 "millrace_mirror_target_up",
                 "Whether the target answers",
                 target,
-                float(self.sink.is_connected),
+                float(self._is_connected),
             ),
             (
                 "millrace_mirror_produce_retries_total",
                 "Batches sent again",
                 target,
-                float(self.sink.retry_count),
+                float(self._retry_count),
             ),
         ]
+        refused, text = float(len(self._guard.refusals())), "Topics that would go round, or mix with another"
+        rows.append(("millrace_mirror_refused_topics", text, {}, refused))
         for name, reader in self.readers.items():
             up = float(reader.is_connected)
             rows.append(("millrace_mirror_source_up", "Whether the source answers", {"source": name}, up))
-        return rows
+        return rows + self.operators.gauges() + self._group_sync.gauges()
 
 
 def _claim_of(member: str, data: bytes) -> Claim:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import structlog
 
@@ -13,7 +14,26 @@ import structlog
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.kafka_fixture import kafka_peer  # noqa: F401
+from tests.pairs import (  # noqa: F401
+    mortal_kafka_source,
+    mortal_kafka_target,
+    mortal_millrace_source,
+    mortal_millrace_target,
+    pair,
+    pair_kafka_second_source,
+    pair_kafka_source,
+    pair_kafka_target,
+    pair_millrace_second_source,
+    pair_millrace_source,
+    pair_millrace_target,
+    second_source,
+)
+from tests.secure_kafka import secure_kafka  # noqa: F401
 from tests.servers import BrokerProcess, ZooKeeper
+
+# A first call compiles kernels, and a machine stands still at times: how long an example takes says nothing.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 BrokerFactory = Callable[..., BrokerProcess]
 
@@ -42,6 +62,18 @@ def broker_factory(zookeeper: ZooKeeper, tmp_path: Path) -> Iterator[BrokerFacto
     Keyword `zookeeper_path` joins an existing cluster, `broker_id` names the broker, `start=False` leaves
     starting to the caller; dots in setting names are written as underscores.
     """
+    yield from _broker_factory(zookeeper, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def module_broker_factory(
+    zookeeper: ZooKeeper, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[BrokerFactory]:
+    """The same for brokers that a module's tests share."""
+    yield from _broker_factory(zookeeper, tmp_path_factory.mktemp("brokers"))
+
+
+def _broker_factory(zookeeper: ZooKeeper, tmp_path: Path) -> Iterator[BrokerFactory]:
     brokers: list[BrokerProcess] = []
 
     def make(

@@ -16,7 +16,7 @@ from millrace.broker.protocol.frames import decode_response, encode_request
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.broker.server.answers import build_entity, request_type, response_type
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 def batch_of(*values: bytes | None, timestamp_ms: int = 1_700_000_000_000, **options: Any) -> bytearray:
@@ -57,12 +57,19 @@ class RawClient:
         version: int = 9,
         acks: int = 1,
         transactional_id: str | None = None,
+        timeout_ms: int = 30_000,
     ) -> list[hot_produce.PartitionAnswer]:
         """Produce; with acks=0 nothing is read."""
         self.send(
             b"".join(
                 hot_produce.encode_request(
-                    version, 1, "raw", batches, acks=acks, transactional_id=transactional_id
+                    version,
+                    1,
+                    "raw",
+                    batches,
+                    acks=acks,
+                    transactional_id=transactional_id,
+                    timeout_ms=timeout_ms,
                 )
             )
         )

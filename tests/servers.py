@@ -18,9 +18,10 @@ from pathlib import Path
 
 from millrace.deploy import zookeeper
 from millrace.deploy.processes import spawn
+from tests.ports import free_port
 
-START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 60.0
 POLL_S = 0.02
 
 SESSION_TIMEOUT_MS = 2_000
@@ -29,18 +30,12 @@ SESSION_TIMEOUT_MS = 2_000
 _API_VERSIONS_V0 = struct.pack(">ihhih", 10, 18, 0, 1, -1)
 
 
-def free_port() -> int:
-    """A port that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class ZooKeeper:
     """A standalone ZooKeeper; `chroot()` names a fresh path for one cluster."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
         self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self._numbers = itertools.count(1)
@@ -95,6 +90,8 @@ class BrokerProcess:
         self.data = folder / "data"
         self.log_path = folder / "broker.log"
         self.port = port or free_port()
+        self.rack: str | None = None
+        self.advertised_host: str | None = None
         self.settings = {
             "zookeeper.session.timeout.ms": SESSION_TIMEOUT_MS,
             "group.initial.rebalance.delay.ms": 0,
@@ -115,7 +112,13 @@ class BrokerProcess:
 
     def command(self) -> list[str]:
         words = [sys.executable, "-m", "millrace.deploy.cli", "broker", "run", "--id", str(self.id)]
-        words += ["--listen", self.bootstrap, "--zookeeper", self.zookeeper, "--data", str(self.data)]
+        words += ["--zookeeper", self.zookeeper, "--data", str(self.data)]
+        if self.advertised_host is None:
+            words += ["--listen", self.bootstrap]
+        else:
+            words += ["--listen", f"0.0.0.0:{self.port}"]
+            words += ["--advertised", f"{self.advertised_host}:{self.port}"]
+        words += ["--rack", self.rack] if self.rack else []
         for key, value in self.settings.items():
             words += ["--set", f"{key}={value}"]
         return words
@@ -137,8 +140,13 @@ class BrokerProcess:
             if self.process.poll() is not None:
                 raise RuntimeError(f"the broker ended with {self.process.returncode}:\n{self.log[-2000:]}")
             if time.monotonic() > deadline:
-                raise RuntimeError(f"the broker does not answer:\n{self.log[-2000:]}")
+                raise TimeoutError(f"the broker does not answer:\n{self.log[-2000:]}")
             time.sleep(POLL_S)
+
+    def resident_mib(self) -> float:
+        assert self.process is not None
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.split("VmRSS:")[1].split()[0]) / 1024
 
     def wait_until_ended(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """The exit status."""
@@ -172,8 +180,8 @@ class BrokerProcess:
 def answers(port: int) -> bool:
     """Whether a broker on this port answers ApiVersions."""
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=0.5) as connection:
-            connection.settimeout(2.0)
+        with socket.create_connection(("127.0.0.1", port), timeout=5.0) as connection:
+            connection.settimeout(10.0)
             connection.sendall(_API_VERSIONS_V0)
             return len(connection.recv(8)) == 8
     except OSError:

@@ -1,7 +1,14 @@
-"""The report folder: summary.json, reconciliation.parquet, index.html, metrics.prom. Called by `job`."""
+"""The report folder: summary.json, reconciliation.parquet (a row for each stream and window), index.html,
+producers.parquet (a row for each producer and window), metrics.prom. Called by `job`.
+
+After a run that failed, `last_failure.json` beside them, a banner on the page and metrics.prom tell of it
+(`failure`); the rest stays what the last good run found, and the next good run takes all of that away.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import uuid
 from collections.abc import Callable, Mapping
@@ -11,17 +18,53 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from millrace.audit.metrics import metrics_text
+from millrace.audit.report import failure
 from millrace.audit.report.html import render
+from millrace.audit.report.metrics import failed_text, metrics_text
+from millrace.audit.report.plain import by_producer
 
 
 def write_report(folder: Path, summary: Mapping[str, Any], rows: pa.Table) -> None:
     """Each file is replaced whole, the summary last: who sees a new summary sees the rest of it too."""
     _replace(folder / "reconciliation.parquet", lambda path: pq.write_table(rows, path, compression="zstd"))
-    _replace(folder / "index.html", lambda path: path.write_text(render(summary, rows), "utf-8"))
-    _replace(folder / "metrics.prom", lambda path: path.write_text(metrics_text(summary), "utf-8"))
+    _replace(
+        folder / "producers.parquet",
+        lambda path: pq.write_table(by_producer(rows), path, compression="zstd"),
+    )
+    _replace(folder / "index.html", lambda path: _write(path, render(summary, rows), "xmlcharrefreplace"))
+    _replace(folder / "metrics.prom", lambda path: _write(path, metrics_text(summary), "replace"))
     text = json.dumps(summary, indent=2, ensure_ascii=False) + "\n"
-    _replace(folder / "summary.json", lambda path: path.write_text(text, "utf-8"))
+    # Half of a surrogate pair, which UTF-8 has no bytes for, becomes the JSON escape that means it.
+    _replace(folder / "summary.json", lambda path: _write(path, text, "backslashreplace"))
+    (folder / failure.FILE_NAME).unlink(missing_ok=True)
+
+
+def read_told(folder: Path, name: str) -> dict[str, Any]:
+    """A JSON file of the folder; {} when it is not there or is none."""
+    try:
+        told = json.loads((folder / name).read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def note_failure(folder: Path, at_ms: int, sentence: str) -> None:
+    """Let metrics.prom, last_failure.json and the page say that a run failed; all figures stay those of the
+    last good run. Never raises: the failure itself is what the operator must hear of."""
+    for name, told, unwritable in (
+        ("metrics.prom", lambda before: failed_text(before, at_ms), "replace"),
+        (failure.FILE_NAME, lambda before: failure.document(sentence, at_ms), "replace"),
+        ("index.html", lambda before: failure.page_with(before, sentence, at_ms), "xmlcharrefreplace"),
+    ):
+        with contextlib.suppress(OSError, ValueError):
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / name
+            text = told(path.read_text("utf-8") if path.exists() else "")
+            _replace(path, functools.partial(_write, text=text, unwritable=unwritable))
+
+
+def _write(path: Path, text: str, unwritable: str) -> None:
+    path.write_text(text, "utf-8", errors=unwritable)
 
 
 def _replace(path: Path, write: Callable[[Path], object]) -> None:

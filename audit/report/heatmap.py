@@ -1,33 +1,41 @@
-"""The heatmap of windows: which square of the report stands for which windows, and what it says. Pure.
+"""The heatmaps of windows: which square of the report stands for which windows, and what it says. Pure.
 
-`heatmaps(rows)` gives one `Heatmap` per topic and tier; `html` draws them as SVG. Windows of a day lie as in
-a wall calendar (a column per week, a row per weekday); shorter ones fold into lines of a natural length.
-However many windows there are, a heatmap has at most `MOST_SQUARES` squares: beyond that one square stands
-for several windows and shows the worst of them.
+`Windows(rows, tiers)` sums the rows; `overview` is one picture of all of them: time from left to right, a
+line for each topic and tier, so that a loss shows below the tier that still had the records. `heatmaps` shows
+each topic and tier by itself: windows of a day lie as in a wall calendar (a column per week, a row per
+weekday); shorter ones fold into lines of a natural length. `drawing` makes SVG of both.
+
+However many windows there are, a heatmap has at most `MOST_SQUARES` squares and all together `MOST_OF_ALL`:
+beyond that one square stands for several windows and shows the worst of them.
 """
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from millrace.audit.verdict_rows import iso_time
+from millrace.audit.report.plain import is_calm, tier_column, tier_names
+from millrace.audit.report.text import utc
+from millrace.audit.report.tier_states import RANK, tier_state
 
 MOST_SQUARES = 2_000
+MOST_OF_ALL = 12_000
+MOST_MAPS = 120  # each has a drawing of its own
+MOST_COLUMNS = 84  # of the overview
+MOST_LINES = 120
+LAST_MS = 253_402_300_799_000  # the end of the year 9999: later times are no calendar's
 _MINUTE, _HOUR, _DAY = 60_000, 3_600_000, 86_400_000
 # (longest square, length of a line): minutes fold into hours, hours into days, and so on.
 _LINES = ((_MINUTE, _HOUR), (10 * _MINUTE, 6 * _HOUR), (_HOUR, _DAY))
 _LINE_SQUARES = 48
-_STEP_MINUTES = (1, 5, 10, 30, 60, 6 * 60, 24 * 60, 7 * 24 * 60, 28 * 24 * 60)
-
-# Worst first; what a square shows is the first that any of its windows has.
-STATES = ("LOSS", "DUPLICATE", "UNKNOWN", "OPEN", "PROVEN")
+_STEP_MINUTES = (1, 5, 10, 30, 60, 3 * 60, 6 * 60, 12 * 60, 24 * 60, 7 * 24 * 60, 28 * 24 * 60)
+_LABEL_COLUMNS = 8  # squares that a time below the overview needs
 
 
 @dataclass(slots=True)
@@ -42,6 +50,17 @@ class Square:
     consumed: int = 0
     missing: int = 0
     duplicates: int = 0
+
+    def add(self, state: str, published: int, consumed: int, missing: int, duplicates: int) -> None:
+        if RANK[state] < RANK[self.state]:
+            self.state = state
+        self.published += published
+        self.consumed += consumed
+        self.missing += missing
+        self.duplicates += duplicates
+
+    def add_square(self, other: Square) -> None:
+        self.add(other.state, other.published, other.consumed, other.missing, other.duplicates)
 
 
 @dataclass(slots=True)
@@ -62,80 +81,194 @@ class Heatmap:
         return max((x * column_size + len(label) * letter_size for x, label in self.columns), default=0)
 
 
-def heatmaps(rows: pa.Table, tiers: list[str]) -> list[Heatmap]:
-    """Heatmaps of all verdict rows, topics in order, tiers in the order given."""
-    found: dict[str, dict[str, list[tuple[int, dict[str, Any]]]]] = defaultdict(lambda: defaultdict(list))
-    window_ms = 1
-    for row in rows.to_pylist():
-        if row["window_start_ms"] is None or iso_time(row["window_start_ms"]) is None:
-            continue
-        window_ms = max(window_ms, row["window_ms"])
-        detail = json.loads(row["detail"])
-        for tier, count in row["consumed"]:
-            found[row["topic"]][tier].append((row["window_start_ms"], _tier_view(row, detail, tier, count)))
-    maps = []
-    for topic, by_tier in sorted(found.items()):
-        starts = [start for views in by_tier.values() for start, _ in views]
-        bounds = (min(starts), max(starts))  # of all tiers, so that a topic's maps line up
-        for tier in [*tiers, *sorted(set(by_tier) - set(tiers))]:
-            if tier in by_tier:
-                maps.append(_lay_out(topic, tier, by_tier[tier], window_ms, bounds))
-    return maps
+@dataclass(slots=True)
+class Band:
+    """One topic's lines in the overview, one for each tier."""
+
+    topic: str
+    lines: list[tuple[str, list[Square]]]
 
 
-def _tier_view(row: Mapping[str, Any], detail: Mapping[str, Any], tier: str, count: int) -> dict[str, Any]:
-    """What the row says of one tier: a loss shows in the first tier without the records."""
-    missing = sum(
-        last - first + 1
-        for lost in detail.get("missing", ())
-        if lost["between"][1] == tier
-        for first, last in lost["sequences"]
-    ) + sum(lost["count"] for lost in detail.get("missing_count", ()) if lost["between"][1] == tier)
-    copies = detail.get("extra_copies", {}).get(tier, 0)
-    waiting = any(held["between"][1] == tier for held in detail.get("in_flight", ()))
-    doubtful = row["verdict"] == "UNKNOWN" and (waiting or not detail.get("in_flight"))
-    if missing:
-        state = "LOSS"
-    elif copies:
-        state = "DUPLICATE"
-    elif row["state"] == "OPEN":
-        state = "OPEN"
-    elif waiting or doubtful or detail.get("unreported"):
-        state = "UNKNOWN"
-    else:
-        state = "PROVEN"
-    return {
-        "state": state,
-        "published": row["published"],
-        "consumed": count,
-        "missing": missing,
-        "duplicates": copies,
-    }
+@dataclass(slots=True)
+class Overview:
+    """All topics over one time axis. `labels` are (column, text); `left_out` topics were all proven."""
+
+    square_ms: int = 1
+    width: int = 0
+    bands: list[Band] = field(default_factory=list)
+    labels: list[tuple[int, str]] = field(default_factory=list)
+    left_out: int = 0
 
 
-def _lay_out(
-    topic: str, tier: str, views: list[tuple[int, dict[str, Any]]], window_ms: int, bounds: tuple[int, int]
-) -> Heatmap:
-    first_ms, last_ms = bounds
+ByStart = dict[int, Square]
+ByTier = dict[str, ByStart]
+
+
+class Windows:
+    """Every window of every topic and tier, summed over producers. `window_ms` is the longest window."""
+
+    def __init__(self, rows: pa.Table, order: Sequence[str]) -> None:
+        self.tiers = tier_names(rows, order)
+        self.window_ms = 1
+        self.by_topic: dict[str, ByTier] = {}
+        if rows.num_rows == 0:
+            return
+        start = rows["window_start_ms"]
+        inside = pc.and_(pc.greater_equal(start, 0), pc.less(start, LAST_MS))
+        rows = rows.filter(pc.fill_null(inside, False))
+        self.window_ms = max(1, pc.max(rows["window_ms"]).as_py() or 1)
+        calm = is_calm(rows)
+        self._add_calm(rows.filter(calm))
+        for batch in rows.filter(pc.invert(calm)).to_batches(max_chunksize=10_000):
+            self._add_told(batch.to_pylist())
+
+    def _add_calm(self, rows: pa.Table) -> None:
+        for tier in self.tiers:
+            here = pa.table(
+                {
+                    "topic": rows["topic"],
+                    "start": rows["window_start_ms"],
+                    "state": rows["verdict"],
+                    "published": rows["published"],
+                    "consumed": tier_column(rows, tier),
+                }
+            )
+            here = here.filter(pc.is_valid(here["consumed"]))
+            sums = here.group_by(["topic", "start", "state"]).aggregate(
+                [("published", "sum"), ("consumed", "sum")]
+            )
+            for row in sums.to_pylist():
+                counts = (row["published_sum"], row["consumed_sum"], 0, 0)
+                self._add(row["topic"], tier, row["start"], row["state"], counts)
+
+    def _add_told(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        for row in rows:
+            detail = json.loads(row["detail"])
+            for tier, count in row["consumed"]:
+                found = tier_state(row, detail, tier)
+                counts = (row["published"], count, found.missing, found.duplicates)
+                self._add(row["topic"], tier, row["window_start_ms"], found.state, counts)
+
+    def _add(
+        self, topic: str, tier: str, start_ms: int, state: str, counts: tuple[int, int, int, int]
+    ) -> None:
+        starts = self.by_topic.setdefault(topic, {}).setdefault(tier, {})
+        square = starts.get(start_ms)
+        if square is None:
+            square = starts[start_ms] = Square(0, 0, start_ms, state)
+        square.add(state, *counts)
+
+    def bounds(self, topic: str | None = None) -> tuple[int, int]:
+        """First and last start, of all tiers so that a topic's maps line up."""
+        topics = self.by_topic.values() if topic is None else [self.by_topic[topic]]
+        starts = [start for tiers in topics for by_start in tiers.values() for start in by_start]
+        return min(starts), max(starts)
+
+    def worst(self, topic: str) -> int:
+        return min(
+            RANK[square.state] for squares in self.by_topic[topic].values() for square in squares.values()
+        )
+
+    def tiers_of(self, topic: str) -> list[str]:
+        return [tier for tier in self.tiers if tier in self.by_topic[topic]]
+
+
+def overview(windows: Windows) -> Overview:
+    """Topics in order, of too many the worst."""
+    if not windows.by_topic:
+        return Overview()
+    first_ms, last_ms = windows.bounds()
+    square_ms = _square_ms(windows.window_ms, first_ms, last_ms, MOST_COLUMNS)
+    origin_ms = _floor(first_ms, square_ms)
+    topics = sorted(windows.by_topic, key=lambda topic: (windows.worst(topic), topic))
+    most = max(1, MOST_LINES // max(1, len(windows.tiers)))
+    told = Overview(square_ms, left_out=max(0, len(topics) - most))
+    for topic in sorted(topics[:most]):
+        lines = []
+        for tier in windows.tiers_of(topic):
+            squares = _summed(windows.by_topic[topic][tier], square_ms)
+            for square in squares:
+                square.x = (square.start_ms - origin_ms) // square_ms
+            lines.append((tier, squares))
+        told.bands.append(Band(topic, lines))
+    told.width = (last_ms - origin_ms) // square_ms + 1
+    told.labels = _time_labels(origin_ms, square_ms, told.width)
+    return told
+
+
+def _time_labels(origin_ms: int, square_ms: int, width: int) -> list[tuple[int, str]]:
+    """Times for every few columns: days where squares are long, hours with the date where it changes."""
+    labels: list[tuple[int, str]] = []
+    before = ""
+    for x in range(0, max(1, width - _LABEL_COLUMNS // 2), _LABEL_COLUMNS):
+        at_ms = origin_ms + x * square_ms
+        date = utc(at_ms, "%Y") if square_ms >= _DAY else utc(at_ms, "%-d %b")
+        spec = "%-d %b" if square_ms >= _DAY else "%H:%M" if square_ms >= _MINUTE else "%H:%M:%S"
+        text = utc(at_ms, spec)
+        if date != before:
+            text = f"{text} {date}" if square_ms >= _DAY else f"{date} {text}"
+        labels.append((x, text))
+        before = date
+    return labels
+
+
+def heatmaps(windows: Windows) -> list[Heatmap]:
+    """A heatmap for each topic and tier, topics in order, as many as `MOST_OF_ALL` allows: the worst."""
+    maps: list[Heatmap] = []
+    room = MOST_OF_ALL
+    for topic in sorted(windows.by_topic, key=lambda topic: (windows.worst(topic), topic)):
+        bounds = windows.bounds(topic)
+        tiers = windows.tiers_of(topic)
+        # A topic with many tiers gets fewer squares for each, so that none of them is left out.
+        most = min(MOST_SQUARES, MOST_OF_ALL // max(1, len(tiers)))
+        drawn = [
+            _lay_out(topic, tier, windows.by_topic[topic][tier], windows.window_ms, bounds, most)
+            for tier in tiers
+        ]
+        room -= sum(len(each.squares) for each in drawn)
+        if room < 0 or len(maps) + len(drawn) > MOST_MAPS:
+            break
+        maps.extend(drawn)
+    return sorted(maps, key=lambda each: (each.topic, windows.tiers.index(each.tier)))
+
+
+def _summed(by_start: ByStart, square_ms: int) -> list[Square]:
+    """Squares of `square_ms`, ascending."""
+    squares: dict[int, Square] = {}
+    for start_ms, window in by_start.items():
+        at_ms = _floor(start_ms, square_ms)
+        square = squares.get(at_ms)
+        if square is None:
+            square = squares[at_ms] = Square(0, 0, at_ms, window.state)
+        square.add_square(window)
+    return [squares[at_ms] for at_ms in sorted(squares)]
+
+
+def _floor(start_ms: int, square_ms: int) -> int:
+    """The start of the square that a window lies in; weeks begin on Mondays (1970 began on a Thursday)."""
+    shift_ms = 4 * _DAY if square_ms % (7 * _DAY) == 0 else 0
+    return start_ms - (start_ms - shift_ms) % square_ms
+
+
+def _square_ms(window_ms: int, first_ms: int, last_ms: int, most: int) -> int:
+    """The shortest natural length with at most `most` squares from first to last."""
     square_ms = window_ms
     for step_ms in (minutes * _MINUTE for minutes in _STEP_MINUTES):
-        if (last_ms - first_ms) // square_ms < MOST_SQUARES:
+        if (last_ms - first_ms) // square_ms < most:
             break
         if step_ms > square_ms and step_ms % window_ms == 0:
             square_ms = step_ms
-    while (last_ms - first_ms) // square_ms >= MOST_SQUARES:
+    while (last_ms - first_ms) // square_ms >= most:
         square_ms *= 2
-    squares: dict[int, Square] = {}
-    for start_ms, view in views:
-        at_ms = start_ms - start_ms % square_ms
-        square = squares.get(at_ms)
-        if square is None:
-            square = squares[at_ms] = Square(0, 0, at_ms, view["state"])
-        elif STATES.index(view["state"]) < STATES.index(square.state):
-            square.state = view["state"]
-        for name in ("published", "consumed", "missing", "duplicates"):
-            setattr(square, name, getattr(square, name) + view[name])
-    ordered = [squares[at_ms] for at_ms in sorted(squares)]
+    return square_ms
+
+
+def _lay_out(
+    topic: str, tier: str, by_start: ByStart, window_ms: int, bounds: tuple[int, int], most: int
+) -> Heatmap:
+    first_ms, last_ms = bounds
+    square_ms = _square_ms(window_ms, first_ms, last_ms, most)
+    ordered = _summed(by_start, square_ms)
     heatmap = Heatmap(topic, tier, square_ms, 0, 0, ordered)
     if square_ms == _DAY:
         _as_calendar(heatmap, first_ms - first_ms % _DAY, last_ms)
@@ -185,16 +318,3 @@ def _as_lines(heatmap: Heatmap) -> None:
 
 def _moment(at_ms: int) -> datetime:
     return datetime.fromtimestamp(at_ms / 1000, UTC)
-
-
-def describe(square_ms: int) -> str:
-    """`1 day`, `10 minutes`: for the legend."""
-    for size, name in _units():
-        if square_ms % size == 0:
-            count = square_ms // size
-            return f"{count} {name}{'' if count == 1 else 's'}"
-    return f"{square_ms} milliseconds"
-
-
-def _units() -> Iterator[tuple[int, str]]:
-    yield from ((_DAY, "day"), (_HOUR, "hour"), (_MINUTE, "minute"), (1000, "second"))

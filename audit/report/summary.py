@@ -1,101 +1,152 @@
 """`summary.json`: the audit's answer for machines. Pure: verdict rows and notes in, one dictionary out.
 
-The schema is a contract (`SUMMARY_VERSION` rises when a key changes its meaning; keys may be added):
+The schema is a contract (`SUMMARY_VERSION` rises when a key changes its meaning; keys may be added). It is
+told in full, with every field's type, by `summary.schema.json` beside this file (made from `document`):
 
     version         1
     verdict         PROVEN | COUNT_MATCH | UNKNOWN | DUPLICATE | LOSS; the worst wins, which is the last of
                     these. COUNT_MATCH: all is proven but for producers that do not number their records;
                     their counts agree, in which a loss and a duplicate would cancel
+    exit_status     0, 1 or 2, as the job ends with: what a standing waiver covers does not count for it
     sentence        the verdict for a person
+    next            what to do now, for a person; "" when nothing is to be done
     counts          acknowledged, seen {tier: distinct records}, missing, duplicates (extra copies),
                     unreported, unknown, explained, in_flight
     losses          [{topic, producer, stream, window_start, sequences [[first, last], ...], count,
-                      lost_between [tier, tier]}]     `sequences` is empty for a producer that only counts
+                      lost_between [tier, tier], places [...]}]   `sequences` is empty for a producer that
+                    only counts; `places` tell where some of them were last had (`neighbours`)
     duplicates      [{topic, producer, stream, window_start, sequences, count (extra copies), tier}]
     windows         {PROVEN | COUNT_MATCH | UNKNOWN | DUPLICATE | LOSS | OPEN: how many}
+    tiers           [{name, upstream [names]}], in order
+    topics          [{topic, verdict, windows, acknowledged, missing, duplicates, in_flight, unreported,
+                      unknown, explained, tiers [{tier, seen, missing, duplicates, windows}]}]
     producers       [{topic, producer, published, consumed {tier: records}, missing, duplicates, verdict}]
-    untrusted       [{what, count}]                   what was read and could not be believed
-    reasons         [{reason, count}]                 why windows are unknown
+    late            [{topic, producer, window_start, by_ms, kind}]: the latest first, at most MOST_LATE. Kind
+                    `records`: the last record was appended `by_ms` after its window's end; `report`: the
+                    window ended `by_ms` ago and its producer has not promised that it is complete
+    latency         [{topic, between [tier, tier], windows, p50_ms, p99_ms, max_ms}]: estimates (`latency`)
+    content         {compared, not_compared, differs}: windows, where content is audited
+    watermarks      {topic: ISO time or null}: everything created before is proven or waived
+    watermark_steps_back  [{topic, before, after}]: late data took a proof away; only where it did
+    waivers         [{topic, window_start, stream, who, why, at, verdict, stands}]: of a window, or of a
+                    stream where window_start is null; `stands` is false once the window has got worse
+    revisions       [{topic, producer, window_start, revision, before, after}]
+    untrusted       [{what, count, waived}]           what was read and could not be believed; `waived` where
+                    a standing waiver accepts it
+    untrusted_waivers  [{untrusted, count, who, why, at, stands}]: for what has these words in its name; only
+                    where there are any. `stands` is false once more of it came
+    reasons         [{reason, count}]                 why windows are unknown, the commonest first
+    notes           [sentence]                        what else a reader should know; changes no verdict
     unaudited       records without an identity header, {tier: n}
     at, window_ms   when it was taken (ISO 8601) and the window's length
 
-`window_start` is ISO 8601 UTC; null where no window can be named (a lost tail). Totals agree with the rows of
-`reconciliation.parquet` by construction: both are made from the same verdicts.
+`window_start` is ISO 8601 UTC; null where no window can be named (a lost tail). Totals agree with the rows
+of `reconciliation.parquet` by construction: both are made from the same verdicts. `windows` counts such rows:
+one for each stream and window.
 
 Called by `job`; read by `html`, the command line and users' scripts.
 """
 
 from __future__ import annotations
 
+import heapq
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from millrace.audit.verdict_rows import iso_time
-from millrace.audit.verdicts import Verdict, WindowState
+from millrace.audit.reconciliation.verdict_rows import VERDICT_SCHEMA, iso_time
+from millrace.audit.reconciliation.verdicts import Verdict, WindowState
+from millrace.audit.report.latency import Latencies
+from millrace.audit.report.plain import is_calm, tier_column, tier_names
+from millrace.audit.report.reasons import next_step, reasons_of
+from millrace.audit.report.sentences import sentence
+from millrace.audit.report.tier_states import TierState, tier_state
 
 SUMMARY_VERSION = 1
+MOST_LATE = 1000
+STATUSES = {"PROVEN": 0, "COUNT_MATCH": 0, "LOSS": 1, "DUPLICATE": 1}
+_BATCH_ROWS = 20_000  # rows that are Python objects at one time
+_COLUMNS = [name for name in VERDICT_SCHEMA.names if name not in ("ambiguous", "revision")]
+_TIMES = ["topic", "producer", "window_start", "window_start_ms", "window_ms", "detail"]
+
+Tier = str | Mapping[str, Any]
 
 
 def summarise(
     rows: pa.Table,
     *,
-    tiers: Iterable[str],
+    tiers: Iterable[Tier],
     at_ms: int,
     window_ms: int,
     untrusted: Mapping[str, int],
     unaudited: Mapping[str, int],
+    grace_ms: int = 0,
+    accepted: Collection[str] = (),
+    untrusted_waivers: Sequence[Mapping[str, Any]] = (),
+    waivers: Sequence[Mapping[str, Any]] = (),
+    watermarks: Mapping[str, str | None] | None = None,
+    revisions: Sequence[Mapping[str, Any]] = (),
+    notes: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The summary of all verdict rows."""
-    totals: Counter[str] = Counter()
-    seen: Counter[str] = Counter(dict.fromkeys(tiers, 0))
-    windows: Counter[str] = Counter()
-    reasons: Counter[str] = Counter()
-    losses: list[dict[str, Any]] = []
-    duplicates: list[dict[str, Any]] = []
-    producers: dict[tuple[str, str], dict[str, Any]] = {}
-    worst = Verdict.PROVEN
-    settled = 0
-    for row in rows.to_pylist():
-        verdict, is_open = Verdict[row["verdict"]], row["state"] == WindowState.OPEN
-        detail = json.loads(row["detail"])
-        totals.update({name: row[column] for name, column in _TOTALS.items()})
-        seen.update(dict(row["seen"]))
-        losses.extend(_losses(row, detail))
-        duplicates.extend(_duplicates(row, detail))
-        _add_producer(producers, row, verdict)
-        if verdict not in (Verdict.PROVEN, Verdict.COUNT_MATCH):
-            reasons.update(detail.get("reasons", ()))
-        if row["window_start"] is not None:
-            windows["OPEN" if is_open else str(verdict)] += 1
-        settled += not is_open
-        if not is_open or verdict >= Verdict.DUPLICATE:
-            worst = max(worst, verdict)
-    if settled == 0 or untrusted:
+    """The summary of all verdict rows.
+
+    `tiers` in order, as names or as {"name", "upstream": [names]}; `accepted` those of `untrusted` that are
+    waived; `waivers`, `untrusted_waivers`, `watermarks` and `revisions`
+    as they stand in the summary.
+    """
+    order = [_tier(each) for each in tiers]
+    gathered = _Gathered(order, at_ms, grace_ms)
+    rows = rows.select(_COLUMNS)
+    calm = is_calm(rows)
+    gathered.add_calm(rows.filter(calm))
+    for batch in rows.filter(pc.invert(calm)).to_batches(max_chunksize=_BATCH_ROWS):
+        for row in batch.to_pylist():
+            gathered.add(row)
+    worst = gathered.worst
+    if gathered.settled == 0 or untrusted:
         worst = max(worst, Verdict.UNKNOWN)
+    totals = gathered.totals
     summary: dict[str, Any] = {
         "version": SUMMARY_VERSION,
         "verdict": str(worst),
+        "exit_status": STATUSES.get(str(worst), 2),
         "sentence": "",
+        "next": "",
         "counts": {
             "acknowledged": totals["acknowledged"],
-            "seen": dict(seen),
+            "seen": dict(gathered.seen),
             **{name: totals[name] for name in _TOTALS if name != "acknowledged"},
         },
-        "losses": losses,
-        "duplicates": duplicates,
-        "windows": dict(sorted(windows.items())),
-        "producers": [_finished(producers[key]) for key in sorted(producers)],
-        "untrusted": [{"what": what, "count": count} for what, count in sorted(untrusted.items())],
-        "reasons": [{"reason": reason, "count": count} for reason, count in reasons.most_common()],
+        "losses": gathered.losses,
+        "duplicates": gathered.duplicates,
+        "windows": dict(sorted(gathered.windows.items())),
+        "tiers": order,
+        "topics": [gathered.topics[topic].told() for topic in sorted(gathered.topics)],
+        "producers": [_finished(gathered.producers[key]) for key in sorted(gathered.producers)],
+        "late": gathered.late_first(),
+        "latency": gathered.latencies.told(),
+        "content": {name.replace(" ", "_"): gathered.content[name] for name in _CONTENT},
+        "watermarks": dict(watermarks or {}),
+        "waivers": [dict(each) for each in waivers],
+        "revisions": [dict(each) for each in revisions],
+        "untrusted": [
+            {"what": what, "count": count, **({"waived": True} if what in accepted else {})}
+            for what, count in sorted(untrusted.items())
+        ],
+        "reasons": [{"reason": reason, "count": count} for reason, count in gathered.reasons.most_common()],
+        "notes": list(notes),
         "unaudited": dict(sorted(unaudited.items())),
         "at": iso_time(at_ms),
         "window_ms": window_ms,
     }
+    if untrusted_waivers:
+        summary["untrusted_waivers"] = [dict(each) for each in untrusted_waivers]
     summary["sentence"] = sentence(summary)
+    summary["next"] = next_step(summary)
     return summary
 
 
@@ -108,19 +159,220 @@ _TOTALS = {
     "explained": "explained",
     "in_flight": "in_flight",
 }
+_CONTENT = ("compared", "not compared", "differs")
 
 
-def _losses(row: Mapping[str, Any], detail: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+def _tier(tier: Tier) -> dict[str, Any]:
+    if isinstance(tier, str):
+        return {"name": tier, "upstream": []}
+    return {"name": tier["name"], "upstream": list(tier.get("upstream", ()))}
+
+
+class _Gathered:
+    """Everything that one walk over the rows adds up."""
+
+    def __init__(self, tiers: Sequence[Mapping[str, Any]], at_ms: int, grace_ms: int) -> None:
+        self._at_ms, self._grace_ms = at_ms, grace_ms
+        self._tiers = [tier["name"] for tier in tiers]
+        self.totals: Counter[str] = Counter()
+        self.seen: Counter[str] = Counter(dict.fromkeys(self._tiers, 0))
+        self.windows: Counter[str] = Counter()
+        self.reasons: Counter[str] = Counter()
+        self.content: Counter[str] = Counter()
+        self.losses: list[dict[str, Any]] = []
+        self.duplicates: list[dict[str, Any]] = []
+        self.producers: dict[tuple[str, str], dict[str, Any]] = {}
+        self.topics: dict[str, _Topic] = {}
+        self.latencies = Latencies({tier["name"]: tier["upstream"] for tier in tiers})
+        self.worst = Verdict.PROVEN
+        self.settled = 0
+        self._late: list[tuple[int, int, dict[str, Any]]] = []
+        self._late_number = 0
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        verdict, is_open = Verdict[row["verdict"]], row["state"] == WindowState.OPEN
+        detail = {} if row["detail"] == "{}" else json.loads(row["detail"])
+        seen = dict(row["seen"])
+        for name, column in _TOTALS.items():
+            self.totals[name] += row[column]
+        self.seen.update(seen)
+        self.losses.extend(_losses(row, detail))
+        self.duplicates.extend(_duplicates(row, detail))
+        _add_producer(self.producers, row, verdict)
+        if verdict not in (Verdict.PROVEN, Verdict.COUNT_MATCH):
+            self.reasons.update(reasons_of(detail))
+        topic = self._topic(row["topic"])
+        topic.add(row, detail, seen, "OPEN" if is_open else str(verdict))
+        if row["window_start"] is not None:
+            self.windows["OPEN" if is_open else str(verdict)] += 1
+            self._note_lateness(row, detail, is_open)
+        if row["content"]:
+            self.content[row["content"]] += 1
+        if "append_ms" in detail:
+            self.latencies.add(row["topic"], detail["append_ms"])
+        self.settled += not is_open
+        if not is_open or verdict >= Verdict.DUPLICATE:
+            self.worst = max(self.worst, verdict)
+            topic.worst = max(topic.worst, verdict)
+
+    def add_calm(self, rows: pa.Table) -> None:
+        """Rows that only count (`is_calm`), summed by Arrow."""
+        self.settled += rows.num_rows
+        tiers = tier_names(rows, self._tiers)
+        sums = [(column, "sum") for column in _TOTALS.values()]
+        for group in rows.group_by(["topic", "verdict"]).aggregate([*sums, ("topic", "count")]).to_pylist():
+            counts = {name: group[f"{column}_sum"] for name, column in _TOTALS.items()}
+            verdict, number = Verdict[group["verdict"]], group["topic_count"]
+            self.totals.update(counts)
+            self.windows[str(verdict)] += number
+            self._topic(group["topic"]).add_counts(counts, verdict, number)
+            self.worst = max(self.worst, verdict)
+        for tier in tiers:
+            here = pa.table(
+                {"topic": rows["topic"], "state": rows["verdict"], "seen": tier_column(rows, tier, "seen")}
+            )
+            here = here.filter(pc.is_valid(here["seen"]))
+            grouped = here.group_by(["topic", "state"]).aggregate([("seen", "sum"), ("seen", "count")])
+            for group in grouped.to_pylist():
+                self.seen[tier] += group["seen_sum"]
+                self._topic(group["topic"]).add_tier(
+                    tier, group["seen_sum"], TierState(group["state"]), group["seen_count"]
+                )
+        self._add_calm_producers(rows, tiers)
+        for word in rows["content"].filter(pc.not_equal(rows["content"], "")).value_counts().to_pylist():
+            self.content[word["values"]] += word["counts"]
+        timed = rows.filter(pc.match_substring(rows["detail"], '"append_ms"'))
+        for batch in timed.select(_TIMES).to_batches(max_chunksize=_BATCH_ROWS):
+            for row in batch.to_pylist():
+                detail = json.loads(row["detail"])
+                self.latencies.add(row["topic"], detail["append_ms"])
+                self._note_lateness(row, detail, False)
+
+    def _add_calm_producers(self, rows: pa.Table, tiers: Sequence[str]) -> None:
+        columns: dict[str, Any] = {name: rows[name] for name in ("topic", "producer", "published")}
+        columns["counted"] = pc.equal(rows["verdict"], str(Verdict.COUNT_MATCH))
+        columns |= {f"tier.{number}": tier_column(rows, tier) for number, tier in enumerate(tiers)}
+        sums = ["published", *(f"tier.{number}" for number in range(len(tiers)))]
+        grouped = pa.table(columns).group_by(["topic", "producer"])
+        for group in grouped.aggregate([*((name, "sum") for name in sums), ("counted", "max")]).to_pylist():
+            consumed = {tier: group[f"tier.{number}_sum"] for number, tier in enumerate(tiers)}
+            told = {
+                "topic": group["topic"],
+                "producer": group["producer"],
+                "published": group["published_sum"],
+                "consumed": [(tier, count) for tier, count in consumed.items() if count is not None],
+                "missing": 0,
+                "duplicates": 0,
+                "state": WindowState.SETTLED,
+            }
+            verdict = Verdict.COUNT_MATCH if group["counted_max"] else Verdict.PROVEN
+            _add_producer(self.producers, told, verdict)
+
+    def _topic(self, name: str) -> _Topic:
+        topic = self.topics.get(name)
+        if topic is None:
+            topic = self.topics[name] = _Topic(name, self._tiers)
+        return topic
+
+    def _note_lateness(self, row: Mapping[str, Any], detail: Mapping[str, Any], is_open: bool) -> None:
+        end_ms = row["window_start_ms"] + row["window_ms"]
+        appended = detail.get("append_ms", {})
+        first_tier = next((tier for tier in appended), None)
+        if first_tier is not None and appended[first_tier][1] - end_ms > self._grace_ms:
+            self._add_late(row, appended[first_tier][1] - end_ms, "records")
+        if is_open and self._at_ms - end_ms > self._grace_ms:
+            self._add_late(row, self._at_ms - end_ms, "report")
+
+    def _add_late(self, row: Mapping[str, Any], by_ms: int, kind: str) -> None:
+        self._late_number += 1
+        told = {
+            "topic": row["topic"],
+            "producer": row["producer"],
+            "window_start": row["window_start"],
+            "by_ms": by_ms,
+            "kind": kind,
+        }
+        keep = heapq.heappush if len(self._late) < MOST_LATE else heapq.heappushpop
+        keep(self._late, (by_ms, -self._late_number, told))
+
+    def late_first(self) -> list[dict[str, Any]]:
+        return [told for *_, told in sorted(self._late, key=lambda each: each[:2], reverse=True)]
+
+
+class _Topic:
+    """One topic's part of the summary, with each tier's."""
+
+    def __init__(self, topic: str, tiers: Iterable[str]) -> None:
+        self.topic = topic
+        self.worst = Verdict.PROVEN
+        self._counts: Counter[str] = Counter()
+        self._windows: Counter[str] = Counter()
+        self._tiers: dict[str, tuple[Counter[str], Counter[str]]] = {}
+        self._order = list(tiers)
+
+    def add(
+        self, row: Mapping[str, Any], detail: Mapping[str, Any], seen: Mapping[str, int], word: str
+    ) -> None:
+        for name, column in _TOTALS.items():
+            self._counts[name] += row[column]
+        if row["window_start"] is not None:
+            self._windows[word] += 1
+        for tier, count in seen.items():
+            self.add_tier(tier, count, tier_state(row, detail, tier))
+
+    def add_counts(self, counts: Mapping[str, int], verdict: Verdict, number: int) -> None:
+        """So many settled windows of one verdict."""
+        self._counts.update(counts)
+        self._windows[str(verdict)] += number
+        self.worst = max(self.worst, verdict)
+
+    def add_tier(self, tier: str, seen: int, state: TierState, number: int = 1) -> None:
+        """So many windows that look the same in a tier."""
+        held = self._tiers.get(tier)
+        if held is None:
+            held = self._tiers[tier] = (Counter(), Counter())
+        counts, windows = held
+        counts["seen"] += seen
+        counts["missing"] += state.missing
+        counts["duplicates"] += state.duplicates
+        windows[state.state] += number
+
+    def told(self) -> dict[str, Any]:
+        ordered = [*self._order, *sorted(set(self._tiers) - set(self._order))]
+        return {
+            "topic": self.topic,
+            "verdict": str(
+                self.worst if self._windows.total() > self._windows["OPEN"] else self._unsettled()
+            ),
+            "windows": dict(sorted(self._windows.items())),
+            **{name: self._counts[name] for name in _TOTALS},
+            "tiers": [
+                {
+                    "tier": tier,
+                    **{name: self._tiers[tier][0][name] for name in ("seen", "missing", "duplicates")},
+                    "windows": dict(sorted(self._tiers[tier][1].items())),
+                }
+                for tier in ordered
+                if tier in self._tiers
+            ],
+        }
+
+    def _unsettled(self) -> Verdict:
+        return max(self.worst, Verdict.UNKNOWN)
+
+
+def _losses(row: Mapping[str, Any], detail: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for lost in detail.get("missing", ()):
         sequences = lost["sequences"]
         yield _named(row, sequences, sum(last - first + 1 for first, last in sequences)) | {
-            "lost_between": lost["between"]
+            "lost_between": lost["between"],
+            "places": lost.get("places", []),
         }
     for lost in detail.get("missing_count", ()):
-        yield _named(row, [], lost["count"]) | {"lost_between": lost["between"]}
+        yield _named(row, [], lost["count"]) | {"lost_between": lost["between"], "places": []}
 
 
-def _duplicates(row: Mapping[str, Any], detail: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+def _duplicates(row: Mapping[str, Any], detail: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     ranges = detail.get("duplicates", {})
     for tier, copies in detail.get("extra_copies", {}).items():
         yield _named(row, ranges.get(tier, []), copies) | {"tier": tier}
@@ -149,76 +401,22 @@ def _add_producer(
             "consumed": Counter(),
             "missing": 0,
             "duplicates": 0,
-            "verdict": Verdict.PROVEN,
+            "verdict": None,
         },
     )
     for name in ("published", "missing", "duplicates"):
         held[name] += row[name]
     held["consumed"].update(dict(row["consumed"]))
     if row["state"] != WindowState.OPEN or verdict >= Verdict.DUPLICATE:
-        held["verdict"] = max(held["verdict"], verdict)
+        held["verdict"] = verdict if held["verdict"] is None else max(held["verdict"], verdict)
 
 
 def _finished(producer: dict[str, Any]) -> dict[str, Any]:
-    return producer | {"consumed": dict(producer["consumed"]), "verdict": str(producer["verdict"])}
-
-
-def sentence(summary: Mapping[str, Any]) -> str:
-    """One plain sentence for the verdict."""
-    counts = summary["counts"]
-    acknowledged = _records(counts["acknowledged"])
-    match summary["verdict"]:
-        case "PROVEN":
-            return f"All {acknowledged} that producers had acknowledged arrived, each exactly once."
-        case "COUNT_MATCH":
-            return (
-                f"As many records arrived as the {acknowledged} that producers had acknowledged, but not all "
-                "producers number their records: a loss and a duplicate of one would not show."
-            )
-        case "LOSS":
-            hops = sorted({f"{a} and {b}" for a, b in (loss["lost_between"] for loss in summary["losses"])})
-            where = f" between {'; '.join(hops)}" if hops else ""
-            copies = counts["duplicates"]
-            also = f" {copies:,} extra {_copies(copies)} arrived." if copies else ""
-            if not counts["missing"]:
-                return f"Records arrived with other content than was sent.{also}"
-            lost, all_told = counts["missing"], counts["acknowledged"]
-            return f"{lost:,} of {all_told:,} acknowledged records were lost{where}.{also}"
-        case "DUPLICATE":
-            copies = counts["duplicates"]
-            return f"Nothing of {acknowledged} was lost, but {copies:,} extra {_copies(copies)} arrived."
-    return _unknown_sentence(summary, acknowledged)
-
-
-def _unknown_sentence(summary: Mapping[str, Any], acknowledged: str) -> str:
-    counts = summary["counts"]
-    open_questions = [
-        f"{_records(counts[name])} {text}"
-        for name, text in (
-            ("in_flight", "still on the way"),
-            ("unreported", "seen but not reported by a producer"),
-            ("explained", "skipped for a known cause"),
-            ("unknown", "that cannot be told"),
-        )
-        if counts[name]
-    ]
-    if summary["untrusted"]:
-        amount = sum(each["count"] for each in summary["untrusted"])
-        open_questions.append(f"{amount:,} {'thing' if amount == 1 else 'things'} that could not be trusted")
-    if not summary["windows"] and not counts["acknowledged"]:
-        return "Nothing is proven: no producer reported and no audited record was seen."
-    why = "; ".join(open_questions) or "no window is settled yet, or a producer has not reported"
-    return f"No loss was found among {acknowledged}, but not all is proven: {why}."
-
-
-def _records(count: int) -> str:
-    return f"{count:,} {'record' if count == 1 else 'records'}"
-
-
-def _copies(count: int) -> str:
-    return "copy" if count == 1 else "copies"
+    """A producer whose windows are all open is not proven: nothing of it has been decided."""
+    verdict = Verdict.UNKNOWN if producer["verdict"] is None else producer["verdict"]
+    return producer | {"consumed": dict(producer["consumed"]), "verdict": str(verdict)}
 
 
 def exit_status(summary: Mapping[str, Any]) -> int:
     """0 all settled windows proven (or matched by count), 1 loss or duplicate, 2 unknown or unreported."""
-    return {"PROVEN": 0, "COUNT_MATCH": 0, "LOSS": 1, "DUPLICATE": 1}.get(summary["verdict"], 2)
+    return int(summary["exit_status"])

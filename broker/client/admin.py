@@ -7,26 +7,41 @@ fine. Every refusal is a KafkaError whose message names cluster and topic.
 
 from __future__ import annotations
 
-import datetime
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
-
-from kio.static.primitive import i32Timedelta
 
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.connection import request_schema
-from millrace.broker.client.metadata import TopicMetadata, TopicPartition
-from millrace.broker.errors import LeaderNotAvailable, NotController, UnknownTopicOrPartition, error_for_code
+from millrace.broker.client.controller_requests import (
+    check,
+    controller_id,
+    refusal,
+    refusal_of_code,
+    server_timeout,
+)
+from millrace.broker.client.metadata import TopicMetadata
+from millrace.broker.errors import (
+    KafkaError,
+    LeaderNotAvailable,
+    UnknownTopicOrPartition,
+    error_for_code,
+)
 from millrace.broker.protocol.frames import Api
+from millrace.broker.protocol.topic_partition import TopicPartition
 
 _CREATE_TOPICS_VERSIONS = (5, 7)
-_DELETE_TOPICS_VERSION = 5
+_DELETE_TOPICS_VERSIONS = (1, 5)
 _CREATE_PARTITIONS_VERSIONS = (2, 3)
-_DELETE_RECORDS_VERSION = 2
-_DESCRIBE_CONFIGS_VERSION = 4
+_DELETE_RECORDS_VERSIONS = (1, 2)
+# From version 1 on an answer says where a value comes from; Apache Kafka before 2.8 does not know 4.
+_DESCRIBE_CONFIGS_VERSIONS = (1, 4)
 _INCREMENTAL_ALTER_CONFIGS_VERSION = 1
 
-_TOPIC_RESOURCE = 2
+_TOPIC_RESOURCE, _BROKER_RESOURCE = 2, 4
+_SET_ON_TOPIC = 1
+# So that an answer about thousands of topics stays within what a client accepts in one frame.
+_TOPICS_A_REQUEST = 200
 _SET, _DELETE = 0, 1
 
 
@@ -36,14 +51,18 @@ async def create_topic(
     partitions: int = 1,
     replication_factor: int = 1,
     configs: Mapping[str, str] | None = None,
+    *,
+    validate_only: bool = False,
 ) -> None:
     """Create a topic and wait until every partition has a leader. -1 takes the broker's default.
+
+    With `validate_only` nothing is created: the refusals alone.
 
     Raises TopicAlreadyExists, InvalidTopic, InvalidPartitions, InvalidReplicationFactor, InvalidConfig, …
     """
 
     async def attempt() -> None:
-        node_id = await _controller(cluster)
+        node_id = await controller_id(cluster)
         version = await cluster.api_version(Api.CREATE_TOPICS, *_CREATE_TOPICS_VERSIONS, node_id)
         schema = request_schema(Api.CREATE_TOPICS, version)
         settings = tuple(
@@ -56,12 +75,15 @@ async def create_topic(
             assignments=(),
             configs=settings,
         )
-        request = schema.CreateTopicsRequest(topics=(topic,), timeout=_timeout(cluster), validate_only=False)
+        request = schema.CreateTopicsRequest(
+            topics=(topic,), timeout=server_timeout(cluster), validate_only=validate_only
+        )
         answer = await cluster.request(request, node_id=node_id)
-        _check(cluster, name, answer.topics[0])
+        check(cluster, f"topic {name}", answer.topics[0])
 
     await cluster.retrying(attempt)
-    await wait_for_topic(cluster, name)
+    if not validate_only:
+        await wait_for_topic(cluster, name)
 
 
 async def wait_for_topic(cluster: Cluster, name: str) -> TopicMetadata:
@@ -70,7 +92,7 @@ async def wait_for_topic(cluster: Cluster, name: str) -> TopicMetadata:
     async def attempt() -> TopicMetadata:
         view = await cluster.metadata([name], max_age_ms=0)
         if name in view.topic_errors:
-            raise _refusal(cluster, name, view.topic_errors[name])
+            raise refusal_of_code(cluster, f"topic {name}", view.topic_errors[name])
         topic = view.topics[name]
         without = [number for number, each in topic.partitions.items() if each.leader < 0]
         if without:
@@ -84,11 +106,12 @@ async def delete_topic(cluster: Cluster, name: str) -> None:
     """Delete a topic. Raises UnknownTopicOrPartition when there is none."""
 
     async def attempt() -> None:
-        node_id = await _controller(cluster)
-        schema = request_schema(Api.DELETE_TOPICS, _DELETE_TOPICS_VERSION)
-        request = schema.DeleteTopicsRequest(topic_names=(name,), timeout=_timeout(cluster))
+        node_id = await controller_id(cluster)
+        version = await cluster.api_version(Api.DELETE_TOPICS, *_DELETE_TOPICS_VERSIONS, node_id)
+        schema = request_schema(Api.DELETE_TOPICS, version)
+        request = schema.DeleteTopicsRequest(topic_names=(name,), timeout=server_timeout(cluster))
         answer = await cluster.request(request, node_id=node_id)
-        _check(cluster, name, answer.responses[0])
+        check(cluster, f"topic {name}", answer.responses[0])
 
     # Retriable for producers and consumers, who may be early; to delete it is an answer.
     await cluster.retrying(attempt, final=(UnknownTopicOrPartition,))
@@ -99,15 +122,15 @@ async def create_partitions(cluster: Cluster, name: str, total_count: int) -> No
     """Widen a topic to `total_count` partitions."""
 
     async def attempt() -> None:
-        node_id = await _controller(cluster)
+        node_id = await controller_id(cluster)
         version = await cluster.api_version(Api.CREATE_PARTITIONS, *_CREATE_PARTITIONS_VERSIONS, node_id)
         schema = request_schema(Api.CREATE_PARTITIONS, version)
         topic = schema.CreatePartitionsTopic(name=name, count=total_count, assignments=None)
         request = schema.CreatePartitionsRequest(
-            topics=(topic,), timeout=_timeout(cluster), validate_only=False
+            topics=(topic,), timeout=server_timeout(cluster), validate_only=False
         )
         answer = await cluster.request(request, node_id=node_id)
-        _check(cluster, name, answer.results[0])
+        check(cluster, f"topic {name}", answer.results[0])
 
     await cluster.retrying(attempt)
     cluster.invalidate()
@@ -135,7 +158,8 @@ async def _delete_records_at(
     before: Mapping[TopicPartition, int],
     lows: dict[TopicPartition, int],
 ) -> None:
-    schema = request_schema(Api.DELETE_RECORDS, _DELETE_RECORDS_VERSION)
+    version = await cluster.api_version(Api.DELETE_RECORDS, *_DELETE_RECORDS_VERSIONS, node_id)
+    schema = request_schema(Api.DELETE_RECORDS, version)
     by_topic: dict[str, list[Any]] = {}
     for (topic, partition), offset in before.items():
         part = schema.DeleteRecordsPartition(partition_index=partition, offset=offset)
@@ -143,12 +167,12 @@ async def _delete_records_at(
     topics = tuple(
         schema.DeleteRecordsTopic(name=topic, partitions=tuple(parts)) for topic, parts in by_topic.items()
     )
-    request = schema.DeleteRecordsRequest(topics=topics, timeout=_timeout(cluster))
+    request = schema.DeleteRecordsRequest(topics=topics, timeout=server_timeout(cluster))
     answer = await cluster.request(request, node_id=node_id)
     for topic in answer.topics:
         for part in topic.partitions:
             if part.error_code:
-                raise _refusal(cluster, f"{topic.name}-{part.partition_index}", int(part.error_code))
+                raise refusal(cluster, f"topic {topic.name}-{part.partition_index}", part)
             lows[str(topic.name), int(part.partition_index)] = int(part.low_watermark)
 
 
@@ -163,27 +187,88 @@ async def describe_configs(cluster: Cluster, topic: str, *, only_set: bool = Fal
 
     Sensitive values are None. Raises UnknownTopicOrPartition for a topic that does not exist.
     """
-    schema = request_schema(Api.DESCRIBE_CONFIGS, _DESCRIBE_CONFIGS_VERSION)
+    version = await cluster.api_version(Api.DESCRIBE_CONFIGS, *_DESCRIBE_CONFIGS_VERSIONS)
+    schema = request_schema(Api.DESCRIBE_CONFIGS, version)
     resource = schema.DescribeConfigsResource(
         resource_type=_TOPIC_RESOURCE, resource_name=topic, configuration_keys=None
     )
     request = schema.DescribeConfigsRequest(resources=(resource,))
     answer = await cluster.request(request)
     result = answer.results[0]
-    _check(cluster, topic, result)
-    set_on_topic = 1
+    check(cluster, f"topic {topic}", result)
     return {
         each.name: each.value
         for each in result.configs
-        if not only_set or int(each.config_source) == set_on_topic
+        if not only_set or int(each.config_source) == _SET_ON_TOPIC
     }
 
 
-async def alter_configs(cluster: Cluster, topic: str, changes: Mapping[str, str | None]) -> None:
-    """Set a topic's settings, or give them back to the defaults (None); the others stay."""
+@dataclass(frozen=True, slots=True)
+class ConfigValue:
+    """A setting as it counts; `is_set` when the resource itself says so, and no default. Sensitive: None."""
+
+    value: str | None
+    is_set: bool
+
+
+async def describe_topics_configs(
+    cluster: Cluster, topics: Sequence[str], keys: Sequence[str] | None = None
+) -> dict[str, dict[str, ConfigValue] | KafkaError]:
+    """The settings of many topics, all or those named in `keys`, in few requests. A topic that the cluster
+    does not describe has its refusal instead."""
+    version = await cluster.api_version(Api.DESCRIBE_CONFIGS, *_DESCRIBE_CONFIGS_VERSIONS)
+    schema = request_schema(Api.DESCRIBE_CONFIGS, version)
+    found: dict[str, dict[str, ConfigValue] | KafkaError] = {}
+    for first in range(0, len(topics), _TOPICS_A_REQUEST):
+        resources = tuple(
+            schema.DescribeConfigsResource(
+                resource_type=_TOPIC_RESOURCE,
+                resource_name=topic,
+                configuration_keys=None if keys is None else tuple(keys),
+            )
+            for topic in topics[first : first + _TOPICS_A_REQUEST]
+        )
+        answer = await cluster.request(schema.DescribeConfigsRequest(resources=resources))
+        for result in answer.results:
+            name = str(result.resource_name)
+            if result.error_code:
+                found[name] = refusal(cluster, f"topic {name}", result)
+                continue
+            found[name] = {
+                each.name: ConfigValue(each.value, int(each.config_source) == _SET_ON_TOPIC)
+                for each in result.configs
+            }
+    return found
+
+
+async def describe_broker_configs(
+    cluster: Cluster, node_id: int, keys: Sequence[str]
+) -> dict[str, str | None]:
+    """Some settings of one broker, as that broker says. Raises ClusterAuthorizationFailed, …"""
+    version = await cluster.api_version(Api.DESCRIBE_CONFIGS, *_DESCRIBE_CONFIGS_VERSIONS, node_id)
+    schema = request_schema(Api.DESCRIBE_CONFIGS, version)
+    resource = schema.DescribeConfigsResource(
+        resource_type=_BROKER_RESOURCE, resource_name=str(node_id), configuration_keys=tuple(keys)
+    )
+    answer = await cluster.request(schema.DescribeConfigsRequest(resources=(resource,)), node_id=node_id)
+    result = answer.results[0]
+    if result.error_code:
+        code = int(result.error_code)
+        plain = result.error_message or str(error_for_code(code))
+        raise error_for_code(code, f"{cluster}: broker {node_id}: {plain}")
+    return {each.name: each.value for each in result.configs}
+
+
+async def alter_configs(
+    cluster: Cluster, topic: str, changes: Mapping[str, str | None], *, validate_only: bool = False
+) -> None:
+    """Set a topic's settings, or give them back to the defaults (None); the others stay.
+
+    With `validate_only` nothing changes. Raises InvalidConfig, UnknownTopicOrPartition, …
+    """
 
     async def attempt() -> None:
-        node_id = await _controller(cluster)
+        node_id = await controller_id(cluster)
         schema = request_schema(Api.INCREMENTAL_ALTER_CONFIGS, _INCREMENTAL_ALTER_CONFIGS_VERSION)
         configs = tuple(
             schema.AlterableConfig(name=key, config_operation=_DELETE if value is None else _SET, value=value)
@@ -192,31 +277,8 @@ async def alter_configs(cluster: Cluster, topic: str, changes: Mapping[str, str 
         resource = schema.AlterConfigsResource(
             resource_type=_TOPIC_RESOURCE, resource_name=topic, configs=configs
         )
-        request = schema.IncrementalAlterConfigsRequest(resources=(resource,), validate_only=False)
+        request = schema.IncrementalAlterConfigsRequest(resources=(resource,), validate_only=validate_only)
         answer = await cluster.request(request, node_id=node_id)
-        _check(cluster, topic, answer.responses[0])
+        check(cluster, f"topic {topic}", answer.responses[0])
 
-    await cluster.retrying(attempt)
-
-
-async def _controller(cluster: Cluster) -> int:
-    view = await cluster.metadata([])
-    if view.controller_id not in view.brokers:
-        raise NotController(f"{cluster}: it has no controller now")
-    return view.controller_id
-
-
-def _timeout(cluster: Cluster) -> i32Timedelta:
-    # The server's own limit: shorter than ours, so that its answer comes before we give up.
-    return i32Timedelta.parse(datetime.timedelta(milliseconds=cluster.request_timeout_ms * 3 // 4))
-
-
-def _check(cluster: Cluster, name: str, result: Any) -> None:
-    """Raise what the part of an answer about `name` says, if it says an error."""
-    if result.error_code:
-        raise _refusal(cluster, name, int(result.error_code), result.error_message)
-
-
-def _refusal(cluster: Cluster, name: str, code: int, message: str | None = None) -> Exception:
-    plain = message or str(error_for_code(code))
-    return error_for_code(code, f"{cluster}: topic {name}: {plain}")
+    await cluster.retrying(attempt, final=(UnknownTopicOrPartition,))

@@ -8,6 +8,9 @@ that shows the metadata to be old (`NOT_LEADER_OR_FOLLOWER` and its like) makes 
 A purpose is a name for traffic that must not wait behind other traffic: a server answers the requests of
 one connection in order, so a long poll on "fetch" would hold up a commit sent on the same socket.
 
+A server that refuses the login or a certificate is not asked again at once (`gates.py`): the error names what
+to change. `trouble` is what a status shows.
+
 Nothing is connected before it is needed. Requests are not repeated here unless the method says so;
 `retrying` is the loop for those that may be.
 """
@@ -17,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import ssl
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -34,19 +36,19 @@ from millrace.broker.client.connection import (
     open_connection,
     request_schema,
 )
-from millrace.broker.client.metadata import (
-    ClusterMetadata,
-    TopicPartition,
-    merge_topics,
-    metadata_request,
-    read_metadata,
-)
+from millrace.broker.client.frame_memory import FrameMemory
+from millrace.broker.client.gates import Gates
+from millrace.broker.client.login import Access
+from millrace.broker.client.metadata import ClusterMetadata, merge_topics, metadata_request, read_metadata
 from millrace.broker.client.offsets import EARLIEST, LATEST, ListedOffset, list_offsets
 from millrace.broker.client.retry import RECONNECT_BACK_OFF, REQUEST_BACK_OFF
+from millrace.broker.client.security import Security
 from millrace.broker.errors import (
+    AccessRefused,
     BrokerNotAvailable,
     ClusterUnreachable,
     FencedLeaderEpoch,
+    InconsistentTopicId,
     KafkaError,
     KafkaStorageError,
     LeaderNotAvailable,
@@ -64,6 +66,7 @@ from millrace.broker.errors import (
     error_for_code,
 )
 from millrace.broker.protocol.frames import Api
+from millrace.broker.protocol.topic_partition import TopicPartition
 
 __all__ = ["EARLIEST", "LATEST", "Cluster"]
 
@@ -89,6 +92,7 @@ _STALE_METADATA = frozenset(
         FencedLeaderEpoch,
         UnknownLeaderEpoch,
         UnknownTopicId,
+        InconsistentTopicId,
     )
 )
 _CONNECTION_ERRORS = (NetworkException, RequestTimedOut, ProtocolError)
@@ -110,6 +114,7 @@ class _Lane:
     opening: asyncio.Task[Connection] | None = None
     failure_count: int = 0
     not_before: float = 0.0
+    is_given_up: bool = False
 
 
 class Cluster:
@@ -122,21 +127,27 @@ class Cluster:
         *,
         client_id: str = "millrace",
         request_timeout_ms: int = 30_000,
-        security: ssl.SSLContext | None = None,
+        security: Security | None = None,
         max_response_size: int = MAX_RESPONSE_SIZE,
+        frame_memory: FrameMemory | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        """`name` is what errors call the cluster, `bootstrap` a list of `host:port`. `security` is a TLS
-        context; without one connections are plain TCP. Raises ValueError for an unreadable address."""
+        """`name` is what errors call the cluster, `bootstrap` a list of `host:port`; without `security`
+        connections are plain TCP and nobody logs in; large answers are received into `frame_memory`. Raises
+        ValueError for an unreadable address."""
         if not bootstrap:
             raise ValueError(f"cluster {name}: no bootstrap servers, expected a list of host:port")
         self.name = name
         self.client_id = client_id
         self.request_timeout_ms = request_timeout_ms
         self._bootstrap = [Address.parse(each) for each in bootstrap]
-        self._security = security
+        is_plain = security is None or security.protocol == "PLAINTEXT"
+        self._access = None if security is None or is_plain else Access(security)
+        self._refused: AccessRefused | None = None
         self._max_response_size = max_response_size
+        self._frame_memory = frame_memory
         self._rng = rng or random.Random()
+        self._gates = Gates(self._rng)
         self._lanes: dict[tuple[int, str], _Lane] = {}
         self._coordinators: dict[tuple[str, str], int] = {}
         self._background: set[asyncio.Task[Any]] = set()
@@ -170,10 +181,26 @@ class Cluster:
         await asyncio.gather(*ending, *self._background, return_exceptions=True)
         self._lanes.clear()
 
-    def close_purpose(self, purpose: str) -> None:
-        """Close the connections of one purpose, for a user of the cluster that ends before it does."""
-        for key in [key for key in self._lanes if key[1] == purpose]:
+    def take_security(self, security: Security | None) -> None:
+        """Lets itself in by other means from now on. Every connection is opened anew, so requests under way
+        fail with NetworkException; servers that refused are asked again at once."""
+        is_plain = security is None or security.protocol == "PLAINTEXT"
+        self._access = None if security is None or is_plain else Access(security)
+        self._refused = None
+        self._gates = Gates(self._rng)
+        for lane in self._lanes.values():
+            lane.not_before, lane.failure_count = 0.0, 0
+            if lane.opening is not None:
+                lane.opening.cancel()
+            if lane.connection is not None:
+                lane.connection.close()
+
+    def close_purpose(self, purpose: str, node_id: int | None = None) -> None:
+        """Close the connections of one purpose (to one broker), for a user of the cluster that ends before it
+        does."""
+        for key in [key for key in self._lanes if key[1] == purpose and node_id in (None, key[0])]:
             lane = self._lanes.pop(key)
+            lane.is_given_up = True
             if lane.opening is not None:
                 lane.opening.cancel()
             if lane.connection is not None:
@@ -181,6 +208,11 @@ class Cluster:
 
     def __str__(self) -> str:
         return f"cluster {self.name}"
+
+    @property
+    def trouble(self) -> str | None:
+        """Why connections to the cluster failed last, in one line; None while they do not."""
+        return self._reasons(self._gates.failures) or None
 
     # --- metadata -----------------------------------------------------------------------------------
 
@@ -200,9 +232,12 @@ class Cluster:
         self._check_open()
         oldest = self._now() - max_age_ms / 1000
         if not self._is_fresh(topics, oldest):
+            refused_before = self._refused
             async with self._refreshing:
                 # Whoever held the lock may have read what is wanted here since this was asked.
                 if not self._is_fresh(topics, oldest):
+                    if self._refused is not None and self._refused is not refused_before:
+                        raise self._refused
                     await self._refresh(topics)
         if self._view is None:
             raise AssertionError("a refresh leaves a view behind")
@@ -213,6 +248,10 @@ class Cluster:
         self._brokers_read_at = None
         self._all_read_at = None
         self._topic_read_at.clear()
+
+    def set_bootstrap(self, bootstrap: Sequence[str]) -> None:
+        """Other servers to find a way in by, for a caller that learns where they are from elsewhere."""
+        self._bootstrap = [Address.parse(each) for each in bootstrap]
 
     def observe(self, error_code: int) -> None:
         """Note an error code from an answer: some of them tell that the metadata is old."""
@@ -234,7 +273,11 @@ class Cluster:
         """Read the metadata from whichever server answers first. Holds `_refreshing`."""
 
         read_at = self._now()
-        news = await self._read_view(topics)
+        try:
+            news = await self._read_view(topics)
+        except AccessRefused as error:
+            self._refused = error
+            raise
         self._view = news if self._view is None or topics is None else merge_topics(self._view, news)
         self._brokers_read_at = read_at
         if topics is None:
@@ -245,6 +288,7 @@ class Cluster:
 
     def _retire_moved(self, view: ClusterMetadata) -> None:
         """Replace connections to brokers that have left or come back elsewhere; let their requests end."""
+        self._gates.forget_others({broker.address for broker in view.brokers.values()})
         for (node_id, _), lane in self._lanes.items():
             broker = view.brokers.get(node_id)
             connection = lane.connection
@@ -292,14 +336,16 @@ class Cluster:
 
     async def _any_connection(self, purpose: str) -> Connection:
         view = await self.metadata([])
-        failed: list[str] = []
+        failed: list[MillraceError] = []
         for node_id in self._in_random_order(view.brokers, purpose):
             try:
                 return await self.connection(node_id, purpose)
-            except _CONNECTION_ERRORS as error:
-                failed.append(str(error))
+            except (*_CONNECTION_ERRORS, AccessRefused) as error:
+                failed.append(error)
         self.invalidate()
-        raise ClusterUnreachable(self.name, "no broker it names can be reached: " + "; ".join(failed))
+        if failed and all(isinstance(error, AccessRefused) for error in failed):
+            raise AccessRefused(self.name, self._reasons(failed))
+        raise ClusterUnreachable(self.name, f"no broker it names can be reached: {self._reasons(failed)}")
 
     def _in_random_order(self, node_ids: Iterable[int], purpose: str) -> list[int]:
         """A random order, those with an open connection first."""
@@ -323,8 +369,16 @@ class Cluster:
         if lane.opening is None:
             lane.opening = self._spawn(self._connect(address))
             lane.opening.add_done_callback(lambda task: self._opened(lane, task))
-        # Shielded: a caller that gives up must not take the connection from the others.
-        return await asyncio.shield(lane.opening)
+        opening = lane.opening
+        try:
+            # Shielded: a caller that gives up must not take the connection from the others.
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not opening.cancelled() or (task is not None and task.cancelling()):
+                raise
+            # Nobody cancelled the caller: his task must not end without a word.
+            raise NetworkException(f"{self} at {address}: given up by this client") from None
 
     def _opened(self, lane: _Lane, task: asyncio.Task[Connection]) -> None:
         lane.opening = None
@@ -333,6 +387,8 @@ class Cluster:
         if task.exception() is None:
             lane.connection = task.result()
             lane.failure_count = 0
+            if lane.is_given_up:  # it had opened just before it was to be cancelled
+                lane.connection.close()
             return
         self.invalidate()
         lane.failure_count += 1
@@ -340,14 +396,25 @@ class Cluster:
         lane.not_before = self._now() + delay_ms / 1000
 
     async def _connect(self, address: Address) -> Connection:
+        return await self._gates.open(address, lambda: self._open(address))
+
+    async def _open(self, address: Address) -> Connection:
+        self._check_open()
         return await open_connection(
             self.name,
             address,
             client_id=self.client_id,
             timeout_ms=min(self.request_timeout_ms, _CONNECT_TIMEOUT_MS),
-            security=self._security,
+            access=self._access,
             max_response_size=self._max_response_size,
+            frame_memory=self._frame_memory,
         )
+
+    def _reasons(self, errors: Iterable[MillraceError]) -> str:
+        return "; ".join(dict.fromkeys(self._without_name(error) for error in errors))
+
+    def _without_name(self, error: MillraceError) -> str:
+        return str(error).removeprefix(f"{self}: ").removeprefix(f"{self} at ")
 
     # --- the way in ---------------------------------------------------------------------------------
 
@@ -357,11 +424,18 @@ class Cluster:
         deadline = self._now() + self.request_timeout_ms / 1000
         reasons: dict[Address, str] = {}
         for pass_count in itertools.count(1):
-            for address, lane in self._ways_in():
+            refusals: list[AccessRefused] = []
+            ways = self._ways_in()
+            for address, lane in ways:
                 try:
                     return await self._ask_metadata_at(address, lane, topics)
+                except AccessRefused as error:
+                    refusals.append(error)
+                    reasons[address] = self._without_name(error).removeprefix(f"{address}: ")
                 except (*_CONNECTION_ERRORS, UnsupportedVersion) as error:
                     reasons[address] = str(error).removeprefix(f"{self} at {address}: ")
+            if len(refusals) == len(ways):
+                raise AccessRefused(self.name, self._reasons(refusals))
             pause_s = REQUEST_BACK_OFF.delay_ms(pass_count, self._rng.random()) / 1000
             if self._closed or self._now() + pause_s >= deadline:
                 break
@@ -378,7 +452,8 @@ class Cluster:
         ]
         known = {address for address, _ in ways}
         others = [address for address in self._bootstrap if address not in known]
-        return ways + [(address, None) for address in self._rng.sample(others, len(others))]
+        ways += [(address, None) for address in self._rng.sample(others, len(others))]
+        return sorted(ways, key=lambda way: self._gates.is_shut(way[0]))
 
     async def _ask_metadata_at(
         self, address: Address, lane: _Lane | None, topics: Sequence[str] | None

@@ -6,7 +6,7 @@ paths) and gives back the raw answer. `cluster.py` opens and closes them.
 
 Receiving: bytes land in a small scratch buffer until a frame's size is known. A frame that is whole there
 is copied out (it is small); a larger one gets a buffer of its own, into which the socket then writes
-directly. The memoryview of a frame belongs to the caller: it is never reused or written again.
+directly. The memoryview of a frame belongs to the caller: it is not written again while a view of it lives.
 
 Sending: the buffers of a request go to `transport.writelines` one by one. uvloop hands them to `writev`
 and keeps references to what the socket did not take, so a 64 MB request costs no copy; the selector loop of
@@ -15,18 +15,21 @@ Python 3.11 joins them first. A buffer must not change before the answer is ther
 Invariants: a server answers in the order of the requests, so the oldest request owns the next frame. An
 answer that nobody asked for, a wrong correlation id, or a size out of bounds is a breach: the connection
 closes with an error that names cluster and address, and every request under way fails with it. A request
-that gets no answer in time closes the connection as well, because all behind it would wait too.
+that gets no answer in time closes the connection as well, because all behind it would wait too. A large
+answer that is arriving is not late, however slow the link is: only silence counts. Otherwise a fetch that is
+larger than what the link carries in its timeout would be asked for again for ever.
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import math
 import os
-import ssl
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeAlias, cast
@@ -37,7 +40,11 @@ from kio.schema.api_versions.v3.request import ApiVersionsRequest as ApiVersions
 from kio.static.constants import EntityType
 from kio.static.protocol import RequestPayload, ResponsePayload
 
+from millrace.broker.client.frame_memory import SMALLEST, FrameMemory
+from millrace.broker.client.login import Access, log_in
+from millrace.broker.client.tls import handshake_cut, tls_refusal
 from millrace.broker.errors import (
+    AccessRefused,
     KafkaError,
     NetworkException,
     ProtocolError,
@@ -56,6 +63,8 @@ MAX_RESPONSE_SIZE = 256 << 20
 # Also the most that is ever copied of a large frame (its beginning).
 _SCRATCH_SIZE = 16 << 10
 _SIZE = struct.Struct(">i")
+# How an alert and a handshake record of TLS begin, where a size is expected.
+_TLS_RECORDS = (0x1503, 0x1603)
 _CORRELATION_ID = struct.Struct(">i")
 _ERROR_CODE = struct.Struct(">h")
 
@@ -108,14 +117,27 @@ class _Waiting:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """See the module's text. Made by `open_connection`."""
+    """See the module's text. Made by `open_connection`. `on_close` is called once, when it has closed."""
 
-    def __init__(self, cluster: str, address: Address, client_id: str, max_response_size: int) -> None:
+    def __init__(
+        self,
+        cluster: str,
+        address: Address,
+        client_id: str,
+        max_response_size: int,
+        access: Access | None = None,
+        frame_memory: FrameMemory | None = None,
+    ) -> None:
         self.cluster = cluster
         self.address = address
         self.versions = VersionRanges({})
+        self.on_close: Callable[[], None] | None = None
+        self._access = access
+        # Why client and server do not accept each other, once that is known.
+        self.refusal: str | None = None
         self._client_id = client_id
         self._max_response_size = max_response_size
+        self._frame_memory = frame_memory
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._waiting: deque[_Waiting] = deque()
@@ -131,6 +153,7 @@ class Connection(asyncio.BufferedProtocol):
         self._scratch_filled = 0
         self._frame: memoryview | None = None
         self._frame_filled = 0
+        self._frame_grew_at = -math.inf
 
     # --- requests -----------------------------------------------------------------------------------
 
@@ -165,12 +188,25 @@ class Connection(asyncio.BufferedProtocol):
         answer's frame, which begins with the correlation id."""
         async with self._turn:
             await self._until_writable()
-            waiting = _Waiting(self._take_correlation_id(), self._loop.create_future())
-            buffers = encode(waiting.correlation_id)
-            self._waiting.append(waiting)
-            waiting.timer = self._loop.call_later(timeout_ms / 1000, self._on_timeout, waiting, timeout_ms)
-            self._write(buffers)
+            waiting = self._send(encode, timeout_ms)
         return await waiting.answer
+
+    @asynccontextmanager
+    async def alone(self, timeout_ms: float) -> AsyncIterator[Callable[[RequestPayload], Awaitable[Any]]]:
+        """The turn to send, kept: what is called in this context goes out with nothing between it, after
+        what was sent before. Gives a function like `call`."""
+        async with self._turn:
+
+            async def ask(request: RequestPayload) -> Any:
+                await self._until_writable()
+                waiting = self._send(
+                    lambda correlation_id: (encode_request(request, correlation_id, self._client_id),),
+                    timeout_ms,
+                )
+                key, version = int(request.__api_key__), int(request.__version__)
+                return self.decode(_response_type(key, version), await waiting.answer)
+
+            yield ask
 
     async def post(self, encode: Encoder) -> None:
         """Send a request that the server does not answer (a produce request with acks=0)."""
@@ -192,6 +228,10 @@ class Connection(asyncio.BufferedProtocol):
         self._fail(error)
         return error
 
+    def fail(self, reason: str) -> None:
+        """Close because it is of no more use. Requests under way fail with NetworkException."""
+        self._fail(NetworkException(f"{self}: {reason}"))
+
     def close(self) -> None:
         """Close now. Requests under way fail with NetworkException."""
         self._fail(NetworkException(f"{self}: closed by this client"))
@@ -199,9 +239,11 @@ class Connection(asyncio.BufferedProtocol):
     async def close_when_idle(self, timeout_ms: float) -> None:
         """Let the requests under way end, then close: for a connection that has been replaced."""
         answers = [waiting.answer for waiting in self._waiting]
-        if answers:
-            await asyncio.wait(answers, timeout=timeout_ms / 1000)
-        self.close()
+        try:
+            if answers:
+                await asyncio.wait(answers, timeout=timeout_ms / 1000)
+        finally:
+            self.close()
 
     def __str__(self) -> str:
         return f"cluster {self.cluster} at {self.address}"
@@ -211,6 +253,14 @@ class Connection(asyncio.BufferedProtocol):
             await self._may_write.wait()
         if self._closed_by is not None:
             raise _again(self._closed_by)
+
+    def _send(self, encode: Encoder, timeout_ms: float) -> _Waiting:
+        waiting = _Waiting(self._take_correlation_id(), self._loop.create_future())
+        buffers = encode(waiting.correlation_id)
+        self._waiting.append(waiting)
+        waiting.timer = self._loop.call_later(timeout_ms / 1000, self._on_timeout, waiting, timeout_ms)
+        self._write(buffers)
+        return waiting
 
     def _take_correlation_id(self) -> int:
         correlation_id = self._next_correlation_id
@@ -225,9 +275,17 @@ class Connection(asyncio.BufferedProtocol):
             transport.writelines(buffers)
 
     def _on_timeout(self, waiting: _Waiting, timeout_ms: float) -> None:
+        # Also for those whose turn came with the end of an answer that was long on its way.
+        left_s = self._frame_grew_at + timeout_ms / 1000 - self._loop.time()
+        if left_s > 0:
+            waiting.timer = self._loop.call_later(left_s, self._on_timeout, waiting, timeout_ms)
+            return
         behind = len(self._waiting) - 1
         others = f"; {behind} requests beside it fail with it" if behind else ""
-        self._fail(RequestTimedOut(f"{self}: no answer within {timeout_ms:.0f} ms{others}"))
+        what = "no answer"
+        if self._frame is not None:
+            what = f"nothing more of an answer ({self._frame_filled} of {len(self._frame)} bytes are there)"
+        self._fail(RequestTimedOut(f"{self}: {what} within {timeout_ms:.0f} ms{others}"))
 
     def _fail(self, error: Exception) -> None:
         """Close for good, once; every request under way gets the error."""
@@ -240,6 +298,8 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
         self._may_write.set()
         self._frame = None
+        if self.on_close is not None:
+            self.on_close()
         while self._waiting:
             waiting = self._waiting.popleft()
             if waiting.timer is not None:
@@ -255,10 +315,28 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        reason = str(exc) if exc else "the server closed the connection"
+        if exc is not None and self._access is not None and self._access.tls is not None:
+            # In TLS 1.3 a server refuses a client's certificate after the client's side of the handshake.
+            self.refusal = tls_refusal(exc, self.address.host, self._access.tls.config)
+        reason = self.refusal or (str(exc) if exc else "the server closed the connection")
+        if self._waiting and self.refusal is None:
+            reason += self._silent_end()
         if self._frame is not None:
             reason += f" within a frame ({self._frame_filled} of {len(self._frame)} bytes were there)"
         self._fail(NetworkException(f"{self}: {reason}"))
+
+    def _silent_end(self) -> str:
+        """What it may mean that a server closes a connection on which it served nothing."""
+        if self._next_correlation_id - len(self._waiting) > 2:  # two may have been about versions
+            return ""
+        if not self.versions.ranges:
+            if self._access is None or self._access.tls is None:
+                return " before its first answer; a TLS port does that: see security.protocol"
+            if self._access.tls.config.cert is None:
+                return " before its first answer; one that asks for a client certificate does that"
+        elif self._access is None or not self._access.logs_in:
+            return " at the first request; one that asks for a login does that: see security.protocol"
+        return ""
 
     def pause_writing(self) -> None:
         self._may_write.clear()
@@ -278,6 +356,7 @@ class Connection(asyncio.BufferedProtocol):
             self._read_scratch()
             return
         self._frame_filled += nbytes
+        self._frame_grew_at = self._loop.time()
         if self._frame_filled == len(frame):
             self._frame = None
             self._deliver(frame)
@@ -302,9 +381,17 @@ class Connection(asyncio.BufferedProtocol):
         self._scratch_filled = rest
 
     def _begin_frame(self, size: int, there: memoryview) -> None:
-        self._frame = memoryview(bytearray(size))
+        if self._frame_memory is None or size < SMALLEST:
+            self._frame = memoryview(bytearray(size))
+        else:
+            try:
+                self._frame = self._frame_memory.take(size)
+            except MemoryError as error:
+                self.fail(str(error))
+                return
         self._frame[: len(there)] = there
         self._frame_filled = len(there)
+        self._frame_grew_at = self._loop.time()
 
     def _accepts(self, size: int) -> bool:
         """Whether a frame of this size may follow; otherwise the connection is closed."""
@@ -312,6 +399,9 @@ class Connection(asyncio.BufferedProtocol):
             return False
         if not self._waiting:
             self.breach(f"an answer of {size} bytes that nothing was asked for")
+        elif size >> 16 in _TLS_RECORDS and not self.versions.ranges:
+            self.refusal = "the port speaks TLS; set security.protocol to SSL or SASL_SSL"
+            self.breach(self.refusal)
         elif not _CORRELATION_ID.size <= size <= self._max_response_size:
             self.breach(f"an answer of {size} bytes; between 4 and {self._max_response_size} are accepted")
         return self._closed_by is None
@@ -366,35 +456,61 @@ async def open_connection(
     *,
     client_id: str,
     timeout_ms: float,
-    security: ssl.SSLContext | None = None,
+    access: Access | None = None,
     max_response_size: int = MAX_RESPONSE_SIZE,
+    frame_memory: FrameMemory | None = None,
 ) -> Connection:
-    """Connect and learn the server's version ranges, within `timeout_ms` in all.
+    """Connect, learn the server's version ranges, and log in where `access` says so, within `timeout_ms` in
+    all.
 
-    Raises NetworkException when there is no connection to be had, RequestTimedOut, ProtocolError.
+    Raises NetworkException when there is no connection to be had, RequestTimedOut, ProtocolError,
+    AccessRefused when client and server do not accept each other.
     """
-    connection = Connection(cluster, address, client_id, max_response_size)
+    connection = Connection(cluster, address, client_id, max_response_size, access, frame_memory)
     loop = asyncio.get_running_loop()
+    try:
+        context = access.tls_context() if access is not None else None
+    except ValueError as error:
+        raise AccessRefused(cluster, f"{address}: {error}") from None
     try:
         async with asyncio.timeout(timeout_ms / 1000):
             await loop.create_connection(
                 lambda: connection,
                 address.host,
                 address.port,
-                ssl=security,
-                server_hostname=address.host if security else None,
+                ssl=context,
+                server_hostname=address.host if context else None,
             )
             connection.versions = await _ask_versions(connection, timeout_ms)
+            if access is not None and access.logs_in:
+                await log_in(connection, access, timeout_ms)
     except TimeoutError as error:
         connection.close()
         raise RequestTimedOut(f"{connection}: no connection within {timeout_ms:.0f} ms") from error
     except OSError as error:  # includes failed TLS handshakes and unknown host names
         connection.close()
-        raise NetworkException(f"{connection}: {_os_reason(error)}") from error
+        raise _connect_failure(connection, access, error) from error
+    except (NetworkException, ProtocolError) as error:
+        connection.close()
+        if connection.refusal is not None:
+            raise AccessRefused(cluster, f"{address}: {connection.refusal}") from error
+        raise
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _connect_failure(connection: Connection, access: Access | None, error: OSError) -> Exception:
+    """The error to raise for a connection that did not come about."""
+    if access is not None and access.tls is not None:
+        refusal = tls_refusal(error, connection.address.host, access.tls.config)
+        if refusal is not None:
+            return AccessRefused(connection.cluster, f"{connection.address}: {refusal}")
+        if handshake_cut(error) and not isinstance(error, ConnectionRefusedError):
+            reason = "the server closed the connection in the TLS handshake; a port without TLS does that"
+            return NetworkException(f"{connection}: {reason}: see security.protocol")
+    return NetworkException(f"{connection}: {_os_reason(error)}")
 
 
 async def _ask_versions(connection: Connection, timeout_ms: float) -> VersionRanges:

@@ -9,6 +9,7 @@ States, as one task runs through them (`_run`):
     state      leaves by                                       to
     joining    join and sync succeed                           assigned (on_assign)
                unknown member, illegal generation              joining, under a new member id
+                                                               (on_lost first, if a seat was held)
                retriable error, lost connection                joining, after a pause
                refusal that trying again cannot cure           failed
     assigned   heartbeat says that the group rebalances,
@@ -21,6 +22,14 @@ Heartbeats run all the time between sync and the next join, also while `on_assig
 that draining takes as long as it must (up to the rebalance timeout). A member that has not reached the
 coordinator for a session timeout calls itself lost, because by then others may have its work.
 
+A static member (`instance_id`, KIP-345) keeps its seat when it ends: who joins under the name within the
+session timeout takes the seat over, with the share that was last given out and in the same generation, and
+whoever had it before is refused everything (FENCED_INSTANCE_ID). The group may also begin a generation
+without a static member that is late, where a dynamic one would lose its seat: what it kept through the
+rebalance may then be others', so a member that finds such a generation behind it was lost (`on_lost`). One
+that ends within a join leaves all the same: it may have become the leader, for whose shares all would wait
+until its session is over.
+
 Rebalances are eager: everything is given back before anything is given out. Versions: JoinGroup 5-7 (member
 id from the server as of KIP-394, static members), SyncGroup 3-5, Heartbeat 3-4, LeaveGroup 3-4.
 """
@@ -29,12 +38,14 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import enum
 import inspect
 import random
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
+import structlog
 from kio.static.primitive import i32Timedelta
 
 from millrace.broker.client.cluster import Cluster
@@ -46,7 +57,6 @@ from millrace.broker.client.group_offsets import (
     fetch_offsets,
     group_refusal,
 )
-from millrace.broker.client.metadata import TopicPartition
 from millrace.broker.client.retry import REQUEST_BACK_OFF
 from millrace.broker.errors import (
     ClusterUnreachable,
@@ -61,6 +71,9 @@ from millrace.broker.errors import (
     UnknownMemberId,
 )
 from millrace.broker.protocol.frames import Api
+from millrace.broker.protocol.topic_partition import TopicPartition
+
+log = structlog.get_logger("millrace.broker.client.group_member")
 
 OnAssign: TypeAlias = Callable[[bytes], Awaitable[None]]
 OnRevoke: TypeAlias = Callable[[], Awaitable[None]]
@@ -74,6 +87,25 @@ _LEAVE_VERSION = 4
 # The seat is gone, but there is another to be had.
 _NOT_A_MEMBER = (UnknownMemberId, IllegalGeneration)
 _LEAVE_TIMEOUT_MS = 3_000
+# How long a seat is waited for before that is told, and told again.
+_TOLD_AFTER_S = 10.0
+_TOLD_AGAIN_AFTER_S = 30.0
+# A step of a join that takes longer than this is told.
+_LONG_S = 5.0
+
+
+class _Step(enum.Enum):
+    """Of a join; the value is what is told of one that takes long."""
+
+    REACHING = ""  # no request is out: what the cluster says is told
+    JOINING = "the group's coordinator holds the answer back: it waits for the other members"
+    SHARING = "this member leads the group and has not shared out its work yet"
+    FOLLOWING = "the group's leader has not shared out its work yet"
+    RECORDING = "the group's coordinator has not taken the shares yet"
+
+
+# The others wait for a member that is here, or may be.
+_WAITED_FOR = (_Step.JOINING, _Step.SHARING)
 
 
 class GroupMember:
@@ -114,6 +146,9 @@ class GroupMember:
         self._on_assign = on_assign
         self._on_revoke = on_revoke
         self._on_lost = on_lost or on_revoke
+        # Whoever keeps work through a rebalance must hear that the seat was lost within one; with plain
+        # `on_revoke` everything was given back before.
+        self._on_lost_within_join = on_lost
         self._assign = assign
         self._session_timeout_ms = session_timeout_ms
         self._rebalance_timeout_ms = rebalance_timeout_ms
@@ -126,6 +161,11 @@ class GroupMember:
         self._wants_rejoin = False
         self._closing = False
         self._lost_by: MillraceError | None = None
+        self._trouble = ""
+        self._step: _Step | None = None  # None: a share is held, or nothing was begun
+        self._step_began_at = 0.0
+        # A join under the instance id went out: its seat, or one of before, may be there under an unknown id.
+        self._may_sit_by_name = False
         self._task: asyncio.Task[None] | None = None
 
     # --- for the caller -----------------------------------------------------------------------------
@@ -150,6 +190,19 @@ class GroupMember:
         """Whether a share of the work is held now (from just before `on_assign` to its end)."""
         return self._assigned.is_set()
 
+    @property
+    def trouble(self) -> str:
+        """Why there is no seat now, while it is joined in vain; otherwise empty."""
+        if self._closing:
+            return ""
+        since_s = asyncio.get_running_loop().time() - self._step_began_at
+        if self._step is None or since_s <= _LONG_S:
+            return self._trouble
+        away = self.cluster.trouble or ""
+        if self._step is _Step.REACHING:
+            return self._trouble or away
+        return f"{self._step.value}; {away}" if away else self._step.value
+
     def rejoin(self) -> None:
         """Make the group share out its work anew (the caller's metadata or the work itself changed)."""
         self._wants_rejoin = True
@@ -161,18 +214,24 @@ class GroupMember:
             raise RuntimeError(f"the member of group {self.group_id} was not started")
         await asyncio.shield(self._task)
 
+    def abandon(self) -> None:
+        """Stop at once, with no word to the coordinator: the process ends by an error."""
+        self._closing = True
+        if self._task is not None:
+            self._task.cancel()
+
     async def close(self, *, leave: bool | None = None) -> None:
         """Give the share back (`on_revoke`), leave the group, stop. Idempotent; raises nothing of the past.
 
         `leave` says whether to tell the coordinator: by default dynamic members do, so that the others need
-        not wait for a session timeout, and static ones do not, so that a restart finds its seat.
+        not wait for a session timeout, and static ones only within a join, so that a restart finds its seat.
         """
         self._closing = True
         self._wake.set()
         if self._task is None:
             return
         await asyncio.wait([self._task])
-        if leave if leave is not None else self.instance_id is None:
+        if leave if leave is not None else self.instance_id is None or self._step in _WAITED_FOR:
             await self._leave()
         self.cluster.close_purpose(self._purpose)
         if not self._task.cancelled():
@@ -206,15 +265,30 @@ class GroupMember:
 
     async def _join_until_assigned(self) -> bytes | None:
         """The share of this member; None when it was closed before it got one."""
+        telling = asyncio.get_running_loop().create_task(self._tell_of_waiting())
+        try:
+            share = await self._join_again_and_again()
+            if share is not None:
+                self._step = None
+            return share
+        finally:
+            telling.cancel()
+            self._trouble = ""
+
+    async def _join_again_and_again(self) -> bytes | None:
         failure_count = 0
         while not self._closing:
             try:
                 self._wants_rejoin = False
+                self._enter(_Step.REACHING)
                 return await self._until_closing(self._join_and_sync())
             except (MemberIdRequired, RebalanceInProgress):
                 continue  # the very next join waits in the server: no pause is needed
             except (KafkaError, ProtocolError, ClusterUnreachable) as error:
+                self._trouble = str(error)
                 if isinstance(error, _NOT_A_MEMBER):
+                    if self.generation >= 0 and self._on_lost_within_join is not None:
+                        await self._on_lost_within_join()
                     self._forget_seat()
                 elif isinstance(error, KafkaError) and not error.retriable:
                     raise
@@ -223,6 +297,25 @@ class GroupMember:
                 await self._until_closing(asyncio.sleep(pause_s))
         return None
 
+    def _enter(self, step: _Step) -> None:
+        self._step = step
+        self._step_began_at = asyncio.get_running_loop().time()
+
+    async def _tell_of_waiting(self) -> None:
+        """One line at intervals: what is waited for may never come, and nothing else would say so."""
+        loop = asyncio.get_running_loop()
+        began, pause_s = loop.time(), _TOLD_AFTER_S
+        while True:
+            await asyncio.sleep(pause_s)
+            pause_s = _TOLD_AGAIN_AFTER_S
+            log.warning(
+                "no seat in the group yet",
+                cluster=self.cluster.name,
+                group=self.group_id,
+                waiting_s=round(loop.time() - began),
+                reason=self.trouble or "it is asked for",
+            )
+
     async def _hold(self, share: bytes) -> None:
         """The assigned state: callbacks with heartbeats beside them, until the share must be given back."""
         self._lost_by = None
@@ -230,6 +323,8 @@ class GroupMember:
         if self._closing or self._wants_rejoin:
             self._wake.set()
         heartbeats = asyncio.get_running_loop().create_task(self._heartbeat_until_lost())
+        # However they end: nobody holds a share for which no seat is kept.
+        heartbeats.add_done_callback(lambda _: self._wake.set())
         try:
             self._assigned.set()
             await self._on_assign(share)
@@ -269,9 +364,7 @@ class GroupMember:
                 self._lost_by = RequestTimedOut(f"{self.cluster}: group {self.group_id}: {silence}")
             except (KafkaError, ProtocolError, ClusterUnreachable) as error:
                 if isinstance(error, KafkaError) and not error.retriable:
-                    self._wake.set()
                     raise
-        self._wake.set()
 
     async def _until_closing(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Do the work, or stop it when the member is closed meanwhile (then None)."""
@@ -279,8 +372,13 @@ class GroupMember:
         while not task.done() and not self._closing:
             self._wake.clear()
             waiting = asyncio.get_running_loop().create_task(self._wake.wait())
-            await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
-            waiting.cancel()
+            try:
+                await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:
+                task.cancel()
+                raise
+            finally:
+                waiting.cancel()
         if not task.done():
             task.cancel()
             await asyncio.wait([task])
@@ -290,11 +388,16 @@ class GroupMember:
     def _forget_seat(self) -> None:
         self.member_id = ""
         self.generation = -1
+        self._may_sit_by_name = False
 
     # --- requests -----------------------------------------------------------------------------------
 
     async def _join_and_sync(self) -> bytes:
         answer = await self._join()
+        self._enter(_Step.SHARING if answer.leader == self.member_id else _Step.REACHING)
+        if self._was_passed_over(int(answer.generation_id)) and self._on_lost_within_join is not None:
+            await self._on_lost_within_join()
+            self._wants_rejoin = True  # what it has just claimed it has no more
         self.generation = int(answer.generation_id)
         self.protocol = answer.protocol_name
         self.is_leader = answer.leader == self.member_id
@@ -305,6 +408,11 @@ class GroupMember:
             shares = await assigned if inspect.isawaitable(assigned) else assigned
             shares = {member_id: shares.get(member_id, b"") for member_id in members}
         return await self._sync(shares)
+
+    def _was_passed_over(self, generation: int) -> bool:
+        """Whether the group had a generation without this member, which was static and late: its leader went
+        by an old claim of it. Or with it, and the answer was lost: that is not told apart."""
+        return self.instance_id is not None and 0 <= self.generation < generation - 1
 
     async def _join(self) -> Any:
         schema = request_schema(Api.JOIN_GROUP, _JOIN_VERSION)
@@ -321,11 +429,13 @@ class GroupMember:
             ),
         )
         # The answer comes when every member has joined, or at the rebalance timeout.
-        answer = await self._ask(request, self._rebalance_timeout_ms + self.cluster.request_timeout_ms)
+        answer = await self._ask_at_length(request, _Step.JOINING)
+        self._enter(_Step.REACHING)
         if answer.error_code == MemberIdRequired.code:
             self.member_id = answer.member_id
         self._check(answer, "join")
         self.member_id = answer.member_id
+        self._may_sit_by_name = False
         return answer
 
     async def _sync(self, shares: Mapping[str, bytes]) -> bytes:
@@ -343,7 +453,7 @@ class GroupMember:
             ),
         )
         # The answer comes when the leader has shared out the work.
-        answer = await self._ask(request, self._rebalance_timeout_ms + self.cluster.request_timeout_ms)
+        answer = await self._ask_at_length(request, _Step.RECORDING if self.is_leader else _Step.FOLLOWING)
         self._check(answer, "sync")
         return bytes(answer.assignment)
 
@@ -359,21 +469,47 @@ class GroupMember:
 
     async def _leave(self) -> None:
         """Tell the coordinator; nothing depends on it, the session timeout says the same later."""
-        if not self.member_id:
+        if not self.member_id and not self._may_sit_by_name:
             return
+        # Without a member id the instance id alone says who leaves (KIP-345).
         schema = request_schema(Api.LEAVE_GROUP, _LEAVE_VERSION)
         identity = schema.MemberIdentity(member_id=self.member_id, group_instance_id=self.instance_id)
         request = schema.LeaveGroupRequest(group_id=self.group_id, members=(identity,))
         self._forget_seat()
+        # A server reads nothing more from a connection on which it holds an answer back. That stays open
+        # meanwhile: with it, a request to join could get lost that is not read yet.
+        purpose = self._purpose if self._step is None else f"{self._purpose} leaving"
         try:
             async with asyncio.timeout(_LEAVE_TIMEOUT_MS / 1000):
-                await self._ask(request, _LEAVE_TIMEOUT_MS)
+                await ask_coordinator(
+                    self.cluster, self.group_id, request, purpose=purpose, timeout_ms=_LEAVE_TIMEOUT_MS
+                )
         except (MillraceError, TimeoutError):
             return
+        finally:
+            self.cluster.close_purpose(purpose)
 
-    async def _ask(self, request: Any, timeout_ms: float) -> Any:
+    async def _ask_at_length(self, request: Any, step: _Step) -> Any:
+        """Ask what is answered when others have done their part. `step` begins when the request goes out."""
+
+        def on_reached() -> None:
+            self._enter(step)
+            if step is _Step.JOINING and not self.member_id and self.instance_id is not None:
+                self._may_sit_by_name = True
+
+        timeout_ms = self._rebalance_timeout_ms + self.cluster.request_timeout_ms
+        return await self._ask(request, timeout_ms, on_reached)
+
+    async def _ask(
+        self, request: Any, timeout_ms: float, on_reached: Callable[[], None] | None = None
+    ) -> Any:
         return await ask_coordinator(
-            self.cluster, self.group_id, request, purpose=self._purpose, timeout_ms=timeout_ms
+            self.cluster,
+            self.group_id,
+            request,
+            purpose=self._purpose,
+            timeout_ms=timeout_ms,
+            on_reached=on_reached,
         )
 
     def _check(self, answer: Any, subject: str) -> None:

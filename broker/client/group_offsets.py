@@ -7,14 +7,14 @@ OffsetCommit is spoken in version 8, OffsetFetch in version 7.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.connection import request_schema
-from millrace.broker.client.metadata import TopicPartition
 from millrace.broker.errors import CoordinatorNotAvailable, KafkaError, NotCoordinator, error_for_code
 from millrace.broker.protocol.frames import Api
+from millrace.broker.protocol.topic_partition import TopicPartition
 
 _OFFSET_COMMIT_VERSION = 8
 _OFFSET_FETCH_VERSION = 7
@@ -121,10 +121,15 @@ async def ask_coordinator(
     *,
     purpose: str,
     timeout_ms: float | None = None,
+    on_reached: Callable[[], None] | None = None,
 ) -> Any:
-    """Send a request to the group's coordinator; a lost connection makes it be looked up again."""
+    """Send a request to the group's coordinator; a lost connection makes it be looked up again. `on_reached`
+    is called when the way to it is open, just before the request goes out."""
     node_id = await cluster.coordinator(group_id)
     try:
+        if on_reached is not None:
+            await cluster.connection(node_id, purpose)
+            on_reached()
         return await cluster.request(request, node_id=node_id, purpose=purpose, timeout_ms=timeout_ms)
     except Exception:
         cluster.forget_coordinator(group_id)

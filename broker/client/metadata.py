@@ -9,12 +9,11 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 from millrace.broker.client.connection import Address, request_schema
 from millrace.broker.protocol.frames import Api
-
-TopicPartition: TypeAlias = tuple[str, int]
+from millrace.broker.protocol.topic_partition import TopicPartition
 
 NO_TOPIC_ID = uuid.UUID(int=0)
 
@@ -34,13 +33,15 @@ class Broker:
 
 @dataclass(frozen=True, slots=True)
 class PartitionMetadata:
-    """`leader` is -1 and `error` not 0 while the partition has none."""
+    """`leader` is -1 and `error` not 0 while the partition has none. `offline` are those of `replicas` that
+    their brokers cannot use, or whose brokers are gone."""
 
     leader: int
     leader_epoch: int
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
     error: int = 0
+    offline: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +135,7 @@ def _read_partition(each: Any) -> PartitionMetadata:
         replicas=tuple(int(node) for node in each.replica_nodes),
         isr=tuple(int(node) for node in each.isr_nodes),
         error=int(each.error_code),
+        offline=tuple(int(node) for node in each.offline_replicas),
     )
 
 

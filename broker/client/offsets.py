@@ -6,14 +6,14 @@ but for the encoding); -3, the offset of the largest timestamp, needs a server w
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millrace.broker.client.connection import request_schema
-from millrace.broker.client.metadata import ClusterMetadata, TopicPartition
-from millrace.broker.errors import KafkaError, LeaderNotAvailable, UnknownTopicOrPartition, error_for_code
+from millrace.broker.client.leader_questions import ask_leaders, refused
+from millrace.broker.errors import KafkaError
 from millrace.broker.protocol.frames import Api
+from millrace.broker.protocol.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
     from millrace.broker.client.cluster import Cluster
@@ -23,6 +23,7 @@ LATEST = -1
 LARGEST_TIMESTAMP = -3
 
 _VERSIONS = (4, 7)
+_WHAT = "offsets"
 
 
 class ListedOffset(NamedTuple):
@@ -44,25 +45,10 @@ async def list_offsets(
     """
     found: dict[TopicPartition, ListedOffset] = {}
 
-    async def attempt() -> None:
-        missing = {key: at for key, at in timestamps.items() if key not in found}
-        view = await cluster.metadata(sorted({topic for topic, _ in missing}))
-        groups = view.by_leader(missing)
-        leaderless = groups.pop(None, [])
-        asked = [
-            _ask(cluster, node_id, {key: missing[key] for key in keys}, read_committed, found)
-            for node_id, keys in groups.items()
-            if node_id is not None
-        ]
-        problems = [each for each in await asyncio.gather(*asked, return_exceptions=True) if each is not None]
-        if leaderless:
-            problems.append(_leaderless(cluster, view, leaderless))
-        # What cannot be cured by trying again is worth more than what can.
-        problems.sort(key=lambda error: isinstance(error, KafkaError) and error.retriable)
-        if problems:
-            raise problems[0]
+    async def ask(node_id: int, asked: Mapping[TopicPartition, int]) -> None:
+        await _ask(cluster, node_id, asked, read_committed, found)
 
-    await cluster.retrying(attempt)
+    await ask_leaders(cluster, timestamps, found, ask, _WHAT)
     return found
 
 
@@ -95,23 +81,8 @@ async def _ask(
             key = (str(topic.name), int(part.partition_index))
             if part.error_code:
                 cluster.observe(int(part.error_code))
-                problem = problem or _refused(cluster, key, int(part.error_code))
+                problem = problem or refused(cluster, key, int(part.error_code), _WHAT)
             else:
                 found[key] = ListedOffset(int(part.offset), int(part.timestamp), int(part.leader_epoch))
     if problem is not None:
         raise problem
-
-
-def _refused(cluster: Cluster, key: TopicPartition, code: int) -> KafkaError:
-    plain = error_for_code(code)
-    return error_for_code(code, f"{cluster}: offsets of {key[0]}-{key[1]}: {plain}")
-
-
-def _leaderless(cluster: Cluster, view: ClusterMetadata, keys: Iterable[TopicPartition]) -> KafkaError:
-    topic, partition = min(keys)
-    cluster.invalidate()
-    if topic in view.topic_errors:
-        return _refused(cluster, (topic, partition), view.topic_errors[topic])
-    if topic not in view.topics or partition not in view.topics[topic].partitions:
-        return _refused(cluster, (topic, partition), UnknownTopicOrPartition.code)
-    return LeaderNotAvailable(f"{cluster}: {topic}-{partition} has no leader now")

@@ -24,7 +24,6 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from millrace.broker.client.cluster import Cluster
-from millrace.broker.client.metadata import TopicPartition
 from millrace.broker.client.raw_produce import ProduceOutcome, init_producer_id, produce
 from millrace.broker.client.retry import REQUEST_BACK_OFF
 from millrace.broker.errors import (
@@ -37,6 +36,7 @@ from millrace.broker.errors import (
     error_for_code,
 )
 from millrace.broker.protocol.records import Record, build_batch
+from millrace.broker.protocol.topic_partition import TopicPartition
 
 # What a record and a header take in a batch beside their own bytes, at most.
 _RECORD_OVERHEAD = 32
@@ -127,6 +127,8 @@ class Producer:
             raise RuntimeError("the producer is closed")
         if partition is None:
             partition = self._choose(topic, key, await self._partition_count(topic))
+            if self._closed:
+                raise RuntimeError("the producer was closed meanwhile")
         where = self._partitions.setdefault((topic, partition), _Partition((topic, partition)))
         now_ms = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
         record = Record(key, value, tuple(headers), now_ms)
@@ -200,7 +202,12 @@ class Producer:
         while True:
             await self._until_due(where)
             where.under_way = where.queue.popleft()
-            await self._deliver(where, where.under_way)
+            try:
+                await self._deliver(where, where.under_way)
+            except Exception as error:
+                # The root of a task: these records, and all after them, would wait for their fate for ever.
+                where.identity = None
+                self._give_up(where.under_way, error)
             where.under_way = None
 
     async def _until_due(self, where: _Partition) -> None:
@@ -237,7 +244,7 @@ class Producer:
                 pause_s = REQUEST_BACK_OFF.delay_ms(failure_count, self._rng.random()) / 1000
                 if not _may_retry(error) or loop.time() + pause_s >= deadline:
                     where.identity = None
-                    self._give_up(where, batch, error)
+                    self._give_up(batch, error)
                     return
             await asyncio.sleep(pause_s)
         where.next_sequence = (where.next_sequence + len(batch.records)) & 0x7FFFFFFF
@@ -274,7 +281,7 @@ class Producer:
             raise error_for_code(outcome.error_code, f"{self._cluster}: {topic}-{partition}: {plain}")
         return outcome
 
-    def _give_up(self, where: _Partition, batch: _Batch, error: MillraceError) -> None:
+    def _give_up(self, batch: _Batch, error: Exception) -> None:
         for answer in batch.answers:
             if not answer.done():
                 answer.set_exception(type(error)(*error.args) if isinstance(error, KafkaError) else error)

@@ -4,8 +4,10 @@
 the answer's frame: nothing is decoded, decompressed or copied. Called by the mirror, the audit's reader and
 `read_to_end`.
 
-No fetch sessions: a request names every partition, and every partition is answered. Versions 4 to 12 are
-spoken (12 names topics; the leader-epoch checks begin at 9, the diverging epoch at 12).
+No fetch sessions: a request names every partition, and every partition is answered. Versions 4 to 17 are
+spoken (leader-epoch checks begin at 9, the diverging epoch at 12, topics go by id from 13 on). Topics are
+asked for by id when the caller knows all of them and the server speaks it: then a topic that was deleted and
+created again answers with an error, never with the records of its namesake. Otherwise they go by name.
 
 The records of a partition begin with the batch that *contains* the offset asked for, so its first records
 may be older; and the last batch may be cut (`iterate_batches` skips it). Both are the protocol's own rules.
@@ -15,24 +17,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
+from uuid import UUID
 
 from millrace.broker.client.cluster import Cluster
-from millrace.broker.client.metadata import TopicPartition
+from millrace.broker.client.metadata import NO_TOPIC_ID
 from millrace.broker.errors import ProtocolError, error_for_code
 from millrace.broker.protocol import hot_fetch
 from millrace.broker.protocol.frames import Api
+from millrace.broker.protocol.topic_partition import TopicPartition
 
-_VERSIONS = (4, 12)
+_VERSIONS = (4, 17)
+_VERSIONS_BY_NAME = (4, hot_fetch.FIRST_WITH_TOPIC_IDS - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class FetchPosition:
+class FetchPosition(NamedTuple):
     """Where to read on. `current_leader_epoch` fences old leaders; `last_fetched_epoch` (of the last batch
-    before `offset`) makes the leader say where this reader's history leaves its own; -1 asks for neither."""
+    before `offset`) makes the leader say where this reader's history leaves its own; -1 asks for neither.
+    `topic_id` says which topic of that name is meant."""
 
     offset: int
     current_leader_epoch: int = -1
     last_fetched_epoch: int = -1
+    topic_id: UUID = NO_TOPIC_ID
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +61,11 @@ class FetchedPartition:
     aborted: tuple[tuple[int, int], ...]
     diverging: tuple[int, int] | None
     records: memoryview
+
+
+async def tells_diverging_epoch(cluster: Cluster, node_id: int) -> bool:
+    """Whether a broker's answers to a fetch say where this reader's history leaves its own (KIP-595)."""
+    return await cluster.api_version(Api.FETCH, *_VERSIONS, node_id) >= hot_fetch.FIRST_WITH_DIVERGING_EPOCH
 
 
 async def fetch(
@@ -79,7 +91,10 @@ async def fetch(
     answer that is refused as a whole.
     """
     connection = await cluster.connection(node_id, purpose)
-    version = cluster.highest_version(connection, Api.FETCH, _VERSIONS)
+    names = {at.topic_id: topic for (topic, _), at in positions.items()}
+    by_id = NO_TOPIC_ID not in names
+    version = cluster.highest_version(connection, Api.FETCH, _VERSIONS if by_id else _VERSIONS_BY_NAME)
+    by_id = version >= hot_fetch.FIRST_WITH_TOPIC_IDS
     request = hot_fetch.FetchRequest(
         max_wait_ms,
         min_bytes,
@@ -87,7 +102,7 @@ async def fetch(
         read_committed,
         [
             hot_fetch.PartitionFetch(
-                topic,
+                at.topic_id if by_id else topic,
                 partition,
                 at.offset,
                 partition_max_bytes,
@@ -112,14 +127,20 @@ async def fetch(
     if answer.error_code:
         plain = error_for_code(answer.error_code)
         raise error_for_code(answer.error_code, f"{connection}: fetch is refused: {plain}")
-    return [_checked(cluster, given) for given in answer.partitions]
+    fetched = []
+    for given in answer.partitions:
+        topic = names.get(given.topic) if isinstance(given.topic, UUID) else given.topic
+        if topic is None:
+            raise connection.breach(f"fetch answers for topic {given.topic}, which was not asked for")
+        fetched.append(_checked(cluster, topic, given))
+    return fetched
 
 
-def _checked(cluster: Cluster, given: hot_fetch.PartitionData) -> FetchedPartition:
+def _checked(cluster: Cluster, topic: str, given: hot_fetch.PartitionData) -> FetchedPartition:
     if given.error_code:
         cluster.observe(given.error_code)
     return FetchedPartition(
-        str(given.topic),
+        topic,
         given.partition,
         given.error_code,
         given.high_watermark,

@@ -15,14 +15,13 @@ from kio.static.primitive import i32Timedelta
 
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.connection import Bytes, request_schema
-from millrace.broker.client.metadata import TopicPartition
-from millrace.broker.errors import ProtocolError, error_for_code
+from millrace.broker.errors import ConcurrentTransactions, KafkaError, ProtocolError, error_for_code
 from millrace.broker.protocol import hot_produce
 from millrace.broker.protocol.frames import Api
+from millrace.broker.protocol.topic_partition import TopicPartition
 
 _VERSIONS = (3, 9)
 _INIT_PRODUCER_ID_VERSIONS = (2, 4)
-_COORDINATOR_ERRORS = frozenset({15, 16})
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +89,28 @@ async def produce(
 
 
 async def init_producer_id(
-    cluster: Cluster, transactional_id: str | None = None, *, timeout_ms: int = 60_000
+    cluster: Cluster,
+    transactional_id: str | None = None,
+    *,
+    timeout_ms: int = 60_000,
+    retry_ms: float | None = None,
 ) -> tuple[int, int]:
     """A producer id and its epoch. With a transactional id: its own, older holders are fenced and their open
     transaction is aborted; `timeout_ms` is then how long a transaction may stay open.
 
-    Retries while coordinators move, for the cluster's request timeout. Raises KafkaError.
+    Retries while coordinators move and an older transaction ends, for `retry_ms` (the cluster's request
+    timeout, when it is not given). Raises KafkaError.
     """
 
     async def attempt() -> tuple[int, int]:
+        try:
+            return await ask()
+        except KafkaError as error:
+            if transactional_id is not None and not isinstance(error, ConcurrentTransactions):
+                cluster.forget_coordinator(transactional_id, "transaction")
+            raise
+
+    async def ask() -> tuple[int, int]:
         node_id = None
         if transactional_id is not None:
             node_id = await cluster.coordinator(transactional_id, "transaction")
@@ -108,10 +120,8 @@ async def init_producer_id(
         request = schema.InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout=limit)
         answer = await cluster.request(request, node_id=node_id)
         code = int(answer.error_code)
-        if code in _COORDINATOR_ERRORS and transactional_id is not None:
-            cluster.forget_coordinator(transactional_id, "transaction")
         if code:
             raise error_for_code(code, f"{cluster}: no producer id: {error_for_code(code)}")
         return int(answer.producer_id), int(answer.producer_epoch)
 
-    return await cluster.retrying(attempt)
+    return await cluster.retrying(attempt, timeout_ms=retry_ms)

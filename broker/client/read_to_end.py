@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.committed import committed_batches
-from millrace.broker.client.metadata import TopicPartition
 from millrace.broker.client.offsets import EARLIEST, LATEST
 from millrace.broker.client.raw_fetch import FetchedPartition, FetchPosition, fetch
 from millrace.broker.errors import (
@@ -27,12 +26,16 @@ from millrace.broker.errors import (
 )
 from millrace.broker.protocol.batch import verify_crc
 from millrace.broker.protocol.records import read_records
+from millrace.broker.protocol.topic_partition import TopicPartition
 
 _MAX_WAIT_MS = 100
 _PARTITION_MAX_BYTES = 4 << 20
 # Empty answers in a row from a leader whose high watermark says that there is more, before a hole that
 # reaches the pinned end is believed.
 _HOLE_AFTER_EMPTY_COUNT = 3
+# After so long in which a leader has nothing more to give and its high watermark is below the pinned end, it
+# is asked where the log ends.
+_SHORT_FOR_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +52,18 @@ class TopicRecord:
 
 
 async def read_topic_to_end(
-    cluster: Cluster, topic: str, *, read_committed: bool = True
+    cluster: Cluster, topic: str, *, read_committed: bool = True, past_open: bool = False
 ) -> AsyncIterator[TopicRecord]:
     """Every record of the topic up to the ends of its partitions at the time of the call.
 
+    With `read_committed` these are the last stable offsets: what is in an open transaction is left out. With
+    `past_open` they are the high watermarks, and the reading waits until every transaction that had written
+    below them is decided; only committed records are given.
+
     In order within a partition, partitions mixed. CRCs are checked. Retries through leader changes and lost
     connections as long as the cluster answers at all within its request timeout; records are given once.
-    Raises UnknownTopicOrPartition, CorruptMessage, ClusterUnreachable, …
+    Raises UnknownTopicOrPartition, CorruptMessage, ClusterUnreachable, OffsetOutOfRange where a partition has
+    become shorter than it was at the time of the call, …
     """
     view = await cluster.metadata([topic], max_age_ms=0)
     partitions = view.partitions(topic)
@@ -63,23 +71,42 @@ async def read_topic_to_end(
         code = view.topic_errors.get(topic, UnknownTopicOrPartition.code)
         raise error_for_code(code, f"{cluster}: topic {topic}: {error_for_code(code)}")
     # The end first: a beginning that moves between the two questions then only skips what has expired.
-    ends = await cluster.list_offsets(dict.fromkeys(partitions, LATEST), read_committed)
+    ends = await cluster.list_offsets(dict.fromkeys(partitions, LATEST), read_committed and not past_open)
     begins = await cluster.list_offsets(dict.fromkeys(partitions, EARLIEST))
     reading = {
         key: _Reading(key, begins[key].offset, ends[key].offset, read_committed)
         for key in partitions
         if begins[key].offset < ends[key].offset
     }
+    loop = asyncio.get_running_loop()
     while reading:
         for fetched in await cluster.retrying(lambda: _fetch_round(cluster, reading, read_committed)):
             key = (fetched.topic, fetched.partition)
             if fetched.error_code:
                 begins = await cluster.list_offsets({key: EARLIEST})
                 reading[key].skip_to_begin(begins[key].offset)
-            for record in reading[key].take(fetched):
+            now = loop.time()
+            for record in reading[key].take(fetched, now):
                 yield record
+            if reading[key].looks_short(now):
+                await _check_end(cluster, reading[key])
             if reading[key].is_done:
                 del reading[key]
+
+
+async def _check_end(cluster: Cluster, reading: _Reading) -> None:
+    """Raises OffsetOutOfRange where an election that was not clean has taken the pinned end.
+
+    A new leader that has all of it, and waits for others to have it too, refuses to name an end (KIP-207).
+    """
+    try:
+        found = await cluster.list_offsets({reading.key: LATEST})
+    except KafkaError as error:
+        if not error.retriable:
+            raise
+        return
+    if found[reading.key].offset < reading.end:
+        raise reading.is_short(f"its end is {found[reading.key].offset}")
 
 
 async def _fetch_round(
@@ -134,16 +161,18 @@ class _Reading:
     def __init__(self, key: TopicPartition, position: int, end: int, read_committed: bool) -> None:
         self.key = key
         self.position = position
-        self._end = end
+        self.end = end
         self._read_committed = read_committed
         self._empty_count = 0
+        self._short_since: float | None = None
 
     @property
     def is_done(self) -> bool:
-        return self.position >= self._end
+        return self.position >= self.end
 
-    def take(self, fetched: FetchedPartition) -> list[TopicRecord]:
-        """The records of an answer that lie between the position and the end; moves the position."""
+    def take(self, fetched: FetchedPartition, now: float) -> list[TopicRecord]:
+        """The records of an answer that lie between the position and the end; moves the position. `now` is in
+        seconds of one steady clock. Raises CorruptMessage."""
         taken: list[TopicRecord] = []
         before = self.position
         aborted = fetched.aborted if self._read_committed else ()
@@ -152,7 +181,7 @@ class _Reading:
             if is_data or (not self._read_committed and not header.is_control):
                 taken.extend(self._wanted(batch))
             self.position = max(self.position, header.next_offset)
-        self._note_progress(fetched, self.position > before)
+        self._note_progress(fetched, now, self.position > before)
         return taken
 
     def _wanted(self, batch: memoryview) -> list[TopicRecord]:
@@ -160,7 +189,7 @@ class _Reading:
         return [
             TopicRecord(topic, partition, each.offset, each.timestamp_ms, each.key, each.value, each.headers)
             for each in read_records(batch)
-            if self.position <= each.offset < self._end
+            if self.position <= each.offset < self.end
         ]
 
     def skip_to_begin(self, begin: int) -> None:
@@ -169,17 +198,32 @@ class _Reading:
         if begin > self.position:
             self.position = begin
             return
+        raise self.is_short(f"offset {self.position} is not there any more")
+
+    def is_short(self, now: str) -> OffsetOutOfRange:
+        """The error to raise; `now` says what is there instead."""
         topic, partition = self.key
-        raise OffsetOutOfRange(
-            f"{topic}-{partition} ended at offset {self._end} when reading began, now offset {self.position} "
-            "is not there any more: it was truncated or made anew"
+        return OffsetOutOfRange(
+            f"{topic}-{partition} ended at offset {self.end} when reading began, now {now}: "
+            "it was truncated or made anew"
         )
 
-    def _note_progress(self, fetched: FetchedPartition, moved: bool) -> None:
+    def _note_progress(self, fetched: FetchedPartition, now: float, moved: bool) -> None:
         """Believe in a hole up to the end when a leader that has the end keeps sending nothing."""
         if fetched.error_code:
             return
         stable = fetched.last_stable_offset if self._read_committed else fetched.high_watermark
-        self._empty_count = 0 if moved or stable < self._end else self._empty_count + 1
+        self._empty_count = 0 if moved or stable < self.end else self._empty_count + 1
         if self._empty_count >= _HOLE_AFTER_EMPTY_COUNT:
-            self.position = self._end
+            self.position = self.end
+        if moved or fetched.high_watermark >= self.end:
+            self._short_since = None
+        elif self._short_since is None:
+            self._short_since = now
+
+    def looks_short(self, now: float) -> bool:
+        """Whether to ask where the log ends; not again at once."""
+        if self._short_since is None or now - self._short_since < _SHORT_FOR_SECONDS:
+            return False
+        self._short_since = now
+        return True

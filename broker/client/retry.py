@@ -38,3 +38,5 @@ class BackOff:
 REQUEST_BACK_OFF = BackOff(first_ms=50, limit_ms=1_000)
 # Between two attempts to open a connection to the same server.
 RECONNECT_BACK_OFF = BackOff(first_ms=50, limit_ms=2_000)
+# Between two attempts at a server that refused a login or a certificate.
+REFUSED_BACK_OFF = BackOff(first_ms=500, limit_ms=10_000)

@@ -4,6 +4,13 @@ One task reads what has been marked as possibly changed; a watch only marks. Aft
 is marked: watches do not survive the connection. Marks are levels, not events: two changes between two
 reads are one read, and a lost event cannot be missed for longer than the connection lasts.
 
+A broker that starts writes the states of its partitions right after it has read them, and each of these
+writes comes back as a mark: thousands, of which only another's write could make news. So states rest from its
+first write (`rest_states`, not before: what it then leaves alone, no version fences) until the broker serves
+(`read_states`) or `STATES_REST_S` have passed: it is as if their watches were so much slower, and what a
+state decides is fenced by its version and its epochs, not by the time at which it is heard of. Everything
+else is read at once; nothing that rests is forgotten.
+
 Called by `server/broker.py`, which passes the listener that applies changes to the local replicas and
 wakes the controller.
 """
@@ -12,13 +19,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import structlog
 
 from millrace.broker.coordination import paths
-from millrace.broker.coordination.metadata_cache import MetadataCache
+from millrace.broker.coordination.metadata_cache import Election, MetadataCache
 from millrace.broker.coordination.session import Node, NodeMissing, Session, SessionError, SessionState
 
 log = structlog.get_logger("millrace.broker")
@@ -31,11 +38,18 @@ class ClusterChanges:
     topics: set[str] = field(default_factory=set)
     removed_topics: set[str] = field(default_factory=set)
     brokers: bool = False
+    broker_configs: bool = False
     controller: bool = False
 
 
 Mark = tuple[str, ...]
 """("brokers",), ("topics",), ("topic", name), ("state", name, partition), ("config", name), ..."""
+
+STATES_REST_S = 2.0
+"""At most; a start that takes longer is held up by something else, and news of states may matter to it."""
+
+ELECTION_PATHS = {"preferred": paths.PREFERRED_ELECTION, "unclean": paths.UNCLEAN_ELECTION}
+"""Where an election of each kind is asked for."""
 
 
 class ClusterWatcher:
@@ -51,8 +65,15 @@ class ClusterWatcher:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._changes = ClusterChanges()
+        self._states_rest: asyncio.TimerHandle | None = None
         self._readers: dict[str, Callable[..., Awaitable[None]]] = {
             "brokers": self._read_brokers,
+            "broker": self._read_broker,
+            "offline": self._read_offline,
+            "offline of": self._read_offline_of,
+            "broker configs": self._read_broker_configs,
+            "broker config": self._read_broker_config,
+            "elections": self._read_elections,
             "topics": self._read_topics,
             "topic": self._read_topic,
             "state": self._read_state,
@@ -70,7 +91,20 @@ class ClusterWatcher:
         self._task = asyncio.create_task(self._follow(), name="cluster-watcher")
         return self._task
 
+    def rest_states(self) -> None:
+        """States that are marked from now on wait for `read_states`."""
+        self._states_rest = asyncio.get_running_loop().call_later(STATES_REST_S, self.read_states)
+
+    def read_states(self) -> None:
+        """States rest no longer: the broker has started."""
+        if self._states_rest is not None:
+            self._states_rest.cancel()
+            self._states_rest = None
+            self._wake.set()
+
     async def stop(self) -> None:
+        if self._states_rest is not None:
+            self._states_rest.cancel()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -80,8 +114,16 @@ class ClusterWatcher:
             self._mark_everything()
 
     def _mark_everything(self) -> None:
-        for kind in ("brokers", "controller", "topics", "deleting"):
+        for kind in ("brokers", "offline", "controller", "topics", "deleting", "broker configs"):
             self._mark((kind,))
+        for broker_id in self._cache.brokers:
+            self._mark(("broker", str(broker_id)))
+        for broker_id in self._cache.offline:
+            self._mark(("offline of", str(broker_id)))
+        for name in self._cache.broker_configs:
+            self._mark(("broker config", name))
+        for kind in ELECTION_PATHS:
+            self._mark(("elections", kind))
         for name, info in self._cache.topics.items():
             self._mark(("topic", name))
             self._mark(("config", name))
@@ -90,7 +132,11 @@ class ClusterWatcher:
 
     def _mark(self, mark: Mark) -> None:
         self._marks[mark] = None
-        self._wake.set()
+        if not self._rests(mark):
+            self._wake.set()
+
+    def _rests(self, mark: Mark) -> bool:
+        return self._states_rest is not None and mark[0] == "state"
 
     async def _follow(self) -> None:
         while True:
@@ -106,11 +152,11 @@ class ClusterWatcher:
                     self._wake.set()
 
     async def _read_marked(self) -> None:
-        """Read until nothing is marked: reading a topic marks its partitions, and so on."""
+        """Read until nothing is marked but what rests: reading a topic marks its partitions, and so on."""
         try:
-            while self._marks:
-                marks = list(self._marks)
-                self._marks.clear()
+            while marks := [mark for mark in self._marks if not self._rests(mark)]:
+                for mark in marks:
+                    del self._marks[mark]
                 results = await asyncio.gather(
                     *(self._readers[mark[0]](*mark[1:]) for mark in marks), return_exceptions=True
                 )
@@ -135,16 +181,70 @@ class ClusterWatcher:
 
     async def _read_brokers(self) -> None:
         names = await self._session.children(paths.BROKER_IDS, partial(self._mark, ("brokers",)))
-        found = []
-        for broker_id in sorted(int(name) for name in names if name.isdigit()):
-            try:
-                node = await self._session.get(paths.broker_path(broker_id))
-            except NodeMissing:
-                continue
-            found.append(paths.decode_broker(broker_id, node.data))
-        if {broker.broker_id: broker for broker in found} != self._cache.brokers:
-            self._cache.set_brokers(found)
+        present = {int(name) for name in names if name.isdigit()}
+        for broker_id in set(self._cache.brokers) - present:
+            self._changes.brokers |= self._cache.remove_broker(broker_id)
+        for broker_id in present - set(self._cache.brokers):
+            self._mark(("broker", str(broker_id)))
+
+    async def _read_broker(self, broker_id: str) -> None:
+        # The watch also fires when the znode goes: a broker that is back at once, elsewhere, is seen.
+        try:
+            node = await self._session.get(
+                paths.broker_path(int(broker_id)), partial(self._mark, ("broker", broker_id))
+            )
+        except NodeMissing:
+            self._changes.brokers |= self._cache.remove_broker(int(broker_id))
+            # It may have come back since the names were read.
+            self._mark(("brokers",))
+            return
+        found = paths.decode_broker(int(broker_id), node.data)
+        self._changes.brokers |= self._cache.set_broker(replace(found, epoch=node.created_zxid))
+
+    async def _read_offline(self) -> None:
+        names = await self._session.children(paths.OFFLINE_REPLICAS, partial(self._mark, ("offline",)))
+        present = {int(name) for name in names if name.isdigit()}
+        for broker_id in set(self._cache.offline) - present:
+            del self._cache.offline[broker_id]
             self._changes.brokers = True
+        for broker_id in present - set(self._cache.offline):
+            self._mark(("offline of", str(broker_id)))
+
+    async def _read_offline_of(self, broker_id: str) -> None:
+        try:
+            node = await self._session.get(
+                paths.offline_path(int(broker_id)), partial(self._mark, ("offline of", broker_id))
+            )
+        except NodeMissing:
+            self._cache.offline.pop(int(broker_id), None)
+            self._mark(("offline",))
+        else:
+            self._cache.offline[int(broker_id)] = paths.decode_offline(node.data)
+        self._changes.brokers = True
+
+    async def _read_broker_configs(self) -> None:
+        names = await self._session.children(paths.BROKER_CONFIGS, partial(self._mark, ("broker configs",)))
+        for name in set(names) - set(self._cache.broker_configs):
+            self._mark(("broker config", name))
+
+    async def _read_broker_config(self, name: str) -> None:
+        try:
+            node = await self._session.get(
+                paths.broker_config_path(name), partial(self._mark, ("broker config", name))
+            )
+        except NodeMissing:
+            self._cache.broker_configs.pop(name, None)
+            self._mark(("broker configs",))
+        else:
+            self._cache.broker_configs[name] = paths.decode_config(node.data)
+        self._changes.broker_configs = True
+
+    async def _read_elections(self, kind: str) -> None:
+        node = await self._get_or_watch(ELECTION_PATHS[kind], ("elections", kind))
+        if node is None:
+            self._cache.elections.pop(kind, None)
+        else:
+            self._cache.elections[kind] = Election(paths.decode_partitions(node.data), node.version)
 
     async def _read_topics(self) -> None:
         names = set(await self._session.children(paths.TOPICS, partial(self._mark, ("topics",))))
@@ -152,7 +252,6 @@ class ClusterWatcher:
             self._drop(name)
         for name in names - set(self._cache.topics):
             self._mark(("topic", name))
-            self._mark(("config", name))
 
     def _drop(self, name: str) -> None:
         if name in self._cache.topics:
@@ -169,9 +268,18 @@ class ClusterWatcher:
         old = self._cache.topic(name)
         if old is not None and old.topic_id != assignment.topic_id:
             self._drop(name)
-            self._mark(("config", name))
             old = None
-        self._cache.set_assignment(name, assignment)
+        config = None
+        if old is None:
+            # A topic is never shown without its settings: who describes it at once would see the defaults.
+            found = await self._get_or_watch(paths.topic_config_path(name), ("config", name))
+            try:
+                config = {} if found is None else paths.decode_config(found.data)
+            except ValueError:
+                self._mark(("config", name))  # which will say so
+        self._cache.set_assignment(name, assignment, node.version)
+        if config is not None:
+            self._cache.set_config(name, config)
         self._changes.topics.add(name)
         for number in assignment.partitions:
             if old is None or number not in old.partitions:

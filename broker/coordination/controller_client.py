@@ -11,14 +11,17 @@ from __future__ import annotations
 import random
 import re
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import structlog
 
+from millrace.broker.config import SETTING_FIELDS
 from millrace.broker.coordination import paths
 from millrace.broker.coordination.assignment import assign_replicas
-from millrace.broker.coordination.metadata_cache import MetadataCache, TopicInfo
+from millrace.broker.coordination.dynamic_configs import check_dynamic
+from millrace.broker.coordination.metadata_cache import MetadataCache, TopicInfo, takers_of_replicas
 from millrace.broker.coordination.paths import TopicAssignment
 from millrace.broker.coordination.session import (
     Create,
@@ -32,7 +35,6 @@ from millrace.broker.errors import (
     CoordinatorNotAvailable,
     InvalidPartitions,
     InvalidReplicaAssignment,
-    InvalidReplicationFactor,
     InvalidTopic,
     RequestTimedOut,
     TopicAlreadyExists,
@@ -47,19 +49,21 @@ _LEGAL_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 MOST_PARTITIONS = 100_000
 """Far above what one broker can hold; keeps a mistyped number from filling ZooKeeper."""
 
-ONE_REPLICA = 1
-"""Replicas of a partition that this version keeps."""
+LARGEST_ZNODE = 1_000_000
+"""ZooKeeper closes the connection on a request of more than 1 MiB (jute.maxbuffer): refuse it before."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewTopic:
-    """What is asked for. `partition_count` counts only without an explicit `assignment`."""
+    """What is asked for. `partition_count` counts only without an explicit `assignment`; `shortage`, if any,
+    is told to operators once the topic is made: what it lacks of what settings want, and what to do later."""
 
     name: str
     partition_count: int = 1
     replication_factor: int = 1
     assignment: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     config: Mapping[str, str] = field(default_factory=dict)
+    shortage: Mapping[str, Any] = field(default_factory=dict)
 
 
 def check_topic_name(name: str) -> None:
@@ -71,6 +75,33 @@ def check_topic_name(name: str) -> None:
             f"topic name {name[:260]!r} has other characters than ASCII letters, digits, '.', '_' and '-', "
             "or not 1 to 249 of them"
         )
+
+
+def check_replicas(replicas: Sequence[int], live_brokers: Container[int], where: str) -> None:
+    """Raises InvalidReplicaAssignment unless these are one or more different, live brokers."""
+    if not replicas:
+        raise InvalidReplicaAssignment(f"{where} names no replicas")
+    if len(set(replicas)) != len(replicas):
+        raise InvalidReplicaAssignment(f"{where} names a broker twice: {list(replicas)}")
+    dead = [broker for broker in replicas if broker not in live_brokers]
+    if dead:
+        raise InvalidReplicaAssignment(f"{where} names brokers that are not alive: {dead}")
+
+
+def _factor(info: TopicInfo) -> int:
+    """Replicas of each partition, as the topic's first one has them; those that leave do not count."""
+    first = info.partitions[0]
+    return len([broker for broker in first.replicas if broker not in first.removing])
+
+
+def _checked_size(assignment: TopicAssignment) -> bytes:
+    data = paths.encode_topic(assignment)
+    if len(data) > LARGEST_ZNODE:
+        raise InvalidPartitions(
+            f"{len(assignment.partitions)} partitions with their replicas are {len(data)} bytes, more than "
+            f"ZooKeeper takes for one topic ({LARGEST_ZNODE}): spread them over several topics"
+        )
+    return data
 
 
 class ControllerClient:
@@ -129,7 +160,7 @@ class ControllerClient:
             else:
                 operations = [Create(config_path, paths.encode_config(topic.config))]
             await self._session.commit(
-                [*operations, Create(paths.topic_path(topic.name), paths.encode_topic(assignment))]
+                [*operations, Create(paths.topic_path(topic.name), _checked_size(assignment))]
             )
         except NodeExists:
             raise TopicAlreadyExists(f"topic {topic.name} exists already") from None
@@ -141,6 +172,10 @@ class ControllerClient:
             partitions=len(assignment.partitions),
             topic_id=str(assignment.topic_id),
         )
+        if topic.shortage:
+            log.warning(
+                "a topic has fewer replicas than wanted: too few brokers", topic=topic.name, **topic.shortage
+            )
         await self._wait_for_leaders(topic.name, len(assignment.partitions), timeout_ms)
         return self._known(topic.name)
 
@@ -191,15 +226,17 @@ class ControllerClient:
                 raise InvalidReplicaAssignment(
                     f"{len(assignment)} assignments for {count - present} partitions"
                 )
-            added = self._checked_assignment(dict(enumerate(assignment, start=present)), first=present)
+            added = self._checked_assignment(
+                dict(enumerate(assignment, start=present)), first=present, factor=_factor(info)
+            )
         else:
-            added = self._assign(count - present, ONE_REPLICA, first=present)
+            added = self._assign(count - present, _factor(info), first=present)
         if validate_only:
             return
 
         def widen(data: bytes) -> bytes:
             old = paths.decode_topic(data)
-            return paths.encode_topic(TopicAssignment(old.topic_id, {**old.partitions, **added}))
+            return _checked_size(replace(old, partitions={**old.partitions, **added}))
 
         await self._rewrite(paths.topic_path(name), widen)
         log.info("partitions added", topic=name, partitions=count)
@@ -244,6 +281,36 @@ class ControllerClient:
 
         await self._cache.changed(shown, 5_000)
 
+    async def alter_broker_config(
+        self,
+        name: str,
+        change: Callable[[Mapping[str, str]], Mapping[str, str]],
+        *,
+        validate_only: bool = False,
+    ) -> None:
+        """Replace the settings that a broker (or `paths.DEFAULT_BROKER`: every one) has been given while it
+        runs by `change(settings)`. Raises InvalidConfig for settings that are read at start only."""
+        config = dict(change(self._cache.broker_configs.get(name, {})))
+        check_dynamic(config, SETTING_FIELDS)
+        if validate_only:
+            return
+        path = paths.broker_config_path(name)
+        try:
+            await self._session.create(path, paths.encode_config(config))
+        except NodeExists:
+
+            def altered(data: bytes) -> bytes:
+                nonlocal config
+                config = dict(change(paths.decode_config(data)))
+                check_dynamic(config, SETTING_FIELDS)
+                return paths.encode_config(config)
+
+            await self._rewrite(path, altered)
+        except SessionError as error:
+            raise RequestTimedOut(f"ZooKeeper did not take the settings: {error}") from None
+        log.info("broker settings altered", broker=name, config=config)
+        await self._cache.changed(lambda: self._cache.broker_configs.get(name) == config, 5_000)
+
     # -- shared --------------------------------------------------------------------------------------
 
     def _known(self, name: str) -> TopicInfo:
@@ -255,28 +322,26 @@ class ControllerClient:
     def _assign(
         self, partition_count: int, replication_factor: int, *, first: int = 0
     ) -> dict[int, tuple[int, ...]]:
-        if replication_factor > ONE_REPLICA:
-            raise InvalidReplicationFactor(
-                f"replication factor {replication_factor}: this version keeps one replica of a partition"
-            )
-        brokers = sorted(self._cache.brokers)
-        start = random.randrange(len(brokers)) if brokers else 0
-        return assign_replicas(brokers, partition_count, replication_factor, start=start, first=first)
+        known = self._cache.brokers
+        brokers = takers_of_replicas(known)
+        start, shift = (random.randrange(len(brokers)), random.randrange(len(brokers))) if brokers else (0, 0)
+        racks = {broker: known[broker].rack for broker in brokers}
+        return assign_replicas(
+            brokers, partition_count, replication_factor, start=start, first=first, shift=shift, racks=racks
+        )
 
     def _checked_assignment(
-        self, assignment: Mapping[int, tuple[int, ...]], *, first: int = 0
+        self, assignment: Mapping[int, tuple[int, ...]], *, first: int = 0, factor: int | None = None
     ) -> dict[int, tuple[int, ...]]:
+        """Replicas as someone else has chosen them; `factor` is how many the topic's partitions have."""
         if sorted(assignment) != list(range(first, first + len(assignment))):
             raise InvalidReplicaAssignment("partitions must be numbered without gaps")
         for number, replicas in assignment.items():
-            if len(replicas) != ONE_REPLICA:
+            check_replicas(replicas, self._cache.brokers, f"partition {number}")
+            factor = len(replicas) if factor is None else factor
+            if len(replicas) != factor:
                 raise InvalidReplicaAssignment(
-                    f"partition {number} names {len(replicas)} replicas: this version keeps one"
-                )
-            unknown = set(replicas) - set(self._cache.brokers)
-            if unknown:
-                raise InvalidReplicaAssignment(
-                    f"partition {number} names brokers that are not alive: {unknown}"
+                    f"partition {number} names {len(replicas)} replicas where other partitions have {factor}"
                 )
         return dict(assignment)
 

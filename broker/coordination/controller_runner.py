@@ -5,26 +5,39 @@ both happen or neither. Every transaction of the controller begins with a check 
 znode version, so a controller that was replaced while it slept cannot write, however fresh its reads are.
 While the session is suspended nothing is decided; when it is lost the office is lost with it.
 
+Transactions are bounded: a topic with many partitions takes several. A topic goes in an order that a crash
+in between leaves for the next controller to continue: first what is below it, last its own znode together
+with the mark that asks for its deletion.
+
+A state that was written is shown to the metadata cache at once, and `written` hears of its topic: it is what
+the watch would bring, later, and the broker that is the controller need not wait for that to lead.
+
 Called by `server/broker.py`; woken (`wake`) by the cluster watcher after every change.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import TypeVar
+from uuid import UUID
 
 import structlog
 
 from millrace.broker.coordination import paths
+from millrace.broker.coordination.cluster_watcher import ELECTION_PATHS
 from millrace.broker.coordination.controller import (
-    ClusterPicture,
-    PartitionPicture,
+    ClearRequest,
+    CompleteMoves,
     RemoveTopic,
     WriteState,
     decide,
+    imbalanced,
 )
 from millrace.broker.coordination.metadata_cache import NO_CONTROLLER, MetadataCache
+from millrace.broker.coordination.picture import picture_of
 from millrace.broker.coordination.session import (
     Check,
     Create,
@@ -38,20 +51,43 @@ from millrace.broker.coordination.session import (
     SetData,
     VersionConflict,
 )
+from millrace.broker.protocol.topic_partition import TopicPartition
 
 log = structlog.get_logger("millrace.broker")
 
-OPERATIONS_PER_TRANSACTION = 500
-"""Well below ZooKeeper's limit of 1 MB a request."""
+Item = TypeVar("Item")
 
+OPERATIONS_PER_TRANSACTION = 500
+"""Well below ZooKeeper's limit of 1 MB a request, also with the longest names."""
+
+READS_AT_ONCE = 100
 RETRY_MS = 100
+
+NEVER_CHANGED = 0
+"""Version of a znode that is made and deleted, never written."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerSettings:
+    """What an operator may choose; the names are Kafka's."""
+
+    unclean_leader_election: bool = False
+    auto_leader_rebalance: bool = True
+    imbalance_check_interval_ms: int = 300_000
+    imbalance_per_broker_percent: int = 10
 
 
 class ControllerRunner:
     """Stands for election, and while in office carries out what `controller.decide` says."""
 
     def __init__(
-        self, session: Session, cache: MetadataCache, broker_id: int, clock_ms: Callable[[], int]
+        self,
+        session: Session,
+        cache: MetadataCache,
+        broker_id: int,
+        clock_ms: Callable[[], int],
+        settings: ControllerSettings | None = None,
+        written: Callable[[set[str]], None] = lambda _topics: None,
     ) -> None:
         self._session = session
         self._cache = cache
@@ -59,7 +95,13 @@ class ControllerRunner:
         self._clock_ms = clock_ms
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._settings = settings or ControllerSettings()
+        self._written = written
+        self._rebalance_timer: asyncio.TimerHandle | None = None
+        self._rebalance_due = False
         self._epoch_version = -1
+        self._may_be_elected = False
+        """The answer to an election was lost with the connection."""
         self.epoch = -1
         self.in_office = False
 
@@ -67,20 +109,38 @@ class ControllerRunner:
         """Stand for election, in the task that is returned: it ends only by `stop`, or by a failure."""
         self._session.on_state(self._on_state)
         self._task = asyncio.create_task(self._run(), name="controller")
+        self._wait_for_imbalance()
         self.wake()
         return self._task
 
+    def _wait_for_imbalance(self) -> None:
+        """Look after the preferred leaders once more when the interval has passed."""
+        if self._settings.auto_leader_rebalance:
+            delay = self._settings.imbalance_check_interval_ms / 1000
+            self._rebalance_timer = asyncio.get_running_loop().call_later(delay, self._look_for_imbalance)
+
+    def _look_for_imbalance(self) -> None:
+        self._rebalance_due = True
+        self._wait_for_imbalance()
+        self.wake()
+
     async def stop(self) -> None:
         """Leave the office at once, so that another broker need not wait for the session to end."""
+        if self._rebalance_timer is not None:
+            self._rebalance_timer.cancel()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         if self.in_office and self._session.state is SessionState.CONNECTED:
             self.in_office = False
             try:
-                await self._session.delete(paths.CONTROLLER)
+                # A ZooKeeper that does not answer for so long has ended the session, and the office with it.
+                async with asyncio.timeout(self._session.session_timeout_ms / 1000):
+                    await self._session.delete(paths.CONTROLLER)
             except (NodeMissing, SessionError) as error:
                 log.debug("the controller's znode was gone already", error=str(error))
+            except TimeoutError:
+                log.warning("left the controller's office without ZooKeeper's answer")
 
     def wake(self) -> None:
         """The cluster may have changed."""
@@ -104,12 +164,13 @@ class ControllerRunner:
             if self._session.state is not SessionState.CONNECTED:
                 continue
             try:
-                if not self.in_office:
-                    await self._stand_for_election()
-                if self.in_office:
-                    await self._carry_out()
-            except VersionConflict:
-                await self._check_office()
+                try:
+                    if not self.in_office:
+                        await self._stand_for_election()
+                    if self.in_office:
+                        await self._carry_out()
+                except VersionConflict:
+                    await self._check_office()
             except (SessionError, NodeMissing, NodeExists) as error:
                 # The picture was out of date, or the connection is gone: look again soon.
                 log.debug("the controller tries again", error=str(error))
@@ -117,6 +178,8 @@ class ControllerRunner:
                 self.wake()
 
     async def _stand_for_election(self) -> None:
+        if self._may_be_elected and self._cache.controller_id == self._broker_id:
+            await self._undo_unknown_election()
         if self._cache.controller_id != NO_CONTROLLER:
             return
         try:
@@ -139,61 +202,142 @@ class ControllerRunner:
                     ),
                 ]
             )
+        except SessionError:
+            self._may_be_elected = True
+            raise
         except (NodeExists, VersionConflict):
             # Another one was quicker, or is about to be; the watcher will say who.
             await asyncio.sleep(RETRY_MS / 1000)
             self.wake()
             return
         self.epoch, self._epoch_version, self.in_office = epoch, node.version + 1, True
+        self._may_be_elected = False
         log.info("elected controller", broker_id=self._broker_id, controller_epoch=epoch)
+
+    async def _undo_unknown_election(self) -> None:
+        """An election of unknown outcome has happened: all brokers, this one too, take it for the controller,
+        and nobody would ever be in office."""
+        epoch = await self._session.get(paths.CONTROLLER_EPOCH)
+        node = await self._session.get(paths.CONTROLLER)
+        if node.owner == self._session.id:
+            log.info("elected controller without hearing of it; the election is held again")
+            # Who is elected meanwhile has raised the epoch: the office that would be taken away is another's.
+            await self._session.commit(
+                [Check(paths.CONTROLLER_EPOCH, epoch.version), Delete(paths.CONTROLLER)]
+            )
+
+    async def _still_in_office(self) -> None:
+        """Raises VersionConflict when another controller has been elected."""
+        node = await self._session.get(paths.CONTROLLER_EPOCH)
+        if node.version != self._epoch_version:
+            raise VersionConflict(paths.CONTROLLER_EPOCH)
 
     async def _check_office(self) -> None:
         """A write met another version: either the office is gone, or only the picture was old."""
-        node = await self._session.get(paths.CONTROLLER_EPOCH)
-        if node.version != self._epoch_version:
+        try:
+            await self._still_in_office()
+        except VersionConflict:
             self._resign("another controller has a higher epoch")
         await asyncio.sleep(RETRY_MS / 1000)
         self.wake()
 
     async def _carry_out(self) -> None:
-        decisions = list(decide(self._picture(), self.epoch))
-        for decision in decisions:
-            if isinstance(decision, RemoveTopic):
-                await self._remove_topic(decision.topic)
-        await self._write_states([decision for decision in decisions if isinstance(decision, WriteState)])
-
-    def _picture(self) -> ClusterPicture:
-        cache = self._cache
-        return ClusterPicture(
-            live_brokers=frozenset(cache.brokers),
-            topics={
-                name: {
-                    number: PartitionPicture(partition.replicas, partition.state, partition.state_version)
-                    for number, partition in info.partitions.items()
-                }
-                for name, info in cache.topics.items()
-            },
-            deleting=cache.deleting,
-        )
+        picture = picture_of(self._cache, unclean_by_default=self._settings.unclean_leader_election)
+        rebalancing: frozenset[TopicPartition] = frozenset()
+        if self._rebalance_due:
+            self._rebalance_due = False
+            rebalancing = imbalanced(picture, self._settings.imbalance_per_broker_percent)
+            if rebalancing:
+                log.info("preferred leaders take their partitions back", partitions=len(rebalancing))
+        states: list[WriteState] = []
+        doomed: list[str] = []
+        after: list[CompleteMoves | ClearRequest] = []
+        for decision in decide(replace(picture, rebalancing=rebalancing), self.epoch):
+            match decision:
+                case RemoveTopic(topic):
+                    doomed.append(topic)
+                case WriteState():
+                    states.append(decision)
+                case CompleteMoves() | ClearRequest():
+                    after.append(decision)
+        await self._write_states(states)
+        for decision in after:
+            if isinstance(decision, CompleteMoves):
+                await self._complete_moves(decision)
+            else:
+                await self._commit([Delete(ELECTION_PATHS[decision.kind], decision.version)])
+        # Last, and each for itself: a topic that cannot be removed must not keep others without leaders.
+        failures: list[SessionError | NodeMissing | NodeExists] = []
+        for topic in doomed:
+            try:
+                await self._remove_topic(topic)
+            except (SessionError, NodeMissing, NodeExists) as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
     async def _write_states(self, decisions: Sequence[WriteState]) -> None:
-        operations: list[Operation] = []
+        """A state that someone else has written meanwhile (a leader its in-sync set) holds up no other."""
+        overtaken = False
+        ids = {name: info.topic_id for name, info in self._cache.topics.items()}
         for topic, group in groupby(decisions, key=lambda decision: decision.topic):
-            writes = list(group)
-            fresh = [write for write in writes if write.version < 0]
-            operations += await self._folders(topic, [write.partition for write in fresh])
-            for write in writes:
-                path, data = paths.state_path(topic, write.partition), paths.encode_state(write.state)
-                operations.append(
-                    Create(path, data) if write.version < 0 else SetData(path, data, write.version)
-                )
-            if len(operations) >= OPERATIONS_PER_TRANSACTION:
-                await self._commit(operations)
-                operations = []
-        if operations:
-            await self._commit(operations)
+            folders = await self._folders(topic, [write.partition for write in group if write.version < 0])
+            for chunk in _chunks(folders):
+                await self._commit(chunk)
+        for writes in _chunks(decisions):
+            try:
+                await self._commit([_write(decision) for decision in writes])
+            except VersionConflict:
+                overtaken = True
+                await self._write_one_by_one(writes, ids)
+            else:
+                self._show(writes, ids)
+        if overtaken:
+            raise VersionConflict("some partition states were written by others meanwhile")
+
+    def _show(self, writes: Sequence[WriteState], ids: Mapping[str, UUID]) -> None:
+        shown = set()
+        for write in writes:
+            info = self._cache.topic(write.topic)
+            # A topic that was made anew meanwhile has states of its own.
+            if info is None or info.topic_id != ids.get(write.topic):
+                continue
+            if self._cache.set_state(write.topic, write.partition, write.state, write.version + 1):
+                shown.add(write.topic)
+        self._written(shown)
+        self._cache.announce()
+
+    async def _write_one_by_one(self, decisions: Sequence[WriteState], ids: Mapping[str, UUID]) -> None:
+        await self._still_in_office()
         for decision in decisions:
-            log.debug("leader", topic=decision.topic, partition=decision.partition, state=str(decision.state))
+            try:
+                await self._commit([_write(decision)])
+                self._show([decision], ids)
+            except VersionConflict:
+                log.debug("a state was overtaken", topic=decision.topic, partition=decision.partition)
+
+    async def _complete_moves(self, moves: CompleteMoves) -> None:
+        """The new replicas and states of one topic, at once: there is no moment at which an in-sync member
+        is not a replica, or the other way round."""
+        path = paths.topic_path(moves.topic)
+        node = await self._session.get(path)
+        if node.version != moves.version:
+            raise VersionConflict(path)
+        old = paths.decode_topic(node.data)
+        assignment = replace(
+            old,
+            partitions={**old.partitions, **moves.replicas},
+            adding=_without(old.adding, moves.replicas),
+            removing=_without(old.removing, moves.replicas),
+        )
+        await self._commit(
+            [
+                SetData(path, paths.encode_topic(assignment), moves.version),
+                *(_write(state) for state in moves.states),
+            ]
+        )
+        for number, replicas in moves.replicas.items():
+            log.info("a partition has moved", topic=moves.topic, partition=number, replicas=list(replicas))
 
     async def _folders(self, topic: str, partitions: Sequence[int]) -> list[Operation]:
         """Creations of the znodes above new states, as far as they are missing."""
@@ -212,21 +356,28 @@ class ControllerRunner:
         ]
 
     async def _remove_topic(self, topic: str) -> None:
-        """Delete the topic's znodes in one transaction; brokers drop its logs when they see it gone."""
+        """Delete the topic's znodes; brokers drop its logs when they see it gone. Every transaction holds
+        only while the mark stands that asks for it: by an old picture, a topic made anew would go too."""
+        mark = paths.delete_topic_path(topic)
+        if not await self._session.exists(mark):
+            return
+        fence = Check(mark, NEVER_CHANGED)
+        folder = paths.partitions_path(topic)
+        numbers = await self._children(folder)
         doomed: list[Operation] = []
-        for number in await self._children(paths.partitions_path(topic)):
-            folder = f"{paths.partitions_path(topic)}/{number}"
-            doomed += [Delete(f"{folder}/{child}") for child in await self._children(folder)]
-            doomed.append(Delete(folder))
-        for path in (
-            paths.partitions_path(topic),
-            paths.topic_path(topic),
-            paths.topic_config_path(topic),
-            paths.delete_topic_path(topic),
-        ):
-            if await self._session.exists(path):
-                doomed.append(Delete(path))
-        await self._commit(doomed)
+        for chunk in _chunks(numbers, READS_AT_ONCE):
+            below = await asyncio.gather(*(self._children(f"{folder}/{number}") for number in chunk))
+            for number, children in zip(chunk, below, strict=True):
+                doomed += [Delete(f"{folder}/{number}/{child}") for child in children]
+                doomed.append(Delete(f"{folder}/{number}"))
+        for operations in _chunks(doomed):
+            await self._commit([fence, *operations])
+        last = [
+            Delete(path)
+            for path in (folder, paths.topic_path(topic), paths.topic_config_path(topic))
+            if await self._session.exists(path)
+        ]
+        await self._commit([fence, *last, Delete(mark)])
         log.info("topic deleted", topic=topic)
 
     async def _children(self, path: str) -> list[str]:
@@ -237,3 +388,17 @@ class ControllerRunner:
 
     async def _commit(self, operations: Sequence[Operation]) -> None:
         await self._session.commit([Check(paths.CONTROLLER_EPOCH, self._epoch_version), *operations])
+
+
+def _write(decision: WriteState) -> Operation:
+    path, data = paths.state_path(decision.topic, decision.partition), paths.encode_state(decision.state)
+    return Create(path, data) if decision.version < 0 else SetData(path, data, decision.version)
+
+
+def _chunks(items: Sequence[Item], size: int = OPERATIONS_PER_TRANSACTION) -> Iterator[Sequence[Item]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def _without(replicas: Mapping[int, tuple[int, ...]], numbers: Container[int]) -> dict[int, tuple[int, ...]]:
+    return {number: ids for number, ids in replicas.items() if number not in numbers}

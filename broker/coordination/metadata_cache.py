@@ -15,12 +15,21 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from millrace.broker.coordination.paths import BrokerRegistration, TopicAssignment
+from millrace.broker.coordination.paths import DEFAULT_BROKER, BrokerRegistration, TopicAssignment
+from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.replication.partition import NO_LEADER, PartitionState
 
 NO_TOPIC_ID = uuid.UUID(int=0)
 NO_CONTROLLER = -1
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
+
+
+@dataclass(frozen=True, slots=True)
+class Election:
+    """Partitions for which someone asked for an election, and the version of the znode that says so."""
+
+    partitions: frozenset[TopicPartition]
+    version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +40,13 @@ class PartitionInfo:
     state: PartitionState | None = None
     state_version: int = -1
     """The znode's version, which the controller's next write must match."""
+    adding: tuple[int, ...] = ()
+    removing: tuple[int, ...] = ()
+    """Replicas that come and go while the partition moves to other brokers (KIP-455)."""
+
+    @property
+    def is_moving(self) -> bool:
+        return bool(self.adding or self.removing)
 
     @property
     def leader(self) -> int:
@@ -49,10 +65,18 @@ class TopicInfo:
     topic_id: uuid.UUID
     partitions: Mapping[int, PartitionInfo]
     config: Mapping[str, str] = field(default_factory=dict)
+    version: int = -1
+    """The topic's znode version, which a change of its replicas must match."""
 
     @property
     def internal(self) -> bool:
         return self.name in INTERNAL_TOPICS
+
+
+def takers_of_replicas(brokers: Mapping[int, BrokerRegistration]) -> list[int]:
+    """Ids of the brokers that new replicas are placed on: one that is about to end only where there is no
+    other."""
+    return sorted(broker for broker in brokers if not brokers[broker].leaving) or sorted(brokers)
 
 
 class MetadataCache:
@@ -65,6 +89,9 @@ class MetadataCache:
         self.topics: dict[str, TopicInfo] = {}
         self.topic_names: dict[uuid.UUID, str] = {}
         self.deleting: frozenset[str] = frozenset()
+        self.offline: dict[int, frozenset[TopicPartition]] = {}
+        self.broker_configs: dict[str, dict[str, str]] = {}
+        self.elections: dict[str, Election] = {}
         self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
 
     def topic(self, name: str) -> TopicInfo | None:
@@ -74,10 +101,29 @@ class MetadataCache:
         info = self.topics.get(topic)
         return None if info is None else info.partitions.get(partition)
 
+    def leader_of(self, topic: str | uuid.UUID, partition: int) -> tuple[int, int] | None:
+        """(broker id, leader epoch), for clients that ask the wrong broker; None where nobody leads."""
+        name = self.name_of(topic) if isinstance(topic, uuid.UUID) else topic
+        info = None if name is None else self.partition(name, partition)
+        return None if info is None or info.leader == NO_LEADER else (info.leader, info.leader_epoch)
+
     def name_of(self, topic_id: uuid.UUID) -> str | None:
         return self.topic_names.get(topic_id)
 
-    def set_assignment(self, name: str, assignment: TopicAssignment) -> None:
+    def is_alive(self, broker_id: int, topic: str, partition: int) -> bool:
+        """Whether the broker runs and its disk still has this replica."""
+        return broker_id in self.brokers and (topic, partition) not in self.offline.get(
+            broker_id, frozenset()
+        )
+
+    def broker_config(self, broker_id: int) -> dict[str, str]:
+        """Settings of a broker that were changed while it runs: its own over those of all brokers."""
+        return {
+            **self.broker_configs.get(DEFAULT_BROKER, {}),
+            **self.broker_configs.get(str(broker_id), {}),
+        }
+
+    def set_assignment(self, name: str, assignment: TopicAssignment, version: int = -1) -> None:
         """A topic as its znode says. Another id is another topic: nothing of the old one stays."""
         old = self.topics.get(name)
         if old is not None and old.topic_id != assignment.topic_id:
@@ -85,11 +131,16 @@ class MetadataCache:
             old = None
         known = old.partitions if old is not None else {}
         partitions = {
-            number: replace(known.get(number, PartitionInfo(())), replicas=replicas)
+            number: replace(
+                known.get(number, PartitionInfo(())),
+                replicas=replicas,
+                adding=assignment.adding.get(number, ()),
+                removing=assignment.removing.get(number, ()),
+            )
             for number, replicas in sorted(assignment.partitions.items())
         }
         config = old.config if old is not None else {}
-        self.topics[name] = TopicInfo(name, assignment.topic_id, partitions, config)
+        self.topics[name] = TopicInfo(name, assignment.topic_id, partitions, config, version)
         if assignment.topic_id != NO_TOPIC_ID:
             self.topic_names[assignment.topic_id] = name
 
@@ -99,10 +150,12 @@ class MetadataCache:
         known = None if info is None else info.partitions.get(partition)
         if info is None or known is None:
             return False
-        if known.state is not None and state.leader_epoch < known.state.leader_epoch:
+        if known.state is not None and (
+            state.leader_epoch < known.state.leader_epoch or version < known.state_version
+        ):
             return False
         partitions = dict(info.partitions)
-        partitions[partition] = replace(known, state=state, state_version=version)
+        partitions[partition] = replace(known, state=replace(state, version=version), state_version=version)
         self.topics[topic] = replace(info, partitions=partitions)
         return True
 
@@ -119,6 +172,21 @@ class MetadataCache:
     def set_brokers(self, registrations: Iterable[BrokerRegistration]) -> None:
         self.brokers = {registration.broker_id: registration for registration in registrations}
 
+    def set_broker(self, registration: BrokerRegistration) -> bool:
+        """A broker as it registered itself; False when that is known. In the order of their ids."""
+        if self.brokers.get(registration.broker_id) == registration:
+            return False
+        known = {**self.brokers, registration.broker_id: registration}
+        self.brokers = dict(sorted(known.items()))
+        return True
+
+    def remove_broker(self, broker_id: int) -> bool:
+        """A broker that is not registered any more; False when it was not known."""
+        if broker_id not in self.brokers:
+            return False
+        self.brokers = {known: each for known, each in self.brokers.items() if known != broker_id}
+        return True
+
     async def changed(self, until: Callable[[], bool], timeout_ms: float) -> bool:
         """Wait until `until()` holds; False when `timeout_ms` passed first."""
         if until():
@@ -127,7 +195,8 @@ class MetadataCache:
         waiter = (until, future)
         self._waiters.append(waiter)
         try:
-            await asyncio.wait_for(future, max(timeout_ms, 0) / 1000)
+            async with asyncio.timeout(max(timeout_ms, 0) / 1000):
+                await future
         except TimeoutError:
             return until()
         finally:

@@ -4,14 +4,22 @@ The layout is that of Kafka 0.8 to 3.x, so tools that read ZooKeeper keep workin
 only. Paths are below the cluster's chroot.
 
     /cluster/id                                   persistent  {"version":"1","id":...}
-    /brokers/ids/<id>                             ephemeral   host, port, endpoints, rack, ...
-    /brokers/topics/<topic>                       persistent  topic_id, partitions {"0":[1]}, version 3
+    /brokers/ids/<id>                             ephemeral   host, port, endpoints, rack, leaving, ...
+    /brokers/offline/<id>                         ephemeral   {"version":1,"partitions":{"t":[0,3]}}
+    /brokers/topics/<topic>                       persistent  topic_id, partitions {"0":[1]}, version 3,
+                                                              adding_replicas, removing_replicas
     /brokers/topics/<topic>/partitions/<n>/state  persistent  controller_epoch, leader, leader_epoch, isr
     /controller                                   ephemeral   {"version":1,"brokerid":..,"timestamp":".."}
     /controller_epoch                             persistent  a decimal number, +1 on every election
     /config/topics/<topic>, /config/brokers/<id>  persistent  {"version":1,"config":{...}}
     /admin/delete_topics/<topic>                  persistent  (empty)
+    /admin/preferred_replica_election             persistent  {"version":1,"partitions":[{"topic":..}]}
+    /admin/unclean_leader_election                persistent  the same
     /latest_producer_id_block                     persistent  broker, block_start and block_end as text
+
+`leaving`, `/brokers/offline` and `/admin/unclean_leader_election` are additions of this project: a broker in
+its controlled shutdown, replicas whose disk has failed under a live broker, and the second election type of
+KIP-460, which Apache Kafka asked of its controller directly.
 
 A payload that cannot be understood raises ValueError: the reader names the path and goes on without it.
 """
@@ -21,8 +29,8 @@ from __future__ import annotations
 import base64
 import json
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.broker.replication.partition import PartitionState
@@ -34,6 +42,9 @@ CONTROLLER_EPOCH = "/controller_epoch"
 TOPIC_CONFIGS = "/config/topics"
 BROKER_CONFIGS = "/config/brokers"
 DELETE_TOPICS = "/admin/delete_topics"
+OFFLINE_REPLICAS = "/brokers/offline"
+PREFERRED_ELECTION = "/admin/preferred_replica_election"
+UNCLEAN_ELECTION = "/admin/unclean_leader_election"
 CLUSTER_ID = "/cluster/id"
 PRODUCER_ID_BLOCK = "/latest_producer_id_block"
 
@@ -43,10 +54,14 @@ PERSISTENT_ROOTS = (
     TOPIC_CONFIGS,
     BROKER_CONFIGS,
     DELETE_TOPICS,
+    OFFLINE_REPLICAS,
     "/cluster",
     "/consumers",
 )
 """Folders every cluster has; made by the first broker."""
+
+DEFAULT_BROKER = "<default>"
+"""Kafka's name for the settings that every broker has unless its own say otherwise."""
 
 
 def broker_path(broker_id: int) -> str:
@@ -73,26 +88,45 @@ def topic_config_path(topic: str) -> str:
     return f"{TOPIC_CONFIGS}/{topic}"
 
 
+def broker_config_path(name: str) -> str:
+    """`name` is a broker's id, or `DEFAULT_BROKER` for what holds on all of them."""
+    return f"{BROKER_CONFIGS}/{name}"
+
+
+def offline_path(broker_id: int) -> str:
+    return f"{OFFLINE_REPLICAS}/{broker_id}"
+
+
 def delete_topic_path(topic: str) -> str:
     return f"{DELETE_TOPICS}/{topic}"
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerRegistration:
-    """A live broker as the others see it."""
+    """A live broker as the others see it. `leaving`: it is in its controlled shutdown and wants to lead and
+    to be in sync nowhere any more. `epoch` grows from one registration to the next (the zxid that made the
+    znode, as in Apache Kafka): by it a leader tells a fetch of an earlier run (KIP-903)."""
 
     broker_id: int
     host: str
     port: int
     rack: str | None = None
+    leaving: bool = False
+    epoch: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class TopicAssignment:
-    """Which brokers keep which partition of a topic; the first of each is the preferred leader."""
+    """Which brokers keep which partition of a topic; the first of each is the preferred leader.
+
+    While a partition moves (KIP-455) its replicas are the target and the old ones together; `adding` and
+    `removing` name those that come and go. Partitions that do not move are in neither.
+    """
 
     topic_id: uuid.UUID
     partitions: Mapping[int, tuple[int, ...]]
+    adding: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    removing: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +163,8 @@ def encode_broker(registration: BrokerRegistration, now_ms: int) -> bytes:
     }
     if registration.rack is not None:
         payload["rack"] = registration.rack
+    if registration.leaving:
+        payload["leaving"] = True
     return _dump(payload)
 
 
@@ -138,16 +174,18 @@ def decode_broker(broker_id: int, data: bytes) -> BrokerRegistration:
     if not isinstance(host, str) or not isinstance(port, int):
         raise ValueError("expected host and port")
     rack = payload.get("rack")
-    return BrokerRegistration(broker_id, host, port, rack if isinstance(rack, str) else None)
+    return BrokerRegistration(
+        broker_id, host, port, rack if isinstance(rack, str) else None, payload.get("leaving") is True
+    )
 
 
 def encode_topic(assignment: TopicAssignment) -> bytes:
     return _dump(
         {
-            "removing_replicas": {},
-            "partitions": {str(number): list(ids) for number, ids in sorted(assignment.partitions.items())},
+            "removing_replicas": _replica_lists(assignment.removing),
+            "partitions": _replica_lists(assignment.partitions),
             "topic_id": encode_uuid(assignment.topic_id),
-            "adding_replicas": {},
+            "adding_replicas": _replica_lists(assignment.adding),
             "version": 3,
         }
     )
@@ -155,15 +193,26 @@ def encode_topic(assignment: TopicAssignment) -> bytes:
 
 def decode_topic(data: bytes) -> TopicAssignment:
     payload = _load(data)
-    partitions = payload.get("partitions")
-    if not isinstance(partitions, dict):
+    if not isinstance(payload.get("partitions"), dict):
         raise ValueError("expected partitions")
     topic_id = payload.get("topic_id")
+    return TopicAssignment(
+        decode_uuid(topic_id) if isinstance(topic_id, str) else uuid.UUID(int=0),
+        _replicas(payload["partitions"]),
+        _replicas(payload.get("adding_replicas")),
+        _replicas(payload.get("removing_replicas")),
+    )
+
+
+def _replica_lists(partitions: Mapping[int, tuple[int, ...]]) -> dict[str, list[int]]:
+    return {str(number): list(ids) for number, ids in sorted(partitions.items())}
+
+
+def _replicas(payload: Any) -> dict[int, tuple[int, ...]]:
     try:
-        replicas = {int(number): tuple(int(broker) for broker in ids) for number, ids in partitions.items()}
-    except TypeError as error:
+        return {int(number): tuple(int(broker) for broker in ids) for number, ids in (payload or {}).items()}
+    except (TypeError, AttributeError) as error:
         raise ValueError(f"expected lists of broker ids: {error}") from None
-    return TopicAssignment(decode_uuid(topic_id) if isinstance(topic_id, str) else uuid.UUID(int=0), replicas)
 
 
 def encode_uuid(value: uuid.UUID) -> str:
@@ -250,3 +299,32 @@ def decode_producer_id_block(data: bytes) -> ProducerIdBlock:
         return ProducerIdBlock(int(payload["broker"]), int(payload["block_start"]), int(payload["block_end"]))
     except (KeyError, TypeError) as error:
         raise ValueError(f"a producer id block lacks {error}") from None
+
+
+def encode_partitions(partitions: Iterable[tuple[str, int]]) -> bytes:
+    """A request for elections: which partitions."""
+    listed = [{"topic": topic, "partition": number} for topic, number in sorted(partitions)]
+    return _dump({"version": 1, "partitions": listed})
+
+
+def decode_partitions(data: bytes) -> frozenset[tuple[str, int]]:
+    try:
+        return frozenset((str(one["topic"]), int(one["partition"])) for one in _load(data)["partitions"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"a list of partitions lacks {error}") from None
+
+
+def encode_offline(partitions: Mapping[str, Iterable[int]]) -> bytes:
+    """The replicas that a live broker cannot open or write."""
+    listed = {topic: sorted(numbers) for topic, numbers in sorted(partitions.items())}
+    return _dump({"version": 1, "partitions": listed})
+
+
+def decode_offline(data: bytes) -> frozenset[tuple[str, int]]:
+    partitions = _load(data).get("partitions")
+    if not isinstance(partitions, dict):
+        raise ValueError("expected partitions")
+    try:
+        return frozenset((topic, int(number)) for topic, numbers in partitions.items() for number in numbers)
+    except TypeError as error:
+        raise ValueError(f"expected lists of partitions: {error}") from None

@@ -2,16 +2,19 @@
 
 The broker makes one, tells it which partitions of `__consumer_offsets` it leads (`load`, `unload`), and
 runs its clock (`run`, or `tick` and `sweep` with a time of the caller's). The handlers of the group APIs
-call `join`, `sync`, `heartbeat`, `leave`, `commit`, `fetch_offsets`, `delete_offsets`, `describe`,
-`list_groups` and `delete_group`; expected refusals are answers here (error codes), not exceptions.
+call `join`, `sync`, `heartbeat`, `leave`, `commit`, `commit_transactional`, `fetch_offsets`,
+`delete_offsets`, `describe`, `list_groups` and `delete_group`; that of WriteTxnMarkers calls
+`transaction_ended`. Expected refusals are answers here (error codes), not exceptions.
 
-It knows no server: time, ids and the log come from outside (`journal.OffsetsLog`).
+It knows no server: time, ids and the log come from outside (`journal.OffsetsLog`). Time is two clocks (see
+`values.Moment`): a steady one for the timers, the time of day for what is written down.
 
 Invariants:
 
 1. A group belongs to one partition of the offsets topic; only its leader answers for it, and only after
    it has read that partition to its end.
-2. A committed offset, a deletion and an assignment are answered after the log has them, never before.
+2. A committed offset, a deletion and an assignment are answered, and seen, after the whole in-sync set has
+   them, never before; a write that takes too long is answered with an error and may still come true.
 3. Writes reach the log in the order in which they were decided (`journal.py`), so no commit of an old
    generation comes after the new generation's record, and no removal takes a later commit with it.
 
@@ -24,28 +27,20 @@ import asyncio
 import heapq
 import itertools
 import uuid
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import structlog
 from kio.schema.errors import ErrorCode
 
 from millrace.broker.groups.config import GroupConfig
-from millrace.broker.groups.journal import Journal, OffsetsLog
+from millrace.broker.groups.journal import COMMIT_TIMEOUT_MS, Journal, OffsetsLog, Producer, Removal
 from millrace.broker.groups.membership import Group
-from millrace.broker.groups.offsets import (
-    CommittedOffset,
-    ExpiryRule,
-    OffsetStore,
-    TopicPartition,
-    encode_group_key,
-    encode_group_value,
-    encode_offset_key,
-    encode_offset_value,
-    expired_offsets,
-    partition_of_group,
-)
+from millrace.broker.groups.offset_commits import COMMIT_FAILURES, OffsetCommits
+from millrace.broker.groups.offsets import CommittedOffset
+from millrace.broker.groups.owned_partition import Entry, OwnedPartition
+from millrace.broker.groups.record_layout import MAX_STRING_SIZE, encode_group_key, encode_group_value
 from millrace.broker.groups.subscriptions import CONSUMER_PROTOCOL_TYPE
 from millrace.broker.groups.values import (
     AnswerJoin,
@@ -60,48 +55,22 @@ from millrace.broker.groups.values import (
     JoinResult,
     LeaveRequest,
     LeaveResult,
+    Moment,
     Persist,
     SyncRequest,
     SyncResult,
     Ticket,
 )
+from millrace.broker.protocol.java_hash import coordinator_partition
+from millrace.broker.protocol.topic_partition import TopicPartition
+from millrace.broker.telemetry.metrics import BrokerMetrics
 
 TICK_INTERVAL_MS = 50
 """How late a timer of a group may be."""
 
-MAX_STRING_SIZE = 32_767
-"""The offsets topic counts a text's bytes in 16 bits."""
-
-_COMMIT_FAILURES = {
-    ErrorCode.unknown_topic_or_partition: ErrorCode.coordinator_not_available,
-    ErrorCode.not_enough_replicas: ErrorCode.coordinator_not_available,
-    ErrorCode.not_enough_replicas_after_append: ErrorCode.coordinator_not_available,
-    ErrorCode.not_leader_or_follower: ErrorCode.not_coordinator,
-    ErrorCode.kafka_storage_error: ErrorCode.not_coordinator,
-    ErrorCode.message_too_large: ErrorCode.invalid_commit_offset_size,
-    ErrorCode.record_list_too_large: ErrorCode.invalid_commit_offset_size,
-}
-"""What a client hears when its commit could not be written."""
-
 Result = TypeVar("Result")
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(slots=True)
-class _Entry:
-    """What is kept of one group."""
-
-    group: Group
-    offsets: OffsetStore = field(default_factory=OffsetStore)
-
-
-@dataclass(slots=True)
-class _OwnedPartition:
-    """A partition of the offsets topic that this broker leads."""
-
-    loaded: bool = False
-    groups: dict[str, _Entry] = field(default_factory=dict)
 
 
 class GroupCoordinator:
@@ -113,13 +82,19 @@ class GroupCoordinator:
         offsets_log: OffsetsLog,
         *,
         clock_ms: Callable[[], int],
+        steady_ms: Callable[[], int],
         new_id: Callable[[], str] = lambda: str(uuid.uuid4()),
+        commit_timeout_ms: int = COMMIT_TIMEOUT_MS,
+        metrics: BrokerMetrics | None = None,
     ) -> None:
         self.config = config
-        self._journal = Journal(offsets_log, clock_ms)
+        self._journal = Journal(offsets_log, clock_ms, commit_timeout_ms)
+        self._commits = OffsetCommits(self._journal, config, clock_ms)
         self._clock_ms = clock_ms
+        self._steady_ms = steady_ms
         self._new_id = new_id
-        self._partitions: dict[int, _OwnedPartition] = {}
+        self._metrics = metrics or BrokerMetrics()
+        self._partitions: dict[int, OwnedPartition] = {}
         self._tickets = itertools.count(1)
         self._waiting_joins: dict[Ticket, asyncio.Future[JoinResult]] = {}
         self._waiting_syncs: dict[Ticket, asyncio.Future[SyncResult]] = {}
@@ -130,14 +105,18 @@ class GroupCoordinator:
 
     async def run(self) -> None:
         """Drive the groups' timers and the expiry of offsets until cancelled."""
-        sweep_due_ms = self._clock_ms() + self.config.offsets_retention_check_interval_ms
+        sweep_due_ms = self._steady_ms() + self.config.offsets_retention_check_interval_ms
+        sweeping: asyncio.Task[None] | None = None
         while True:
             await asyncio.sleep(TICK_INTERVAL_MS / 1000)
-            now_ms = self._clock_ms()
-            self.tick(now_ms)
-            if now_ms >= sweep_due_ms:
-                sweep_due_ms = now_ms + self.config.offsets_retention_check_interval_ms
-                await self.sweep(now_ms)
+            now = self._moment()
+            self.tick(now)
+            if sweeping is not None and sweeping.done():
+                sweeping = sweeping.result()
+            if sweeping is None and now.steady_ms >= sweep_due_ms:
+                sweep_due_ms = now.steady_ms + self.config.offsets_retention_check_interval_ms
+                # Beside the timers: replicas that are slow to take the removals must not hold them up.
+                sweeping = self._journal.start(self.sweep(now.now_ms))
 
     async def close(self) -> None:
         """Give up every partition and let the writes that are under way end."""
@@ -151,28 +130,26 @@ class GroupCoordinator:
         Until this returns its groups answer COORDINATOR_LOAD_IN_PROGRESS. Raises what reading raises;
         the partition is then not owned.
         """
-        owned = _OwnedPartition()
+        began_ms = self._steady_ms()
+        owned = OwnedPartition(self.config)
         self.unload(partition)
         self._partitions[partition] = owned
         try:
-            snapshots, offsets = await self._journal.read(partition)
+            memory = await self._journal.read(partition)
         except BaseException:
             if self._partitions.get(partition) is owned:
                 del self._partitions[partition]
             raise
         if self._partitions.get(partition) is not owned:
             return  # leadership went away, or came anew, while the log was being read
-        now_ms = self._clock_ms()
-        for group_id in snapshots.keys() | offsets.keys():
-            snapshot = snapshots.get(group_id)
-            if snapshot is not None:
-                group = Group.restore(group_id, snapshot, self.config, now_ms)
-            else:
-                group = Group(group_id, self.config, state_since_ms=now_ms)
-            owned.groups[group_id] = _Entry(group, offsets.get(group_id, OffsetStore()))
-            self._schedule(group)
-        owned.loaded = True
-        log.debug("groups loaded", partition=partition, groups=len(owned.groups))
+        owned.restore(memory, self._moment())
+        for entry in owned.groups.values():
+            self._schedule(entry.group)
+        took_ms = self._steady_ms() - began_ms
+        self._metrics.group_loads += 1
+        self._metrics.group_load_seconds += took_ms / 1000
+        tell = log.info if owned.groups else log.debug
+        tell("groups loaded", partition=partition, groups=len(owned.groups), milliseconds=took_ms)
 
     def unload(self, partition: int) -> None:
         """Stop coordinating a partition's groups: whoever waits hears NOT_COORDINATOR."""
@@ -183,23 +160,27 @@ class GroupCoordinator:
         for entry in owned.groups.values():
             self._carry_out(entry, entry.group.close(ErrorCode.not_coordinator, now_ms))
 
-    def tick(self, now_ms: int) -> None:
+    def tick(self, now: Moment) -> None:
         """Let everything happen in the groups that is due by now."""
-        while self._due_heap and self._due_heap[0][0] <= now_ms:
+        while self._due_heap and self._due_heap[0][0] <= now.steady_ms:
             due_ms, group_id = heapq.heappop(self._due_heap)
             if self._due_ms.get(group_id) != due_ms:
                 continue  # an earlier deadline took this one's place
             del self._due_ms[group_id]
             entry, _ = self._find(group_id)
             if entry is not None:
-                self._carry_out(entry, entry.group.tick(now_ms))
+                self._carry_out(entry, entry.group.tick(now))
                 self._schedule(entry.group)
 
     async def sweep(self, now_ms: int) -> None:
-        """Forget offsets nobody has used for the retention time, and groups with nothing left."""
-        for partition, owned in list(self._partitions.items()):
-            if owned.loaded:
-                await self._bury(partition, self._expire(owned, now_ms))
+        """Forget offsets nobody has used for the retention time, by the time of day, and groups with nothing
+        left."""
+        removing = [
+            self._remove(partition, removals)
+            for partition, owned in self._partitions.items()
+            if owned.loaded and (removals := owned.expired(now_ms))
+        ]
+        await asyncio.gather(*removing)
 
     # -- membership ---------------------------------------------------------------------------------
 
@@ -211,15 +192,15 @@ class GroupCoordinator:
         entry, error = self._find(group_id)
         if error is not ErrorCode.none:
             return JoinResult(error, request.member_id)
-        now_ms = self._clock_ms()
+        now = self._moment()
         if entry is None:
             if request.member_id:
                 return JoinResult(ErrorCode.unknown_member_id, request.member_id)
-            entry = self._create(group_id, now_ms)
+            entry = self._create(group_id, now.now_ms)
         ticket = next(self._tickets)
         answer: asyncio.Future[JoinResult] = asyncio.get_running_loop().create_future()
         self._waiting_joins[ticket] = answer
-        self._carry_out(entry, entry.group.join(request, ticket, now_ms))
+        self._carry_out(entry, entry.group.join(request, ticket, now))
         self._schedule(entry.group)
         try:
             return await answer
@@ -238,7 +219,7 @@ class GroupCoordinator:
         ticket = next(self._tickets)
         answer: asyncio.Future[SyncResult] = asyncio.get_running_loop().create_future()
         self._waiting_syncs[ticket] = answer
-        self._carry_out(entry, entry.group.sync(request, ticket, self._clock_ms()))
+        self._carry_out(entry, entry.group.sync(request, ticket, self._moment()))
         self._schedule(entry.group)
         try:
             return await answer
@@ -251,7 +232,7 @@ class GroupCoordinator:
             return ErrorCode.none  # nobody expires while the group is being loaded
         if entry is None:
             return error
-        error, decisions = entry.group.heartbeat(member_id, instance_id, generation, self._clock_ms())
+        error, decisions = entry.group.heartbeat(member_id, instance_id, generation, self._moment())
         if decisions:  # alone, a heartbeat only moves a deadline further away
             self._carry_out(entry, decisions)
             self._schedule(entry.group)
@@ -263,60 +244,113 @@ class GroupCoordinator:
             return ErrorCode.none, [LeaveResult(r.member_id, r.instance_id, error) for r in requests]
         if entry is None:
             return error, []
-        results, decisions = entry.group.leave(requests, self._clock_ms())
+        results, decisions = entry.group.leave(requests, self._moment())
         self._carry_out(entry, decisions)
         self._schedule(entry.group)
         return ErrorCode.none, results
 
     # -- offsets ------------------------------------------------------------------------------------
 
-    async def commit(self, group_id: str, request: CommitRequest) -> dict[TopicPartition, ErrorCode]:
-        """Put offsets in the log, then in memory. One error for each partition of the request."""
-        now_ms = self._clock_ms()
-        entry, error = self._find(group_id)
-        if error is ErrorCode.none and _is_too_long(group_id):
-            error = ErrorCode.invalid_group_id
-        if error is ErrorCode.none and entry is None:
-            if request.generation >= 0:
-                error = ErrorCode.illegal_generation
-            else:
-                entry = self._create(group_id, now_ms)
-        if error is ErrorCode.none and entry is not None:
-            error = entry.group.check_commit(request, now_ms)
-        if error is not ErrorCode.none or entry is None:
-            return dict.fromkeys(request.offsets, error)
+    async def commit(
+        self,
+        group_id: str,
+        request: CommitRequest,
+        *,
+        no_such_group: ErrorCode = ErrorCode.illegal_generation,
+    ) -> dict[TopicPartition, ErrorCode]:
+        """Put offsets in the log, then in memory. One error for each partition of the request.
 
-        answers = dict.fromkeys(request.offsets, ErrorCode.none)
-        committed: dict[TopicPartition, CommittedOffset] = {}
-        for partition, wanted in request.offsets.items():
-            if len(wanted.metadata.encode()) > self.config.offset_metadata_max_size:
-                answers[partition] = ErrorCode.offset_metadata_too_large
-                continue
-            committed[partition] = CommittedOffset(
-                wanted.offset, wanted.leader_epoch, wanted.metadata, now_ms, wanted.expire_timestamp_ms
-            )
-        if committed:
-            error = await self._keep(group_id, entry.offsets, committed)
-            answers.update(dict.fromkeys(committed, error))
-        return answers
+        `no_such_group` is what a member of a group that does not exist hears.
+        """
+        if not request.offsets:
+            return {}  # as in Apache Kafka, nobody hears of it: a commit of nothing makes no group
+        entry, error = self._committing_group(group_id, request, no_such_group, transactional=False)
+        if entry is None:
+            return dict.fromkeys(request.offsets, error)
+        self._metrics.group_commits += len(request.offsets)
+        return await self._commits.commit(
+            self.partition_of(group_id), group_id, entry.offsets, request.offsets
+        )
+
+    async def commit_transactional(
+        self,
+        group_id: str,
+        request: CommitRequest,
+        producer_id: int,
+        producer_epoch: int,
+        *,
+        on_appended: Callable[[], None] | None = None,
+    ) -> dict[TopicPartition, ErrorCode]:
+        """Put offsets in the log as part of a producer's transaction: they count once it is committed.
+
+        One error for each partition of the request. The caller has verified that the transaction is open;
+        what is to be written is appended before this first waits, and `on_appended` is told.
+        """
+        entry, error = self._committing_group(
+            group_id, request, ErrorCode.illegal_generation, transactional=True
+        )
+        if entry is None:
+            return dict.fromkeys(request.offsets, error)
+        partition = self.partition_of(group_id)
+        owned = self._partitions[partition]
+
+        def pending() -> None:
+            owned.transaction_has(producer_id, group_id)
+            if on_appended is not None:
+                on_appended()
+
+        self._metrics.group_commits += len(request.offsets)
+        return await self._commits.commit_pending(
+            partition,
+            group_id,
+            entry.offsets,
+            request.offsets,
+            Producer(producer_id, producer_epoch),
+            pending,
+        )
+
+    def transaction_ended(self, partition: int, producer_id: int, committed: bool) -> None:
+        """A transaction's marker is in this partition of the offsets topic, and the in-sync set has it.
+
+        A partition that is being loaded takes it in afterwards; one of another broker needs no telling,
+        for whoever loads it reads the marker.
+        """
+        owned = self._partitions.get(partition)
+        if owned is not None:
+            owned.transaction_ended(producer_id, committed)
 
     def fetch_offsets(
-        self, group_id: str, partitions: Collection[TopicPartition] | None
-    ) -> tuple[ErrorCode, dict[TopicPartition, CommittedOffset | None]]:
-        """The committed offset of each partition asked for (None: all that have one)."""
+        self,
+        group_id: str,
+        partitions: Collection[TopicPartition] | None,
+        *,
+        require_stable: bool = False,
+    ) -> tuple[ErrorCode, dict[TopicPartition, CommittedOffset | ErrorCode | None]]:
+        """The committed offset of each partition asked for (None: all that have one).
+
+        With `require_stable` a partition whose offset is about to change, because a transaction on it is
+        open, has UNSTABLE_OFFSET_COMMIT instead (KIP-447).
+        """
         entry, error = self._find(group_id)
         if error is not ErrorCode.none:
             return error, {}
-        if partitions is None:
-            return error, dict(entry.offsets.items()) if entry is not None else {}
         if entry is None:
-            return error, dict.fromkeys(partitions)
-        return error, {partition: entry.offsets.get(partition) for partition in partitions}
+            return error, dict.fromkeys(partitions or ())
+        store = entry.offsets
+        wanted = [partition for partition, _ in store.items()] if partitions is None else partitions
+        return error, {
+            partition: ErrorCode.unstable_offset_commit
+            if require_stable and store.is_unstable(partition)
+            else store.get(partition)
+            for partition in wanted
+        }
 
     async def delete_offsets(
         self, group_id: str, partitions: Collection[TopicPartition]
     ) -> tuple[ErrorCode, dict[TopicPartition, ErrorCode]]:
         """Forget offsets, unless a member of the group is subscribed to the topic (KIP-496)."""
+        if not group_id:
+            return ErrorCode.invalid_group_id, {}
         entry, error = self._find_existing_group(group_id)
         if entry is None:
             return error, {}
@@ -331,19 +365,24 @@ class GroupCoordinator:
             else ErrorCode.none
             for partition in partitions
         }
-        going = [p for p, answer in answers.items() if answer is ErrorCode.none and entry.offsets.get(p)]
-        error = await self._forget_offsets(entry, going)
+        store = entry.offsets
+        going = [
+            each
+            for each, answer in answers.items()
+            if answer is ErrorCode.none and (store.get(each) or store.is_unstable(each))
+        ]
+        error = await self._commits.remove(self.partition_of(group_id), group_id, store, going)
         return error, answers if error is ErrorCode.none else {}
 
     async def forget_topics(self, topics: Collection[str]) -> None:
-        """Topics were deleted: offsets in them mean nothing to a new topic of the same name."""
-        for partition, owned in list(self._partitions.items()):
-            keys = []
-            for group_id, entry in owned.groups.items():
-                for gone in entry.offsets.partitions_of(topics):
-                    entry.offsets.remove(gone)
-                    keys.append(encode_offset_key(group_id, *gone))
-            await self._bury(partition, keys)
+        """Topics were deleted: offsets in them mean nothing to a new topic of the same name.
+
+        The removals are in the log when this returns; nobody waits for the other replicas to have them.
+        """
+        for partition, owned in self._partitions.items():
+            removals = owned.removal_of_topics(topics)
+            if removals:
+                self._remove(partition, removals)
 
     # -- groups as a whole --------------------------------------------------------------------------
 
@@ -359,13 +398,15 @@ class GroupCoordinator:
     def list_groups(
         self, states: Collection[str] = (), types: Collection[str] = ()
     ) -> tuple[ErrorCode, list[GroupListing]]:
-        """Groups of this broker; empty filters let everything through, letter case does not matter."""
-        wanted_states = {state.lower() for state in states}
+        """Groups of this broker; empty filters let everything through, letter case does not matter, nor
+        do spaces around a state."""
+        wanted_states = {state.lower().strip() for state in states}
         wanted_types = {group_type.lower() for group_type in types}
         listings = [
             GroupListing(group_id, entry.group.protocol_type or "", entry.group.state.value)
             for owned in self._partitions.values()
             for group_id, entry in owned.groups.items()
+            if entry.group.state is not GroupState.DEAD
         ]
         loading = any(not owned.loaded for owned in self._partitions.values())
         return ErrorCode.coordinator_load_in_progress if loading else ErrorCode.none, [
@@ -380,44 +421,67 @@ class GroupCoordinator:
         entry, error = self._find_existing_group(group_id)
         if entry is None:
             return error
-        error = entry.group.delete(self._clock_ms())
+        error = entry.group.deletion_refusal()
         if error is not ErrorCode.none:
             return error
-        partition = self._partition_of(group_id)
-        self._partitions[partition].groups.pop(group_id, None)
-        keys = [encode_offset_key(group_id, *gone) for gone, _ in entry.offsets.items()]
-        return await self._bury(partition, [*keys, encode_group_key(group_id)])
+        partition = self.partition_of(group_id)
+        removals = self._partitions[partition].deletion(entry, self._clock_ms())
+        return await asyncio.shield(self._remove(partition, removals))
+
+    def count_by_state(self) -> Counter[str]:
+        """How many groups this broker coordinates, by the name of their state."""
+        return Counter(
+            entry.group.state.value for owned in self._partitions.values() for entry in owned.groups.values()
+        )
 
     # -- finding groups -----------------------------------------------------------------------------
 
-    def _partition_of(self, group_id: str) -> int:
-        return partition_of_group(group_id, self._journal.partition_count())
+    def partition_of(self, group_id: str) -> int:
+        """The partition of the offsets topic that a group belongs to."""
+        return coordinator_partition(group_id, self._journal.partition_count())
 
-    def _find(self, group_id: str) -> tuple[_Entry | None, ErrorCode]:
+    def _find(self, group_id: str) -> tuple[Entry | None, ErrorCode]:
         """The group, or None where it does not exist; an error where this broker cannot know."""
-        owned = self._partitions.get(self._partition_of(group_id))
+        owned = self._partitions.get(self.partition_of(group_id))
         if owned is None:
             return None, ErrorCode.not_coordinator
         if not owned.loaded:
             return None, ErrorCode.coordinator_load_in_progress
         return owned.groups.get(group_id), ErrorCode.none
 
-    def _find_member_group(self, group_id: str) -> tuple[_Entry | None, ErrorCode]:
+    def _find_member_group(self, group_id: str) -> tuple[Entry | None, ErrorCode]:
         """For requests that only a member can make."""
         if not group_id:
             return None, ErrorCode.invalid_group_id
         entry, error = self._find(group_id)
         return entry, ErrorCode.unknown_member_id if entry is None and error is ErrorCode.none else error
 
-    def _find_existing_group(self, group_id: str) -> tuple[_Entry | None, ErrorCode]:
+    def _find_existing_group(self, group_id: str) -> tuple[Entry | None, ErrorCode]:
         """For requests that make sense only where the group exists."""
         entry, error = self._find(group_id)
         return entry, ErrorCode.group_id_not_found if entry is None and error is ErrorCode.none else error
 
-    def _create(self, group_id: str, now_ms: int) -> _Entry:
-        entry = _Entry(Group(group_id, self.config, state_since_ms=now_ms))
-        self._partitions[self._partition_of(group_id)].groups[group_id] = entry
-        return entry
+    def _committing_group(
+        self, group_id: str, request: CommitRequest, no_such_group: ErrorCode, *, transactional: bool
+    ) -> tuple[Entry | None, ErrorCode]:
+        """The group that the request may commit to, made where a consumer without a group begins one."""
+        entry, error = self._find(group_id)
+        if error is ErrorCode.none and (_is_too_long(group_id) or (transactional and not group_id)):
+            error = ErrorCode.invalid_group_id
+        if error is ErrorCode.none and entry is None:
+            if request.generation >= 0:
+                error = no_such_group
+            else:
+                entry = self._create(group_id, self._clock_ms())
+        if error is ErrorCode.none and entry is not None:
+            error = entry.group.check_commit(request, self._steady_ms(), transactional=transactional)
+        return (entry if error is ErrorCode.none else None), error
+
+    def _moment(self) -> Moment:
+        return Moment(steady_ms=self._steady_ms(), now_ms=self._clock_ms())
+
+    def _create(self, group_id: str, now_ms: int) -> Entry:
+        return self._partitions[self.partition_of(group_id)].create(group_id, now_ms)
 
     def _join_refusal(self, group_id: str, request: JoinRequest) -> ErrorCode:
         if not group_id or _is_too_long(group_id):
@@ -432,7 +496,7 @@ class GroupCoordinator:
 
     # -- decisions ----------------------------------------------------------------------------------
 
-    def _carry_out(self, entry: _Entry, decisions: Iterable[Decision]) -> None:
+    def _carry_out(self, entry: Entry, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
             match decision:
                 case AnswerJoin(ticket, join_result):
@@ -453,103 +517,37 @@ class GroupCoordinator:
 
     # -- the log ------------------------------------------------------------------------------------
 
-    def _save(self, entry: _Entry, write_id: int, snapshot: GroupSnapshot) -> None:
+    def _save(self, entry: Entry, write_id: int, snapshot: GroupSnapshot) -> None:
         """Put a group in the log and tell its state machine how that went."""
         group = entry.group
         record = (encode_group_key(group.group_id), encode_group_value(snapshot))
-        written = self._journal.append(self._partition_of(group.group_id), [record])
+        written = self._journal.append(self.partition_of(group.group_id), [record], apply=lambda _: None)
 
         async def follow_up() -> None:
-            error, _ = await written
+            error = await written
             if error is not ErrorCode.none:
                 log.warning("group not saved", group=group.group_id, error=error.name)
-            self._carry_out(entry, group.persisted(write_id, error, self._clock_ms()))
+            was_stable = group.state is GroupState.STABLE
+            self._carry_out(entry, group.persisted(write_id, error, self._moment()))
+            if group.state is GroupState.STABLE and not was_stable:
+                self._metrics.group_rebalances += 1
             self._schedule(group)
 
         self._journal.start(follow_up())
 
-    async def _keep(
-        self,
-        group_id: str,
-        store: OffsetStore,
-        committed: dict[TopicPartition, CommittedOffset],
-    ) -> ErrorCode:
-        """Put committed offsets in the log, then in memory."""
-        records = [
-            (encode_offset_key(group_id, *partition), encode_offset_value(value))
-            for partition, value in committed.items()
-        ]
-        written = self._journal.append(self._partition_of(group_id), records)
+    def _remove(self, partition: int, removals: list[Removal]) -> asyncio.Task[ErrorCode]:
+        """Put removals in the log, now; memory follows, and the task has what came of it."""
+        written = self._journal.append_removals(partition, removals)
 
-        async def follow_up() -> ErrorCode:
-            error, base_offset = await written
-            if error is not ErrorCode.none:
-                return _COMMIT_FAILURES.get(error, error)
-            for log_offset, (partition, value) in enumerate(committed.items(), base_offset):
-                store.put(partition, replace(value, log_offset=log_offset))
-            return ErrorCode.none
-
-        return await asyncio.shield(self._journal.start(follow_up()))
-
-    async def _forget_offsets(self, entry: _Entry, partitions: list[TopicPartition]) -> ErrorCode:
-        """Put removals in the log, then take the offsets out of memory."""
-        group_id = entry.group.group_id
-        keys = [encode_offset_key(group_id, *partition) for partition in partitions]
-        written = self._journal.append_tombstones(self._partition_of(group_id), keys)
-
-        async def follow_up() -> ErrorCode:
-            log_offset = 0
-            for tombstones in written:
-                error, log_offset = await tombstones
-                if error is not ErrorCode.none:
-                    return _COMMIT_FAILURES.get(error, error)
-            for partition in partitions:
-                entry.offsets.remove(partition, before_log_offset=log_offset)
-            return ErrorCode.none
-
-        return await asyncio.shield(self._journal.start(follow_up()))
-
-    async def _bury(self, partition: int, keys: list[bytes]) -> ErrorCode:
-        """Put removals in the log of what is no longer in memory."""
-        for tombstones in self._journal.append_tombstones(partition, keys):
-            error, _ = await asyncio.shield(tombstones)
+        async def outcome() -> ErrorCode:
+            error = await written
             if error is not ErrorCode.none:
                 log.warning(
                     "removals from the offsets topic not saved", partition=partition, error=error.name
                 )
-                return _COMMIT_FAILURES.get(error, error)
-        return ErrorCode.none
+            return COMMIT_FAILURES.get(error, error)
 
-    def _expire(self, owned: _OwnedPartition, now_ms: int) -> list[bytes]:
-        """Drop from memory what is too old; the keys of what was dropped."""
-        keys = []
-        for group_id, entry in list(owned.groups.items()):
-            group = entry.group
-            gone = expired_offsets(
-                entry.offsets, _expiry_rule(group), self.config.offsets_retention_ms, now_ms
-            )
-            for partition in gone:
-                entry.offsets.remove(partition)
-                keys.append(encode_offset_key(group_id, *partition))
-            if not len(entry.offsets) and group.is_forgettable():
-                group.delete(now_ms)
-                del owned.groups[group_id]
-                if group.generation > 0:
-                    keys.append(encode_group_key(group_id))
-        return keys
-
-
-def _expiry_rule(group: Group) -> ExpiryRule:
-    """KIP-211: offsets age from when the group became empty; those of a group without members, or of
-    a topic that no consumer of the group reads any more, from their commit; others not at all."""
-    if group.protocol_type is None:
-        return ExpiryRule(lambda committed: committed.commit_timestamp_ms)
-    if group.state is GroupState.EMPTY:
-        since_ms = group.state_since_ms
-        return ExpiryRule(lambda committed: since_ms if since_ms >= 0 else committed.commit_timestamp_ms)
-    if group.state is GroupState.STABLE and group.protocol_type == CONSUMER_PROTOCOL_TYPE:
-        return ExpiryRule(lambda committed: committed.commit_timestamp_ms, group.subscribed_topics())
-    return ExpiryRule(lambda committed: committed.commit_timestamp_ms, kept_topics=None)
+        return self._journal.start(outcome())
 
 
 def _answer(waiting: asyncio.Future[Result] | None, result: Result) -> None:

@@ -1,13 +1,14 @@
 """The offsets topic as the group coordinator writes and reads it: in order, and to the end.
 
-`coordinator.py` decides what is to be written; here it becomes record batches, and batches become groups
-and offsets again.
+`coordinator.py` and `offset_commits.py` decide what is to be written; here it becomes record batches, and
+batches become groups and offsets again.
 
 Invariants:
 
-1. Writes reach the log in the order in which they were decided: every write is one task, made at the
-   moment of the decision, and tasks begin in the order they are made.
-2. A write, and what follows it in memory, goes on even when the client that asked for it has gone.
+1. Writes reach the log in the order in which they were decided: the append happens in the call itself.
+2. What follows a write in memory happens if and only if the whole in-sync set has the write: also when the
+   client that asked has gone, and also when it was told that this takes too long. So memory never differs
+   from what a new coordinator would read.
 3. A write always has an outcome: whatever goes wrong becomes an error code.
 """
 
@@ -15,30 +16,40 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol, TypeVar
 
 import structlog
 from kio.schema.errors import ErrorCode
 
-from millrace.broker.errors import KafkaError
-from millrace.broker.groups.offsets import (
+from millrace.broker.errors import InvalidRecord, KafkaError
+from millrace.broker.groups.offsets import OffsetStore
+from millrace.broker.groups.record_layout import (
     GroupKey,
     OffsetKey,
-    OffsetStore,
     UnreadableRecord,
     decode_group_value,
     decode_key,
     decode_offset_value,
 )
 from millrace.broker.groups.values import GroupSnapshot
+from millrace.broker.protocol.batch import (
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    BatchHeader,
+    parse_header,
+)
+from millrace.broker.protocol.control_records import ABORT, COMMIT, control_type
 from millrace.broker.protocol.records import Record, build_batch, read_records
 
 TOMBSTONES_PER_BATCH = 1_000
 """Keeps a batch of removals far below the largest message allowed."""
 
+COMMIT_TIMEOUT_MS = 5_000
+"""How long a client waits for the in-sync set: Apache Kafka's `offsets.commit.timeout.ms`."""
+
 Result = TypeVar("Result")
-Written = asyncio.Task[tuple[ErrorCode, int]]
-"""A write under way: its error, or the offset that its first record got."""
 
 log = structlog.get_logger(__name__)
 
@@ -50,11 +61,16 @@ class OffsetsLog(Protocol):
         """How many partitions the topic has; what it would be made with while it does not exist."""
         ...
 
-    async def append(self, partition: int, batch: bytes) -> int:
-        """Append one record batch; the base offset once it is committed. Raises KafkaError.
+    def append_now(self, partition: int, batch: bytes) -> tuple[int, asyncio.Future[None] | None]:
+        """Append one record batch: its base offset, and what is done once it is committed (None: it is).
 
-        Batches must reach the log in the order of the calls.
+        Raises KafkaError when nothing was appended. A future that fails with NOT_ENOUGH_REPLICAS_AFTER_APPEND
+        says that the batch is committed all the same, by fewer than there should be.
         """
+        ...
+
+    async def until_committed(self, partition: int, offset: int) -> None:
+        """Wait until everything below `offset` is committed. Raises KafkaError when it cannot be."""
         ...
 
     def read_all(self, partition: int) -> AsyncIterator[memoryview]:
@@ -62,40 +78,142 @@ class OffsetsLog(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """Who a transactional write belongs to."""
+
+    producer_id: int
+    producer_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """A tombstone to be written, and what follows it: `appended()` when the log has taken it, `apply(its
+    place in the log)` when it is committed."""
+
+    key: bytes
+    apply: Callable[[int], None]
+    appended: Callable[[], None] | None = None
+
+
+@dataclass(slots=True)
+class Memory:
+    """What a partition of the offsets topic says: groups with members or a past, and offsets, by group."""
+
+    snapshots: dict[str, GroupSnapshot] = field(default_factory=dict)
+    offsets: dict[str, OffsetStore] = field(default_factory=dict)
+    open_transactions: dict[int, set[str]] = field(default_factory=dict)
+    """Which groups have pending offsets, by producer id."""
+    unreadable: int = 0
+    """Records whose bytes do not fit their layout."""
+    unknown: int = 0
+    """Records of versions that newer software writes; those of KIP-848's groups among them."""
+
+    def end_transaction(self, producer_id: int, committed: bool) -> None:
+        for group_id in self.open_transactions.pop(producer_id, ()):
+            self.offsets[group_id].end_transaction(producer_id, committed)
+
+
 class Journal:
     """All writes of one coordinator."""
 
-    def __init__(self, offsets_log: OffsetsLog, clock_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        offsets_log: OffsetsLog,
+        clock_ms: Callable[[], int],
+        commit_timeout_ms: int = COMMIT_TIMEOUT_MS,
+    ) -> None:
         self._log = offsets_log
         self._clock_ms = clock_ms
+        self._commit_timeout_ms = commit_timeout_ms
         self._under_way: set[asyncio.Task[object]] = set()
 
     def partition_count(self) -> int:
         return self._log.partition_count()
 
-    def append(self, partition: int, records: Sequence[tuple[bytes, bytes | None]]) -> Written:
-        """Begin to write keys and values as one batch."""
+    def append(
+        self,
+        partition: int,
+        records: Sequence[tuple[bytes, bytes | None]],
+        *,
+        apply: Callable[[int], None],
+        appended: Callable[[int], None] | None = None,
+        ended: Callable[[], None] | None = None,
+        producer: Producer | None = None,
+    ) -> asyncio.Task[ErrorCode]:
+        """Write keys and values as one batch, now; the task says what to tell who asked for it.
+
+        `appended(base offset)` is called at once when the log has taken the batch. Then `apply(base offset)`
+        follows when it is committed, and `ended()` after that, or when it is certain that it will not be;
+        both also when the task has long ended with REQUEST_TIMED_OUT.
+        """
         now_ms = self._clock_ms()
-        batch = bytes(build_batch([Record(key, value, (), now_ms, 0) for key, value in records]))
+        batch = bytes(
+            build_batch(
+                [Record(key, value, (), now_ms, 0) for key, value in records],
+                producer_id=producer.producer_id if producer else NO_PRODUCER_ID,
+                producer_epoch=producer.producer_epoch if producer else NO_PRODUCER_EPOCH,
+                transactional=producer is not None,
+            )
+        )
+        try:
+            base_offset, committed = self._log.append_now(partition, batch)
+        except KafkaError as error:
+            return self.start(_refused(ErrorCode(error.code)))
+        except Exception:
+            # Members that wait for this write must hear of it all the same.
+            log.exception("write to the offsets topic failed", partition=partition)
+            return self.start(_refused(ErrorCode.unknown_server_error))
+        if appended is not None:
+            appended(base_offset)
 
-        async def write() -> tuple[ErrorCode, int]:
+        async def follow() -> ErrorCode:
+            error = ErrorCode.none if committed is None else await self._outcome(partition, committed)
             try:
-                return ErrorCode.none, await self._log.append(partition, batch)
-            except KafkaError as error:
-                return ErrorCode(error.code), -1
-            except Exception:
-                # The root of a task: members that wait for this write must hear of it all the same.
-                log.exception("write to the offsets topic failed", partition=partition)
-                return ErrorCode.unknown_server_error, -1
+                if error in (ErrorCode.none, ErrorCode.not_enough_replicas_after_append):
+                    apply(base_offset)
+            finally:
+                if ended is not None:
+                    ended()
+            return error
 
-        return self.start(write())
+        following = self.start(follow())
+        return following if committed is None else self.start(self._in_time(following))
 
-    def append_tombstones(self, partition: int, keys: Sequence[bytes]) -> list[Written]:
-        """Begin to write removals, in as many batches as they need."""
-        return [
-            self.append(partition, [(key, None) for key in keys[start : start + TOMBSTONES_PER_BATCH]])
-            for start in range(0, len(keys), TOMBSTONES_PER_BATCH)
-        ]
+    async def _outcome(self, partition: int, committed: asyncio.Future[None]) -> ErrorCode:
+        try:
+            await asyncio.shield(committed)
+        except KafkaError as error:
+            return ErrorCode(error.code)
+        except Exception:
+            log.exception("write to the offsets topic failed", partition=partition)
+            return ErrorCode.unknown_server_error
+        return ErrorCode.none
+
+    async def _in_time(self, following: asyncio.Task[ErrorCode]) -> ErrorCode:
+        """What a client hears: it does not wait for ever, but the write goes on (invariant 2)."""
+        done, _ = await asyncio.wait([following], timeout=self._commit_timeout_ms / 1000)
+        return following.result() if done else ErrorCode.request_timed_out
+
+    def append_removals(self, partition: int, removals: Sequence[Removal]) -> asyncio.Task[ErrorCode]:
+        """Write tombstones now, in as many batches as they need; the task has the first error of any."""
+        writes = []
+        for first in range(0, len(removals), TOMBSTONES_PER_BATCH):
+            batch = removals[first : first + TOMBSTONES_PER_BATCH]
+            writes.append(
+                self.append(
+                    partition,
+                    [(removal.key, None) for removal in batch],
+                    appended=partial(_appended, batch),
+                    apply=partial(_removed, batch),
+                )
+            )
+
+        async def outcome() -> ErrorCode:
+            errors = [await write for write in writes]
+            return next((error for error in errors if error is not ErrorCode.none), ErrorCode.none)
+
+        return self.start(outcome())
 
     def start(self, work: Coroutine[object, object, Result]) -> asyncio.Task[Result]:
         """Run what follows a write; whoever awaits it shields it from its own cancellation."""
@@ -105,37 +223,87 @@ class Journal:
         return task
 
     async def drain(self) -> None:
-        """Wait until nothing is being written."""
-        while self._under_way:
-            await asyncio.wait(self._under_way)
+        """Wait until nothing is being written any more, but no longer than a client would."""
+        if self._under_way:
+            await asyncio.wait(self._under_way, timeout=self._commit_timeout_ms / 1000)
 
-    async def read(self, partition: int) -> tuple[dict[str, GroupSnapshot], dict[str, OffsetStore]]:
-        """What the log remembers: groups with members or a past, and offsets, each by group id."""
-        snapshots: dict[str, GroupSnapshot] = {}
-        offsets: dict[str, OffsetStore] = {}
-        unreadable = 0
+    async def read(self, partition: int) -> Memory:
+        """What the log remembers, once all of it is committed (or as safe as it can be while too few replicas
+        are in sync): a coordinator answers from nothing less."""
+        memory = Memory()
+        end_offset = 0
         async for batch in self._log.read_all(partition):
+            header = parse_header(batch)
+            end_offset = header.next_offset
+            if header.is_control:
+                _end_transaction(batch, header, memory)
+                continue
             for record in read_records(batch):
                 try:
-                    _remember(record, snapshots, offsets)
+                    _remember(record, header, memory)
                 except UnreadableRecord:
-                    unreadable += 1
-        if unreadable:
-            log.warning("records of the offsets topic skipped", partition=partition, unreadable=unreadable)
-        return snapshots, {group_id: store for group_id, store in offsets.items() if len(store)}
+                    memory.unreadable += 1
+        await self._log.until_committed(partition, end_offset)
+        if memory.unreadable:
+            log.warning(
+                "records of the offsets topic skipped", partition=partition, unreadable=memory.unreadable
+            )
+        if memory.unknown:
+            log.info(
+                "records of newer software in the offsets topic left alone",
+                partition=partition,
+                records=memory.unknown,
+            )
+        memory.offsets = {group_id: each for group_id, each in memory.offsets.items() if not each.is_empty}
+        return memory
 
 
-def _remember(record: Record, snapshots: dict[str, GroupSnapshot], offsets: dict[str, OffsetStore]) -> None:
+def _appended(batch: Sequence[Removal], _base_offset: int) -> None:
+    for removal in batch:
+        if removal.appended is not None:
+            removal.appended()
+
+
+def _removed(batch: Sequence[Removal], base_offset: int) -> None:
+    for log_offset, removal in enumerate(batch, base_offset):
+        removal.apply(log_offset)
+
+
+async def _refused(error: ErrorCode) -> ErrorCode:
+    return error
+
+
+def _remember(record: Record, header: BatchHeader, memory: Memory) -> None:
     """Take in one record of the offsets topic. Raises UnreadableRecord."""
     match decode_key(record.key) if record.key is not None else None:
         case OffsetKey(group_id, topic, partition):
-            store = offsets.setdefault(group_id, OffsetStore())
+            store = memory.offsets.setdefault(group_id, OffsetStore())
             if record.value is None:
-                store.remove((topic, partition))
-            elif (committed := decode_offset_value(record.value, record.offset)) is not None:
+                store.remove((topic, partition), before_log_offset=record.offset)
+            elif (committed := decode_offset_value(record.value, record.offset)) is None:
+                memory.unknown += 1
+            elif header.is_transactional:
+                store.put_pending(header.producer_id, (topic, partition), committed)
+                memory.open_transactions.setdefault(header.producer_id, set()).add(group_id)
+            else:
                 store.put((topic, partition), committed)
         case GroupKey(group_id):
             if record.value is None:
-                snapshots.pop(group_id, None)
-            elif (snapshot := decode_group_value(record.value)) is not None:
-                snapshots[group_id] = snapshot
+                memory.snapshots.pop(group_id, None)
+            elif (snapshot := decode_group_value(record.value)) is None:
+                memory.unknown += 1
+            else:
+                memory.snapshots[group_id] = snapshot
+        case None:
+            memory.unknown += 1
+
+
+def _end_transaction(batch: memoryview, header: BatchHeader, memory: Memory) -> None:
+    """Take in a transaction's marker; control records of other kinds end no transaction."""
+    try:
+        kind = control_type(batch)
+    except InvalidRecord:
+        memory.unreadable += 1
+        return
+    if kind in (ABORT, COMMIT):
+        memory.end_transaction(header.producer_id, kind == COMMIT)

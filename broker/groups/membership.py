@@ -1,8 +1,9 @@
 """The state machine of one group: who is a member, of which generation, with which assignment.
 
-Pure: events come in with `now_ms`, decisions come out (`values.py`); it never reads a clock, waits,
+Pure: events come in with a `Moment`, decisions come out (`values.py`); it never reads a clock, waits,
 draws random numbers or does I/O. `coordinator.py` is its only caller in the broker; the tests drive it
-through virtual time.
+through virtual time. Who the members are is in `roster.py`, what has been decided and whom it answers in
+`outbox.py`, how long a generation waits for members in `join_wait.py`.
 
 States and the events that move between them (as in Apache Kafka's classic protocol):
 
@@ -24,23 +25,24 @@ Invariants:
 4. A member that waits for an answer does not expire; a dynamic member that does not rejoin before the
    rebalance deadline is removed, a static one stays until its session ends.
 
-Timers: `deadline_ms()` is the soonest moment at which `tick()` has something to do. Calling `tick` too
-often is harmless.
+Timers: `deadline_ms()` is the soonest time at which `tick()` has something to do. Calling `tick` too often
+is harmless. All of them go by the steady clock of the `Moment`: the wall clock may be set back by an hour,
+and a join would wait an hour longer, or forward, and every member would expire. That one is only for what is
+written down, `state_since_ms`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kio.schema.errors import ErrorCode
 
 from millrace.broker.groups.config import GroupConfig
+from millrace.broker.groups.join_wait import JoinWait
+from millrace.broker.groups.outbox import Outbox
 from millrace.broker.groups.roster import Member, Roster
 from millrace.broker.groups.subscriptions import CONSUMER_PROTOCOL_TYPE
 from millrace.broker.groups.values import (
-    AnswerJoin,
-    AnswerSync,
     CommitRequest,
     Decision,
     DescribedMember,
@@ -51,7 +53,7 @@ from millrace.broker.groups.values import (
     JoinResult,
     LeaveRequest,
     LeaveResult,
-    Persist,
+    Moment,
     SyncRequest,
     SyncResult,
     Ticket,
@@ -62,35 +64,6 @@ NEW_MEMBER_JOIN_TIMEOUT_MS = 300_000
 its client may be long gone, and nothing heartbeats for it yet."""
 
 _CAN_REBALANCE = {GroupState.EMPTY, GroupState.COMPLETING_REBALANCE, GroupState.STABLE}
-
-_PERSIST_FAILURES = {
-    ErrorCode.unknown_topic_or_partition: ErrorCode.coordinator_not_available,
-    ErrorCode.not_enough_replicas: ErrorCode.coordinator_not_available,
-    ErrorCode.not_enough_replicas_after_append: ErrorCode.coordinator_not_available,
-    ErrorCode.not_leader_or_follower: ErrorCode.not_coordinator,
-    ErrorCode.kafka_storage_error: ErrorCode.not_coordinator,
-    ErrorCode.request_timed_out: ErrorCode.rebalance_in_progress,
-    ErrorCode.message_too_large: ErrorCode.unknown_server_error,
-    ErrorCode.record_list_too_large: ErrorCode.unknown_server_error,
-}
-"""What a member hears when the group's record could not be written."""
-
-
-@dataclass(slots=True)
-class _Rebalance:
-    """The wait for members to join: `initial` waits out its delay whoever has joined."""
-
-    deadline_ms: int
-    initial: bool = False
-    extension_left_ms: int = 0
-
-
-@dataclass(slots=True)
-class _PendingWrite:
-    """What to do when a snapshot is in the log, or could not be written."""
-
-    succeeded: Callable[[int], None]
-    failed: Callable[[ErrorCode, int], None]
 
 
 def _nothing(*_: object) -> None:
@@ -111,19 +84,16 @@ class Group:
     roster: Roster = field(default_factory=Roster)
     _unsynced_ids: set[str] = field(default_factory=set, init=False)  # have not asked for an assignment
     _sync_deadline_ms: int | None = field(default=None, init=False)
-    _rebalance: _Rebalance | None = field(default=None, init=False)
-    _member_joined_meanwhile: bool = field(default=False, init=False)
+    _join_wait: JoinWait | None = field(default=None, init=False)
     _assigned_generation: int = field(default=-1, init=False)  # whose assignment is being written
-    _writes: dict[int, _PendingWrite] = field(default_factory=dict, init=False)
-    _write_id: int = field(default=0, init=False)
-    _decisions: list[Decision] = field(default_factory=list, init=False)
+    _outbox: Outbox = field(default_factory=Outbox, init=False)
 
     @classmethod
-    def restore(cls, group_id: str, snapshot: GroupSnapshot, config: GroupConfig, now_ms: int) -> Group:
+    def restore(cls, group_id: str, snapshot: GroupSnapshot, config: GroupConfig, now: Moment) -> Group:
         """The group as the log remembers it."""
         roster = Roster()
         for kept in snapshot.members:
-            roster.add(Member.restore(kept, snapshot.protocol_name, now_ms))
+            roster.add(Member.restore(kept, snapshot.protocol_name, now.steady_ms))
         if snapshot.leader in roster.members:
             roster.leader = snapshot.leader
         return cls(
@@ -139,67 +109,73 @@ class Group:
 
     # -- events: membership -------------------------------------------------------------------------
 
-    def join(self, request: JoinRequest, ticket: Ticket, now_ms: int) -> list[Decision]:
+    def join(self, request: JoinRequest, ticket: Ticket, now: Moment) -> list[Decision]:
         """A JoinGroup request; its answer comes now or when the rebalance completes."""
         error = self._join_error(request)
         namesake = self.roster.static_member(request.instance_id)
         if error is not ErrorCode.none:
-            self._answer_join(ticket, JoinResult(error, request.member_id))
+            self._outbox.answer_join(ticket, JoinResult(error, request.member_id))
             if error is ErrorCode.group_max_size_reached and request.member_id in self.roster.members:
-                self._remove(self.roster.members[request.member_id], now_ms)
+                self._remove(self.roster.members[request.member_id], now)
         elif request.member_id:
-            self._join_with_id(request, ticket, now_ms)
+            self._join_with_id(request, ticket, now)
         elif namesake is not None:
-            self._replace_static_member(namesake, request, ticket, now_ms)
+            self._replace_static_member(namesake, request, ticket, now)
         elif request.instance_id is None and request.requires_known_member_id:
-            self.roster.pending[request.new_member_id] = now_ms + request.session_timeout_ms
-            self._answer_join(ticket, JoinResult(ErrorCode.member_id_required, request.new_member_id))
+            self.roster.pending[request.new_member_id] = now.steady_ms + request.session_timeout_ms
+            self._outbox.answer_join(ticket, JoinResult(ErrorCode.member_id_required, request.new_member_id))
         else:
-            self._add_member(request.new_member_id, request, ticket, now_ms)
-        return self._advance(now_ms)
+            self._add_member(request.new_member_id, request, ticket, now)
+        return self._advance(now)
 
-    def sync(self, request: SyncRequest, ticket: Ticket, now_ms: int) -> list[Decision]:
+    def sync(self, request: SyncRequest, ticket: Ticket, now: Moment) -> list[Decision]:
         """A SyncGroup request; the leader's begins the write that makes the generation's assignment."""
         error = self._sync_error(request)
         if error is not ErrorCode.none:
-            self._decisions.append(AnswerSync(ticket, SyncResult(error)))
-            return self._advance(now_ms)
+            self._outbox.answer_sync(ticket, SyncResult(error))
+            return self._advance(now)
         member = self.roster.members[request.member_id]
         self._unsynced_ids.discard(member.member_id)
         if self.state is GroupState.STABLE:
-            member.touch(now_ms)
-            self._decisions.append(AnswerSync(ticket, self._assignment_of(member)))
-            return self._advance(now_ms)
+            member.touch(now.steady_ms)
+            self._outbox.answer_sync(ticket, self._assignment_of(member))
+            return self._advance(now)
         # A request that still waits is one its client gave up on.
-        self._answer_sync(member, SyncResult(ErrorCode.rebalance_in_progress))
+        self._outbox.end_sync(member, SyncResult(ErrorCode.rebalance_in_progress))
         member.sync_ticket = ticket
         if member.member_id == self.roster.leader and self._assigned_generation != self.generation:
             # Once per generation: a leader that repeats itself must not put another assignment in the log.
             self._assigned_generation = self.generation
             self._persist_assignments(request.assignments)
-        return self._advance(now_ms)
+        return self._advance(now)
 
     def heartbeat(
-        self, member_id: str, instance_id: str | None, generation: int, now_ms: int
+        self, member_id: str, instance_id: str | None, generation: int, now: Moment
     ) -> tuple[ErrorCode, list[Decision]]:
         error = self._member_error(member_id, instance_id)
         if error is ErrorCode.none and generation != self.generation:
             error = ErrorCode.illegal_generation
         if error is ErrorCode.none:
-            self.roster.members[member_id].touch(now_ms)
+            self.roster.members[member_id].touch(now.steady_ms)
             if self.state is GroupState.PREPARING_REBALANCE:
                 error = ErrorCode.rebalance_in_progress
-        return error, self._advance(now_ms)
+        return error, self._advance(now)
 
-    def leave(self, requests: list[LeaveRequest], now_ms: int) -> tuple[list[LeaveResult], list[Decision]]:
+    def leave(self, requests: list[LeaveRequest], now: Moment) -> tuple[list[LeaveResult], list[Decision]]:
         results = [
-            LeaveResult(request.member_id, request.instance_id, self._leave_one(request, now_ms))
+            LeaveResult(request.member_id, request.instance_id, self._leave_one(request, now))
             for request in requests
         ]
-        return results, self._advance(now_ms)
+        return results, self._advance(now)
 
-    def check_commit(self, request: CommitRequest, now_ms: int) -> ErrorCode:
-        """May these offsets be committed? A member's commit also counts as a sign of life."""
+    def check_commit(
+        self, request: CommitRequest, steady_ms: int, *, transactional: bool = False
+    ) -> ErrorCode:
+        """May these offsets be committed? A member's plain commit also counts as a sign of life.
+
+        In a transaction the producer's epoch fences, so that a request without member and generation is
+        taken whoever is in the group (clients before KIP-447), and so is a member's while the others join.
+        """
         if self.state is GroupState.DEAD:
             return ErrorCode.coordinator_not_available
         if request.generation < 0 and self.state is GroupState.EMPTY:
@@ -207,67 +183,63 @@ class Group:
         if request.generation < 0 and not request.member_id and request.instance_id is None:
             # Only members may commit while there are members: a consumer that assigns itself would
             # overwrite their offsets.
-            return ErrorCode.unknown_member_id
+            return ErrorCode.none if transactional else ErrorCode.unknown_member_id
         error = self._member_error(request.member_id, request.instance_id)
         if error is not ErrorCode.none:
             return error
         if request.generation != self.generation:
             return ErrorCode.illegal_generation
+        if transactional:
+            return ErrorCode.none
         if self.state is GroupState.COMPLETING_REBALANCE:
             # The member has the new generation but not yet its assignment: it cannot have read anything.
             return ErrorCode.rebalance_in_progress
-        self.roster.members[request.member_id].touch(now_ms)
+        self.roster.members[request.member_id].touch(steady_ms)
         return ErrorCode.none
 
-    def delete(self, now_ms: int) -> ErrorCode:
-        """Make an empty group Dead; whoever holds it must forget it and write its tombstones."""
+    def deletion_refusal(self) -> ErrorCode:
+        """Why the group cannot be deleted now, if it cannot."""
         if self.state is GroupState.DEAD:
             return ErrorCode.group_id_not_found
-        if self.state is not GroupState.EMPTY:
-            return ErrorCode.non_empty_group
+        return ErrorCode.none if self.state is GroupState.EMPTY else ErrorCode.non_empty_group
+
+    def bury(self, now_ms: int) -> None:
+        """The log has an empty group's tombstone: it is Dead, and whoever holds it forgets it."""
         self._enter(GroupState.DEAD, now_ms)
-        return ErrorCode.none
 
     def close(self, error: ErrorCode, now_ms: int) -> list[Decision]:
         """This broker no longer coordinates the group: everyone who waits is told so."""
         for member in self.roster:
-            self._answer_waiting(member, error)
-        self._writes.clear()
-        self._rebalance = None
+            self._outbox.refuse(member, error)
+        self._outbox.forget_writes()
+        self._join_wait = None
         self._sync_deadline_ms = None
         self._enter(GroupState.DEAD, now_ms)
-        return self._take_decisions()
+        return self._outbox.take()
 
     # -- events: time and the log -------------------------------------------------------------------
 
     def deadline_ms(self) -> int | None:
-        """When `tick` must be called next, or None when nothing is being waited for."""
+        """When, by the steady clock, `tick` must be called next; None when nothing is being waited for."""
         deadlines = [
             self.roster.deadline_ms(),
             self._sync_deadline_ms,
-            self._rebalance.deadline_ms if self._rebalance is not None else None,
+            self._join_wait.deadline_ms if self._join_wait is not None else None,
         ]
         return min((deadline_ms for deadline_ms in deadlines if deadline_ms is not None), default=None)
 
-    def tick(self, now_ms: int) -> list[Decision]:
+    def tick(self, now: Moment) -> list[Decision]:
         """Let everything that is due by now happen."""
-        self.roster.drop_lapsed_ids(now_ms)
-        for member in self.roster.expired(now_ms):
-            self._remove(member, now_ms)
-        if self._sync_deadline_ms is not None and self._sync_deadline_ms <= now_ms:
-            self._expire_unsynced(now_ms)
-        return self._advance(now_ms)
+        self.roster.drop_lapsed_ids(now.steady_ms)
+        for member in self.roster.expired(now.steady_ms):
+            self._remove(member, now)
+        if self._sync_deadline_ms is not None and self._sync_deadline_ms <= now.steady_ms:
+            self._expire_unsynced(now)
+        return self._advance(now)
 
-    def persisted(self, write_id: int, error: ErrorCode, now_ms: int) -> list[Decision]:
+    def persisted(self, write_id: int, error: ErrorCode, now: Moment) -> list[Decision]:
         """The outcome of an earlier `Persist`."""
-        write = self._writes.pop(write_id, None)
-        if write is None:
-            return []
-        if error is ErrorCode.none:
-            write.succeeded(now_ms)
-        else:
-            write.failed(_PERSIST_FAILURES.get(error, error), now_ms)
-        return self._advance(now_ms)
+        return self._advance(now) if self._outbox.persisted(write_id, error, now) else []
 
     # -- what others may know -----------------------------------------------------------------------
 
@@ -342,30 +314,30 @@ class Group:
             return has_joined or self.roster.joined_count() < self.config.max_size
         return member is not None or len(self.roster) < self.config.max_size
 
-    def _join_with_id(self, request: JoinRequest, ticket: Ticket, now_ms: int) -> None:
+    def _join_with_id(self, request: JoinRequest, ticket: Ticket, now: Moment) -> None:
         if request.member_id in self.roster.pending:
             del self.roster.pending[request.member_id]
-            self._add_member(request.member_id, request, ticket, now_ms)
+            self._add_member(request.member_id, request, ticket, now)
             return
         member = self.roster.members[request.member_id]
         unchanged = member.protocols == request.protocols
         leads = member.member_id == self.roster.leader
         if unchanged and self.state is GroupState.COMPLETING_REBALANCE:
             # Its answer was lost on the way: the same answer again.
-            self._answer_join(ticket, self._generation_for(member))
+            self._outbox.answer_join(ticket, self._generation_for(member))
         elif unchanged and self.state is GroupState.STABLE and not leads:
-            member.touch(now_ms)
-            self._answer_join(ticket, self._generation_for(member))
+            member.touch(now.steady_ms)
+            self._outbox.answer_join(ticket, self._generation_for(member))
         else:
             # New metadata, or the leader has seen something change (partitions of a topic, say).
             self._update_member(member, request, ticket)
-            self._prepare_rebalance(now_ms)
+            self._prepare_rebalance(now)
 
-    def _add_member(self, member_id: str, request: JoinRequest, ticket: Ticket, now_ms: int) -> None:
+    def _add_member(self, member_id: str, request: JoinRequest, ticket: Ticket, now: Moment) -> None:
         if self.state is GroupState.EMPTY:
             self.protocol_type = request.protocol_type
-        if self.state is GroupState.PREPARING_REBALANCE and self.generation == 0:
-            self._member_joined_meanwhile = True
+        if self._join_wait is not None and self.generation == 0:
+            self._join_wait.newcomer()
         self.roster.add(
             Member(
                 member_id,
@@ -375,17 +347,15 @@ class Group:
                 request.session_timeout_ms,
                 request.rebalance_timeout_ms,
                 request.protocols,
-                expires_ms=now_ms + NEW_MEMBER_JOIN_TIMEOUT_MS,
+                expires_ms=now.steady_ms + NEW_MEMBER_JOIN_TIMEOUT_MS,
                 join_ticket=ticket,
             )
         )
-        self._prepare_rebalance(now_ms)
+        self._prepare_rebalance(now)
 
     def _update_member(self, member: Member, request: JoinRequest, ticket: Ticket) -> None:
-        if member.join_ticket is not None:  # the client gave up on its first request
-            self._answer_join(
-                member.join_ticket, JoinResult(ErrorCode.rebalance_in_progress, member.member_id)
-            )
+        # The client gave up on a request that waits still.
+        self._outbox.end_join(member, JoinResult(ErrorCode.rebalance_in_progress, member.member_id))
         member.join_ticket = ticket
         member.protocols = request.protocols
         member.session_timeout_ms = request.session_timeout_ms
@@ -393,17 +363,17 @@ class Group:
         member.client_id, member.client_host = request.client_id, request.client_host
 
     def _replace_static_member(
-        self, member: Member, request: JoinRequest, ticket: Ticket, now_ms: int
+        self, member: Member, request: JoinRequest, ticket: Ticket, now: Moment
     ) -> None:
         """A static member came back without its id (a restart): it takes the old one's place (KIP-345)."""
         old_id, old_leader = member.member_id, self.roster.leader
         before = (member.protocols, member.session_timeout_ms, member.rebalance_timeout_ms)
-        self._answer_waiting(member, ErrorCode.fenced_instance_id)
+        self._outbox.refuse(member, ErrorCode.fenced_instance_id)
         self._rename(member, request.new_member_id)
         self._update_member(member, request, ticket)
-        member.touch(now_ms)
+        member.touch(now.steady_ms)
         if self.state is not GroupState.STABLE or self.roster.select_protocol() != self.protocol_name:
-            self._prepare_rebalance(now_ms)
+            self._prepare_rebalance(now)
             return
         # The assignment still fits: no rebalance, only the new id must be remembered before it is used.
         generation = self.generation
@@ -413,29 +383,26 @@ class Group:
             settled = self.state is GroupState.STABLE and self.generation == generation
             return settled and member.join_ticket == ticket
 
-        def succeeded(now_ms: int) -> None:
+        def succeeded(now: Moment) -> None:
             if not current():
                 return
             skips = request.can_skip_assignment and self.roster.leader == member.member_id
             # An older client that finds itself leader would assign anew, without a rebalance: it is
             # told the leader's old id instead.
             leader = self.roster.leader if request.can_skip_assignment else old_leader
-            member.join_ticket = None
-            member.touch(now_ms)
-            self._answer_join(
-                ticket, self._generation_result(member, leader, tells_members=skips, skips=skips)
-            )
+            member.touch(now.steady_ms)
+            result = self._generation_result(member, leader, tells_members=skips, skips=skips)
+            self._outbox.end_join(member, result)
 
-        def failed(error: ErrorCode, now_ms: int) -> None:
+        def failed(error: ErrorCode, now: Moment) -> None:
             if not current():
                 return
-            member.join_ticket = None
             self._rename(member, old_id)
             member.protocols, member.session_timeout_ms, member.rebalance_timeout_ms = before
-            member.touch(now_ms)
-            self._answer_join(ticket, JoinResult(error, ""))
+            member.touch(now.steady_ms)
+            self._outbox.end_join(member, JoinResult(error, ""))
 
-        self._persist(self.snapshot(), succeeded, failed)
+        self._outbox.persist(self.snapshot(), succeeded, failed)
 
     def _rename(self, member: Member, new_id: str) -> None:
         if member.member_id in self._unsynced_ids:
@@ -445,62 +412,54 @@ class Group:
 
     # -- rebalancing --------------------------------------------------------------------------------
 
-    def _prepare_rebalance(self, now_ms: int) -> None:
+    def _prepare_rebalance(self, now: Moment) -> None:
         if self.state not in _CAN_REBALANCE:
             return
         if self.state is GroupState.COMPLETING_REBALANCE:
-            self._drop_assignments(ErrorCode.rebalance_in_progress, now_ms)
+            self._drop_assignments(ErrorCode.rebalance_in_progress, now)
         self._unsynced_ids.clear()
         self._sync_deadline_ms = None
         timeout_ms = self.roster.rebalance_timeout_ms()
         if self.state is GroupState.EMPTY:
-            delay_ms = self.config.initial_rebalance_delay_ms
-            left_ms = max(timeout_ms - delay_ms, 0)
-            self._rebalance = _Rebalance(now_ms + delay_ms, initial=True, extension_left_ms=left_ms)
-            self._member_joined_meanwhile = False
+            self._join_wait = JoinWait.first(
+                now.steady_ms, self.config.initial_rebalance_delay_ms, timeout_ms
+            )
         else:
-            self._rebalance = _Rebalance(now_ms + timeout_ms)
-        self._enter(GroupState.PREPARING_REBALANCE, now_ms)
+            self._join_wait = JoinWait.again(now.steady_ms, timeout_ms)
+        self._enter(GroupState.PREPARING_REBALANCE, now.now_ms)
 
-    def _advance(self, now_ms: int) -> list[Decision]:
+    def _advance(self, now: Moment) -> list[Decision]:
         """After any event: complete a rebalance that can be completed, then hand out the decisions."""
-        rebalance = self._rebalance
-        if rebalance is not None and self.state is GroupState.PREPARING_REBALANCE:
-            due = now_ms >= rebalance.deadline_ms
-            if rebalance.initial and due and self._member_joined_meanwhile and rebalance.extension_left_ms:
-                delay_ms = min(self.config.initial_rebalance_delay_ms, rebalance.extension_left_ms)
-                rebalance.deadline_ms = now_ms + delay_ms
-                rebalance.extension_left_ms -= delay_ms
-                self._member_joined_meanwhile = False
-            elif due or (not rebalance.initial and self.roster.everyone_joined()):
-                self._complete_join(now_ms)
-        return self._take_decisions()
+        if self._join_wait is not None and self._join_wait.is_over(
+            now.steady_ms, self.roster.everyone_joined
+        ):
+            self._complete_join(now)
+        return self._outbox.take()
 
-    def _complete_join(self, now_ms: int) -> None:
+    def _complete_join(self, now: Moment) -> None:
         for member in self.roster:
             if member.join_ticket is None and member.instance_id is None:
                 self._forget(member)
         if len(self.roster) and not self.roster.elect_leader():
             # Only static members that may come back: their sessions decide, not this deadline.
-            self._rebalance = _Rebalance(now_ms + max(self.roster.rebalance_timeout_ms(), 1))
+            self._join_wait = JoinWait.again(now.steady_ms, max(self.roster.rebalance_timeout_ms(), 1))
             return
-        self._rebalance = None
+        self._join_wait = None
         self.generation += 1
         if not len(self.roster):
             self.protocol_name = None
-            self._enter(GroupState.EMPTY, now_ms)
-            self._persist(self.snapshot(), succeeded=_nothing, failed=_nothing)
+            self._enter(GroupState.EMPTY, now.now_ms)
+            self._outbox.persist(self.snapshot(), succeeded=_nothing, failed=_nothing)
             return
         self.protocol_name = self.roster.select_protocol()
-        self._enter(GroupState.COMPLETING_REBALANCE, now_ms)
+        self._enter(GroupState.COMPLETING_REBALANCE, now.now_ms)
         self._unsynced_ids = set(self.roster.members)
-        self._sync_deadline_ms = now_ms + self.roster.rebalance_timeout_ms()
+        self._sync_deadline_ms = now.steady_ms + self.roster.rebalance_timeout_ms()
         for member in self.roster:
             member.is_new = False
-            member.touch(now_ms)
+            member.touch(now.steady_ms)
             if member.join_ticket is not None:
-                ticket, member.join_ticket = member.join_ticket, None
-                self._answer_join(ticket, self._generation_for(member))
+                self._outbox.end_join(member, self._generation_for(member))
 
     def _generation_for(self, member: Member) -> JoinResult:
         leads = member.member_id == self.roster.leader
@@ -544,44 +503,44 @@ class Group:
         def current() -> bool:
             return self.state is GroupState.COMPLETING_REBALANCE and self.generation == generation
 
-        def succeeded(now_ms: int) -> None:
+        def succeeded(now: Moment) -> None:
             if not current():
                 return
-            self._enter(GroupState.STABLE, now_ms)
+            self._enter(GroupState.STABLE, now.now_ms)
             for member in self.roster:
                 member.assignment = complete[member.member_id]
                 if member.sync_ticket is not None:
-                    member.touch(now_ms)
-                    self._answer_sync(member, self._assignment_of(member))
+                    member.touch(now.steady_ms)
+                    self._outbox.end_sync(member, self._assignment_of(member))
 
-        def failed(error: ErrorCode, now_ms: int) -> None:
+        def failed(error: ErrorCode, now: Moment) -> None:
             if current():
-                self._drop_assignments(error, now_ms)
-                self._prepare_rebalance(now_ms)
+                self._drop_assignments(error, now)
+                self._prepare_rebalance(now)
 
-        self._persist(self._snapshot_with(complete), succeeded, failed)
+        self._outbox.persist(self._snapshot_with(complete), succeeded, failed)
 
-    def _drop_assignments(self, error: ErrorCode, now_ms: int) -> None:
+    def _drop_assignments(self, error: ErrorCode, now: Moment) -> None:
         for member in self.roster:
             member.assignment = b""
             if member.sync_ticket is not None:
-                member.touch(now_ms)
-                self._answer_sync(member, SyncResult(error))
+                member.touch(now.steady_ms)
+                self._outbox.end_sync(member, SyncResult(error))
 
     def _assignment_of(self, member: Member) -> SyncResult:
         return SyncResult(ErrorCode.none, self.protocol_type, self.protocol_name, member.assignment)
 
-    def _expire_unsynced(self, now_ms: int) -> None:
+    def _expire_unsynced(self, now: Moment) -> None:
         """Members that joined but did not ask for their assignment in time hold the others up: out."""
         self._sync_deadline_ms = None
         late = [member for member in self.roster if member.member_id in self._unsynced_ids]
         self._unsynced_ids.clear()
         for member in late:
-            self._remove(member, now_ms)
+            self._remove(member, now)
 
     # -- leaving ------------------------------------------------------------------------------------
 
-    def _leave_one(self, request: LeaveRequest, now_ms: int) -> ErrorCode:
+    def _leave_one(self, request: LeaveRequest, now: Moment) -> ErrorCode:
         member_id = request.member_id
         if not member_id and (namesake := self.roster.static_member(request.instance_id)) is not None:
             member_id = namesake.member_id
@@ -590,15 +549,15 @@ class Group:
             return ErrorCode.none
         error = self._member_error(member_id, request.instance_id)
         if error is ErrorCode.none:
-            self._remove(self.roster.members[member_id], now_ms)
+            self._remove(self.roster.members[member_id], now)
         return error
 
-    def _remove(self, member: Member, now_ms: int) -> None:
+    def _remove(self, member: Member, now: Moment) -> None:
         self._forget(member)
-        self._prepare_rebalance(now_ms)
+        self._prepare_rebalance(now)
 
     def _forget(self, member: Member) -> None:
-        self._answer_waiting(member, ErrorCode.unknown_member_id)
+        self._outbox.refuse(member, ErrorCode.unknown_member_id)
         self._unsynced_ids.discard(member.member_id)
         self.roster.remove(member)
 
@@ -613,30 +572,6 @@ class Group:
         self.state = state
         self.state_since_ms = now_ms
 
-    def _answer_join(self, ticket: Ticket, result: JoinResult) -> None:
-        self._decisions.append(AnswerJoin(ticket, result))
-
-    def _answer_sync(self, member: Member, result: SyncResult) -> None:
-        if member.sync_ticket is not None:
-            self._decisions.append(AnswerSync(member.sync_ticket, result))
-            member.sync_ticket = None
-
-    def _answer_waiting(self, member: Member, error: ErrorCode) -> None:
-        if member.join_ticket is not None:
-            self._answer_join(member.join_ticket, JoinResult(error, member.member_id))
-            member.join_ticket = None
-        self._answer_sync(member, SyncResult(error))
-
-    def _persist(
-        self,
-        snapshot: GroupSnapshot,
-        succeeded: Callable[[int], None],
-        failed: Callable[[ErrorCode, int], None],
-    ) -> None:
-        self._write_id += 1
-        self._writes[self._write_id] = _PendingWrite(succeeded, failed)
-        self._decisions.append(Persist(self._write_id, snapshot))
-
     def _snapshot_with(self, assignments: dict[str, bytes]) -> GroupSnapshot:
         return GroupSnapshot(
             self.protocol_type or "",
@@ -646,7 +581,3 @@ class Group:
             self.state_since_ms,
             tuple(m.snapshot(self.protocol_name, assignments[m.member_id]) for m in self.roster),
         )
-
-    def _take_decisions(self) -> list[Decision]:
-        decisions, self._decisions = self._decisions, []
-        return decisions

@@ -1,62 +1,23 @@
-"""What groups leave in the `__consumer_offsets` log, in Apache Kafka's own layout, and the offsets in memory.
+"""The offsets of groups in memory: committed, pending in transactions, and old enough to be forgotten.
 
-Three nouns, all pure: the log's records (`encode_*`, `decode_key`, `decode_*_value`), the offsets of
-one group (`OffsetStore`), and when an offset is old enough to be forgotten (`expired_offsets`).
-`coordinator.py` is the only caller in the broker; tools such as Burrow read the same records.
+Pure. `OffsetStore` is what one group has; `expired_offsets` says what of it has grown too old (KIP-211).
+`coordinator.py` and `offset_commits.py` feed it what the offsets log has, `journal.py` when it reads the
+log anew; both ways lead to the same state, because every change carries its place in the log.
 
-Layout (big endian; string = i16 size + UTF-8, null = -1; bytes = i32 size):
-
-    offset commit key    version i16 = 1 (0 too when read), group string, topic string, partition i32
-    offset commit value  version i16 = 3, offset i64, leader epoch i32, metadata string, commit time ms i64
-                         version i16 = 1, offset i64, metadata string, commit time ms i64, expiry ms i64
-                         (0 and 2, when read: offset i64, metadata string, commit time ms i64)
-    group metadata key   version i16 = 2, group string
-    group metadata value version i16 = 3, protocol type string, generation i32, protocol string|null,
-                         leader string|null, state since ms i64, members i32 count of: member id string,
-                         instance id string|null, client id string, client host string,
-                         rebalance timeout ms i32, session timeout ms i32, subscription bytes,
-                         assignment bytes
-                         (when read: 0 lacks the rebalance timeout, 0-1 the state's time, 0-2 the instance)
-
-A record without a value is a tombstone: the offset, or the group's membership, is forgotten. A commit
-with an explicit expiry (requests before v5 may carry one) is written as value version 1, every other
-as 3, as Apache Kafka does. Keys and values of unknown versions come from newer software: they are
-skipped, so that going back to an older version loses no more than it must.
+Transactions (KIP-98, KIP-447): an offset committed in a transaction is *pending* under its producer id from
+the moment it is in the log until the transaction's marker is; then it counts as committed where it stands
+in the log, not where the marker does, so a plain commit that came after it wins. A removal takes with it
+what is pending from before it. While anything is pending the offset does not expire and the group stays.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from millrace.broker.groups.values import GroupSnapshot, MemberSnapshot
-
-TopicPartition = tuple[str, int]
+from millrace.broker.protocol.topic_partition import TopicPartition
 
 OFFSETS_TOPIC = "__consumer_offsets"
-
-_OFFSET_KEY_VERSION = 1
-_GROUP_KEY_VERSION = 2
-_OFFSET_VALUE_VERSION = 3
-_OFFSET_VALUE_VERSION_WITH_EXPIRY = 1
-_GROUP_VALUE_VERSION = 3
-
-
-class UnreadableRecord(ValueError):
-    """A record of the offsets topic whose bytes do not fit its version's layout."""
-
-
-@dataclass(frozen=True, slots=True)
-class OffsetKey:
-    group_id: str
-    topic: str
-    partition: int
-
-
-@dataclass(frozen=True, slots=True)
-class GroupKey:
-    group_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,203 +32,25 @@ class CommittedOffset:
     log_offset: int = -1
 
 
-def partition_of_group(group_id: str, partition_count: int) -> int:
-    """The absolute value of Java's String.hashCode (over UTF-16 code units), modulo the partition count.
-
-    Java has no absolute value of -2^31; Apache Kafka takes 0 for it.
-    """
-    code = 0
-    for (unit,) in struct.iter_unpack(">H", group_id.encode("utf-16-be", "surrogatepass")):
-        code = (code * 31 + unit) & 0xFFFFFFFF
-    signed = code - (1 << 32) if code >= 1 << 31 else code
-    return 0 if signed == -(1 << 31) else abs(signed) % partition_count
-
-
-# -- encoding ---------------------------------------------------------------------------------------
-
-
-def encode_offset_key(group_id: str, topic: str, partition: int) -> bytes:
-    return (
-        struct.pack(">h", _OFFSET_KEY_VERSION)
-        + _string(group_id)
-        + _string(topic)
-        + struct.pack(">i", partition)
-    )
-
-
-def encode_offset_value(committed: CommittedOffset) -> bytes:
-    metadata = _string(committed.metadata)
-    if committed.expire_timestamp_ms is not None:
-        return (
-            struct.pack(">hq", _OFFSET_VALUE_VERSION_WITH_EXPIRY, committed.offset)
-            + metadata
-            + struct.pack(">qq", committed.commit_timestamp_ms, committed.expire_timestamp_ms)
-        )
-    return (
-        struct.pack(">hqi", _OFFSET_VALUE_VERSION, committed.offset, committed.leader_epoch)
-        + metadata
-        + struct.pack(">q", committed.commit_timestamp_ms)
-    )
-
-
-def encode_group_key(group_id: str) -> bytes:
-    return struct.pack(">h", _GROUP_KEY_VERSION) + _string(group_id)
-
-
-def encode_group_value(snapshot: GroupSnapshot) -> bytes:
-    parts = [
-        struct.pack(">h", _GROUP_VALUE_VERSION),
-        _string(snapshot.protocol_type),
-        struct.pack(">i", snapshot.generation),
-        _string(snapshot.protocol_name),
-        _string(snapshot.leader),
-        struct.pack(">qi", snapshot.state_since_ms, len(snapshot.members)),
-    ]
-    for member in snapshot.members:
-        parts += [
-            _string(member.member_id),
-            _string(member.instance_id),
-            _string(member.client_id),
-            _string(member.client_host),
-            struct.pack(">ii", member.rebalance_timeout_ms, member.session_timeout_ms),
-            struct.pack(">i", len(member.subscription)),
-            member.subscription,
-            struct.pack(">i", len(member.assignment)),
-            member.assignment,
-        ]
-    return b"".join(parts)
-
-
-def _string(text: str | None) -> bytes:
-    if text is None:
-        return b"\xff\xff"
-    encoded = text.encode()
-    return struct.pack(">h", len(encoded)) + encoded
-
-
-# -- decoding ---------------------------------------------------------------------------------------
-
-
-def decode_key(key: bytes) -> OffsetKey | GroupKey | None:
-    """None for a key of a version this code does not know. Raises UnreadableRecord."""
-    reader = _Reader(key)
-    version = reader.int16()
-    if version in (0, _OFFSET_KEY_VERSION):
-        return OffsetKey(reader.string(), reader.string(), reader.int32())
-    if version == _GROUP_KEY_VERSION:
-        return GroupKey(reader.string())
-    return None
-
-
-def decode_offset_value(value: bytes, log_offset: int = -1) -> CommittedOffset | None:
-    """None for a value of a version this code does not know. Raises UnreadableRecord."""
-    reader = _Reader(value)
-    version = reader.int16()
-    if not 0 <= version <= _OFFSET_VALUE_VERSION:
-        return None
-    offset = reader.int64()
-    leader_epoch = reader.int32() if version == _OFFSET_VALUE_VERSION else -1
-    metadata = reader.string()
-    commit_timestamp_ms = reader.int64()
-    expire_ms = reader.int64() if version == _OFFSET_VALUE_VERSION_WITH_EXPIRY else -1
-    return CommittedOffset(
-        offset,
-        leader_epoch,
-        metadata,
-        commit_timestamp_ms,
-        expire_ms if expire_ms >= 0 else None,
-        log_offset,
-    )
-
-
-def decode_group_value(value: bytes) -> GroupSnapshot | None:
-    """None for a value of a version this code does not know. Raises UnreadableRecord."""
-    reader = _Reader(value)
-    version = reader.int16()
-    if not 0 <= version <= _GROUP_VALUE_VERSION:
-        return None
-    protocol_type = reader.string()
-    generation = reader.int32()
-    protocol_name = reader.nullable_string()
-    leader = reader.nullable_string()
-    state_since_ms = reader.int64() if version >= 2 else -1
-    members = tuple(_read_member(reader, version) for _ in range(reader.int32()))
-    return GroupSnapshot(protocol_type, generation, protocol_name, leader, state_since_ms, members)
-
-
-def _read_member(reader: _Reader, version: int) -> MemberSnapshot:
-    member_id = reader.string()
-    instance_id = reader.nullable_string() if version >= 3 else None
-    client_id = reader.string()
-    client_host = reader.string()
-    rebalance_timeout_ms = reader.int32() if version >= 1 else -1
-    session_timeout_ms = reader.int32()
-    return MemberSnapshot(
-        member_id,
-        instance_id,
-        client_id,
-        client_host,
-        rebalance_timeout_ms if version >= 1 else session_timeout_ms,
-        session_timeout_ms,
-        reader.sized_bytes(),
-        reader.sized_bytes(),
-    )
-
-
-class _Reader:
-    """Reads big-endian fields one after another; whatever does not fit raises UnreadableRecord."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._position = 0
-
-    def int16(self) -> int:
-        return int.from_bytes(self._take(2), "big", signed=True)
-
-    def int32(self) -> int:
-        return int.from_bytes(self._take(4), "big", signed=True)
-
-    def int64(self) -> int:
-        return int.from_bytes(self._take(8), "big", signed=True)
-
-    def sized_bytes(self) -> bytes:
-        return self._take(self.int32())
-
-    def string(self) -> str:
-        text = self.nullable_string()
-        if text is None:
-            raise UnreadableRecord(f"null where text must be, at byte {self._position}")
-        return text
-
-    def nullable_string(self) -> str | None:
-        size = self.int16()
-        if size == -1:
-            return None
-        try:
-            return self._take(size).decode()
-        except UnicodeDecodeError as error:
-            raise UnreadableRecord(f"text is not UTF-8 before byte {self._position}") from error
-
-    def _take(self, size: int) -> bytes:
-        end = self._position + size
-        if size < 0 or end > len(self._data):
-            raise UnreadableRecord(f"field of {size} bytes at byte {self._position} of {len(self._data)}")
-        taken = self._data[self._position : end]
-        self._position = end
-        return taken
-
-
-# -- the offsets of one group -----------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class OffsetStore:
-    """The committed offsets of one group."""
+    """The offsets of one group."""
 
     _offsets: dict[TopicPartition, CommittedOffset] = field(default_factory=dict)
+    _pending: dict[int, dict[TopicPartition, CommittedOffset]] = field(default_factory=dict)
+    """By producer id: in the log, but their transaction is open."""
+    _being_written: dict[TopicPartition, int] = field(default_factory=dict)
+    """How many plain commits of a partition are in the leader's log but not yet in every other's."""
 
     def __len__(self) -> int:
         return len(self._offsets)
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is committed, being written or pending: nothing would be lost with it."""
+        return not (self._offsets or self._pending or self._being_written)
+
+    # -- committed -------------------------------------------------------------------------------------
 
     def get(self, partition: TopicPartition) -> CommittedOffset | None:
         return self._offsets.get(partition)
@@ -283,14 +66,59 @@ class OffsetStore:
             self._offsets[partition] = committed
 
     def remove(self, partition: TopicPartition, before_log_offset: int | None = None) -> None:
-        """Forget an offset; with a place in the log, only one that was committed before it."""
-        kept = self._offsets.get(partition)
-        if kept is not None and (before_log_offset is None or kept.log_offset < before_log_offset):
-            del self._offsets[partition]
+        """Forget an offset, pending ones too; with a place in the log, only what stands before it."""
+        for offsets in (self._offsets, *self._pending.values()):
+            kept = offsets.get(partition)
+            if kept is not None and (before_log_offset is None or kept.log_offset < before_log_offset):
+                del offsets[partition]
+
+    # -- under way -------------------------------------------------------------------------------------
+
+    def begin_write(self, partitions: Iterable[TopicPartition]) -> None:
+        for partition in partitions:
+            self._being_written[partition] = self._being_written.get(partition, 0) + 1
+
+    def end_write(self, partitions: Iterable[TopicPartition]) -> None:
+        """A write has come to its end, whichever: exactly once for each `begin_write`."""
+        for partition in partitions:
+            left = self._being_written[partition] - 1
+            if left:
+                self._being_written[partition] = left
+            else:
+                del self._being_written[partition]
+
+    def put_pending(self, producer_id: int, partition: TopicPartition, committed: CommittedOffset) -> None:
+        """Keep an offset until its transaction ends; the last one of a transaction counts."""
+        self._pending.setdefault(producer_id, {})[partition] = committed
+
+    def end_transaction(self, producer_id: int, committed: bool) -> int:
+        """The transaction's marker is in the log. How many offsets it decided on."""
+        pending = self._pending.pop(producer_id, {})
+        if committed:
+            for partition, offset in pending.items():
+                self.put(partition, offset)
+        return len(pending)
+
+    def is_unstable(self, partition: TopicPartition) -> bool:
+        """Whether the partition's offset may be about to change: a transaction that is open, or a write
+        under way, has one for it (KIP-447's UNSTABLE_OFFSET_COMMIT)."""
+        return partition in self._being_written or self.is_pending(partition)
+
+    def is_pending(self, partition: TopicPartition) -> bool:
+        return any(partition in offsets for offsets in self._pending.values())
+
+    @property
+    def has_unstable(self) -> bool:
+        """Whether any offset may be about to come: a group that has one is not forgotten."""
+        return bool(self._pending or self._being_written)
+
+    def partitions(self) -> Iterator[TopicPartition]:
+        """Every partition with an offset, committed or pending, once."""
+        return iter(dict.fromkeys(key for each in (self._offsets, *self._pending.values()) for key in each))
 
     def partitions_of(self, topics: Iterable[str]) -> list[TopicPartition]:
         wanted = set(topics)
-        return [partition for partition in self._offsets if partition[0] in wanted]
+        return [partition for partition in self.partitions() if partition[0] in wanted]
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,12 +132,15 @@ class ExpiryRule:
 def expired_offsets(
     store: OffsetStore, rule: ExpiryRule, retention_ms: int, now_ms: int
 ) -> list[TopicPartition]:
-    """Offsets past their explicit expiry, or `retention_ms` old, whose topic no member reads any more."""
+    """Offsets past their explicit expiry, or `retention_ms` old, whose topic no member reads any more.
+
+    One with a transaction open on it stays: the transaction may be about to renew it.
+    """
     expired: list[TopicPartition] = []
     if rule.kept_topics is None:
         return expired
     for partition, committed in store.items():
-        if partition[0] in rule.kept_topics:
+        if partition[0] in rule.kept_topics or store.is_unstable(partition):
             continue
         if committed.expire_timestamp_ms is not None:
             due_ms = committed.expire_timestamp_ms

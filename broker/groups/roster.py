@@ -1,7 +1,8 @@
 """The members of one group: who they are, which ids they have, who leads, which protocol they share.
 
-Part of the group state machine (`membership.py` is the only caller) and pure like it. The roster knows
-nothing of states and generations; it answers questions about members and keeps these together:
+Part of the group state machine (`membership.py` is the only caller) and pure like it. All times here are of
+the steady clock. The roster knows nothing of states and generations; it answers questions about members and
+keeps these together:
 
 1. every static instance id names exactly one member, and no other id is known for it;
 2. the leader is a member, or None in an empty roster;
@@ -46,10 +47,10 @@ class Member:
         """A member that waits for an answer of ours is not to blame for its silence."""
         return self.is_new or (self.join_ticket is None and self.sync_ticket is None)
 
-    def touch(self, now_ms: int) -> None:
+    def touch(self, steady_ms: int) -> None:
         """A sign of life. A new member's long wait for its first generation is not shortened by it."""
         if not self.is_new:
-            self.expires_ms = now_ms + self.session_timeout_ms
+            self.expires_ms = steady_ms + self.session_timeout_ms
 
     def snapshot(self, protocol_name: str | None, assignment: bytes) -> MemberSnapshot:
         return MemberSnapshot(
@@ -64,7 +65,7 @@ class Member:
         )
 
     @classmethod
-    def restore(cls, kept: MemberSnapshot, protocol_name: str | None, now_ms: int) -> Member:
+    def restore(cls, kept: MemberSnapshot, protocol_name: str | None, steady_ms: int) -> Member:
         """A member as the log remembers it, with a whole session to be heard of again."""
         return cls(
             kept.member_id,
@@ -74,7 +75,7 @@ class Member:
             kept.session_timeout_ms,
             kept.rebalance_timeout_ms,
             (Protocol(protocol_name or "", kept.subscription),),
-            expires_ms=now_ms + kept.session_timeout_ms,
+            expires_ms=steady_ms + kept.session_timeout_ms,
             assignment=kept.assignment,
             is_new=False,
         )
@@ -186,9 +187,9 @@ class Roster:
         deadlines = [member.expires_ms for member in self.members.values() if member.may_expire()]
         return min([*deadlines, *self.pending.values()], default=None)
 
-    def drop_lapsed_ids(self, now_ms: int) -> None:
-        for member_id in [lapsed for lapsed, due_ms in self.pending.items() if due_ms <= now_ms]:
+    def drop_lapsed_ids(self, steady_ms: int) -> None:
+        for member_id in [lapsed for lapsed, due_ms in self.pending.items() if due_ms <= steady_ms]:
             del self.pending[member_id]
 
-    def expired(self, now_ms: int) -> list[Member]:
-        return [m for m in self.members.values() if m.expires_ms <= now_ms and m.may_expire()]
+    def expired(self, steady_ms: int) -> list[Member]:
+        return [m for m in self.members.values() if m.expires_ms <= steady_ms and m.may_expire()]

@@ -18,6 +18,20 @@ from kio.schema.errors import ErrorCode
 Ticket = int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """When something happens, in milliseconds by two clocks. Never taken apart into a bare "now".
+
+    `steady_ms` never jumps: for how long something has lasted or may last (sessions, rebalances), as Apache
+    Kafka's timers do it (its hiResClockMs). It means nothing to another process or after a restart.
+    `now_ms` is the time of day since the epoch, which may be set back or forward: only for what is written
+    down, or compared with what was.
+    """
+
+    steady_ms: int
+    now_ms: int
+
+
 class GroupState(Enum):
     """States of a classic group; the values are the names that Apache Kafka shows to clients."""
 

@@ -14,6 +14,7 @@ Called by record validation at append, the record scan, and the rebuild path. Pu
 from __future__ import annotations
 
 import struct
+import threading
 import zlib
 from collections.abc import Callable
 
@@ -97,6 +98,16 @@ def _decompress_gzip(data: Buffer, max_size: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
+class _Zstd(threading.local):
+    """A context a thread: making one takes longer than decompressing a small batch."""
+
+    def __init__(self) -> None:
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+_zstd = _Zstd()
+
+
 def _decompress_zstd(data: Buffer, max_size: int) -> memoryview:
     _check_zstd_frames_are_whole(data)
     # The frame's own content size is a hint for the first buffer, never an allocation that it commands.
@@ -104,7 +115,7 @@ def _decompress_zstd(data: Buffer, max_size: int) -> memoryview:
     guess = claimed if claimed > 0 else max(_FIRST_GUESS, 4 * len(data))
     out = bytearray(min(guess, max_size, 256 * len(data)) + 1)
     size = 0
-    with zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True) as stream:
+    with _zstd.decompressor.stream_reader(data, read_across_frames=True) as stream:
         while True:
             count = stream.readinto(memoryview(out)[size:])
             if count == 0:

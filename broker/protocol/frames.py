@@ -23,6 +23,7 @@ from kio.serial import entity_reader, entity_writer
 from kio.serial.errors import SerialError
 
 from millrace.broker.errors import ProtocolError
+from millrace.broker.protocol.entity_shape import NO_LIMIT, checked
 from millrace.broker.protocol.wire import read_bytes, read_tagged_fields, skip_tagged_fields
 
 Entity = TypeVar("Entity")
@@ -202,12 +203,17 @@ def decode_request(frame: memoryview) -> tuple[RequestHead, int]:
     return RequestHead(api_key, version, correlation_id, client_id), position
 
 
-def decode_entity(entity_type: type[Entity], buffer: memoryview | bytes, position: int) -> Entity:
-    """One `kio` entity at `position`. Raises ProtocolError when the bytes are not such an entity."""
+def decode_entity(
+    entity_type: type[Entity], buffer: memoryview | bytes, position: int, *, most_items: int = NO_LIMIT
+) -> Entity:
+    """One `kio` entity at `position`. Raises ProtocolError when the bytes are not such an entity, or when
+    its arrays hold more than `most_items`."""
+    # The native reader insists on a read-only buffer; what it keeps of the bytes it copies. It must not see
+    # a count before that has been checked: it takes the memory that is announced, or ends the process.
+    buffer, position = checked(entity_type, memoryview(buffer).toreadonly(), position, most_items)
     try:
-        # The native reader insists on a read-only buffer; what it keeps of the bytes it copies.
-        entity, _ = _reader(entity_type)(memoryview(buffer).toreadonly(), position)
-    except (SerialError, IndexError, UnicodeDecodeError, OverflowError) as error:
+        entity, _ = _reader(entity_type)(buffer, position)
+    except (SerialError, ValueError, LookupError, OverflowError) as error:
         raise ProtocolError(f"{entity_type.__name__} cannot be read: {error}") from None
     return entity
 

@@ -1,4 +1,4 @@
-"""Fetch requests and responses, written by hand for both sides: versions 4 to 16.
+"""Fetch requests and responses, written by hand for both sides: versions 4 to 17.
 
 A fetch response is encoded as a list of buffers around the log's own bytes and decoded into views of the
 frame: no record byte is copied on either side. `kio` is the oracle in tests.
@@ -11,7 +11,8 @@ Called by the server's fetch handler and the client's `raw_fetch`. Pure. Decoder
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 from uuid import UUID
 
@@ -19,15 +20,20 @@ from millrace.broker.errors import ProtocolError
 from millrace.broker.protocol import wire
 from millrace.broker.protocol.checksum import Buffer
 from millrace.broker.protocol.frames import Api
+from millrace.broker.protocol.leader_hints import Node, encode_leader, encode_node_endpoints
 
-VERSIONS = range(4, 17)
+VERSIONS = range(4, 18)
 FIRST_FLEXIBLE = 12
 FIRST_WITH_TOPIC_IDS = 13
+FIRST_WITH_DIVERGING_EPOCH = 12
 _FIRST_WITH_LOG_START_OFFSET = 5
 _FIRST_WITH_SESSIONS = 7
 _FIRST_WITH_LEADER_EPOCH = 9
 _FIRST_WITH_RACK = 11
 _FIRST_WITH_REPLICA_STATE = 15
+_FIRST_WITH_NODES = 16
+
+_NO_NODES: Mapping[int, Node] = {}
 
 _TAG_REPLICA_STATE = 1
 _TAG_DIVERGING_EPOCH = 0
@@ -166,12 +172,18 @@ def _decode_request(frame: memoryview, position: int, version: int) -> FetchRequ
 def _read_topic(frame: memoryview, position: int, version: int) -> tuple[Topic, int]:
     if version >= FIRST_WITH_TOPIC_IDS:
         view, position = wire.read_bytes(frame, position, wire.UUID_SIZE)
-        return UUID(bytes=bytes(view)), position
+        return _topic_id(bytes(view)), position
     read_string = wire.read_compact_string if version >= FIRST_FLEXIBLE else wire.read_string
     topic, position = read_string(frame, position)
     if topic is None:
         raise ProtocolError("topic name is null")
     return topic, position
+
+
+@lru_cache(maxsize=8192)
+def _topic_id(encoded: bytes) -> UUID:
+    """Remembered, because to make one costs more than all else that is read of a partition."""
+    return UUID(bytes=encoded)
 
 
 def _read_asked(frame: memoryview, position: int, version: int, topic: Topic) -> tuple[PartitionFetch, int]:
@@ -281,10 +293,12 @@ def encode_response(
     throttle_ms: int = 0,
     error_code: int = 0,
     session_id: int = 0,
+    nodes: Mapping[int, Node] = _NO_NODES,
 ) -> list[Buffer]:
     """A fetch response as buffers to write in order, size first; records are passed on, not copied.
 
-    Partitions of one topic must stand together.
+    Partitions of one topic must stand together. `nodes` are the brokers, for the address of any
+    `current_leader` that is named (version 16 on).
     """
     flexible = version >= FIRST_FLEXIBLE
     tags = b"\x00" if flexible else b""
@@ -299,6 +313,7 @@ def encode_response(
         pending += struct.pack(">hi", error_code, session_id)
     pending += wire.array_size(len(topics), flexible)
     out: list[Buffer] = [pending]
+    leaders: list[int] = []
     head = pending
     for topic, given_partitions in topics:
         pending += _encode_topic(topic, version)
@@ -311,8 +326,13 @@ def encode_response(
                 out.append(pending)
             if flexible:
                 pending += _encode_given_tags(given)
+                if given.current_leader is not None:
+                    leaders.append(given.current_leader[0])
         pending += tags
-    pending += tags
+    if leaders and version >= _FIRST_WITH_NODES:
+        pending += encode_node_endpoints(leaders, nodes)
+    else:
+        pending += tags
     size = sum(map(len, out)) - _INT32.size
     _SIZE_AND_CORRELATION.pack_into(head, 0, size, correlation_id)
     if not len(pending):
@@ -355,8 +375,7 @@ def _encode_given_tags(given: PartitionData) -> bytes:
         value = _EPOCH_AND_OFFSET.pack(*given.diverging) + b"\x00"
         fields.append(wire.tagged_field(_TAG_DIVERGING_EPOCH, value))
     if given.current_leader is not None:
-        value = _LEADER.pack(*given.current_leader) + b"\x00"
-        fields.append(wire.tagged_field(_TAG_CURRENT_LEADER, value))
+        fields.append(wire.tagged_field(_TAG_CURRENT_LEADER, encode_leader(given.current_leader)))
     return wire.uvarint(len(fields)) + b"".join(fields)
 
 

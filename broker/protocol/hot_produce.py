@@ -17,11 +17,23 @@ from millrace.broker.errors import ProtocolError
 from millrace.broker.protocol import wire
 from millrace.broker.protocol.checksum import Buffer
 from millrace.broker.protocol.frames import Api
+from millrace.broker.protocol.leader_hints import (
+    NO_TAGS,
+    Leader,
+    Node,
+    decode_leader,
+    encode_leader,
+    encode_node_endpoints,
+)
 
 VERSIONS = range(3, 12)
 FIRST_FLEXIBLE = 9
 _FIRST_WITH_LOG_START_OFFSET = 5
 _FIRST_WITH_RECORD_ERRORS = 8
+_FIRST_WITH_CURRENT_LEADER = 10
+
+_TAG_CURRENT_LEADER = 0
+_NO_NODES: Mapping[int, Node] = {}
 
 _ACKS_AND_TIMEOUT = struct.Struct(">hi")
 _INT32 = struct.Struct(">i")
@@ -58,6 +70,7 @@ class PartitionAnswer(NamedTuple):
     log_start_offset: int = -1
     error_message: str | None = None
     record_errors: tuple[tuple[int, str | None], ...] = ()
+    current_leader: Leader | None = None
 
 
 def decode_request(frame: memoryview, position: int, version: int) -> ProduceRequest:
@@ -163,37 +176,46 @@ def encode_request(
 
 
 def encode_response(
-    version: int, correlation_id: int, answers: Iterable[PartitionAnswer], throttle_ms: int = 0
+    version: int,
+    correlation_id: int,
+    answers: Iterable[PartitionAnswer],
+    throttle_ms: int = 0,
+    nodes: Mapping[int, Node] = _NO_NODES,
 ) -> bytes:
-    """The frame, size included, of a produce response. Answers of one topic must stand together."""
+    """The frame, size included, of a produce response. Answers of one topic must stand together.
+
+    `nodes` are the brokers, for the address of any `current_leader` that is named (version 10 on).
+    """
     flexible = version >= FIRST_FLEXIBLE
     topics: list[tuple[str, list[PartitionAnswer]]] = []
     for answer in answers:
         if not topics or topics[-1][0] != answer.topic:
             topics.append((answer.topic, []))
         topics[-1][1].append(answer)
+    leaders: list[int] = []
     parts: list[bytes] = [b"\x00" if flexible else b"", wire.array_size(len(topics), flexible)]
     for topic, partitions in topics:
         parts.append(wire.compact_string(topic) if flexible else wire.string(topic))
         parts.append(wire.array_size(len(partitions), flexible))
-        parts.extend(_encode_answer(answer, version, flexible) for answer in partitions)
+        parts.extend(_encode_answer(answer, version, flexible, leaders) for answer in partitions)
         if flexible:
             parts.append(b"\x00")
     parts.append(_INT32.pack(throttle_ms))
     if flexible:
-        parts.append(b"\x00")
+        parts.append(encode_node_endpoints(leaders, nodes) if leaders else NO_TAGS)
     body = b"".join(parts)
     return _SIZE_AND_CORRELATION.pack(len(body) + 4, correlation_id) + body
 
 
-def _encode_answer(answer: PartitionAnswer, version: int, flexible: bool) -> bytes:
-    _, partition, error_code, base_offset, log_append_time_ms, log_start_offset, message, errors = answer
+def _encode_answer(answer: PartitionAnswer, version: int, flexible: bool, leaders: list[int]) -> bytes:
+    """The leader that is named, if any, is added to `leaders`."""
+    _, partition, error_code, base_offset, log_append_time_ms, log_start_offset, message, errors, _ = answer
     if version < _FIRST_WITH_LOG_START_OFFSET:
         return _ANSWER.pack(partition, error_code, base_offset, log_append_time_ms)
     fixed = _ANSWER_WITH_START.pack(partition, error_code, base_offset, log_append_time_ms, log_start_offset)
     if version < _FIRST_WITH_RECORD_ERRORS:
         return fixed
-    if not errors and message is None:  # nearly always
+    if not errors and message is None and answer.current_leader is None:  # nearly always
         return fixed + (b"\x01\x00\x00" if flexible else b"\x00\x00\x00\x00\xff\xff")
     string = wire.compact_string if flexible else wire.string
     tags = b"\x00" if flexible else b""
@@ -201,7 +223,12 @@ def _encode_answer(answer: PartitionAnswer, version: int, flexible: bool) -> byt
     out += wire.array_size(len(errors), flexible)
     for index, error_message in errors:
         out += _INT32.pack(index) + string(error_message) + tags
-    out += string(message) + tags
+    out += string(message)
+    if answer.current_leader is not None and version >= _FIRST_WITH_CURRENT_LEADER:
+        leaders.append(answer.current_leader[0])
+        out += b"\x01" + wire.tagged_field(_TAG_CURRENT_LEADER, encode_leader(answer.current_leader))
+    else:
+        out += tags
     return bytes(out)
 
 
@@ -240,6 +267,7 @@ def _decode_answer(frame: memoryview, position: int, version: int, topic: str) -
         position += _ANSWER_WITH_START.size
     message: str | None = None
     errors: list[tuple[int, str | None]] = []
+    current_leader: Leader | None = None
     if version >= _FIRST_WITH_RECORD_ERRORS:
         read_string = wire.read_compact_string if flexible else wire.read_string
         count, position = wire.read_array_size(frame, position, flexible)
@@ -251,8 +279,18 @@ def _decode_answer(frame: memoryview, position: int, version: int, topic: str) -
             errors.append((index, error_message))
         message, position = read_string(frame, position)
         if flexible:
-            position = wire.skip_tagged_fields(frame, position)
+            tags, position = wire.read_tagged_fields(frame, position)
+            if _TAG_CURRENT_LEADER in tags and version >= _FIRST_WITH_CURRENT_LEADER:
+                current_leader = decode_leader(tags[_TAG_CURRENT_LEADER])
     answer = PartitionAnswer(
-        topic, partition, error_code, base_offset, time_ms, log_start_offset, message, tuple(errors)
+        topic,
+        partition,
+        error_code,
+        base_offset,
+        time_ms,
+        log_start_offset,
+        message,
+        tuple(errors),
+        current_leader,
     )
     return answer, position

@@ -103,7 +103,7 @@ def validate_records(records: Buffer, record_count: int, keys_required: bool = F
         raise InvalidRecord(f"batch announces {record_count} records in {len(records)} bytes")
     status, index, least, greatest = _validate()(_as_array(records), record_count, keys_required)
     if status != 0:
-        raise InvalidRecord(f"record {index}: {_reason(status)}")
+        raise InvalidRecord(f"record {index}: {failure_reason(status)}")
     return least, greatest
 
 
@@ -138,7 +138,7 @@ def scan_records(records: Buffer, record_count: int) -> RecordColumns:
         columns.headers_count,
     )
     if status != 0:
-        raise InvalidRecord(f"record {index}: {_reason(status)}")
+        raise InvalidRecord(f"record {index}: {failure_reason(status)}")
     return columns
 
 
@@ -165,7 +165,8 @@ def _as_array(data: Buffer) -> Any:
     return _frombuffer()(memoryview(data).toreadonly(), "u1")
 
 
-def _reason(status: int) -> str:
+def failure_reason(status: int) -> str:
+    """What a kernel's status says about a record, for people."""
     kernels = _kernels()
     return {
         kernels.BAD_VARINT: "a number is cut or too long",

@@ -1,28 +1,40 @@
 """Readers that wait for data: a fetch that found too little sleeps here until an append wakes it.
 
 `replica_manager.py` registers a waiting fetch with the partitions it reads and the bytes it still misses,
-and calls `appended` whenever readers may see more of a partition. A waiter is woken once; what it finds
-then, it reads itself. Timers are the caller's. All on the event loop.
+and calls `appended` whenever readers may see more of a partition. A waiter is woken once and told which
+partitions something happened to; what it finds there, it reads itself. All on the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from typing import NamedTuple
 
 PartitionKey = tuple[str, int]
+
+ANY_CONSUMER = -1
+
+
+class WaitEnd(NamedTuple):
+    """How a wait ended: whether before its time, and the partitions in which anything changed meanwhile."""
+
+    in_time: bool
+    touched: set[PartitionKey]
 
 
 class WaitingFetch:
     """One fetch request at rest. `woken` is done when enough may have come, or something changed."""
 
-    __slots__ = ("keys", "missing_size", "woken")
+    __slots__ = ("keys", "missing_size", "reader", "touched", "woken")
 
     def __init__(
-        self, keys: tuple[PartitionKey, ...], missing_size: int, woken: asyncio.Future[None]
+        self, keys: tuple[PartitionKey, ...], missing_size: int, reader: int, woken: asyncio.Future[None]
     ) -> None:
         self.keys = keys
         self.missing_size = missing_size
+        self.reader = reader
+        self.touched: set[PartitionKey] = set()
         self.woken = woken
 
 
@@ -38,17 +50,24 @@ class WaitingFetches:
     def __len__(self) -> int:
         return len({waiter for waiters in self._by_partition.values() for waiter in waiters})
 
-    async def wait(self, keys: Iterable[PartitionKey], missing_size: int, timeout_seconds: float) -> bool:
-        """Sleep until `missing_size` more bytes are visible in the partitions together. False: time is up."""
+    async def wait(
+        self,
+        keys: Iterable[PartitionKey],
+        missing_size: int,
+        timeout_seconds: float,
+        reader: int = ANY_CONSUMER,
+    ) -> WaitEnd:
+        """Sleep until `missing_size` more bytes are visible in the partitions together, or time is up.
+        `reader` is the broker id of a follower."""
         loop = asyncio.get_running_loop()
-        waiter = WaitingFetch(tuple(dict.fromkeys(keys)), missing_size, loop.create_future())
+        waiter = WaitingFetch(tuple(dict.fromkeys(keys)), missing_size, reader, loop.create_future())
         for key in waiter.keys:
             self._by_partition.setdefault(key, {})[waiter] = None
         timer = loop.call_later(timeout_seconds, _expire, waiter)
         try:
             await waiter.woken
         except TimeoutError:
-            return False
+            return WaitEnd(False, waiter.touched)
         finally:
             timer.cancel()
             for key in waiter.keys:
@@ -57,7 +76,7 @@ class WaitingFetches:
                     waiters.pop(waiter, None)
                     if not waiters:
                         del self._by_partition[key]
-        return True
+        return WaitEnd(True, waiter.touched)
 
     def appended(self, key: PartitionKey, size: int) -> None:
         """`size` more bytes of the partition may be read now."""
@@ -67,6 +86,7 @@ class WaitingFetches:
             return
         for waiter in waiters:
             waiter.missing_size -= size
+            waiter.touched.add(key)
             if waiter.missing_size <= 0 and not waiter.woken.done():
                 waiter.woken.set_result(None)
 
@@ -74,8 +94,15 @@ class WaitingFetches:
         """The partition changed hands or is gone: whoever waits must look again."""
         self.change_count += 1
         for waiter in self._by_partition.get(key, ()):
+            waiter.touched.add(key)
             if not waiter.woken.done():
                 waiter.woken.set_result(None)
+
+    def give_up(self, key: PartitionKey, reader: int) -> None:
+        """`reader` wants its waiting fetch of the partition answered now, as if its time were up."""
+        for waiter in self._by_partition.get(key, ()):
+            if waiter.reader == reader:
+                _expire(waiter)
 
 
 def _expire(waiter: WaitingFetch) -> None:

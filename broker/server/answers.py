@@ -108,6 +108,8 @@ def _converter(annotation: Any, kafka_type: str) -> tuple[Build, Any]:
         return ErrorCode, ErrorCode.none
     if kafka_type.startswith("timedelta"):
         return _milliseconds, datetime.timedelta(0)
+    if kafka_type.startswith("datetime"):
+        return _moment, _moment(0)
     implicit: Any = {"string": "", "bytes": b"", "records": b"", "bool": False, "float64": 0.0}.get(
         kafka_type, 0
     )
@@ -120,3 +122,9 @@ def _same(value: Any) -> Any:
 
 def _milliseconds(value: Any) -> datetime.timedelta:
     return datetime.timedelta(milliseconds=value)
+
+
+def _moment(value: Any) -> datetime.datetime:
+    if isinstance(value, datetime.datetime):
+        return value
+    return datetime.datetime.fromtimestamp(value / 1000, datetime.UTC)

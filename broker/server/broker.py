@@ -1,59 +1,79 @@
 """The broker process: what is started in which order, what runs meanwhile, and how it ends.
 
 `run` is what the command line calls. Start: take the port, open the logs, join the cluster, serve. Stop (on
-SIGTERM or SIGINT): hand back the office and the id, answer no more, flush, write the clean-shutdown marker.
+SIGTERM or SIGINT): let other brokers take over (a second signal skips that), answer no more, hand back the
+office and the id, flush, write the clean-shutdown marker.
 `Broker` owns every task; a task that dies takes the process with it rather than leaving half a broker.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
+import dataclasses
 import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import structlog
 import uvloop
 
-from millrace.broker.config import Address, BrokerConfig, parse_address
+from millrace.broker.client.broker_connections import BrokerConnections
+from millrace.broker.client.connection import Address as PeerAddress
+from millrace.broker.config import Address, BrokerConfig, BrokerSettings, parse_address
 from millrace.broker.coordination.broker_registry import (
     deregister,
+    leave_in_sync_sets,
     prepare_cluster,
     register,
-    renew_leaderships,
+    wait_for_id,
 )
+from millrace.broker.coordination.client_quotas import ClientQuotaStore
 from millrace.broker.coordination.cluster_watcher import ClusterChanges, ClusterWatcher
+from millrace.broker.coordination.controlled_shutdown import hand_over
 from millrace.broker.coordination.controller_client import ControllerClient
-from millrace.broker.coordination.controller_runner import ControllerRunner
+from millrace.broker.coordination.controller_runner import ControllerRunner, ControllerSettings
+from millrace.broker.coordination.elections import Elections
 from millrace.broker.coordination.metadata_cache import MetadataCache
-from millrace.broker.coordination.paths import BrokerRegistration, topic_path
+from millrace.broker.coordination.partition_states import PartitionStates
+from millrace.broker.coordination.paths import BrokerRegistration
 from millrace.broker.coordination.producer_ids import ProducerIds
+from millrace.broker.coordination.reassignments import Reassignments
 from millrace.broker.coordination.session import Session, SessionError, SessionState
-from millrace.broker.errors import FatalError, MillraceError
+from millrace.broker.errors import DataFolderNotWritable, FatalError, MillraceError, ZooKeeperUnreachable
 from millrace.broker.groups.config import GroupConfig
 from millrace.broker.groups.coordinator import GroupCoordinator
-from millrace.broker.protocol.records import load_compiler, warm_kernels
+from millrace.broker.groups.offsets import OFFSETS_TOPIC
+from millrace.broker.replication.in_sync_sets import CHECKS_PER_LAG
+from millrace.broker.replication.replica_fetcher import FetchLimits
 from millrace.broker.replication.replica_manager import ReplicaManager
 from millrace.broker.server.context import BrokerServices, Clock, SystemClock
 from millrace.broker.server.data_identity import check_identity
 from millrace.broker.server.descriptors import FEW_DESCRIPTORS, raise_descriptor_limit
 from millrace.broker.server.dispatch import Dispatcher, api_name
+from millrace.broker.server.fetch_sessions import FetchSessionCache
 from millrace.broker.server.gauges import gauges
+from millrace.broker.server.internal_topics import CoordinatorLoader, InternalTopicLog
 from millrace.broker.server.listener import Listener, bind
-from millrace.broker.server.offsets_log import GroupLoader, ReplicatedOffsetsLog
+from millrace.broker.server.local_replicas import LocalReplicas
+from millrace.broker.server.memory_limits import AnswerBacklog
+from millrace.broker.server.quotas import QUOTA_KEYS, ClientQuotas, Window
 from millrace.broker.server.registry import handlers, spoken_apis
+from millrace.broker.server.start_report import StartReport
+from millrace.broker.server.transaction_parts import build_transactions
+from millrace.broker.server.warm_start import load_loops, settle
+from millrace.broker.storage.cleaner import CleanerConfig
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
 from millrace.broker.telemetry.logs import configure
-from millrace.broker.telemetry.memory import release_compiler_pages
 from millrace.broker.telemetry.metrics import BrokerCollector, BrokerMetrics, MetricsServer
 
 log = structlog.get_logger("millrace.broker")
 
 REGISTRATION_RETRY_SECONDS = 0.5
+OFFLINE_REPORT_INTERVAL_MS = 1_000
 
 
 class Broker:
@@ -65,30 +85,45 @@ class Broker:
         self._clock = clock or SystemClock()
         self._metrics = BrokerMetrics()
         self._cache = MetadataCache()
-        self._topics_to_apply: dict[str, None] = {}
-        self._topic_being_applied: str | None = None
-        self._topics_to_forget: set[str] = set()
-        self._apply_wake = asyncio.Event()
         self._stop_requested = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._is_serving = False
         self._failure: BaseException | None = None
         self._reported_offline: set[tuple[str, int]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._compaction = ThreadPoolExecutor(1, "compaction")
         self._cleanup: list[tuple[str, Callable[[], Awaitable[None]]]] = []
+        self._report = StartReport(config.zookeeper)
         self.address = config.listen
 
     # -- starting ------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Raises FatalError with a line for the user when the broker cannot start."""
+        self._report.begin()
         try:
             self._take_port()
-            await self._open_logs()
-            await self._connect()
-            await self._join_cluster()
+            loading = asyncio.create_task(load_loops(with_compaction=self._settings.log_cleaner_enable))
+            self._loading = loading
+            try:
+                await self._open_logs()
+                await self._connect()
+                await self._join_cluster()
+            finally:
+                await asyncio.wait([loading])
             await self._serve()
+        except SessionError as lost:
+            await self.stop()
+            raise ZooKeeperUnreachable(
+                f"ZooKeeper at {self._config.zookeeper} was lost while the broker started ({lost}); "
+                "start the broker again when ZooKeeper answers"
+            ) from None
         except BaseException:
             await self.stop()
             raise
+        finally:
+            self._report.end()
+        self._is_serving = True
         log.info(
             "broker started",
             id=self._config.id,
@@ -107,29 +142,31 @@ class Broker:
         self._socket.close()
 
     async def _open_logs(self) -> None:
-        # Importing the compiler and loading the kernels each touch their own part of it: given back between,
-        # the two are never in memory together, nor with what recovery needs.
-        load_compiler()
-        release_compiler_pages()
-        warm_kernels()
-        release_compiler_pages()
         self._log_defaults = LogConfig.from_broker_config(self._settings.texts())
-        self._logs = LogManager(list(self._config.data), self._log_defaults)
+        self._logs = LogManager(
+            list(self._config.data), self._log_defaults, cleaner=_cleaner_config(self._settings)
+        )
         await asyncio.to_thread(self._logs.start, self._clock.now_ms())
         self._cleanup.append(("logs", self._close_logs))
+        for folder, reason in self._logs.failed_folders.items():
+            log.error("a data folder is offline", folder=str(folder), reason=reason)
         self._report_storage()
         self._replicas = ReplicaManager(
             self._config.id,
             self._logs,
             self._log_defaults,
             clock_ms=self._clock.now_ms,
+            steady_ms=self._clock.steady_ms,
             is_known=lambda topic, number: self._cache.partition(topic, number) is not None,
             metrics=self._metrics,
             visibility=self._settings.visibility,
             validation="full" if self._settings.record_validation == "full" else "header",
+            max_lag_ms=self._settings.replica_lag_time_max_ms,
         )
 
     async def _close_logs(self) -> None:
+        self._logs.stop_compacting()
+        self._compaction.shutdown(wait=False)  # closing the logs waits for what still runs
         self._replicas.close()
         await asyncio.to_thread(self._logs.close, self._clock.now_ms())
         self._report_storage()
@@ -150,38 +187,97 @@ class Broker:
             session_timeout_ms=self._settings.zookeeper_session_timeout_ms,
             connection_timeout_ms=self._settings.zookeeper_connection_timeout_ms,
         )
+        self._report.session = self._session
         await self._session.start()
         self._cleanup.append(("session", self._session.stop))
         self._cache.cluster_id = await prepare_cluster(self._session)
-        check_identity(self._config.data, self._config.id, self._cache.cluster_id)
+        check_identity(self._logs.healthy_folders, self._config.id, self._cache.cluster_id)
 
     async def _join_cluster(self) -> None:
-        self._controller = ControllerRunner(self._session, self._cache, self._config.id, self._clock.now_ms)
-        offsets_log = ReplicatedOffsetsLog(
-            self._replicas, self._cache, self._settings.offsets_topic_num_partitions
+        self._controller = ControllerRunner(
+            self._session,
+            self._cache,
+            self._config.id,
+            self._clock.now_ms,
+            _controller_settings(self._settings),
+            self._on_states_written,
+        )
+        offsets_log = InternalTopicLog(
+            OFFSETS_TOPIC,
+            self._replicas,
+            self._cache,
+            self._settings.offsets_topic_num_partitions,
+            loads_from_too_few=True,  # members read on, also while no commit can be taken
         )
         group_config = GroupConfig.from_settings(self._settings)
-        self._groups = GroupCoordinator(group_config, offsets_log, clock_ms=self._clock.now_ms)
+        self._groups = GroupCoordinator(
+            group_config,
+            offsets_log,
+            clock_ms=self._clock.now_ms,
+            steady_ms=self._clock.steady_ms,
+            metrics=self._metrics,
+            commit_timeout_ms=self._settings.offsets_commit_timeout_ms,
+        )
         self._cleanup.append(("groups", self._groups.close))
-        loader = GroupLoader(self._groups)
+        loader = CoordinatorLoader(OFFSETS_TOPIC, "groups", self._groups.load, self._groups.unload)
         self._replicas.listeners.gained.append(loader.gained)
         self._replicas.listeners.lost.append(loader.lost)
-        await register(self._session, self._registration(), self._clock.now_ms())
-        self._cleanup.append(("registration", self._deregister))
-        self._session.on_state(self._on_session_state)
+        self._cleanup.append(("group loader", loader.close))
+        self._peers = BrokerConnections(self._address_of, f"broker-{self._config.id}")
+        self._cleanup.append(("peers", self._close_peers))
+        states = PartitionStates(self._session, self._cache, self._cache.announce)
+        self._replicas.join(states.write, self._peers, _fetch_limits(self._settings), self._watch)
+        self._cleanup.append(("replication", self._replicas.leave))
+        self._replicas.listeners.offline.append(self._on_replicas_offline)
+        self._producer_ids = ProducerIds(self._session, self._config.id)
+        self._transactions = build_transactions(
+            self._config.id,
+            self._settings,
+            replica_manager=self._replicas,
+            cache=self._cache,
+            groups=self._groups,
+            peers=self._peers,
+            take_producer_id=self._producer_ids.take,
+            clock_ms=self._clock.now_ms,
+        )
+        self._cleanup.append(("transactions", self._transactions.close))
+        self._local = LocalReplicas(
+            self._config.id,
+            self._session,
+            self._cache,
+            self._replicas,
+            self._logs,
+            forget_topic=self._forget_topic,
+        )
+        # Before the id is free, a broker of this id lives: nothing that it has may be touched.
+        await wait_for_id(self._session, self._config.id)
         self._watcher = ClusterWatcher(self._session, self._cache, self._on_cluster_changes)
         self._watch(await self._watcher.start())
         self._cleanup.append(("watcher", self._watcher.stop))
-        await renew_leaderships(self._session, self._cache, self._config.id)
-        await self._apply_topics()
-        await self._remove_strays()
+        if not self._loading.done():
+            # What follows leads partitions, and reads what their logs say of groups and transactions.
+            await asyncio.wait([self._loading])
+            await wait_for_id(self._session, self._config.id)  # compiling may have taken long
+        self._loading.result()
+        self._watcher.rest_states()
+        await leave_in_sync_sets(self._session, self._cache, self._config.id, was_clean=self._logs.was_clean)
+        await self._local.apply()
+        await self._local.remove_strays()
+        await self._local.report_offline()
+        await register(self._session, self._registration(), self._clock.now_ms())
+        self._cleanup.append(("registration", self._deregister))
+        self._session.on_state(self._on_session_state)
         self._watch(self._controller.start())
         self._cleanup.append(("controller", self._controller.stop))
-        # librdkafka that once hears of no controller does not ask again for minutes.
+        # librdkafka that once hears of no controller does not ask again for minutes; and who serves is no
+        # offline replica, which its own picture says until it shows its registration.
         await self._cache.changed(
-            lambda: self._cache.controller_id in self._cache.brokers,
+            lambda: {self._cache.controller_id, self._config.id} <= self._cache.brokers.keys(),
             self._settings.zookeeper_session_timeout_ms,
         )
+
+    async def _forget_topic(self, topic: str) -> None:
+        await self._groups.forget_topics({topic})
 
     def _registration(self) -> BrokerRegistration:
         advertised = self._config.advertised or self.address
@@ -192,44 +288,93 @@ class Broker:
             self._config.id, host, advertised.port or self.address.port, self._config.rack
         )
 
+    def _address_of(self, broker_id: int) -> PeerAddress | None:
+        known = self._cache.brokers.get(broker_id)
+        return None if known is None else PeerAddress(known.host, known.port)
+
+    async def _close_peers(self) -> None:
+        self._peers.close()
+
     async def _deregister(self) -> None:
         if self._session.state is SessionState.CONNECTED:
             await deregister(self._session, self._config.id)
 
     async def _serve(self) -> None:
         check_config = partial(LogConfig.from_topic_config, defaults=self._log_defaults)
+        quotas = ClientQuotas(
+            self._settings.quota_producer_default,
+            self._settings.quota_consumer_default,
+            Window(self._settings.quota_window_num, self._settings.quota_window_size_seconds * 1000),
+        )
+        quota_store = ClientQuotaStore(self._session, QUOTA_KEYS, quotas.apply)
+        self._watch(await quota_store.start())
+        self._cleanup.append(("quotas", quota_store.stop))
+        backlog = AnswerBacklog(
+            self._settings.queued_max_response_bytes,
+            self._settings.fetch_max_bytes,
+            self._settings.connection_send_queue_bytes,
+        )
         services = BrokerServices(
             config=self._config,
             clock=self._clock,
             metrics=self._metrics,
             metadata_cache=self._cache,
             replica_manager=self._replicas,
-            controller=ControllerClient(self._session, self._cache, check_config, self._is_applied),
-            producer_ids=ProducerIds(self._session, self._config.id),
+            controller=ControllerClient(self._session, self._cache, check_config, self._local.is_applied),
+            reassignments=Reassignments(
+                self._session,
+                self._cache,
+                unclean_by_default=self._settings.unclean_leader_election_enable,
+            ),
+            elections=Elections(self._session, self._cache),
+            producer_ids=self._producer_ids,
             groups=self._groups,
+            transactions=self._transactions.coordinator,
+            transaction_gate=self._transactions.gate,
+            transactional_appends=self._transactions.appends,
+            marker_writer=self._transactions.marker_writer,
+            quotas=quotas,
+            quota_store=quota_store,
+            fetch_sessions=FetchSessionCache(self._settings.max_incremental_fetch_session_cache_slots),
+            backlog=backlog,
             spoken=spoken_apis(),
         )
         dispatcher = Dispatcher(handlers(), services, self._metrics)
-        self._listener = Listener(self._socket, dispatcher, self._metrics, self._settings)
+        self._listener = Listener(self._socket, dispatcher, self._metrics, self._settings, backlog)
         if self._settings.metrics_listen:
-            await self._serve_metrics(parse_address(self._settings.metrics_listen))
+            await self._serve_metrics(parse_address(self._settings.metrics_listen), services)
         settings = self._settings
-        self._spawn("apply", self._follow_topics())
+        self._spawn("apply", self._local.follow())
+        self._spawn("offline", self._every(OFFLINE_REPORT_INTERVAL_MS, self._local.report_offline))
         self._spawn("groups", self._groups.run())
+        self._spawn("transactions", self._transactions.coordinator.run())
         self._spawn("flush", self._every(settings.log_flush_scheduler_interval_ms, self._replicas.flush_due))
+        self._spawn(
+            "in-sync sets",
+            self._every(
+                max(settings.replica_lag_time_max_ms // CHECKS_PER_LAG, 1), self._replicas.check_in_sync_sets
+            ),
+        )
+        self._spawn(
+            "high watermarks",
+            self._every(
+                settings.replica_high_watermark_checkpoint_interval_ms,
+                self._replicas.checkpoint_high_watermarks,
+            ),
+        )
         self._spawn("retention", self._every(settings.log_retention_check_interval_ms, self._keep_house))
+        if settings.log_cleaner_enable:
+            self._spawn("compaction", self._every(settings.log_cleaner_backoff_ms, self._compact))
         self._spawn(
             "checkpoint", self._every(settings.log_flush_offset_checkpoint_interval_ms, self._checkpoint)
         )
         await self._listener.start()
         self._cleanup.append(("connections", self._listener.stop))
-        # What has been made so far stays: the collector need not look at it again and again.
-        gc.collect()
-        gc.freeze()
-        release_compiler_pages()
+        settle()
+        self._watcher.read_states()
 
-    async def _serve_metrics(self, address: Address) -> None:
-        read_gauges = gauges(self._replicas, self._listener, self._controller)
+    async def _serve_metrics(self, address: Address, services: BrokerServices) -> None:
+        read_gauges = gauges(services, self._listener, self._controller)
         server = MetricsServer(BrokerCollector(self._metrics, api_name, read_gauges))
         port = await server.start(address.host, address.port)
         self._cleanup.append(("metrics", server.stop))
@@ -244,6 +389,9 @@ class Broker:
             raise self._failure
 
     def request_stop(self) -> None:
+        """Asked twice, it leaves at once."""
+        if self._stop_requested.is_set():
+            self._hurry.set()
         self._stop_requested.set()
 
     def _spawn(self, name: str, work: Coroutine[None, None, None]) -> None:
@@ -256,10 +404,16 @@ class Broker:
         task.add_done_callback(self._on_task_end)
 
     def _on_task_end(self, task: asyncio.Task[None]) -> None:
+        is_own = task in self._tasks  # the parts cancel theirs in the course of things, `stop` these
         self._tasks.discard(task)
-        if task.cancelled() or task.exception() is None:
+        if task.cancelled():
+            if not is_own or self._stop_requested.is_set():
+                return
+            self._failure = MillraceError(f"its task {task.get_name()!r} was given up: a defect")
+        elif task.exception() is None:
             return
-        self._failure = task.exception()
+        else:
+            self._failure = task.exception()
         if not isinstance(self._failure, MillraceError):
             log.error("a task of the broker failed", task=task.get_name(), exc_info=self._failure)
         self._stop_requested.set()
@@ -277,7 +431,25 @@ class Broker:
         await self._replicas.on_disk(
             self._logs.housekeeping, self._clock.now_ms(), self._replicas.high_watermark
         )
+        self._transactions.gate.expire(self._clock.now_ms())
         self._report_storage()
+
+    async def _compact(self) -> None:
+        """On a thread of its own: it may take minutes, and flushes and cold reads must not wait for it."""
+        await asyncio.get_running_loop().run_in_executor(
+            self._compaction, self._logs.compact_due, self._clock.now_ms(), self._replicas.stable_offset
+        )
+        for (topic, number), result in self._logs.compactions:
+            log.debug("a log was compacted", topic=topic, partition=number, **dataclasses.asdict(result))
+        self._logs.compactions.clear()
+        self._report_storage()
+
+    def _on_replicas_offline(self) -> None:
+        """Nothing can be served without a data folder: the broker ends, so that others take over."""
+        if not self._logs.healthy_folders and self._failure is None:
+            reasons = "; ".join(self._logs.failed_folders.values())
+            self._failure = DataFolderNotWritable(f"every data folder is offline: {reasons}")
+            self._stop_requested.set()
 
     async def _checkpoint(self) -> None:
         await self._replicas.on_disk(self._logs.checkpoint)
@@ -294,6 +466,7 @@ class Broker:
     async def _register_again(self) -> None:
         while not self._stop_requested.is_set():
             try:
+                await self._local.report_offline(anew=True)
                 await register(self._session, self._registration(), self._clock.now_ms())
                 log.info("registered in ZooKeeper again", id=self._config.id)
                 return
@@ -306,63 +479,19 @@ class Broker:
     # -- the cluster's decisions ---------------------------------------------------------------------
 
     def _on_cluster_changes(self, changes: ClusterChanges) -> None:
-        for topic in (*changes.removed_topics, *changes.topics):
-            self._topics_to_apply[topic] = None
-        self._topics_to_forget |= changes.removed_topics
-        self._apply_wake.set()
+        self._local.changed(changes)
         self._controller.wake()
 
-    async def _follow_topics(self) -> None:
-        while True:
-            await self._apply_wake.wait()
-            self._apply_wake.clear()
-            await self._apply_topics()
-
-    async def _apply_topics(self) -> None:
-        """Bring the local replicas in line with the cluster, one topic after the other."""
-        while self._topics_to_apply:
-            topic = next(iter(self._topics_to_apply))
-            del self._topics_to_apply[topic]
-            self._topic_being_applied = topic
-            await self._apply_topic(topic)
-            self._topic_being_applied = None
-            self._cache.announce()
-
-    async def _apply_topic(self, topic: str) -> None:
-        if topic in self._topics_to_forget:
-            # Also when a topic of the same name is there by now: the groups' offsets are not its.
-            self._topics_to_forget.discard(topic)
-            await self._groups.forget_topics({topic})
-        info = self._cache.topic(topic)
-        if info is None:
-            await self._replicas.remove_topic(topic)
-            return
-        states = {
-            number: part.state
-            for number, part in info.partitions.items()
-            if part.state is not None and self._config.id in part.replicas
-        }
-        await self._replicas.apply_topic(topic, info.topic_id, states, info.config)
-
-    def _is_applied(self, topic: str) -> bool:
-        """Whether the local replicas of a topic are as the picture of the cluster shows them."""
-        return topic not in self._topics_to_apply and topic != self._topic_being_applied
-
-    async def _remove_strays(self) -> None:
-        """Delete logs of topics that were deleted while this broker was down."""
-        present = self._logs.logs()
-        for topic in {topic for topic, _ in present} - set(self._cache.topics):
-            # Not in the picture may also mean not understood: only what is truly gone is removed.
-            if not await self._session.exists(topic_path(topic)):
-                log.info("the logs of a deleted topic are removed", topic=topic)
-                for key in [key for key in present if key[0] == topic]:
-                    await self._replicas.on_disk(self._logs.delete, key)
+    def _on_states_written(self, topics: set[str]) -> None:
+        self._local.changed(ClusterChanges(topics=topics))
 
     # -- stopping ------------------------------------------------------------------------------------
 
     async def stop(self) -> None:
         """Undo everything that `start` did, last things first; what fails is logged and the rest goes on."""
         self._stop_requested.set()
+        if self._is_serving and self._failure is None:
+            await self._hand_over()
         running = list(self._tasks)
         for task in running:
             task.cancel()
@@ -373,6 +502,53 @@ class Broker:
                 await undo()
             except (OSError, MillraceError) as error:
                 log.error("stopping a part failed", part=name, error=str(error))
+
+    async def _hand_over(self) -> None:
+        """Controlled shutdown: serve on until others have taken over, or the time is up."""
+        settings = self._settings
+        at_most_ms = settings.controlled_shutdown_max_retries * settings.controlled_shutdown_retry_backoff_ms
+        if not settings.controlled_shutdown_enable or at_most_ms <= 0:
+            return
+        leaving = asyncio.ensure_future(
+            hand_over(
+                self._session,
+                self._cache,
+                self._registration(),
+                at_most_ms=at_most_ms,
+                now_ms=self._clock.now_ms(),
+            )
+        )
+        hurried = asyncio.ensure_future(self._hurry.wait())
+        await asyncio.wait((leaving, hurried), return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
+        leaving.cancel()
+        await asyncio.gather(leaving, hurried, return_exceptions=True)
+
+
+def _fetch_limits(settings: BrokerSettings) -> FetchLimits:
+    return FetchLimits(
+        partition_max_bytes=settings.replica_fetch_max_bytes,
+        response_max_bytes=settings.replica_fetch_response_max_bytes,
+        min_bytes=settings.replica_fetch_min_bytes,
+        max_wait_ms=settings.replica_fetch_wait_max_ms,
+    )
+
+
+def _controller_settings(settings: BrokerSettings) -> ControllerSettings:
+    return ControllerSettings(
+        unclean_leader_election=settings.unclean_leader_election_enable,
+        auto_leader_rebalance=settings.auto_leader_rebalance_enable,
+        imbalance_check_interval_ms=settings.leader_imbalance_check_interval_seconds * 1000,
+        imbalance_per_broker_percent=settings.leader_imbalance_per_broker_percentage,
+    )
+
+
+def _cleaner_config(settings: BrokerSettings) -> CleanerConfig:
+    return CleanerConfig(
+        enabled=settings.log_cleaner_enable,
+        map_size=settings.log_cleaner_dedupe_buffer_size,
+        max_bytes_per_second=settings.log_cleaner_io_max_bytes_per_second,
+    )
 
 
 async def _serve_until_signalled(config: BrokerConfig) -> None:

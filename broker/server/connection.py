@@ -1,17 +1,21 @@
 """One client connection: bytes in, whole frames to the dispatcher, answers out in the order of requests.
 
-Received bytes land in one buffer that belongs to the connection. A frame is handed to the dispatcher as a
-view into it and is valid only during that call: nothing is copied on the way to the log. The buffer grows
-as bytes arrive, never because a frame announces a size, and shrinks again when the connection is quiet.
+Received bytes land in one piece of memory that all connections share (`connection_limits.LandingArea`): it
+stays in the processor's cache, where a buffer for each connection would not. A frame is handed to the
+dispatcher as a view into it and is valid only during that call: nothing is copied on the way to the log. What
+is left, a part of a frame or what has to wait, moves to a buffer of the connection's own, and so do frames
+that are larger. That buffer grows as bytes arrive, never because a frame announces a size, and shrinks again
+when it is not needed.
 
 Order and limits:
 - answers leave in the order of their requests; produce and fetch may overlap (several pipelined requests
   under way), any other request runs alone, as in Apache Kafka;
-- a peer that does not read its answers is not read from: parsing stops when the unsent answers, or those
-  that wait for an earlier one, exceed `connection.send.queue.bytes`, and reading stops when the receive
-  buffer is full;
+- a peer that does not read its answers is not read from: parsing stops when the unsent answers, with those
+  that wait for an earlier one, exceed `connection.send.queue.bytes` (less, when all connections together
+  hold much: see `memory_limits.py`), and reading stops when the receive buffer is full;
+- a client over its quota is answered with a throttle time and not read from until that has passed (KIP-219);
 - a frame longer than `socket.request.max.bytes`, a negative one, or one that cannot be a request closes the
-  connection; it is counted, and one line in a while is logged.
+  connection; it is counted by kind, and one line in a while is logged.
 """
 
 from __future__ import annotations
@@ -26,7 +30,9 @@ from typing import Any, cast
 import structlog
 
 from millrace.broker.errors import ProtocolError
-from millrace.broker.server.dispatch import Dispatcher, Frame
+from millrace.broker.server.connection_limits import ConnectionLimits
+from millrace.broker.server.dispatch import Answered, Dispatcher, Throttled
+from millrace.broker.server.memory_limits import SEND_STALL_SECONDS
 from millrace.broker.telemetry.logs import RateLimit
 from millrace.broker.telemetry.metrics import API_SLOTS, BrokerMetrics
 
@@ -38,24 +44,19 @@ SMALLEST_REQUEST_SIZE = 8
 MOST_PENDING = 16
 """Requests under way on one connection before the next has to wait."""
 
-LARGEST_ADAPTED_SIZE = 1 << 20
-"""How far the receive buffer grows for the sake of fewer system calls alone."""
+MOST_MOVED = 16 << 10
+"""How much of an unfinished frame may be moved to the landing area to go on there."""
+
+SEND_HIGH_WATER = 128 << 10
+"""Unsent bytes from which on a peer counts as slow: what waits for it is kept count of."""
+
+ACKS_0 = "acks=0"
+"""Kind of the ProtocolError that is no broken protocol: a producer that wants no answers has failed."""
 
 LARGEST_CORKED_SIZE = 32 << 10
 """Answers made in one parse go out together; when they pass this size, at once."""
 
 _size_at = struct.Struct(">i").unpack_from
-
-
-class ConnectionLimits:
-    """The configured bounds, shared by all connections of a broker."""
-
-    __slots__ = ("receive_buffer_size", "request_max_size", "send_queue_size")
-
-    def __init__(self, *, request_max_size: int, receive_buffer_size: int, send_queue_size: int) -> None:
-        self.request_max_size = request_max_size
-        self.receive_buffer_size = receive_buffer_size
-        self.send_queue_size = send_queue_size
 
 
 class _Pending:
@@ -65,7 +66,7 @@ class _Pending:
 
     def __init__(self, future: asyncio.Future[Any] | None, api_key: int, started: float) -> None:
         self.future = future
-        self.frame: Frame = None
+        self.frame: Answered = None
         self.size = 0
         self.done = False
         self.api_key = api_key
@@ -76,25 +77,34 @@ class Connection(asyncio.BufferedProtocol):
     """See the module. Created by the listener for every accepted socket."""
 
     __slots__ = (
+        "_backlog",
         "_buffer",
-        "_client_address",
         "_control",
         "_corked",
         "_corked_size",
         "_dispatcher",
         "_end",
         "_ended",
+        "_is_landing",
         "_limits",
         "_metrics",
+        "_muted",
         "_on_closed",
+        "_on_opened",
         "_parked_size",
+        "_peak",
         "_pending",
+        "_progress",
         "_protocol_errors",
         "_reading_paused",
+        "_seen_unsent_size",
         "_start",
+        "_told_size",
         "_transport",
+        "_unsent_size",
         "_view",
         "_writing_paused",
+        "client_address",
         "last_active",
     )
 
@@ -105,23 +115,34 @@ class Connection(asyncio.BufferedProtocol):
         limits: ConnectionLimits,
         protocol_errors: RateLimit,
         on_closed: Callable[[Connection], None],
+        on_opened: Callable[[Connection], bool] = lambda _connection: True,
     ) -> None:
+        """`on_opened` may refuse the connection, whose `client_address` is known by then."""
         self._dispatcher = dispatcher
         self._metrics = metrics
         self._limits = limits
+        self._backlog = limits.backlog
         self._protocol_errors = protocol_errors
+        self._on_opened = on_opened
         self._on_closed = on_closed
         self._transport: asyncio.Transport | None = None
-        self._client_address = ""
-        self._buffer = bytearray(limits.receive_buffer_size)
+        self.client_address = ""
+        self._buffer = bytearray()  # what is parsed: the connection's own, or for a moment the landing area
         self._view = memoryview(self._buffer)
         self._start = 0  # first byte not yet parsed
         self._end = 0  # first byte not yet received
+        self._is_landing = False  # the next bytes come to the landing area, after what is kept here
         self._pending: deque[_Pending] = deque()
         self._control: asyncio.Task[Any] | None = None
         self._corked: list[bytes | bytearray | memoryview] | None = None
         self._corked_size = 0
         self._parked_size = 0  # answers that wait for an earlier one
+        self._unsent_size = 0  # answers that the peer has not read, while it is slow
+        self._seen_unsent_size = 0  # what was unsent when the listener last looked
+        self._told_size = 0  # what the backlog has been told of both
+        self._peak = 0  # how full the receive buffer has been since it was last looked at
+        self._progress: tuple[int, int, float, float] = (0, 0, 0.0, 0.0)
+        self._muted: asyncio.TimerHandle | None = None
         self._writing_paused = False
         self._reading_paused = False
         self._ended = False  # the peer sends no more; what it has sent is still carried out
@@ -131,13 +152,25 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=self._limits.send_queue_size)
+        self._transport.set_write_buffer_limits(high=SEND_HIGH_WATER)
         peer = transport.get_extra_info("peername")
-        self._client_address = str(peer[0]) if peer else ""
+        self.client_address = str(peer[0]) if peer else ""
+        if not self._on_opened(self):
+            self._drop()
+            return
         self._metrics.connections_opened += 1
 
     def connection_lost(self, _error: Exception | None) -> None:
         self._transport = None
+        if self._muted is not None:
+            self._muted.cancel()
+            self._muted = None
+        self._unsent_size = self._parked_size = 0
+        self._tell_backlog()
+        self._limits.memory.give_back(self, self._extra_size, whole=True)
+        self._buffer = bytearray()
+        self._view = memoryview(self._buffer)
+        self._start = self._end = 0
         for pending in self._pending:
             if pending.future is not None and pending.future is not self._control:
                 pending.future.cancel()
@@ -145,12 +178,61 @@ class Connection(asyncio.BufferedProtocol):
         self._on_closed(self)
 
     def get_buffer(self, _size_hint: int) -> memoryview:
+        kept = self._end - self._start
+        landing, memory = self._limits.landing, self._limits.memory
+        usable = landing.usable_size
+        # What cannot be parsed at once must find its place in the connection's own buffer.
+        own = max(len(self._buffer), self._limits.receive_buffer_size)
+        if own < usable and not memory.has_room(usable - own):
+            usable = own
+        self._is_landing = kept <= min(MOST_MOVED, usable // 2) and own <= usable and not self._stalled()
+        if self._is_landing:
+            if kept:
+                landing.view[:kept] = self._view[self._start : self._end]
+            return landing.view[kept:usable]
+        if not self._buffer:
+            self._resize(self._limits.receive_buffer_size)
         return self._view[self._end :]
 
     def buffer_updated(self, size: int) -> None:
-        self._end += size
         self._metrics.bytes_in += size
-        self._parse()
+        if not self._is_landing:
+            self._end += size
+            self._peak = max(self._peak, self._end)
+            self._parse()
+            return
+        self._is_landing = False
+        own, landing = (self._buffer, self._view), self._limits.landing
+        self._start, self._end = 0, self._end - self._start + size
+        self._buffer, self._view = landing.buffer, landing.view
+        goes_on = False
+        try:
+            goes_on = self._take_frames()
+        finally:
+            self._leave_landing(*own)
+        if goes_on:
+            self._make_room()
+
+    def _leave_landing(self, buffer: bytearray, view: memoryview) -> None:
+        """Back to the connection's own `buffer`, with what has not been parsed."""
+        landed = self._view[self._start : self._end]
+        kept = 0 if self._transport is None else len(landed)
+        self._buffer, self._view = buffer, view
+        self._start = self._end = 0
+        if not kept:
+            return
+        first = self._limits.receive_buffer_size
+        capacity = max(len(buffer), first)
+        while capacity < kept:
+            capacity *= 2
+        if capacity > len(buffer):
+            extra = capacity - max(len(buffer), first)
+            if extra and not self._limits.memory.take(self, extra, self._room_came):
+                raise RuntimeError("bytes were received for which there was no room")
+            self._resize(capacity)
+        self._view[:kept] = landed
+        self._end = kept
+        self._peak = max(self._peak, kept)
 
     def eof_received(self) -> bool:
         """Close now, or when everything that came before the end has been carried out.
@@ -166,15 +248,20 @@ class Connection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._writing_paused = False
+        self._unsent_size = 0
         self._parse()
 
     # -- receiving -----------------------------------------------------------------------------------
 
     def _parse(self) -> None:
-        """Hand every whole frame in the buffer to the dispatcher, as far as the limits allow."""
-        transport = self._transport
-        if transport is None:
-            return
+        if self._take_frames():
+            self._make_room()
+
+    def _take_frames(self) -> bool:
+        """Hand every whole frame in the buffer to the dispatcher, as far as the limits allow. False when the
+        connection has ended."""
+        if self._transport is None:
+            return False
         self._corked = []
         try:
             while not self._stalled():
@@ -183,23 +270,43 @@ class Connection(asyncio.BufferedProtocol):
                     break
                 (size,) = _size_at(self._buffer, self._start)
                 if not SMALLEST_REQUEST_SIZE <= size <= self._limits.request_max_size:
-                    raise ProtocolError(f"a request of {size} bytes was announced")
+                    raise self._impossible(size)
                 if available < size:
                     break
                 position = self._start + 4
                 self._start = position + size
                 self._answer(self._view[position : position + size])
                 if self._transport is None:
-                    return
+                    return False
         except ProtocolError as error:
             self._uncork()
             self._refuse(error)
-            return
+            return False
         self._uncork()
+        if self._unsent_size or self._parked_size or self._told_size:
+            self._tell_backlog()
         if self._ended and self._finished() and self._transport is not None:
             self._transport.close()
-            return
-        self._make_room()
+            return False
+        return True
+
+    def _impossible(self, size: int) -> ProtocolError:
+        """Say what may have come instead of a request."""
+        start = bytes(self._buffer[self._start : self._start + 4])
+        if start in (b"GET ", b"POST", b"HEAD", b"PUT "):
+            reason = "it speaks HTTP; this port speaks the Kafka protocol"
+        elif start[:2] == b"\x16\x03":
+            reason = "it speaks TLS; this listener does not"
+        elif size > 0:
+            reason = (
+                f"it announced a request of {size} bytes, "
+                f"socket.request.max.bytes is {self._limits.request_max_size}"
+            )
+        else:
+            reason = f"it announced a request of {size} bytes"
+        error = ProtocolError(reason)
+        error.kind = "size"
+        return error
 
     def _finished(self) -> bool:
         """Nothing is under way, and no more than a part of a request is left."""
@@ -211,33 +318,50 @@ class Connection(asyncio.BufferedProtocol):
     def _stalled(self) -> bool:
         return (
             self._control is not None
-            or self._writing_paused
+            or self._muted is not None
             or len(self._pending) >= MOST_PENDING
-            or self._parked_size > self._limits.send_queue_size
+            or self._unsent_size + self._parked_size > self._backlog.queue_limit
         )
 
     def _make_room(self) -> None:
         """Leave free space after what has been received, or stop reading when that must not grow."""
         if self._start == self._end:
             self._start = self._end = 0
+        memory = self._limits.memory
+        if memory.waiting and self not in memory.waiting:
+            self.give_room_back()
         capacity = len(self._buffer)
-        if self._end == capacity:
+        if capacity and self._end == capacity:
             if self._start > 0:
                 # The move is within one buffer; memoryview assignment allows the overlap.
                 kept = self._end - self._start
                 self._view[:kept] = self._view[self._start : self._end]
                 self._start, self._end = 0, kept
-                if capacity < LARGEST_ADAPTED_SIZE and not self._stalled():
-                    self._resize(2 * capacity)
-            elif self._stalled():
+            elif self._stalled() or not self._grow():
                 self._pause_reading()
                 return
-            else:
-                # One frame fills the buffer and goes on: its bytes are here, so the room is earned.
-                self._resize(2 * capacity)
+            # Otherwise one frame fills the buffer and goes on: its bytes are here, so the room is earned.
         if self._reading_paused and self._transport is not None:
             self._reading_paused = False
             self._transport.resume_reading()
+
+    def _grow(self) -> bool:
+        """Twice the room; False when all connections together hold too much, and this one must wait."""
+        capacity = len(self._buffer)
+        kept = self._end - self._start
+        (size,) = _size_at(self._buffer, self._start) if kept >= 4 else (0,)
+        if not self._limits.memory.take(self, capacity, self._room_came, request_size=size):
+            return False
+        self._resize(2 * capacity)
+        return True
+
+    def _room_came(self) -> None:
+        asyncio.get_running_loop().call_soon(self._parse)
+
+    @property
+    def _extra_size(self) -> int:
+        """What the receive buffer has beyond its first size; counted in the memory of all requests."""
+        return max(len(self._buffer) - self._limits.receive_buffer_size, 0)
 
     def _pause_reading(self) -> None:
         if not self._reading_paused and self._transport is not None:
@@ -252,21 +376,38 @@ class Connection(asyncio.BufferedProtocol):
         self._buffer, self._view = grown, memoryview(grown)
         self._start, self._end = 0, kept
 
-    def shrink_if_quiet(self, quiet_since: float) -> None:
-        """Give memory back; the listener calls this now and then. Not while a frame is half here."""
-        if (
-            self._start == self._end
-            and self.last_active < quiet_since
-            and len(self._buffer) > self._limits.receive_buffer_size
-        ):
-            self._start = self._end = 0
-            self._resize(self._limits.receive_buffer_size)
+    def shrink(self) -> None:
+        """Give back what has not been needed since the last call; the listener calls this now and then."""
+        wanted, self._peak = self._peak, self._end
+        if wanted <= len(self._buffer) // 2:
+            self.give_room_back(wanted)
+
+    def give_room_back(self, wanted: int = 0) -> None:
+        """Shrink the receive buffer to what is in it, or to `wanted` bytes where that is more."""
+        first, extra = self._limits.receive_buffer_size, self._extra_size
+        needed = max(self._end - self._start, wanted)
+        smaller = first if needed else 0
+        while smaller < needed + 1 and needed:
+            smaller *= 2
+        if smaller < len(self._buffer):
+            self._resize(smaller)
+            self._limits.memory.give_back(self, extra - self._extra_size, whole=smaller <= first)
+
+    def is_stuck(self, now: float) -> bool:
+        """Whether half a request has lain here for `SEND_STALL_SECONDS`, with not a byte since.
+
+        To be asked now and then: it compares with what it saw before.
+        """
+        seen = (self._start, self._end, self.last_active)
+        if self._start == self._end or self._stalled() or self._reading_paused or self._progress[:3] != seen:
+            self._progress = (*seen, now)
+        return now - self._progress[3] >= SEND_STALL_SECONDS
 
     # -- answering -----------------------------------------------------------------------------------
 
     def _answer(self, frame: memoryview) -> None:
         started = self.last_active = time.monotonic()
-        answer = self._dispatcher.dispatch(frame, self._client_address)
+        answer = self._dispatcher.dispatch(frame, self.client_address)
         api_key = min(frame[0] << 8 | frame[1], API_SLOTS - 1)
         if asyncio.isfuture(answer):
             pending = _Pending(answer, api_key, started)
@@ -280,31 +421,40 @@ class Connection(asyncio.BufferedProtocol):
             task.add_done_callback(lambda future: self._settle_control(pending, future))
         elif self._pending:
             pending = _Pending(None, api_key, started)
-            self._park(pending, cast(Frame, answer))
+            self._park(pending, cast(Answered, answer))
             self._pending.append(pending)
         else:
-            self._send(cast(Frame, answer), api_key, started)
+            self._send(cast(Answered, answer), api_key, started)
 
     def _settle(self, pending: _Pending, future: asyncio.Future[Any]) -> None:
         """An answer is there: send it, and those after it that waited only for their turn."""
-        if future.cancelled() or self._transport is None:
+        if self._transport is None:
+            return
+        if future.cancelled():
+            # Nobody will answer it, and all behind it would wait for their turn for ever.
+            log.warning("connection closed: a request was given up", client=self.client_address)
+            self.close("failure")
             return
         error = future.exception()
         if error is not None:
             self._refuse(error)
             return
-        was_stalled = self._stalled()
         self._park(pending, future.result())
         while self._pending and self._pending[0].done:
             first = self._pending.popleft()
             self._parked_size -= first.size
             self._send(first.frame, first.api_key, first.started)
-        if was_stalled or self._ended:
+        # Whatever has been received and not taken yet: what kept it waiting may have ended long before, as
+        # the bound for the answers grows when other peers read theirs.
+        if self._start != self._end or self._ended:
             self._parse()
+        elif self._unsent_size or self._parked_size or self._told_size:
+            self._tell_backlog()
 
-    def _park(self, pending: _Pending, frame: Frame) -> None:
-        pending.frame = frame
+    def _park(self, pending: _Pending, answer: Answered) -> None:
+        pending.frame = answer
         pending.done = True
+        frame = answer.frame if isinstance(answer, Throttled) else answer
         if frame is not None:
             pending.size = len(frame) if isinstance(frame, bytes | bytearray) else sum(map(len, frame))
         self._parked_size += pending.size
@@ -314,18 +464,23 @@ class Connection(asyncio.BufferedProtocol):
         self._settle(pending, future)
         self._parse()
 
-    def _send(self, frame: Frame, api_key: int, started: float) -> None:
+    def _send(self, answer: Answered, api_key: int, started: float) -> None:
         transport = self._transport
         if transport is None:
             return
         self._metrics.request_seconds[api_key] += time.monotonic() - started
-        if frame is None:
+        if isinstance(answer, Throttled):
+            self._mute(answer.throttle_ms)
+            answer = answer.frame
+        if answer is None:
             return
-        buffers = (frame,) if isinstance(frame, bytes | bytearray) else frame
+        buffers = (answer,) if isinstance(answer, bytes | bytearray) else answer
         size = sum(map(len, buffers))
         self._metrics.bytes_out += size
         if self._corked is None:
             transport.writelines(buffers)
+            if self._writing_paused:
+                self._unsent_size += size
             return
         self._corked += buffers
         self._corked_size += size
@@ -343,31 +498,73 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.writelines(corked)  # large answers are not copied once more
         else:
             self._transport.write(b"".join(corked))
+        if self._writing_paused:
+            self._unsent_size += size
+
+    def _tell_backlog(self) -> None:
+        """Keep count of what this peer has not read, among what all peers have not."""
+        size = self._unsent_size + self._parked_size
+        if size != self._told_size:
+            self._told_size = size
+            self._backlog.set(self, size, time.monotonic())
+
+    def look_at_reader(self, now: float) -> None:
+        """Note whether a slow peer has read something; the listener asks now and then.
+
+        What it holds stays counted: an answer is one piece of memory until its last byte is sent.
+        """
+        if self._unsent_size and self._transport is not None:
+            unsent_size = self._transport.get_write_buffer_size()
+            if unsent_size < self._seen_unsent_size:
+                self._backlog.progressed(self, now)
+            self._seen_unsent_size = unsent_size
+
+    def _mute(self, throttle_ms: int) -> None:
+        """Take no further request for a while; a longer muting that is under way goes on."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + throttle_ms / 1000
+        if self._muted is not None:
+            if self._muted.when() >= until:
+                return
+            self._muted.cancel()
+        self._metrics.throttled_requests += 1
+        self._muted = loop.call_at(until, self._unmute)
+
+    def _unmute(self) -> None:
+        self._muted = None
+        self._parse()
 
     def _refuse(self, error: BaseException) -> None:
         """Close on a peer that broke the protocol, or when a failure of ours left nothing to answer with."""
         if not isinstance(error, ProtocolError):
-            log.error("connection closed: its request failed", client=self._client_address, exc_info=error)
-            self.close()
+            log.error("connection closed: its request failed", client=self.client_address, exc_info=error)
+            self.close("failure")
             return
         self._metrics.connections_closed_for_protocol += 1
-        held_back = self._protocol_errors.take("protocol")
+        held_back = self._protocol_errors.take(error.kind)
         if held_back is not None:
             log.warning(
-                "connection closed: the peer does not speak the protocol",
-                client=self._client_address,
+                "connection closed: a request with acks=0 failed"
+                if error.kind == ACKS_0
+                else "connection closed: the peer does not speak the protocol",
+                client=self.client_address,
                 reason=str(error),
                 held_back=held_back,
             )
-        self.close()
+        self.close(f"protocol: {error.kind}")
 
     def finish(self) -> None:
         """Take no more requests, send what has been answered, and close."""
         if self._transport is not None:
             self._transport.close()
 
-    def close(self) -> None:
-        """Close without sending what is queued."""
+    def close(self, reason: str) -> None:
+        """Close without sending what is queued; `reason` is what metrics count."""
+        if self._transport is not None:
+            self._metrics.count_close(reason)
+            self._drop()
+
+    def _drop(self) -> None:
         if self._transport is not None:
             self._transport.abort()
             self._transport = None
@@ -375,4 +572,4 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def idle(self) -> bool:
         """Nothing is under way."""
-        return not self._pending and self._control is None
+        return not self._pending and self._control is None and self._muted is None

@@ -11,20 +11,36 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from millrace.broker.config import BrokerConfig
+from millrace.broker.coordination.client_quotas import ClientQuotaStore
 from millrace.broker.coordination.controller_client import ControllerClient
+from millrace.broker.coordination.elections import Elections
 from millrace.broker.coordination.metadata_cache import MetadataCache
 from millrace.broker.coordination.producer_ids import ProducerIds
+from millrace.broker.coordination.reassignments import Reassignments
 from millrace.broker.groups.coordinator import GroupCoordinator
 from millrace.broker.protocol.frames import RequestHead
 from millrace.broker.replication.replica_manager import ReplicaManager
+from millrace.broker.server.fetch_sessions import FetchSessionCache
+from millrace.broker.server.memory_limits import AnswerBacklog
+from millrace.broker.server.quotas import ClientQuotas
+from millrace.broker.server.transaction_markers import MarkerWriter
+from millrace.broker.server.transactional_produce import TransactionalAppends
 from millrace.broker.telemetry.metrics import BrokerMetrics
+from millrace.broker.transactions.coordinator import TransactionCoordinator
+from millrace.broker.transactions.verification import TransactionGate
 
 
 class Clock(Protocol):
     """Where the broker takes the time from."""
 
     def now_ms(self) -> int:
-        """Milliseconds since the epoch."""
+        """Milliseconds since the epoch: for what is written down, and for what is compared with that. It may
+        be set back or forward."""
+        ...
+
+    def steady_ms(self) -> int:
+        """Milliseconds of a clock that nobody sets: for how long something has lasted or may last. It means
+        nothing outside this process."""
         ...
 
 
@@ -42,6 +58,9 @@ class SystemClock:
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
 
+    def steady_ms(self) -> int:
+        return time.monotonic_ns() // 1_000_000
+
 
 @dataclass(slots=True, kw_only=True)
 class BrokerServices:
@@ -53,8 +72,18 @@ class BrokerServices:
     metadata_cache: MetadataCache
     replica_manager: ReplicaManager
     controller: ControllerClient
+    reassignments: Reassignments
+    elections: Elections
     producer_ids: ProducerIds
     groups: GroupCoordinator
+    transactions: TransactionCoordinator
+    transaction_gate: TransactionGate
+    transactional_appends: TransactionalAppends
+    marker_writer: MarkerWriter
+    quotas: ClientQuotas
+    quota_store: ClientQuotaStore
+    fetch_sessions: FetchSessionCache
+    backlog: AnswerBacklog
     spoken: Sequence[SpokenApi] = ()
 
 

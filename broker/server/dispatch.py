@@ -4,11 +4,12 @@ A handler is a module of `server/handlers/` with `API`, `VERSIONS` (a contiguous
 `async def handle(request, context) -> response entity`. A module may also have
 `def handle_frame(head, frame, position, context)` for the versions in its `FRAME_VERSIONS`: it is called
 at once on the event loop with the undecoded request, must not keep `frame` after it returns, and returns
-the frame to send (bytes, or a list of buffers), None where no answer is due, or a future of these.
+the frame to send (bytes, or a list of buffers), None where no answer is due, any of these as `Throttled`
+where the client is over a quota, or a future of what may be returned.
 
 Requests that cannot be answered: an unknown API or version gets error code 35 in the API's own response
 where the schema is known, and a bare error code otherwise; a request that cannot be decoded closes the
-connection (`ProtocolError`). This is one of the two places that catch `Exception`.
+connection (`ProtocolError`). One of the few places that catch `Exception`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import structlog
-from kio.index import KioIndexError
 
 from millrace.broker.errors import KafkaError, ProtocolError, UnknownServerError, UnsupportedVersion
 from millrace.broker.protocol.frames import (
@@ -42,10 +42,24 @@ log = structlog.get_logger("millrace.broker")
 Frame = bytes | bytearray | Sequence[bytes | bytearray | memoryview] | None
 """What goes to the network: one buffer, several in a row, or nothing."""
 
-Answer = Frame | asyncio.Future[Any] | Awaitable[Any]
+
+class Throttled(NamedTuple):
+    """An answer after which the connection is not read from for `throttle_ms` (KIP-219)."""
+
+    frame: Frame
+    throttle_ms: int
+
+
+Answered = Frame | Throttled
+"""What a finished request has come to."""
+
+Answer = Answered | asyncio.Future[Any] | Awaitable[Any]
 
 _BARE_REFUSAL = struct.Struct(">iih")
 _NO_VERSIONS = range(0)
+
+MOST_ITEMS = 500_000
+"""Array items that a request may hold: each costs this process far more memory than its bytes did."""
 
 
 class Handler(NamedTuple):
@@ -93,7 +107,11 @@ class Dispatcher:
 
         Raises ProtocolError when the connection cannot go on.
         """
-        head, position = decode_request(frame)
+        try:
+            head, position = decode_request(frame)
+        except ProtocolError as error:
+            error.kind = "header"
+            raise
         handler = self.handlers.get(head.api_key)
         if handler is None or head.version not in handler.versions:
             return self._refuse(head)
@@ -112,7 +130,9 @@ class Dispatcher:
     def _decode(self, head: RequestHead, frame: memoryview, position: int) -> Any:
         """The request as a `kio` entity. Raises ProtocolError, whatever the reader stumbled over."""
         try:
-            return decode_entity(request_type(head.api_key, head.version), frame, position)
+            return decode_entity(
+                request_type(head.api_key, head.version), frame, position, most_items=MOST_ITEMS
+            )
         except ProtocolError:
             raise
         except Exception as error:
@@ -163,7 +183,7 @@ class Dispatcher:
         """The API's own response with only the error set; without a schema, the bare code."""
         try:
             return encode_response(head, refusal(head.api_key, head.version, code))
-        except (KioIndexError, LookupError):
+        except Exception:  # also what the schemas of APIs that are not spoken here trip over
             tail = b"\x00" if is_flexible(head.api_key, head.version) else b""
             body = _BARE_REFUSAL.pack(6 + len(tail), head.correlation_id, code)
             return body[:8] + tail + body[8:]

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import datetime
+from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
+from kio.schema.errors import ErrorCode
+
+from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.server.context import RequestContext
 
 _MILLISECOND = datetime.timedelta(milliseconds=1)
@@ -27,3 +32,11 @@ def client_host(context: RequestContext) -> str:
 
 def partition_exists(context: RequestContext, topic: str, partition: int) -> bool:
     return context.broker.metadata_cache.partition(topic, partition) is not None
+
+
+def errors_by_topic(errors: Mapping[TopicPartition, ErrorCode]) -> list[dict[str, Any]]:
+    """An error for each partition, in the shape that the answers to commits have."""
+    topics: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    for (topic, partition), error in errors.items():
+        topics[topic].append({"partition_index": partition, "error_code": error})
+    return [{"name": topic, "partitions": partitions} for topic, partitions in topics.items()]

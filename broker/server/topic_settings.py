@@ -27,7 +27,7 @@ STATIC_BROKER_CONFIG = 4
 DEFAULT_CONFIG = 5
 
 _TYPES = {"boolean": 1, "string": 2, "int": 3, "long": 5, "double": 6, "list": 7}
-_BROKER_TYPES = {"bool": 1, "str": 2, "int": 5}
+_BROKER_TYPES = {"bool": 1, "str": 2, "int": 5, "float": 6}
 
 Change = Callable[[Mapping[str, str]], Mapping[str, str]]
 
@@ -36,7 +36,14 @@ def describe_topic(
     info: TopicInfo, defaults: LogConfig, settings: BrokerSettings, names: Iterable[str] | None
 ) -> list[dict[str, Any]]:
     """Every setting of a topic (or those named), with where its value comes from."""
-    effective = LogConfig.from_topic_config(info.config, defaults)
+    return describe_topic_config(info.config, defaults, names)
+
+
+def describe_topic_config(
+    config: Mapping[str, str], defaults: LogConfig, names: Iterable[str] | None = None
+) -> list[dict[str, Any]]:
+    """The same for a topic that has (or would have) `config` set."""
+    effective = LogConfig.from_topic_config(config, defaults)
     plain = LogConfig()
     wanted = SETTINGS if names is None else [name for name in names if name in SETTINGS]
     entries = []
@@ -48,12 +55,13 @@ def describe_topic(
             synonyms.insert(
                 0, {"name": setting.broker_name, "value": inherited, "source": STATIC_BROKER_CONFIG}
             )
-        if name in info.config:
-            synonyms.insert(0, {"name": name, "value": info.config[name], "source": DYNAMIC_TOPIC_CONFIG})
+        if name in config:
+            synonyms.insert(0, {"name": name, "value": config[name], "source": DYNAMIC_TOPIC_CONFIG})
         entries.append(
             {
                 "name": name,
-                "value": effective.value_of(name),
+                # A list keeps the order in which it was given, as in Apache Kafka.
+                "value": synonyms[0]["value"] if setting.kind == "list" else effective.value_of(name),
                 "read_only": False,
                 "config_source": synonyms[0]["source"],
                 "is_sensitive": False,

@@ -40,6 +40,8 @@ Validation = Literal["full", "header"]
 WritableBuffer = bytearray | memoryview
 
 _MAX_LONG = 2**63 - 1
+_MAGIC_POSITION = 16
+_OLD_FORMATS = (0, 1)
 
 
 class CheckedBatch(NamedTuple):
@@ -67,8 +69,11 @@ def check_batch(
     Raises CorruptMessage, InvalidRecord, InvalidTimestamp, RecordTooLarge, RecordListTooLarge,
     UnsupportedCompressionType.
     """
-    header = parse_header(batch)
     size = len(batch)
+    try:
+        header = parse_header(batch)
+    except CorruptMessage as error:
+        raise _no_header(batch, error) from None
     if header.batch_length + LOG_OVERHEAD != size:
         raise _not_one_batch(header, size)
     if size > config.max_message_bytes and origin == "client":
@@ -115,9 +120,21 @@ def check_batch(
     return CheckedBatch(batch, header, NO_TIMESTAMP)
 
 
-def _not_one_batch(header: BatchHeader, size: int) -> CorruptMessage | InvalidRecord:
+def _no_header(
+    batch: bytes | bytearray | memoryview, error: CorruptMessage
+) -> CorruptMessage | InvalidRecord:
+    """Sending an older format again does not make it newer: the producer gets a refusal that is final."""
+    if len(batch) > _MAGIC_POSITION and batch[_MAGIC_POSITION] in _OLD_FORMATS:
+        return InvalidRecord(f"message format {batch[_MAGIC_POSITION]} is older than record batches")
+    announced = int.from_bytes(batch[8:12], "big", signed=True) + LOG_OVERHEAD
+    if len(batch) < HEADER_SIZE and (len(batch) <= _MAGIC_POSITION or announced > len(batch)):
+        return InvalidRecord(f"record batch is cut at {len(batch)} bytes, before the end of its header")
+    return error
+
+
+def _not_one_batch(header: BatchHeader, size: int) -> InvalidRecord:
     if header.size > size:
-        return CorruptMessage(f"record batch of {header.size} bytes is cut at {size}")
+        return InvalidRecord(f"record batch of {header.size} bytes is cut at {size}")
     return InvalidRecord("a produce request must hold exactly one record batch per partition")
 
 

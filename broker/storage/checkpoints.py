@@ -1,8 +1,9 @@
 """Small text files beside the logs, in Apache Kafka's formats, replaced as a whole.
 
-    offset checkpoint      line 1 "0", line 2 the number of entries, then "topic partition offset"
+    offset checkpoints     line 1 "0", line 2 the number of entries, then "topic partition offset"
     leader epochs          line 1 "0", line 2 the number of entries, then "epoch start_offset"
     partition.metadata     "version: 0", "topic_id: <base64url, 22 characters>"
+    new partitions         line 1 "0", line 2 the number of entries, then "topic partition topic_id" (ours)
 
 A file is written beside itself, optionally synced, and renamed over: a reader sees the old one or the new
 one. A file that does not read as its format is reported by ValueError, never half used.
@@ -18,14 +19,21 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from uuid import UUID
 
+from millrace.broker.protocol.topic_partition import TopicPartition
+
 RECOVERY_POINT_CHECKPOINT = "recovery-point-offset-checkpoint"
 LOG_START_OFFSET_CHECKPOINT = "log-start-offset-checkpoint"
 LEADER_EPOCH_CHECKPOINT = "leader-epoch-checkpoint"
 PARTITION_METADATA = "partition.metadata"
+CLEANER_CHECKPOINT = "cleaner-offset-checkpoint"
+NEW_PARTITIONS = "new-partitions"
+"""Topic ids of partitions whose directories need not be on the disk yet; Apache Kafka passes it over."""
+HOLES_MARKER = "offset-holes"
+"""An empty file in a partition whose offsets may have holes; Apache Kafka passes it over."""
 
-TopicPartition = tuple[str, int]
 
 _VERSION = "0"
+_CHUNK_SIZE = 1 << 16
 
 
 def sync_directory(directory: Path) -> None:
@@ -83,10 +91,26 @@ def read_epochs(path: Path) -> list[tuple[int, int]]:
     return entries
 
 
-def write_topic_id(directory: Path, topic_id: UUID) -> None:
+def write_new_partitions(path: Path, topic_ids: Mapping[TopicPartition, UUID]) -> None:
+    """Writes the topic ids of new partitions, synced."""
+    rows = [f"{topic} {number} {topic_id}" for (topic, number), topic_id in sorted(topic_ids.items())]
+    replace_file(path, _text(rows), sync=True)
+
+
+def read_new_partitions(path: Path) -> dict[TopicPartition, UUID]:
+    """Reads the topic ids of new partitions; a missing file has none. Raises ValueError."""
+    topic_ids: dict[TopicPartition, UUID] = {}
+    for row in _rows(path):
+        topic, number, topic_id = row.split(" ")
+        topic_ids[topic, int(number)] = UUID(topic_id)
+    return topic_ids
+
+
+def write_topic_id(directory: Path, topic_id: UUID, *, sync: bool = True) -> None:
     """Writes a partition's `partition.metadata`."""
     encoded = base64.urlsafe_b64encode(topic_id.bytes).rstrip(b"=").decode()
-    replace_file(directory / PARTITION_METADATA, f"version: 0\ntopic_id: {encoded}\n".encode(), sync=True)
+    content = f"version: 0\ntopic_id: {encoded}\n".encode()
+    replace_file(directory / PARTITION_METADATA, content, sync=sync)
 
 
 def read_topic_id(directory: Path) -> UUID | None:
@@ -96,7 +120,7 @@ def read_topic_id(directory: Path) -> UUID | None:
     """
     path = directory / PARTITION_METADATA
     try:
-        lines = path.read_text().split("\n")
+        lines = _read_text(path).split("\n")
     except FileNotFoundError:
         return None
     values = dict(line.split(": ", 1) for line in lines if ": " in line)
@@ -105,13 +129,29 @@ def read_topic_id(directory: Path) -> UUID | None:
     return UUID(bytes=base64.urlsafe_b64decode(values["topic_id"] + "=="))
 
 
+def _read_text(path: Path) -> str:
+    """A start reads two of these per partition: a file object costs more than the reading. Raises ValueError
+    where it is no text, OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        content = os.read(fd, _CHUNK_SIZE)
+        while len(content) % _CHUNK_SIZE == 0:
+            more = os.read(fd, _CHUNK_SIZE)
+            if not more:
+                break
+            content += more
+    finally:
+        os.close(fd)
+    return content.decode()
+
+
 def _text(rows: list[str]) -> bytes:
     return "\n".join([_VERSION, str(len(rows)), *rows, ""]).encode()
 
 
 def _rows(path: Path) -> list[str]:
     try:
-        lines = path.read_text().split("\n")
+        lines = _read_text(path).split("\n")
     except FileNotFoundError:
         return []
     try:

@@ -30,6 +30,7 @@ class IndexFile:
             size = 0
         self.is_misaligned = size % entry_size != 0
         self._state: tuple[int, bytearray] = (size // entry_size, bytearray())
+        self._last_written: tuple[int, bytes] | None = None  # how many entries the file had, and the last
 
     def __len__(self) -> int:
         written_count, tail = self._state
@@ -76,21 +77,32 @@ class IndexFile:
             os.close(fd)
 
     def truncate(self, count: int) -> None:
-        """Keeps the first `count` entries, in the file as well."""
-        self.write_tail()
-        if not self.path.exists():
-            return
-        os.truncate(self.path, count * self._entry_size)
-        self._state = (count, bytearray())
+        """Keeps the first `count` entries, in the file as well. Writes nothing: a log must be cut on a full
+        disk, too."""
+        written_count, tail = self._state
+        kept_count = min(count, written_count)
+        kept_tail = tail[: max(count - written_count, 0) * self._entry_size]
+        try:
+            os.truncate(self.path, kept_count * self._entry_size)
+        except FileNotFoundError:
+            if kept_count:
+                kept_count, kept_tail = 0, bytearray()
+        self._last_written = None
+        self._state = (kept_count, kept_tail)
         self.is_misaligned = False
 
     def last(self) -> bytes | None:
         """The last entry."""
-        count = len(self)
-        if count == 0:
+        written_count, tail = self._state
+        if tail:
+            return bytes(tail[-self._entry_size :])
+        if written_count == 0:
             return None
-        with _Reader(self) as read:
-            return read(count - 1)
+        known = self._last_written
+        if known is None or known[0] != written_count:
+            with _Reader(self) as read:
+                known = self._last_written = (written_count, read(written_count - 1))
+        return known[1]
 
     def search(self, is_at_most: Callable[[bytes], bool]) -> bytes | None:
         """The last entry for which `is_at_most` holds; it must hold for a prefix of the entries."""
@@ -104,25 +116,33 @@ class IndexFile:
                     high = middle
             return read(low - 1) if low else None
 
-    def entries(self) -> Iterator[bytes]:
-        """Every entry in order."""
+    def _content(self) -> bytes:
         written_count, tail = self._state
         data = b""
         if written_count:
             data = self.path.read_bytes()[: written_count * self._entry_size]
         data += bytes(tail)
+        return data[: len(data) // self._entry_size * self._entry_size]
+
+    def entries(self) -> Iterator[bytes]:
+        """Every entry in order."""
+        data = self._content()
         for position in range(0, len(data), self._entry_size):
             yield data[position : position + self._entry_size]
 
-    def is_ascending(self, key: Callable[[bytes], int]) -> bool:
-        """Whether the keys grow from entry to entry."""
-        previous: int | None = None
-        for entry in self.entries():
-            current = key(entry)
-            if previous is not None and current <= previous:
-                return False
-            previous = current
-        return True
+    def is_ascending(self, fields: list[tuple[str, str]]) -> str | None:
+        """The name of the first field that does not grow from entry to entry; None when all do.
+
+        `fields` are (name, numpy type) of an entry's fields in order.
+        """
+        import numpy
+
+        entries = numpy.frombuffer(self._content(), numpy.dtype(fields))
+        for name, _ in fields:
+            column = entries[name]
+            if not (column[1:] > column[:-1]).all():
+                return name
+        return None
 
 
 class _Reader:

@@ -1,27 +1,32 @@
 """The log of one partition: the directory `<topic>-<partition>` with its segments and what goes with them.
 
-    <base offset>.log .index .timeindex   segments (`segment.py`)
-    <offset>.snapshot                     producer state (`producer_snapshot.py`)
-    leader-epoch-checkpoint               leader epochs (`leader_epochs.py`)
-    partition.metadata                    topic id
+    <base offset>.log .index .timeindex .txnindex   segments (`segment.py`)
+    <offset>.snapshot                               producer state (`producer_snapshot.py`)
+    leader-epoch-checkpoint                         leader epochs (`leader_epochs.py`)
+    partition.metadata                              topic id
+    offset-holes                                    empty; its presence says that offsets may have holes
 
 Called by the replica manager (append, read) and the log manager (open, housekeeping, close). Synchronous.
+Two parts of the log have modules of their own: what of it is on the disk (`log_durability.py`), and changes
+to its segments (`log_reshaping.py`).
 
 Invariants:
-- one appends at a time; every change of structure (append, roll, truncate, delete) holds `_lock`;
-- reads take no lock: they see a tuple of segments that is replaced as a whole, and a segment's size that
-  grows only after its bytes are written;
+- one appends at a time; every change of structure (append, roll, truncate, delete) holds `_lock`; what
+  removes or replaces segments holds `_shape_lock` as well, taken before `_lock` and after `_flush_lock`;
+- reads take no lock (`log_reader.py`);
 - a batch is in the log whole or not at all: a failed write is taken back, and when even that fails the log
   refuses every further append;
-- offsets below `recovery_point` are on the disk; fsync runs outside the lock, and in the appending caller
-  only where `flush.messages` demands it.
+- offsets below `recovery_point` are on the disk, with their leader epochs and aborted transactions; fsync
+  runs outside `_lock`, and in the appending caller only where `flush.messages` demands it;
+- before offsets are given anew (a truncation), no checkpoint on the disk says that they are flushed.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from uuid import UUID
@@ -32,32 +37,28 @@ from millrace.broker.errors import (
     OffsetOutOfRange,
 )
 from millrace.broker.protocol.batch import (
-    HEADER_SIZE,
     NO_TIMESTAMP,
     BatchHeader,
     iterate_batches,
-    parse_header,
     stamp_offset_and_epoch,
     verify_crc,
 )
 from millrace.broker.protocol.checksum import Buffer
-from millrace.broker.protocol.records import read_records, whole_batches
-from millrace.broker.storage import producer_snapshot, retention
+from millrace.broker.protocol.control_records import Marker, parse_marker
+from millrace.broker.protocol.topic_partition import TopicPartition
+from millrace.broker.storage import log_durability, log_reshaping, producer_snapshot
 from millrace.broker.storage.batch_validation import Origin, Validation, check_batch
-from millrace.broker.storage.checkpoints import (
-    TopicPartition,
-    read_topic_id,
-    sync_directory,
-    write_topic_id,
-)
+from millrace.broker.storage.checkpoints import HOLES_MARKER, read_topic_id, sync_directory, write_topic_id
+from millrace.broker.storage.disk_errors import is_beyond_trust
 from millrace.broker.storage.leader_epochs import LeaderEpochCache
 from millrace.broker.storage.log_config import LogConfig
-from millrace.broker.storage.offset_index import ENTRY_SIZE as INDEX_ENTRY_SIZE
+from millrace.broker.storage.log_reader import LogRead, LogReader
+from millrace.broker.storage.producer_recovery import load_producers, read_marker
 from millrace.broker.storage.producer_state import ProducerState
-from millrace.broker.storage.recovery import load_epochs, load_producers, open_segments
-from millrace.broker.storage.segment import BatchAt, Segment, WouldBlock
+from millrace.broker.storage.recovery import load_epochs, open_segments
+from millrace.broker.storage.segment import Segment
+from millrace.broker.storage.segment_list import SegmentList
 
-_REMEMBERED_READ_COUNT = 64
 _MAX_OFFSET = 2**63 - 1
 
 
@@ -70,27 +71,28 @@ class AppendResult(NamedTuple):
     duplicate: bool = False
 
 
-class LogRead(NamedTuple):
-    """Whole batches; the first may begin below the offset asked for. `next_offset` is where to go on.
-
-    `position` is the first byte's place in the segment that begins at `segment_base_offset`.
-    """
-
-    data: memoryview
-    next_offset: int
-    segment_base_offset: int
-    position: int
-
-
-_EMPTY = memoryview(b"")
-
-
 def parse_directory_name(name: str) -> TopicPartition:
     """`flights-3` -> ("flights", 3). Raises ValueError."""
     topic, dash, number = name.rpartition("-")
     if not dash or not topic or not number.isdigit():
         raise ValueError(f"{name!r} is not <topic>-<partition>")
     return topic, int(number)
+
+
+def _own_topic_id(directory: Path, announced_id: UUID | None, notes: list[str]) -> UUID | None:
+    """The topic id of a partition's directory; where it has none, the announced one, written now. Raises
+    ValueError when it cannot be read and none was announced, OSError."""
+    try:
+        topic_id = read_topic_id(directory)
+    except ValueError as error:
+        if announced_id is None:
+            raise
+        notes.append(f"{error}; it was not on the disk yet, and is written anew")
+        topic_id = None
+    if topic_id is None and announced_id is not None:
+        write_topic_id(directory, announced_id, sync=False)
+        return announced_id
+    return topic_id
 
 
 class Log:
@@ -109,6 +111,8 @@ class Log:
         recovery_point: int,
         now_ms: int,
         notes: list[str],
+        is_marked_for_holes: bool = False,
+        cleaned_offset: int = 0,
     ):
         self.directory = directory
         self.topic, self.partition = parse_directory_name(directory.name)
@@ -118,18 +122,36 @@ class Log:
         self.start_offset = start_offset
         self.end_offset = end_offset
         self.recovery_point = recovery_point
+        self.cleaned_offset = cleaned_offset
+        """Compaction has been through below this offset."""
+        self.truncation_count = 0
+        """Grows with every truncation: what was learnt before one may not be true after it."""
         self.failure: str | None = None
         """Why the log takes no more appends; None while all is well."""
+        self.on_disk_failure: Callable[[str], None] | None = None
+        """Called, with the reason, when an error says that the folder's disk cannot be trusted."""
+        self.on_failure: Callable[[str], None] | None = None
+        """Called, with the reason, when this log fails alone. Both with the log's locks held."""
+        self.before_truncation: Callable[[int], None] | None = None
+        """Called before offsets from the given one on may be written anew; makes the checkpoints on the disk
+        say nothing of them. Raises OSError."""
         self.notes = notes
-        """What opening had to repair, one line each, for the operator's log."""
-        self._segments: tuple[Segment, ...] = tuple(segments)
-        self._active = segments[-1]
+        """What had to be repaired, one line each, for the operator's log."""
         self._lock = threading.RLock()
+        self._shape_lock = threading.RLock()
         self._flush_lock = threading.Lock()
+        self._segments = SegmentList(
+            directory, segments, self._lock, notes, lambda: self.config.index_interval_bytes
+        )
+        self._reader = LogReader(self._segments)
         self._last_flush_ms = now_ms
         self._has_new_files = True
-        self._read_positions: dict[int, tuple[Segment, int]] = {}
+        self._is_marked_for_holes = is_marked_for_holes
+        self._snapshot_size = 0  # of the active segment, when the producers were last written
+        self._is_as_opened = False  # after a clean close: nothing was written since
         self._topic_id: UUID | None = None
+        self.is_anchored = True
+        """Whether the directory and its topic id are on the disk (`data_folder.py`)."""
 
     @classmethod
     def open(
@@ -140,23 +162,41 @@ class Log:
         recovery_point: int | None,
         now_ms: int,
         start_offset: int = 0,
+        cleaned_offset: int | None = None,
+        announced_id: UUID | None = None,
+        is_anchored: bool = True,
     ) -> Log:
         """Opens or creates the log in `directory`.
 
         `recovery_point` is the offset below which all had been flushed, None after a clean close;
-        `start_offset` is the checkpointed log start (records below it are deleted). Raises
-        KafkaStorageError with one line when the partition cannot be opened; other partitions can.
+        `start_offset` is the checkpointed log start (records below it are deleted), `cleaned_offset` where
+        compaction stopped, None if it never ran. `announced_id` is the topic id of a directory that has none,
+        or whose own did not survive; `is_anchored`: the directory is known to be on the disk. Raises
+        KafkaStorageError with one line when the partition cannot be opened; other partitions can. Its cause
+        is the OSError, if there was one.
         """
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            if not os.path.isdir(directory):
+                directory.mkdir(parents=True, exist_ok=True)
             opened = open_segments(
-                directory, config, recovery_point=recovery_point, start_offset=start_offset, now_ms=now_ms
+                directory,
+                config,
+                recovery_point=recovery_point,
+                start_offset=start_offset,
+                now_ms=now_ms,
+                was_compacted=cleaned_offset is not None,
             )
             end_offset = opened.end_offset
             start_offset = min(max(start_offset, opened.segments[0].base_offset), end_offset)
             epochs = load_epochs(directory, opened, opened.notes)
             producers = load_producers(
-                directory, opened.segments, start_offset=start_offset, end_offset=end_offset, now_ms=now_ms
+                directory,
+                opened.segments,
+                start_offset=start_offset,
+                end_offset=end_offset,
+                now_ms=now_ms,
+                trusted_offset=recovery_point,
+                notes=opened.notes,
             )
             log = cls(
                 directory,
@@ -169,8 +209,16 @@ class Log:
                 recovery_point=end_offset if recovery_point is None else min(recovery_point, end_offset),
                 now_ms=now_ms,
                 notes=opened.notes,
+                is_marked_for_holes=opened.is_marked,
+                cleaned_offset=min(cleaned_offset or 0, end_offset),
             )
-            log._topic_id = read_topic_id(directory)
+            log.is_anchored = is_anchored
+            log._topic_id = _own_topic_id(directory, announced_id, opened.notes)
+            log._is_as_opened = (
+                recovery_point is None
+                and not opened.notes
+                and producer_snapshot.snapshot_path(directory, end_offset).exists()
+            )
         except (OSError, ValueError, CorruptMessage) as error:
             raise KafkaStorageError(f"partition {directory} cannot be opened: {error}") from error
         return log
@@ -191,19 +239,38 @@ class Log:
         write_topic_id(self.directory, topic_id)
         self._topic_id = topic_id
 
+    def anchor(self) -> None:
+        """Makes the directory and its topic id durable, where they are not yet. Raises KafkaStorageError."""
+        log_durability.anchor(self)
+
     @property
     def size(self) -> int:
         """Bytes of all batches."""
-        return sum(segment.size for segment in self._segments)
+        return self._segments.size
 
     @property
     def segment_count(self) -> int:
-        return len(self._segments)
+        return len(self._segments.all)
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """As they are now, oldest first, the active one last; for the cleaner and for figures."""
+        return self._segments.all
 
     @property
     def first_unstable_offset(self) -> int | None:
         """Where the oldest open transaction began; the last stable offset stops there."""
         return self.producers.first_unstable_offset
+
+    def last_stable_offset(self, high_watermark: int) -> int:
+        """Readers of committed data see up to here: never beyond the high watermark, nor beyond the first
+        record of a transaction that is open or whose end is not below the high watermark yet."""
+        return self.producers.last_stable_offset(high_watermark)
+
+    def aborted_transactions(self, from_offset: int, end_offset: int) -> tuple[tuple[int, int], ...]:
+        """(producer id, first offset) of each aborted transaction with records from `from_offset` up to
+        `end_offset`, for readers of committed data to leave out."""
+        return self._reader.aborted(from_offset, end_offset) if self._segments.aborting else ()
 
     # -- append
 
@@ -218,9 +285,11 @@ class Log:
     ) -> AppendResult:
         """Checks one batch (`batch_validation.py`), gives it offsets and an epoch, and writes it.
 
-        A writable buffer is stamped in place, and must be the log's until this returns. Raises what
-        `check_batch` raises, OutOfOrderSequence, InvalidProducerEpoch, and KafkaStorageError when the disk
-        refuses; the log is then as it was before.
+        A writable buffer is stamped in place, and must be the log's until this returns. Batches of internal
+        origin may be markers (`control_records.py`), which end their producer's transaction here. Raises
+        what `check_batch` raises, OutOfOrderSequence, InvalidProducerEpoch, InvalidTxnState,
+        TransactionCoordinatorFenced, and KafkaStorageError when the disk refuses; the log is then as it was
+        before.
         """
         checked, header, append_time_ms = check_batch(
             batch, self.config, now_ms=now_ms, origin=origin, validation=validation
@@ -229,20 +298,32 @@ class Log:
             if self.failure is not None:
                 raise KafkaStorageError(self.failure)
             has_producer = header.producer_id >= 0
-            if has_producer and origin == "client":
-                stored = self.producers.check(header)
-                if stored is not None:
-                    time_ms = stored.timestamp_ms if append_time_ms >= 0 else NO_TIMESTAMP
-                    return AppendResult(stored.first_offset, stored.last_offset, time_ms, True)
+            marker: Marker | None = None
+            if has_producer:
+                if origin == "client":
+                    stored = self.producers.check(header)
+                    if stored is not None:
+                        time_ms = stored.timestamp_ms if append_time_ms >= 0 else NO_TIMESTAMP
+                        return AppendResult(stored.first_offset, stored.last_offset, time_ms, True)
+                elif header.is_control:
+                    marker = parse_marker(checked)
+                    self.producers.check_marker(marker)
+                else:
+                    self.producers.check_epoch(header)
             base_offset = self.end_offset
             last_offset = base_offset + header.last_offset_delta
             stamp_offset_and_epoch(checked, base_offset, leader_epoch)
-            self._write(checked, header, last_offset, now_ms)
+            try:
+                self._write(checked, header, last_offset, now_ms)
+            except KafkaStorageError:
+                if has_producer and origin == "client":
+                    self.producers.refused(header)
+                raise
             if leader_epoch > self.leader_epochs.latest_epoch:
                 self._assign_epoch(leader_epoch, base_offset)
             if has_producer:
                 stamped = header._replace(base_offset=base_offset, leader_epoch=leader_epoch)
-                self.producers.note(stamped, now_ms)
+                self._note_producer(stamped, now_ms, marker)
             self.producers.end_offset = self.end_offset = last_offset + 1
             must_flush = self.end_offset - self.recovery_point >= self.config.flush_messages
         if must_flush:
@@ -266,84 +347,127 @@ class Log:
                         f"{self.directory.name}: a batch at offset {header.base_offset} does not follow "
                         f"the log's end {self.end_offset}"
                     )
+                if header.base_offset > self.end_offset and self.end_offset > self.start_offset:
+                    self._note_holes()
                 batch = view[position : position + header.size]
+                marker = read_marker(batch) if header.is_control else None
                 self._write(batch, header, header.last_offset, now_ms)
                 if header.leader_epoch > self.leader_epochs.latest_epoch:
                     self._assign_epoch(header.leader_epoch, header.base_offset)
                 if header.producer_id >= 0:
-                    self.producers.note(header, now_ms)
+                    self._note_producer(header, now_ms, marker)
                 self.producers.end_offset = self.end_offset = header.next_offset
 
     def _write(self, batch: Buffer, header: BatchHeader, last_offset: int, now_ms: int) -> None:
+        self._is_as_opened = False
         try:
-            if self._must_roll(len(batch), header.max_timestamp, last_offset, now_ms):
-                self._roll(now_ms)
-            self._active.append(batch, header, last_offset, self.config.index_interval_bytes)
+            if self._segments.must_roll(len(batch), header.max_timestamp, last_offset, now_ms, self.config):
+                log_reshaping.roll(self, now_ms)
+            self._segments.active.append(batch, header, last_offset, self.config.index_interval_bytes)
         except KafkaStorageError as error:
-            self.failure = str(error)
+            self._fail(str(error), error.__cause__)
             raise
         except OSError as error:
-            raise KafkaStorageError(f"{self.directory}: the batch was not written: {error}") from error
+            raise self._refused("the batch was not written", error) from error
+
+    def _note_producer(self, header: BatchHeader, now_ms: int, marker: Marker | None) -> None:
+        aborted = self.producers.note(header, now_ms, marker)
+        if aborted is not None:
+            active = self._segments.active
+            active.aborted.append(aborted)
+            self._segments.put(self._segments.all)
 
     def _assign_epoch(self, epoch: int, start_offset: int) -> None:
         try:
             self.leader_epochs.assign(epoch, start_offset)
         except OSError as error:
-            # The batch is in the log and carries the epoch: a later start finds it there.
+            # The next flush writes it, before it calls the epoch's batches durable.
             self.notes.append(f"{self.directory}: leader epoch {epoch} was not checkpointed: {error}")
 
-    # -- segments
+    def begin_epoch(self, epoch: int) -> None:
+        """A leader begins an epoch at the log's end. Its first batch writes that down."""
+        with self._lock:
+            self.leader_epochs.begin(epoch, self.end_offset)
 
-    def _must_roll(self, size: int, max_timestamp: int, last_offset: int, now_ms: int) -> bool:
-        segment, config = self._active, self.config
-        if segment.size == 0:
-            return False
-        if (
-            segment.size + size > config.segment_bytes
-            or segment.index_size + INDEX_ENTRY_SIZE > config.segment_index_bytes
-            or not segment.can_hold(last_offset)
-        ):
-            return True
-        # By the records' own time where they have one, as Apache Kafka does.
-        if max_timestamp != NO_TIMESTAMP and segment.first_timestamp != NO_TIMESTAMP:
-            return max_timestamp - segment.first_timestamp > config.segment_ms
-        return now_ms - segment.created_ms > config.segment_ms
+    def forget_empty_epochs(self) -> None:
+        """Forgets epochs in which nothing was written: they say nothing of this log's history. Raises
+        nothing."""
+        with self._lock:
+            self._keep_epochs(lambda: self.leader_epochs.truncate_from_end(self.end_offset))
 
-    def _roll(self, now_ms: int) -> None:
-        """Closes the active segment and begins one at the end offset. Raises OSError, nothing changed."""
-        segment = Segment(self.directory, self.end_offset, now_ms=now_ms, create=True)
+    def _keep_epochs(self, change: Callable[[], None]) -> None:
         try:
-            self._active.close_indexes()
-            producer_snapshot.write(self.directory, self.producers)
+            change()
         except OSError as error:
-            # Both can be made anew from the log: what is missing costs time at the next start, no data.
-            self.notes.append(f"{self._active.path}: closed without all of its indexes: {error}")
-        self._active = segment
-        self._segments = (*self._segments, segment)
-        self._has_new_files = True
+            # In memory they are right, the next flush writes them, and a start cuts them at the log's ends.
+            self.notes.append(f"{self.directory}: leader epochs were not written: {error}")
+
+    def _note_holes(self) -> None:
+        """Leaves word for recovery that offsets need not be dense. Raises KafkaStorageError."""
+        if self._is_marked_for_holes:
+            return
+        try:
+            (self.directory / HOLES_MARKER).touch()
+            sync_directory(self.directory)
+        except OSError as error:
+            raise self._refused(f"{HOLES_MARKER} was not written", error) from error
+        self._is_marked_for_holes = True
+
+    # -- a disk that fails
+
+    def _refused(self, what: str, error: OSError) -> KafkaStorageError:
+        """The refusal that a failed system call leads to; the folder goes offline where it must."""
+        reason = f"{self.directory}: {what}: {error}"
+        if is_beyond_trust(error):
+            self._fail(reason, error)
+        return KafkaStorageError(reason)
+
+    def _fail(self, reason: str, cause: BaseException | None, *, folder: bool = False) -> None:
+        """Takes the log offline, and its folder when `folder`, or when the cause says so. Whoever manages the
+        log hears of it here: a leader whose log is offline must not lead on."""
+        self.failure = reason
+        folder = folder or (isinstance(cause, OSError) and is_beyond_trust(cause))
+        tell = self.on_disk_failure if folder else self.on_failure
+        if tell is not None:
+            tell(reason)
+
+    # -- segments
 
     def roll_if_due(self, now_ms: int) -> bool:
         """Begins a new segment when the active one has been open for `segment.ms` by the broker's clock."""
         with self._lock:
-            is_due = self._active.size > 0 and now_ms - self._active.created_ms > self.config.segment_ms
+            active = self._segments.active
+            is_due = active.size > 0 and now_ms - active.created_ms > self.config.roll_ms
             if is_due and self.failure is None:
                 try:
-                    self._roll(now_ms)
+                    log_reshaping.roll(self, now_ms)
                 except OSError as error:
-                    raise KafkaStorageError(f"{self.directory}: no new segment: {error}") from error
+                    raise self._refused("no new segment", error) from error
             return is_due
 
-    def _segment_for(self, offset: int) -> int:
-        """Number of the segment in which `offset` lies, in the tuple of segments at hand."""
-        segments = self._segments
-        low, high = 0, len(segments)
-        while low < high:
-            middle = (low + high) // 2
-            if segments[middle].base_offset <= offset:
-                low = middle + 1
-            else:
-                high = middle
-        return max(0, low - 1)
+    def note_cleaned(self, offset: int, truncation_count: int) -> None:
+        """Compaction has been through below `offset`; says nothing when the log was truncated meanwhile."""
+        with self._shape_lock:
+            if truncation_count == self.truncation_count:
+                self.cleaned_offset = max(self.cleaned_offset, min(offset, self.end_offset))
+
+    def last_batches(self) -> dict[int, tuple[int | None, int]]:
+        """Of each producer, the last offset of its last batch (None when only a marker is remembered) and its
+        epoch: what compaction must keep at least a header of."""
+        with self._lock:
+            return {
+                producer_id: (entry.batches[-1].last_offset if entry.batches else None, entry.epoch)
+                for producer_id, entry in self.producers.entries.items()
+            }
+
+    def replace_segments(self, old: Sequence[Segment], compacted: Segment) -> None:
+        """Puts a compacted segment in the place of `old`, for good when this returns (`segment_swap.py`).
+
+        Raises CompactionAbandoned when they are not the log's any more (a truncation or retention came
+        first), and KafkaStorageError when the disk fails; the log is offline then if it failed halfway.
+        Where nothing was replaced, the compacted segment is removed.
+        """
+        log_reshaping.replace_segments(self, old, compacted)
 
     # -- read
 
@@ -357,11 +481,12 @@ class Log:
         may_block: bool = True,
     ) -> LogRead:
         """Whole batches from the one that holds `offset` on, at most `max_bytes`, all beginning below
-        `end_offset` (the high watermark or the last stable offset).
+        `end_offset` (the high watermark or the last stable offset). Where compaction left a hole at `offset`,
+        the first is the next one after it.
 
         With `at_least_one` the first batch is returned however large it is. `data` is empty when there is
         nothing yet. With `may_block=False` raises WouldBlock instead of waiting for the disk. Raises
-        OffsetOutOfRange below the log's start and beyond its end.
+        OffsetOutOfRange below the log's start and beyond its end, KafkaStorageError when the disk fails.
         """
         log_end_offset = self.end_offset
         if not self.start_offset <= offset <= log_end_offset:
@@ -369,75 +494,16 @@ class Log:
                 f"{self.directory.name}: offset {offset} is not within "
                 f"{self.start_offset} to {log_end_offset}"
             )
-        end_offset = min(end_offset, log_end_offset)
-        found = self._locate(offset, may_block) if offset < end_offset else None
-        if found is None:
-            return LogRead(_EMPTY, offset, self._active.base_offset, self._active.size)
-        segment, position = found
-        read = segment.file.read if may_block else segment.file.read_cached
-        available = segment.size - position
-        data = read(position, min(max(max_bytes, HEADER_SIZE), available))
-        size, next_offset, following = whole_batches(data, end_offset)
-        if size == 0 or size > max_bytes:
-            following = following or parse_header(data).size
-            if not at_least_one or parse_header(data).base_offset >= end_offset:
-                return LogRead(_EMPTY, offset, segment.base_offset, position)
-            if len(data) < following:
-                data = read(position, following)
-            size, next_offset, _ = whole_batches(memoryview(data)[:following], end_offset)
-            if size == 0:
-                raise CorruptMessage(f"{segment.path}: no whole batch at byte {position}")
-        self._remember(next_offset, segment, position + size)
-        return LogRead(memoryview(data)[:size], next_offset, segment.base_offset, position)
-
-    def _locate(self, offset: int, may_block: bool = True) -> tuple[Segment, int] | None:
-        """Segment and position of the first batch that ends at or after `offset`.
-
-        A search in a closed segment opens and reads files that may be cold. Raises WouldBlock rather.
-        """
-        segments = self._segments
-        number = self._segment_for(offset)
-        remembered = self._read_positions.get(offset)
-        if remembered is not None and number < len(segments) and remembered[0] is segments[number]:
-            segment, position = remembered
-            if position < segment.size:
-                return remembered
-        if not may_block and number < len(segments) - 1 and offset != segments[number].base_offset:
-            raise WouldBlock(f"{segments[number].path} has to be searched for offset {offset}")
-        for segment in segments[number:]:
-            if offset <= segment.base_offset and segment.size:
-                return segment, 0
-            at = self._find(segment, offset)
-            if at is not None:
-                return segment, at.position
-        return None
-
-    def _find(self, segment: Segment, offset: int) -> BatchAt | None:
         try:
-            return segment.find(offset)
-        except CorruptMessage as error:
-            self._rebuild_indexes(segment, error)
-            return segment.find(offset)
-
-    def _rebuild_indexes(self, segment: Segment, error: CorruptMessage) -> None:
-        with self._lock:
-            try:
-                segment.rebuild_indexes(self.config.index_interval_bytes)
-                if segment is not self._active:
-                    segment.close_indexes()
-            except (OSError, CorruptMessage) as failed:
-                raise KafkaStorageError(f"{error}, and was not rebuilt: {failed}") from failed
-            self.notes.append(f"{error}; the indexes of the segment have been rebuilt")
-
-    def _remember(self, next_offset: int, segment: Segment, position: int) -> None:
-        """Where a reader that goes on at `next_offset` will find it, without a search."""
-        positions = self._read_positions
-        if len(positions) >= _REMEMBERED_READ_COUNT:
-            try:
-                positions.pop(next(iter(positions)), None)
-            except (RuntimeError, StopIteration):
-                positions.clear()  # another reader changed it just then; searching anew costs little
-        positions[next_offset] = (segment, position)
+            found = self._reader.read(
+                offset, max_bytes, min(end_offset, log_end_offset), at_least_one, may_block
+            )
+        except OSError as error:
+            raise self._refused(f"offset {offset} cannot be read", error) from error
+        if offset < self.start_offset:
+            # Removed between the first look and the search, which would have found what came after it.
+            raise OffsetOutOfRange(f"{self.directory.name}: offset {offset} was removed just now")
+        return found
 
     def batches(self, from_offset: int | None = None) -> Iterator[memoryview]:
         """Each whole batch from `from_offset` (the log's start by default) to the end as it is now."""
@@ -451,75 +517,26 @@ class Log:
                 yield found.data[position : position + header.size]
             offset = found.next_offset
 
-    # -- time
-
     def offset_for_time(self, timestamp_ms: int) -> tuple[int, int] | None:
         """(offset, timestamp) of the first record that is at least as new as `timestamp_ms`; None if none
         is."""
-        start_offset = self.start_offset
-        for segment in self._segments:
-            if segment.max_timestamp < timestamp_ms or segment.next_offset <= start_offset:
-                continue
-            try:
-                found = _first_record_since(segment, timestamp_ms, start_offset)
-            except CorruptMessage as error:
-                self._rebuild_indexes(segment, error)
-                found = _first_record_since(segment, timestamp_ms, start_offset)
-            if found is not None:
-                return found
-        return None
+        return self._reader.offset_for_time(timestamp_ms, self.start_offset)
 
     def max_timestamp(self) -> tuple[int, int] | None:
         """(offset, timestamp) of the newest record, the first of them if several are; None when empty."""
-        newest = max(self._segments, key=lambda segment: segment.max_timestamp)
-        if newest.max_timestamp == NO_TIMESTAMP:
-            return None
-        return self.offset_for_time(newest.max_timestamp)
+        return self._reader.max_timestamp(self.start_offset)
 
     # -- flush
 
     def needs_flush(self, now_ms: int) -> bool:
         """Whether a flush is due: `flush.ms` is over, or a segment was completed since the last."""
-        if self.end_offset <= self.recovery_point:
-            return False
-        return (
-            self._active.base_offset > self.recovery_point
-            or self.end_offset - self.recovery_point >= self.config.flush_messages
-            or now_ms - self._last_flush_ms >= self.config.flush_ms
-        )
+        return log_durability.is_due(self, now_ms)
 
     def flush(self, now_ms: int) -> None:
         """Makes all that has been appended durable. May be called from any thread; appends go on
-        meanwhile. Raises KafkaStorageError; after a failed fsync the log takes no more appends, because
-        nobody knows then what is on the disk."""
-        with self._flush_lock:
-            try:
-                self._flush(now_ms)
-            except OSError as error:
-                self.failure = f"{self.directory} is offline, a flush failed: {error}"
-                raise KafkaStorageError(self.failure) from error
-
-    def _flush(self, now_ms: int) -> None:
-        with self._lock:
-            end_offset = self.end_offset
-            dirty = [s for s in self._segments if s.next_offset > self.recovery_point]
-            active = self._active
-            try:
-                for segment in dirty:
-                    segment.write_index_tails()
-            except OSError as error:
-                # A full disk. Nothing was synced, the entries are in memory: the next flush tries again.
-                raise KafkaStorageError(f"{self.directory}: an index was not written: {error}") from error
-            has_new_files, self._has_new_files = self._has_new_files, False
-        for segment in dirty:
-            # The active segment's indexes are rebuilt after a crash in any case.
-            segment.sync(with_indexes=segment is not active)
-        if has_new_files:
-            sync_directory(self.directory)
-        with self._lock:
-            # A truncation may have passed by meanwhile.
-            self.recovery_point = max(self.recovery_point, min(end_offset, self.end_offset))
-            self._last_flush_ms = now_ms
+        meanwhile. Raises KafkaStorageError; after a failed fsync the log takes no more appends and is not
+        flushed again, because nobody knows then what is on the disk: the system reports a lost page once."""
+        log_durability.flush(self, now_ms)
 
     # -- remove
 
@@ -528,56 +545,7 @@ class Log:
 
         Readers of a removed segment finish undisturbed. Raises KafkaStorageError.
         """
-        try:
-            with self._lock:
-                removed, files = self._detach_old_segments(now_ms, high_watermark)
-            for path in files:
-                path.unlink(missing_ok=True)
-        except OSError as error:
-            raise KafkaStorageError(f"{self.directory}: old segments stay: {error}") from error
-        return removed
-
-    def _detach_old_segments(self, now_ms: int, high_watermark: int | None) -> tuple[list[Path], list[Path]]:
-        count = retention.droppable_count(
-            self._facts(),
-            self.config,
-            now_ms=now_ms,
-            start_offset=self.start_offset,
-            high_watermark=self.end_offset if high_watermark is None else high_watermark,
-        )
-        if count == 0:
-            return [], []
-        if count == len(self._segments):
-            self._roll(now_ms)
-        dropped, self._segments = self._segments[:count], self._segments[count:]
-        self.start_offset = max(self.start_offset, self._segments[0].base_offset)
-        # The start never lies below what is gone, not even after a crash in the middle of this.
-        files: list[Path] = []
-        for segment in dropped:
-            files += segment.mark_deleted()
-        self._forget_before_start()
-        return [segment.path for segment in dropped], files
-
-    def _facts(self) -> list[retention.SegmentFacts]:
-        segments = self._segments
-        nexts = [segment.base_offset for segment in segments[1:]] + [self.end_offset]
-        return [
-            retention.SegmentFacts(
-                segment.size,
-                segment.modified_ms if segment.max_timestamp == NO_TIMESTAMP else segment.max_timestamp,
-                following,
-            )
-            for segment, following in zip(segments, nexts, strict=True)
-        ]
-
-    def _forget_before_start(self) -> None:
-        self._read_positions.clear()
-        try:
-            self.leader_epochs.truncate_from_start(self.start_offset)
-            producer_snapshot.remove(self.directory, below=self._segments[0].base_offset)
-        except OSError as error:
-            # Old entries do no harm, and on a full disk the segments must go all the same.
-            self.notes.append(f"{self.directory}: what belongs to removed segments stays for now: {error}")
+        return log_reshaping.delete_old_segments(self, now_ms, high_watermark)
 
     def advance_start_offset(self, offset: int) -> None:
         """Deletes the records below `offset`; their segments go with the next `delete_old_segments`.
@@ -591,68 +559,18 @@ class Log:
                 )
             if offset > self.start_offset:
                 self.start_offset = offset
-                self.leader_epochs.truncate_from_start(offset)
+                self._keep_epochs(lambda: self.leader_epochs.truncate_from_start(offset))
 
     def truncate_to(self, offset: int, now_ms: int) -> None:
         """Removes every batch that reaches `offset` or beyond. At or below the log's start the log becomes
         empty and begins at `offset`. Raises KafkaStorageError."""
-        with self._flush_lock, self._lock:
-            if offset >= self.end_offset:
-                return
-            try:
-                if offset <= self.start_offset:
-                    self._start_anew(offset, now_ms)
-                else:
-                    self._cut(offset, now_ms)
-            except OSError as error:
-                self.failure = f"{self.directory} is offline, a truncation failed: {error}"
-                raise KafkaStorageError(self.failure) from error
+        if offset < self.end_offset:
+            log_reshaping.shorten(self, offset, now_ms, anew=False)
 
-    def _cut(self, offset: int, now_ms: int) -> None:
-        number = self._segment_for(offset)
-        kept, dropped = self._segments[: number + 1], self._segments[number + 1 :]
-        active = kept[-1]
-        at = self._find(active, offset)
-        if at is not None and at.header.base_offset < self.start_offset:
-            # The batch that is cut holds the log's start; offsets below it must not be given again.
-            self._start_anew(self.start_offset, now_ms)
-            return
-        self._active, self._segments = active, kept
-        self._read_positions.clear()
-        self._remove(dropped)
-        if at is not None:
-            active.truncate(at.position, self.config.index_interval_bytes)
-        self.end_offset = active.next_offset
-        self.recovery_point = min(self.recovery_point, self.end_offset)
-        self.leader_epochs.truncate_from_end(self.end_offset)
-        self.producers = load_producers(
-            self.directory,
-            list(kept),
-            start_offset=self.start_offset,
-            end_offset=self.end_offset,
-            now_ms=now_ms,
-        )
-
-    def _start_anew(self, offset: int, now_ms: int) -> None:
-        dropped = self._segments
-        if any(segment.base_offset == offset for segment in dropped):
-            self._remove(dropped)
-            dropped = ()
-        active = Segment(self.directory, offset, now_ms=now_ms, create=True)
-        self._active, self._segments = active, (active,)
-        self._read_positions.clear()
-        self._remove(dropped)
-        self.start_offset = self.end_offset = self.recovery_point = offset
-        self.leader_epochs.clear()
-        producer_snapshot.remove(self.directory, above=-1)
-        self.producers = ProducerState(end_offset=offset)
-        self._has_new_files = True
-
-    def _remove(self, segments: tuple[Segment, ...]) -> None:
-        # From the end on, so that a crash in between leaves a prefix.
-        for segment in reversed(segments):
-            for path in segment.mark_deleted():
-                path.unlink(missing_ok=True)
+    def start_anew(self, offset: int, now_ms: int) -> None:
+        """Removes everything; the log is empty and begins at `offset`, wherever that is (a follower whose
+        end lies outside its leader's log). Raises KafkaStorageError."""
+        log_reshaping.shorten(self, offset, now_ms, anew=True)
 
     def expire_producers(self, now_ms: int) -> int:
         """Forgets producers that were silent for `producer.id.expiration.ms`; returns how many."""
@@ -662,33 +580,12 @@ class Log:
     # -- end
 
     def close(self, now_ms: int = 0) -> None:
-        """Flushes everything, so that the next start needs no recovery. Raises KafkaStorageError."""
-        if self.failure is not None:
-            raise KafkaStorageError(self.failure)
-        try:
-            with self._lock:
-                self._active.close_indexes()
-                producer_snapshot.write(self.directory, self.producers)
-            with self._flush_lock:
-                self._flush(now_ms)
-            self._active.sync(with_indexes=True)
-            self.leader_epochs.sync()
-            sync_directory(self.directory)
-        except OSError as error:
-            raise KafkaStorageError(f"{self.directory} was not closed cleanly: {error}") from error
-        self.failure = f"{self.directory} is closed"
+        """Flushes everything, so that the next start needs no recovery; of a log to which nothing was written
+        there is nothing to do. Raises KafkaStorageError."""
+        log_durability.close(self, now_ms)
 
     def delete(self) -> None:
         """Removes the directory and everything in it. Raises OSError."""
-        with self._lock:
+        with self._shape_lock, self._lock:
             self.failure = f"{self.directory} is deleted"
             shutil.rmtree(self.directory)
-
-
-def _first_record_since(segment: Segment, timestamp_ms: int, from_offset: int) -> tuple[int, int] | None:
-    """(offset, timestamp) of a segment's first record from `from_offset` on that is new enough."""
-    for at in segment.find_time(timestamp_ms, from_offset):
-        for record in read_records(segment.file.read(at.position, at.header.size)):
-            if record.timestamp_ms >= timestamp_ms and record.offset >= from_offset:
-                return record.offset, record.timestamp_ms
-    return None

@@ -200,6 +200,11 @@ class LogConfig:
     def is_deleted_by_retention(self) -> bool:
         return "delete" in self.cleanup_policy
 
+    @property
+    def roll_ms(self) -> int:
+        """Longest time that a segment takes appends: what must be compacted by a time is closed by then."""
+        return min(self.segment_ms, self.max_compaction_lag_ms) if self.is_compacted else self.segment_ms
+
     @classmethod
     def from_topic_config(
         cls, settings: Mapping[str, str | None], defaults: LogConfig | None = None

@@ -1,64 +1,55 @@
 """Every log of a broker, over its data folders: start, look-up, creation, removal, housekeeping, end.
 
-A data folder holds one directory per partition and the broker's checkpoints:
+A data folder holds one directory per partition and the broker's checkpoints (`data_folder.py`):
 
     <topic>-<partition>/               a log (`log.py`)
     <topic>-<partition>.<hex>-delete/  a deleted one, removed at leisure
-    recovery-point-offset-checkpoint   below these offsets all is flushed
-    log-start-offset-checkpoint        below these offsets all is deleted
-    .kafka_cleanshutdown               written last at a clean end, removed first at a start
-    .lock                              held while a process uses the folder
 
-Called by the broker's start-up and its housekeeping thread, the replica manager, the topic handlers.
+Called by the broker's start-up and its housekeeping threads, the replica manager, the topic handlers.
 Invariants: a partition that cannot be opened is offline alone, with its reason in `offline`, and is never
-created anew over what is there; a recovery point is checkpointed after the flush that made it true, and
-lowered before anything else after a truncation.
+created anew over what is there; a folder whose disk fails goes offline with all its partitions and the others
+serve on; a recovery point is checkpointed after the flush that made it true, and lowered before anything else
+when a truncation begins.
+
+Locks: a log's own locks come before the manager's, which comes before a folder's; nobody who holds a later
+one may wait for an earlier. `on_folder_failure` and `on_log_failure` are called with a log's locks held and
+must not take any.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from uuid import UUID, uuid4
 
 from millrace.broker.errors import (
-    DataFolderLocked,
     DataFolderNotWritable,
+    KafkaError,
     KafkaStorageError,
 )
-from millrace.broker.storage.checkpoints import (
-    LOG_START_OFFSET_CHECKPOINT,
-    RECOVERY_POINT_CHECKPOINT,
-    TopicPartition,
-    read_offsets,
-    replace_file,
-    sync_directory,
-    write_offsets,
-)
+from millrace.broker.protocol.topic_partition import TopicPartition
+from millrace.broker.storage.checkpoints import sync_directory
+from millrace.broker.storage.cleaner import Cleaner, CleanerConfig, CleanResult, view_segments
+from millrace.broker.storage.compaction_plan import Plan, plan_log
+from millrace.broker.storage.data_folder import DataFolder
+from millrace.broker.storage.disk_errors import is_beyond_trust
 from millrace.broker.storage.log import Log, parse_directory_name
 from millrace.broker.storage.log_config import LogConfig
+from millrace.broker.storage.log_reshaping import CompactionAbandoned
 
-CLEAN_SHUTDOWN_MARKER = ".kafka_cleanshutdown"
-LOCK_FILE = ".lock"
 _DELETE_SUFFIX = "-delete"
 _IGNORED_SUFFIXES = ("-future", "-stray")
 _MAX_DIRECTORY_NAME = 255
-
-
-@dataclass
-class _DataFolder:
-    path: Path
-    lock_fd: int = -1
-    was_clean: bool = False
-    recovery_points: dict[TopicPartition, int] = field(default_factory=dict)
-    start_offsets: dict[TopicPartition, int] = field(default_factory=dict)
+_THREAD_COUNT = 8
+"""For recovery and closing, which wait for the disk."""
+_CLEAN_THREAD_COUNT = 2
+"""For opening what was closed cleanly: so short a work that 8 would mostly wait for each other."""
 
 
 class LogManager:
@@ -70,134 +61,210 @@ class LogManager:
         defaults: LogConfig,
         *,
         config_for: Callable[[str], LogConfig] | None = None,
+        cleaner: CleanerConfig | None = None,
     ):
-        self._folders = [_DataFolder(Path(path)) for path in data_dirs]
+        self._folders = [DataFolder(Path(path)) for path in data_dirs]
         self._defaults = defaults
         self._config_for = config_for or (lambda topic: defaults)
         self._logs: dict[TopicPartition, Log] = {}
         self._lock = threading.RLock()
         self._to_purge: list[Path] = []
+        self._stop_compacting = threading.Event()
+        self._compacting = threading.Lock()
+        self._cleaner = Cleaner(cleaner or CleanerConfig(), self._stop_compacting.is_set)
         self.offline: dict[TopicPartition, str] = {}
         """Partitions that could not be opened or failed since, with the reason in one line."""
+        self.failed_folders: dict[Path, str] = {}
+        """Data folders that cannot be used (any more), with the reason in one line."""
+        self.on_folder_failure: Callable[[Path, str, list[TopicPartition]], None] | None = None
+        """Called once for a folder that fails, from any thread, with the partitions that were in it."""
+        self.on_log_failure: Callable[[TopicPartition, str], None] | None = None
+        """Called for a log that fails alone, from any thread; it is in `offline` then."""
+        self.uncleanable: dict[TopicPartition, str] = {}
+        """Logs that compaction leaves alone until the next start, with the reason in one line."""
         self.notes: list[str] = []
-        """What the start had to repair, one line each; take them out after logging."""
+        """What had to be repaired or went wrong, one line each; take them out after logging."""
+        self.compactions: list[tuple[TopicPartition, CleanResult]] = []
+        """Runs of compaction since these were last taken out, for the log."""
 
     # -- start and end
 
     def start(self, now_ms: int) -> None:
-        """Takes the data folders and opens every log in them; recovers what was not closed cleanly.
+        """Takes the data folders and opens every log in them; recovers what was not closed cleanly. A folder
+        that cannot be used is in `failed_folders`, as long as another can.
 
-        Raises DataFolderNotWritable, DataFolderLocked.
+        Raises DataFolderNotWritable when none can, DataFolderLocked when another process has one.
         """
-        for folder in self._folders:
-            self._take(folder)
-        for folder in self._folders:
-            for directory in sorted(folder.path.iterdir()):
-                if directory.is_dir():
-                    self._open_found(folder, directory, now_ms)
-            # Later than the opening: a crash in the middle of it changes nothing about what is clean. Synced:
-            # a marker that a power loss brings back would have torn writes taken for damage.
-            if folder.was_clean:
-                (folder.path / CLEAN_SHUTDOWN_MARKER).unlink(missing_ok=True)
-                sync_directory(folder.path)
-
-    def _take(self, folder: _DataFolder) -> None:
-        path = folder.path
+        unusable: DataFolderNotWritable | None = None
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            folder.lock_fd = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            folder.was_clean = (path / CLEAN_SHUTDOWN_MARKER).exists()
+            for folder in self._folders:
+                try:
+                    folder.take(self.notes)
+                except DataFolderNotWritable as error:
+                    unusable = unusable or error
+                    self._fail_folder(folder, str(error))
+            for folder in self._healthy():
+                self._open_all(folder, now_ms)
+            if unusable is not None and not self._healthy():
+                raise unusable
+            if not self._healthy():
+                raise DataFolderNotWritable("; ".join(self.failed_folders.values()))
+        except BaseException:
+            for folder in self._folders:
+                folder.release()
+            raise
+
+    def _open_all(self, folder: DataFolder, now_ms: int) -> None:
+        try:
+            with os.scandir(folder.path) as found:
+                names = sorted(entry.name for entry in found if entry.is_dir())
+            wanted = [(tp, folder.path / name) for name in names if (tp := self._key_of(folder, name))]
+            # Side by side: opening waits for the disk at a few places of each segment, recovery reads much.
+            open_one = partial(self._open_one, folder, now_ms)
+            count = _CLEAN_THREAD_COUNT if folder.was_clean else _THREAD_COUNT
+            with ThreadPoolExecutor(count, "open") as threads:
+                for (tp, directory), opened in zip(wanted, threads.map(open_one, wanted), strict=True):
+                    if folder.failure is None:
+                        self._take_opened(folder, tp, directory, opened)
+            # Later than the opening: a crash in the middle of it changes nothing about what is clean.
+            if folder.failure is None:
+                folder.forget_clean_end()
         except OSError as error:
-            raise DataFolderNotWritable(
-                f"data folder {path} cannot be used ({error.strerror}): "
-                "make it a folder that this user may write, or name another"
-            ) from error
-        try:
-            fcntl.flock(folder.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(folder.lock_fd)
-            folder.lock_fd = -1
-            raise DataFolderLocked(
-                f"data folder {path} is in use by another broker: stop that one, or name another folder"
-            ) from error
-        folder.recovery_points = self._read_checkpoint(path / RECOVERY_POINT_CHECKPOINT)
-        folder.start_offsets = self._read_checkpoint(path / LOG_START_OFFSET_CHECKPOINT)
+            self._fail_folder(folder, f"data folder {folder.path} cannot be used: {error}")
 
-    def _read_checkpoint(self, path: Path) -> dict[TopicPartition, int]:
-        try:
-            return read_offsets(path)
-        except ValueError as error:
-            # Without a recovery point everything is checked; without a start, all that is there is shown.
-            self.notes.append(f"{error}; taken as empty")
-            return {}
-
-    def _open_found(self, folder: _DataFolder, directory: Path, now_ms: int) -> None:
-        name = directory.name
+    def _key_of(self, folder: DataFolder, name: str) -> TopicPartition | None:
+        """The partition that a directory holds; None for one that is to be left alone, or removed."""
         if name.endswith(_DELETE_SUFFIX):
-            self._to_purge.append(directory)
-            return
+            self._to_purge.append(folder.path / name)
+            return None
         if name.endswith(_IGNORED_SUFFIXES):
-            return
+            return None
         try:
-            tp = parse_directory_name(name)
+            return parse_directory_name(name)
         except ValueError:
-            self.notes.append(f"{directory}: not a partition's folder, left alone")
-            return
-        if tp in self._logs:
-            self.offline[tp] = f"{directory} and {self._logs.pop(tp).directory} both hold partition {name}"
-            return
+            self.notes.append(f"{folder.path / name}: not a partition's folder, left alone")
+            return None
+
+    def _open_one(
+        self, folder: DataFolder, now_ms: int, wanted: tuple[TopicPartition, Path]
+    ) -> Log | KafkaStorageError:
+        tp, directory = wanted
         try:
-            log = Log.open(
+            return Log.open(
                 directory,
                 self._config_for(tp[0]),
                 recovery_point=None if folder.was_clean else folder.recovery_points.get(tp, 0),
                 start_offset=folder.start_offsets.get(tp, 0),
+                announced_id=folder.announced(tp),
+                is_anchored=folder.announced(tp) is None,
+                cleaned_offset=folder.cleaned_offsets.get(tp),
                 now_ms=now_ms,
             )
         except KafkaStorageError as error:
-            self.offline[tp] = str(error)
-            return
-        self.notes += log.notes
-        log.notes.clear()
+            return error
+
+    def _take_opened(
+        self, folder: DataFolder, tp: TopicPartition, directory: Path, opened: Log | KafkaStorageError
+    ) -> None:
+        if tp in self._logs:
+            name = directory.name
+            self.offline[tp] = f"{directory} and {self._logs.pop(tp).directory} both hold partition {name}"
+        elif isinstance(opened, KafkaStorageError):
+            self.offline[tp] = str(opened)
+            if isinstance(opened.__cause__, OSError) and is_beyond_trust(opened.__cause__):
+                self._fail_folder(folder, str(opened))
+        else:
+            self.notes += opened.notes
+            opened.notes.clear()
+            self._add(tp, opened, folder)
+
+    def _add(self, tp: TopicPartition, log: Log, folder: DataFolder) -> None:
+        log.on_disk_failure = partial(self._fail_folder, folder)
+        log.on_failure = partial(self._fail_log, tp, log)
+        log.before_truncation = partial(folder.lower, tp)
         self._logs[tp] = log
 
     def close(self, now_ms: int = 0) -> None:
         """Closes every log. Folders whose logs all closed are marked clean; the rest recovers at the next
         start. Raises nothing: what failed is in `offline`."""
-        with self._lock:
+        self.stop_compacting()
+        with self._compacting:
             for folder in self._folders:
-                if folder.lock_fd < 0:
-                    continue
-                self._close_folder(folder, now_ms)
-                os.close(folder.lock_fd)
-                folder.lock_fd = -1
+                if folder.is_taken:
+                    if folder.failure is None:
+                        self._close_folder(folder, now_ms)
+                    folder.release()
             self._logs.clear()
 
-    def _close_folder(self, folder: _DataFolder, now_ms: int) -> None:
+    def _close_folder(self, folder: DataFolder, now_ms: int) -> None:
         is_clean = not any(self._folder_holds(folder, tp) for tp in self.offline)
-        for tp, log in self._logs_in(folder):
+
+        def close(job: tuple[TopicPartition, Log]) -> bool:
             try:
-                log.close(now_ms)
+                job[1].close(now_ms)
             except KafkaStorageError as error:
-                self.offline[tp] = str(error)
-                is_clean = False
+                self.offline[job[0]] = str(error)
+                return False
+            return True
+
+        # Side by side: each log waits for the disk a few times, and a disk syncs many files in one go.
+        with ThreadPoolExecutor(_THREAD_COUNT, "close") as threads:
+            is_clean = all([is_clean, *threads.map(close, self._logs_in(folder))])
         try:
-            self._write_checkpoints(folder)
+            folder.write_checkpoints(partial(self._logs_in, folder), self.offline)
+            folder.settle(dict(self._logs_in(folder)), self.offline)
             if is_clean:
-                marker = b'{"version":0,"brokerEpoch":-1}'
-                replace_file(folder.path / CLEAN_SHUTDOWN_MARKER, marker, sync=True)
+                folder.mark_clean()
         except OSError as error:
             self.notes.append(f"{folder.path}: not marked as cleanly shut down: {error}")
 
-    def _folder_holds(self, folder: _DataFolder, tp: TopicPartition) -> bool:
+    def _folder_holds(self, folder: DataFolder, tp: TopicPartition) -> bool:
         return (folder.path / f"{tp[0]}-{tp[1]}").is_dir()
 
-    def _logs_in(self, folder: _DataFolder) -> Iterator[tuple[TopicPartition, Log]]:
+    def _logs_in(self, folder: DataFolder) -> Iterator[tuple[TopicPartition, Log]]:
         for tp, log in list(self._logs.items()):
             if log.directory.parent == folder.path:
                 yield tp, log
 
+    def _healthy(self) -> list[DataFolder]:
+        return [folder for folder in self._folders if folder.failure is None]
+
+    def _fail_folder(self, folder: DataFolder, reason: str) -> None:
+        """Takes a folder offline with everything in it. Once; later calls change nothing."""
+        with self._lock:
+            if folder.failure is not None:
+                return
+            folder.failure = reason
+            self.failed_folders[folder.path] = reason
+            logs = list(self._logs_in(folder))
+            for tp, log in logs:
+                log.failure = log.failure or reason
+                self.offline[tp] = reason
+                self._logs.pop(tp, None)
+        if self.on_folder_failure is not None:
+            self.on_folder_failure(folder.path, reason, [tp for tp, _ in logs])
+
+    def _fail_log(self, tp: TopicPartition, log: Log, reason: str) -> None:
+        """Takes a log that failed offline, alone: what its checkpoints say of it stays as it is."""
+        with self._lock:
+            if self._logs.get(tp) is not log:
+                return  # deleted meanwhile, or gone with its folder
+            self.offline[tp] = reason
+            del self._logs[tp]
+        if self.on_log_failure is not None:
+            self.on_log_failure(tp, reason)
+
     # -- look-up
+
+    @property
+    def was_clean(self) -> bool:
+        """Whether every data folder was closed in order before this start: nothing of it is missing."""
+        return all(folder.was_clean for folder in self._folders)
+
+    @property
+    def healthy_folders(self) -> list[Path]:
+        """The data folders that can be used; none: the broker has nothing left to serve."""
+        return [folder.path for folder in self._healthy()]
 
     def get(self, tp: TopicPartition) -> Log | None:
         """The log of a partition; None when it is offline or not here."""
@@ -216,8 +283,8 @@ class LogManager:
         return dict(self._logs)
 
     def logs_by_folder(self) -> dict[Path, dict[TopicPartition, Log]]:
-        """The logs of each data folder, for DescribeLogDirs."""
-        return {folder.path: dict(self._logs_in(folder)) for folder in self._folders}
+        """The logs of each data folder that can be used, for DescribeLogDirs."""
+        return {folder.path: dict(self._logs_in(folder)) for folder in self._healthy()}
 
     # -- creation and removal
 
@@ -228,50 +295,132 @@ class LogManager:
         *,
         now_ms: int = 0,
         topic_id: UUID | None = None,
+        is_new: bool = True,
     ) -> Log:
-        """The log of a partition, made in the folder with the fewest when it is not there.
+        """The log of a partition, made in the usable folder with the fewest when it is not there.
 
         A directory that belongs to another topic id (the topic was deleted and created again while this
-        broker was away) is set aside for removal first. Raises KafkaStorageError.
+        broker was away) is set aside for removal first. A partition that is not new (this broker has had
+        records of it) is not made while a folder is offline, where it may lie. Raises KafkaStorageError.
         """
-        with self._lock:
-            if tp in self.offline:
-                raise KafkaStorageError(self.offline[tp])
-            log = self._logs.get(tp)
-            if log is not None and topic_id and log.topic_id and log.topic_id != topic_id:
-                self.delete(tp)
-                log = None
-            if log is None:
-                log = self._create(tp, config or self._config_for(tp[0]), now_ms, topic_id)
-            if topic_id is not None and log.topic_id is None:
-                try:
-                    log.set_topic_id(topic_id)
-                except OSError as error:
-                    raise KafkaStorageError(f"{log.directory}: no topic id written: {error}") from error
-            return log
+        (made,) = self.create_all({tp: is_new}, config, now_ms=now_ms, topic_id=topic_id).values()
+        if isinstance(made, KafkaStorageError):
+            raise made
+        return made
 
-    def _create(self, tp: TopicPartition, config: LogConfig, now_ms: int, topic_id: UUID | None) -> Log:
-        counts = [(sum(1 for _ in self._logs_in(folder)), folder.path) for folder in self._folders]
-        directory = min(counts)[1] / f"{tp[0]}-{tp[1]}"
+    def create_all(
+        self,
+        wanted: Mapping[TopicPartition, bool],
+        config: LogConfig | None = None,
+        *,
+        now_ms: int = 0,
+        topic_id: UUID | None = None,
+    ) -> dict[TopicPartition, Log | KafkaStorageError]:
+        """As `create`, of several partitions of one topic (with whether each is new), and each with its log
+        or what is in its way. The disk is waited for once, not for each (`data_folder.py` says why that is
+        enough). Raises nothing."""
+        with self._lock:
+            found: dict[TopicPartition, Log | KafkaStorageError] = {}
+            missing: list[TopicPartition] = []
+            for tp, is_new in wanted.items():
+                try:
+                    log = self._present(tp, topic_id, is_new)
+                except KafkaStorageError as error:
+                    found[tp] = error
+                else:
+                    if log is None:
+                        missing.append(tp)
+                    else:
+                        found[tp] = log
+            for folder, partitions in self._places(missing).items():
+                try:
+                    self._forget_checkpoints(partitions)
+                    folder.announce(partitions, topic_id)
+                except OSError as error:
+                    reason = f"{folder.path}: new partitions were not made durable: {error}"
+                    if is_beyond_trust(error):
+                        self._fail_folder(folder, reason)
+                    found.update(dict.fromkeys(partitions, KafkaStorageError(reason)))
+                    continue
+                for tp in partitions:
+                    try:
+                        found[tp] = self._create(
+                            tp, folder, config or self._config_for(tp[0]), now_ms, topic_id
+                        )
+                    except KafkaStorageError as error:
+                        found[tp] = error
+            for tp in wanted:
+                if tp not in found:
+                    found[tp] = KafkaStorageError("every data folder is offline")
+            return found
+
+    def _present(self, tp: TopicPartition, topic_id: UUID | None, is_new: bool) -> Log | None:
+        """The partition's log; None when it is to be made. Raises KafkaStorageError."""
+        if tp in self.offline:
+            raise KafkaStorageError(self.offline[tp])
+        log = self._logs.get(tp)
+        if log is not None and topic_id and log.topic_id and log.topic_id != topic_id:
+            self.delete(tp)
+            log = None
+        if log is None and not is_new and self.failed_folders:
+            self.offline[tp] = (
+                f"{tp[0]}-{tp[1]} is not here, and may lie in a data folder that is offline: "
+                + ", ".join(str(path) for path in self.failed_folders)
+            )
+            raise KafkaStorageError(self.offline[tp])
+        if log is not None and topic_id is not None and log.topic_id is None:
+            try:
+                log.set_topic_id(topic_id)
+            except OSError as error:
+                raise KafkaStorageError(f"{log.directory}: no topic id written: {error}") from error
+        return log
+
+    def _places(self, partitions: Sequence[TopicPartition]) -> dict[DataFolder, list[TopicPartition]]:
+        """Where new partitions go: each to the usable folder that has the fewest by then."""
+        counts = (
+            {folder: sum(1 for _ in self._logs_in(folder)) for folder in self._healthy()}
+            if partitions
+            else {}
+        )
+        places: dict[DataFolder, list[TopicPartition]] = {}
+        for tp in partitions if counts else ():
+            folder = min(counts, key=lambda folder: (counts[folder], folder.path))
+            counts[folder] += 1
+            places.setdefault(folder, []).append(tp)
+        return places
+
+    def _create(
+        self, tp: TopicPartition, folder: DataFolder, config: LogConfig, now_ms: int, topic_id: UUID | None
+    ) -> Log:
+        directory = folder.path / f"{tp[0]}-{tp[1]}"
+        if folder.failure is not None:
+            raise KafkaStorageError(folder.failure)
         try:
-            self._forget_checkpoints(tp)
-            log = Log.open(directory, config, recovery_point=None, now_ms=now_ms)
-            sync_directory(directory.parent)
-        except OSError as error:
-            raise KafkaStorageError(f"{directory} was not made durable: {error}") from error
+            log = Log.open(
+                directory,
+                config,
+                recovery_point=None,
+                now_ms=now_ms,
+                announced_id=topic_id,
+                is_anchored=False,
+            )
+        except KafkaStorageError as error:
+            if isinstance(error.__cause__, OSError) and is_beyond_trust(error.__cause__):
+                self._fail_folder(folder, str(error))
+            raise
         if topic_id and log.topic_id and log.topic_id != topic_id:
             raise KafkaStorageError(
                 f"{directory} holds another topic of this name that could not be removed; move it away"
             )
-        self._logs[tp] = log
+        self._add(tp, log, folder)
         return log
 
-    def _forget_checkpoints(self, tp: TopicPartition) -> None:
-        """Takes a partition that was here before out of the checkpoints. After a crash they would cut the
+    def _forget_checkpoints(self, partitions: Sequence[TopicPartition]) -> None:
+        """Takes partitions that were here before out of the checkpoints. After a crash they would cut the
         new log at the old one's start, which is to delete it. Raises OSError."""
-        for folder in self._folders:
-            if tp in folder.recovery_points or tp in folder.start_offsets:
-                self._write_checkpoints(folder)
+        for folder in self._healthy():
+            if any(folder.knows(tp) for tp in partitions):
+                folder.write_checkpoints(partial(self._logs_in, folder), self.offline)
 
     def set_config(self, topic: str, config: LogConfig) -> None:
         """Gives new settings to every log of a topic; they count from the next append on."""
@@ -288,10 +437,11 @@ class LogManager:
         with self._lock:
             log = self._logs.pop(tp, None)
             self.offline.pop(tp, None)
+            self.uncleanable.pop(tp, None)
             directories = (
                 [log.directory]
                 if log is not None
-                else [folder.path / f"{tp[0]}-{tp[1]}" for folder in self._folders]
+                else [folder.path / f"{tp[0]}-{tp[1]}" for folder in self._healthy()]
             )
             if log is not None:
                 log.failure = f"{tp[0]}-{tp[1]} is deleted"
@@ -321,6 +471,7 @@ class LogManager:
         for tp, log in list(self._logs.items()):
             # One by one: on a full disk rolling and flushing fail, and retention is what makes room again.
             for chore in (
+                log.anchor,
                 partial(log.roll_if_due, now_ms),
                 partial(self._flush_if_due, log, now_ms),
                 partial(log.delete_old_segments, now_ms, high_watermark(tp) if high_watermark else None),
@@ -335,6 +486,78 @@ class LogManager:
                 log.notes.clear()
         self._purge()
         self.checkpoint()
+        self._settle()
+
+    def _settle(self) -> None:
+        with self._lock:  # nobody makes logs meanwhile
+            for folder in self._healthy():
+                try:
+                    folder.settle(dict(self._logs_in(folder)), self.offline)
+                except OSError as error:
+                    self.notes.append(f"{folder.path}: new partitions stay announced: {error}")
+
+    def stop_compacting(self) -> None:
+        """Makes a compaction that runs end soon, and none begin; for the broker's stop."""
+        self._stop_compacting.set()
+
+    def compact_due(self, now_ms: int, stable_offset_of: Callable[[TopicPartition], int | None]) -> None:
+        """Compacts the logs that are due, the dirtiest first, up to their last stable offsets (None: not
+        now).
+
+        For a thread of its own, where it may take minutes; a second caller returns at once. Raises nothing:
+        a log that cannot be compacted is noted once, in `uncleanable`, and the others go on.
+        """
+        if not self._cleaner.config.enabled or not self._compacting.acquire(blocking=False):
+            return
+        try:
+            due = []
+            for tp, log in list(self._logs.items()):
+                if not log.config.is_compacted or log.failure is not None or tp in self.uncleanable:
+                    continue
+                stable_offset = stable_offset_of(tp)
+                if stable_offset is not None:
+                    plan = self._plan(log, stable_offset, now_ms)
+                    if plan.is_due:
+                        due.append((plan.is_overdue, plan.dirty_ratio, tp, log, plan))
+            for *_, tp, log, plan in sorted(due, key=lambda job: job[:3], reverse=True):
+                if self._stop_compacting.is_set():
+                    return
+                self._compact(tp, log, plan, now_ms)
+        finally:
+            self._compacting.release()
+
+    def _plan(self, log: Log, stable_offset: int, now_ms: int) -> Plan:
+        return plan_log(
+            view_segments(log.segments, log.end_offset),
+            log.config,
+            cleaned_offset=log.cleaned_offset,
+            start_offset=log.start_offset,
+            stable_offset=stable_offset,
+            now_ms=now_ms,
+        )
+
+    def _compact(self, tp: TopicPartition, log: Log, plan: Plan, now_ms: int) -> None:
+        try:
+            result = self._cleaner.clean(log, plan, now_ms)
+            self.compactions.append((tp, result))
+        except CompactionAbandoned:
+            return  # what came between is not in its way the next time
+        except KafkaStorageError as error:
+            self._note_failure(tp, log, str(error))
+        except OSError as error:
+            if log.failure is None:
+                if is_beyond_trust(error):
+                    self._fail_folder(self._folder_of(log), f"{log.directory}: {error}")
+                self.notes.append(f"{log.directory}: not compacted this time: {error}")
+        except KafkaError as error:
+            self.uncleanable[tp] = str(error)
+            self.notes.append(
+                f"{log.directory} cannot be compacted and grows until it is repaired: {error}; "
+                "millrace log verify shows all that is wrong with it"
+            )
+
+    def _folder_of(self, log: Log) -> DataFolder:
+        return next(folder for folder in self._folders if folder.path == log.directory.parent)
 
     def _flush_if_due(self, log: Log, now_ms: int) -> None:
         if log.needs_flush(now_ms):
@@ -343,11 +566,8 @@ class LogManager:
     def _note_failure(self, tp: TopicPartition, log: Log, reason: str) -> None:
         with self._lock:
             if self._logs.get(tp) is not log:
-                return  # deleted meanwhile
+                return  # deleted meanwhile, or offline with its reason
             self.notes.append(reason)
-            if log.failure is not None:
-                self.offline[tp] = reason
-                del self._logs[tp]
 
     def _purge(self) -> None:
         with self._lock:
@@ -363,23 +583,17 @@ class LogManager:
 
     def checkpoint(self) -> None:
         """Writes the checkpoints of every folder. A failure is noted: the old ones are still true."""
-        with self._lock:
-            for folder in self._folders:
+        for log in list(self._logs.values()):
+            if not log.is_anchored and (log.start_offset > 0 or log.cleaned_offset > 0):
                 try:
-                    self._write_checkpoints(folder)
-                except OSError as error:
-                    self.notes.append(f"{folder.path}: checkpoints not written: {error}")
-
-    def _write_checkpoints(self, folder: _DataFolder) -> None:
-        logs = dict(self._logs_in(folder))
-        # What is known of a partition that is offline must not be forgotten.
-        recovery = {tp: at for tp, at in folder.recovery_points.items() if tp in self.offline}
-        starts = {tp: at for tp, at in folder.start_offsets.items() if tp in self.offline}
-        recovery |= {tp: log.recovery_point for tp, log in logs.items()}
-        starts |= {tp: log.start_offset for tp, log in logs.items() if log.start_offset > 0}
-        if recovery != folder.recovery_points:
-            write_offsets(folder.path / RECOVERY_POINT_CHECKPOINT, recovery)
-            folder.recovery_points = recovery
-        if starts != folder.start_offsets:
-            write_offsets(folder.path / LOG_START_OFFSET_CHECKPOINT, starts)
-            folder.start_offsets = starts
+                    log.anchor()  # there is something to be said of it
+                except KafkaStorageError as error:
+                    self.notes.append(str(error))
+        for folder in self._healthy():
+            try:
+                folder.write_checkpoints(partial(self._logs_in, folder), self.offline)
+            except OSError as error:
+                reason = f"{folder.path}: checkpoints not written: {error}"
+                self.notes.append(reason)
+                if is_beyond_trust(error):
+                    self._fail_folder(folder, reason)

@@ -5,15 +5,18 @@
     coordinator epoch i32 · transaction start offset i64
 
 A snapshot holds what batches below its offset left behind, of each producer the last batch only. It is
-written when a segment is rolled and when the log is closed; after a crash the batches beyond the newest
-one are read again. A damaged snapshot is skipped for the one before it.
+written when a segment is rolled, when the log is closed, and by a flush when much has been written since;
+after a crash the batches beyond the newest one are read again. A damaged snapshot is skipped for the one
+before it.
 
 Called by the log and by recovery.
 """
 
 from __future__ import annotations
 
+import os
 import struct
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from millrace.broker.protocol.batch import NO_SEQUENCE
@@ -76,22 +79,30 @@ def decode(content: bytes, end_offset: int, now_ms: int) -> ProducerState:
 
 def write(directory: Path, state: ProducerState) -> None:
     """Writes the snapshot at the state's end offset."""
+    write_content(directory, state.end_offset, encode(state))
+
+
+def write_content(directory: Path, offset: int, content: bytes) -> None:
+    """Writes what `encode` gave for the state at `offset`."""
     # Not synced: a snapshot that a power loss took is rebuilt from the log.
-    replace_file(snapshot_path(directory, state.end_offset), encode(state), sync=False)
+    replace_file(snapshot_path(directory, offset), content, sync=False)
 
 
 def offsets(directory: Path) -> list[int]:
     """Offsets of the snapshots that are there, ascending."""
     found = []
-    for path in directory.glob(f"*{SUFFIX}"):
-        if path.stem.isdigit():
-            found.append(int(path.stem))
+    for name in os.listdir(directory):
+        if name.endswith(SUFFIX) and name[: -len(SUFFIX)].isdigit():
+            found.append(int(name[: -len(SUFFIX)]))
     return sorted(found)
 
 
-def load_newest(directory: Path, *, start_offset: int, end_offset: int, now_ms: int) -> ProducerState | None:
-    """The newest snapshot that reads and is not beyond `end_offset`; None when there is none."""
-    for offset in reversed(offsets(directory)):
+def load_newest(
+    directory: Path, *, start_offset: int, end_offset: int, now_ms: int, known: Sequence[int] | None = None
+) -> ProducerState | None:
+    """The newest snapshot that reads and is not beyond `end_offset`; None when there is none. `known` is what
+    `offsets` gave."""
+    for offset in reversed(offsets(directory) if known is None else known):
         if not start_offset <= offset <= end_offset:
             continue
         try:
@@ -99,6 +110,13 @@ def load_newest(directory: Path, *, start_offset: int, end_offset: int, now_ms: 
         except (OSError, ValueError):
             continue
     return None
+
+
+def remove_between(directory: Path, offset: int, kept: Collection[int]) -> None:
+    """Removes snapshots below `offset` that are not at one of the offsets `kept` (segments' bases)."""
+    for found in offsets(directory):
+        if found < offset and found not in kept:
+            snapshot_path(directory, found).unlink(missing_ok=True)
 
 
 def remove(directory: Path, *, below: int = 0, above: int | None = None) -> None:

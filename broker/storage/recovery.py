@@ -1,38 +1,49 @@
 """Opening the segments of a partition: after a clean close, and after a crash.
 
-After a clean close the files are taken as they are; only indexes are compared with their logs, and rebuilt
-when they differ. After a crash everything from the recovery point on (what was not yet flushed) is read
+After a clean close the files are taken as they are, whatever their size: only the ends of the indexes are
+compared with their logs, and rebuilt when they differ (an entry in the middle is checked by whoever uses it).
+After a crash indexes are read whole, everything from the recovery point on (what was not yet flushed) is read
 and every batch checked: CRC, lengths, and offsets that follow each other. The longest prefix of good batches
-stays, the rest is cut off; indexes are rebuilt on the way.
+stays, the rest is cut off; indexes are rebuilt on the way. What lies below the recovery point is not read
+again, whatever its size: the index leads to the point, and headers lead from there.
 
 Below the recovery point a bad batch cannot be a torn write: the disk or someone else has changed data that
 was safe. Nothing is cut then; the partition stays closed with a reason, and a person decides.
 
-Called by `Log.open`. Every failure is a KafkaStorageError whose text is one line.
+Offsets of a log have no holes unless compaction made them, here or on the leader that it was copied from;
+then the partition has a marker file (`checkpoints.HOLES_MARKER`), and only the order is checked. The check
+matters because a base offset lies outside its batch's CRC.
+
+Called by `Log.open`. Every failure is a KafkaStorageError whose text is one line. The state of producers is
+restored by `producer_recovery.py`.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from millrace.broker.errors import CorruptMessage, KafkaStorageError
 from millrace.broker.protocol.batch import HEADER_SIZE, BatchHeader, parse_header, verify_crc
-from millrace.broker.storage import producer_snapshot
+from millrace.broker.storage import segment_swap
+from millrace.broker.storage.checkpoints import HOLES_MARKER
+from millrace.broker.storage.disk_errors import is_no_room
 from millrace.broker.storage.leader_epochs import LeaderEpochCache
 from millrace.broker.storage.log_config import LogConfig
-from millrace.broker.storage.producer_state import ProducerState
 from millrace.broker.storage.segment import (
     DELETED_SUFFIX,
-    INDEX_SUFFIX,
     LOG_SUFFIX,
-    TIME_INDEX_SUFFIX,
+    SIDE_SUFFIXES,
+    TRANSACTION_INDEX_SUFFIX,
     Segment,
+    newest_timestamp,
 )
 
 _WINDOW_SIZE = 1 << 20
-_LEFTOVER_SUFFIXES = (DELETED_SUFFIX, ".cleaned", ".tmp")
+_LEFTOVER_SUFFIXES = (DELETED_SUFFIX, ".tmp")
 
 
 @dataclass
@@ -44,6 +55,8 @@ class OpenedSegments:
     notes: list[str] = field(default_factory=list)
     epochs: list[tuple[int, int]] = field(default_factory=list)  # of the batches that were read
     cut_size: int = 0
+    has_holes: bool = False
+    is_marked: bool = False  # as having holes, for good
 
 
 class _BadBatch(Exception):
@@ -55,26 +68,44 @@ class _BadBatch(Exception):
 
 
 def open_segments(
-    directory: Path, config: LogConfig, *, recovery_point: int | None, start_offset: int, now_ms: int
+    directory: Path,
+    config: LogConfig,
+    *,
+    recovery_point: int | None,
+    start_offset: int,
+    now_ms: int,
+    was_compacted: bool = False,
 ) -> OpenedSegments:
     """Opens every segment of a partition, oldest first; at least one is there afterwards.
 
-    `recovery_point` is the offset below which all was flushed; None after a clean close.
+    `recovery_point` is the offset below which all was flushed; None after a clean close. `was_compacted`:
+    the log is known to have been compacted before.
     """
-    bases = _sweep(directory)
+    names = os.listdir(directory)
+    notes = segment_swap.resume(directory, names)
+    if notes:
+        names = os.listdir(directory)
+    has_holes = was_compacted or config.is_compacted or HOLES_MARKER in names
+    bases = _sweep(directory, names)
+    known = set(names)
     if not bases:
         segment = Segment(directory, start_offset, now_ms=now_ms, create=True)
-        return OpenedSegments([segment], start_offset)
-    opened = OpenedSegments([], bases[0])
+        return OpenedSegments([segment], start_offset, notes, is_marked=HOLES_MARKER in names)
+    opened = OpenedSegments([], bases[0], notes, has_holes=has_holes, is_marked=HOLES_MARKER in names)
     for number, base in enumerate(bases):
         following = bases[number + 1] if number + 1 < len(bases) else None
-        segment = Segment(directory, base, now_ms=now_ms)
+        has_aborts = f"{base:020d}{TRANSACTION_INDEX_SUFFIX}" in known
+        segment = Segment(directory, base, now_ms=now_ms, has_aborts=has_aborts)
         opened.segments.append(segment)
         if recovery_point is None or (following is not None and following <= recovery_point):
-            _take_as_it_is(segment, config, opened, following)
+            _take_as_it_is(segment, config, opened, following, was_clean=recovery_point is None)
             continue
         is_whole = _recover(segment, config, opened, recovery_point)
-        if following is not None and (not is_whole or segment.next_offset != following):
+        if following is None:
+            continue
+        if is_whole and has_holes and segment.next_offset < following:
+            segment.next_offset = following
+        if not is_whole or segment.next_offset != following:
             _drop_rest(directory, bases[number + 1 :], segment, opened, recovery_point)
             break
     opened.end_offset = opened.segments[-1].next_offset
@@ -85,26 +116,32 @@ def open_segments(
     return opened
 
 
-def _sweep(directory: Path) -> list[int]:
+def _sweep(directory: Path, names: list[str]) -> list[int]:
     """Removes what a crash may leave behind and returns the base offsets of the segments, ascending."""
     bases = set()
-    for path in directory.iterdir():
-        if path.suffix in _LEFTOVER_SUFFIXES:
-            path.unlink()
-        elif path.suffix == LOG_SUFFIX and path.stem.isdigit():
-            bases.add(int(path.stem))
-    for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
-        for path in directory.glob(f"*{suffix}"):
-            if path.stem.isdigit() and int(path.stem) not in bases:
-                path.unlink()
+    sides = []
+    for name in names:
+        stem, suffix = os.path.splitext(name)
+        if suffix in _LEFTOVER_SUFFIXES:
+            (directory / name).unlink(missing_ok=True)
+        elif stem.isdigit():
+            if suffix == LOG_SUFFIX:
+                bases.add(int(stem))
+            elif suffix in SIDE_SUFFIXES:
+                sides.append((int(stem), name))
+    for base, name in sides:
+        if base not in bases:
+            (directory / name).unlink(missing_ok=True)
     return sorted(bases)
 
 
 def _take_as_it_is(
-    segment: Segment, config: LogConfig, opened: OpenedSegments, following: int | None
+    segment: Segment, config: LogConfig, opened: OpenedSegments, following: int | None, *, was_clean: bool
 ) -> None:
     """Opens a segment whose log is trusted; indexes are checked, and rebuilt when they are wrong."""
-    problem = segment.offset_index.problem(segment.size) or segment.time_index.problem(segment.size)
+    problem = segment.offset_index.problem(
+        segment.size, every_entry=not was_clean
+    ) or segment.time_index.problem(segment.size, every_entry=not was_clean)
     try:
         if problem is None:
             try:
@@ -125,27 +162,18 @@ def _take_as_it_is(
 
 
 def _recover(segment: Segment, config: LogConfig, opened: OpenedSegments, recovery_point: int) -> bool:
-    """Reads all of a segment, rebuilds its indexes and cuts it at its first bad batch; whether it was
-    whole."""
-    segment.reset_indexes()
-    position = 0
+    """Reads a segment from the recovery point on, rebuilds its indexes from there and cuts it at its first
+    bad batch; whether it was whole."""
+    interval_size = config.index_interval_bytes
     try:
-        for position, header in _checked_batches(segment, dense=not config.is_compacted):
-            segment.note(
-                header.max_timestamp,
-                header.last_offset,
-                position,
-                header.size,
-                config.index_interval_bytes,
-            )
-            position += header.size
-            if not opened.epochs or header.leader_epoch > opened.epochs[-1][0]:
-                opened.epochs.append((header.leader_epoch, header.base_offset))
+        start = _skip_flushed(segment, recovery_point, interval_size, opened)
+        for position, header in _checked_batches(segment, start, dense=not opened.has_holes):
+            _note(segment, header, position, interval_size, opened)
     except _BadBatch as bad:
         if segment.next_offset < recovery_point:
             raise _damaged(segment, f"byte {bad.position}: {bad}") from None
         cut_size = segment.size - bad.position
-        segment.truncate(bad.position, config.index_interval_bytes)
+        segment.truncate(bad.position, interval_size)
         opened.cut_size += cut_size
         opened.notes.append(
             f"{segment.path}: {cut_size} bytes after offset {segment.next_offset} were not whole "
@@ -155,13 +183,49 @@ def _recover(segment: Segment, config: LogConfig, opened: OpenedSegments, recove
     return True
 
 
-def _checked_batches(segment: Segment, *, dense: bool) -> Iterator[tuple[int, BatchHeader]]:
-    """Position and header of each good batch from the start. Raises _BadBatch at the first that is not.
+def _note(
+    segment: Segment, header: BatchHeader, position: int, interval_size: int, opened: OpenedSegments
+) -> None:
+    segment.note(newest_timestamp(header), header.last_offset, position, header.size, interval_size)
+    if not opened.epochs or header.leader_epoch > opened.epochs[-1][0]:
+        opened.epochs.append((header.leader_epoch, header.base_offset))
+
+
+def _skip_flushed(segment: Segment, recovery_point: int, interval_size: int, opened: OpenedSegments) -> int:
+    """The position of the first batch that is not below the recovery point, found without reading records.
+
+    Index entries below it stay, those beyond are dropped. Raises _BadBatch.
+    """
+    position = 0
+    expected = segment.base_offset
+    if recovery_point <= expected or not segment.resume_below(recovery_point):
+        segment.reset_indexes()
+    else:
+        expected = segment.next_offset
+        position = segment.indexed_size
+    try:
+        for at, header in segment.headers(position):
+            if header.base_offset < expected:
+                raise _BadBatch(
+                    at, f"a batch has offset {header.base_offset}, at least {expected} is expected"
+                )
+            if header.base_offset >= recovery_point:
+                return at
+            _note(segment, header, at, interval_size, opened)
+            expected = header.next_offset
+            position = at + header.size
+    except CorruptMessage as error:
+        if segment.next_offset < recovery_point:
+            raise _BadBatch(position, str(error)) from None
+    return position
+
+
+def _checked_batches(segment: Segment, position: int, *, dense: bool) -> Iterator[tuple[int, BatchHeader]]:
+    """Position and header of each good batch from `position` on. Raises _BadBatch at the first that is not.
 
     Offsets must follow without holes when `dense`; compaction makes holes.
     """
-    expected = segment.base_offset
-    position = 0
+    expected = segment.next_offset
     while position < segment.size:
         window = segment.file.read(position, min(_WINDOW_SIZE, segment.size - position))
         consumed = 0
@@ -179,21 +243,29 @@ def _checked_batches(segment: Segment, *, dense: bool) -> Iterator[tuple[int, Ba
                 if consumed:
                     break
                 window = segment.file.read(position, header.size)
-            _check(header, window, consumed, at, expected, dense)
+            _check(segment, header, window, consumed, at, expected, dense)
             yield at, header
             expected = header.next_offset
             consumed += header.size
         position += consumed
 
 
-def _check(header: BatchHeader, window: bytes, consumed: int, at: int, expected: int, dense: bool) -> None:
+def _check(
+    segment: Segment,
+    header: BatchHeader,
+    window: bytes,
+    consumed: int,
+    at: int,
+    expected: int,
+    dense: bool,
+) -> None:
     try:
         verify_crc(window, consumed, header)
     except CorruptMessage as error:
         raise _BadBatch(at, str(error)) from None
     # Base offset and leader epoch lie outside the CRC.
     is_in_place = header.base_offset == expected if dense else header.base_offset >= expected
-    if not is_in_place or header.last_offset_delta < 0:
+    if not is_in_place or header.last_offset_delta < 0 or not segment.can_hold(header.last_offset):
         raise _BadBatch(at, f"a batch has offset {header.base_offset}, {expected} is expected")
 
 
@@ -204,7 +276,7 @@ def _drop_rest(
     if segment.next_offset < recovery_point:
         raise _damaged(segment, f"offsets {segment.next_offset} to {bases[0]} are missing")
     for base in bases:
-        for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX):
+        for suffix in (LOG_SUFFIX, *SIDE_SUFFIXES):
             path = directory / f"{base:020d}{suffix}"
             if suffix == LOG_SUFFIX:
                 opened.cut_size += path.stat().st_size
@@ -244,9 +316,15 @@ def load_epochs(directory: Path, opened: OpenedSegments, notes: list[str]) -> Le
         notes.append(f"{error}; rebuilt from the log")
         epochs = LeaderEpochCache(directory)
         seen = _epochs_of(opened.segments)
-    epochs.truncate_from_end(opened.end_offset)
-    for epoch, start_offset in seen:
-        epochs.assign(epoch, start_offset)
+    changes = [lambda: epochs.truncate_from_end(opened.end_offset)]
+    changes += [partial(epochs.assign, epoch, start_offset) for epoch, start_offset in seen]
+    for change in changes:
+        try:
+            change()
+        except OSError as error:
+            if not is_no_room(error):
+                raise
+            notes.append(f"{directory}: leader epochs wait for room to be written: {error}")
     return epochs
 
 
@@ -257,26 +335,3 @@ def _epochs_of(segments: list[Segment]) -> list[tuple[int, int]]:
             if not found or header.leader_epoch > found[-1][0]:
                 found.append((header.leader_epoch, header.base_offset))
     return found
-
-
-def load_producers(
-    directory: Path, segments: list[Segment], *, start_offset: int, end_offset: int, now_ms: int
-) -> ProducerState:
-    """The producer state at `end_offset`: the newest snapshot, and the batches after it."""
-    producer_snapshot.remove(directory, above=end_offset)
-    state = producer_snapshot.load_newest(
-        directory, start_offset=start_offset, end_offset=end_offset, now_ms=now_ms
-    )
-    if state is None:
-        state = ProducerState(end_offset=start_offset)
-    for segment in segments:
-        if segment.next_offset <= state.end_offset:
-            continue
-        first = segment.find(state.end_offset)
-        if first is None:
-            continue
-        for _, header in segment.batches(first.position):
-            if header.producer_id >= 0:
-                state.note(header, now_ms)
-    state.end_offset = end_offset
-    return state

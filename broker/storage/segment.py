@@ -1,7 +1,8 @@
-"""One segment of a log: a `.log` file of record batches, and its two indexes.
+"""One segment of a log: a `.log` file of record batches, its two sparse indexes and its aborted transactions.
 
 Files are named by the offset of the segment's first record in 20 digits. The `.log` is a run of whole
-batches of format 2, nothing before, between or after them.
+batches of format 2, nothing before, between or after them. Offsets ascend and may have holes, which
+compaction and what is replicated from a compacted log leave.
 
 Called by the log (append, read, roll) and by recovery. Invariants: bytes below `size` are whole batches;
 `size` grows only after the bytes are in the file, so a reader that takes it first never sees a part; the
@@ -14,6 +15,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,10 +31,14 @@ from millrace.broker.protocol.checksum import Buffer
 from millrace.broker.storage.offset_index import ENTRY_SIZE as OFFSET_ENTRY_SIZE
 from millrace.broker.storage.offset_index import OffsetIndex
 from millrace.broker.storage.time_index import TimeEntry, TimeIndex
+from millrace.broker.storage.transaction_index import SUFFIX as TRANSACTION_INDEX_SUFFIX
+from millrace.broker.storage.transaction_index import TransactionIndex
 
 LOG_SUFFIX = ".log"
 INDEX_SUFFIX = ".index"
 TIME_INDEX_SUFFIX = ".timeindex"
+SIDE_SUFFIXES = (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX)
+"""Files that go with a `.log`."""
 DELETED_SUFFIX = ".deleted"
 
 _SCAN_SIZE = 1 << 20
@@ -98,16 +104,43 @@ class LogFile:
             count = os.pwrite(self.fd, data, position)
 
 
-class Segment:
-    """See the module. `next_offset` is the offset after the last batch; times are of the batches."""
+def newest_timestamp(header: BatchHeader) -> int:
+    """The timestamp by which a batch counts in an index: a batch without records has none."""
+    return header.max_timestamp if header.record_count else NO_TIMESTAMP
 
-    def __init__(self, directory: Path, base_offset: int, *, now_ms: int, create: bool = False):
+
+def newest_timestamp_of(segment: Segment) -> int:
+    """By which retention counts a segment's age: its newest record, or its file's time where records carry
+    no timestamps."""
+    return segment.modified_ms if segment.max_timestamp == NO_TIMESTAMP else segment.max_timestamp
+
+
+class Segment:
+    """See the module. `next_offset` is the offset after the last batch; times are of the batches.
+
+    `suffix` follows every file's name while a segment is no part of its log yet (`segment_swap.py`);
+    `has_aborts=False`: there is no `.txnindex`, it need not be looked for.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        base_offset: int,
+        *,
+        now_ms: int,
+        create: bool = False,
+        suffix: str = "",
+        has_aborts: bool = True,
+    ):
         stem = f"{base_offset:020d}"
         self.directory = directory
         self.base_offset = base_offset
-        self.file = LogFile(directory / (stem + LOG_SUFFIX), create=create)
-        self.offset_index = OffsetIndex(directory / (stem + INDEX_SUFFIX), base_offset)
-        self.time_index = TimeIndex(directory / (stem + TIME_INDEX_SUFFIX), base_offset)
+        self.file = LogFile(directory / f"{stem}{LOG_SUFFIX}{suffix}", create=create)
+        self.offset_index = OffsetIndex(directory / f"{stem}{INDEX_SUFFIX}{suffix}", base_offset)
+        self.time_index = TimeIndex(directory / f"{stem}{TIME_INDEX_SUFFIX}{suffix}", base_offset)
+        self.aborted = TransactionIndex(
+            directory / f"{stem}{TRANSACTION_INDEX_SUFFIX}{suffix}", may_exist=has_aborts and not create
+        )
         self.size = 0 if create else os.fstat(self.file.fd).st_size
         self.next_offset = base_offset
         self.max_timestamp = NO_TIMESTAMP
@@ -116,6 +149,8 @@ class Segment:
         self.created_ms = now_ms
         self.index_size = len(self.offset_index.file) * OFFSET_ENTRY_SIZE
         self._size_since_index = 0
+        self.indexed_size = 0
+        """Where `resume_below` stopped: the batches before this byte are in the counters."""
 
     @property
     def path(self) -> Path:
@@ -191,12 +226,31 @@ class Segment:
                 consumed = header.size
             position += consumed
 
-    def find(self, offset: int) -> BatchAt | None:
+    def headers(self, position: int = 0) -> Iterator[BatchAt]:
+        """As `batches`, reading little more than the headers where batches are large. Raises CorruptMessage
+        where the bytes are no batch or one is cut."""
+        end = self.size
+        window = _SEEK_SIZE
+        while position < end:
+            data = self.file.read(position, min(window, end - position))
+            consumed = 0
+            while len(data) - consumed >= HEADER_SIZE:
+                header = parse_header(data, consumed)
+                window = _SEEK_SIZE if header.size < _SEEK_SIZE // 4 else HEADER_SIZE
+                if position + consumed + header.size > end:
+                    raise CorruptMessage(f"{self.path}: the batch at byte {position + consumed} is cut")
+                yield BatchAt(position + consumed, header)
+                consumed += header.size
+            if consumed == 0:
+                raise CorruptMessage(f"{self.path}: the batch at byte {position} is cut")
+            position += consumed
+
+    def find(self, offset: int, *, use_index: bool = True) -> BatchAt | None:
         """The first batch that ends at or after `offset`; None when all end before it.
 
         Raises CorruptMessage when the index and the log disagree; the log then rebuilds the index.
         """
-        entry = self.offset_index.lookup(offset)
+        entry = self.offset_index.lookup(offset) if use_index else None
         position = 0
         if entry is not None:
             position = entry.position
@@ -254,14 +308,14 @@ class Segment:
     # -- changing
 
     def rebuild_indexes(self, interval_size: int) -> None:
-        """Empties both indexes and fills them from the batches' headers. Readers in other threads find
+        """Empties both sparse indexes and fills them from the batches' headers. Readers in other threads find
         less of an index meanwhile, never a wrong one. Raises CorruptMessage."""
         self.reset_indexes()
         for position, header in self.batches():
-            self.note(header.max_timestamp, header.last_offset, position, header.size, interval_size)
+            self.note(newest_timestamp(header), header.last_offset, position, header.size, interval_size)
 
     def reset_indexes(self) -> None:
-        """Empties both indexes and the counters that `note` keeps; the log file stays."""
+        """Empties both sparse indexes and the counters that `note` keeps; the log file stays."""
         self.offset_index.file.truncate(0)
         self.time_index.truncate(self.base_offset)
         self.index_size = self._size_since_index = 0
@@ -273,6 +327,7 @@ class Segment:
         self.size = position
         os.ftruncate(self.file.fd, position)
         self.rebuild_indexes(interval_size)
+        self.aborted.truncate_from(self.next_offset)
 
     def resume(self) -> None:
         """Reads the counters back from sound indexes and the batches after the last entry.
@@ -282,29 +337,63 @@ class Segment:
         entry = self.offset_index.last()
         time_entry = self.time_index.last()
         if time_entry is not None:
-            self._verify(time_entry)
             self.max_timestamp, self.max_timestamp_offset = time_entry
         if self.size:
             first = parse_header(self.file.read(0, HEADER_SIZE))
             if first.base_offset < self.base_offset:
                 raise CorruptMessage(f"{self.path} begins with offset {first.base_offset}")
-            self.first_timestamp = first.max_timestamp
+            self.first_timestamp = newest_timestamp(first)
         position = 0 if entry is None else entry.position
         self._size_since_index = 0
-        for at in self.batches(position):
+        is_time_verified = time_entry is None
+        for at in self.headers(position):
             header = at.header
             if entry is not None and at.position == entry.position and header.last_offset != entry.offset:
                 raise CorruptMessage(f"{self.offset_index.file.path} does not fit its log at {position}")
-            if header.max_timestamp > self.max_timestamp:
+            if time_entry == (header.max_timestamp, header.last_offset):
+                is_time_verified = True
+            if newest_timestamp(header) > self.max_timestamp:
                 self.max_timestamp = header.max_timestamp
                 self.max_timestamp_offset = header.last_offset
             self._size_since_index += header.size
             self.next_offset = header.next_offset
+        if time_entry is not None and not is_time_verified:
+            self._verify(time_entry)
+
+    def resume_below(self, offset: int) -> bool:
+        """Keeps what the sparse indexes say of batches that end below `offset`, drops the rest, and sets the
+        counters by it, as if the segment ended at `indexed_size`. False when the indexes cannot be used;
+        they are as they were then, and so is the log."""
+        if self.offset_index.problem(self.size) or self.time_index.problem(self.size):
+            return False
+        entry = self.offset_index.lookup(offset - 1)
+        if entry is None:
+            return False
+        header = self._header_at(entry.position)
+        if header is None or header.last_offset != entry.offset or entry.position + header.size > self.size:
+            return False
+        self.offset_index.truncate(entry.position + 1)
+        self.time_index.truncate(entry.offset + 1)
+        newest = self.time_index.last()
+        try:
+            if newest is not None:
+                self._verify(newest)
+        except CorruptMessage:
+            return False
+        self.max_timestamp, self.max_timestamp_offset = newest or (NO_TIMESTAMP, self.base_offset)
+        self.index_size = len(self.offset_index.file) * OFFSET_ENTRY_SIZE
+        first = self._header_at(0)
+        self.first_timestamp = NO_TIMESTAMP if first is None else newest_timestamp(first)
+        self.next_offset = header.next_offset
+        self._size_since_index = header.size
+        self.indexed_size = entry.position + header.size
+        return True
 
     def write_index_tails(self) -> None:
         """Writes what of the indexes is in memory. Raises OSError."""
         self.offset_index.file.write_tail()
         self.time_index.file.write_tail()
+        self.aborted.write_tail()
 
     def close_indexes(self) -> None:
         """Adds the last time entry and writes both indexes. Raises OSError."""
@@ -313,18 +402,43 @@ class Segment:
         self.write_index_tails()
 
     def sync(self, *, with_indexes: bool) -> None:
-        """Makes the batches durable, and the written part of the indexes. Raises OSError."""
+        """Makes the batches and the aborted transactions durable, and the written part of the indexes.
+        Raises OSError."""
         os.fdatasync(self.file.fd)
+        self.aborted.sync()
         if with_indexes:
             self.offset_index.file.sync()
             self.time_index.file.sync()
+
+    def paths(self) -> tuple[Path, Path, Path, Path]:
+        """The names of its files, the log's first; those of indexes may be of files that are not there."""
+        return self.path, self.offset_index.file.path, self.time_index.file.path, self.aborted.path
+
+    def rename_indexes(self, suffix: str) -> None:
+        """Gives the indexes their names with `suffix` (none: the final ones). A reader that comes between
+        does not find a file and looks again (`segment_list.py`). Raises OSError."""
+        for index, name in (
+            (self.aborted, TRANSACTION_INDEX_SUFFIX),
+            (self.offset_index.file, INDEX_SUFFIX),
+            (self.time_index.file, TIME_INDEX_SUFFIX),
+        ):
+            target = self.directory / f"{self.base_offset:020d}{name}{suffix}"
+            with suppress(FileNotFoundError):  # no entries, no file
+                os.rename(index.path, target)
+            index.path = target
+
+    def rename_log(self, suffix: str) -> None:
+        """Gives the `.log` its name with `suffix`. Raises OSError."""
+        target = self.directory / f"{self.base_offset:020d}{LOG_SUFFIX}{suffix}"
+        os.rename(self.path, target)
+        self.file.path = target
 
     def mark_deleted(self) -> list[Path]:
         """Renames the files to `*.deleted`, so that no start-up takes them for a segment; returns the new
         names, to be unlinked at leisure. Readers that hold the file go on."""
         renamed = []
         # The log first: indexes without a log are swept away at start-up.
-        for path in (self.path, self.offset_index.file.path, self.time_index.file.path):
+        for path in self.paths():
             target = path.with_name(path.name + DELETED_SUFFIX)
             try:
                 os.rename(path, target)

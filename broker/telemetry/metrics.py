@@ -22,6 +22,7 @@ class BrokerMetrics:
     __slots__ = (
         "bytes_in",
         "bytes_out",
+        "closes",
         "connections_closed_for_protocol",
         "connections_opened",
         "connections_refused",
@@ -29,10 +30,18 @@ class BrokerMetrics:
         "error_counts",
         "fetch_bytes",
         "fetch_waits",
+        "group_commits",
+        "group_load_seconds",
+        "group_loads",
+        "group_rebalances",
+        "isr_expands",
+        "isr_shrinks",
         "produce_bytes",
         "produce_records",
+        "replicated_bytes",
         "request_counts",
         "request_seconds",
+        "throttled_requests",
         "unsupported_requests",
     )
 
@@ -43,18 +52,31 @@ class BrokerMetrics:
         self.connections_refused = 0
         self.connections_closed_for_protocol = 0
         self.unsupported_requests = 0
+        self.throttled_requests = 0
         self.produce_bytes = 0
         self.produce_records = 0
         self.duplicate_batches = 0
         self.fetch_bytes = 0
         self.fetch_waits = 0
+        self.group_commits = 0
+        self.group_rebalances = 0
+        self.group_loads = 0
+        self.group_load_seconds = 0.0
+        self.isr_expands = 0
+        self.isr_shrinks = 0
+        self.replicated_bytes = 0
         self.request_counts = [0] * API_SLOTS
         self.request_seconds = [0.0] * API_SLOTS
         self.error_counts: dict[int, int] = {}
+        self.closes: dict[str, int] = {}
 
     def count_error(self, code: int) -> None:
         """An error code on its way to a client."""
         self.error_counts[code] = self.error_counts.get(code, 0) + 1
+
+    def count_close(self, reason: str) -> None:
+        """A connection that this broker ended, or did not take."""
+        self.closes[reason] = self.closes.get(reason, 0) + 1
 
 
 Gauges = Callable[[], Iterable[tuple[str, str, dict[str, str], float]]]
@@ -64,14 +86,22 @@ _COUNTERS = {
     "bytes_in": "Bytes of requests received.",
     "bytes_out": "Bytes of responses handed to the network.",
     "connections_opened": "Connections accepted.",
-    "connections_refused": "Connections closed at once because max.connections was reached.",
+    "connections_refused": "Connections closed at once because a limit of connections was reached.",
     "connections_closed_for_protocol": "Connections closed because the peer broke the protocol.",
     "unsupported_requests": "Requests for an API or version this broker does not speak.",
+    "throttled_requests": "Requests answered with a throttle time because of a quota.",
     "produce_bytes": "Bytes of record batches appended for clients.",
     "produce_records": "Records appended for clients.",
     "duplicate_batches": "Batches recognised as repeated by an idempotent producer.",
     "fetch_bytes": "Bytes of record batches sent to readers.",
     "fetch_waits": "Fetch requests that waited for data.",
+    "group_commits": "Offsets that groups committed, one for each partition.",
+    "group_rebalances": "Generations of groups that came to a new assignment.",
+    "group_loads": "Partitions of the offsets topic that were read to take over their groups.",
+    "group_load_seconds": "Seconds spent on reading them, each for itself.",
+    "isr_expands": "Replicas that came back into an in-sync set of a partition led here.",
+    "isr_shrinks": "Times that an in-sync set of a partition led here lost late replicas.",
+    "replicated_bytes": "Bytes of record batches fetched from leaders.",
 }
 
 
@@ -108,6 +138,12 @@ class BrokerCollector:
         for code, count in metrics.error_counts.items():
             errors.add_metric([str(code)], count)
         yield errors
+        closes = CounterMetricFamily(
+            "millrace_broker_connections_ended", "Connections ended by the broker.", labels=["reason"]
+        )
+        for reason, count in metrics.closes.items():
+            closes.add_metric([reason], count)
+        yield closes
         families: dict[str, GaugeMetricFamily] = {}
         for name, text, labels, value in self._gauges():
             family = families.get(name)
@@ -147,7 +183,8 @@ class MetricsServer:
         from prometheus_client import generate_latest
 
         try:
-            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+            async with asyncio.timeout(5):
+                head = await reader.readuntil(b"\r\n\r\n")
             target = head.split(b" ", 2)[1] if head.count(b" ") >= 2 else b""
             if target.split(b"?")[0] == b"/metrics":
                 status, body = "200 OK", generate_latest(self._registry)

@@ -1,13 +1,24 @@
-"""`millrace audit`: the reconciliation job and the explanation of one window."""
+"""`millrace audit`: the job, once or again and again, and what a person asks or tells about it."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import json
 import os
+import signal
+import sys
+import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, NoReturn
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
+
+if TYPE_CHECKING:
+    from millrace.audit.config import AuditConfig
 
 app = typer.Typer(help="Prove per producer and window that nothing was lost.", no_args_is_help=True)
 
@@ -21,22 +32,38 @@ def run(
     config: ConfigPath,
     master: Annotated[str, typer.Option(help="Spark master to run on.")] = "local[*]",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the verdict only.")] = False,
+    from_: Annotated[
+        str | None,
+        typer.Option(
+            "--from", help="Backfill: compute the windows from this time on anew from the clusters."
+        ),
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option("--until", help="End of the backfill's time range. [default: now]")
+    ] = None,
 ) -> None:
     """Audit once: count what arrived since the last run, reconcile, write the report.
 
-    Exit status: 0 all proven, 1 a loss or a duplicate, 2 something unknown, 3 the job itself failed.
-    """
-    from millrace.broker.errors import MillraceError
+    With --from, the windows that a time range touches are computed anew from what the clusters still hold;
+    the state stays as it is, and the report lies in a folder of its own, named by the windows.
 
+    Exit status: 0 all proven or waived, 1 a loss or a duplicate, 2 something unknown, 3 the job failed.
+    """
+    from millrace.broker.errors import ConfigError, MillraceError
+
+    signal.signal(signal.SIGTERM, _end)
     try:
         from millrace.audit.config import load_config
         from millrace.audit.job import run as run_job
-        from millrace.deploy.java import find_java, java_home
+        from millrace.audit.report.console import console_lines
+        from millrace.audit.runs.backfill import report_folder
 
         loaded = load_config(config)
-        # Spark looks at JAVA_HOME only, and would take a Java that is too old.
-        os.environ["JAVA_HOME"] = str(java_home(find_java()))
-        result = run_job(loaded, master, progress=lambda step: None if quiet else typer.echo(step))
+        only = _time_range(from_, until)
+        _choose_java()
+        result = run_job(loaded, master, progress=lambda step: None if quiet else typer.echo(step), only=only)
+    except ConfigError as error:
+        _fail(*(str(each) for each in error.each()))
     except MillraceError as error:
         _fail(str(error))
     except Exception:
@@ -45,26 +72,212 @@ def run(
         raise typer.Exit(JOB_FAILED_STATUS) from None
     if result.summary is None:
         _fail(result.problem)
-    typer.echo(f"{result.summary['verdict']}   {result.summary['sentence']}")
-    if not quiet:
-        typer.echo(f"report: {loaded.report / 'index.html'}")
+    page = report_folder(loaded, only) / "index.html"
+    told = console_lines(result.summary, str(page), str(config), result.exit_status)
+    for line in itertools.islice(told, 1 if quiet else None):
+        typer.echo(line)
+    if result.problem:
+        typer.echo(f"millrace: {' '.join(result.problem.split())}", err=True)
     raise typer.Exit(result.exit_status)
+
+
+@app.command("watch")
+def watch(
+    config: ConfigPath,
+    every: Annotated[str, typer.Option(help="How often a run begins, such as 10m.")] = "10m",
+    runs: Annotated[int | None, typer.Option(min=1, help="End after so many runs.")] = None,
+    limit: Annotated[
+        str, typer.Option(help="How long one run may take; one that takes longer is ended and has failed.")
+    ] = "24h",
+    master: Annotated[str, typer.Option(help="Spark master to run on.")] = "local[*]",
+) -> None:
+    """Audit again and again; a run that fails is told, and the next one goes on.
+
+    SIGTERM and Ctrl-C end it: the run under way is given up and nothing of it is kept. Exit status: that of
+    the last finished run, as for `audit run`.
+    """
+    from millrace.audit.config import load_config, parse_duration_ms
+    from millrace.audit.watch import Watch, timed
+
+    with _failing():
+        loaded = load_config(config)
+        every_ms = parse_duration_ms("--every", every)
+        limit_ms = parse_duration_ms("--limit", limit)
+    command = [sys.executable, "-m", "millrace.deploy.cli", "audit", "run", "--quiet"]
+    watching = Watch(
+        [*command, "--config", str(config), "--master", master],
+        every_ms,
+        loaded.report,
+        runs=runs,
+        limit_ms=limit_ms,
+        say=lambda line: typer.echo(timed(f"millrace: {line}"), err=True),
+        relay=lambda line: typer.echo(timed(line)),
+    )
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        watching.stop()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    raise typer.Exit(watching.run())
+
+
+@app.command("status")
+def status(
+    config: ConfigPath,
+    as_json: Annotated[bool, typer.Option("--json", help="The same for machines.")] = False,
+) -> None:
+    """Show where the audit stands: watermarks, verdicts, waivers and the state's size."""
+    from millrace.audit.config import load_config
+    from millrace.audit.status import lines, read_status
+
+    with _failing():
+        loaded = load_config(config)
+        _choose_java_for(loaded.state)
+        told = read_status(loaded)
+    for line in [json.dumps(told, indent=2, ensure_ascii=False)] if as_json else lines(told):
+        typer.echo(line)
+
+
+@app.command("waive")
+def waive(
+    config: ConfigPath,
+    topic: Annotated[str | None, typer.Argument(help="Topic of the window.")] = None,
+    window: Annotated[
+        str | None,
+        typer.Argument(help="Start of the window, or the id of a stream whose own row is waived."),
+    ] = None,
+    *,
+    untrusted: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of a window: words from the names of what could not be trusted, such as "
+            "'header of an unknown version, in ewr'; all that has them is waived."
+        ),
+    ] = None,
+    why: Annotated[str, typer.Option(help="The reason; somebody will ask for it.")],
+    who: Annotated[str | None, typer.Option(help="Who decides it. [default: user@host]")] = None,
+) -> None:
+    """Go on without the proof of a window: the watermark may pass it, and it no longer decides the status.
+
+    The waiver is for the verdict of the last run. When late data makes that worse, it no longer stands. With
+    --untrusted it is for what the last report could not trust, and no longer stands when more of it comes.
+    """
+    from millrace.audit.config import load_config
+    from millrace.audit.explain import parse_window
+    from millrace.audit.keeping.state import StateFolder
+    from millrace.audit.keeping.waivers import give_waiver, here, is_stream, newest_waiver
+    from millrace.audit.reconciliation.verdict_rows import iso_time
+
+    if (topic is None or window is None) == (untrusted is None) or (topic and untrusted is not None):
+        raise typer.BadParameter("either a topic and a window, or --untrusted")
+    with _failing():
+        loaded = load_config(config)
+        _choose_java_for(loaded.state)
+        at_ms = time.time_ns() // 1_000_000
+        if topic is None or window is None:
+            _accept(loaded, untrusted or "", who or here(), why, at_ms)
+            return
+        target = window if is_stream(window) else parse_window(window)
+        state = StateFolder.open(loaded.state, loaded.spark)
+        before = newest_waiver(state, topic, target)
+        given = give_waiver(state, topic, target, who or here(), why, at_ms)
+        typer.echo(f"waived: {topic} {window}, {given.verdict}, by {given.who}: {given.why}")
+        if before is not None:
+            typer.echo(f"replaces the waiver of {before.who} at {iso_time(before.at_ms)}: {before.why}")
+
+
+def _accept(config: AuditConfig, named: str, who: str, why: str, at_ms: int) -> None:
+    from millrace.audit.keeping.state import StateFolder
+    from millrace.audit.keeping.untrusted_waivers import accept, told_untrusted
+    from millrace.audit.report.folder import read_told
+    from millrace.audit.report.text import sentence_text
+
+    state = StateFolder.open(config.state, config.spark)
+    told = read_told(config.report, "summary.json").get("untrusted", ())
+    untrusted = told_untrusted(state.latest(), {each["what"]: each["count"] for each in told})
+    given = accept(state, named, untrusted, who, why, at_ms)
+    for what, count in sorted(given.covers.items()):
+        typer.echo(f"waived: {sentence_text(what)} ({count:,}), by {given.who}: {given.why}")
 
 
 @app.command("explain")
 def explain(
     topic: Annotated[str, typer.Argument(help="Topic whose window is asked for.")],
-    window: Annotated[str, typer.Argument(help="Start of the window, e.g. 2013-01-01T00:00:00Z.")],
+    window: Annotated[
+        str, typer.Argument(help="A time in the window, e.g. 2013-01-01T00:00:00Z, or a stream's id.")
+    ],
     config: ConfigPath,
+    as_json: Annotated[bool, typer.Option("--json", help="The same for machines.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Show proven streams, too.")] = False,
 ) -> None:
-    """Show the sets behind one window's verdict and the tier that lost records."""
-    from millrace.audit.config import load_config
-    from millrace.audit.explain import run as run_explain
+    """Show the sets behind one window's verdict, the tier that lost records, and what to do.
 
-    for line in run_explain(load_config(config), topic, window):
+    A stream's id (16 digits, as the report shows it) asks for what no window can be named for: a lost tail,
+    a hole in the reports, a producer that fell silent.
+    """
+    from millrace.audit.config import load_config
+    from millrace.audit.explain import explain as find
+    from millrace.audit.explain import lines
+
+    with _failing():
+        loaded = load_config(config)
+        _choose_java_for(loaded.state)
+        told = find(loaded, topic, window)
+    for line in [json.dumps(told, indent=2)] if as_json else lines(told, everything):
         typer.echo(line)
 
 
-def _fail(reason: str) -> NoReturn:
-    typer.echo(f"millrace: {' '.join(reason.split())}", err=True)
+@contextlib.contextmanager
+def _failing() -> Iterator[None]:
+    """What cannot be done ends with the status of a job that failed, as in `run`: 2 would say that something
+    is unknown."""
+    from millrace.broker.errors import ConfigError, MillraceError
+
+    try:
+        yield
+    except ConfigError as error:
+        _fail(*(str(each) for each in error.each()))
+    except MillraceError as error:
+        _fail(str(error))
+
+
+def _end(signum: int, frame: FrameType | None) -> NoReturn:
+    """SIGTERM: the job leaves the state as it was."""
+    raise SystemExit(128 + signum)
+
+
+def _time_range(from_: str | None, until: str | None) -> tuple[int, int] | None:
+    from millrace.audit.explain import parse_time
+    from millrace.broker.errors import ConfigError
+
+    if from_ is None:
+        if until is not None:
+            raise ConfigError("--until", until, "--from beside it: a backfill has a beginning")
+        return None
+    from_ms = parse_time("--from", from_)
+    until_ms = time.time_ns() // 1_000_000 if until is None else parse_time("--until", until)
+    if until_ms <= from_ms:
+        if until is None:
+            raise ConfigError("--from", from_, "a time in the past, or --until beside it")
+        raise ConfigError("--until", until, f"a time after --from {from_}")
+    return from_ms, until_ms
+
+
+def _choose_java() -> None:
+    """Spark looks at JAVA_HOME only, and would take a Java that is too old."""
+    from millrace.deploy.java import find_java, java_home
+
+    os.environ["JAVA_HOME"] = str(java_home(find_java()))
+
+
+def _choose_java_for(state: Path | str) -> None:
+    """A state at a URI is reached through a JVM."""
+    if isinstance(state, str):
+        _choose_java()
+
+
+def _fail(*reasons: str) -> NoReturn:
+    for reason in reasons:
+        typer.echo(f"millrace: {' '.join(reason.split())}", err=True)
     raise typer.Exit(JOB_FAILED_STATUS)

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
 import typer
+
+from millrace.deploy.commands import mirror_control, mirror_translate
+from millrace.deploy.commands.mirror_worker import FileOption, config_file
 
 app = typer.Typer(help="Mirror topics of N clusters into one.", no_args_is_help=True)
 
-ConfigPath = Annotated[Path, typer.Option("--config", "-c", help="mirror.yaml")]
-
 
 @app.command("run")
-def run(config: ConfigPath) -> None:
+def run(config: FileOption = None) -> None:
     """Run one mirror process until SIGTERM; several with the same name share the work."""
     from millrace.mirror.daemon import run as run_mirror
 
-    raise typer.Exit(run_mirror(config))
+    raise typer.Exit(run_mirror(config_file(config)))
 
 
 @app.command("check")
-def check(config: ConfigPath) -> None:
+def check(config: FileOption = None) -> None:
     """Validate a config against the live clusters: reachability, limits, loops, name clashes."""
-    from millrace.mirror.check import run as run_check
+    from millrace.mirror.checks.check import run as run_check
 
-    raise typer.Exit(run_check(config))
+    raise typer.Exit(run_check(config_file(config)))
+
+
+mirror_control.register(app)
+app.command("translate")(mirror_translate.translate)

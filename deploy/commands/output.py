@@ -17,12 +17,22 @@ class Format(StrEnum):
 
 
 OutputFormat = Annotated[Format, typer.Option("--output", "-o", help="table, or json for programs.")]
+JsonFlag = Annotated[bool, typer.Option("--json", help="The same as --output json.")]
+
+
+def chosen(output: Format, as_json: bool) -> Format:
+    """What `--output` and `--json` come to together."""
+    return Format.JSON if as_json else output
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, default=str))
 
 
 def print_rows(rows: Sequence[dict[str, Any]], columns: Sequence[str], form: Format = Format.TABLE) -> None:
     """Prints `rows`: as JSON all of them; as a table the `columns`, plain text where no terminal reads it."""
     if form is Format.JSON:
-        print(json.dumps(list(rows), indent=2, default=str))
+        print_json(list(rows))
         return
     cells = [[_text(row.get(column)) for column in columns] for row in rows]
     titles = [column.replace("_", " ").upper() for column in columns]
@@ -54,5 +64,5 @@ def _text(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, list | tuple):
-        return ",".join(str(item) for item in value)
+        return ",".join(str(item) for item in value) or "-"
     return str(value)

@@ -30,3 +30,8 @@ def addresses(text: str, *, option: str) -> list[str]:
     if not entries:
         raise typer.BadParameter(f"{option} is empty: expected host:port, e.g. 127.0.0.1:9092")
     return entries
+
+
+def count_of(number: int, noun: str) -> str:
+    """`1 member`, `2 members`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

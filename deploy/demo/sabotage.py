@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from millrace.audit.header import HEADER_KEY, InvalidIdentity, RecordIdentity, decode_identity
+from millrace.audit.contract.header import HEADER_KEY, InvalidIdentity, RecordIdentity, decode_identity
 from millrace.broker.protocol.batch import parse_header
 from millrace.broker.protocol.records import Record, build_batch, read_records, records_section
 from millrace.deploy.demo.injection import DUPLICATE, LOSE, Deeds, Injected, Target, read_targets

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from millrace.audit.header import HEADER_KEY, InvalidIdentity, decode_identity
+from millrace.audit.contract.header import HEADER_KEY, InvalidIdentity, decode_identity
 from millrace.broker.client.cluster import Cluster
-from millrace.broker.client.metadata import TopicPartition
 from millrace.broker.client.raw_fetch import FetchPosition, fetch
 from millrace.broker.errors import LeaderNotAvailable, MillraceError, error_for_code
 from millrace.broker.protocol.batch import iterate_batches
 from millrace.broker.protocol.records import read_records
+from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.deploy.demo.replay import SentTimes
 
 BATCH_STRIDE = 4

@@ -63,7 +63,13 @@ def prepare_report(report: Path) -> None:
     """Makes the folder, and removes an earlier run's findings: nothing old may pass for new."""
     try:
         report.mkdir(parents=True, exist_ok=True)
-        for name in ("summary.json", "reconciliation.parquet", "index.html", "injected.json"):
+        for name in (
+            "summary.json",
+            "reconciliation.parquet",
+            "producers.parquet",
+            "index.html",
+            "injected.json",
+        ):
             (report / name).unlink(missing_ok=True)
     except OSError as error:
         raise DataFolderNotWritable(

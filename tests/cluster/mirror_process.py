@@ -10,23 +10,24 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 
 from millrace.broker.client.cluster import Cluster
+from millrace.broker.client.committed import committed_batches
 from millrace.broker.client.offsets import LATEST
 from millrace.broker.client.raw_fetch import FetchPosition, fetch
 from millrace.broker.client.raw_produce import produce
-from millrace.broker.errors import KafkaError, error_for_code
-from millrace.broker.protocol.batch import HEADER_SIZE, iterate_batches, verify_crc
+from millrace.broker.errors import KafkaError, LeaderNotAvailable, error_for_code
+from millrace.broker.protocol.batch import HEADER_SIZE, verify_crc
 from millrace.deploy.processes import spawn
-from tests.servers import free_port
+from tests.ports import free_port
 
 T = TypeVar("T")
-TIMEOUT_S = 40.0
+TIMEOUT_S = 120.0
 
 
 class MirrorProcess:
@@ -39,6 +40,8 @@ class MirrorProcess:
         sources: dict[str, str],
         *,
         topics: Sequence[str] = (".*",),
+        target_name: str = "agg",
+        each_source: Mapping[str, Any] | None = None,
         **more: Any,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -48,9 +51,10 @@ class MirrorProcess:
         self.process: subprocess.Popen[bytes] | None = None
         self.settings = {
             "name": "aggregate",
-            "target": {"cluster": "agg", "bootstrap": [target]},
+            "target": {"cluster": target_name, "bootstrap": [target]},
             "sources": [
                 {"cluster": name, "bootstrap": [address], "topics": {"include": list(topics)}}
+                | dict(each_source or {})
                 for name, address in sources.items()
             ],
             "control": {"listen": f"127.0.0.1:{self.port}"},
@@ -64,25 +68,27 @@ class MirrorProcess:
     def log(self) -> str:
         return self.log_path.read_text() if self.log_path.exists() else ""
 
-    def start(self) -> MirrorProcess:
+    def command(self) -> list[str]:
         words = [sys.executable, "-m", "millrace.deploy.cli", "mirror", "run"]
-        words += ["--config", str(self.config_path)]
-        self.process = spawn(words, log=self.log_path, die_with_parent=True)
+        return [*words, "--config", str(self.config_path)]
+
+    def start(self) -> MirrorProcess:
+        self.process = spawn(self.command(), log=self.log_path, die_with_parent=True)
         return self
 
     def kill(self) -> None:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(60)
 
     def terminate(self) -> int:
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(30)
+        return self.process.wait(90)
 
     def get(self, path: str) -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=30) as answer:
                 return int(answer.status), answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -113,7 +119,9 @@ async def send(cluster: Cluster, topic: str, partition: int, batch: bytes | byte
     async def attempt() -> int:
         view = await cluster.metadata([topic])
         leader = view.leader(topic, partition)
-        assert leader is not None
+        if leader is None:  # of a new partition, some broker may not have heard yet
+            cluster.invalidate()
+            raise LeaderNotAvailable(f"{topic}-{partition}")
         outcome = (await produce(cluster, leader, {(topic, partition): batch}))[topic, partition]
         if outcome.error_code:
             raise error_for_code(outcome.error_code, outcome.error_message or "")
@@ -133,7 +141,7 @@ async def end_offset(cluster: Cluster, topic: str, partition: int) -> int:
 
 
 async def record_bytes(cluster: Cluster, topic: str, partition: int) -> list[bytes]:
-    """The records section of every batch of a partition, in order; CRCs are checked."""
+    """The records section of every committed batch of a partition, in order; CRCs are checked."""
     end = await end_offset(cluster, topic, partition)
     sections: list[bytes] = []
     offset = 0
@@ -143,9 +151,10 @@ async def record_bytes(cluster: Cluster, topic: str, partition: int) -> list[byt
         assert leader is not None
         (answer,) = await fetch(cluster, leader, {(topic, partition): FetchPosition(offset)})
         assert answer.error_code == 0
-        for position, header in iterate_batches(answer.records):
-            verify_crc(answer.records, position, header)
+        for batch, header, is_data in committed_batches(answer.records, answer.aborted):
+            verify_crc(batch, 0, header)
             assert header.base_offset == offset
-            sections.append(bytes(answer.records[position + HEADER_SIZE : position + header.size]))
+            if is_data:
+                sections.append(bytes(batch[HEADER_SIZE:]))
             offset = header.next_offset
     return sections

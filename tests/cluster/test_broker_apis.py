@@ -1,23 +1,21 @@
-"""Every API in every version that the broker advertises, asked over a socket of a running broker."""
+"""The APIs of records and offsets in every version that the broker advertises, asked over a socket; those of
+topics, settings and the cluster are in `test_broker_admin_apis.py`.
+"""
 
 from __future__ import annotations
 
 import struct
 import uuid
-from collections.abc import Iterator
 
 import pytest
 
 from millrace.broker.errors import (
     FencedLeaderEpoch,
     FetchSessionIdNotFound,
-    InvalidConfig,
-    InvalidPartitions,
-    InvalidReplicationFactor,
     InvalidRequiredAcks,
     InvalidTopic,
+    InvalidTransactionTimeout,
     OffsetOutOfRange,
-    TopicAlreadyExists,
     TransactionalIdAuthorizationFailed,
     UnknownLeaderEpoch,
     UnknownTopicId,
@@ -29,78 +27,22 @@ from millrace.broker.protocol.frames import Api
 from millrace.broker.protocol.hot_fetch import PartitionFetch
 from millrace.broker.protocol.records import read_records
 from millrace.broker.server.handlers import (
-    alter_configs,
-    create_partitions,
-    create_topics,
     delete_records,
-    delete_topics,
-    describe_cluster,
-    describe_configs,
-    describe_log_dirs,
     fetch,
-    incremental_alter_configs,
     init_producer_id,
     list_offsets,
-    metadata,
     offset_for_leader_epoch,
     produce,
 )
 from millrace.broker.server.registry import spoken_apis
-from tests.conftest import zookeeper  # noqa: F401
+from tests.cluster.one_broker import TIMEOUT_MS, create, topic_id_of
 from tests.raw_client import RawClient, batch_of
-from tests.servers import BrokerProcess, ZooKeeper
+from tests.servers import BrokerProcess
 
 pytestmark = pytest.mark.java
 
-TIMEOUT_MS = 20_000
 
-
-@pytest.fixture(scope="module")
-def shared(zookeeper: ZooKeeper, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:  # noqa: F811
-    """One broker for the module; tests keep apart by topic."""
-    broker = BrokerProcess(zookeeper.chroot(), tmp_path_factory.mktemp("broker"))
-    try:
-        yield broker.start()
-    finally:
-        broker.kill()
-
-
-@pytest.fixture
-def client(shared: BrokerProcess) -> Iterator[RawClient]:
-    with RawClient(shared.port) as raw:
-        yield raw
-
-
-@pytest.fixture
-def topic(client: RawClient) -> str:
-    """A new topic with one partition."""
-    return create(client)
-
-
-def create(client: RawClient, partition_count: int = 1, **config: str) -> str:
-    name = f"topic-{uuid.uuid4().hex[:8]}"
-    answer = client.ask(
-        Api.CREATE_TOPICS,
-        7,
-        topics=[
-            {
-                "name": name,
-                "num_partitions": partition_count,
-                "replication_factor": 1,
-                "configs": [{"name": key.replace("_", "."), "value": value} for key, value in config.items()],
-            }
-        ],
-        timeout=TIMEOUT_MS,
-    )
-    assert answer.topics[0].error_code == 0, answer
-    return name
-
-
-def topic_id_of(client: RawClient, topic: str) -> uuid.UUID:
-    return client.ask(Api.METADATA, 12, topics=[{"name": topic}]).topics[0].topic_id
-
-
-# -- what is spoken ----------------------------------------------------------------------------------
+# -- what is spoken --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", range(5))
@@ -132,123 +74,7 @@ def test_unknown_api_or_version_is_answered_with_unsupported_version(
     assert client.ask(Api.API_VERSIONS, 0).error_code == 0  # and the connection goes on
 
 
-# -- topics ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("version", metadata.VERSIONS)
-def test_metadata_shows_brokers_leaders_and_ids(
-    shared: BrokerProcess, client: RawClient, topic: str, version: int
-) -> None:
-    answer = client.ask(Api.METADATA, version, topics=[{"name": topic}], allow_auto_topic_creation=False)
-    assert [(known.node_id, known.host, known.port) for known in answer.brokers] == [
-        (shared.id, "127.0.0.1", shared.port)
-    ]
-    shown = answer.topics[0]
-    assert (shown.error_code, shown.name) == (0, topic)
-    assert [(part.partition_index, part.leader_id) for part in shown.partitions] == [(0, shared.id)]
-    if version >= 1:
-        assert answer.controller_id == shared.id
-    if version >= 10:
-        assert shown.topic_id not in (None, uuid.UUID(int=0))
-
-
-def test_metadata_without_topics_lists_all_or_none_by_version(client: RawClient, topic: str) -> None:
-    assert topic in [known.name for known in client.ask(Api.METADATA, 0, topics=[]).topics]
-    assert topic in [known.name for known in client.ask(Api.METADATA, 12, topics=None).topics]
-    assert client.ask(Api.METADATA, 12, topics=[]).topics == ()
-
-
-def test_metadata_creates_a_missing_topic_only_when_allowed(client: RawClient) -> None:
-    name = f"auto-{uuid.uuid4().hex[:8]}"
-    refused = client.ask(Api.METADATA, 12, topics=[{"name": name}], allow_auto_topic_creation=False)
-    assert refused.topics[0].error_code == UnknownTopicOrPartition.code
-    made = client.ask(Api.METADATA, 12, topics=[{"name": name}], allow_auto_topic_creation=True)
-    assert made.topics[0].error_code == 0
-    assert len(made.topics[0].partitions) == 1
-
-
-def test_metadata_finds_topics_by_id(client: RawClient, topic: str) -> None:
-    topic_id = topic_id_of(client, topic)
-    found, missing = client.ask(
-        Api.METADATA, 12, topics=[{"name": None, "topic_id": topic_id}, {"topic_id": uuid.uuid4()}]
-    ).topics
-    assert (found.name, found.error_code) == (topic, 0)
-    assert missing.error_code == UnknownTopicId.code
-
-
-@pytest.mark.parametrize("name", ["", "..", "with space", "x" * 250, "ümlaut"])
-def test_metadata_refuses_impossible_topic_names(client: RawClient, name: str) -> None:
-    answer = client.ask(Api.METADATA, 9, topics=[{"name": name}], allow_auto_topic_creation=True)
-    assert answer.topics[0].error_code == InvalidTopic.code
-
-
-@pytest.mark.parametrize("version", create_topics.VERSIONS)
-@pytest.mark.parametrize("validate_only", [False, True])
-def test_create_topics_makes_or_only_checks(client: RawClient, version: int, validate_only: bool) -> None:
-    name = f"made-{uuid.uuid4().hex[:8]}"
-    wanted = {"name": name, "num_partitions": 3, "replication_factor": 1}
-    answer = client.ask(
-        Api.CREATE_TOPICS, version, topics=[wanted], timeout=TIMEOUT_MS, validate_only=validate_only
-    )
-    assert answer.topics[0].error_code == 0
-    shown = client.ask(Api.METADATA, 9, topics=[{"name": name}], allow_auto_topic_creation=False).topics[0]
-    assert len(shown.partitions) == (0 if validate_only else 3)
-
-
-def test_create_topics_names_what_is_wrong(client: RawClient, topic: str) -> None:
-    def refused(**wanted: object) -> int:
-        fields = {"name": f"t-{uuid.uuid4().hex[:8]}", "num_partitions": 1, "replication_factor": 1} | wanted
-        answer = client.ask(Api.CREATE_TOPICS, 7, topics=[fields], timeout=TIMEOUT_MS)
-        assert answer.topics[0].error_message
-        return int(answer.topics[0].error_code)
-
-    assert refused(name=topic) == TopicAlreadyExists.code
-    assert refused(num_partitions=0) == InvalidPartitions.code
-    assert refused(replication_factor=2) == InvalidReplicationFactor.code
-    assert refused(name="a/b") == InvalidTopic.code
-    assert refused(configs=[{"name": "retention.ms", "value": "soon"}]) == InvalidConfig.code
-    assert refused(configs=[{"name": "no.such", "value": "1"}]) == InvalidConfig.code
-
-
-@pytest.mark.parametrize("version", delete_topics.VERSIONS)
-def test_delete_topics_removes_the_topic_and_a_new_one_is_empty(client: RawClient, version: int) -> None:
-    topic = create(client)
-    assert client.produce({(topic, 0): batch_of(b"old")})[0].error_code == 0
-    by_id = {"topics": [{"topic_id": topic_id_of(client, topic)}]} if version >= 6 else {}
-    answer = client.ask(Api.DELETE_TOPICS, version, topic_names=[topic], timeout=TIMEOUT_MS, **by_id)
-    assert answer.responses[0].error_code == 0
-    shown = client.ask(Api.METADATA, 9, topics=[{"name": topic}], allow_auto_topic_creation=False)
-    assert shown.topics[0].error_code == UnknownTopicOrPartition.code
-    client.ask(
-        Api.CREATE_TOPICS,
-        7,
-        topics=[{"name": topic, "num_partitions": 1, "replication_factor": 1}],
-        timeout=TIMEOUT_MS,
-    )
-    answered = client.fetch(PartitionFetch(topic, 0, 0, 1 << 20)).partitions[0]
-    assert (answered.error_code, answered.high_watermark) == (0, 0)
-
-
-def test_delete_topics_of_an_unknown_topic_is_refused(client: RawClient) -> None:
-    by_name = client.ask(Api.DELETE_TOPICS, 6, topics=[{"name": "none"}], timeout=1_000)
-    by_id = client.ask(Api.DELETE_TOPICS, 6, topics=[{"topic_id": uuid.uuid4()}], timeout=1_000)
-    assert by_name.responses[0].error_code == UnknownTopicOrPartition.code
-    assert by_id.responses[0].error_code == UnknownTopicId.code
-
-
-@pytest.mark.parametrize("version", create_partitions.VERSIONS)
-def test_create_partitions_widens_and_never_narrows(client: RawClient, version: int) -> None:
-    topic = create(client)
-    asked = [{"name": topic, "count": 3, "assignments": None}]
-    checked = client.ask(Api.CREATE_PARTITIONS, version, topics=asked, timeout=TIMEOUT_MS, validate_only=True)
-    widened = client.ask(Api.CREATE_PARTITIONS, version, topics=asked, timeout=TIMEOUT_MS)
-    again = client.ask(Api.CREATE_PARTITIONS, version, topics=asked, timeout=TIMEOUT_MS)
-    codes = [answer.results[0].error_code for answer in (checked, widened, again)]
-    assert codes == [0, 0, InvalidPartitions.code]
-    assert client.produce({(topic, 2): batch_of(b"x")})[0].error_code == 0
-
-
-# -- records -----------------------------------------------------------------------------------------
+# -- records ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", produce.VERSIONS)
@@ -306,7 +132,10 @@ def test_produce_to_the_brokers_own_topics_is_refused(client: RawClient) -> None
 
 def test_produce_refuses_wrong_acks_and_transactions(client: RawClient, topic: str) -> None:
     assert client.produce({(topic, 0): batch_of(b"x")}, acks=2)[0].error_code == InvalidRequiredAcks.code
-    refused = client.produce({(topic, 0): batch_of(b"x")}, transactional_id="tx")[0]
+    plain = client.produce({(topic, 0): batch_of(b"x")}, transactional_id="tx")[0]
+    assert plain.error_code == 0  # nothing in it belongs to a transaction
+    in_none = batch_of(b"x", producer_id=1, producer_epoch=0, base_sequence=0, transactional=True)
+    refused = client.produce({(topic, 0): in_none})[0]
     assert refused.error_code == TransactionalIdAuthorizationFailed.code
 
 
@@ -346,11 +175,14 @@ def test_init_producer_id_never_gives_an_id_twice(client: RawClient, version: in
     answers = [client.ask(Api.INIT_PRODUCER_ID, version, transactional_id=None) for _ in range(3)]
     assert len({answer.producer_id for answer in answers}) == 3
     assert {(int(answer.error_code), answer.producer_epoch) for answer in answers} == {(0, 0)}
-    refused = client.ask(Api.INIT_PRODUCER_ID, version, transactional_id="tx")
-    assert refused.error_code == TransactionalIdAuthorizationFailed.code
+    for timeout_ms in (0, 900_001):
+        refused = client.ask(
+            Api.INIT_PRODUCER_ID, version, transactional_id="tx", transaction_timeout=timeout_ms
+        )
+        assert refused.error_code == InvalidTransactionTimeout.code
 
 
-# -- fetch: how much, how long -----------------------------------------------------------------------
+# -- fetch: how much, how long ---------------------------------------------------------------------
 
 
 def test_fetch_gives_the_first_batch_however_large(client: RawClient, topic: str) -> None:
@@ -369,8 +201,8 @@ def test_fetch_keeps_to_max_bytes_over_all_partitions(client: RawClient) -> None
     assert [size > 0 for size in sizes] == [True, True, False]
 
 
-def test_fetch_waits_for_the_next_append(shared: BrokerProcess, client: RawClient, topic: str) -> None:
-    with RawClient(shared.port) as waiting:
+def test_fetch_waits_for_the_next_append(shared_broker: BrokerProcess, client: RawClient, topic: str) -> None:
+    with RawClient(shared_broker.port) as waiting:
         waiting.socket.settimeout(0.2)
         with pytest.raises(TimeoutError):
             waiting.fetch(PartitionFetch(topic, 0, 0, 1 << 20), max_wait_ms=15_000)
@@ -396,11 +228,14 @@ def test_fetch_out_of_range_is_refused(client: RawClient, topic: str) -> None:
     assert {answer.error_code for answer in answers} == {OffsetOutOfRange.code}
 
 
-def test_fetch_inside_a_session_is_refused(client: RawClient, topic: str) -> None:
+def test_fetch_in_a_session_that_does_not_exist_is_refused_and_a_new_one_given(
+    client: RawClient, topic: str
+) -> None:
     inside = client.fetch(PartitionFetch(topic, 0, 0, 1 << 20), session_id=9, session_epoch=3)
     assert inside.error_code == FetchSessionIdNotFound.code
     full = client.fetch(PartitionFetch(topic, 0, 0, 1 << 20), session_epoch=0)
-    assert (full.error_code, full.session_id) == (0, 0)
+    assert full.error_code == 0
+    assert full.session_id > 0
 
 
 def test_fetch_checks_the_leader_epoch(client: RawClient, topic: str) -> None:
@@ -427,7 +262,7 @@ def test_fetch_of_an_unknown_topic_is_refused_by_name_and_by_id(client: RawClien
     assert (by_name.error_code, by_id.error_code) == (UnknownTopicOrPartition.code, UnknownTopicId.code)
 
 
-# -- offsets -----------------------------------------------------------------------------------------
+# -- offsets ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", list_offsets.VERSIONS[1:])
@@ -518,113 +353,3 @@ def test_delete_records_moves_the_start(client: RawClient, topic: str, version: 
     assert client.fetch(PartitionFetch(topic, 0, 1, 1)).partitions[0].error_code == OffsetOutOfRange.code
     assert delete(9)[0] == OffsetOutOfRange.code
     assert delete(-1) == (0, 3)
-
-
-# -- settings and the cluster ------------------------------------------------------------------------
-
-
-def describe(client: RawClient, topic: str, version: int = 4) -> dict[str, tuple[str, int]]:
-    answer = client.ask(
-        Api.DESCRIBE_CONFIGS,
-        version,
-        resources=[{"resource_type": 2, "resource_name": topic, "configuration_keys": None}],
-        include_synonyms=True,
-    )
-    assert answer.results[0].error_code == 0
-    return {entry.name: (entry.value, entry.config_source) for entry in answer.results[0].configs}
-
-
-@pytest.mark.parametrize("version", describe_configs.VERSIONS)
-def test_describe_configs_shows_values_and_where_they_come_from(client: RawClient, version: int) -> None:
-    topic = create(client, retention_ms="1234")
-    shown = describe(client, topic, version)
-    assert shown["retention.ms"] == ("1234", 1)
-    assert shown["segment.bytes"] == (str(1 << 30), 5)
-    one = client.ask(
-        Api.DESCRIBE_CONFIGS,
-        version,
-        resources=[
-            {"resource_type": 2, "resource_name": topic, "configuration_keys": ["retention.ms"]},
-            {"resource_type": 4, "resource_name": "1", "configuration_keys": ["num.partitions"]},
-            {"resource_type": 4, "resource_name": "77", "configuration_keys": None},
-            {"resource_type": 2, "resource_name": "none", "configuration_keys": None},
-        ],
-    ).results
-    assert [entry.name for entry in one[0].configs] == ["retention.ms"]
-    assert [(entry.name, entry.value) for entry in one[1].configs] == [("num.partitions", "1")]
-    assert one[2].error_code != 0
-    assert one[3].error_code == UnknownTopicOrPartition.code
-
-
-@pytest.mark.parametrize("version", incremental_alter_configs.VERSIONS)
-def test_incremental_alter_configs_takes_effect_on_the_running_log(client: RawClient, version: int) -> None:
-    topic = create(client)
-
-    def alter(name: str, operation: int, value: str | None) -> int:
-        answer = client.ask(
-            Api.INCREMENTAL_ALTER_CONFIGS,
-            version,
-            resources=[
-                {
-                    "resource_type": 2,
-                    "resource_name": topic,
-                    "configs": [{"name": name, "config_operation": operation, "value": value}],
-                }
-            ],
-        )
-        return int(answer.responses[0].error_code)
-
-    assert alter("max.message.bytes", 0, "100") == 0
-    assert client.produce({(topic, 0): batch_of(b"x" * 200)})[0].error_code != 0
-    assert alter("max.message.bytes", 1, None) == 0
-    assert client.produce({(topic, 0): batch_of(b"x" * 200)})[0].error_code == 0
-    assert alter("cleanup.policy", 2, "compact") == 0
-    assert set(describe(client, topic)["cleanup.policy"][0].split(",")) == {"compact", "delete"}
-    assert alter("cleanup.policy", 3, "delete") == 0
-    assert describe(client, topic)["cleanup.policy"][0] == "compact"
-    assert alter("retention.ms", 0, "soon") == InvalidConfig.code
-    assert alter("retention.ms", 2, "5") == InvalidConfig.code
-
-
-@pytest.mark.parametrize("version", alter_configs.VERSIONS)
-def test_alter_configs_replaces_all_settings(client: RawClient, version: int) -> None:
-    topic = create(client, retention_ms="1234", segment_bytes="1000000")
-    answer = client.ask(
-        Api.ALTER_CONFIGS,
-        version,
-        resources=[
-            {
-                "resource_type": 2,
-                "resource_name": topic,
-                "configs": [{"name": "retention.ms", "value": "99"}],
-            },
-            {"resource_type": 4, "resource_name": "1", "configs": []},
-        ],
-    )
-    assert [int(response.error_code) for response in answer.responses] == [0, InvalidConfig.code]
-    shown = describe(client, topic)
-    assert shown["retention.ms"] == ("99", 1)
-    assert shown["segment.bytes"] == (str(1 << 30), 5)
-
-
-@pytest.mark.parametrize("version", describe_cluster.VERSIONS)
-def test_describe_cluster_names_brokers_and_controller(
-    shared: BrokerProcess, client: RawClient, version: int
-) -> None:
-    answer = client.ask(Api.DESCRIBE_CLUSTER, version, **({"endpoint_type": 1} if version else {}))
-    assert [(known.broker_id, known.port) for known in answer.brokers] == [(shared.id, shared.port)]
-    assert (answer.controller_id, bool(answer.cluster_id)) == (shared.id, True)
-
-
-@pytest.mark.parametrize("version", describe_log_dirs.VERSIONS)
-def test_describe_log_dirs_shows_sizes_and_room(
-    shared: BrokerProcess, client: RawClient, topic: str, version: int
-) -> None:
-    batch = batch_of(b"x" * 1_000)
-    client.produce({(topic, 0): batch})
-    answer = client.ask(Api.DESCRIBE_LOG_DIRS, version, topics=[{"topic": topic, "partitions": [0]}])
-    (folder,) = answer.results
-    assert (folder.error_code, folder.log_dir) == (0, str(shared.data))
-    assert [(t.name, t.partitions[0].partition_size) for t in folder.topics] == [(topic, len(batch))]
-    if version >= 4:
-        assert folder.total_bytes >= folder.usable_bytes > 0

@@ -16,7 +16,7 @@ from millrace.broker.coordination.cluster_watcher import ClusterWatcher
 from millrace.broker.coordination.controller_runner import ControllerRunner
 from millrace.broker.coordination.metadata_cache import MetadataCache
 from millrace.broker.coordination.producer_ids import BLOCK_SIZE, ProducerIds
-from millrace.broker.coordination.session import Session
+from millrace.broker.coordination.session import Node, Session
 from millrace.broker.errors import LeaderNotAvailable, NotLeaderOrFollower
 from millrace.broker.protocol.frames import Api
 from tests.conftest import BrokerFactory
@@ -25,7 +25,8 @@ from tests.servers import BrokerProcess, ZooKeeper
 
 pytestmark = pytest.mark.java
 
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
+BROKER_RESOURCE = 4
 
 
 def eventually(probe: Callable[[], Any], what: str) -> Any:
@@ -49,28 +50,44 @@ def metadata(broker: BrokerProcess, *topics: str) -> Any:
         )
 
 
-def read_znodes(zookeeper_path: str, *wanted: str) -> list[bytes]:
-    async def read() -> list[bytes]:
-        session = Session(zookeeper_path, session_timeout_ms=5_000, connection_timeout_ms=5_000)
+def read_nodes(zookeeper_path: str, *wanted: str) -> dict[str, Node]:
+    async def read() -> dict[str, Node]:
+        session = Session(zookeeper_path, session_timeout_ms=5_000, connection_timeout_ms=30_000)
         await session.start()
         try:
-            return [(await session.get(path)).data for path in wanted]
+            return {path: await session.get(path) for path in wanted}
         finally:
             await session.stop()
 
     return asyncio.run(read())
 
 
-def test_zookeeper_holds_the_layout_that_tools_know(broker: BrokerProcess) -> None:
+def read_znodes(zookeeper_path: str, *wanted: str) -> list[bytes]:
+    return [node.data for node in read_nodes(zookeeper_path, *wanted).values()]
+
+
+def test_zookeeper_holds_the_layout_that_tools_know(broker_factory: BrokerFactory) -> None:
+    """As Apache Kafka 3.x with ZooKeeper: every field, and what goes with the broker's session."""
+    before_ms = int(time.time() * 1000)
+    broker = broker_factory(transaction_state_log_num_partitions=1)
+    rate = {"name": "leader.replication.throttled.rate", "config_operation": 0, "value": "7000"}
+    wanted = {
+        "name": "seen",
+        "num_partitions": 1,
+        "replication_factor": 1,
+        "configs": [{"name": "retention.ms", "value": "5"}],
+    }
     with RawClient(broker.port) as client:
-        wanted = {
-            "name": "seen",
-            "num_partitions": 1,
-            "replication_factor": 1,
-            "configs": [{"name": "retention.ms", "value": "5"}],
-        }
-        client.ask(Api.CREATE_TOPICS, 7, topics=[wanted], timeout=20_000)
-    registration, topic, state, controller, epoch, config, cluster = read_znodes(
+        client.ask(Api.CREATE_TOPICS, 7, topics=[wanted], timeout=60_000)
+        altered = {"resource_type": BROKER_RESOURCE, "resource_name": "1", "configs": [rate]}
+        answer = client.ask(Api.INCREMENTAL_ALTER_CONFIGS, 1, resources=[altered], validate_only=False)
+        assert [each.error_code for each in answer.responses] == [0]
+        eventually(
+            lambda: client.ask(Api.INIT_PRODUCER_ID, 4, producer_id=-1, producer_epoch=-1).error_code == 0,
+            "producer ids are given",
+        )
+    after_ms = int(time.time() * 1000)
+    nodes = read_nodes(
         broker.zookeeper,
         "/brokers/ids/1",
         "/brokers/topics/seen",
@@ -78,24 +95,46 @@ def test_zookeeper_holds_the_layout_that_tools_know(broker: BrokerProcess) -> No
         "/controller",
         "/controller_epoch",
         "/config/topics/seen",
+        "/config/brokers/1",
+        "/latest_producer_id_block",
         "/cluster/id",
+        "/admin/delete_topics",
     )
-    registered = json.loads(registration)
-    assert (registered["host"], registered["port"]) == ("127.0.0.1", broker.port)
-    assert registered["endpoints"] == [f"PLAINTEXT://127.0.0.1:{broker.port}"]
-    assert json.loads(topic)["partitions"] == {"0": [1]}
-    assert len(json.loads(topic)["topic_id"]) == 22
-    assert json.loads(state) == {
+    owners = {path: node.owner for path, node in nodes.items()}
+    assert {path for path, owner in owners.items() if owner} == {"/brokers/ids/1", "/controller"}
+    assert owners["/brokers/ids/1"] == owners["/controller"], "both go when the broker's session goes"
+    payloads = {path: json.loads(node.data) for path, node in nodes.items() if node.data}
+
+    registered = payloads["/brokers/ids/1"]
+    assert before_ms <= int(registered.pop("timestamp")) <= after_ms
+    assert registered == {
+        "version": 5,
+        "host": "127.0.0.1",
+        "port": broker.port,
+        "endpoints": [f"PLAINTEXT://127.0.0.1:{broker.port}"],
+        "listener_security_protocol_map": {"PLAINTEXT": "PLAINTEXT"},
+        "jmx_port": -1,
+        "features": {},
+    }
+    topic = payloads["/brokers/topics/seen"]
+    assert len(topic.pop("topic_id")) == 22
+    assert topic == {"version": 3, "partitions": {"0": [1]}, "adding_replicas": {}, "removing_replicas": {}}
+    assert payloads["/brokers/topics/seen/partitions/0/state"] == {
         "controller_epoch": 1,
         "leader": 1,
         "version": 1,
         "leader_epoch": 0,
         "isr": [1],
     }
-    assert json.loads(controller)["brokerid"] == 1
-    assert epoch == b"1"
-    assert json.loads(config) == {"version": 1, "config": {"retention.ms": "5"}}
-    assert json.loads(cluster)["id"] == metadata(broker).cluster_id
+    controller = payloads["/controller"]
+    assert before_ms <= int(controller.pop("timestamp")) <= after_ms
+    assert controller == {"version": 1, "brokerid": 1}
+    assert nodes["/controller_epoch"].data == b"1"
+    assert payloads["/config/topics/seen"] == {"version": 1, "config": {"retention.ms": "5"}}
+    assert payloads["/config/brokers/1"] == {"version": 1, "config": {rate["name"]: "7000"}}
+    block = payloads["/latest_producer_id_block"]
+    assert block == {"version": 1, "broker": 1, "block_start": "0", "block_end": str(BLOCK_SIZE - 1)}
+    assert payloads["/cluster/id"] == {"version": "1", "id": metadata(broker).cluster_id}
 
 
 def test_partitions_spread_over_brokers_and_survive_the_controllers_death(
@@ -106,23 +145,28 @@ def test_partitions_spread_over_brokers_and_survive_the_controllers_death(
     eventually(lambda: len(metadata(first).brokers) == 2, "the first broker sees the second")
     with RawClient(second.port) as client:  # not the controller: it takes the request all the same
         wanted = {"name": "spread", "num_partitions": 4, "replication_factor": 1}
-        answer = client.ask(Api.CREATE_TOPICS, 7, topics=[wanted], timeout=20_000)
+        answer = client.ask(Api.CREATE_TOPICS, 7, topics=[wanted], timeout=60_000)
         assert answer.topics[0].error_code == 0
 
     def leaders(broker: BrokerProcess) -> dict[int, int]:
         parts = metadata(broker, "spread").topics[0].partitions
         return {part.partition_index: part.leader_id for part in parts}
 
-    eventually(lambda: leaders(first) == leaders(second), "both brokers know the same leaders")
-    assert sorted(leaders(first).values()) == [1, 1, 2, 2]
+    eventually(
+        lambda: leaders(first) == leaders(second) and sorted(leaders(first).values()) == [1, 1, 2, 2],
+        "both brokers know the same leaders",
+    )
     of_second = next(number for number, leader in leaders(first).items() if leader == 2)
     of_first = next(number for number, leader in leaders(first).items() if leader == 1)
     with RawClient(first.port) as client:
         refused = client.produce({("spread", of_second): batch_of(b"x")})[0]
         assert refused.error_code == NotLeaderOrFollower.code
-        assert client.produce({("spread", of_first): batch_of(b"x")})[0].error_code == 0
+        eventually(
+            lambda: client.produce({("spread", of_first): batch_of(b"x")})[0].error_code == 0,
+            "the first broker knows its office",
+        )
 
-    assert metadata(second).controller_id == 1
+    eventually(lambda: metadata(second).controller_id == 1, "the second broker knows the controller")
     first.kill()
     eventually(lambda: metadata(second).controller_id == 2, "the second broker becomes controller")
     assert read_znodes(first.zookeeper, "/controller_epoch") == [b"2"]
@@ -136,7 +180,10 @@ def test_partitions_spread_over_brokers_and_survive_the_controllers_death(
     lost = next(part for part in parts if part.partition_index == of_first)
     assert (lost.error_code, lost.isr_nodes) == (LeaderNotAvailable.code, (1,))
     with RawClient(second.port) as client:
-        assert client.produce({("spread", of_second): batch_of(b"y")})[0].error_code == 0
+        eventually(
+            lambda: client.produce({("spread", of_second): batch_of(b"y")})[0].error_code == 0,
+            "the second broker knows its office",
+        )
 
     first.start()
     eventually(lambda: leaders(second)[of_first] == 1, "the returned broker leads again")
@@ -161,12 +208,12 @@ def test_stopped_controller_hands_over_at_once(broker_factory: BrokerFactory) ->
         lambda: (metadata(second).controller_id, len(metadata(second).brokers)) == (2, 1),
         "the second broker is controller and alone",
     )
-    assert time.monotonic() - started < 15  # no session had to expire
+    assert time.monotonic() - started < 25  # no session had to expire
 
 
 def test_replaced_controller_cannot_write(zookeeper: ZooKeeper) -> None:
     async def scenario() -> None:
-        session = Session(zookeeper.chroot(), session_timeout_ms=10_000, connection_timeout_ms=5_000)
+        session = Session(zookeeper.chroot(), session_timeout_ms=10_000, connection_timeout_ms=30_000)
         await session.start()
         cache = MetadataCache()
         runner = ControllerRunner(session, cache, 1, lambda: 0)
@@ -203,7 +250,7 @@ def test_replaced_controller_cannot_write(zookeeper: ZooKeeper) -> None:
 
 def test_producer_ids_of_two_brokers_never_meet(zookeeper: ZooKeeper) -> None:
     async def scenario() -> None:
-        session = Session(zookeeper.chroot(), session_timeout_ms=10_000, connection_timeout_ms=5_000)
+        session = Session(zookeeper.chroot(), session_timeout_ms=10_000, connection_timeout_ms=30_000)
         await session.start()
         try:
             allocators = [ProducerIds(session, number) for number in (1, 2)]

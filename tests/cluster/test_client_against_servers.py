@@ -40,7 +40,7 @@ _numbers = itertools.count()
 )
 def bootstrap(request: pytest.FixtureRequest) -> str:
     """The address of a server of each kind."""
-    server = request.getfixturevalue("kafka_peer" if request.param == "kafka" else "broker")
+    server = request.getfixturevalue("kafka_peer" if request.param == "kafka" else "shared_broker")
     return str(server.bootstrap)
 
 
@@ -52,8 +52,8 @@ def topic() -> str:
 
 def run(bootstrap: str, test: Callable[[Cluster], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with Cluster("ewr", [bootstrap], request_timeout_ms=20_000) as ewr:
-            await asyncio.wait_for(test(ewr), 60)
+        async with Cluster("ewr", [bootstrap], request_timeout_ms=60_000) as ewr:
+            await asyncio.wait_for(test(ewr), 180)
 
     uvloop.run(main())
 
@@ -80,7 +80,7 @@ async def made(ewr: Cluster, topic: str, partition_count: int = 1) -> int:
     await admin.create_topic(ewr, topic, partition_count, 1, {"retention.ms": "-1"})
     node = await leader(ewr, topic)
     positions = {(topic, number): FetchPosition(0) for number in range(partition_count)}
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while any(  # noqa: ASYNC110
             each.error_code for each in await fetch(ewr, node, positions, max_wait_ms=0)
         ):
@@ -90,13 +90,13 @@ async def made(ewr: Cluster, topic: str, partition_count: int = 1) -> int:
 
 async def widened(ewr: Cluster, topic: str, partition_count: int) -> None:
     """Wait until the metadata shows that many partitions: brokers learn of them after the controller."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len((await admin.wait_for_topic(ewr, topic)).partitions) != partition_count:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
 async def gone(ewr: Cluster, topic: str) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while topic in await admin.list_topics(ewr):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
@@ -184,11 +184,11 @@ def test_refusals_are_told_by_partition(bootstrap: str, topic: str) -> None:
 def test_long_poll_ends_when_data_comes(bootstrap: str, topic: str) -> None:
     async def test(ewr: Cluster) -> None:
         node = await made(ewr, topic)
-        polling = asyncio.create_task(fetch(ewr, node, {(topic, 0): FetchPosition(0)}, max_wait_ms=30_000))
+        polling = asyncio.create_task(fetch(ewr, node, {(topic, 0): FetchPosition(0)}, max_wait_ms=60_000))
         await asyncio.sleep(0.1)
         assert not polling.done()
         await produce(ewr, node, {(topic, 0): batch()})
-        (fetched,) = await asyncio.wait_for(polling, 10)
+        (fetched,) = await asyncio.wait_for(polling, 40)
         assert fetched.high_watermark == 3
 
     run(bootstrap, test)
@@ -275,7 +275,7 @@ def test_group_shares_out_work_and_keeps_offsets(bootstrap: str, topic: str) -> 
             )
 
         async def until(expected: dict[str, bytes]) -> None:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while shares != expected:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
 
@@ -300,5 +300,50 @@ def test_group_shares_out_work_and_keeps_offsets(bootstrap: str, topic: str) -> 
         await commit_offsets(ewr, one.group_id, {(topic, 0): CommittedOffset(7)})
         assert (await fetch_offsets(ewr, one.group_id, [(topic, 0)]))[topic, 0].offset == 7
         assert await fetch_offsets(ewr, f"no-such-{topic}", [(topic, 0)]) == {}
+
+    run(bootstrap, test)
+
+
+def test_static_member_that_ends_within_its_first_join_is_not_waited_for(bootstrap: str, topic: str) -> None:
+    """It knows no member id yet: its instance id takes it out (KIP-345), past the join that is held back."""
+
+    async def test(ewr: Cluster) -> None:
+        counts: list[int] = []
+        given_back, may_join = asyncio.Event(), asyncio.Event()
+
+        def member(name: str) -> GroupMember:
+            async def on_assign(share: bytes) -> None:
+                counts.append(int(share))
+
+            async def on_revoke() -> None:
+                given_back.set()
+                await may_join.wait()
+
+            return GroupMember(
+                ewr,
+                f"group-{topic}",
+                protocol_type="millrace-test",
+                protocols=[("count", b"")],
+                on_assign=on_assign,
+                on_revoke=on_revoke,
+                assign=lambda members: dict.fromkeys(members, b"%d" % len(members)),
+                instance_id=name,
+                session_timeout_ms=30_000,
+                heartbeat_interval_ms=100,
+            )
+
+        async def until(expected: list[int]) -> None:
+            async with asyncio.timeout(60):
+                while counts != expected:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+
+        async with member("one"):
+            await until([1])
+            two = member("two")
+            two.start()
+            await given_back.wait()  # so the coordinator has the join of two, and holds its answer back
+            await two.close()
+            may_join.set()
+            await until([1, 1])
 
     run(bootstrap, test)

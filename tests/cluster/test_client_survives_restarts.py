@@ -14,7 +14,8 @@ from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.group_member import GroupMember
 from millrace.broker.client.producer import Producer
 from millrace.broker.client.read_to_end import read_topic_to_end
-from tests.peers.kafka import KafkaPeer, free_ports
+from tests.peers.kafka import KafkaPeer
+from tests.ports import free_port
 from tests.servers import BrokerProcess
 
 RECORD_COUNT = 300
@@ -61,8 +62,8 @@ async def produce_through(ewr: Cluster, trouble: Callable[[], Awaitable[None]]) 
             await asyncio.sleep(0.002)
         assert troubling is not None
         await troubling
-        await asyncio.wait_for(asyncio.gather(*futures), 60)
-        async with asyncio.timeout(60):
+        await asyncio.wait_for(asyncio.gather(*futures), 120)
+        async with asyncio.timeout(120):
             while not member.is_assigned:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
     values = [record.value async for record in read_topic_to_end(ewr, "flights")]
@@ -72,7 +73,7 @@ async def produce_through(ewr: Cluster, trouble: Callable[[], Awaitable[None]]) 
 def run(bootstrap: list[str], test: Callable[[Cluster], Awaitable[None]]) -> None:
     async def main() -> None:
         async with Cluster("ewr", bootstrap, request_timeout_ms=30_000) as ewr:
-            await asyncio.wait_for(test(ewr), 150)
+            await asyncio.wait_for(test(ewr), 300)
 
     uvloop.run(main())
 
@@ -82,7 +83,7 @@ def run(bootstrap: list[str], test: Callable[[Cluster], Awaitable[None]]) -> Non
 def test_kafka_that_is_restarted_at_another_port_is_followed(own_kafka: KafkaPeer) -> None:
     # A client cannot guess the new port: one that will not move is in its list of servers, as in life.
     first = own_kafka.bootstrap
-    (second,) = free_ports(1)
+    second = free_port()
 
     async def trouble() -> None:
         await asyncio.to_thread(own_kafka.kill)

@@ -118,11 +118,14 @@ def test_all_flights_of_a_year_are_proven(demo: Callable[..., Outcome]) -> None:
     assert "PROVEN" in outcome.out
 
 
-def test_lost_and_repeated_records_are_named_one_by_one(demo: Callable[..., Outcome], small_csv: str) -> None:
+def test_lost_and_repeated_records_are_named_one_by_one_and_a_kept_sandbox_serves(
+    demo: Callable[..., Outcome], small_csv: str, workspace: Path
+) -> None:
     outcome = demo(
         *("--input", small_csv, "--datacenter-column", "site", "--producer-column", "shop"),
-        *("--lose", "7", "--duplicate", "3", "--seed", "42", "--seconds", "2"),
+        *("--lose", "7", "--duplicate", "3", "--seed", "42", "--seconds", "2", "--keep"),
     )
+    check_that_it_serves_and_goes_down(outcome, workspace)
     assert outcome.status == 1, outcome.out + outcome.err
     assert "audit named all 7 losses and 3 duplicates, and nothing else" in outcome.out
     summary, injected = outcome.summary, outcome.injected
@@ -184,26 +187,15 @@ def test_interrupted_demo_stops_all_that_it_started(
     assert error == "millrace: interrupted; everything that the demo started is stopped\n"
 
 
-def test_kept_sandbox_serves_and_goes_down_by_its_file(
-    workspace: Path, tmp_path: Path, small_csv: str
-) -> None:
-    command = [
-        *DEMO,
-        *("--input", small_csv, "--datacenter-column", "site", "--producer-column", "shop"),
-        *("--seconds", "1", "--keep", "--report", str(tmp_path / "report")),
-    ]
-    environment = {**os.environ, "TMPDIR": str(workspace)}
-    answer = subprocess.run(
-        command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False
-    )
+def check_that_it_serves_and_goes_down(outcome: Outcome, workspace: Path) -> None:
+    """What `--keep` left running serves, and its file is all that ends it."""
     file = next(workspace.glob("millrace-demo-*/sandbox.yaml"))
     local = [sys.executable, "-m", "millrace.deploy.cli", "local"]
     status = [*local, "status", "--file", str(file), "-o", "json"]
     try:
-        assert answer.returncode == 0, answer.stdout + answer.stderr
-        assert f"millrace local down --delete --file {file}" in answer.stdout
+        assert f"millrace local down --delete --file {file}" in outcome.out, outcome.err
         rows = json.loads(subprocess.run(status, capture_output=True, text=True, check=True).stdout)
         assert {row["state"] for row in rows} == {"serving"}
-        assert all(row["address"] in answer.stdout for row in rows)
+        assert all(row["address"] in outcome.out for row in rows)
     finally:
         subprocess.run([*local, "down", "--delete", "--file", str(file)], check=True, capture_output=True)

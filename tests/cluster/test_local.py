@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import socket
 import subprocess
@@ -18,6 +17,7 @@ from millrace.deploy import processes
 from millrace.deploy.local.sandbox import Sandbox
 from millrace.deploy.local.spec import parse_spec
 from millrace.deploy.processes import ProcessFile
+from tests.ports import free_port
 
 pytestmark = pytest.mark.java
 
@@ -25,13 +25,7 @@ LOCAL = [sys.executable, "-m", "millrace.deploy.cli", "local"]
 
 
 def free_addresses(count: int) -> list[str]:
-    with contextlib.ExitStack() as held:
-        addresses = []
-        for _ in range(count):
-            probe = held.enter_context(socket.socket())
-            probe.bind(("127.0.0.1", 0))
-            addresses.append(f"127.0.0.1:{probe.getsockname()[1]}")
-        return addresses
+    return [f"127.0.0.1:{free_port()}" for _ in range(count)]
 
 
 @pytest.fixture

@@ -1,62 +1,95 @@
-"""Through Apache Kafka and back: Millrace -> Apache Kafka -> Millrace, with every byte of the records."""
+"""Records cross every pair of clusters as they were sent: batches, codecs, keys, headers, null values."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
-from pathlib import Path
+import subprocess
 
-import pytest
+import yaml
 
 from millrace.broker.client.admin import create_topic
-from millrace.broker.client.cluster import Cluster
+from millrace.broker.client.group_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from millrace.broker.protocol.records import Record, build_batch
-from tests.cluster.mirror_process import MirrorProcess, end_offset, record_bytes, send, until
-from tests.peers.kafka import KafkaPeer
-from tests.servers import BrokerProcess
+from tests.cluster.mirror_process import end_offset, record_bytes, send, until
+from tests.pairs import Pair, in_pairs
 
-pytestmark = [pytest.mark.java, pytest.mark.kafka]
-
-
-def test_records_survive_the_way_through_apache_kafka(
-    broker_factory: Callable[..., BrokerProcess], kafka_peer: KafkaPeer, tmp_path: Path
-) -> None:
-    ewr, agg = broker_factory(), broker_factory()
-    topics = [r"chain\..*"]
-    there = MirrorProcess(
-        tmp_path / "there", kafka_peer.bootstrap, {"ewr": ewr.bootstrap}, topics=topics, name="there"
-    )
-    back = MirrorProcess(
-        tmp_path / "back", agg.bootstrap, {"kafka": kafka_peer.bootstrap}, topics=topics, name="back"
-    )
-    there.start()
-    back.start()
-    try:
-        asyncio.run(chain(ewr, agg, there, back))
-    finally:
-        there.kill()
-        back.kill()
+PARTITIONS = 2
 
 
-async def chain(ewr: BrokerProcess, agg: BrokerProcess, there: MirrorProcess, back: MirrorProcess) -> None:
+@in_pairs("kafka-millrace", "millrace-kafka", "kafka-kafka")
+def test_record_bytes_survive(pair: Pair) -> None:
+    asyncio.run(carry(pair))
+
+
+async def carry(pair: Pair) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    async with Cluster("ewr", [ewr.bootstrap]) as source, Cluster("agg", [agg.bootstrap]) as target:
-        await create_topic(source, "chain.flights", 2, 1, {"retention.ms": "-1"})
+    topic, group = pair.unique("flights"), pair.unique("progress")
+    mirror = pair.mirror([topic], start=False)
+    mirror.settings["sources"][0]["progress_group"] = group
+    mirror.config_path.write_text(yaml.safe_dump(mirror.settings))
+    mirror.start()
+    async with pair.source.cluster() as source, pair.target.cluster() as target:
+        await create_topic(source, topic, PARTITIONS, 1, {"retention.ms": "-1"})
         for number in range(200):
             records = [
                 Record(rng.randbytes(5), rng.randbytes(rng.randrange(300)), (("h", None),), number)
                 for _ in range(rng.randint(1, 20))
             ]
-            await send(source, "chain.flights", number % 2, build_batch(records, compression=number % 5))
-        for partition in range(2):
-            end = await end_offset(source, "chain.flights", partition)
+            await send(source, topic, number % PARTITIONS, build_batch(records, compression=number % 5))
+        for partition in range(PARTITIONS):
+            end = await end_offset(source, topic, partition)
 
             async def all_there(partition: int = partition, end: int = end) -> bool:
-                return await end_offset(target, "chain.flights", partition) >= end
+                return await end_offset(target, topic, partition) >= end
 
-            await until(all_there, lambda: there.log + back.log)
-            sent = await record_bytes(source, "chain.flights", partition)
-            assert await record_bytes(target, "chain.flights", partition) == sent
+            await until(all_there, lambda: mirror.log)
+            sent = await record_bytes(source, topic, partition)
+            assert await record_bytes(target, topic, partition) == sent
+            for end_of_pair in (pair.source, pair.target):
+                assert any(end_of_pair.log_folder(topic, partition).glob("*.log"))
+        ends = {(topic, number): await end_offset(source, topic, number) for number in range(PARTITIONS)}
+
+        async def is_told() -> bool:
+            found = await fetch_offsets(source, group)
+            return {key: committed.offset for key, committed in found.items()} == ends
+
+        # Tools at the source see the mirror there as a group that has read everything.
+        await until(is_told, lambda: mirror.log)
+
+
+@in_pairs("kafka-millrace", "millrace-millrace")
+def test_offsets_of_a_real_group_at_the_source_are_never_overwritten(pair: Pair) -> None:
+    """Its consumers are down, so that the source would take a commit from anybody."""
+
+    async def story() -> None:
+        topic, group = pair.unique("flights"), pair.unique("billing")
+        mirror = pair.mirror([topic], start=False)
+        mirror.settings["sources"][0]["progress_group"] = group
+        mirror.config_path.write_text(yaml.safe_dump(mirror.settings))
+        async with pair.source.cluster() as source, pair.target.cluster() as target:
+            await create_topic(source, topic, 1, 1)
+            await send(source, topic, 0, build_batch([Record(None, b"1"), Record(None, b"2")]))
+            mine = {(topic, 0): CommittedOffset(1)}
+            await commit_offsets(source, group, mine)
+            command = ["check" if word == "run" else word for word in mirror.command()]
+            done = await asyncio.to_thread(
+                subprocess.run, command, capture_output=True, text=True, timeout=60, check=False
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+            (said,) = (line for line in done.stdout.splitlines() if group in line)
+            assert "warning" in said.lower()
+            assert f"(1, such as {topic}-0 at 1)" in said
+            mirror.start()
+
+            async def is_refused() -> bool:
+                return "progress is not committed" in mirror.log and await end_offset(target, topic, 0) >= 2
+
+            await until(is_refused, lambda: mirror.log)
+            assert {key: at.offset for key, at in (await fetch_offsets(source, group)).items()} == {
+                key: at.offset for key, at in mine.items()
+            }
+
+    asyncio.run(story())

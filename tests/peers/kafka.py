@@ -1,8 +1,9 @@
 """Apache Kafka, one KRaft node on free loopback ports, for tests and benchmarks.
 
 `KafkaPeer` is a plain synchronous object: `start()`, `bootstrap`, `stop()`, and for the rougher tests
-`kill()`, `restart(port=…)`. The jars are gathered on first use by Maven (see pom.xml beside this
-file) into `.peers/kafka/libs`; `python -m tests.peers.kafka` gathers them ahead of time.
+`kill()`, `restart(port=…)`, `launch()` with `wait_until_serving()` apart. The jars are gathered on first use
+by Maven (see pom.xml beside this file) into `.peers/kafka/libs`; `python -m tests.peers.kafka` gathers them
+ahead of time.
 
 One process for each peer, ended by its own process id and at the latest with the test session; data and logs
 lie in the folder the caller gives.
@@ -10,24 +11,24 @@ lie in the folder the caller gives.
 
 from __future__ import annotations
 
+import base64
 import re
-import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import time
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
 from millrace.deploy.processes import spawn
+from tests.peers.jars import ROOT, gather
+from tests.ports import free_port
 
-ROOT = Path(__file__).resolve().parents[2]
 POM = Path(__file__).with_name("pom.xml")
 LIBS = ROOT / ".peers" / "kafka" / "libs"
-START_TIMEOUT_S = 90.0
-STOP_TIMEOUT_S = 20.0
-MAVEN_TIMEOUT_S = 600.0
+START_TIMEOUT_S = 180.0
+STOP_TIMEOUT_S = 60.0
 
 # A short-lived test server: start-up time counts more than its peak speed.
 TEST_JVM_OPTIONS = ("-Xms128M", "-Xmx512M", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
@@ -53,46 +54,12 @@ def kafka_version() -> str:
 
 
 def gather_jars() -> Path:
-    """Make sure the pinned version's jars are in `.peers/kafka/libs`; returns that folder.
-
-    Maven writes beside the final folder and a rename publishes the result, so an interrupted download
-    never looks complete.
-    """
-    if (LIBS / f"kafka_2.13-{kafka_version()}.jar").exists():
-        return LIBS
-    maven = shutil.which("mvn")
-    if maven is None:
-        raise RuntimeError("Apache Kafka's jars are missing and Maven is not installed: apt install maven")
-    LIBS.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix="libs-", dir=LIBS.parent))
-    try:
-        command = [maven, "-B", "-q", "-f", str(POM), "dependency:copy-dependencies"]
-        command += ["-DincludeScope=runtime", f"-DoutputDirectory={staging}"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=MAVEN_TIMEOUT_S, check=False)
-        if done.returncode != 0:
-            raise RuntimeError(f"Maven could not gather Kafka's jars: {(done.stdout + done.stderr)[-2000:]}")
-        if LIBS.exists():
-            shutil.rmtree(LIBS)
-        staging.rename(LIBS)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-    return LIBS
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago; all are held open until all are chosen, so they differ."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+    """Make sure the pinned version's jars are in `.peers/kafka/libs`; returns that folder."""
+    return gather(POM, LIBS, f"kafka_2.13-{kafka_version()}.jar")
 
 
 class KafkaPeer:
-    """One Apache Kafka node, broker and controller in one process."""
+    """One Apache Kafka node, broker and controller in one process; with `joins` a further broker alone."""
 
     def __init__(
         self,
@@ -101,19 +68,44 @@ class KafkaPeer:
         settings: Mapping[str, str] | None = None,
         jvm_options: tuple[str, ...] = TEST_JVM_OPTIONS,
         log_level: str = "warn",
+        joins: KafkaPeer | None = None,
+        node_id: int = 1,
+        listeners: Mapping[str, str] | None = None,
+        format_arguments: tuple[str, ...] = (),
     ) -> None:
+        """`listeners` are further ones by name, with their security protocols (`address(name)` says where);
+        `format_arguments` go to the storage tool, as `--add-scram` does."""
         self.directory = directory
+        self.node_id = node_id
+        self._joins = joins
         self.settings = dict(settings or {})
         self._jvm_options = jvm_options
         self._log_level = log_level
+        self._listeners = dict(listeners or {})
+        self._format_arguments = format_arguments
+        self._listener_ports = dict(zip(self._listeners, (free_port() for _ in self._listeners), strict=True))
         self._process: subprocess.Popen[bytes] | None = None
         self._broker_port = 0
         self._controller_port = 0
+        self._log_start = 0
 
     @property
     def bootstrap(self) -> str:
         """`host:port` of the broker's listener."""
         return f"127.0.0.1:{self._broker_port}"
+
+    def address(self, listener: str) -> str:
+        """`host:port` of one of the further listeners."""
+        return f"127.0.0.1:{self._listener_ports[listener]}"
+
+    @property
+    def port(self) -> int:
+        """Of the broker's listener."""
+        return self._broker_port
+
+    @property
+    def process(self) -> subprocess.Popen[bytes] | None:
+        return self._process
 
     @property
     def pid(self) -> int | None:
@@ -125,16 +117,33 @@ class KafkaPeer:
 
     def start(self) -> KafkaPeer:
         """Format the storage (first time), start the server, and wait until it serves."""
+        self.launch()
+        self.wait_until_serving()
+        return self
+
+    def launch(self) -> None:
+        """Format the storage (first time), start the server, and do not wait. What it joins serves by now."""
         libs = gather_jars()
         self.directory.mkdir(parents=True, exist_ok=True)
         if not self._broker_port:
-            self._broker_port, self._controller_port = free_ports(2)
+            self._broker_port, self._controller_port = free_port(), free_port()
         (self.directory / "log4j2.properties").write_text(_LOG4J.format(level=self._log_level))
         properties = self._write_properties()
         if not (self.directory / "data" / "meta.properties").exists():
             self._format(libs, properties)
         self._launch(libs, properties)
-        return self
+
+    def wait_until_serving(self) -> None:
+        """Raises RuntimeError with the end of the log when it ends instead, or takes too long."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not self._serves(self._log_start):
+            ended = self._process is None or self._process.poll() is not None
+            if ended or time.monotonic() > deadline:
+                self.kill()
+                reason = "ended" if ended else f"did not serve within {START_TIMEOUT_S:.0f} s"
+                failure = RuntimeError if ended else TimeoutError
+                raise failure(f"Kafka at {self.bootstrap} {reason}: {self._log_tail(self._log_start)}")
+            time.sleep(0.05)
 
     def stop(self) -> None:
         """Controlled shutdown; falls back to SIGKILL when it takes too long."""
@@ -157,16 +166,18 @@ class KafkaPeer:
         self.stop()
 
     def _write_properties(self) -> Path:
-        broker, controller = self.bootstrap, f"127.0.0.1:{self._controller_port}"
+        broker, controller = self.bootstrap, f"127.0.0.1:{(self._joins or self)._controller_port}"
+        further = "".join(f",{name}://{self.address(name)}" for name in self._listeners)
+        protocols = "".join(f",{name}:{protocol}" for name, protocol in self._listeners.items())
         values = {
             "process.roles": "broker,controller",
-            "node.id": "1",
+            "node.id": str(self.node_id),
             "controller.quorum.bootstrap.servers": controller,
-            "listeners": f"PLAINTEXT://{broker},CONTROLLER://{controller}",
-            "advertised.listeners": f"PLAINTEXT://{broker},CONTROLLER://{controller}",
+            "listeners": f"PLAINTEXT://{broker},CONTROLLER://{controller}{further}",
+            "advertised.listeners": f"PLAINTEXT://{broker},CONTROLLER://{controller}{further}",
             "controller.listener.names": "CONTROLLER",
             "inter.broker.listener.name": "PLAINTEXT",
-            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+            "listener.security.protocol.map": f"CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT{protocols}",
             "log.dirs": str(self.directory / "data"),
             "offsets.topic.replication.factor": "1",
             "offsets.topic.num.partitions": "5",
@@ -178,6 +189,9 @@ class KafkaPeer:
             "group.initial.rebalance.delay.ms": "0",
             **self.settings,
         }
+        if self._joins is not None:
+            values["process.roles"] = "broker"
+            values["listeners"] = values["advertised.listeners"] = f"PLAINTEXT://{broker}{further}"
         path = self.directory / "server.properties"
         path.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
         return path
@@ -187,13 +201,19 @@ class KafkaPeer:
         return ["java", *self._jvm_options, log4j, "-cp", f"{libs}/*", *arguments]
 
     def _format(self, libs: Path, properties: Path) -> None:
-        tool = "kafka.tools.StorageTool"
-        made = subprocess.run(
-            self._command(libs, tool, "random-uuid"), capture_output=True, text=True, timeout=60, check=True
-        )
-        cluster_id = made.stdout.strip().splitlines()[-1]
+        if self._joins is not None:
+            # A broker alone needs no more than to know whose it is: no JVM for that.
+            kept = (self._joins.directory / "data" / "meta.properties").read_text()
+            cluster_id = kept.split("cluster.id=")[1].split()[0]
+            data = self.directory / "data"
+            data.mkdir(exist_ok=True)
+            (data / "meta.properties").write_text(
+                f"version=1\ncluster.id={cluster_id}\nnode.id={self.node_id}\ndirectory.id={_new_id()}\n"
+            )
+            return
+        words = ["format", "--standalone", *self._format_arguments, "-t", _new_id(), "-c", str(properties)]
         done = subprocess.run(
-            self._command(libs, tool, "format", "--standalone", "-t", cluster_id, "-c", str(properties)),
+            self._command(libs, "kafka.tools.StorageTool", *words),
             capture_output=True,
             text=True,
             timeout=60,
@@ -205,25 +225,21 @@ class KafkaPeer:
             )
 
     def _launch(self, libs: Path, properties: Path) -> None:
-        log_start = self.log_file.stat().st_size if self.log_file.exists() else 0
+        self._log_start = self.log_file.stat().st_size if self.log_file.exists() else 0
         command = self._command(libs, "kafka.Kafka", str(properties))
         self._process = spawn(command, log=self.log_file, die_with_parent=True)
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not self._serves(log_start):
-            ended = self._process.poll() is not None
-            if ended or time.monotonic() > deadline:
-                self.kill()
-                reason = "ended" if ended else f"did not serve within {START_TIMEOUT_S:.0f} s"
-                raise RuntimeError(f"Kafka at {self.bootstrap} {reason}: {self._log_tail(log_start)}")
-            time.sleep(0.05)
 
     def _serves(self, log_start: int) -> bool:
         with self.log_file.open("rb") as log:
             log.seek(log_start)
-            if b"Kafka Server started" not in log.read():
+            if self._started() not in log.read():
                 return False
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", self._broker_port)) == 0
+
+    def _started(self) -> bytes:
+        """What its log says when it serves."""
+        return b"Kafka Server started"
 
     def _log_tail(self, log_start: int) -> str:
         return self.log_file.read_bytes()[log_start:][-2000:].decode(errors="replace")
@@ -239,6 +255,13 @@ class KafkaPeer:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _new_id() -> str:
+    """A UUID as Apache Kafka writes it; like its own, none that begins as an option would."""
+    while (text := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
+        pass
+    return text
 
 
 if __name__ == "__main__":

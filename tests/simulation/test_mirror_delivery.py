@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from millrace.mirror.lane import REST_AFTER_MS, Identity, Item, Outcome, TargetLane
-from millrace.mirror.progress import PartitionProgress, Span
+from millrace.mirror.delivery.lane import REST_AFTER_MS, Identity, Item, Outcome, TargetLane
+from millrace.mirror.delivery.progress import PartitionProgress, Span
 
 HISTORY_COUNT = 500
 SOURCES = ("ewr", "jfk")
@@ -170,13 +170,13 @@ class History:
         batch = item.payload
         if len(batch.offsets) > 1:
             half = len(batch.offsets) // 2
-            batch.assignment.progress.split(batch.span, 2)
             parts = [batch.offsets[:half], batch.offsets[half:]]
+            spans = batch.assignment.progress.split(batch.span, [part[-1] + 1 for part in parts])
             self.lane.replace(
                 item,
                 [
-                    (Batch(batch.source, part, batch.span, batch.assignment), len(part), len(part))
-                    for part in parts
+                    (Batch(batch.source, part, span, batch.assignment), len(part), len(part))
+                    for part, span in zip(parts, spans, strict=True)
                 ],
             )
             return

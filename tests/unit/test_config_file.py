@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from pydantic import BaseModel, ConfigDict
 
@@ -50,8 +52,17 @@ def test_branch_of_a_union_is_not_part_of_the_path_and_counts_once(tmp_path):
     assert "more)" not in found
 
 
-def test_further_mistakes_are_counted(tmp_path):
-    assert mistake(tmp_path, "name: 1\nshelves: {}\nx: 1\ny: 2\n").endswith("(and 2 more)")
+def test_further_mistakes_are_counted_and_each_is_told(tmp_path):
+    path = tmp_path / "room.yaml"
+    path.write_text("name: 1\nshelves: {}\nx: 1\ny: 2\n")
+    with pytest.raises(ConfigError) as caught:
+        check_config(Room, read_config(path, "name, shelves"))
+    assert str(caught.value).endswith("(and 2 more)")
+    assert [str(each) for each in caught.value.each()] == [
+        "room.yaml:1: name: got 1, expected a valid string",
+        "room.yaml:3: x: got 1, expected one of name, shelves",
+        "room.yaml:4: y: got 2, expected one of name, shelves",
+    ]
 
 
 def test_long_value_is_cut(tmp_path):
@@ -67,3 +78,27 @@ def test_broken_yaml_names_its_line(tmp_path):
 def test_value_from_no_file_is_named_by_its_field_alone():
     with pytest.raises(ConfigError, match=r"^name: got nothing"):
         check_config(Room, ConfigText("", {}))
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "key", "before"),
+    [
+        ("window: 10s\ntopics: [a]\nwindow: 20s\n", 3, "window", 1),
+        ("clusters:\n  ewr:\n    tier: source\n    tier: aggregate\n", 4, "tier", 3),
+        ("sources:\n- {cluster: a, cluster: b}\n", 2, "cluster", 2),
+    ],
+)
+def test_a_key_that_stands_twice_is_a_mistake(tmp_path: Path, text: str, line: int, key: str, before: int):
+    """YAML takes the last one, and an operator looks at the first."""
+    path = tmp_path / "some.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_config(path, "window")
+    assert f"some.yaml:{line}: {key}" in str(caught.value)
+    assert f"line {before} has it" in str(caught.value)
+
+
+def test_merged_and_repeated_mappings_are_no_repeated_keys(tmp_path: Path):
+    path = tmp_path / "some.yaml"
+    path.write_text("a: &x {k: 1}\nb: *x\nc:\n  <<: *x\n  k: 2\n")
+    assert read_config(path, "a").content == {"a": {"k": 1}, "b": {"k": 1}, "c": {"k": 2}}

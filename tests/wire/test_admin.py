@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from confluent_kafka import ConsumerGroupState, ConsumerGroupTopicPartitions, KafkaException, TopicPartition
 from confluent_kafka.admin import ConfigResource, NewPartitions, NewTopic, OffsetSpec
 from kafka import KafkaAdminClient
 
-from tests.wire.foreign_clients import PATIENCE_S, Sent, wait_until
+from tests.wire.conftest import is_served
+from tests.wire.foreign_clients import CLIENTS, PATIENCE_S, Refused, Sent, wait_until
 
 
 def error_name(future) -> str:
@@ -20,11 +24,17 @@ def topics_of(admin) -> dict:
     return admin.list_topics(timeout=PATIENCE_S).topics
 
 
+def partition_count(admin, topic) -> int:
+    """0 while nobody knows of the topic: a broker may hear of a change after the controller has answered."""
+    known = topics_of(admin)
+    return len(known[topic].partitions) if topic in known else 0
+
+
 def test_topics_are_made_described_widened_and_deleted(admin, fresh_name):
     topic = fresh_name("topic")
     new = NewTopic(topic, 3, 1, config={"retention.ms": "12345", "cleanup.policy": "compact"})
     admin.create_topics([new])[topic].result(PATIENCE_S)
-    assert len(topics_of(admin)[topic].partitions) == 3
+    wait_until(lambda: partition_count(admin, topic) == 3, "three partitions")
     assert error_name(admin.create_topics([new])[topic]) == "TOPIC_ALREADY_EXISTS"
 
     resource = ConfigResource("topic", topic)
@@ -36,7 +46,7 @@ def test_topics_are_made_described_widened_and_deleted(admin, fresh_name):
     assert configs["segment.bytes"].is_default
 
     admin.create_partitions([NewPartitions(topic, 5)])[topic].result(PATIENCE_S)
-    wait_until(lambda: len(topics_of(admin)[topic].partitions) == 5, "five partitions")
+    wait_until(lambda: partition_count(admin, topic) == 5, "five partitions")
     assert error_name(admin.create_partitions([NewPartitions(topic, 2)])[topic]) == "INVALID_PARTITIONS"
 
     admin.delete_topics([topic])[topic].result(PATIENCE_S)
@@ -61,13 +71,14 @@ def test_topic_that_cannot_be_is_refused_with_its_own_error(admin, name, partiti
     assert name not in topics_of(admin)
 
 
-def test_topic_made_again_under_its_name_is_empty(admin, readers, new_topic, fresh_name):
+def test_topic_made_again_under_its_name_is_empty(server, admin, readers, new_topic):
     client = readers[0]
     topic = new_topic()
     client.produce(topic, [Sent(b"old")])
     admin.delete_topics([topic])[topic].result(PATIENCE_S)
     wait_until(lambda: topic not in topics_of(admin), "the topic is gone")
     admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(PATIENCE_S)
+    wait_until(lambda: is_served(server, topic, 1), "the new topic is served")
     assert client.bounds(topic, 0) == (0, 0)
     assert client.produce(topic, [Sent(b"new")]) == [0]
     assert [record.value for record in client.consume(topic, [0], 1)] == [b"new"]
@@ -78,8 +89,15 @@ def test_settings_are_altered_and_take_effect(admin, readers, new_topic):
     resource = ConfigResource("topic", topic, set_config={"max.message.bytes": "1000"})
     (altered,) = admin.alter_configs([resource]).values()
     altered.result(PATIENCE_S)
-    (described,) = admin.describe_configs([ConfigResource("topic", topic)]).values()
-    assert described.result(PATIENCE_S)["max.message.bytes"].value == "1000"
+
+    def limit() -> str:
+        (described,) = admin.describe_configs([ConfigResource("topic", topic)]).values()
+        return described.result(PATIENCE_S)["max.message.bytes"].value
+
+    wait_until(lambda: limit() == "1000", "the new limit")
+    with pytest.raises(Refused) as refused:
+        readers[0].produce(topic, [Sent(bytes(1_000))])
+    assert refused.value.reason == "MESSAGE_TOO_LARGE"
 
 
 def test_records_below_an_offset_are_deleted(admin, readers, new_topic):
@@ -113,19 +131,27 @@ def test_groups_are_listed_described_and_deleted(admin, client, new_topic, fresh
     member = client.member(group, topic)
     wait_until(lambda: bool(member.records), "the member reads")
 
+    seen: list[Any] = []
+
+    def is_in(state: ConsumerGroupState) -> bool:
+        seen.append(admin.describe_consumer_groups([group])[group].result(PATIENCE_S))
+        return bool(seen[-1].state == state)
+
+    # A client that reads already may join once more, when it hears of the topic's partitions anew.
+    wait_until(lambda: is_in(ConsumerGroupState.STABLE), "the group is stable")
+    described = seen[-1]
     listed = {g.group_id: g for g in admin.list_consumer_groups().result(PATIENCE_S).valid}
-    assert listed[group].state == ConsumerGroupState.STABLE
-    described = admin.describe_consumer_groups([group])[group].result(PATIENCE_S)
+    assert group in listed
     (shown,) = described.members
-    assert described.state == ConsumerGroupState.STABLE
     assert described.partition_assignor in ("range", "roundrobin")
     assert [(p.topic, p.partition) for p in shown.assignment.topic_partitions] == [(topic, 0)]
     assert shown.host.lstrip("/") == "127.0.0.1"
     assert error_name(admin.delete_consumer_groups([group])[group]) == "NON_EMPTY_GROUP"
 
+    # A commit that such a join overtakes is refused; what was read is read and committed again after it.
+    wait_until(lambda: client.committed(group, topic, 0) == 1, "what was read is committed")
     member.leave()
-    emptied = admin.describe_consumer_groups([group])[group].result(PATIENCE_S)
-    assert emptied.state == ConsumerGroupState.EMPTY
+    wait_until(lambda: is_in(ConsumerGroupState.EMPTY), "the group is empty")
     assert client.committed(group, topic, 0) == 1
     admin.delete_consumer_groups([group])[group].result(PATIENCE_S)
     assert client.committed(group, topic, 0) is None
@@ -146,14 +172,71 @@ def test_offsets_of_an_empty_group_are_set_and_read(admin, readers, new_topic, f
     ]
 
 
+@pytest.mark.parametrize("library", [c for c in CLIENTS if c.admin_type], ids=lambda library: library.name)
+def test_every_admin_client_is_told_what_is_refused(bootstrap, new_topic, fresh_name, library):
+    """Under the names that the protocol has for it; the same cases as through confluent-kafka above."""
+    there, unknown, name = new_topic(partitions=2), fresh_name("unknown"), fresh_name("topic")
+    admin = library.admin_type(bootstrap)
+    cases: dict[str, tuple[Callable[[], None], str]] = {
+        "exists": (lambda: admin.create_topic(there), "TOPIC_ALREADY_EXISTS"),
+        "slash": (lambda: admin.create_topic("no/slashes"), "INVALID_TOPIC_EXCEPTION"),
+        "no partitions": (lambda: admin.create_topic(name, 0), "INVALID_PARTITIONS"),
+        "replicas": (lambda: admin.create_topic(name, 1, 3), "INVALID_REPLICATION_FACTOR"),
+        "setting": (lambda: admin.create_topic(name, 1, 1, {"no.such": "1"}), "INVALID_CONFIG"),
+        "value": (lambda: admin.create_topic(name, 1, 1, {"retention.ms": "soon"}), "INVALID_CONFIG"),
+        "fewer": (lambda: admin.add_partitions(there, 1), "INVALID_PARTITIONS"),
+        "no topic to widen": (lambda: admin.add_partitions(unknown, 2), "UNKNOWN_TOPIC_OR_PARTITION"),
+        "unknown setting": (lambda: admin.alter_topic(there, "no.such", "1"), "INVALID_CONFIG"),
+        "wrong value": (lambda: admin.alter_topic(there, "retention.ms", "soon"), "INVALID_CONFIG"),
+        "no topic to alter": (
+            lambda: admin.alter_topic(unknown, "retention.ms", "1"),
+            "UNKNOWN_TOPIC_OR_PARTITION",
+        ),
+        "no topic to delete": (lambda: admin.delete_topic(unknown), "UNKNOWN_TOPIC_OR_PARTITION"),
+    }
+    told: dict[str, str] = {}
+    try:
+        for case, (attempt, _) in cases.items():
+            try:
+                attempt()
+                told[case] = "nothing"
+            except Refused as refused:
+                told[case] = refused.reason
+    finally:
+        admin.close()
+    assert told == {case: reason for case, (_, reason) in cases.items()}
+
+
+@pytest.mark.parametrize("library", [c for c in CLIENTS if c.admin_type], ids=lambda library: library.name)
+def test_every_admin_client_makes_alters_widens_and_deletes_topics(admin, bootstrap, fresh_name, library):
+    topic = fresh_name("topic")
+    other = library.admin_type(bootstrap)
+
+    def retention() -> str:
+        (described,) = admin.describe_configs([ConfigResource("topic", topic)]).values()
+        return str(described.result(PATIENCE_S)["retention.ms"].value)
+
+    try:
+        other.create_topic(topic, 2, 1, {"retention.ms": "12345"})
+        wait_until(lambda: partition_count(admin, topic) == 2, "two partitions")
+        assert retention() == "12345"
+        other.add_partitions(topic, 3)
+        wait_until(lambda: partition_count(admin, topic) == 3, "three partitions")
+        other.alter_topic(topic, "retention.ms", "54321")
+        wait_until(lambda: retention() == "54321", "the new setting")
+        other.delete_topic(topic)
+        wait_until(lambda: partition_count(admin, topic) == 0, "the topic is gone")
+    finally:
+        other.close()
+
+
 def test_kafka_python_administers_too(bootstrap, fresh_name):
     admin = KafkaAdminClient(bootstrap_servers=bootstrap)
     try:
         topic = fresh_name("topic")
         admin.create_topics({topic: {"num_partitions": 2, "replication_factor": 1}})
         wait_until(lambda: topic in admin.list_topics(), "the topic is listed")
-        (described,) = admin.describe_topics([topic])
-        assert len(described["partitions"]) == 2
+        wait_until(lambda: len(admin.describe_topics([topic])[0]["partitions"]) == 2, "two partitions")
         assert admin.describe_cluster()["brokers"]
         admin.delete_topics([topic])
         wait_until(lambda: topic not in admin.list_topics(), "the topic is gone")

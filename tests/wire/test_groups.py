@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 
 from tests.wire.foreign_clients import ForeignClient, GroupMember, Sent, wait_until
 
@@ -108,14 +109,23 @@ def test_members_of_different_libraries_work_in_one_group(readers, new_topic, fr
     second.leave()
 
 
-def test_cooperative_members_rebalance_without_losing_records(readers, new_topic, fresh_name):
+@pytest.mark.parametrize(
+    ("library", "strategy"),
+    [("confluent-kafka", "cooperative-sticky"), ("kafka-python", [CooperativeStickyAssignor])],
+    ids=["confluent-kafka", "kafka-python"],
+)
+def test_cooperative_members_rebalance_without_losing_records(
+    readers, new_topic, fresh_name, library, strategy
+):
     topic, group = new_topic(PARTITIONS), fresh_name("group")
-    confluent = readers[0]
-    first = confluent.member(group, topic, partition_assignment_strategy="cooperative-sticky")
+    client = next(reader for reader in readers if reader.name == library)
+    first = client.member(group, topic, partition_assignment_strategy=strategy)
     wait_for_shares(first)
-    second = confluent.member(group, topic, partition_assignment_strategy="cooperative-sticky")
+    second = client.member(group, topic, partition_assignment_strategy=strategy)
     wait_for_shares(first, second)
-    confluent.produce(topic, numbered(0, 100))
+    moved = set().union(*first.revoked)
+    assert (len(moved), moved) == (PARTITIONS // 2, second.assigned), "only what moves is given up"
+    client.produce(topic, numbered(0, 100))
     wait_for_records(range(100), first, second)
     assert seen(first, second) == dict.fromkeys(range(100), 1)
     first.leave()
@@ -123,7 +133,7 @@ def test_cooperative_members_rebalance_without_losing_records(readers, new_topic
     second.leave()
 
 
-@pytest.mark.parametrize("library", ["confluent-kafka", "kafka-python"])
+@pytest.mark.parametrize("library", ["confluent-kafka", "kafka-python", "aiokafka"])
 def test_static_member_that_restarts_gets_its_partitions_back(readers, new_topic, fresh_name, library):
     topic, group = new_topic(PARTITIONS), fresh_name("group")
     client = next(reader for reader in readers if reader.name == library)
@@ -140,3 +150,59 @@ def test_static_member_that_restarts_gets_its_partitions_back(readers, new_topic
     wait_for_records(range(40), stays, back)
     back.leave()
     stays.leave()
+
+
+# aiokafka tells its static name to whom it joins and to nobody after: it is never told that it was fenced.
+@pytest.mark.parametrize("library", ["confluent-kafka", "kafka-python"])
+def test_second_process_with_a_static_name_fences_the_first(readers, new_topic, fresh_name, library):
+    topic, group = new_topic(PARTITIONS), fresh_name("group")
+    client = next(reader for reader in readers if reader.name == library)
+    first = client.member(group, topic, group_instance_id="host-1")
+    wait_for_shares(first)
+    # kafka-python's member is told by the answer to a commit, so it needs something to commit.
+    client.produce(topic, numbered(0, 40))
+    wait_for_records(range(40), first)
+    second = client.member(group, topic, group_instance_id="host-1")
+    wait_for_shares(second)
+    wait_until(lambda: first.failure is not None, "the first is told")
+    assert first.refusal in ("FENCED_INSTANCE_ID", "_FATAL")
+    client.produce(topic, numbered(40, 40))
+    wait_for_records(range(40, 80), second)
+    second.leave()
+
+
+def test_eager_members_give_everything_back_and_cooperative_ones_only_what_moves(
+    readers, new_topic, fresh_name
+):
+    """What a member of either kind is asked to give up when a second one comes."""
+    given_up: dict[str, set[int]] = {}
+    for strategy in ("range", "cooperative-sticky"):
+        topic, group = new_topic(PARTITIONS), fresh_name("group")
+        first = readers[0].member(group, topic, partition_assignment_strategy=strategy)
+        wait_for_shares(first)
+        second = readers[0].member(group, topic, partition_assignment_strategy=strategy)
+        wait_for_shares(first, second)
+        given_up[strategy] = set().union(*first.revoked)
+        kept = set(range(PARTITIONS)) - given_up[strategy]
+        assert kept <= first.assigned
+        second.leave()
+        wait_for_shares(first)
+        first.leave()
+    assert given_up["range"] == set(range(PARTITIONS))
+    assert len(given_up["cooperative-sticky"]) == PARTITIONS // 2
+
+
+def test_member_that_goes_silent_loses_its_partitions(readers, new_topic, fresh_name):
+    """It does not say goodbye: after its session the other one has everything."""
+    topic, group = new_topic(PARTITIONS), fresh_name("group")
+    silent = readers[1].member(group, topic, max_poll_interval_ms=6_000)
+    wait_for_shares(silent)
+    other = readers[0].member(group, topic, partition_assignment_strategy="range")
+    wait_for_shares(silent, other)
+    silent.fall_silent()
+    wait_until(lambda: other.assigned == set(range(PARTITIONS)), "all partitions")
+    readers[0].produce(topic, numbered(0, 40))
+    wait_for_records(range(40), other)
+    assert not silent.records
+    other.leave()
+    silent.leave()

@@ -1,15 +1,17 @@
 """AlterConfigs, versions 0 to 2: replaces all settings of a topic by those given.
 
-Takes effect on running logs. Broker settings are fixed at start and refused with INVALID_CONFIG.
+Takes effect on running logs. Of a broker's settings those in `dynamic_configs.py` can be changed while it
+runs, by any broker; the others are refused with INVALID_CONFIG.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from millrace.broker.errors import InvalidConfig, InvalidRequest, KafkaError
+from millrace.broker.errors import InvalidRequest, KafkaError
 from millrace.broker.protocol.frames import Api
 from millrace.broker.server.answers import NO_ERROR, answer
+from millrace.broker.server.broker_settings import broker_config_name
 from millrace.broker.server.context import BrokerServices, RequestContext
 from millrace.broker.server.topic_settings import BROKER, TOPIC, Change, replacement
 
@@ -36,7 +38,10 @@ async def alter(resource: Any, plan: Any, request: Any, broker: BrokerServices) 
     try:
         change: Change = plan()
         if resource.resource_type == BROKER:
-            raise InvalidConfig("a broker's settings are read at start; change its file and start it again")
+            await broker.controller.alter_broker_config(
+                broker_config_name(resource.resource_name), change, validate_only=request.validate_only
+            )
+            return result
         if resource.resource_type != TOPIC:
             raise InvalidRequest(f"resource type {resource.resource_type} has no settings here")
         await broker.controller.alter_topic_config(

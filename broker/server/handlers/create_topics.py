@@ -1,8 +1,8 @@
 """CreateTopics, versions 2 to 7.
 
 Any broker takes the request (Apache Kafka: the controller only): the change is a write to ZooKeeper that the
-controller acts upon, wherever it is. One replica for each partition; a higher replication factor is refused.
-The settings in the answer (version 5 on) are those set for the topic; defaults are left to DescribeConfigs.
+controller acts upon, wherever it is. A replication factor may be as high as brokers are alive.
+The answer (version 5 on) has every setting of the topic, with where its value comes from.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from millrace.broker.errors import InvalidRequest, KafkaError
 from millrace.broker.protocol.frames import Api
 from millrace.broker.server.answers import NO_ERROR, answer
 from millrace.broker.server.context import BrokerServices, RequestContext
+from millrace.broker.server.topic_settings import describe_topic_config
 
 API = Api.CREATE_TOPICS
 VERSIONS = range(2, 8)
 
 DEFAULT_COUNT = -1
-DYNAMIC_TOPIC_CONFIG = 1
 
 
 async def handle(request: Any, context: RequestContext) -> Any:
@@ -44,11 +44,11 @@ async def _create(
             raise InvalidRequest(f"topic {topic.name} stands more than once in the request")
         new = _new_topic(topic, broker)
         if validate_only:
-            assignment = broker.controller.plan_topic(new)
-            topic_id, partition_count = None, len(assignment.partitions)
+            planned = broker.controller.plan_topic(new)
+            topic_id, replicas = None, list(planned.partitions.values())
         else:
             info = await broker.controller.create_topic(new, timeout_ms)
-            topic_id, partition_count = info.topic_id, len(info.partitions)
+            topic_id, replicas = info.topic_id, [part.replicas for part in info.partitions.values()]
     except KafkaError as error:
         broker.metrics.count_error(error.code)
         return {"name": topic.name, "error_code": error.code, "error_message": str(error), "configs": []}
@@ -56,12 +56,9 @@ async def _create(
         "name": topic.name,
         "topic_id": topic_id,
         "error_code": NO_ERROR,
-        "num_partitions": partition_count,
-        "replication_factor": 1,
-        "configs": [
-            {"name": name, "value": value, "config_source": DYNAMIC_TOPIC_CONFIG}
-            for name, value in new.config.items()
-        ],
+        "num_partitions": len(replicas),
+        "replication_factor": len(replicas[0]),
+        "configs": describe_topic_config(new.config, broker.replica_manager.log_defaults),
     }
 
 

@@ -6,6 +6,7 @@ go when the last segment that holds any of them may go.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from millrace.broker.errors import KafkaError
@@ -20,17 +21,22 @@ VERSIONS = range(3)
 async def handle(request: Any, context: RequestContext) -> Any:
     topics = []
     for topic in request.topics:
-        partitions = [
-            await _delete(topic.name, asked.partition_index, asked.offset, context.broker)
-            for asked in topic.partitions
-        ]
+        partitions = await asyncio.gather(
+            *(
+                _delete(topic.name, asked.partition_index, asked.offset, request, context.broker)
+                for asked in topic.partitions
+            )
+        )
         topics.append({"name": topic.name, "partitions": partitions})
     return answer(API, context.head.version, topics=topics)
 
 
-async def _delete(topic: str, partition: int, offset: int, broker: BrokerServices) -> dict[str, Any]:
+async def _delete(
+    topic: str, partition: int, offset: int, request: Any, broker: BrokerServices
+) -> dict[str, Any]:
+    timeout_ms = request.timeout.total_seconds() * 1000
     try:
-        low_watermark = await broker.replica_manager.delete_records(topic, partition, offset)
+        low_watermark = await broker.replica_manager.delete_records(topic, partition, offset, timeout_ms)
     except KafkaError as error:
         broker.metrics.count_error(error.code)
         return {"partition_index": partition, "low_watermark": -1, "error_code": error.code}

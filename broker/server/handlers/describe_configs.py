@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from millrace.broker.coordination.controller_client import check_topic_name
 from millrace.broker.errors import InvalidRequest, KafkaError, UnknownTopicOrPartition
 from millrace.broker.protocol.frames import Api
 from millrace.broker.server.answers import NO_ERROR, answer
+from millrace.broker.server.broker_settings import describe_dynamic
 from millrace.broker.server.context import BrokerServices, RequestContext
 from millrace.broker.server.topic_settings import BROKER, TOPIC, describe_broker, describe_topic
 
@@ -49,10 +51,12 @@ def _entries(resource: Any, broker: BrokerServices) -> list[dict[str, Any]]:
     if resource.resource_type == TOPIC:
         info = broker.metadata_cache.topic(names)
         if info is None:
+            check_topic_name(names)
             raise UnknownTopicOrPartition(f"there is no topic {names}")
         return describe_topic(info, broker.replica_manager.log_defaults, settings, keys or None)
     if resource.resource_type == BROKER:
         if names not in ("", str(broker.config.id)):
             raise InvalidRequest(f"this is broker {broker.config.id}; ask broker {names} itself")
-        return describe_broker(settings, keys or None)
+        dynamic = describe_dynamic(broker.metadata_cache, broker.config.id, keys or None)
+        return [*describe_broker(settings, keys or None), *dynamic]
     raise InvalidRequest(f"resource type {resource.resource_type} has no settings here")

@@ -28,16 +28,23 @@ async def handle(request: Any, context: RequestContext) -> Any:
         if wanted is None or (topic, partition) in wanted:
             entry = {"partition_index": partition, "partition_size": size, "offset_lag": 0}
             sizes.setdefault(directory, defaultdict(list))[topic].append(entry)
-    results = [await _directory(directory, topics) for directory, topics in sizes.items()]
+    failed = context.broker.replica_manager.failed_folders
+    results = [
+        await _directory(directory, topics, directory in failed) for directory, topics in sizes.items()
+    ]
     return answer(API, context.head.version, error_code=NO_ERROR, results=results)
 
 
-async def _directory(directory: Path, topics: dict[str, list[dict[str, int]]]) -> dict[str, Any]:
+async def _directory(
+    directory: Path, topics: dict[str, list[dict[str, int]]], has_failed: bool
+) -> dict[str, Any]:
     result: dict[str, Any] = {
         "error_code": NO_ERROR,
         "log_dir": str(directory.absolute()),
         "topics": [{"name": name, "partitions": partitions} for name, partitions in topics.items()],
     }
+    if has_failed:
+        return result | {"error_code": KafkaStorageError.code}
     try:
         room = await asyncio.to_thread(os.statvfs, directory)
     except OSError:

@@ -1,12 +1,16 @@
-"""Fetch, versions 4 to 16: record batches from an offset on, by topic name or (version 13 on) by topic id.
+"""Fetch, versions 4 to 17: record batches from an offset on, by topic name or (version 13 on) by topic id.
 
-Sessionless: session id 0 is always answered, which every client takes as "ask in full each time" (KIP-227);
-a request inside a session gets FETCH_SESSION_ID_NOT_FOUND. The first batch of the first partition with
-data is given whole however large it is; after that `max_bytes`, the partition's own limit and the broker's
-`fetch.max.bytes` bound the answer. A request that finds less than `min_bytes` waits for appends, up to
-`max_wait_ms`. Readers see up to the high watermark, with read_committed up to the last stable offset; with
-a last fetched epoch (version 12 on) a reader whose log has parted from ours is told where (KIP-595).
-Reads that are not in the page cache run on a thread.
+The first batch of the first partition with data is given whole however large it is; after that `max_bytes`,
+the partition's own limit and what the broker can hold for slow readers (`fetch.max.bytes`, less when much is
+unread: see `memory_limits.py`) bound the answer. A request that finds less than `min_bytes` waits for
+appends, up to `max_wait_ms`; it keeps no records meanwhile. Readers see up to the high watermark, with
+read_committed up to the last stable offset; with a last fetched epoch (version 12 on) a reader whose log has
+parted from ours is told where (KIP-595). Reads that are not in the page cache run on a thread.
+
+A request in a session is seen through `fetch_sessions.py` (KIP-227); the plain one costs a comparison. A
+client over its quota is answered empty, with a throttle time. Followers (`replica_id` of 0 and up) have no
+quota; a follower's fetch that does not wait ends its fetch of the same partition that does, so that it can
+ask for more partitions at once.
 """
 
 from __future__ import annotations
@@ -16,50 +20,71 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from millrace.broker.errors import FetchSessionIdNotFound, KafkaError, UnknownTopicId
+from millrace.broker.errors import (
+    FencedLeaderEpoch,
+    KafkaError,
+    KafkaStorageError,
+    NotLeaderOrFollower,
+    UnknownTopicId,
+)
 from millrace.broker.protocol.frames import Api
 from millrace.broker.protocol.frames import RequestHead as Head
 from millrace.broker.protocol.hot_fetch import (
+    FIRST_WITH_TOPIC_IDS,
     FetchRequest,
     PartitionData,
     PartitionFetch,
     decode_request,
     encode_response,
 )
-from millrace.broker.replication.replica_manager import MustReadCold, PartitionRead
+from millrace.broker.replication.local_partition import FollowerFetch, MustReadCold, PartitionRead
+from millrace.broker.replication.waiting_requests import WaitEnd
 from millrace.broker.server.context import BrokerServices, RequestContext
-from millrace.broker.server.dispatch import Frame
+from millrace.broker.server.dispatch import Answered, Throttled
+from millrace.broker.server.fetch_sessions import FINAL_EPOCH, NO_SESSION, SessionFetch
 
 API = Api.FETCH
-VERSIONS = range(4, 17)
+VERSIONS = range(4, 18)
 FRAME_VERSIONS = VERSIONS
 
-NO_SESSION = 0
-FULL_FETCH_EPOCHS = (-1, 0)
+CONSUMER = -1
 LONGEST_WAIT_MS = 24 * 3_600_000
+FIRST_WITH_STORAGE_ERROR = 6
+FIRST_WITH_CURRENT_LEADER = 16
+NAMES_LEADER = frozenset({NotLeaderOrFollower.code, FencedLeaderEpoch.code})
+"""Refusals that tell who leads instead (KIP-951)."""
 
 
 def handle_frame(
     head: Head, frame: memoryview, position: int, context: RequestContext
-) -> Frame | asyncio.Future[Any]:
+) -> Answered | asyncio.Future[Any]:
     """Answer at once when there is enough in the page cache, or nothing to wait for."""
     request = decode_request(frame, position, head.version)
     broker = context.broker
-    if request.session_id != NO_SESSION or request.session_epoch not in FULL_FETCH_EPOCHS:
-        code = FetchSessionIdNotFound.code
-        broker.metrics.count_error(code)
-        return encode_response(head.version, head.correlation_id, [], error_code=code)
-    fetch = _Fetch(request, broker)
+    session: SessionFetch | None = None
+    if request.session_epoch != FINAL_EPOCH or request.session_id != NO_SESSION:
+        uses_ids = head.version >= FIRST_WITH_TOPIC_IDS
+        resolved = broker.fetch_sessions.resolve(request, uses_ids, broker.clock.steady_ms())
+        if isinstance(resolved, tuple):
+            code, session_id = resolved
+            broker.metrics.count_error(code)
+            return encode_response(
+                head.version, head.correlation_id, [], error_code=code, session_id=session_id
+            )
+        session = resolved
+    fetch = _Fetch(head, request, broker, session)
     try:
         fetch.read()
     except MustReadCold:
         return asyncio.ensure_future(_answer_later(head, fetch, cold=True))
     if fetch.satisfied:
+        if request.replica_id >= 0 and request.max_wait_ms <= 0:
+            fetch.end_earlier_waits()
         return _encode(head, fetch)
     return asyncio.ensure_future(_answer_later(head, fetch, cold=False))
 
 
-async def _answer_later(head: Head, fetch: _Fetch, *, cold: bool) -> Frame:
+async def _answer_later(head: Head, fetch: _Fetch, *, cold: bool) -> Answered:
     """Read what is cold on a thread, and wait for appends as long as the request allows."""
     if cold:
         await fetch.read_cold()
@@ -67,35 +92,102 @@ async def _answer_later(head: Head, fetch: _Fetch, *, cold: bool) -> Frame:
     deadline = loop.time() + min(fetch.request.max_wait_ms, LONGEST_WAIT_MS) / 1000
     while not fetch.satisfied:
         remaining = deadline - loop.time()
-        if remaining <= 0 or not (fetch.is_outdated or await fetch.wait(remaining)):
+        if remaining <= 0:
             break
-        await fetch.read_cold()
+        if fetch.is_outdated:
+            await fetch.read_cold()
+            continue
+        in_time, touched = await fetch.wait(remaining)
+        await fetch.read_again(touched)
+        if not in_time:
+            break
     return _encode(head, fetch)
 
 
-def _encode(head: Head, fetch: _Fetch) -> Frame:
-    fetch.broker.metrics.fetch_bytes += fetch.size
-    return encode_response(head.version, head.correlation_id, fetch.given)
+def _encode(head: Head, fetch: _Fetch) -> Answered:
+    broker = fetch.broker
+    if fetch.session is not None or broker.quotas.fetch.active:
+        return _encode_in_session(head, fetch)
+    broker.metrics.fetch_bytes += fetch.size
+    nodes = broker.metadata_cache.brokers
+    return encode_response(head.version, head.correlation_id, fetch.given or (), nodes=nodes)
+
+
+def _encode_in_session(head: Head, fetch: _Fetch) -> Answered:
+    """The same for a reader that has a session, or a quota."""
+    broker, session, size = fetch.broker, fetch.session, fetch.size
+    steady_ms = broker.clock.steady_ms()
+    quota = broker.quotas.fetch
+    throttle_ms = 0
+    if quota.active and fetch.request.replica_id == CONSUMER:
+        throttle_ms = quota.charge(head.client_id, size, steady_ms)
+    error_code, session_id, given = 0, NO_SESSION, fetch.given or ()
+    if throttle_ms:
+        # The client comes back for the same data when it may.
+        quota.take_back(head.client_id, size, steady_ms)
+        given = ()
+        if session is not None:
+            error_code, session_id, given = session.finish_empty()
+    elif session is not None:
+        error_code, session_id, given = session.finish(given, steady_ms)
+    if error_code:
+        broker.metrics.count_error(error_code)
+    if given:
+        broker.metrics.fetch_bytes += size
+    frame = encode_response(
+        head.version,
+        head.correlation_id,
+        given,
+        throttle_ms=throttle_ms,
+        error_code=error_code,
+        session_id=session_id,
+        nodes=broker.metadata_cache.brokers,
+    )
+    return Throttled(frame, throttle_ms) if throttle_ms else frame
 
 
 class _Fetch:
     """One request on its way: what was asked, what has been read so far."""
 
-    __slots__ = ("_change_count", "broker", "given", "keys", "request", "satisfied", "size")
+    __slots__ = (
+        "_change_count",
+        "_head",
+        "_is_first",
+        "_limit",
+        "_min_size",
+        "_waits",
+        "broker",
+        "given",
+        "keys",
+        "request",
+        "satisfied",
+        "session",
+        "size",
+    )
 
-    def __init__(self, request: FetchRequest, broker: BrokerServices) -> None:
+    def __init__(
+        self, head: Head, request: FetchRequest, broker: BrokerServices, session: SessionFetch | None
+    ) -> None:
+        self._head = head
         self.request = request
         self.broker = broker
-        self.given: Sequence[PartitionData] = ()
+        self.session = session
+        self.given: Sequence[PartitionData] | None = ()
+        self._limit = 0
+        self._min_size = 0
         self.keys: list[tuple[str, int]] = []
         self.size = 0
         self.satisfied = False
         self._change_count = -1
+        replicas = broker.replica_manager
+        # A follower waits for the log's end, everyone else for the high watermark.
+        self._waits = replicas.waiting_fetches if request.replica_id < 0 else replicas.waiting_followers
+        self._is_first = True
 
     @property
     def is_outdated(self) -> bool:
         """Whether there was an append since the last reading began; a wait would not hear of it."""
-        return self._change_count != self.broker.replica_manager.waiting_fetches.change_count
+        return self._change_count != self._waits.change_count
 
     def read(self) -> None:
         """Read from the page cache. Raises MustReadCold when a disk would have to be waited for."""
@@ -103,35 +195,65 @@ class _Fetch:
 
     async def read_cold(self) -> None:
         """The same, where a partition that is not in the page cache is read on a thread."""
-        reads = []
-        for asked in self._begin():
-            try:
-                reads.append(self._read_one(asked, self.broker))
-            except MustReadCold as cold:
-                try:
-                    reads.append(self._counted(asked, await cold.read()))
-                except KafkaError as error:
-                    self.broker.metrics.count_error(error.code)
-                    reads.append(PartitionData(asked.topic, asked.partition, error.code))
-        self._take(reads)
+        self._take([await self._read_one_cold(asked) for asked in self._begin()])
 
-    async def wait(self, timeout_seconds: float) -> bool:
-        """Sleep until the missing bytes have come; False when time is up."""
+    async def read_again(self, touched: set[tuple[str, int]]) -> None:
+        """After a wait: only what has changed, where nothing had been read before."""
+        if self.given is None:
+            await self.read_cold()
+        elif touched:
+            # Nobody waits after a refusal, so all that is asked for has its key, in the same order.
+            given, keys = list(self.given), self.keys
+            asked = self._begin()
+            for number, key in enumerate(keys):
+                if key in touched:
+                    given[number] = await self._read_one_cold(asked[number])
+            self.keys = keys
+            self._take(given)
+
+    async def _read_one_cold(self, asked: PartitionFetch) -> PartitionData:
+        try:
+            return self._read_one(asked, self.broker)
+        except MustReadCold as cold:
+            try:
+                return self._counted(asked, await cold.read())
+            except KafkaError as error:
+                return self._refused(asked, error)
+
+    def end_earlier_waits(self) -> None:
+        """The same follower's waiting fetch of these partitions is answered now. One that came in the same
+        piece of the stream has still to begin its wait, which it does before the loop comes to this."""
+        for key in self.keys:
+            asyncio.get_running_loop().call_soon(self._waits.give_up, key, self.request.replica_id)
+
+    async def wait(self, timeout_seconds: float) -> WaitEnd:
+        """Sleep until the missing bytes have come, or time is up. Records that were read are let go of
+        meanwhile: `given` is None then."""
         self.broker.metrics.fetch_waits += 1
-        missing = max(self.request.min_bytes - self.size, 1)
-        return await self.broker.replica_manager.waiting_fetches.wait(self.keys, missing, timeout_seconds)
+        missing = max(self._min_size - self.size, 1)
+        if self.size:
+            self.given = None
+        return await self._waits.wait(self.keys, missing, timeout_seconds, self.request.replica_id)
 
     def _begin(self) -> Sequence[PartitionFetch]:
         self.size = 0
         self.keys = []
-        self._change_count = self.broker.replica_manager.waiting_fetches.change_count
-        return self.request.partitions
+        broker, request = self.broker, self.request
+        self._change_count = self._waits.change_count
+        limit = min(request.max_bytes, broker.backlog.answer_limit)
+        if broker.quotas.fetch.active and request.replica_id == CONSUMER:
+            limit = min(limit, broker.quotas.fetch.most_at_once(self._head.client_id))
+        self._limit = limit
+        # What an answer cannot hold need not be waited for.
+        self._min_size = min(request.min_bytes, limit)
+        return request.partitions if self.session is None else self.session.partitions
 
     def _take(self, given: list[PartitionData]) -> None:
         self.given = given
+        self._is_first = False
         request = self.request
         self.satisfied = (
-            self.size >= request.min_bytes
+            self.size >= self._min_size
             or request.max_wait_ms <= 0
             or not self.keys
             or any(part.error_code or part.diverging for part in given)
@@ -144,22 +266,37 @@ class _Fetch:
                 topic = broker.metadata_cache.name_of(topic)
                 if topic is None:
                     raise UnknownTopicId("no topic has this id")
-            limit = min(self.request.max_bytes, broker.config.settings.fetch_max_bytes) - self.size
             read = broker.replica_manager.read_now(
                 topic,
                 asked.partition,
                 asked.fetch_offset,
-                min(asked.max_bytes, limit),
+                min(asked.max_bytes, self._limit - self.size),
                 at_least_one=self.size == 0,
                 read_committed=self.request.read_committed,
                 current_leader_epoch=asked.current_leader_epoch,
                 last_fetched_epoch=asked.last_fetched_epoch,
+                follower=None if self.request.replica_id < 0 else self._follower(asked),
             )
         except KafkaError as error:
-            broker.metrics.count_error(error.code)
-            return PartitionData(asked.topic, asked.partition, error.code)
+            return self._refused(asked, error)
         self.keys.append((topic, asked.partition))
         return self._counted(asked, read)
+
+    def _follower(self, asked: PartitionFetch) -> FollowerFetch:
+        request = self.request
+        return FollowerFetch(
+            request.replica_id, request.replica_epoch, asked.log_start_offset, self._is_first
+        )
+
+    def _refused(self, asked: PartitionFetch, error: KafkaError) -> PartitionData:
+        code = error.code
+        if code == KafkaStorageError.code and self._head.version < FIRST_WITH_STORAGE_ERROR:
+            code = NotLeaderOrFollower.code  # old clients do not know the other as worth another try
+        self.broker.metrics.count_error(code)
+        leader = None
+        if self._head.version >= FIRST_WITH_CURRENT_LEADER and code in NAMES_LEADER:
+            leader = self.broker.metadata_cache.leader_of(asked.topic, asked.partition)
+        return PartitionData(asked.topic, asked.partition, code, current_leader=leader)
 
     def _counted(self, asked: PartitionFetch, read: PartitionRead) -> PartitionData:
         self.size += len(read.records)
@@ -171,7 +308,7 @@ class _Fetch:
             read.last_stable_offset,
             read.log_start_offset,
             read.records,
-            () if self.request.read_committed else None,
+            read.aborted if self.request.read_committed else None,
             -1,
             read.diverging,
         )

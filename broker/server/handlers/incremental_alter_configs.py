@@ -1,6 +1,7 @@
 """IncrementalAlterConfigs, versions 0 and 1: set, delete, append to or subtract from single settings.
 
-Takes effect on running logs. Broker settings are fixed at start and refused with INVALID_CONFIG.
+Takes effect on running logs. Of a broker's settings those in `dynamic_configs.py` can be changed while it
+runs, by any broker; the others are refused with INVALID_CONFIG.
 """
 
 from __future__ import annotations

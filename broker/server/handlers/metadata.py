@@ -12,8 +12,10 @@ import uuid
 from typing import Any
 
 from millrace.broker.coordination.controller_client import NewTopic, check_topic_name
-from millrace.broker.coordination.metadata_cache import INTERNAL_TOPICS, NO_TOPIC_ID, PartitionInfo, TopicInfo
+from millrace.broker.coordination.metadata_cache import INTERNAL_TOPICS, NO_TOPIC_ID, TopicInfo
 from millrace.broker.errors import (
+    InvalidReplicationFactor,
+    InvalidRequest,
     InvalidTopic,
     KafkaError,
     LeaderNotAvailable,
@@ -24,11 +26,14 @@ from millrace.broker.errors import (
 from millrace.broker.protocol.frames import Api
 from millrace.broker.server.answers import NO_ERROR, answer
 from millrace.broker.server.context import BrokerServices, RequestContext
+from millrace.broker.server.topic_view import partition_view
 
 API = Api.METADATA
 VERSIONS = range(13)
 
 FIRST_WITH_CREATION_FLAG = 4
+FIRST_WITH_TOPIC_IDS = 12
+FIRST_WITH_OFFLINE_REPLICAS = 1
 CREATION_WAIT_MS = 10_000
 
 
@@ -53,17 +58,19 @@ async def _topics(request: Any, broker: BrokerServices, version: int) -> list[di
     cache = broker.metadata_cache
     asked = request.topics
     if asked is None or (version == 0 and not asked):
-        return [_known_topic(info, broker) for info in list(cache.topics.values())]
+        return [_known_topic(info, broker, version) for info in list(cache.topics.values())]
     may_create = broker.config.settings.auto_create_topics_enable and (
         version < FIRST_WITH_CREATION_FLAG or request.allow_auto_topic_creation
     )
-    return list(await asyncio.gather(*(_topic(entry, broker, may_create) for entry in asked)))
+    return list(await asyncio.gather(*(_topic(entry, broker, version, may_create) for entry in asked)))
 
 
-async def _topic(entry: Any, broker: BrokerServices, may_create: bool) -> dict[str, Any]:
+async def _topic(entry: Any, broker: BrokerServices, version: int, may_create: bool) -> dict[str, Any]:
     cache = broker.metadata_cache
     topic_id = getattr(entry, "topic_id", None)
     name = entry.name
+    if version < FIRST_WITH_TOPIC_IDS and (name is None or topic_id not in (None, NO_TOPIC_ID)):
+        return _refused(InvalidRequest.code, name or "", topic_id)
     if name is None or (topic_id not in (None, NO_TOPIC_ID) and not name):
         found = cache.name_of(topic_id) if topic_id is not None else None
         if found is None:
@@ -77,7 +84,7 @@ async def _topic(entry: Any, broker: BrokerServices, may_create: bool) -> dict[s
             info = await broker.controller.ensure_topic(new, CREATION_WAIT_MS)
         except TopicAlreadyExists:
             return _refused(LeaderNotAvailable.code, name)
-        except InvalidTopic as error:
+        except (InvalidTopic, InvalidReplicationFactor) as error:
             return _refused(error.code, name)
         except KafkaError:
             # Nothing was decided against the topic: let the client ask again.
@@ -88,32 +95,22 @@ async def _topic(entry: Any, broker: BrokerServices, may_create: bool) -> dict[s
         except InvalidTopic as error:
             return _refused(error.code, name)
         return _refused(UnknownTopicOrPartition.code, name)
-    return _known_topic(info, broker)
+    return _known_topic(info, broker, version)
 
 
 def _refused(code: int, name: str | None, topic_id: uuid.UUID | None = None) -> dict[str, Any]:
     return {"error_code": code, "name": name, "topic_id": topic_id, "partitions": []}
 
 
-def _known_topic(info: TopicInfo, broker: BrokerServices) -> dict[str, Any]:
-    live = broker.metadata_cache.brokers
+def _known_topic(info: TopicInfo, broker: BrokerServices, version: int) -> dict[str, Any]:
+    hide_offline = version < FIRST_WITH_OFFLINE_REPLICAS
     return {
         "error_code": NO_ERROR,
         "name": info.name,
         "topic_id": info.topic_id,
         "is_internal": info.internal,
-        "partitions": [_partition(number, partition, live) for number, partition in info.partitions.items()],
-    }
-
-
-def _partition(number: int, partition: PartitionInfo, live: dict[int, Any]) -> dict[str, Any]:
-    led = partition.leader in live
-    return {
-        "error_code": NO_ERROR if led else LeaderNotAvailable.code,
-        "partition_index": number,
-        "leader_id": partition.leader if led else -1,
-        "leader_epoch": partition.leader_epoch,
-        "replica_nodes": partition.replicas,
-        "isr_nodes": () if partition.state is None else partition.state.isr,
-        "offline_replicas": tuple(replica for replica in partition.replicas if replica not in live),
+        "partitions": [
+            partition_view(broker.metadata_cache, info.name, number, partition, hide_offline=hide_offline)
+            for number, partition in info.partitions.items()
+        ],
     }

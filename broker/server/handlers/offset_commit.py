@@ -3,25 +3,33 @@
 Called by dispatch; the rules are in `groups/membership.py` (who may commit) and `groups/coordinator.py`.
 A retention time (versions 2-4) becomes an explicit expiry; the leader epoch comes with version 6, static
 members with version 7. A topic or partition that does not exist is refused by itself, the rest goes on.
+From version 9 a member of a group that does not exist hears so (GROUP_ID_NOT_FOUND), before that
+ILLEGAL_GENERATION, as in Apache Kafka 4.
 Versions 0 and 1, which Apache Kafka 3.9 still speaks, are not spoken (no schema, no living client).
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from millrace.broker.groups.offsets import TopicPartition
 from millrace.broker.groups.values import CommitRequest, OffsetToCommit
 from millrace.broker.protocol.frames import Api
+from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.server.answers import answer
 from millrace.broker.server.context import RequestContext
-from millrace.broker.server.group_requests import instance_id_of, milliseconds, partition_exists
+from millrace.broker.server.group_requests import (
+    errors_by_topic,
+    instance_id_of,
+    milliseconds,
+    partition_exists,
+)
 
 API = Api.OFFSET_COMMIT
 VERSIONS = range(2, 10)
+
+_GROUP_NOT_FOUND_FROM = 9
 
 
 async def handle(request: Any, context: RequestContext) -> Any:
@@ -45,8 +53,11 @@ async def handle(request: Any, context: RequestContext) -> Any:
         CommitRequest(
             request.member_id, instance_id_of(request), request.generation_id_or_member_epoch, offsets
         ),
+        no_such_group=ErrorCode.group_id_not_found
+        if context.head.version >= _GROUP_NOT_FOUND_FROM
+        else ErrorCode.illegal_generation,
     )
-    return answer(API, context.head.version, topics=_by_topic(errors))
+    return answer(API, context.head.version, topics=errors_by_topic(errors))
 
 
 def _expiry(request: Any, context: RequestContext) -> int | None:
@@ -54,10 +65,3 @@ def _expiry(request: Any, context: RequestContext) -> int | None:
     if retention is None or milliseconds(retention) < 0:
         return None
     return context.broker.clock.now_ms() + milliseconds(retention)
-
-
-def _by_topic(errors: dict[TopicPartition, ErrorCode]) -> list[dict[str, Any]]:
-    topics: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
-    for (topic, partition), error in errors.items():
-        topics[topic].append({"partition_index": partition, "error_code": error})
-    return [{"name": topic, "partitions": partitions} for topic, partitions in topics.items()]

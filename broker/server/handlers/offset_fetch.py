@@ -2,9 +2,10 @@
 
 Called by dispatch. A partition or group without a committed offset answers offset -1 and no error, as in
 Apache Kafka. From version 2 a null topic list asks for every offset and errors stand at the top; from
-version 8 one request asks for several groups (KIP-709). Version 9's member id and epoch belong to groups
-of KIP-848, which this broker has none of: they are not looked at. Version 0 (offsets in ZooKeeper) is not
-spoken.
+version 8 one request asks for several groups (KIP-709). From version 7 a reader may ask for stable offsets
+only (KIP-447): a partition with an open transaction on it is answered UNSTABLE_OFFSET_COMMIT, to be asked
+for again. Version 9's member id and epoch belong to groups of KIP-848, which this broker has none of: they
+are not looked at. Version 0 (offsets in ZooKeeper) is not spoken.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from millrace.broker.groups.offsets import CommittedOffset, TopicPartition
+from millrace.broker.groups.offsets import CommittedOffset
 from millrace.broker.protocol.frames import Api
+from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.server.answers import answer
 from millrace.broker.server.context import RequestContext
 
@@ -30,27 +32,33 @@ NO_OFFSET = CommittedOffset(-1, -1, "", -1)
 
 async def handle(request: Any, context: RequestContext) -> Any:
     version = context.head.version
+    stable = getattr(request, "require_stable", False)
     if version >= _SEVERAL_GROUPS_FROM:
-        groups = [_one_group(group.group_id, group.topics, context) for group in request.groups]
+        groups = [_one_group(group.group_id, group.topics, stable, context) for group in request.groups]
         return answer(API, version, groups=groups)
-    fetched = _one_group(request.group_id, request.topics, context)
+    fetched = _one_group(request.group_id, request.topics, stable, context)
     if version < _TOP_LEVEL_ERROR_FROM and fetched["error_code"] is not ErrorCode.none:
         fetched["topics"] = _with_error(request.topics, fetched["error_code"])
     return answer(API, version, **fetched)
 
 
-def _one_group(group_id: str, topics: Iterable[Any] | None, context: RequestContext) -> dict[str, Any]:
+def _one_group(
+    group_id: str, topics: Iterable[Any] | None, stable: bool, context: RequestContext
+) -> dict[str, Any]:
     wanted = None
     if topics is not None:
         wanted = [(topic.name, partition) for topic in topics for partition in topic.partition_indexes]
-    error, found = context.broker.groups.fetch_offsets(group_id, wanted)
+    error, found = context.broker.groups.fetch_offsets(group_id, wanted, require_stable=stable)
     return {"group_id": group_id, "topics": _by_topic(found), "error_code": error}
 
 
-def _by_topic(found: dict[TopicPartition, CommittedOffset | None]) -> list[dict[str, Any]]:
+def _by_topic(found: dict[TopicPartition, CommittedOffset | ErrorCode | None]) -> list[dict[str, Any]]:
     topics: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for (topic, partition), kept in found.items():
-        topics[topic].append(_partition(partition, kept or NO_OFFSET, ErrorCode.none))
+        if isinstance(kept, ErrorCode):
+            topics[topic].append(_partition(partition, NO_OFFSET, kept))
+        else:
+            topics[topic].append(_partition(partition, kept or NO_OFFSET, ErrorCode.none))
     return [{"name": topic, "partitions": partitions} for topic, partitions in topics.items()]
 
 

@@ -1,11 +1,12 @@
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap64
 
-from millrace.audit.events import (
+from millrace.audit.contract.events import (
     CLOSED,
     HEARTBEAT,
     OPENED,
@@ -17,6 +18,8 @@ from millrace.audit.events import (
     TierEvent,
     decode_event,
     encode_event,
+    event_to_keep,
+    kept_event,
 )
 
 STREAM = "00000000000000ab"
@@ -88,6 +91,29 @@ def test_a_gap_and_a_tier_event_come_back():
         assert decode_event(encode_event(event)[1]) == event
 
 
+def test_gaps_are_read_under_both_their_keys_and_kept_with_the_one_they_came_under():
+    """Under the older one, another's event may have been taken the place of."""
+    new = GapEvent("m", "ewr", "flights", 3, 10, 20, "oversized", 5, topic_id="of-the-topic")
+    key, value = encode_event(new)
+    for read_under in (key, b"gap/m/ewr/flights/3/10"):
+        ledger, again = EventLedger(), EventLedger()
+        ledger.add(read_under, value)
+        (gap,) = ledger.gaps.values()
+        assert gap == replace(new, older_key=read_under != key) and not ledger.untrusted
+        assert gap.key.encode() == read_under
+        kept = json.loads(json.dumps(event_to_keep(gap)))
+        again.learn(kept_event(kept))
+        assert again.gaps == ledger.gaps
+    del kept["key"]
+    assert kept_event(kept).older_key, "kept before there were two"
+    for wrong in (b"gap/m/ewr/flights/3/11", key + b"x", b"gap/m/ewr/flights/3/10/oversized"):
+        ledger = EventLedger()
+        ledger.add(wrong, value)
+        assert not ledger.gaps and ledger.untrusted_count == 1
+    tier = TierEvent("readers", STREAM, "flights", "AA", 0, 60_000, 2, 3, 30, BitMap64([1, 2, 3]), 9)
+    assert kept_event(json.loads(json.dumps(event_to_keep(tier)))) == tier
+
+
 def test_the_json_is_the_documented_contract():
     key, value = encode_event(count_event([1, 2, 3, 7], ambiguous=BitMap64([9])))
     assert key == f"count/{STREAM}/60000".encode()
@@ -129,8 +155,12 @@ def test_the_json_is_the_documented_contract():
         "lease_ms": 60_000,
         "at_ms": 5,
     }
+    known = GapEvent("m", "ewr", "flights", 3, 10, 20, "oversized", 5, topic_id="of-the-topic")
+    key, value = encode_event(known)
+    assert key == b"gap/m/ewr/flights/3/10/oversized/of-the-topic"
+    assert json.loads(value)["topic_id"] == "of-the-topic" and decode_event(value) == known
     key, value = encode_event(GapEvent("m", "ewr", "flights", 3, 10, 20, "oversized", 5))
-    assert key == b"gap/m/ewr/flights/3/10"
+    assert key == b"gap/m/ewr/flights/3/10/oversized"
     assert json.loads(value) == {
         "version": 1,
         "type": "gap",

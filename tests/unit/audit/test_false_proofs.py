@@ -9,16 +9,24 @@ import numpy as np
 import pytest
 from pyroaring import BitMap64
 
-from millrace.audit.cells import Cell, count_repeats, encode_bitmaps, merge_cells
-from millrace.audit.events import CLOSED, HEARTBEAT, CountEvent, EventLedger, StreamEvent, StreamFacts
-from millrace.audit.reconcile import (
+from millrace.audit.contract.events import (
+    CLOSED,
+    HEARTBEAT,
+    CountEvent,
+    EventLedger,
+    StreamEvent,
+    StreamFacts,
+)
+from millrace.audit.reconciliation.reconcile import (
     Passage,
     TierReading,
     UnreadRange,
     passage_by_arrivals,
     reconcile_stream,
 )
-from millrace.audit.verdicts import Verdict, WindowState, WindowVerdict, overall_verdict
+from millrace.audit.reconciliation.tier_reading import arrivals_of
+from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict, overall_verdict
+from millrace.audit.scanning.cells import Cell, count_repeats, encode_bitmaps, merge_cells
 
 STREAM, SESSION = "00000000000000ab", "00000000000000cd"
 MINUTE_MS, NOW_MS = 60_000, 10_000_000
@@ -179,7 +187,7 @@ def test_counts_that_the_source_no_longer_holds_are_no_duplicates_downstream():
 def test_arrival_of_one_copy_does_not_prove_that_its_other_copy_was_passed():
     """Sequence 1 stands at offset 0 and again at 9; the mirror has come to offset 1."""
     source = [cell("source", [1]), cell("source", [2, 3], first=1), cell("source", [1], first=9)]
-    passed = passage_by_arrivals(source, {STREAM: BitMap64([1])})
+    passed = passage_by_arrivals(source, {(STREAM, 0): BitMap64([1])})
     rows = audit(
         told(count_event([1, 2, 3]), stream_event(CLOSED, 3)),
         *source,
@@ -191,7 +199,32 @@ def test_arrival_of_one_copy_does_not_prove_that_its_other_copy_was_passed():
 
 def test_arrival_of_a_cell_with_repeats_proves_only_where_it_begins():
     source = [cell("source", [1, 2, 1])]
-    assert passage_by_arrivals(source, {STREAM: BitMap64([1, 2])}) == {PLACE: Passage(0)}
+    assert passage_by_arrivals(source, {(STREAM, 0): BitMap64([1, 2])}) == {PLACE: Passage(0)}
+
+
+def test_a_record_that_came_with_the_number_of_a_later_one_does_not_prove_that_the_later_one_was_passed():
+    """Record 1 arrived as 20. The mirror has not come to 20, nor to 2 before it."""
+    source = [
+        cell("source", [1]),
+        cell("source", [2], first=1),
+        cell("source", [20], first=2, window=MINUTE_MS),
+    ]
+    late = [cell("aggregate", [20], window=0)]
+    passed = passage_by_arrivals(source, arrivals_of(late))
+    assert passed == {}
+    facts = told(
+        count_event([1, 2]), count_event([20], window=MINUTE_MS), stream_event(CLOSED, 20, last_settled=0)
+    )
+    rows = audit(facts, *source, *late, readings=tiers(passed.get(PLACE, Passage(0))))
+    assert not any(row.missing for row in rows)
+
+
+def test_a_number_that_stands_in_two_windows_of_a_tier_proves_neither_of_them():
+    """A record of the second window arrived with the number of one of the first."""
+    facts = told(count_event([1, 2]), count_event([3], window=MINUTE_MS), stream_event(CLOSED, 3))
+    source = [cell("source", [1, 2]), cell("source", [3], first=2, window=MINUTE_MS)]
+    changed = [cell("aggregate", [1, 2]), cell("aggregate", [2], first=2, window=MINUTE_MS)]
+    assert [row.verdict for row in audit(facts, *source, *changed)] == [Verdict.UNKNOWN, Verdict.LOSS]
 
 
 def test_a_producer_clock_a_little_ahead_does_not_turn_an_unread_part_into_a_loss():
@@ -239,3 +272,74 @@ def test_a_report_that_takes_back_what_an_older_one_acknowledged_proves_nothing(
     for events in ((older, newer), (newer, older)):
         rows = audit(told(*events, stream_event(CLOSED, 2)), cell("source", [1]), cell("aggregate", [1]))
         assert overall_verdict(rows) is not Verdict.PROVEN
+
+
+def test_a_record_that_was_reported_as_never_sent_and_is_there_proves_nothing():
+    facts = told(count_event([1], failed=BitMap64([2])), stream_event(CLOSED, 2))
+    rows = audit(facts, cell("source", [1, 2]), cell("aggregate", [1, 2]))
+    assert (rows[0].verdict, rows[0].unreported) == (Verdict.UNKNOWN, ((2, 2),))
+
+
+def test_one_number_acknowledged_in_two_windows_is_two_records():
+    """One of them is lost, and the other one has its number: the sets alone would not show it."""
+    facts = told(count_event([1]), count_event([1], window=MINUTE_MS), stream_event(CLOSED, 1))
+    seen = [cell(tier, [1], window=MINUTE_MS) for tier in ("source", "aggregate")]
+    rows = audit(facts, *seen)
+    assert {row.verdict for row in rows} == {Verdict.UNKNOWN}
+
+
+@pytest.mark.parametrize(
+    ("above", "source", "aggregate", "checked"),
+    [
+        (7, 7, 7, "compared"),
+        (None, 7, 7, "not compared"),
+        (7, 7, None, "not compared"),
+        (7, 7, 8, "differs"),
+        (None, None, None, ""),
+    ],
+)
+def test_a_row_says_whether_its_contents_were_compared(above, source, aggregate, checked):
+    facts = told(count_event([1], digest=above), stream_event(CLOSED, 1))
+    rows = audit(facts, cell("source", [1], digest=source), cell("aggregate", [1], digest=aggregate))
+    assert rows[0].content_checked == checked
+    assert rows[0].verdict is (Verdict.LOSS if checked == "differs" else Verdict.PROVEN)
+
+
+def test_contents_of_two_aggregates_are_each_compared_with_the_source():
+    """The second one must not be compared with the first, which may lack records that it has."""
+    facts = told(count_event([1], digest=7), stream_event(CLOSED, 1))
+    readings = [*tiers(), TierReading("other", upstream="source", passed={PLACE: Passage(1000)})]
+    cells = [cell("source", [1], digest=7), cell("aggregate", [], count=0, bitmap=b"", digest=0)]
+    rows = audit(facts, *cells, cell("other", [1], digest=8, cluster="other"), readings=readings)
+    assert "content differs between source and other" in rows[0].reasons
+
+
+def test_a_lost_report_of_a_producer_that_only_counts_is_no_duplicate():
+    """Its newest report was lost: the older one tells of fewer records than there are."""
+    facts = told(count_only(3), stream_event(CLOSED, 5))
+    rows = audit(facts, *(cell(tier, [0] * 5) for tier in ("source", "aggregate")))
+    assert not rows[0].extra_copies
+    assert [row.verdict for row in rows] == [Verdict.UNKNOWN, Verdict.UNKNOWN]
+
+
+def test_what_lies_behind_an_open_transaction_may_be_of_any_time():
+    """A producer's clock is ahead: its opening seems later than what the transaction hides."""
+    opened = stream_event("opened", 0, at_ms=NOW_MS + 20_000)
+    facts = told(count_event([1], window=NOW_MS // MINUTE_MS * MINUTE_MS), opened, stream_event(CLOSED, 1))
+    hidden = [UnreadRange(PLACE, 0, 9, "a transaction is open", until_ms=1 << 48)]
+    rows = audit(facts, readings=tiers(source_unread=hidden))
+    assert rows[0].verdict is Verdict.UNKNOWN and not rows[0].missing
+
+
+def test_a_clock_that_is_ahead_of_now_does_not_tell_when_a_stream_opened():
+    start_ms = (NOW_MS + 900_000) // MINUTE_MS * MINUTE_MS
+    opened = stream_event("opened", 0, at_ms=start_ms)
+    facts = told(count_event([1], window=start_ms), opened, stream_event(CLOSED, 1, at_ms=start_ms))
+    expired = [UnreadRange(PLACE, 0, 9, "expired", until_ms=NOW_MS)]
+    rows = audit(facts, readings=tiers(source_unread=expired))
+    assert rows[0].verdict is Verdict.UNKNOWN and not rows[0].missing
+
+
+def test_a_deleted_topics_arrivals_do_not_pass_the_new_one():
+    cells = [cell("source", [1], first=500, topic_id="old"), cell("source", [2], topic_id="new")]
+    assert passage_by_arrivals(cells, {(STREAM, 0): BitMap64([1])}) == {}

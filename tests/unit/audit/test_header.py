@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.audit.header import (
+from millrace.audit.contract.header import (
     FIXED_SIZE,
     MAX_CREATED_MS,
     MAX_SEQUENCE,

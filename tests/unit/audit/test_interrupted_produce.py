@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import struct
+import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
 
 from millrace.audit import producer as producer_module
-from millrace.audit.events import CountEvent, EventLedger, encode_event
+from millrace.audit.clients import event_publisher, recovery
+from millrace.audit.clients.delivery_reports import DeliveryReports, Destination
+from millrace.audit.clients.events_topic import TopicState
+from millrace.audit.clients.session import StreamSession
+from millrace.audit.clients.told_stream import ProducerIdentity
+from millrace.audit.contract.events import CountEvent, EventLedger, encode_event
 from millrace.audit.producer import AuditedProducer
-from millrace.audit.session import ProducerIdentity, StreamSession
+from tests.unit.audit.interruptions import handled_by, interrupting
 
 STREAM = "00000000000000ab"
 
@@ -20,7 +27,7 @@ def stream_of(clock_ms=0):
     return StreamSession(identity, "flights", STREAM, window_ms=1000, lease_ms=5000, now_ms=clock_ms)
 
 
-def produce(stream, monkeypatch, outcome):
+def produce(stream, monkeypatch, outcome, lock=None):
     """One call on a producer whose client does `outcome`."""
 
     def client(self, *arguments):
@@ -28,8 +35,11 @@ def produce(stream, monkeypatch, outcome):
 
     monkeypatch.setattr(producer_module, "_produce", client)
     fake = SimpleNamespace(
-        _streams={"flights": stream}, _suffix=(-1, b""), _header_name=b"", _default_callback=None,
-        _journal=None, _pack_identity=struct.Struct(">9sQ6s").pack,
+        _streams={"flights": stream}, _suffix=(-1, b""), _default_callback=None, _content=False,
+        _preparation=None, _transaction_lock=lock, _pack_identity=struct.Struct(">9sQ6s").pack,
+        _delivery_reports=DeliveryReports(None, sent_once=False),
+        _new_suffix=lambda ms: ms.to_bytes(6, "big"),
+        _new_destination=lambda *_: Destination(print, False),
     )  # fmt: skip
     AuditedProducer.produce(fake, "flights", b"value", timestamp=5)
 
@@ -86,3 +96,83 @@ def test_a_record_in_doubt_that_is_delivered_after_all_is_acknowledged():
     assert stream.pending_count == 0
     report = reported(stream)
     assert (set(report.acknowledged), set(report.ambiguous)) == ({sequence}, set())
+
+
+def test_an_interrupt_right_after_a_lock_was_taken_leaves_it_free(monkeypatch):
+    """Ctrl-C in a loop of sends: the end of the program would wait for the lock."""
+    stream, lock = stream_of(), threading.RLock()
+
+    def interrupt(frame, event, called):
+        if event == "c_return" and getattr(called, "__name__", "") == "acquire":
+            raise KeyboardInterrupt
+
+    for call in (lambda: stream.assign(5), lambda: produce(stream, monkeypatch, lambda: None, lock)):
+        sys.setprofile(interrupt)
+        try:
+            call()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+    assert not stream._lock.locked()
+    assert not lock._is_owned()
+
+
+@pytest.fixture
+def producer(waking, tmp_path, monkeypatch, request):
+    """One with a journal whose cluster cannot be reached; a signal's handler calls `request.param` of it."""
+    monkeypatch.setattr(event_publisher, "ensure_events_topic", lambda *_: TopicState.UNREACHABLE)
+    made = AuditedProducer(
+        {"bootstrap.servers": "127.0.0.1:1", "log_level": 0},
+        **{"millrace.journal": str(tmp_path / "journal"), "millrace.report.interval.ms": 3_600_000},
+    )
+    told = {"close": lambda: made.close(0), "flush": lambda: made.flush(0), "report": made.report}
+    with handled_by(told[request.param]):
+        yield made
+    made.close(0)
+
+
+def in_a_new_stream(producer, patch):
+    patch.setattr(producer_module, "StreamSession", interrupting(StreamSession))
+    producer.produce("flights", b"value")
+
+
+def in_a_new_window(producer, patch):
+    producer.produce("flights", b"value", timestamp=1)
+    patch.setattr(StreamSession, "_leave_window", interrupting(StreamSession._leave_window))
+    producer.produce("flights", b"value", timestamp=10_000_000)
+
+
+def in_the_journal(producer, patch):
+    patch.setattr(recovery, "_limit_block", interrupting(recovery._limit_block))
+    producer.produce("flights", b"value")
+
+
+def in_a_report(producer, patch):
+    patch.setattr(producer._publisher, "prepare_topic", interrupting(lambda timeout_s: False))
+    producer.report()
+
+
+@pytest.mark.parametrize("producer", ["close", "flush", "report"], indirect=True)
+@pytest.mark.parametrize("where", [in_a_new_stream, in_a_new_window, in_the_journal, in_a_report])
+def test_a_handler_that_would_wait_for_what_it_interrupted_is_refused(producer, monkeypatch, where):
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="would wait for itself"):
+        where(producer, patch)
+    # Nothing is left locked, and no number is told to be anything that it is not.
+    producer.produce("flights", b"value", timestamp=20_000_000)
+    producer.report()
+    assert producer.flush(0) > 0
+    stream = producer._streams["flights"]
+    assert stream.last_assigned > 0
+    ended = {event.window_start_ms: event for event in stream.close(1) if isinstance(event, CountEvent)}
+    told = [number for event in ended.values() for number in (*event.ambiguous, *event.failed)]
+    assert sorted(told) == list(range(1, stream.last_assigned + 1))
+
+
+@pytest.mark.parametrize("producer", ["close"], indirect=True)
+def test_a_handler_may_close_a_producer_that_holds_no_lock(producer, monkeypatch):
+    """The record that was being handed over has a number already: whether it was sent, nobody knows."""
+    monkeypatch.setattr(producer, "_new_suffix", interrupting(producer._new_suffix))
+    with pytest.raises(RuntimeError):
+        producer.produce("flights", b"value", timestamp=1)
+    assert producer.refusal == "this producer is closed"

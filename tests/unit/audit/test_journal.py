@@ -7,10 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.audit.events import CLOSED, CountEvent, EventLedger
-from millrace.audit.journal import MIN_SIZE, Journal, JournalInUse, JournalUnusable
-from millrace.audit.recovery import RESERVE_COUNT, ProducerJournal, recover
-from millrace.audit.session import ProducerIdentity, StreamSession
+from millrace.audit.clients import journal as journal_module
+from millrace.audit.clients.journal import MIN_SIZE, FilePlace, Journal, JournalInUse, JournalUnusable
+from millrace.audit.clients.recovery import RESERVE_COUNT, ProducerJournal, recover
+from millrace.audit.clients.session import StreamSession
+from millrace.audit.clients.told_stream import ProducerIdentity
+from millrace.audit.contract.content_digest import DIGEST_MASK
+from millrace.audit.contract.events import CLOSED, CountEvent, EventLedger
 from millrace.broker.protocol.checksum import crc32c, crc32c_reference
 
 
@@ -123,9 +126,62 @@ def test_a_copied_journal_is_set_aside_and_not_reported(tmp_path):
     assert reopen(tmp_path / "j") == [{"n": 1}]
 
 
-def test_a_foreign_file_is_taken_as_an_empty_journal(tmp_path):
-    (tmp_path / "j").write_bytes(os.urandom(MIN_SIZE))
-    assert reopen(tmp_path / "j") == []
+def test_a_foreign_file_is_set_aside_and_not_overwritten(tmp_path):
+    foreign = os.urandom(MIN_SIZE)
+    (tmp_path / "j").write_bytes(foreign)
+    journal = Journal(tmp_path / "j")
+    assert journal.recovered == [] and "not a journal" in journal.set_aside_because
+    assert journal.set_aside.read_bytes() == foreign
+    journal.rewrite([{"n": 1}])
+    journal.close()
+    assert reopen(tmp_path / "j") == [{"n": 1}]
+
+
+HOME = FilePlace(inode=7, device=1, machine=0xA, boot=0xB)
+
+
+@pytest.mark.parametrize(
+    ("place", "copied"),
+    [
+        (HOME, False),
+        (FilePlace(8, 1, 0xA, 0xB), True),  # a copy beside the original
+        (FilePlace(7, 2, 0xA, 0xB), True),  # by chance the same inode on another disk
+        (FilePlace(7, 2, 0xA, 0xC), False),  # after a reboot disks may be numbered otherwise
+        (FilePlace(7, 1, 0xD, 0xC), True),  # a cloned machine
+        (FilePlace(7, 1, 0, 0), False),  # a system that tells nothing
+        (FilePlace(7, 2, 0, 0), False),
+    ],
+)
+def test_what_is_a_copy_of_a_journal(place, copied):
+    assert HOME.is_copied_to(place) is copied
+
+
+def test_the_journal_of_a_cloned_machine_is_set_aside(tmp_path, monkeypatch):
+    journal = Journal(tmp_path / "j")
+    journal.rewrite([{"n": 1}])
+    journal.close()
+    assert reopen(tmp_path / "j") == [{"n": 1}]
+    real = journal_module.place_of
+
+    def cloned(descriptor):
+        place = real(descriptor)
+        return FilePlace(place.inode, place.device, place.machine ^ 1 or 2, place.boot ^ 1)
+
+    monkeypatch.setattr(journal_module, "place_of", cloned)
+    clone = Journal(tmp_path / "j")
+    assert clone.recovered == [] and clone.set_aside is not None
+    clone.close()
+
+
+def test_two_processes_with_one_journal(tmp_path):
+    """The second one is told so in one line, whichever way it comes to the file."""
+    journal = Journal(tmp_path / "j")
+    (tmp_path / "link").symlink_to(tmp_path / "j")
+    program = "import sys; from millrace.audit.clients.journal import Journal; Journal(sys.argv[1])"
+    for path in (tmp_path / "j", tmp_path / "link"):
+        done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True)
+        assert done.returncode != 0 and "in use by another process" in done.stderr.splitlines()[-1]
+    journal.close()
 
 
 def test_the_checksum_is_the_one_of_the_reference_implementation():
@@ -241,6 +297,31 @@ def test_late_records_of_a_window_that_was_cleared_do_not_replace_its_report_by_
     assert producer.said("acknowledged") == producer.truth["acknowledged"]
 
 
+@pytest.mark.parametrize("room", [0, 1])
+def test_a_snapshot_that_a_full_half_asks_for_holds_the_window_that_pending_numbers_fall_in(
+    tmp_path, monkeypatch, room
+):
+    """`room`: how many blocks of a new window's first record the half still takes before the kill."""
+    producer = Producer(tmp_path / "j")
+    producer.acknowledge(*producer.assign(0))
+    producer.journal.settle()
+    producer.report()
+    window, _ = producer.stream.assign(1000)
+    append, appended = Journal.append, []
+
+    def full_after_room(journal, block):
+        appended.append(block)
+        return len(appended) != room + 1 and append(journal, block)
+
+    monkeypatch.setattr(Journal, "append", full_after_room)
+    producer.journal.reserve(producer.stream, window, RESERVE_COUNT + 1)
+    monkeypatch.undo()
+    assert [block["t"] for block in appended] == ["window", "limit"]
+    producer.kill_and_restart(tmp_path / "j")
+    assert producer.said("acknowledged") == {1}
+    assert producer.said("ambiguous") == set(range(2, 2 * RESERVE_COUNT + 1))
+
+
 def test_a_closed_and_delivered_stream_leaves_nothing(tmp_path):
     producer = Producer(tmp_path / "j")
     producer.acknowledge(*producer.assign(0))
@@ -301,7 +382,7 @@ def test_a_kill_at_any_moment_leaves_every_number_accounted_for(tmp_path_factory
 def test_a_process_killed_by_signal_leaves_what_it_wrote(tmp_path):
     program = (
         "import os, sys\n"
-        "from millrace.audit.journal import Journal\n"
+        "from millrace.audit.clients.journal import Journal\n"
         "journal = Journal(sys.argv[1])\n"
         "journal.rewrite([])\n"
         "for number in range(500): journal.append({'n': number})\n"
@@ -324,3 +405,60 @@ def test_a_recovered_stream_is_closed(tmp_path):
     journal.close()
     assert ledger.untrusted == []
     assert ledger.streams["00000000000000ab"].state == CLOSED
+
+
+def test_wherever_the_kill_cuts_the_digest_is_of_exactly_the_sequences_beside_it(tmp_path):
+    """A copy of the file after every block that was written is what a kill at that moment leaves."""
+    digests = {sequence: (sequence * 0x9E3779B97F4A7C15) & DIGEST_MASK for sequence in range(1, 400)}
+    inner = Journal(tmp_path / "j", MIN_SIZE)
+    states: list[list[dict]] = [[]]
+    append, rewrite = inner.append, inner.rewrite
+
+    def noting_append(block):
+        taken = append(block)
+        if taken:
+            states.append([*states[-1], block])
+        return taken
+
+    def noting_rewrite(blocks):
+        blocks = list(blocks)
+        rewrite(blocks)
+        states.append(blocks)
+
+    inner.append, inner.rewrite = noting_append, noting_rewrite
+    journal = ProducerJournal(inner, 0)
+    stream = StreamSession(
+        IDENTITY, "flights", "00000000000000ab", window_ms=1000, lease_ms=60_000, now_ms=0, content=True
+    )
+    journal.opened(stream)
+    for sequence in range(1, 400):
+        window, given = stream.assign(sequence * 20)
+        assert given == sequence
+        if given > stream.reserved:
+            journal.reserve(stream, window, given)
+        if sequence % 7 == 0:
+            # A report folds; what it took in is in the window's block before the fold's own block comes.
+            assert stream.pending_count > 0
+            stream.mark_ambiguous(window, given)
+            journal.not_acknowledged(stream, window)
+        else:
+            window.acknowledge(given, 10, digests[given])
+        if sequence % 3 == 0:
+            journal.settle()
+        if sequence % 50 == 0:
+            for event in stream.report(1):
+                if isinstance(event, CountEvent):
+                    journal.reported(stream, event)
+    compared = 0
+    for blocks in states:
+        ledger = EventLedger()
+        for key, value in recover(blocks, 5).items():
+            ledger.add(key.encode(), value.encode())
+        assert ledger.untrusted == []
+        for facts in ledger.streams.values():
+            for report in facts.windows.values():
+                assert report.digest == sum(digests[s] for s in report.acknowledged) & DIGEST_MASK
+                assert report.byte_count == 10 * len(report.acknowledged)
+                compared += bool(report.acknowledged)
+    assert compared > 500
+    journal.close()

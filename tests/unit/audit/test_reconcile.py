@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from pyroaring import BitMap64
 
-from millrace.audit.cells import BASE_STEP, Cell, count_repeats, encode_bitmaps, merge_cells
-from millrace.audit.events import CLOSED, HEARTBEAT, OPENED, CountEvent, StreamEvent, StreamFacts
-from millrace.audit.reconcile import (
+from millrace.audit.contract.events import CLOSED, HEARTBEAT, OPENED, CountEvent, StreamEvent, StreamFacts
+from millrace.audit.reconciliation.reconcile import (
     Gap,
     Passage,
     TierReading,
@@ -19,7 +18,14 @@ from millrace.audit.reconcile import (
     reconcile_stream,
     roster_rows,
 )
-from millrace.audit.verdicts import PRODUCED, Verdict, WindowState, next_revision, overall_verdict
+from millrace.audit.reconciliation.verdicts import (
+    PRODUCED,
+    Verdict,
+    WindowState,
+    next_revision,
+    overall_verdict,
+)
+from millrace.audit.scanning.cells import BASE_STEP, Cell, count_repeats, encode_bitmaps, merge_cells
 
 STREAM, SESSION = "00000000000000ab", "00000000000000cd"
 MINUTE_MS = 60_000
@@ -410,9 +416,9 @@ def test_tiers_in_a_wrong_order_are_refused():
 
 def test_arrivals_prove_how_far_a_mirror_without_positions_has_come():
     source = cells("source", [1, 2]) + cells("source", [3, 4], chunk=(2, None))
-    assert passage_by_arrivals(source, {STREAM: BitMap64([1])}) == {PLACE: Passage(0)}
-    assert passage_by_arrivals(source, {STREAM: BitMap64([1, 2])}) == {PLACE: Passage(2)}
-    assert passage_by_arrivals(source, {STREAM: BitMap64([4])}) == {PLACE: Passage(2)}
+    assert passage_by_arrivals(source, {(STREAM, 0): BitMap64([1])}) == {PLACE: Passage(0)}
+    assert passage_by_arrivals(source, {(STREAM, 0): BitMap64([1, 2])}) == {PLACE: Passage(2)}
+    assert passage_by_arrivals(source, {(STREAM, 0): BitMap64([4])}) == {PLACE: Passage(2)}
     assert passage_by_arrivals(source, {}) == {}
 
 

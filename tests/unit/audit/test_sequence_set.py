@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap, BitMap64
 
-from millrace.audit.cells import decode_bitmap
-from millrace.audit.header import MAX_SEQUENCE
-from millrace.audit.sequence_set import (
+from millrace.audit.contract import sequence_set
+from millrace.audit.contract.header import MAX_SEQUENCE
+from millrace.audit.contract.sequence_set import (
     MAX_JSON_RANGES,
     InvalidSequenceSet,
     complement_ranges,
@@ -16,6 +16,7 @@ from millrace.audit.sequence_set import (
     to_json,
     to_ranges,
 )
+from millrace.audit.scanning.cells import decode_bitmap
 
 bases = st.sampled_from([0, 1000, (1 << 32) - 50, 5 << 32, (1 << 40) + 7])
 sets = st.builds(
@@ -33,6 +34,27 @@ def test_ranges_hold_exactly_the_set_ascending_and_apart(members):
     assert expand(ranges) == members
     assert all(before[1] + 1 < after[0] for before, after in pairwise(ranges))
     assert set(from_ranges(ranges)) == members
+
+
+@given(sets.filter(bool), st.integers(0, 20))
+def test_a_set_too_large_to_list_gives_the_same_ranges_and_json(members, limit):
+    sequences = BitMap64(members)
+    ranges, value = to_ranges(sequences), to_json(sequences)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sequence_set, "MAX_ARRAY_SIZE", limit)
+        assert to_ranges(sequences) == ranges
+        assert to_json(sequences) == value
+
+
+def test_a_set_of_thousands_of_millions_costs_its_ranges_only(monkeypatch):
+    """As an event of 100 bytes can claim it: to list its members would take 32 GB."""
+    monkeypatch.setattr(sequence_set, "_to_ranges_by_array", None)
+    claim = [[1, 1 << 32], [1 << 33, (1 << 33) + (1 << 32) - 1]]
+    sequences = from_json(claim)
+    assert to_json(sequences) == claim
+    many = [[number << 22, (number << 22) + (1 << 21)] for number in range(1, 1000)]
+    value = to_json(from_json(many))
+    assert isinstance(value, dict) and from_json(value) == from_json(many)
 
 
 @given(sets)

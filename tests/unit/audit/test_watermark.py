@@ -1,6 +1,9 @@
-from millrace.audit.events import CLOSED, HEARTBEAT, StreamFacts
-from millrace.audit.verdicts import Verdict, WindowState, WindowVerdict
-from millrace.audit.watermark import Waiver, completeness_watermark
+from millrace.audit.contract.events import CLOSED, HEARTBEAT, StreamFacts
+from millrace.audit.reconciliation.settled import SETTLED_SCHEMA
+from millrace.audit.reconciliation.verdict_rows import verdict_rows
+from millrace.audit.reconciliation.verdicts import FELL_SILENT, Verdict, WindowState, WindowVerdict
+from millrace.audit.reconciliation.watermark import Waiver, completeness_watermark
+from millrace.audit.runs.watermarks import watermarks_of
 
 
 def row(start_ms, verdict=Verdict.PROVEN, state=WindowState.SETTLED, **changes):
@@ -47,3 +50,48 @@ def test_a_hole_in_the_reports_stops_it_where_the_doubt_begins():
     assert completeness_watermark("t", [row(0), hole], closed()) is None
     silence = row(None, Verdict.UNKNOWN, not_before_ms=10)
     assert completeness_watermark("t", [row(0), row(10), silence], closed()) == 10
+
+
+def test_a_waived_stream_stops_it_no_longer_and_no_other_one_is_waived_with_it():
+    silence = row(None, Verdict.UNKNOWN, not_before_ms=10)
+    rows = [row(0), row(10), silence]
+    waiver = Waiver("t", None, "ops", "killed on purpose", 5, stream="1")
+    assert completeness_watermark("t", rows, closed(), [waiver]) == 20
+    assert completeness_watermark("t", [*rows, row(None, Verdict.UNKNOWN, stream="2")], [], [waiver]) is None
+
+
+def test_the_promise_of_a_killed_producer_whose_silence_is_waived_holds_nobody_up():
+    streams = [StreamFacts("2", topic="t", state=HEARTBEAT, no_earlier_than_ms=15)]
+    silent = row(None, Verdict.UNKNOWN, stream="2", not_before_ms=15, reasons=(FELL_SILENT,))
+    hole = row(None, Verdict.UNKNOWN, stream="2", reasons=("no report covers these sequences",))
+    waiver = Waiver("t", None, "ops", "killed on purpose", 5, stream="2")
+    assert completeness_watermark("t", [row(0), row(10), silent], streams, [waiver]) == 20
+    assert completeness_watermark("t", [row(0), row(10), silent], streams) == 10
+    # One that lives may still write into the window, whatever hole of it was waived.
+    assert completeness_watermark("t", [row(0), row(10), hole], streams, [waiver]) == 10
+
+
+def test_one_that_spoke_again_after_the_waiver_is_not_waived_again_by_itself():
+    silent = row(None, Verdict.UNKNOWN, stream="2", not_before_ms=15, reasons=(FELL_SILENT,))
+    waiver = Waiver("t", None, "ops", "killed on purpose", 5, stream="2")
+    for at_ms, told in ((5, 20), (6, 10)):
+        streams = [StreamFacts("2", topic="t", state=HEARTBEAT, no_earlier_than_ms=15, at_ms=at_ms)]
+        assert completeness_watermark("t", [row(0), row(10), silent], streams, [waiver]) == told
+
+
+def test_a_waived_silence_is_known_by_the_rows_of_the_run():
+    streams = [StreamFacts("2", topic="t", state=HEARTBEAT, no_earlier_than_ms=15)]
+    silent = row(None, Verdict.UNKNOWN, stream="2", not_before_ms=15, reasons=(FELL_SILENT,))
+    rows, settled = verdict_rows([row(0), row(10), silent]), SETTLED_SCHEMA.empty_table()
+    waiver = Waiver("t", None, "ops", "killed on purpose", 5, stream="2")
+    assert watermarks_of(rows, settled, streams, [waiver], ["t"]) == {"t": 20}
+    assert watermarks_of(rows, settled, streams, [], ["t"]) == {"t": 10}
+
+
+def test_a_longer_window_that_is_proven_does_not_carry_it_over_a_shorter_one_that_is_not():
+    """Stream 2 counts in windows of 20, stream 1 in windows of 10."""
+    for held in (row(10, Verdict.LOSS), row(10, state=WindowState.OPEN)):
+        rows = [row(0, stream="2", window_ms=20), row(0), held, row(20)]
+        assert completeness_watermark("t", rows, []) == 10
+    late = [row(0, stream="2", window_ms=20), row(0), row(10, Verdict.LOSS)]
+    assert completeness_watermark("t", late, [], [Waiver("t", 10, "ops", "replayed", 5)]) == 20

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from millrace.audit.config import load_config
-from millrace.audit.spark_source import parse_options
+from millrace.audit.config import duration_text, load_config, parse_config, parse_duration_ms
+from millrace.audit.contract.events import EventLedger
+from millrace.audit.job import check_window
+from millrace.audit.keeping.state import Commit
+from millrace.audit.runs.capture import Capture, check_topics
+from millrace.audit.spark.spark_source import parse_options
 from millrace.broker.errors import ConfigError
 
 GOOD = "clusters:\n  ewr: {bootstrap: ['127.0.0.1:9092'], tier: source}\ntopics: [flights]\n"
@@ -25,7 +29,7 @@ def test_small_config_has_the_documented_defaults(tmp_path):
 
 def test_renamed_topic_is_known_by_its_cluster(tmp_path):
     text = GOOD.replace("tier: source}", "tier: source, topics: {flights: ewr.flights}}")
-    assert load_config(write(tmp_path, text)).clusters["ewr"].topic_here("flights") == "ewr.flights"
+    assert load_config(write(tmp_path, text)).clusters["ewr"].topics_here("flights") == ("ewr.flights",)
 
 
 @pytest.mark.parametrize(
@@ -47,12 +51,90 @@ def test_renamed_topic_is_known_by_its_cluster(tmp_path):
         ("- a\n", "with the keys"),
         ("a: [", "valid YAML"),
         (GOOD.replace("tier: source}", "tier: source, topics: {other: x}}"), "one of topics"),
+        (
+            GOOD.replace("source}", "aggregate}\n  agg: {bootstrap: ['127.0.0.1:9093'], tier: aggregate}"),
+            "tier source for those that producers write to",
+        ),
     ],
 )
 def test_wrong_config_is_one_line_that_says_what_was_expected(tmp_path, text, message):
     with pytest.raises(ConfigError, match=message) as caught:
         load_config(write(tmp_path, text))
     assert "\n" not in str(caught.value) and "audit.yaml" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            "topics: orders\n",
+            r"audit\.yaml:3: topics: got 'orders', expected a list of topics, such as \[orders",
+        ),
+        ("topics: {orders: x}\n", "a list of topics"),
+        ("topics: []\n", "topics.*at least one"),
+        (
+            "topics: [flights]\ngroups: {lax: [g]}\n",
+            r"audit\.yaml:4: groups\.lax: got 'lax'.*of clusters: ewr",
+        ),
+        (
+            "topics: [flights]\ngroups:\n  ewr:\n  - search\n  - {name: g, topics: [hotels]}\n",
+            r"audit\.yaml:7: groups\.ewr\[1\]\.topics: got 'hotels', expected one of topics: flights",
+        ),
+        (
+            "topics: [flights]\ngroups:\n  ewr: [a,\n   a]\n",
+            r"audit\.yaml:6: groups\.ewr\[1\]: got 'a'.* once",
+        ),
+    ],
+)
+def test_a_slip_in_topics_or_groups_names_the_line_and_what_there_is_to_write(tmp_path, more, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config(write(tmp_path, GOOD.replace("topics: [flights]\n", more)))
+
+
+def test_a_renaming_that_is_no_mapping_says_what_one_looks_like(tmp_path):
+    text = GOOD.replace("tier: source}", "tier: source, topics: flights}")
+    with pytest.raises(
+        ConfigError, match=r"clusters\.ewr\.topics: got 'flights'.*such as \{flights: ewr\.flights\}"
+    ):
+        load_config(write(tmp_path, text))
+
+
+def test_every_mistake_of_the_whole_is_told_with_its_line(tmp_path):
+    text = GOOD + "groups: {lax: [g], jfk: [h]}\n"
+    with pytest.raises(ConfigError, match=r"\(and 1 more\)") as caught:
+        load_config(write(tmp_path, text))
+    assert [str(each).partition(", expected")[0] for each in caught.value.each()] == [
+        "audit.yaml:4: groups.lax: got 'lax'",
+        "audit.yaml:4: groups.jfk: got 'jfk'",
+    ]
+
+
+def test_errors_that_are_found_later_know_the_line(tmp_path):
+    config = load_config(write(tmp_path, GOOD + "window: 1m\n"))
+    assert config.where("topics[0]") == "audit.yaml:3: topics[0]"
+    with pytest.raises(
+        ConfigError, match=r"audit\.yaml:4: window: got '1m', expected 10m, in which .* was counted"
+    ):
+        check_window(config, Commit(number=1, window_ms=600_000))
+    captured = Capture(0, EventLedger())
+    with pytest.raises(
+        ConfigError, match=r"audit\.yaml:3: topics\[0\]: got 'flights', expected a topic that"
+    ):
+        check_topics(captured, config)
+    assert (
+        parse_config({"clusters": {"e": {"bootstrap": ["h:1"], "tier": "source"}}, "topics": ["a"]}).where(
+            "window"
+        )
+        == "audit config: window"
+    )
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [(60_000, "1m"), (90_000, "90s"), (1_500, "1500ms"), (86_400_000, "1d"), (7_200_000, "2h")],
+)
+def test_a_length_is_told_as_it_is_written(ms, text):
+    assert duration_text(ms) == text and parse_duration_ms("x", text) == ms
 
 
 def test_missing_file_is_one_line(tmp_path):
@@ -77,6 +159,6 @@ def test_missing_file_is_one_line(tmp_path):
     ],
 )
 def test_wrong_read_option_is_one_line(options):
-    with pytest.raises(ConfigError, match="option ") as caught:
+    with pytest.raises(ConfigError, match="option") as caught:
         parse_options(options)
     assert "\n" not in str(caught.value)

@@ -8,10 +8,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from millrace.audit import counting
-from millrace.audit.counting import CellCounter, CellRow
-from millrace.audit.header import decode_identity
-from millrace.audit.range_reader import index_fetched
+from millrace.audit.contract.header import decode_identity
+from millrace.audit.contract.producer_names import is_shown, name_doubts, names_in, plain
+from millrace.audit.scanning import counting
+from millrace.audit.scanning.counting import CellCounter, CellRow
+from millrace.audit.scanning.range_reader import index_fetched
 
 EVERYTHING = (0, 1 << 62)
 
@@ -98,6 +99,16 @@ def test_append_time_is_taken_only_where_the_broker_stamped_it(build):
     assert (stamped.first_append_ms, stamped.last_append_ms) == (5, 5)
 
 
+def test_append_times_bound_all_records_in_whatever_order_batches_are_counted(build):
+    times = (7, 5, 9)
+    content = b"".join(
+        build.batch(i, [build.stamped(0, 1, i + 1)], attributes=8, max_ms=each)
+        for i, each in enumerate(times)
+    )
+    row = only(count(content))
+    assert (row.first_append_ms, row.last_append_ms) == (5, 9)
+
+
 def test_last_identity_header_wins(build):
     headers = [(b"_mr", build.identity(1, 1, 1000)), (b"other", None), (b"_mr", build.identity(2, 8, 1000))]
     assert only(count(build.batch(0, [build.record(0, headers)]))).stream == 2
@@ -122,8 +133,65 @@ def test_header_that_cannot_be_trusted_is_counted_and_not_filed(build, content, 
 @pytest.mark.parametrize("name", [b"\xff\xfe", b"a\nb", b"x" * 10_000])
 def test_unshowable_producer_name_is_counted_and_its_records_kept(build, name):
     counter = count(build.batch(0, [build.record(0, [(b"_mr", build.identity(1, 1, 0, name))])]))
-    assert only(counter).producer == ""
+    (kept,) = names_in(only(counter).producer)
+    assert not is_shown(kept) and plain(kept).isprintable() and len(kept) < 80
+    assert plain(kept).startswith(f"{len(name):,} bytes that begin with ")
     assert counter.totals().untrusted == {"producer name that cannot be shown": 1}
+
+
+def test_second_name_under_one_stream_is_counted_and_both_are_kept_wherever_it_comes(build):
+    names = [b"", b"UA@ewr", b"UA@ewr", b"ZZ@lga", b"", b"UA@ewr", b"B6@jfk"]
+    records = [build.record(i, [(b"_mr", build.identity(1, i + 1, 0, name))]) for i, name in enumerate(names)]
+    counter = count(build.batch(0, records))
+    assert counter.totals().untrusted == {"two producers use one stream id: UA@ewr and ZZ@lga": 2}
+    row = only(counter)
+    assert names_in(row.producer) == ["UA@ewr", "ZZ@lga"] and row.count == 7
+    assert counter.totals().untrusted == {"two producers use one stream id: UA@ewr and ZZ@lga": 2}
+
+
+def test_names_are_compared_across_buffers_and_never_across_streams(build):
+    counter = CellCounter(1000, 1 << 20)
+    for offset, (stream, name) in enumerate([(1, b"UA@ewr"), (2, b"ZZ@lga"), (1, b"UA@ewr"), (1, b"UA@ewx")]):
+        data = build.batch(offset, [build.record(0, [(b"_mr", build.identity(stream, offset + 1, 0, name))])])
+        batches = index_fetched(data)
+        counter.count(batches.buffer, batches.index, *EVERYTHING)
+    assert {row.stream: names_in(row.producer) for row in counter.take()} == {
+        1: ["UA@ewr", "UA@ewx"],
+        2: ["ZZ@lga"],
+    }
+    assert counter.totals().untrusted == {"two producers use one stream id: UA@ewr and UA@ewx": 1}
+
+
+@pytest.mark.parametrize("first", ["shown", "hidden"])
+def test_name_that_cannot_be_shown_is_noticed_in_any_order(build, first):
+    names = [b"UA@ewr", b"n" * 10_240] if first == "shown" else [b"n" * 10_240, b"UA@ewr"]
+    records = [build.record(i, [(b"_mr", build.identity(1, i + 1, 0, name))]) for i, name in enumerate(names)]
+    counter = count(build.batch(0, records))
+    assert counter.totals().untrusted == {"producer name that cannot be shown": 1}
+    kept = names_in(only(counter).producer)
+    assert sorted(map(is_shown, kept)) == [False, True]
+    assert name_doubts("UA@ewr", kept) == [
+        "record headers carry a producer name that cannot be shown: "
+        "10,240 bytes that begin with 'nnnnnnnnnnnnnnnn'"
+    ]
+
+
+def test_any_two_names_differ_exactly_where_their_bytes_do(build):
+    """One byte anywhere, one byte more or less: sizes around the kernel's words; the oracle is `==`."""
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    for size in [*range(1, 36), 100, 249]:
+        name = bytes(rng.choice(b"ab@-") for _ in range(size))
+        others = [name[:at] + b"X" + name[at + 1 :] for at in range(size)]
+        others += [name, name + b"a", name[1:], name[:-1], name[::-1]]
+        records = [build.record(0, [(b"_mr", build.identity(1, 1, 0, name))])]
+        records += [
+            build.record(i + 1, [(b"_mr", build.identity(1, i + 2, 0, other))])
+            for i, other in enumerate(others)
+        ]
+        found = sum(count(build.batch(0, records)).totals().untrusted.values())
+        assert found == sum(other not in (name, b"") for other in others), name
 
 
 def test_plain_records_are_counted_as_unaudited(build):

@@ -10,17 +10,31 @@ import numpy as np
 import pytest
 from pyroaring import BitMap64
 
-from millrace.audit import capture as capture_module
-from millrace.audit.capture import Capture, MirrorPosition, PartitionPin
-from millrace.audit.cells import Cell, encode_bitmaps
 from millrace.audit.config import parse_config
-from millrace.audit.events import CLOSED, CountEvent, EventLedger, GapEvent, StreamEvent
-from millrace.audit.fact_rows import facts_table
-from millrace.audit.job import Run, _reconciler, check_window
-from millrace.audit.reading_plan import passages, plan_ranges
-from millrace.audit.reconcile import Passage
-from millrace.audit.state import Commit, ReadPosition
-from millrace.audit.verdicts import Verdict, overall_verdict
+from millrace.audit.contract.events import (
+    CLOSED,
+    HEARTBEAT,
+    CountEvent,
+    EventLedger,
+    GapEvent,
+    StreamEvent,
+    StreamFacts,
+    TierEvent,
+    encode_event,
+)
+from millrace.audit.job import Run, _judge, _reconcile, _reconciler, check_names, check_window
+from millrace.audit.keeping.state import Commit, ReadPosition, StateFolder, UnreadNote
+from millrace.audit.reconciliation.reconcile import Passage
+from millrace.audit.reconciliation.verdict_rows import verdict_rows
+from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict, overall_verdict
+from millrace.audit.runs import capture as capture_module
+from millrace.audit.runs.capture import Capture, MirrorPosition, PartitionPin
+from millrace.audit.runs.fact_rows import facts_table
+from millrace.audit.runs.reading_plan import passages, plan_ranges
+from millrace.audit.runs.reconciling import streams_of
+from millrace.audit.runs.untrusted import Doubts
+from millrace.audit.scanning.cell_rows import CELL_SCHEMA
+from millrace.audit.scanning.cells import Cell, encode_bitmaps
 from millrace.broker.errors import ConfigError, MillraceError
 
 STREAM, SESSION = "00000000000000ab", "00000000000000cd"
@@ -75,7 +89,7 @@ def run_of(captured, settings=None, before=None):
     return Run(
         config=settings, master="", state=SimpleNamespace(), before=before or Commit(), captured=captured,
         now_ms=10_000_000, number=1, name="none", ranges=ranges, unread=unread,
-        facts=facts_table(captured.ledger, captured.origins),
+        facts=facts_table(captured.ledger, captured.origins, None, settings.group_names()),
     )  # fmt: skip
 
 
@@ -140,19 +154,43 @@ class FakeCluster:
     async def list_offsets(self, timestamps, read_committed=False):
         ((_, at),) = timestamps.items()
         offset = 0 if at == capture_module.EARLIEST else self.ends[read_committed]
-        return {key: SimpleNamespace(offset=offset) for key in timestamps}
+        return {key: SimpleNamespace(offset=offset, leader_epoch=-1) for key in timestamps}
 
 
-def test_what_an_open_transaction_hides_is_in_doubt_and_not_lost():
+async def no_sizes(cluster, bounds):
+    return {}
+
+
+def test_what_an_open_transaction_hides_is_in_doubt_and_not_lost(monkeypatch):
     """Another producer's open transaction keeps acknowledged records above the last stable offset."""
     captured = captured_of(pins=[])
     cluster = FakeCluster("ewr", topics=["flights"], ends={True: 1, False: 2})
+    monkeypatch.setattr(capture_module, "bytes_per_offset", no_sizes)
     asyncio.run(capture_module._pin_cluster(captured, config(), cluster))
     assert captured.pins[0].end_offset == 1
     rows = verdicts(captured, [cell("ewr", [1]), cell("agg", [1])])
     assert rows[0].verdict is Verdict.UNKNOWN and not rows[0].missing
     job = run_of(captured)
     assert job.unread == [], "it is over when the transaction ends, so it is not kept"
+
+
+def test_a_groups_word_tells_of_a_stream_and_not_where_it_was_produced(monkeypatch):
+    """What is told is not forgotten: a group's event would bring a stream back without its cells."""
+    group = TierEvent("a/b", "0" * 15 + "1", "flights", "AA", 0, 60_000, 1, 1, 0, BitMap64([1]), 5)
+
+    async def read(cluster, topic):
+        for offset, event in enumerate([group, *events([1])]):
+            key, value = encode_event(event)
+            yield SimpleNamespace(key=key, value=value, offset=offset, partition=0)
+
+    monkeypatch.setattr(capture_module, "read_topic_to_end", read)
+    captured = captured_of()
+    captured.origins = {}
+    asyncio.run(
+        capture_module._read_events(captured, config(), FakeCluster("ewr", topics=["millrace.audit"]))
+    )
+    assert captured.told == {group.stream, STREAM}
+    assert captured.origins == {STREAM: {"ewr"}}
 
 
 def read_positions(monkeypatch, records, ids):
@@ -233,3 +271,104 @@ def test_cells_of_another_window_length_are_refused():
     check_window(config(window="60s"), Commit(number=3, window_ms=60_000))
     with pytest.raises(MillraceError, match="window"):
         check_window(config(window="60s"), Commit(number=3, window_ms=600_000))
+
+
+def test_what_is_read_when_makes_a_missing_record_a_loss_and_not_lag(monkeypatch):
+    """A group commits after it reports, a mirror writes its position after the aggregate has the records:
+    what says "passed" is read before what says "seen", and what producers acknowledged before both."""
+    order = []
+
+    class Silent(FakeCluster):
+        def __init__(self, name, *_, **__):
+            super().__init__(name, f"id of {name}")
+
+        async def __aenter__(self):
+            return self
+
+        async def __aexit__(self, *_):
+            pass
+
+    def noting(step, result=None):
+        async def note(*given):
+            order.append(step if step != "pins" else f"pins of {', '.join(given[3])}")
+            return result
+
+        return note
+
+    monkeypatch.setattr(capture_module, "Cluster", Silent)
+    monkeypatch.setattr(capture_module, "_committed", noting("commits", {}))
+    monkeypatch.setattr(capture_module, "_read_events", noting("events"))
+    monkeypatch.setattr(capture_module, "_pin", noting("pins"))
+    monkeypatch.setattr(capture_module, "_read_positions", noting("positions"))
+    monkeypatch.setattr(capture_module, "check_topics", lambda *_: None)
+    asyncio.run(capture_module.capture(config(groups={"ewr": ["billing"]}), EventLedger(), lambda: 1))
+    assert order == ["commits", "events", "events", "pins of ewr", "positions", "pins of agg"]
+
+
+def test_other_names_of_a_topic_need_another_state():
+    """Its places would be others: every record would be read again, and look doubled."""
+    known = Commit(number=1, window_ms=60_000, offsets={"agg/flights/0": ReadPosition(5, "id")})
+    check_names(config(), known)
+    check_names(config(clusters={"agg": {"topics": {"flights": "ewr.flights"}}}), known)
+    with pytest.raises(ConfigError, match="for others use another"):
+        check_names(config(clusters={"agg": {"topics": {"flights": ["a", "b"]}}}), known)
+    several = Commit(number=1, offsets={"agg/flights@a/0": ReadPosition(5, "id")})
+    check_names(config(clusters={"agg": {"topics": {"flights": ["a", "b"]}}}), several)
+    with pytest.raises(ConfigError):
+        check_names(config(), several)
+
+
+def test_no_cell_lies_across_an_end_of_the_offsets_that_were_given_again():
+    """A mirror's position from before the truncation is not believed within them, and is beyond them."""
+    note = UnreadNote("ewr", "flights", 0, 3, 7, "truncated", 0)
+    ranges, _ = plan_ranges(captured_of(pins=[pin()]), config(), Commit(unread=[note]))
+    assert [(each.first_offset, each.end_offset) for each in ranges] == [(0, 3), (3, 7), (7, 10)]
+    other = UnreadNote("ewr", "flights", 1, 3, 7, "truncated", 0)
+    ranges, _ = plan_ranges(captured_of(pins=[pin()]), config(), Commit(unread=[other]))
+    assert [(each.first_offset, each.end_offset) for each in ranges] == [(0, 10)]
+
+
+def renamed(no_earlier_than_ms=10):
+    """The source calls the topic otherwise, and so do its producer's events; its promise ends at 10."""
+    settings = config(clusters={"ewr": {"topics": {"flights": "raw"}}}, producers=["AA"])
+    captured = captured_of(topic="raw")
+    captured.ledger.streams[STREAM] = StreamFacts(
+        STREAM, topic="raw", producer="AA", state=HEARTBEAT, no_earlier_than_ms=no_earlier_than_ms
+    )
+    return settings, captured
+
+
+def proven(start_ms):
+    return WindowVerdict(
+        topic="flights", producer="AA", stream="02", window_ms=10, window_start_ms=start_ms,
+        verdict=Verdict.PROVEN, state=WindowState.SETTLED,
+    )  # fmt: skip
+
+
+def test_streams_are_known_by_the_audited_topic_in_whose_source_their_events_were_read():
+    settings = config(
+        clusters={"ewr": {"topics": {"flights": "raw"}}, "jfk": {"bootstrap": ["h:3"], "tier": "source"}}
+    )
+    captured = captured_of()
+    told = {"a": ("raw", {"ewr"}), "b": ("flights", {"jfk"}), "c": ("raw", set()), "d": ("raw", {"jfk"})}
+    captured.ledger.streams = {name: StreamFacts(name, topic=topic) for name, (topic, _) in told.items()}
+    captured.origins = {name: origins for name, (_, origins) in told.items() if origins}
+    found = {facts.stream: facts.topic for facts in streams_of(settings, captured)}
+    assert found == {"a": "flights", "b": "flights", "c": "flights", "d": "raw"}
+    assert captured.ledger.streams["a"].topic == "raw", "the state keeps what was told"
+
+
+def test_a_promise_bounds_the_watermark_where_the_source_calls_the_topic_otherwise(tmp_path):
+    settings, captured = renamed()
+    job = run_of(captured, settings)
+    job.state = StateFolder.open(tmp_path)
+    assert _judge(job, verdict_rows([proven(0), proven(10)]), Doubts()).watermarks == {"flights": 10}
+
+
+def test_a_producer_of_the_roster_is_heard_where_the_source_calls_the_topic_otherwise():
+    settings, captured = renamed()
+    found = SimpleNamespace(
+        notes=lambda tail: CELL_SCHEMA.empty_table(), reconcile=lambda _: verdict_rows([proven(0)])
+    )
+    rows = _reconcile(None, run_of(captured, settings), Commit(), found).to_pylist()
+    assert [(row["producer"], row["verdict"]) for row in rows] == [("AA", "PROVEN")]

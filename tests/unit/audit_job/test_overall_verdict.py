@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from millrace.audit.metrics import metrics_text
+from millrace.audit.reconciliation.verdict_rows import verdict_rows
+from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
 from millrace.audit.report.html import render
+from millrace.audit.report.metrics import metrics_text
 from millrace.audit.report.summary import exit_status, summarise
-from millrace.audit.verdict_rows import verdict_rows
-from millrace.audit.verdicts import Verdict, WindowState, WindowVerdict
 
 
 def summary_of(*rows, untrusted=None):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 
-from millrace.audit.capture import Capture, MirrorPosition, PartitionPin
 from millrace.audit.config import parse_config
-from millrace.audit.events import EventLedger
-from millrace.audit.planning import OffsetRange, plan_tasks, task_count
-from millrace.audit.reading_plan import plan_ranges
-from millrace.audit.state import Commit, ReadPosition
+from millrace.audit.contract.events import EventLedger
+from millrace.audit.keeping.state import Commit, ReadPosition
+from millrace.audit.runs.capture import Capture, MirrorPosition, PartitionPin
+from millrace.audit.runs.reading_plan import plan_ranges
+from millrace.audit.spark.planning import RECORD_WORK, OffsetRange, plan_tasks, task_count, task_count_of
 
 CONFIG = parse_config(
     {
@@ -102,7 +102,7 @@ def test_tasks_cover_every_offset_once_and_are_even():
         total = sum(each.size for each in ranges)
         if total:
             assert len(tasks) <= count
-            assert max(sum(p.size for p in task) for task in tasks) <= 2.5 * total / count + 1
+            assert max(sum(p.size for p in task) for task in tasks) <= 1.05 * total / count + 1
 
 
 def test_small_read_is_one_task_and_a_middling_one_fills_the_cores():
@@ -115,3 +115,67 @@ def test_large_read_is_two_tasks_a_core_until_tasks_become_too_long():
     assert task_count(100_000_000, 2) == 4
     assert task_count(400_000_001, 2) == 5
     assert task_count(10_000_000_000, 16) == 100
+
+
+def ranges_of(*sizes: tuple[int, float]) -> list[OffsetRange]:
+    return [
+        OffsetRange("c", "c", "t", "t", number, 0, size, bytes_per_offset=density)
+        for number, (size, density) in enumerate(sizes)
+    ]
+
+
+def work_of(task) -> float:
+    return sum(each.size * (each.bytes_per_offset + RECORD_WORK) for each in task)
+
+
+def test_tasks_are_even_in_bytes_and_not_in_offsets():
+    tasks = plan_tasks(ranges_of((1_000_000, 100.0), (1_000_000, 1900.0)), 4)
+    loads = [work_of(task) for task in tasks]
+    assert len(tasks) == 4 and max(loads) <= 1.06 * min(loads)
+    assert tasks[0][0].size == 1_000_000 and tasks[0][1].partition == 1, (
+        "the small records are less than a task"
+    )
+
+
+def test_three_like_partitions_make_two_even_tasks():
+    tasks = plan_tasks(ranges_of((100, 200.0), (100, 200.0), (100, 200.0)), 2)
+    assert [sum(each.size for each in task) for task in tasks] == [150, 150]
+
+
+def test_a_little_more_than_even_saves_a_cut():
+    tasks = plan_tasks(ranges_of((102, 200.0), (98, 200.0)), 2)
+    assert [[each.size for each in task] for task in tasks] == [[102], [98]]
+
+
+def test_a_range_of_unknown_bytes_is_taken_for_an_average_one():
+    tasks = plan_tasks(ranges_of((100, 900.0), (100, 0.0)), 2)
+    assert [[each.size for each in task] for task in tasks] == [[100], [100]]
+
+
+def test_large_records_are_shared_among_more_tasks():
+    assert task_count_of(ranges_of((100_000, 200.0)), 2) == 1
+    assert task_count_of(ranges_of((100_000, 5000.0)), 2) == 4
+    assert task_count_of(ranges_of((100_000_000, 20_000.0)), 2) == 67
+    assert task_count_of(ranges_of((400_000, 0.0)), 2) == task_count(400_000, 2)
+
+
+def test_random_plans_cover_every_offset_once_and_are_even_in_work():
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    for _ in range(200):
+        ranges = ranges_of(
+            *(
+                (rng.choice((0, 1, 50, 3_000, 200_000)), rng.choice((20.0, 200.0, 3e4)))
+                for _ in range(rng.randrange(1, 30))
+            )
+        )
+        count = rng.randrange(1, 12)
+        tasks = plan_tasks(ranges, count)
+        at = {each.partition: each.first_offset for each in ranges}
+        for each in (each for task in tasks for each in task):
+            assert each.first_offset == at[each.partition] and each.size > 0
+            at[each.partition] = each.end_offset
+        assert at == {each.partition: each.end_offset for each in ranges} and len(tasks) <= count
+        largest = max((each.bytes_per_offset + RECORD_WORK for each in ranges if each.size), default=0)
+        assert all(work_of(task) <= 1.06 * work_of(ranges) / count + largest for task in tasks)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from concurrent.futures import Future
+from types import SimpleNamespace
 
-from millrace.audit.counting import CellCounter
-from millrace.audit.range_reader import AbortedTransactions, hole_within, index_fetched, mark_skipped
-from millrace.audit.task_reader import count_batches
+from millrace.audit.scanning import range_reader
+from millrace.audit.scanning.counting import CellCounter
+from millrace.audit.scanning.range_reader import AbortedTransactions, hole_within, index_fetched, mark_skipped
+from millrace.audit.spark.planning import OffsetRange
+from millrace.audit.spark.task_reader import count_batches
+from millrace.broker.client.raw_fetch import FetchedPartition
 from millrace.broker.protocol.compression import CODEC_IDS, compress
 
 TRANSACTIONAL, CONTROL = 0x10, 0x20
@@ -109,3 +115,68 @@ def test_the_offsets_of_a_damaged_batch_are_told(build):
     batches = index_fetched(bytes(damaged) + build.batch(5, [build.stamped(0, 1, 3)]))
     mark_skipped(batches, AbortedTransactions(), lambda reason: None, lambda *hole: told.append(hole))
     assert told == [(3, 5, "damaged")]
+
+
+RANGE = OffsetRange("ewr", "ewr", "flights", "flights", 0, 0, 4)
+
+
+def answer(build, offset: int, empty: bool = False) -> FetchedPartition:
+    """One record, or none although there are some: the broker waited for as long as it was told to."""
+    records = b"" if empty else build.batch(offset, [build.stamped(0, 1, offset + 1)])
+    return FetchedPartition(
+        topic="flights", partition=0, error_code=0, high_watermark=4, last_stable_offset=4,
+        log_start_offset=0, aborted=(), diverging=None, records=memoryview(records),
+    )  # fmt: skip
+
+
+class Counted(range_reader.RangeReader):
+    """Answers at once; `asked` are the offsets of the fetches that were begun."""
+
+    def __init__(self, build) -> None:
+        self.build = build
+        self.asked: list[int] = []
+
+    def _submit(self, work):
+        found: Future = Future()
+        found.set_result(asyncio.run(work))
+        return found
+
+    async def _fetch(self, range_, offset):
+        self.asked.append(offset)
+        return answer(self.build, offset)
+
+
+def test_the_next_fetch_is_under_way_while_one_is_counted_and_no_more_than_that(build):
+    """One ahead: network and counting go on together, and no more than two answers are held at a time."""
+    reader = Counted(build)
+    batches = reader.read(RANGE, print, print)
+    asked = [(next(batches), list(reader.asked))[1] for _ in range(4)]
+    assert asked == [[0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3]]
+    assert next(batches, None) is None and reader.asked == [0, 1, 2, 3]
+
+
+def test_the_broker_is_asked_to_wait_for_records_rather_than_asked_again_and_again(build, monkeypatch):
+    """Every request lets it wait; the reader itself then waits for nothing more between two."""
+    asked: list[dict] = []
+    answers = [answer(build, 0, empty=True), answer(build, 0)]
+
+    async def fetch(cluster, leader, positions, **settings):
+        asked.append(settings)
+        return [answers[len(asked) - 1]]
+
+    async def sleep(seconds):
+        raise AssertionError("the broker has waited already")
+
+    async def metadata(topics):
+        partition = SimpleNamespace(leader=1)
+        return SimpleNamespace(topics={"flights": SimpleNamespace(partitions={0: partition})})
+
+    monkeypatch.setattr(range_reader, "fetch", fetch)
+    monkeypatch.setattr(range_reader, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
+    reader = range_reader.RangeReader({"ewr": ["h:1"]}, 1 << 20)
+    reader._clusters["ewr"] = SimpleNamespace(metadata=metadata)
+    try:
+        assert len(asyncio.run(reader._fetch(RANGE, 0)).records) > 0
+    finally:
+        reader._loop.close()
+    assert [(each["max_wait_ms"] >= 200, each["min_bytes"]) for each in asked] == [(True, 1)] * 2

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+from dataclasses import replace
 
 import pytest
 
-from millrace.audit.state import Commit, CommitConflict, ReadPosition, StateDamaged, StateFolder, UnreadNote
+from millrace.audit.keeping import state_files
+from millrace.audit.keeping.state import (
+    Commit,
+    CommitConflict,
+    ReadPosition,
+    StateDamaged,
+    StateFolder,
+    UnreadNote,
+    guarded,
+)
 from millrace.broker.errors import DataFolderNotWritable
 
 
@@ -65,9 +76,9 @@ def test_state_of_a_newer_program_is_refused_with_its_version(tmp_path):
     state.commit(commit(1))
     path = tmp_path / "commits" / "00000001.json"
     envelope = json.loads(path.read_text())
-    envelope["commit"]["version"] = 2
+    envelope["commit"]["version"] = 5
     path.write_text(json.dumps(envelope))
-    with pytest.raises(StateDamaged, match="format version 2"):
+    with pytest.raises(StateDamaged, match="format version 5"):
         state.latest()
 
 
@@ -87,3 +98,64 @@ def test_folder_that_is_a_file_is_one_line(tmp_path):
     (tmp_path / "state").touch()
     with pytest.raises(DataFolderNotWritable, match="set state:"):
         StateFolder.open(tmp_path / "state")
+
+
+def test_a_state_of_version_1_is_read_as_it_is(tmp_path):
+    state = StateFolder.open(tmp_path)
+    old = {
+        "version": 1, "number": 4, "at_ms": 7, "window_ms": 60_000, "cells": ["cells/run/a.parquet"],
+        "events": "events/run.parquet", "events_digest": "d", "unread": [], "gaps": [], "tiers": [],
+        "offsets": {"ewr/flights/0": {"next_offset": 5, "topic_id": "id"}}, "untrusted": {"what": 1},
+    }  # fmt: skip
+    (tmp_path / "commits" / "00000004.json").write_bytes(guarded("commit", old))
+    known = state.latest()
+    assert (known.number, known.verdicts, known.watermarks) == (4, "", {})
+    assert known.offsets == {"ewr/flights/0": ReadPosition(5, "id")} and known.untrusted == {"what": 1}
+
+
+def test_files_of_a_commit_of_the_last_day_outlive_a_compaction(tmp_path):
+    """A run that began before it may still read them."""
+    state = StateFolder.open(tmp_path)
+    state.commit(commit(1))
+    folded = commit(2)
+    folded.cells = ["cells/run-folded/a.parquet"]
+    state.commit(folded)
+    state.commit(replace(folded, number=3))
+    for name in ("run", "run-folded"):
+        (tmp_path / "cells" / name).mkdir()
+        os.utime(tmp_path / "cells" / name, (0, 0))
+    os.utime(tmp_path / "commits" / "00000002.json", (0, 0))
+    state.sweep(state.latest())
+    assert (tmp_path / "cells" / "run").exists()
+    os.utime(tmp_path / "commits" / "00000001.json", (0, 0))
+    state.sweep(state.latest())
+    assert [path.name for path in (tmp_path / "cells").iterdir()] == ["run-folded"]
+    assert sorted(path.name for path in (tmp_path / "commits").iterdir()) == [
+        "00000002.json",
+        "00000003.json",
+    ]
+
+
+def test_work_folders_of_dead_runs_go_after_a_day(tmp_path):
+    state = StateFolder.open(tmp_path)
+    for name in (".work-1-old", ".work-2-new"):
+        (tmp_path / name).mkdir()
+    os.utime(tmp_path / ".work-1-old", (0, 0))
+    state.sweep(commit(1))
+    assert [path.name for path in tmp_path.glob(".work-*")] == [".work-2-new"]
+
+
+def test_a_full_disk_leaves_no_half_file(tmp_path, monkeypatch):
+    state = StateFolder.open(tmp_path)
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(state_files.os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        state.commit(commit(1))
+    with pytest.raises(OSError, match="No space left"):
+        state.files.write("events/run.parquet", b"x" * 100)
+    monkeypatch.undo()
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert state.latest() == Commit()

@@ -222,15 +222,6 @@ class ScriptedServer:
             writer.transport.abort()
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
     """Wait for something that sends no signal; TimeoutError when it never happens."""
     async with asyncio.timeout(timeout_s):

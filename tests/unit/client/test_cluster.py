@@ -24,13 +24,13 @@ from millrace.broker.errors import (
 )
 from millrace.broker.protocol import hot_fetch, hot_produce
 from millrace.broker.protocol.frames import Api, RequestHead
+from tests.ports import free_port
 from tests.unit.client.scripted_server import (
     Handler,
     Peer,
     Script,
     ScriptedServer,
     brokerlike,
-    free_port,
     metadata_answer,
     nested,
     response,
@@ -454,6 +454,41 @@ def test_close_fails_what_is_under_way() -> None:
                 await waiting
             with pytest.raises(NetworkException, match="closed by this client"):
                 await ewr.request(HEARTBEAT, node_id=1)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_connection_that_is_given_up_while_it_opens_ends_nobodys_task(ends: bool) -> None:
+    """By a close, or by other means of being let in: what was begun with the old ones is not used."""
+    release = asyncio.Event()
+
+    async def main() -> None:
+        plain = FakeBroker()
+
+        async def slow_after_bootstrap(peer: Peer) -> None:
+            if peer.number == 2:
+                await release.wait()
+            await brokerlike(plain.handlers)(peer)
+
+        script: Script = slow_after_bootstrap
+        async with ScriptedServer(script) as server, cluster(server.address) as ewr:
+            plain.brokers = {1: server.port}
+            await ewr.metadata([])
+            waiting = asyncio.create_task(ewr.request(HEARTBEAT, node_id=1))
+            await until(lambda: server.connection_count == 2)
+            if ends:
+                await ewr.close()
+            else:
+                ewr.take_security(None)
+            await asyncio.wait([waiting], timeout=2)
+            assert waiting.done() and not waiting.cancelled(), "nobody has cancelled it"
+            with pytest.raises(NetworkException, match="given up by this client"):
+                await waiting
+            if not ends:
+                assert (await ewr.request(HEARTBEAT, node_id=1)).error_code == 0
+                assert server.connection_count == 3
+            release.set()
 
     asyncio.run(main())
 

@@ -7,6 +7,7 @@ import os
 import struct
 import tracemalloc
 from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,10 +17,10 @@ from kio.schema.heartbeat.v4.request import HeartbeatRequest
 from millrace.broker.client.connection import Address, Connection, open_connection
 from millrace.broker.errors import NetworkException, ProtocolError, RequestTimedOut, UnsupportedVersion
 from millrace.broker.protocol.frames import Api
+from tests.ports import free_port
 from tests.unit.client.scripted_server import (
     Peer,
     ScriptedServer,
-    free_port,
     response,
     until,
     versions_answer,
@@ -272,6 +273,86 @@ def test_silent_server_times_out_and_takes_the_requests_behind_with_it(run: Run)
     run(main())
 
 
+class Clock:
+    """A loop's clock and timers, moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.get_running_loop().create_future()
+
+    def call_later(self, delay_s: float, callback: Callable[..., None], *arguments: Any) -> Any:
+        timer = (self.now + delay_s, lambda: callback(*arguments))
+        self.timers.append(timer)
+        return SimpleNamespace(cancel=lambda: self.timers.remove(timer) if timer in self.timers else None)
+
+    def pass_(self, seconds: float) -> None:
+        self.now += seconds
+        while due := [timer for timer in self.timers if timer[0] <= self.now]:
+            self.timers.remove(due[0])
+            due[0][1]()
+
+
+def test_an_answer_that_is_arriving_is_not_late_however_slow_the_link(run: Run) -> None:
+    """Otherwise a fetch larger than the link carries in its timeout is asked for again for ever."""
+
+    async def story() -> None:
+        clock = Clock()
+        connection = Connection("test", Address("127.0.0.1", 1), "test", 1 << 20)
+        connection._loop = clock  # type: ignore[assignment]
+        connection.connection_made(SimpleNamespace(write=lambda _: None, abort=lambda: None))  # type: ignore[arg-type]
+
+        def receive(piece: bytes) -> None:
+            while piece and connection.is_open:
+                room = connection.get_buffer(-1)
+                taken = piece[: len(room)]
+                room[: len(taken)] = taken
+                connection.buffer_updated(len(taken))
+                piece = piece[len(taken) :]
+
+        async def ask() -> asyncio.Task[memoryview]:
+            task = asyncio.create_task(connection.exchange(lambda _: (b"?",), 1_000))
+            await until(lambda: connection.waiting_count == 1)
+            return task
+
+        answer = await ask()
+        frame = (900_000).to_bytes(4, "big") + bytes(900_000)
+        for start in range(0, len(frame), 100_000):
+            clock.pass_(0.9)  # 9 s in all, for a request that may wait for 1 s
+            receive(frame[start : start + 100_000])
+        assert len(await answer) == 900_000 and not clock.timers
+
+        first, second = await ask(), asyncio.create_task(connection.exchange(lambda _: (b"?",), 1_000))
+        await until(lambda: connection.waiting_count == 2)
+        frame = (900_000).to_bytes(4, "big") + (1).to_bytes(4, "big") + bytes(899_996)
+        for start in range(0, len(frame), 100_000):
+            clock.pass_(0.9)
+            receive(frame[start : start + 100_000])
+        clock.pass_(0.9)  # its turn came with the end of the one before
+        receive((4).to_bytes(4, "big") + (2).to_bytes(4, "big"))
+        assert (len(await first), len(await second), len(clock.timers)) == (900_000, 4, 0)
+
+        answer = await ask()
+        receive((900_000).to_bytes(4, "big") + (3).to_bytes(4, "big") + bytes(499_996))
+        clock.pass_(0.9)
+        receive(b"x")
+        clock.pass_(0.9)
+        assert connection.is_open
+        clock.pass_(0.2)
+        with pytest.raises(
+            RequestTimedOut, match=r"nothing more .*\(500001 of 900000 bytes .* within 1000 ms"
+        ):
+            await answer
+        assert not connection.is_open and not clock.timers
+
+    run(story())
+
+
 def test_cancelled_request_leaves_the_others_in_order(run: Run) -> None:
     asked = asyncio.Event()
     go_on = asyncio.Event()
@@ -296,6 +377,26 @@ def test_cancelled_request_leaves_the_others_in_order(run: Run) -> None:
             assert bytes((await second)[4:]) == b"second"
             assert first.cancelled()
             connection.close()
+
+    run(main())
+
+
+def test_a_replaced_connection_whose_rest_is_not_waited_for_any_more_closes_at_once(run: Run) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.answer_versions()
+        await hold(peer)
+
+    async def main() -> None:
+        async with ScriptedServer(script) as server:
+            connection = await connect(server)
+            under_way = asyncio.ensure_future(connection.call(HEARTBEAT, 60_000))
+            await until(lambda: connection.waiting_count == 1)
+            ending = asyncio.ensure_future(connection.close_when_idle(60_000))
+            await asyncio.sleep(0)
+            ending.cancel()
+            async with asyncio.timeout(10):
+                with pytest.raises(NetworkException):
+                    await under_way
 
     run(main())
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
+from millrace.broker.client import group_member
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.group_member import GroupMember
 from millrace.broker.client.group_offsets import CommittedOffset
 from millrace.broker.errors import FencedInstanceId, GroupMaxSizeReached, IllegalGeneration
 from millrace.broker.protocol.frames import Api, RequestHead
-from tests.unit.client.scripted_server import nested, response, until
-from tests.unit.client.test_cluster import FakeBroker, cluster
+from tests.servers import free_port
+from tests.unit.client.scripted_server import ScriptedServer, nested, response, until
+from tests.unit.client.test_cluster import FakeBroker, cluster, hold
 
 
 class Coordinator:
@@ -28,6 +32,11 @@ class Coordinator:
         self.generation = 0
         self.asked: list[str] = []
         self.members_joining: list[str] = []
+        self.leaving: list[tuple[str, str | None]] = []
+        # Answers that are held back, by what they answer; as in Apache Kafka nothing more is read from their
+        # connection meanwhile.
+        self.held: set[str] = set()
+        self.leads = True
         self.broker = FakeBroker(
             {
                 Api.FIND_COORDINATOR: self.find,
@@ -52,8 +61,9 @@ class Coordinator:
             port=port,
         )
 
-    def join(self, head: RequestHead, request: Any) -> Any:
+    async def join(self, head: RequestHead, request: Any) -> Any:
         self.asked.append("join")
+        await self.hold("join")
         self.members_joining.append(request.member_id)
         code = self.joins.pop(0) if self.joins else 0
         if not code and not request.member_id and request.group_instance_id is None:
@@ -70,13 +80,18 @@ class Coordinator:
             generation_id=self.generation,
             protocol_type="test",
             protocol_name="range",
-            leader=member_id,
+            leader=member_id if self.leads else "another",
             member_id=member_id,
             members=() if code else (member,),
         )
 
-    def sync(self, head: RequestHead, request: Any) -> Any:
+    async def hold(self, what: str) -> None:
+        while what in self.held:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+    async def sync(self, head: RequestHead, request: Any) -> Any:
         self.asked.append("sync")
+        await self.hold("sync")
         code = self.syncs.pop(0) if self.syncs else 0
         share = request.assignments[0].assignment if request.assignments else b""
         return response(Api.SYNC_GROUP, head.version, error_code=code, assignment=share)
@@ -90,6 +105,7 @@ class Coordinator:
 
     def leave(self, head: RequestHead, request: Any) -> Any:
         self.asked.append("leave")
+        self.leaving += [(each.member_id, each.group_instance_id) for each in request.members]
         return response(Api.LEAVE_GROUP, head.version, error_code=0, members=())
 
     def commit(self, head: RequestHead, request: Any) -> Any:
@@ -126,7 +142,10 @@ class Events:
 
 
 def member(ewr: Cluster, events: Events, **options: Any) -> GroupMember:
-    options = {"session_timeout_ms": 5000, "heartbeat_interval_ms": 10, **options}
+    def assign(members: Mapping[str, bytes]) -> dict[str, bytes]:
+        return {member_id: metadata + b"!" for member_id, metadata in members.items()}
+
+    options = {"session_timeout_ms": 5000, "heartbeat_interval_ms": 10, "assign": assign, **options}
     return GroupMember(
         ewr,
         "workers",
@@ -135,7 +154,6 @@ def member(ewr: Cluster, events: Events, **options: Any) -> GroupMember:
         on_assign=events.on_assign,
         on_revoke=events.on_revoke,
         on_lost=events.on_lost,
-        assign=lambda members: {member_id: metadata + b"!" for member_id, metadata in members.items()},
         **options,
     )
 
@@ -285,6 +303,208 @@ def test_error_in_a_callback_ends_the_membership_with_that_error() -> None:
     asyncio.run(main())
 
 
+def test_seat_that_is_lost_while_joining_again_is_said_before_the_next_claim() -> None:
+    """Others may have the work by then: what was kept through the rebalance must not be claimed again."""
+
+    async def main() -> None:
+        coordinator, events = Coordinator(), Events()
+        async with (
+            coordinator.broker as broker,
+            cluster(broker.server.address) as ewr,
+            member(ewr, events) as one,
+        ):
+            await until(lambda: one.is_assigned)
+            coordinator.joins = [25]
+            one.rejoin()
+            await until(lambda: events.seen.count("assign meta!") == 2)
+            assert events.seen == ["assign meta!", "revoke", "lost", "assign meta!"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("instance_id", "is_lost"), [("worker-1", True), (None, False)])
+def test_static_member_that_a_generation_was_begun_without_was_lost(
+    instance_id: str | None, is_lost: bool
+) -> None:
+    """The leader went by an old claim of it. A dynamic member would have lost its seat instead."""
+
+    async def main() -> None:
+        coordinator, events = Coordinator(), Events()
+        async with (
+            coordinator.broker as broker,
+            cluster(broker.server.address) as ewr,
+            member(ewr, events, instance_id=instance_id) as one,
+        ):
+            await until(lambda: one.is_assigned)
+            one.rejoin()
+            await until(lambda: events.seen.count("assign meta!") == 2)
+            coordinator.generation += 1
+            one.rejoin()
+            # The join of which it came out claimed what is lost: it is made again.
+            again = ["lost", "assign meta!", "revoke", "assign meta!"] if is_lost else ["assign meta!"]
+            wanted = ["assign meta!", "revoke", "assign meta!", "revoke", *again]
+            await until(lambda: len(events.seen) >= len(wanted))
+            assert events.seen == wanted
+
+    asyncio.run(main())
+
+
+def test_seat_that_is_asked_for_in_vain_is_told_at_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_member, "_TOLD_AFTER_S", 0.05)
+    monkeypatch.setattr(group_member, "_TOLD_AGAIN_AFTER_S", 0.05)
+
+    async def main() -> None:
+        coordinator, events = Coordinator(), Events()
+        coordinator.joins = [15] * 1000
+        with capture_logs() as lines:
+            async with (
+                coordinator.broker as broker,
+                cluster(broker.server.address) as ewr,
+                member(ewr, events) as one,
+            ):
+                await until(lambda: len([line for line in lines if "no seat" in line["event"]]) > 1)
+                told = lines[-1]
+                assert (told["cluster"], told["group"]) == ("ewr", "workers")
+                assert "cluster ewr: group workers: join: " in told["reason"]
+                assert one.trouble == told["reason"]
+                coordinator.joins = []
+                await until(lambda: one.is_assigned)
+                monkeypatch.setattr(group_member, "_LONG_S", -1.0)
+                assert one.trouble == "", "there is a seat"
+
+    asyncio.run(main())
+
+
+async def never(members: Mapping[str, bytes]) -> Mapping[str, bytes]:
+    await asyncio.Event().wait()
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("held", "leads", "options", "told"),
+    [
+        ("join", True, {}, "it waits for the other members"),
+        ("", True, {"assign": never}, "this member leads the group and has not shared out its work yet"),
+        ("sync", True, {}, "the group's coordinator has not taken the shares yet"),
+        ("sync", False, {}, "the group's leader has not shared out its work yet"),
+    ],
+)
+def test_what_a_join_waits_for_is_told_by_its_step(
+    held: str, leads: bool, options: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_member, "_LONG_S", 0.05)
+
+    async def main() -> None:
+        coordinator, events = Coordinator(), Events()
+        coordinator.leads = leads
+        async with coordinator.broker as broker, cluster(broker.server.address) as ewr:
+            async with member(ewr, events, instance_id="worker-1", **options) as one:
+                coordinator.held = {held}
+                await until(lambda: told in one.trouble, 30)
+                coordinator.held = set()
+            assert one.trouble == "", "it has ended"
+
+    asyncio.run(main())
+
+
+def test_coordinator_that_cannot_be_reached_is_not_said_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_member, "_LONG_S", 0.05)
+
+    async def main() -> None:
+        async with ScriptedServer(hold) as silent:
+            for address, timeout_ms, reason in (
+                # The attempt itself goes on: it is the cluster that knows.
+                (f"127.0.0.1:{free_port()}", 60_000, "Connection refused"),
+                (silent.address, 300, "no connection within"),
+            ):
+                async with cluster(address, request_timeout_ms=timeout_ms) as ewr:
+                    one = member(ewr, Events())
+                    one.start()
+                    said: set[str] = set()
+                    async with asyncio.timeout(30):
+                        while not any(reason in each for each in said):
+                            await asyncio.sleep(0.005)
+                            said.add(one.trouble)
+                    assert not [each for each in said if "waits" in each]
+                    assert all(address in each for each in said - {""})
+                    one.abandon()
+
+    asyncio.run(main())
+
+
+def test_member_whose_first_join_is_not_answered_leaves_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """KIP-345: it does not know its member id yet, nor whether it has taken a seat of before."""
+    monkeypatch.setattr(group_member, "_LEAVE_TIMEOUT_MS", 30_000)
+
+    async def main() -> None:
+        coordinator, events = Coordinator(), Events()
+        coordinator.held = {"join"}
+        async with coordinator.broker as broker, cluster(broker.server.address) as ewr:
+            one = member(ewr, events, instance_id="worker-1")
+            one.start()
+            await until(lambda: "join" in coordinator.asked)
+            await one.close(leave=True)
+            assert coordinator.leaving == [("", "worker-1")]
+            await one.close(leave=True)
+            assert len(coordinator.leaving) == 1, "whoever has come under the name since must not be put out"
+
+    asyncio.run(main())
+
+
+def test_member_that_has_not_asked_for_a_seat_puts_nobody_of_its_name_out() -> None:
+    async def main() -> None:
+        coordinator, events = Coordinator(), Events()
+        looked_up = asyncio.Event()
+
+        async def no_answer(head: RequestHead, request: Any) -> None:
+            looked_up.set()
+
+        find, coordinator.broker.handlers[Api.FIND_COORDINATOR] = coordinator.find, no_answer
+        async with coordinator.broker as broker, cluster(broker.server.address) as ewr:
+            one = member(ewr, events, instance_id="worker-1")
+            one.start()
+            await looked_up.wait()
+            coordinator.broker.handlers[Api.FIND_COORDINATOR] = find
+            await one.close(leave=True)
+            assert coordinator.leaving == []
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("where", "leads", "leaving"),
+    [
+        # What its answer says is not known: it may make this member the leader.
+        ("join", True, [("", "worker-1")]),
+        ("assign", True, [("member-1", "worker-1")]),
+        ("sync", False, []),
+        ("sync", True, []),
+    ],
+)
+def test_static_member_that_ends_within_a_join_leaves_where_the_others_wait_for_it(
+    where: str, leads: bool, leaving: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_member, "_LEAVE_TIMEOUT_MS", 30_000)
+
+    async def main() -> None:
+        coordinator, events = Coordinator(), Events()
+        coordinator.held, coordinator.leads = {where}, leads
+
+        async def assign(members: Mapping[str, bytes]) -> Mapping[str, bytes]:
+            coordinator.asked.append("assign")
+            await coordinator.hold("assign")
+            return members
+
+        async with coordinator.broker as broker, cluster(broker.server.address) as ewr:
+            one = member(ewr, events, instance_id="worker-1", assign=assign)
+            one.start()
+            await until(lambda: where in coordinator.asked, 30)
+            await one.close()
+            assert coordinator.leaving == leaving
+
+    asyncio.run(main())
+
+
 def test_rejoin_shares_out_the_work_anew() -> None:
     async def main() -> None:
         coordinator, events = Coordinator(), Events()
@@ -295,7 +515,7 @@ def test_rejoin_shares_out_the_work_anew() -> None:
         ):
             await until(lambda: one.is_assigned)
             one.rejoin()
-            await until(lambda: one.generation == 2)
+            await until(lambda: events.seen.count("assign meta!") == 2)
             assert events.seen[:3] == ["assign meta!", "revoke", "assign meta!"]
 
     asyncio.run(main())
@@ -332,5 +552,25 @@ def test_commit_of_an_older_generation_is_refused() -> None:
             coordinator.generation += 1
             with pytest.raises(IllegalGeneration):
                 await one.commit({("flights", 0): CommittedOffset(6)})
+
+    asyncio.run(main())
+
+
+def test_member_whose_heartbeats_fail_for_no_foreseen_reason_does_not_hold_its_share_for_ever() -> None:
+    async def main() -> None:
+        coordinator, events = Coordinator(), Events()
+
+        async def fail() -> None:
+            raise RuntimeError("on purpose")
+
+        async with coordinator.broker as broker, cluster(broker.server.address) as ewr:
+            one = member(ewr, events)
+            one._heartbeat = fail  # type: ignore[method-assign]
+            one.start()
+            async with asyncio.timeout(10):
+                with pytest.raises(RuntimeError, match="on purpose"):
+                    await one.wait()
+            assert events.seen == ["assign meta!", "revoke"]
+            await one.close()
 
     asyncio.run(main())

@@ -147,3 +147,36 @@ def test_full_batch_goes_out_before_it_lingers() -> None:
             assert second.done()
 
     asyncio.run(main())
+
+
+def test_a_record_that_cannot_be_encoded_fails_and_holds_up_no_other() -> None:
+    async def main() -> None:
+        log = Log([])
+        no_bytes: Any = "text"
+        async with (
+            asyncio.timeout(10),
+            log.broker() as broker,
+            cluster(broker.server.address) as ewr,
+            Producer(ewr) as producer,
+        ):
+            wrong = await producer.send("flights", key=None, value=no_bytes, partition=0)
+            with pytest.raises(TypeError):
+                await wrong
+            right = await producer.send("flights", key=None, value=b"v", partition=0)
+            assert (await right).offset == 100
+
+    asyncio.run(main())
+
+
+def test_a_record_that_is_late_for_the_closing_is_refused() -> None:
+    async def main() -> None:
+        log = Log([])
+        async with log.broker() as broker, cluster(broker.server.address) as ewr, asyncio.timeout(10):
+            producer = Producer(ewr)
+            late = asyncio.ensure_future(producer.send("flights", key=None, value=b"v"))
+            await asyncio.sleep(0)  # it asks for the topic's partitions
+            await producer.close()
+            with pytest.raises(RuntimeError, match="closed"):
+                await late
+
+    asyncio.run(main())

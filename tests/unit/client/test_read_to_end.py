@@ -7,9 +7,16 @@ from typing import Any
 
 import pytest
 
+from millrace.broker.client import read_to_end
 from millrace.broker.client.read_to_end import TopicRecord, read_topic_to_end
-from millrace.broker.errors import CorruptMessage, OffsetOutOfRange, UnknownTopicOrPartition
+from millrace.broker.errors import (
+    CorruptMessage,
+    OffsetNotAvailable,
+    OffsetOutOfRange,
+    UnknownTopicOrPartition,
+)
 from millrace.broker.protocol import hot_fetch
+from millrace.broker.protocol.batch import parse_header
 from millrace.broker.protocol.frames import Api, RequestHead
 from millrace.broker.protocol.records import Record, build_batch
 from tests.unit.client.scripted_server import nested, response
@@ -29,6 +36,8 @@ class Topic:
         self.begin = begin
         self.end = end
         self.grown_end = end
+        self.end_error = 0
+        self.stable_ends: list[int] = []  # of the next fetches, the last for good
         self.errors: list[int] = []
         self.asked: list[int] = []
 
@@ -38,27 +47,33 @@ class Topic:
         code = self.errors.pop(0) if self.errors else 0
         if not code and not self.begin <= asked.fetch_offset <= self.grown_end:
             code = OffsetOutOfRange.code
+        stable_end = self.grown_end
+        if self.stable_ends:
+            stable_end = self.stable_ends.pop(0) if len(self.stable_ends) > 1 else self.stable_ends[0]
         found = [data for last, data in sorted(self.batches.items()) if last >= asked.fetch_offset]
+        if self.stable_ends:
+            found = [data for data in found if parse_header(memoryview(data)).last_offset < stable_end]
         given = hot_fetch.PartitionData(
             "flights",
             0,
             code,
             high_watermark=-1 if code else self.grown_end,
-            last_stable_offset=-1 if code else self.grown_end,
+            last_stable_offset=-1 if code else stable_end,
             records=b"" if code else b"".join(found[:2]),
         )
         return b"".join(hot_fetch.encode_response(head.version, head.correlation_id, [given]))
 
     def list_offsets(self, head: RequestHead, request: Any) -> Any:
         at = request.topics[0].partitions[0].timestamp
+        stable_end = self.stable_ends[0] if self.stable_ends and request.isolation_level else self.end
         part = nested(
             Api.LIST_OFFSETS,
             head.version,
             "ListOffsetsPartitionResponse",
             partition_index=0,
-            error_code=0,
+            error_code=self.end_error,
             timestamp=-1,
-            offset=self.begin if at == -2 else self.end,
+            offset=self.begin if at == -2 else stable_end,
             leader_epoch=0,
         )
         topic = nested(
@@ -66,11 +81,11 @@ class Topic:
         )
         return response(Api.LIST_OFFSETS, head.version, topics=(topic,))
 
-    async def read(self) -> list[TopicRecord]:
+    async def read(self, **options: bool) -> list[TopicRecord]:
         broker = FakeBroker({Api.FETCH: self.fetch, Api.LIST_OFFSETS: self.list_offsets})
         broker.topics = {"flights": {0: 1}}
         async with broker, cluster(broker.server.address) as ewr:
-            return [record async for record in read_topic_to_end(ewr, "flights")]
+            return [record async for record in read_topic_to_end(ewr, "flights", **options)]
 
     def offsets(self) -> list[int]:
         return [record.offset for record in asyncio.run(self.read())]
@@ -123,6 +138,36 @@ def test_partition_shorter_than_its_pinned_end_is_an_error() -> None:
         topic.offsets()
 
 
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_end_that_readers_do_not_see_any_more_is_asked_for(
+    is_clean: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked from where a shorter log ends now, a leader says that there is nothing, and no error; so does one
+    that has all of it and waits for others to have it too."""
+    monkeypatch.setattr(read_to_end, "_SHORT_FOR_SECONDS", 0.05)
+    topic = Topic({4: batch(0, 5)}, 0, 10)
+    topic.grown_end = 5
+    pinned, refusals = topic.list_offsets, []
+
+    def list_offsets(head: RequestHead, request: Any) -> Any:
+        if topic.asked and is_clean:
+            refusals.append(len(topic.asked))
+            if len(refusals) == 3:  # by now the others have it
+                topic.grown_end, topic.batches[9] = 10, batch(5, 5)
+            topic.end_error = OffsetNotAvailable.code
+        elif topic.asked:
+            topic.end = 5
+        return pinned(head, request)
+
+    monkeypatch.setattr(topic, "list_offsets", list_offsets)
+    if is_clean:
+        assert topic.offsets() == list(range(10))
+        assert len(refusals) >= 3
+    else:
+        with pytest.raises(OffsetOutOfRange, match=r"flights-0 ended at offset 10 .* its end is 5: it was"):
+            topic.offsets()
+
+
 def test_leader_errors_are_waited_out() -> None:
     topic = Topic({0: batch(0)}, 0, 1)
     topic.errors = [6, 5]
@@ -150,3 +195,15 @@ def test_unknown_topic_is_an_error() -> None:
                     raise AssertionError("there are no records")
 
     asyncio.run(main())
+
+
+def test_open_transaction_is_left_out_unless_it_is_to_be_waited_for() -> None:
+    def topic() -> Topic:
+        made = Topic({4: batch(0, 5), 7: batch(5, 3)}, 0, 8)
+        made.stable_ends = [5, 5, 5, 5, 5, 8]
+        return made
+
+    assert [record.offset for record in asyncio.run(topic().read())] == list(range(5))
+    waited = topic()
+    assert [record.offset for record in asyncio.run(waited.read(past_open=True))] == list(range(8))
+    assert waited.asked.count(5) >= 4, "it was waited for"

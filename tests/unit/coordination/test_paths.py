@@ -68,3 +68,37 @@ def test_other_payloads_survive_the_round_trip() -> None:
 def test_payload_that_makes_no_sense_is_a_value_error(decode, data: bytes) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError):
         decode(data)
+
+
+def test_moving_partitions_stand_in_kafkas_fields() -> None:
+    moving = paths.TopicAssignment(
+        uuid.UUID(int=7), {0: (3, 1, 2), 1: (1, 2)}, adding={0: (3,)}, removing={0: (1,)}
+    )
+    payload = json.loads(paths.encode_topic(moving))
+    assert payload["partitions"] == {"0": [3, 1, 2], "1": [1, 2]}
+    assert (payload["adding_replicas"], payload["removing_replicas"]) == ({"0": [3]}, {"0": [1]})
+    assert paths.decode_topic(paths.encode_topic(moving)) == moving
+    # Before version 2 of the payload there were no such fields.
+    old = paths.decode_topic(b'{"version":1,"partitions":{"0":[1]}}')
+    assert (old.partitions, old.adding, old.removing) == ({0: (1,)}, {}, {})
+
+
+def test_leaving_is_told_only_by_a_broker_that_leaves() -> None:
+    staying = paths.BrokerRegistration(1, "h", 9092, "r")
+    assert "leaving" not in json.loads(paths.encode_broker(staying, 5))
+    leaving = paths.BrokerRegistration(1, "h", 9092, "r", leaving=True)
+    assert paths.decode_broker(1, paths.encode_broker(leaving, 5)) == leaving
+
+
+def test_lists_of_partitions_come_back() -> None:
+    asked = frozenset({("t", 1), ("t", 0), ("u", 5)})
+    assert paths.decode_partitions(paths.encode_partitions(asked)) == asked
+    assert json.loads(paths.encode_partitions([("t", 1)])) == {
+        "version": 1,
+        "partitions": [{"topic": "t", "partition": 1}],
+    }
+    offline = paths.encode_offline({"t": [3, 0], "u": [1]})
+    assert paths.decode_offline(offline) == {("t", 0), ("t", 3), ("u", 1)}
+    for wrong in (b"{}", b'{"partitions":5}', b'{"partitions":[5]}'):
+        with pytest.raises(ValueError, match=r"lacks|expected|not"):
+            paths.decode_partitions(wrong)

@@ -76,3 +76,46 @@ def test_failed_install_of_the_package_is_a_failure(checkout: Path) -> None:
     answer = bootstrap(checkout, "demo", PYTHON="python-whole")
     assert answer.returncode == 1
     assert "installing the pinned dependencies" in answer.stderr
+
+
+TEST_PROGRAMS = ("kcat", "openssl", "chromium", "mvn", "ip", "mkfs.ext4", "prometheus", "promtool", "Burrow")
+
+
+def machine(checkout: Path, *, lacking: str) -> dict[str, str]:
+    """An environment in which everything that `bootstrap.sh test` looks for is there but one program."""
+    for tool in ("bash", "cat", "dirname", "head", "mktemp", "rm", "sed", "tail"):
+        (checkout / "bin" / tool).symlink_to(str(shutil.which(tool)))
+    for name in TEST_PROGRAMS:
+        if name != lacking:
+            program(checkout, name, "exit 0")
+    program(checkout, "java", """echo 'openjdk version "21.0.1"' >&2""")
+    (checkout / ".venv" / "bin").mkdir(parents=True)
+    (checkout / ".venv" / "bin" / "python").symlink_to(checkout / "bin" / "prometheus")
+    return {"PATH": str(checkout / "bin"), "JAVA_HOME": ""}
+
+
+@pytest.mark.parametrize(
+    ("lacking", "package"), [("kcat", "kcat"), ("ip", "iproute2"), ("mkfs.ext4", "e2fsprogs")]
+)
+def test_root_gets_what_the_tests_need(checkout: Path, lacking: str, package: str) -> None:
+    environment = machine(checkout, lacking=lacking)
+    program(checkout, "id", "echo 0")
+    program(checkout, "apt-get", f'echo "$*" >> {checkout}/asked')
+    answer = bootstrap(checkout, "test", **environment)
+    assert answer.returncode == 0, answer.stderr
+    update, install = (checkout / "asked").read_text().splitlines()
+    assert update.startswith("update")
+    assert install.split()[-1] == package
+
+
+def test_others_are_told_what_the_tests_need(checkout: Path) -> None:
+    answer = bootstrap(checkout, "test", **machine(checkout, lacking="ip"))
+    assert answer.returncode == 1
+    assert answer.stderr.splitlines()[-1] == (
+        "millrace: the tests need ip: run  sudo apt-get install iproute2"
+    )
+
+
+def test_who_cannot_mount_needs_no_program_that_makes_file_systems(checkout: Path) -> None:
+    answer = bootstrap(checkout, "test", **machine(checkout, lacking="mkfs.ext4"))
+    assert answer.returncode == 0, answer.stderr

@@ -13,7 +13,7 @@ import pytest
 from millrace.deploy import cli
 from millrace.deploy.commands.output import Format, print_rows
 
-GROUPS = ["broker", "topics", "mirror", "audit", "zookeeper", "local"]
+GROUPS = ["broker", "topics", "groups", "log", "mirror", "audit", "zookeeper", "local"]
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +59,16 @@ def test_help_of_every_group_is_there(group: list[str], capsys: pytest.CaptureFi
         (["topics", "create", "t", "--set", "retention.ms"], "--set 'retention.ms': expected key=value"),
         (["topics", "list", "--bootstrap", "localhost"], "--bootstrap 'localhost': expected host:port"),
         (["topics", "list", "--bootstrap", ","], "--bootstrap is empty"),
+        (["topics", "configure", "t"], "nothing to change"),
+        (["topics", "configure", "t", "retention.ms"], "setting 'retention.ms': expected key=value"),
+        (["topics", "configure", "t", "a=1", "--delete", "a"], "a is both set and deleted"),
+        (["topics", "configure", "t", "--delete", "a=1"], "--delete 'a=1': expected the name"),
+        (["groups", "reset", "g"], "expected one of --to-earliest"),
+        (["groups", "reset", "g", "--to-latest", "--shift-by", "-1"], "expected one of --to-earliest"),
+        (["groups", "reset", "g", "--to-timestamp", "noon"], "--to-timestamp 'noon': expected a time"),
+        (["groups", "reset", "g", "--to-latest", "--topic", "t:x"], "--topic 't:x': expected a topic"),
+        (["groups", "reset", "g", "--to-offset", "-1"], "--to-offset"),
+        (["groups", "delete", "g", "--yes", "--offsets", ":1"], "--offsets ':1': expected a topic"),
         (["demo", "--lose", "-1"], "--lose"),
         (["demo", "--producer-column", "x"], "--producer-column needs --input"),
         (["audit", "explain", "flights"], "window"),
@@ -80,7 +90,11 @@ def test_wrong_command_line_is_one_line_and_status_64(
     ("arguments", "status", "words"),
     [
         (["broker", "run", "--config", "none.yaml"], 2, "none.yaml"),
-        (["broker", "run", "--id", "1", "--listen", "x"], 2, "listen"),
+        (
+            ["broker", "run", "--id", "1", "--listen", "x", "--zookeeper", "z:1", "--data", "d"],
+            2,
+            "listen: got 'x'",
+        ),
         (["broker", "run", "--set", "nosuch.key=1", "--id", "1"], 2, "nosuch.key"),
         (["mirror", "run", "--config", "none.yaml"], 2, "none.yaml"),
         (["mirror", "check", "--config", "none.yaml"], 2, "none.yaml"),
@@ -150,4 +164,4 @@ def test_rows_for_programs_are_json_and_for_pipes_aligned_text(capsys: pytest.Ca
     print_rows(rows, ["name", "isr", "extra"], Format.JSON)
     assert json.loads(capsys.readouterr().out) == rows
     print_rows(rows, ["name", "isr", "extra"])
-    assert capsys.readouterr().out.splitlines() == ["NAME  ISR  EXTRA", "a     1,2  -", "long       3"]
+    assert capsys.readouterr().out.splitlines() == ["NAME  ISR  EXTRA", "a     1,2  -", "long  -    3"]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from millrace.audit.header import HEADER_KEY, encode_identity, encode_prefix
+from millrace.audit.contract.header import HEADER_KEY, encode_identity, encode_prefix
 from millrace.broker.errors import FatalError
 from millrace.broker.protocol.batch import iterate_batches, verify_crc
 from millrace.broker.protocol.records import Record, build_batch, read_records

@@ -10,6 +10,7 @@ import pytest
 
 from millrace.broker.errors import DataFolderNotWritable, FatalError, PortTaken
 from millrace.deploy import zookeeper
+from tests import ports
 
 JAVA = Path("/any/bin/java")
 
@@ -24,10 +25,7 @@ def taken_port() -> Iterator[int]:
 
 @pytest.fixture
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    return ports.free_port()
 
 
 def test_taken_port_is_refused_with_its_number(taken_port: int, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from millrace.broker.groups.values import (
     JoinRequest,
     JoinResult,
     LeaveRequest,
+    Moment,
     OffsetToCommit,
     Persist,
     Protocol,
@@ -27,23 +28,29 @@ from millrace.broker.groups.values import (
     SyncResult,
 )
 from millrace.broker.protocol.batch import stamp_offset_and_epoch
+from millrace.broker.protocol.control_records import build_marker
 from millrace.broker.protocol.records import read_records
 
 ROUND_ROBIN = (Protocol("roundrobin", b"rr"),)
+WALL_MS = 1_700_000_000_000
 
 
 class GroupDriver:
-    """One `Group`, a virtual clock, and everything it was ever answered."""
+    """One `Group`, its two clocks, and everything it was ever answered. The clocks are far apart, so that one
+    is not taken for the other; only `now_ms` may jump."""
 
     def __init__(self, config: GroupConfig, group: Group | None = None) -> None:
         self.group = group or Group("flights-readers", config)
-        self.now_ms = 1_000
+        self.steady_ms, self.now_ms = 1_000, WALL_MS
         self.joins: dict[int, JoinResult] = {}
         self.syncs: dict[int, SyncResult] = {}
         self.writes: list[Persist] = []
         self.saves_at_once = True
         self.tickets = itertools.count(1)
         self.ids = itertools.count(1)
+
+    def moment(self) -> Moment:
+        return Moment(steady_ms=self.steady_ms, now_ms=self.now_ms)
 
     def carry_out(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
@@ -60,16 +67,19 @@ class GroupDriver:
                         self.saved(decision)
 
     def saved(self, write: Persist, error: ErrorCode = ErrorCode.none) -> None:
-        self.carry_out(self.group.persisted(write.write_id, error, self.now_ms))
+        self.carry_out(self.group.persisted(write.write_id, error, self.moment()))
 
     def advance(self, milliseconds: int) -> None:
         """Let time pass, waking the group exactly when it asked to be woken."""
-        end_ms = self.now_ms + milliseconds
+        end_ms = self.steady_ms + milliseconds
         while (due_ms := self.group.deadline_ms()) is not None and due_ms <= end_ms:
-            self.now_ms = max(self.now_ms, due_ms)
-            self.carry_out(self.group.tick(self.now_ms))
-        self.now_ms = end_ms
-        self.carry_out(self.group.tick(self.now_ms))
+            self._wake(max(self.steady_ms, due_ms))
+        self._wake(end_ms)
+
+    def _wake(self, steady_ms: int) -> None:
+        self.now_ms += steady_ms - self.steady_ms
+        self.steady_ms = steady_ms
+        self.carry_out(self.group.tick(self.moment()))
 
     def join(
         self,
@@ -97,7 +107,7 @@ class GroupDriver:
             known_id_required,
             can_skip_assignment,
         )
-        self.carry_out(self.group.join(request, ticket, self.now_ms))
+        self.carry_out(self.group.join(request, ticket, self.moment()))
         return ticket
 
     def sync(
@@ -110,23 +120,23 @@ class GroupDriver:
     ) -> int:
         ticket = next(self.tickets)
         request = SyncRequest(member_id, instance_id, generation, None, protocol_name, assignments or {})
-        self.carry_out(self.group.sync(request, ticket, self.now_ms))
+        self.carry_out(self.group.sync(request, ticket, self.moment()))
         return ticket
 
     def heartbeat(self, member_id: str, generation: int, instance_id: str | None = None) -> ErrorCode:
-        error, decisions = self.group.heartbeat(member_id, instance_id, generation, self.now_ms)
+        error, decisions = self.group.heartbeat(member_id, instance_id, generation, self.moment())
         self.carry_out(decisions)
         return error
 
     def leave(self, member_id: str, instance_id: str | None = None) -> ErrorCode:
-        results, decisions = self.group.leave([LeaveRequest(member_id, instance_id)], self.now_ms)
+        results, decisions = self.group.leave([LeaveRequest(member_id, instance_id)], self.moment())
         self.carry_out(decisions)
         return results[0].error
 
     def check_commit(self, member_id: str, generation: int, instance_id: str | None = None) -> ErrorCode:
         offsets = {("flights", 0): OffsetToCommit(1, -1, "")}
         return self.group.check_commit(
-            CommitRequest(member_id, instance_id, generation, offsets), self.now_ms
+            CommitRequest(member_id, instance_id, generation, offsets), self.steady_ms
         )
 
     def settle(self, *tickets: int) -> list[str]:
@@ -148,20 +158,23 @@ def new_driver() -> Callable[..., GroupDriver]:
 
 
 class MemoryOffsetsLog:
-    """The offsets topic in memory; `failure` makes appends fail, `gate` holds them back."""
+    """The offsets topic in memory. `failure` refuses appends; while `gate` is closed what is appended is in
+    the log but not committed, and `replicated_failure` is what such writes come to."""
 
     def __init__(self, partition_count: int = 4) -> None:
         self.batches: dict[int, list[bytes]] = {}
         self.next_offset: dict[int, int] = {}
-        self.failure: KafkaError | None = None
+        self.failure: Exception | None = None
+        self.replicated_failure: KafkaError | None = None
         self.gate = asyncio.Event()
         self.gate.set()
         self.count = partition_count
+        self._waiting: set[asyncio.Task[None]] = set()
 
     def partition_count(self) -> int:
         return self.count
 
-    async def append(self, partition: int, batch: bytes) -> int:
+    def append_now(self, partition: int, batch: bytes) -> tuple[int, asyncio.Future[None] | None]:
         if self.failure is not None:
             raise self.failure
         base_offset = self.next_offset.get(partition, 0)
@@ -169,11 +182,27 @@ class MemoryOffsetsLog:
         stamp_offset_and_epoch(stamped, base_offset, 0)
         self.batches.setdefault(partition, []).append(bytes(stamped))
         self.next_offset[partition] = base_offset + len(read_records(stamped))
+        if self.gate.is_set() and self.replicated_failure is None:
+            return base_offset, None
+        committed = asyncio.ensure_future(self._committed(self.gate))
+        self._waiting.add(committed)
+        committed.add_done_callback(self._waiting.discard)
+        return base_offset, committed
+
+    async def _committed(self, gate: asyncio.Event) -> None:
+        await gate.wait()
+        if self.replicated_failure is not None:
+            raise self.replicated_failure
+
+    async def until_committed(self, partition: int, offset: int) -> None:
+        assert offset == self.next_offset.get(partition, 0)
         await self.gate.wait()
-        return base_offset
+
+    def append_marker(self, partition: int, producer_id: int, *, committed: bool) -> None:
+        self.append_now(partition, bytes(build_marker(producer_id, 0, 0, committed, 0)))
 
     async def read_all(self, partition: int) -> AsyncIterator[memoryview]:
-        for batch in self.batches.get(partition, []):
+        for batch in list(self.batches.get(partition, [])):
             await asyncio.sleep(0)
             yield memoryview(batch)
 

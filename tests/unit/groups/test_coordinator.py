@@ -7,87 +7,11 @@ import asyncio
 import pytest
 from kio.schema.errors import ErrorCode
 
-from millrace.broker.errors import NotEnoughReplicas
-from millrace.broker.groups.config import GroupConfig
-from millrace.broker.groups.coordinator import GroupCoordinator
-from millrace.broker.groups.offsets import GroupKey, OffsetKey, decode_key, partition_of_group
-from millrace.broker.groups.values import (
-    CommitRequest,
-    JoinRequest,
-    LeaveRequest,
-    OffsetToCommit,
-    Protocol,
-    SyncRequest,
-)
-from millrace.broker.protocol.records import read_records
-
-GROUP = "flights-readers"
-SUBSCRIBED_TO_FLIGHTS = bytes.fromhex("0001 00000001 0007 666c6967687473 ffffffff")
-
-
-class Bench:
-    """A coordinator that owns every partition, with a clock that the test turns."""
-
-    def __init__(self, offsets_log, **settings) -> None:
-        self.log = offsets_log
-        self.now_ms = 1_000
-        self.config = GroupConfig(**{"initial_rebalance_delay_ms": 0, **settings})
-        self.groups = self.coordinator()
-
-    def coordinator(self) -> GroupCoordinator:
-        ids = iter(range(1_000))
-        return GroupCoordinator(
-            self.config, self.log, clock_ms=lambda: self.now_ms, new_id=lambda: str(next(ids))
-        )
-
-    async def start(self) -> Bench:
-        for partition in range(self.log.count):
-            await self.groups.load(partition)
-        return self
-
-    async def restart(self) -> None:
-        await self.groups.close()
-        self.groups = self.coordinator()
-        await self.start()
-
-    def join(self, member_id: str = "", protocols: bytes = SUBSCRIBED_TO_FLIGHTS, **changes):
-        request = JoinRequest(
-            member_id=member_id,
-            new_member_id=self.groups.new_member_id("client", None),
-            instance_id=None,
-            client_id="client",
-            client_host="/127.0.0.1",
-            session_timeout_ms=changes.get("session_timeout_ms", 10_000),
-            rebalance_timeout_ms=30_000,
-            protocol_type=changes.get("protocol_type", "consumer"),
-            protocols=(Protocol("range", protocols),),
-            requires_known_member_id=False,
-            can_skip_assignment=True,
-        )
-        return self.groups.join(changes.get("group", GROUP), request)
-
-    async def stable_member(self, **changes) -> tuple[str, int]:
-        joined = await self.join(**changes)
-        sync = SyncRequest(joined.member_id, None, joined.generation, None, None, {joined.member_id: b"all"})
-        assert (await self.groups.sync(changes.get("group", GROUP), sync)).error is ErrorCode.none
-        return joined.member_id, joined.generation
-
-    async def commit(self, offset: int, member_id="", generation=-1, topic="flights", group=GROUP, **extra):
-        offsets = {(topic, 0): OffsetToCommit(offset, -1, extra.get("metadata", ""))}
-        answers = await self.groups.commit(group, CommitRequest(member_id, None, generation, offsets))
-        return answers[topic, 0]
-
-    def committed(self, topic="flights", group=GROUP) -> int | None:
-        _, found = self.groups.fetch_offsets(group, [(topic, 0)])
-        return found[topic, 0].offset if found[topic, 0] is not None else None
-
-    def log_records(self):
-        batches = self.log.batches.get(partition_of_group(GROUP, self.log.count), [])
-        return [(decode_key(r.key), r.value) for batch in batches for r in read_records(batch)]
-
-
-def run(coroutine):
-    return asyncio.run(asyncio.wait_for(coroutine, 10))
+from millrace.broker.errors import NotEnoughReplicas, NotEnoughReplicasAfterAppend
+from millrace.broker.groups.record_layout import GroupKey, OffsetKey
+from millrace.broker.groups.values import CommitRequest, LeaveRequest, OffsetToCommit, SyncRequest
+from millrace.broker.protocol.java_hash import coordinator_partition
+from tests.unit.groups.coordinator_bench import GROUP, Bench, run, until
 
 
 def test_commit_is_visible_after_it_is_in_the_log_and_survives_a_restart(offsets_log):
@@ -100,8 +24,7 @@ def test_commit_is_visible_after_it_is_in_the_log_and_survives_a_restart(offsets
         assert bench.groups.describe(GROUP).state == "Stable"
         assert bench.groups.describe(GROUP).members[0].assignment == b"all"
         assert bench.groups.heartbeat(GROUP, member_id, None, generation) is ErrorCode.none
-        bench.now_ms += 10_001
-        bench.groups.tick(bench.now_ms)
+        bench.pass_time(10_001)
         assert bench.groups.describe(GROUP).state == "Empty", "its session ended: nobody came back"
 
     run(scenario())
@@ -186,10 +109,10 @@ def test_requests_for_groups_of_other_brokers_and_while_loading(offsets_log):
         assert bench.groups.fetch_offsets(GROUP, None)[0] is ErrorCode.not_coordinator
         assert bench.groups.describe(GROUP).error is ErrorCode.not_coordinator
         assert await bench.groups.delete_group(GROUP) is ErrorCode.not_coordinator
-        offsets_log.batches[partition_of_group(GROUP, 4)] = []
+        offsets_log.batches[coordinator_partition(GROUP, 4)] = []
         loading = [asyncio.create_task(bench.groups.load(n)) for n in range(4)]
         await asyncio.sleep(0)
-        bench.groups._partitions[partition_of_group(GROUP, 4)].loaded = False
+        bench.groups._partitions[coordinator_partition(GROUP, 4)].loaded = False
         assert await bench.commit(1) is ErrorCode.coordinator_load_in_progress
         assert bench.groups.list_groups()[0] is ErrorCode.coordinator_load_in_progress
         assert bench.groups.heartbeat(GROUP, "m", None, 1) is ErrorCode.none
@@ -204,7 +127,7 @@ def test_losing_a_partition_answers_those_who_wait(offsets_log):
         member_id, _ = await bench.stable_member()
         waiting = asyncio.create_task(bench.join())
         await asyncio.sleep(0)
-        bench.groups.unload(partition_of_group(GROUP, 4))
+        bench.groups.unload(coordinator_partition(GROUP, 4))
         assert (await waiting).error is ErrorCode.not_coordinator
         assert bench.groups.heartbeat(GROUP, member_id, None, 1) is ErrorCode.not_coordinator
 
@@ -216,11 +139,10 @@ def test_rebalance_completes_by_the_tick(offsets_log):
         bench = await Bench(offsets_log, initial_rebalance_delay_ms=3_000).start()
         joining = asyncio.create_task(bench.join())
         await asyncio.sleep(0)
-        bench.groups.tick(bench.now_ms + 2_999)
+        bench.pass_time(2_999)
         await asyncio.sleep(0)
         assert not joining.done()
-        bench.now_ms += 3_000
-        bench.groups.tick(bench.now_ms)
+        bench.pass_time(1)
         assert (await joining).generation == 1
 
     run(scenario())
@@ -394,15 +316,198 @@ def test_unreadable_records_are_skipped(offsets_log):
     async def scenario():
         bench = await Bench(offsets_log).start()
         await bench.commit(1)
-        partition = partition_of_group(GROUP, 4)
+        partition = coordinator_partition(GROUP, 4)
         garbage = [
             Record(b"\x00\x01\x00", b"x", (), 0),
             Record(None, b"x", (), 0),
             Record(b"\x00\x09", b"", (), 0),
         ]
-        await offsets_log.append(partition, bytes(build_batch(garbage)))
+        offsets_log.append_now(partition, bytes(build_batch(garbage)))
         await bench.commit(2, topic="other")
         await bench.restart()
         assert (bench.committed(), bench.committed("other")) == (1, 2)
+
+    run(scenario())
+
+
+def test_write_that_takes_too_long_is_refused_and_comes_true_when_the_log_has_it(offsets_log):
+    """It is in the leader's log, so a new coordinator would find it: memory must come to the same."""
+
+    async def scenario():
+        bench = await Bench(offsets_log, commit_timeout_ms=20).start()
+        await bench.commit(1)
+        offsets_log.gate.clear()
+        assert await bench.commit(42) is ErrorCode.coordinator_not_available
+        assert bench.committed() == 1, "not committed, not seen"
+        offsets_log.gate.set()
+        await asyncio.sleep(0.01)
+        assert bench.committed() == 42
+        await bench.restart()
+        assert bench.committed() == 42
+
+    run(scenario())
+
+
+def test_write_that_only_too_few_replicas_have_is_refused_but_kept(offsets_log):
+    async def scenario():
+        bench = await Bench(offsets_log).start()
+        offsets_log.replicated_failure = NotEnoughReplicasAfterAppend()
+        assert await bench.commit(42) is ErrorCode.coordinator_not_available
+        offsets_log.replicated_failure = None
+        assert bench.committed() == 42
+        await bench.restart()
+        assert bench.committed() == 42
+
+    run(scenario())
+
+
+def test_deletion_that_cannot_be_written_leaves_the_group_as_it_is(offsets_log):
+    async def scenario():
+        bench = await Bench(offsets_log, offsets_retention_ms=1).start()
+        member_id, generation = await bench.stable_member()
+        await bench.commit(1, member_id, generation)
+        bench.groups.leave(GROUP, [LeaveRequest(member_id, None)])
+        await asyncio.sleep(0.01)
+        offsets_log.failure = NotEnoughReplicas()
+        assert await bench.groups.delete_group(GROUP) is ErrorCode.coordinator_not_available
+        error, _ = await bench.groups.delete_offsets(GROUP, [("flights", 0)])
+        assert error is ErrorCode.coordinator_not_available
+        bench.now_ms += 1_000
+        await bench.groups.sweep(bench.now_ms)
+        assert (bench.committed(), bench.groups.describe(GROUP).state) == (1, "Empty")
+        offsets_log.failure = None
+        joined = await bench.join()
+        assert joined.error is ErrorCode.none
+
+    run(scenario())
+
+
+def test_nobody_joins_a_group_whose_removal_is_being_written(offsets_log):
+    """The member would be lost with it: it is asked to come again."""
+
+    async def scenario():
+        bench = await Bench(offsets_log).start()
+        member_id, _ = await bench.stable_member()
+        bench.groups.leave(GROUP, [LeaveRequest(member_id, None)])
+        await asyncio.sleep(0.01)
+        offsets_log.gate.clear()
+        deleting = asyncio.create_task(bench.groups.delete_group(GROUP))
+        await asyncio.sleep(0.01)
+        assert (await bench.join()).error is ErrorCode.coordinator_not_available
+        assert bench.groups.list_groups()[1] == []
+        offsets_log.gate.set()
+        assert await deleting is ErrorCode.none
+        assert (await bench.join()).generation == 1
+
+    run(scenario())
+
+
+def test_coordinator_serves_only_when_all_that_it_has_read_is_committed(offsets_log):
+    async def scenario():
+        bench = await Bench(offsets_log).start()
+        await bench.commit(42)
+        offsets_log.gate.clear()
+        restarting = asyncio.create_task(bench.restart())
+        await asyncio.sleep(0.05)
+        error, _ = bench.groups.fetch_offsets(GROUP, [("flights", 0)])
+        assert error in (ErrorCode.coordinator_load_in_progress, ErrorCode.not_coordinator)
+        offsets_log.gate.set()
+        await restarting
+        assert bench.committed() == 42
+
+    run(scenario())
+
+
+def test_static_member_finds_its_assignment_and_generation_at_the_next_coordinator(offsets_log):
+    async def scenario():
+        bench = await Bench(offsets_log).start()
+        first = await bench.join(instance_id="host-1")
+        sync = SyncRequest(first.member_id, "host-1", 1, None, None, {first.member_id: b"all"})
+        assert (await bench.groups.sync(GROUP, sync)).assignment == b"all"
+        await bench.restart()
+        # As the same incarnation, by its heartbeat, and as a new one, which fences the old.
+        assert bench.groups.heartbeat(GROUP, first.member_id, "host-1", 1) is ErrorCode.none
+        again = await bench.join(instance_id="host-1")
+        assert (again.error, again.generation) == (ErrorCode.none, 1)
+        synced = await bench.groups.sync(GROUP, SyncRequest(again.member_id, "host-1", 1, None, None, {}))
+        assert synced.assignment == b"all"
+        assert bench.groups.heartbeat(GROUP, first.member_id, "host-1", 1) is ErrorCode.fenced_instance_id
+        await bench.restart()
+        assert bench.groups.heartbeat(GROUP, first.member_id, "host-1", 1) is ErrorCode.fenced_instance_id
+        assert bench.groups.heartbeat(GROUP, again.member_id, "host-1", 1) is ErrorCode.none
+
+    run(scenario())
+
+
+def test_commit_with_the_old_generation_is_refused_by_the_next_coordinator(offsets_log):
+    async def scenario():
+        bench = await Bench(offsets_log).start()
+        member_id, _ = await bench.stable_member()
+        joining = asyncio.create_task(bench.join())
+        await asyncio.sleep(0)
+        again = await bench.join(member_id)
+        assert (await joining).generation == again.generation == 2
+        sync = SyncRequest(again.leader, None, 2, None, None, {again.leader: b"all"})
+        assert (await bench.groups.sync(GROUP, sync)).error is ErrorCode.none
+        await bench.restart()
+        assert await bench.commit(5, member_id, 1) is ErrorCode.illegal_generation
+        assert await bench.commit(6, member_id, 2) is ErrorCode.none
+        assert bench.committed() == 6
+
+    run(scenario())
+
+
+def test_figures_of_groups(offsets_log):
+    async def scenario():
+        bench = await Bench(offsets_log).start()
+        member_id, generation = await bench.stable_member()
+        await bench.commit(1, member_id, generation)
+        await bench.commit(2, group="alone")
+        await bench.commit(3, group="alone", generation=5, member_id="stranger")
+        metrics = bench.groups._metrics
+        assert (metrics.group_rebalances, metrics.group_commits) == (1, 2)
+        assert bench.groups.count_by_state() == {"Stable": 1, "Empty": 1}
+        assert metrics.group_loads == offsets_log.count
+        assert metrics.group_load_seconds == 0.0, "the test's clock stands still"
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("jump_ms", [-3_600_000, 3_600_000])
+def test_timers_run_on_when_the_clock_is_set(offsets_log, jump_ms):
+    async def scenario():
+        bench = await Bench(offsets_log, initial_rebalance_delay_ms=3_000).start()
+        running = asyncio.create_task(bench.groups.run())
+        joining = asyncio.create_task(bench.join())
+        await asyncio.sleep(0)
+        bench.now_ms += jump_ms
+        bench.steady_ms += 3_000
+        joined = await asyncio.wait_for(joining, 5)
+        sync = SyncRequest(joined.member_id, None, 1, None, None, {joined.member_id: b"all"})
+        assert (await bench.groups.sync(GROUP, sync)).error is ErrorCode.none
+        bench.now_ms += jump_ms
+        bench.pass_time(5_000)
+        assert await bench.commit(1, joined.member_id, 1) is ErrorCode.none, "a sign of life"
+        bench.pass_time(9_999)
+        assert bench.groups.describe(GROUP).state == "Stable"
+        bench.pass_time(1)
+        assert bench.groups.describe(GROUP).state == "Empty"
+        running.cancel()
+
+    run(scenario())
+
+
+def test_offsets_are_swept_in_time_when_the_clock_was_set_back(offsets_log):
+    async def scenario():
+        settings = {"offsets_retention_ms": 100_000, "offsets_retention_check_interval_ms": 600_000}
+        bench = await Bench(offsets_log, **settings).start()
+        running = asyncio.create_task(bench.groups.run())
+        await asyncio.sleep(0)
+        bench.now_ms -= 3_600_000
+        await bench.commit(1)
+        bench.now_ms += 100_000
+        bench.steady_ms += 600_000
+        await until(lambda: bench.committed() is None)
+        running.cancel()
 
     run(scenario())

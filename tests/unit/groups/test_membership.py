@@ -7,7 +7,7 @@ from kio.schema.errors import ErrorCode
 
 from millrace.broker.groups.config import GroupConfig
 from millrace.broker.groups.membership import NEW_MEMBER_JOIN_TIMEOUT_MS, Group
-from millrace.broker.groups.values import GroupState, Protocol
+from millrace.broker.groups.values import GroupState, Moment, Protocol
 
 ROUND_ROBIN = (Protocol("roundrobin", b"rr"),)
 
@@ -412,9 +412,14 @@ def test_closing_answers_everyone_who_waits(new_driver):
 def test_restored_group_goes_on_where_it_was(new_driver):
     driver = new_driver()
     one, two = stable_pair(driver)
-    restored = Group.restore("flights-readers", driver.group.snapshot(), GroupConfig(), 50_000)
+    restored = Group.restore(
+        "flights-readers",
+        driver.group.snapshot(),
+        GroupConfig(),
+        Moment(steady_ms=50_000, now_ms=driver.now_ms),
+    )
     later = new_driver(restored)
-    later.now_ms = 50_000
+    later.steady_ms = 50_000
     assert later.heartbeat(one, 2) is ErrorCode.none
     assert later.syncs[later.sync(two, 2)].assignment == two.encode()
     later.advance(9_999)
@@ -439,7 +444,54 @@ def test_description_tells_assignments_only_while_stable(new_driver, settled):
 def test_only_an_empty_group_can_be_deleted(new_driver):
     driver = new_driver()
     (one,) = driver.settle(driver.join())
-    assert driver.group.delete(driver.now_ms) is ErrorCode.non_empty_group
+    assert driver.group.deletion_refusal() is ErrorCode.non_empty_group
     driver.leave(one)
-    assert driver.group.delete(driver.now_ms) is ErrorCode.none
-    assert driver.group.delete(driver.now_ms) is ErrorCode.group_id_not_found
+    assert driver.group.deletion_refusal() is ErrorCode.none
+    driver.group.bury(driver.now_ms)
+    assert driver.group.deletion_refusal() is ErrorCode.group_id_not_found
+
+
+@pytest.mark.parametrize("jump_ms", [-3_600_000, 3_600_000])
+def test_no_timer_of_a_group_follows_the_time_of_day(new_driver, jump_ms):
+    driver = new_driver(initial_rebalance_delay_ms=3_000)
+    asked = driver.join(known_id_required=True)
+    first = driver.join(driver.joins[asked].member_id)
+    driver.now_ms += jump_ms
+    driver.advance(2_999)
+    assert first not in driver.joins, "the first wait of a group"
+    driver.advance(1)
+    (one,) = driver.settle(first)
+
+    driver.now_ms += jump_ms
+    driver.advance(9_999)
+    assert driver.heartbeat(one, 1) is ErrorCode.none, "a session"
+    newcomer = driver.join()
+    driver.now_ms += jump_ms
+    driver.advance(9_999)
+    assert driver.heartbeat(one, 1) is ErrorCode.rebalance_in_progress
+    driver.advance(9_999)
+    assert driver.heartbeat(one, 1) is ErrorCode.rebalance_in_progress
+    assert newcomer not in driver.joins
+    driver.advance(10_002)
+    assert driver.joins[newcomer].generation == 2, "the wait for members to join again"
+    assert one not in driver.group.roster.members
+
+    driver.now_ms += jump_ms
+    two = driver.joins[newcomer].member_id
+    for _ in range(4):
+        assert driver.group.state is GroupState.COMPLETING_REBALANCE
+        driver.advance(7_499)
+        driver.heartbeat(two, 2)
+    driver.advance(4)
+    assert driver.group.state is GroupState.EMPTY, "the wait for members to ask for their assignment"
+
+
+def test_what_is_written_down_of_a_group_has_the_time_of_day(new_driver):
+    driver = new_driver()
+    driver.settle(driver.join())
+    driver.now_ms -= 3_600_000
+    driver.advance(10_001)
+    assert driver.group.state is GroupState.EMPTY
+    assert driver.writes[-1].snapshot.state_since_ms == driver.now_ms - 1
+    driver.group.bury(driver.now_ms)
+    assert driver.group.snapshot().state_since_ms == driver.now_ms

@@ -118,6 +118,8 @@ class History:
         self.rng.choice(self.clients).step()
 
     def let_time_pass(self) -> None:
+        """Now and then somebody sets the clock meanwhile."""
+        self.driver.now_ms += self.rng.choice([0, 0, 0, -3_600_000, 3_600_000])
         self.driver.advance(self.rng.choice([10, 200, 2_000, 6_000]))
 
     def save(self) -> None:
@@ -156,7 +158,7 @@ class History:
         if group.state is not GroupState.STABLE or self.unsaved:
             return
         self.driver.carry_out(group.close(ErrorCode.not_coordinator, self.driver.now_ms))
-        restored = Group.restore(group.group_id, group.snapshot(), group.config, self.driver.now_ms)
+        restored = Group.restore(group.group_id, group.snapshot(), group.config, self.driver.moment())
         self.driver.group = restored
 
     def check(self) -> None:

@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 from millrace.broker.groups.offsets import (
     CommittedOffset,
     ExpiryRule,
+    OffsetStore,
+    expired_offsets,
+)
+from millrace.broker.groups.record_layout import (
     GroupKey,
     OffsetKey,
-    OffsetStore,
     UnreadableRecord,
     decode_group_value,
     decode_key,
@@ -23,11 +26,10 @@ from millrace.broker.groups.offsets import (
     encode_group_value,
     encode_offset_key,
     encode_offset_value,
-    expired_offsets,
-    partition_of_group,
 )
 from millrace.broker.groups.subscriptions import subscribed_topics
 from millrace.broker.groups.values import GroupSnapshot, MemberSnapshot
+from millrace.broker.protocol.java_hash import coordinator_partition
 
 TEXT = st.text(max_size=20)
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -38,7 +40,7 @@ MEMBERS = st.builds(
     st.none() | TEXT,
     TEXT,
     TEXT,
-    INT32,
+    st.integers(0, 2**31 - 1),  # older logs have none, and then it is the session's
     INT32,
     st.binary(max_size=20),
     st.binary(max_size=20),
@@ -81,8 +83,32 @@ def test_older_value_versions_are_read():
 
 def test_versions_of_newer_software_are_skipped():
     assert decode_key(struct.pack(">hh", 3, 0)) is None
-    assert decode_offset_value(struct.pack(">h", 4)) is None
-    assert decode_group_value(struct.pack(">h", 4)) is None
+    assert decode_offset_value(struct.pack(">h", 5)) is None
+    assert decode_group_value(struct.pack(">h", 5)) is None
+
+
+def test_flexible_values_of_kafka_4_are_read_and_their_tagged_fields_passed_over():
+    # version, offset, leader epoch, "hi" as size + 1, time; two tagged fields of sizes 2 and 0
+    value = bytes.fromhex("0004 0000000000000005 00000002 03 6869 00000000000003e8 02 00 02 abcd 8101 00")
+    assert decode_offset_value(value) == CommittedOffset(5, 2, "hi", 1_000)
+    member = "02 6d 00 02 63 03 2f68 0000ea60 00002710 02 01 03 0203 00"  # without an instance id
+    static = "02 6e 03 6831 02 63 03 2f68 0000ea60 00002710 01 01 01 05 01 ff"  # with one, and a tagged field
+    group = bytes.fromhex(
+        f"0004 09 636f6e73756d6572 00000003 06 72616e6765 02 6d 0000000000000009 03 {static} {member} 00"
+    )
+    assert decode_group_value(group) == GroupSnapshot(
+        "consumer",
+        3,
+        "range",
+        "m",
+        9,
+        (
+            MemberSnapshot("n", "h1", "c", "/h", 60_000, 10_000, b"", b""),
+            MemberSnapshot("m", None, "c", "/h", 60_000, 10_000, b"\x01", b"\x02\x03"),
+        ),
+    )
+    empty = bytes.fromhex("0004 09 636f6e73756d6572 00000004 00 00 0000000000000009 01 00")
+    assert decode_group_value(empty) == GroupSnapshot("consumer", 4, None, None, 9, ())
 
 
 @given(TEXT, TEXT, INT32, INT64, st.integers(-1, 2**31 - 1), TEXT, INT64, st.none() | st.integers(0, 2**62))
@@ -125,8 +151,8 @@ def test_cut_record_is_unreadable():
     ],
 )
 def test_group_belongs_to_the_partition_that_java_computes(group_id, java_absolute_hash_code):
-    assert partition_of_group(group_id, 50) == java_absolute_hash_code % 50
-    assert partition_of_group(group_id, 7) == java_absolute_hash_code % 7
+    assert coordinator_partition(group_id, 50) == java_absolute_hash_code % 50
+    assert coordinator_partition(group_id, 7) == java_absolute_hash_code % 7
 
 
 def test_later_commit_in_the_log_wins_whatever_the_order_of_acknowledgement():
@@ -138,6 +164,53 @@ def test_later_commit_in_the_log_wins_whatever_the_order_of_acknowledgement():
     assert store.get(("t", 0)).offset == 20
     store.remove(("t", 0), before_log_offset=9)
     assert store.get(("t", 0)) is None
+
+
+def test_offset_in_a_transaction_counts_from_its_marker_on():
+    store = OffsetStore()
+    store.put(("t", 0), CommittedOffset(1, -1, "", 0, log_offset=1))
+    store.put_pending(7, ("t", 0), CommittedOffset(2, -1, "", 0, log_offset=2))
+    store.put_pending(7, ("t", 0), CommittedOffset(3, -1, "", 0, log_offset=3))
+    store.put_pending(8, ("t", 1), CommittedOffset(9, -1, "", 0, log_offset=4))
+    assert store.get(("t", 0)).offset == 1
+    assert store.is_unstable(("t", 0))
+    assert store.is_unstable(("t", 1))
+    assert store.end_transaction(7, committed=True) == 1
+    assert (store.get(("t", 0)).offset, store.get(("t", 1))) == (3, None)
+    assert not store.is_unstable(("t", 0))
+    store.end_transaction(8, committed=False)
+    assert store.get(("t", 1)) is None
+    assert not store.has_unstable
+    assert store.end_transaction(8, committed=True) == 0, "a marker that comes again decides on nothing"
+
+
+def test_transactional_offset_counts_where_it_stands_in_the_log_not_where_its_marker_does():
+    store = OffsetStore()
+    store.put_pending(7, ("t", 0), CommittedOffset(10, -1, "", 0, log_offset=5))
+    store.put(("t", 0), CommittedOffset(20, -1, "", 0, log_offset=6))
+    store.end_transaction(7, committed=True)
+    assert store.get(("t", 0)).offset == 20
+
+
+def test_removal_takes_what_is_pending_from_before_it():
+    store = OffsetStore()
+    store.put_pending(7, ("t", 0), CommittedOffset(10, -1, "", 0, log_offset=5))
+    store.put_pending(8, ("t", 0), CommittedOffset(11, -1, "", 0, log_offset=7))
+    store.remove(("t", 0), before_log_offset=6)
+    store.end_transaction(7, committed=True)
+    assert store.get(("t", 0)) is None
+    store.end_transaction(8, committed=True)
+    assert store.get(("t", 0)).offset == 11
+
+
+def test_offset_with_an_open_transaction_does_not_expire():
+    store = OffsetStore()
+    store.put(("t", 0), CommittedOffset(1, -1, "", 0, log_offset=0))
+    store.put_pending(7, ("t", 0), CommittedOffset(2, -1, "", 0, log_offset=1))
+    rule = ExpiryRule(lambda committed: committed.commit_timestamp_ms)
+    assert expired_offsets(store, rule, 1_000, 10_000) == []
+    store.end_transaction(7, committed=False)
+    assert expired_offsets(store, rule, 1_000, 10_000) == [("t", 0)]
 
 
 def test_offsets_expire_by_age_by_their_own_expiry_and_not_while_in_use():

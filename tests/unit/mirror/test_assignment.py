@@ -4,16 +4,22 @@ import random
 
 import pytest
 
-from millrace.mirror.assignment import (
+from millrace.mirror.sharing.assignment import (
     Claim,
+    Share,
     assign,
-    decode_assignment,
     decode_claim,
-    encode_assignment,
+    decode_share,
+    departed_slots,
     encode_claim,
+    encode_share,
+    give_slots,
+    known_levels,
     withhold_claimed,
 )
-from millrace.mirror.routes import SourcePartition
+from millrace.mirror.sharing.balance import WORTH
+from millrace.mirror.sharing.rates import level_of
+from millrace.mirror.topics.routes import SourcePartition
 
 
 def partitions(count: int, source: str = "ewr", topic: str = "flights") -> list[SourcePartition]:
@@ -73,7 +79,7 @@ def test_random_changes_stay_balanced_sticky_and_complete() -> None:
         owned = [partition for share in shares.values() for partition in share]
         assert sorted(owned) == sorted(everything), where
         sizes = [len(share) for share in shares.values()]
-        assert max(sizes) - min(sizes) <= 1, where
+        assert max(sizes) - min(sizes) <= 2 * WORTH * max(sizes) + 1, where
         for worker, claim in workers.items():
             kept = claim.owned & set(shares[worker])
             share_limit = len(everything) // len(workers)
@@ -93,14 +99,82 @@ def test_moving_partition_is_withheld_until_its_owner_lets_go() -> None:
     assert later == {"a": now["a"], "b": ideal["b"]}
 
 
+def test_measured_rates_count_also_of_a_partition_that_nobody_carries_now() -> None:
+    # Three partitions, one of them as busy as the others together: it is alone on its worker.
+    busy, *others = partitions(3)
+    levels = {busy: level_of(20e6)} | dict.fromkeys(others, level_of(10e6))
+    alone = Claim(frozenset([busy, *others]), 1, levels=levels)
+    claims = {"a": alone, "b": Claim()}
+    ideal = assign([busy, *others], claims)
+    assert [busy] in ideal.values()
+    # The round after: what moves is in nobody's claim, and the leader knows its rate from before.
+    known = known_levels(claims, {})
+    kept = withhold_claimed(ideal, claims)
+    claims = {worker: Claim(frozenset(share), 2) for worker, share in kept.items()}
+    assert assign([busy, *others], claims, known) == ideal
+
+
+def test_the_newest_claim_knows_the_rate() -> None:
+    (one,) = partitions(1)
+    claims = {"a": Claim(generation=7, levels={one: 5}), "b": Claim(generation=3, levels={one: 9})}
+    assert known_levels(claims, {one: 1}) == {one: 5}
+    assert known_levels({}, {one: 1}) == {one: 1}
+
+
 def test_messages_survive_the_wire() -> None:
     everything = frozenset(partitions(3) + partitions(2, "jfk", "orders"))
     assert decode_claim(encode_claim(Claim(everything, 7))) == Claim(everything, 7)
-    assert decode_assignment(encode_assignment(everything)) == sorted(everything)
-    assert decode_assignment(b"") == []
+    measured = Claim(everything, 7, levels=dict.fromkeys(everything, 12))
+    assert decode_claim(encode_claim(measured)) == measured
+    assert decode_claim(b'{"version":1,"generation":1,"partitions":{},"rates":{"a":[1]}}').levels == {}
+    assert decode_share(encode_share(Share(tuple(everything)))).partitions == tuple(sorted(everything))
+    assert decode_share(b"") == Share()
+
+
+def test_each_return_to_a_seat_makes_another_claim() -> None:
+    """To the same one the group would answer with the share that it has, which is the former worker's."""
+    first, second = (encode_claim(Claim(is_settling=True, member_id=each)) for each in "ab")
+    assert first != second
+    assert decode_claim(first).is_settling
+    assert encode_claim(Claim(member_id="a")) == encode_claim(Claim(member_id="b")), (
+        "settled, it is nothing new"
+    )
 
 
 @pytest.mark.parametrize("data", [b"{}", b"[]", b"\x00", b'{"version":2,"partitions":{}}', b'{"version":1}'])
 def test_foreign_message_is_a_value_error(data: bytes) -> None:
     with pytest.raises(ValueError):
-        decode_assignment(data)
+        decode_share(data)
+
+
+def test_slots_are_kept_and_the_lowest_free_one_is_given() -> None:
+    workers = {
+        "a": Claim(slot=2, lane_count=12, generation=5),
+        "b": Claim(lane_count=12),
+        "c": Claim(slot=0, lane_count=12, generation=5),
+        "d": Claim(),
+    }
+    assert give_slots(workers) == {"a": 2, "b": 1, "c": 0}
+
+
+def test_slot_that_two_claim_stays_with_the_newer_claim() -> None:
+    workers = {
+        "a": Claim(slot=0, lane_count=12, generation=4),
+        "b": Claim(slot=0, lane_count=12, generation=5),
+    }
+    assert give_slots(workers) == {"a": 1, "b": 0}
+
+
+def test_slots_that_anybody_remembers_and_nobody_holds_have_departed() -> None:
+    workers = {
+        "a": Claim(slot=0, lane_count=12, seen_slots={0: 12, 1: 8}),
+        "b": Claim(lane_count=12, seen_slots={3: 4}),
+    }
+    assert departed_slots(workers, {0: 12, 2: 6}) == {1: 8, 2: 6, 3: 4}
+
+
+def test_slots_survive_the_messages() -> None:
+    claim = Claim(frozenset(), 7, 3, 12, {3: 12, 4: 8})
+    assert decode_claim(encode_claim(claim)) == claim
+    share = Share((), 3, {3: 12, 4: 8})
+    assert decode_share(encode_share(share)) == share

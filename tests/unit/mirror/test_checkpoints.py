@@ -4,8 +4,15 @@ from uuid import UUID
 
 import pytest
 
-from millrace.mirror.checkpoints import Position, Positions, decode_value, encode_key, encode_value
-from millrace.mirror.routes import SourcePartition
+from millrace.mirror.delivery.checkpoints import (
+    LOST,
+    Position,
+    Positions,
+    decode_value,
+    encode_key,
+    encode_value,
+)
+from millrace.mirror.topics.routes import SourcePartition
 
 WHERE = SourcePartition("ewr", "flights", 0)
 POSITION = Position(42, "cluster-a", UUID("12345678-1234-5678-1234-567812345678"), 3, 1_700_000_000_000)
@@ -15,7 +22,8 @@ def test_format_is_the_documented_one() -> None:
     assert encode_key(WHERE) == b'{"source":"ewr","topic":"flights","partition":0}'
     assert encode_value(POSITION) == (
         b'{"version":1,"next_offset":42,"cluster_id":"cluster-a",'
-        b'"topic_id":"12345678-1234-5678-1234-567812345678","leader_epoch":3,"at_ms":1700000000000}'
+        b'"topic_id":"12345678-1234-5678-1234-567812345678","leader_epoch":3,"at_ms":1700000000000,'
+        b'"log_end":-1,"waiting_since_ms":-1}'
     )
     assert decode_value(encode_value(POSITION)) == POSITION
 
@@ -36,12 +44,18 @@ def test_unreadable_position_is_lost_and_not_absent() -> None:
     assert positions.unreadable == {WHERE}
 
 
-def test_tombstone_forgets_on_purpose() -> None:
+def test_position_that_is_marked_as_lost_is_lost() -> None:
+    positions = Positions()
+    positions.apply(encode_key(WHERE), LOST)
+    assert (positions.known, positions.unreadable) == ({}, {WHERE})
+
+
+def test_removed_position_is_lost_too() -> None:
     positions = Positions()
     positions.apply(encode_key(WHERE), encode_value(POSITION))
     positions.apply(encode_key(WHERE), None)
     assert positions.known == {}
-    assert positions.unreadable == set()
+    assert positions.unreadable == {WHERE}
 
 
 @pytest.mark.parametrize("key", [None, b"", b"[]", b"{}", b'{"source":"a","topic":"b","partition":"0"}'])

@@ -6,7 +6,7 @@ import pytest
 
 from millrace.broker.errors import ConfigError
 from millrace.mirror.config import load_config, parse_config
-from millrace.mirror.gaps import GapClass, GapPolicy
+from millrace.mirror.gaps.gaps import GapClass, GapPolicy
 
 
 def settings(**changes: object) -> dict[str, object]:
@@ -31,7 +31,8 @@ def source(**changes: object) -> dict[str, object]:
 
 def test_smallest_config_gets_defaults() -> None:
     config = parse_config(settings())
-    assert config.delivery == "at_least_once"
+    assert config.delivery == "exactly_once"
+    assert config.lanes == 4
     assert config.naming_rule.target_topic("ewr", "flights") == "flights"
     assert config.control.listen == "127.0.0.1:8090"
     assert config.in_flight_bytes == 64 << 20
@@ -43,6 +44,20 @@ def test_gap_policy_of_one_class_wins_over_default() -> None:
     config = parse_config(settings(gaps={"expired": "skip"}))
     assert config.gaps.policy(GapClass.EXPIRED) is GapPolicy.SKIP
     assert config.gaps.policy(GapClass.CORRUPT) is GapPolicy.STOP
+
+
+def test_workers_that_share_a_file_take_their_names_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert parse_config(settings()).group.instance_id is None, "no name: the seat ends with the process"
+    assert parse_config(settings(group={"instance_id": "a-1"})).group.instance_id == "a-1"
+    shared = settings(group={"instance_id": {"env": "MIRROR_WORKER"}})
+    monkeypatch.setenv("MIRROR_WORKER", "b-2")
+    assert parse_config(shared).group.instance_id == "b-2"
+    for wrong in ("", "b 2"):
+        monkeypatch.setenv("MIRROR_WORKER", wrong)
+        with pytest.raises(ConfigError, match=r"group\.instance_id"):
+            parse_config(shared)
 
 
 @pytest.mark.parametrize(
@@ -82,9 +97,12 @@ def test_start_takes_ends_and_times(written: object, expected: object) -> None:
             "127.0.0.1:9392",
             "not the target's",
         ),
-        ({"delivery": "exactly_once"}, "delivery", "exactly_once", "not available in this version"),
+        ({"delivery": "at_most_once"}, "delivery", "at_most_once", "exactly_once"),
         ({"naming": "{cluster}"}, "naming", "{cluster}", "identity"),
         ({"naming": "{nonsense}.{topic}"}, "naming", "{nonsense}.{topic}", "identity"),
+        ({"naming": {"rename": {"a": "b c"}}}, "naming.rename.a", "b c", "a topic's name"),
+        ({"partition_counts": "narrowest"}, "partition_counts", "narrowest", "'widest'"),
+        ({"sources": [source(partition_offset=-1)]}, "sources[0].partition_offset", -1, "greater than"),
         ({"gaps": {"expired": "ignore"}}, "gaps.expired", "ignore", "'stop' or 'skip'"),
         ({"in_flight_bytes": 1}, "in_flight_bytes", 1, "greater than or equal"),
         ({"control": {"listen": "8090"}}, "control.listen", "8090", "an address"),
@@ -100,6 +118,78 @@ def test_wrong_setting_is_named_with_path_value_and_expectation(
     assert error.value == value or list(error.value) == list(value)  # type: ignore[call-overload]
     assert expected in error.expected
     assert "\n" not in str(error)
+
+
+def test_unknown_cluster_in_a_rename_is_named_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "mirror.yaml"
+    path.write_text(
+        """\
+name: aggregate
+target: {cluster: agg, bootstrap: ["127.0.0.1:9392"]}
+sources:
+  - {cluster: ewr, bootstrap: ["127.0.0.1:9092"], topics: {include: [flights]}}
+naming:
+  rename:
+    flights.eu: arrivals
+    nyc/flights.eu: departures
+"""
+    )
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert str(caught.value) == (
+        "mirror.yaml:8: naming.rename.nyc/flights.eu: got 'nyc', expected a cluster of sources: one of ewr"
+    )
+
+
+def test_pattern_that_does_not_compile_is_named_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "mirror.yaml"
+    path.write_text(
+        """\
+name: aggregate
+target: {cluster: agg, bootstrap: ["127.0.0.1:9392"]}
+sources:
+  - cluster: ewr
+    bootstrap: ["127.0.0.1:9092"]
+    topics:
+      include:
+        - flights
+        - "orders("
+"""
+    )
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert str(caught.value) == (
+        "mirror.yaml:9: sources[0].topics.include[1]: got 'orders(', expected a regular expression "
+        "(missing ), unterminated subpattern at position 6)"
+    )
+
+
+def test_clash_between_sections_has_a_line_too(tmp_path: Path) -> None:
+    path = tmp_path / "mirror.yaml"
+    path.write_text(
+        """\
+name: aggregate
+target: {cluster: agg, bootstrap: ["127.0.0.1:9392"]}
+sources:
+  - cluster: ewr
+    bootstrap: ["127.0.0.1:9392"]
+    topics: {include: [flights]}
+"""
+    )
+    with pytest.raises(ConfigError, match=r"mirror\.yaml:5: sources\[0\]\.bootstrap: "):
+        load_config(path)
+
+
+def test_partition_offsets_and_patterns_reach_the_naming() -> None:
+    config = parse_config(
+        settings(
+            sources=[source(), source(cluster="lhr", partition_offset=8)],
+            naming={"pattern": "all.{topic}", "rename": {"lhr/flights": "arrivals"}},
+        )
+    )
+    rule = config.naming_rule
+    assert str(rule.target_partition("lhr", "flights", 1)) == "arrivals-9"
+    assert str(rule.target_partition("ewr", "flights", 1)) == "all.flights-1"
 
 
 def test_missing_key_is_named() -> None:

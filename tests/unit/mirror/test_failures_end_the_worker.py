@@ -11,15 +11,16 @@ import pytest
 
 from millrace.broker.client.raw_produce import ProduceOutcome
 from millrace.broker.protocol.records import Record, build_batch
-from millrace.mirror import sink as sink_module
-from millrace.mirror import source as source_module
-from millrace.mirror.checkpoints import Position
 from millrace.mirror.config import FetchConfig
+from millrace.mirror.delivery import sink as sink_module
+from millrace.mirror.delivery.checkpoints import Position
+from millrace.mirror.delivery.progress import BrokenCommitRule, Span
+from millrace.mirror.delivery.sink import Outgoing, Sink
 from millrace.mirror.pipeline import State
-from millrace.mirror.progress import BrokenCommitRule, Span
-from millrace.mirror.routes import SourcePartition, TargetPartition
-from millrace.mirror.sink import Outgoing, Sink
-from millrace.mirror.source import FetchBudget, SourceReader
+from millrace.mirror.sources import source as source_module
+from millrace.mirror.sources.source import FetchBudget, SourceReader
+from millrace.mirror.sources.source_logs import SourceLogs
+from millrace.mirror.topics.routes import SourcePartition, TargetPartition
 
 TOPIC_ID = UUID(int=7)
 
@@ -37,6 +38,9 @@ class _View:
 class _Cluster:
     async def metadata(self, *_: object, **__: object) -> Any:
         return _View()
+
+    async def api_version(self, *_: object) -> int:
+        return 17
 
 
 class _BrokenOwner:
@@ -78,7 +82,8 @@ def _reader(**more: Any) -> SourceReader:
     async def nothing(*_: object) -> None:
         return None
 
-    config: Any = SimpleNamespace(cluster="ewr", topics=SimpleNamespace(include=["t"], exclude=[]))
+    topics = SimpleNamespace(include=["t"], exclude=[])
+    config: Any = SimpleNamespace(cluster="ewr", topics=topics, connections=1)
     arguments: dict[str, Any] = {"on_view": nothing, "record_start": nothing, **more}
     cluster: Any = _Cluster()
     return SourceReader(
@@ -107,7 +112,7 @@ def _pipeline(**more: Any) -> Any:
 
 def test_broken_rule_in_a_fetch_loop_ends_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
     async def fetch(*_: object, **__: object) -> Any:
-        return [SimpleNamespace(topic="t", partition=0, error_code=0, diverging=None)]
+        return [SimpleNamespace(topic="t", partition=0, error_code=0, diverging=None, records=b"")]
 
     def broken(_answer: object) -> None:
         raise BrokenCommitRule("on purpose")
@@ -135,7 +140,7 @@ def test_assignment_that_ended_meanwhile_writes_no_start(monkeypatch: pytest.Mon
         pipeline.state = State.CLOSED  # the seat in the group is lost while the source is being asked
         return source_module.Origin("c", TOPIC_ID), 0, 500
 
-    monkeypatch.setattr(SourceReader, "_log_of", slow_look)
+    monkeypatch.setattr(SourceLogs, "_log_of", slow_look)
     reader = _reader(record_start=record_start)
     asyncio.run(reader.begin(pipeline, None, is_lost=False, start="latest"))
     assert not written

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from millrace.mirror.lane import REST_AFTER_MS, SEQUENCE_MODULUS, Identity, Item, Outcome, TargetLane
+from millrace.mirror.delivery.lane import REST_AFTER_MS, SEQUENCE_MODULUS, Identity, Item, Outcome, TargetLane
 
 
 def lane(count: int) -> TargetLane[int]:
@@ -136,3 +136,33 @@ def test_sequence_wraps() -> None:
     made.answered(first, Outcome.ACKNOWLEDGED, 0)
     (second,) = send_all(made)
     assert (first.base_sequence, second.base_sequence) == (SEQUENCE_MODULUS - 5, 5)
+
+
+def test_batch_behind_a_refused_one_leaves_when_nobody_wants_it() -> None:
+    made = confirmed(3)
+    first, second, third = send_all(made)
+    gone: list[int] = []
+    made.answered(
+        first,
+        Outcome.REFUSED,
+        0,
+        on_refused=lambda _: gone.extend(made.withdraw(lambda payload: payload == 2)),
+    )
+    assert gone == [2]
+    assert made.answered(second, Outcome.OUT_OF_ORDER, 0) is Outcome.REFUSED
+    made.answered(third, Outcome.OUT_OF_ORDER, 0)
+    assert send_all(made, 10_000) == [third]
+    assert third.base_sequence == 10
+
+
+def test_only_what_was_sent_before_is_sent_again_when_asked_so() -> None:
+    made = confirmed(2)
+    first = made.next_to_send(0)
+    assert first is not None
+    assert made.next_to_send(0, only_again=True) is None
+    assert made.is_unsettled
+    made.answered(first, Outcome.RETRY, 0)
+    assert made.next_to_send(10_000, only_again=True) is first
+    made.answered(first, Outcome.ACKNOWLEDGED, 10_000)
+    assert not made.is_unsettled
+    assert made.next_to_send(10_000, only_again=True) is None

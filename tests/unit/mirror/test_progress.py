@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from millrace.mirror.progress import BrokenCommitRule, PartitionProgress
+from millrace.mirror.delivery.progress import BrokenCommitRule, PartitionProgress
 
 
 def test_position_waits_for_the_oldest_piece() -> None:
@@ -47,13 +47,50 @@ def test_failed_piece_holds_the_position_until_its_gap_is_recorded() -> None:
 def test_each_of_two_gaps_in_a_span_must_be_recorded() -> None:
     progress = PartitionProgress(0)
     span = progress.fetched(5, 1)
-    progress.split(span, 2)
-    progress.failed(span)
-    progress.failed(span)
-    progress.gap_recorded(span)
-    assert (progress.position, progress.is_blocked) == (0, True)
-    progress.gap_recorded(span)
+    first, second = progress.split(span, [3, 5])
+    progress.failed(first)
+    progress.failed(second)
+    progress.gap_recorded(first)
+    assert (progress.position, progress.is_blocked) == (3, True)
+    progress.gap_recorded(second)
     assert progress.position == 5
+
+
+def test_position_stands_between_the_halves_of_a_refused_batch() -> None:
+    progress = PartitionProgress(0)
+    first, second = progress.split(progress.fetched(5, 1, 11, 7), [2, 4])
+    assert (second.next_offset, first.size + second.size) == (5, 11)
+    progress.acknowledged(first)
+    progress.failed(second)
+    assert (progress.position, progress.position_leader_epoch, progress.is_exact) == (2, 7, True)
+
+
+def test_stretch_of_several_batches_is_not_exact_between_them() -> None:
+    progress = PartitionProgress(0)
+    span = progress.fetched(5, 2)
+    assert progress.is_exact
+    progress.acknowledged(span)
+    assert (progress.position, progress.is_exact) == (0, False)
+    progress.acknowledged(span)
+    assert (progress.position, progress.is_exact) == (5, True)
+
+
+def test_acknowledged_behind_an_open_gap_is_not_exact() -> None:
+    progress = PartitionProgress(0)
+    first, second = progress.fetched(5, 1), progress.fetched(9, 1)
+    progress.failed(first)
+    progress.acknowledged(second)
+    assert not progress.is_exact
+    progress.gap_recorded(first)
+    assert (progress.settled_position, progress.is_exact) == (9, True)
+
+
+def test_position_in_a_transaction_is_the_committed_one() -> None:
+    progress = PartitionProgress(7, transactional=True)
+    progress.acknowledged(progress.fetched(9, 1, leader_epoch=2))
+    assert (progress.position, progress.settled_position, progress.position_to_write()) == (7, 9, 9)
+    progress.written(9, 2)
+    assert (progress.position, progress.committed, progress.position_to_write()) == (9, (9, 2), None)
 
 
 def test_nothing_moves_after_the_assignment_ended() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from millrace.broker.protocol.batch import HEADER_SIZE, parse_header, seal, verify_crc
 from millrace.broker.protocol.records import Record, build_batch, read_records
-from millrace.mirror.rebatch import BatchPath, choose_path, rebuild, split, stamp_for_target
+from millrace.mirror.batches.rebatch import BatchPath, choose_path, rebuild, split, stamp_for_target
 
 RECORDS = [
     Record(b"k%d" % index, b"v" * index, (("h", b"x"), ("n", None)), timestamp_ms=1_000 + index)
@@ -56,6 +56,14 @@ def test_stamp_clears_what_only_a_source_may_say() -> None:
     assert parse_header(data).attributes == 4
 
 
+@pytest.mark.parametrize("bits", [0, 0x10 | 0x40], ids=["plain", "from_a_transaction"])
+def test_stamp_sets_the_bit_of_the_mirrors_own_transaction(bits: int) -> None:
+    data = with_attributes(batch(compression=4), bits)
+    stamp_for_target(memoryview(data), 1, 0, 0, transactional=True)
+    assert parse_header(data).attributes == 4 | 0x10
+    verify_crc(data, 0, parse_header(data))
+
+
 @pytest.mark.parametrize(
     ("data", "path"),
     [
@@ -89,6 +97,7 @@ def test_rebuild_keeps_records_and_codec(compression: int) -> None:
     data = sparse(batch(compression), 3)
     (piece,) = rebuild(memoryview(data), parse_header(data), from_offset=102, max_batch_size=NO_LIMIT)
     assert piece.batch is not None
+    stamp_for_target(piece.batch, 1, 0, 0)
     header = parse_header(piece.batch)
     verify_crc(piece.batch, 0, header)
     assert header.compression == compression

@@ -285,3 +285,61 @@ class TestFetch:
                 hot_fetch.decode_request(frame, position, version)
             with contextlib.suppress(ProtocolError):
                 hot_fetch.decode_response(_mutilated(rng, response), version)
+
+
+class Address:
+    def __init__(self, host: str, port: int, rack: str | None) -> None:
+        self.host, self.port, self.rack = host, port, rack
+
+
+NODES = {4: Address("four", 9094, "r"), 5: Address("five", 9095, None), 6: Address("six", 9096, None)}
+
+
+@pytest.mark.parametrize("version", [version for version in hot_produce.VERSIONS if version >= 10])
+def test_produce_response_names_leaders_as_kio_reads_them(version: int) -> None:
+    answers = [
+        hot_produce.PartitionAnswer("t", 0, 6, error_message="moved", current_leader=(4, 9)),
+        hot_produce.PartitionAnswer("t", 1, 0, 5),
+        hot_produce.PartitionAnswer("t", 2, 6, current_leader=(5, 2)),
+        hot_produce.PartitionAnswer("t", 3, 6, current_leader=(77, 2)),  # an address that nobody knows
+    ]
+    frame = memoryview(hot_produce.encode_response(version, 3, answers, 7, NODES))[4:]
+    response = frames.decode_response(load_response_schema(0, version), frame)
+    parts = response.responses[0].partition_responses
+    leaders = [(part.current_leader.leader_id, part.current_leader.leader_epoch) for part in parts]
+    assert leaders == [(4, 9), (-1, -1), (5, 2), (77, 2)]
+    endpoints = [(node.node_id, node.host, node.port, node.rack) for node in response.node_endpoints]
+    assert endpoints == [(4, "four", 9094, "r"), (5, "five", 9095, None)]
+    decoded, throttle_ms = hot_produce.decode_response(frame, version)
+    assert ([answer.current_leader for answer in decoded], throttle_ms) == (
+        [(4, 9), None, (5, 2), (77, 2)],
+        7,
+    )
+
+
+@pytest.mark.parametrize("version", [version for version in hot_produce.VERSIONS if version < 10])
+def test_older_produce_response_names_no_leaders(version: int) -> None:
+    answers = [hot_produce.PartitionAnswer("t", 0, 6, current_leader=(4, 9))]
+    frame = memoryview(hot_produce.encode_response(version, 3, answers, 0, NODES))[4:]
+    frames.decode_response(load_response_schema(0, version), frame)
+    decoded, _ = hot_produce.decode_response(frame, version)
+    assert decoded[0].current_leader is None
+
+
+@pytest.mark.parametrize("version", [version for version in hot_fetch.VERSIONS if version >= 12])
+def test_fetch_response_names_leaders_as_kio_reads_them(version: int) -> None:
+    topic: Any = TOPIC_ID if version >= hot_fetch.FIRST_WITH_TOPIC_IDS else "t"
+    given = [
+        hot_fetch.PartitionData(topic, 0, 6, current_leader=(4, 9)),
+        hot_fetch.PartitionData(topic, 1, 0, 5, 5, 0, b"records"),
+        hot_fetch.PartitionData(topic, 2, 74, current_leader=(4, 9)),
+    ]
+    frame = memoryview(b"".join(hot_fetch.encode_response(version, 3, given, nodes=NODES)))[4:]
+    response = frames.decode_response(load_response_schema(1, version), frame)
+    parts = response.responses[0].partitions
+    assert [part.current_leader.leader_id for part in parts] == [4, -1, 4]
+    if version >= 16:
+        (node,) = response.node_endpoints
+        assert (node.node_id, node.host, node.port, node.rack) == (4, "four", 9094, "r")
+    decoded = hot_fetch.decode_response(frame, version).partitions
+    assert [part.current_leader for part in decoded] == [(4, 9), None, (4, 9)]

@@ -16,8 +16,9 @@ from millrace.broker.errors import (
     UnknownTopicOrPartition,
 )
 from millrace.broker.protocol.records import Record, build_batch
+from millrace.broker.replication.local_partition import MustReadCold
 from millrace.broker.replication.partition import PartitionState
-from millrace.broker.replication.replica_manager import ACKS_ALL, MustReadCold, ReplicaManager
+from millrace.broker.replication.replica_manager import ACKS_ALL, ReplicaManager
 from millrace.broker.storage.log import Log
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
@@ -65,7 +66,7 @@ def append(manager: ReplicaManager, *values: bytes, acks: int = 1) -> int:
 
 def test_leader_appends_and_serves_up_to_the_high_watermark(tmp_path: Path) -> None:
     async def scenario(manager: ReplicaManager) -> None:
-        await manager.apply_topic("t", TOPIC_ID, led(), {})
+        await manager.hosted.apply_topic("t", TOPIC_ID, led(), {})
         assert [append(manager, b"a", b"b"), append(manager, b"c", acks=ACKS_ALL)] == [0, 2]
         read = manager.read_now("t", 0, 0, 1 << 20, at_least_one=True)
         assert (read.high_watermark, read.last_stable_offset, read.log_start_offset) == (3, 3, 0)
@@ -82,7 +83,7 @@ def test_partition_that_is_not_here_gets_the_error_that_fits(tmp_path: Path) -> 
             append(manager, b"x")
         with pytest.raises(NotLeaderOrFollower):
             manager.append_now("elsewhere", 0, batch(b"x"), 1)
-        await manager.apply_topic("t", TOPIC_ID, led(leader=2), {})
+        await manager.hosted.apply_topic("t", TOPIC_ID, led(leader=2), {})
         with pytest.raises(NotLeaderOrFollower):
             append(manager, b"x")
         with pytest.raises(NotLeaderOrFollower):
@@ -93,7 +94,7 @@ def test_partition_that_is_not_here_gets_the_error_that_fits(tmp_path: Path) -> 
 
 def test_too_few_in_sync_replicas_refuse_acks_all_before_anything_is_written(tmp_path: Path) -> None:
     async def scenario(manager: ReplicaManager) -> None:
-        await manager.apply_topic("t", TOPIC_ID, led(), {"min.insync.replicas": "2"})
+        await manager.hosted.apply_topic("t", TOPIC_ID, led(), {"min.insync.replicas": "2"}, {0: (1, 2)})
         with pytest.raises(NotEnoughReplicas):
             append(manager, b"x", acks=ACKS_ALL)
         assert append(manager, b"y", acks=1) == 0
@@ -107,8 +108,8 @@ def test_leadership_is_told_once_when_it_comes_and_when_it_goes(tmp_path: Path) 
         manager.listeners.gained.append(lambda topic, number: told.append(("gained", topic, number)))
         manager.listeners.lost.append(lambda topic, number: told.append(("lost", topic, number)))
         for states in (led(0), led(0), led(1, leader=-1), led(1, leader=-1), led(2)):
-            await manager.apply_topic("t", TOPIC_ID, states, {})
-        await manager.remove_topic("t")
+            await manager.hosted.apply_topic("t", TOPIC_ID, states, {})
+        await manager.hosted.remove_topic("t")
         assert [kind for kind, _, _ in told] == ["gained", "lost", "gained", "lost"]
 
     run(tmp_path, scenario)
@@ -116,9 +117,9 @@ def test_leadership_is_told_once_when_it_comes_and_when_it_goes(tmp_path: Path) 
 
 def test_new_epoch_is_on_record_for_the_next_reader(tmp_path: Path) -> None:
     async def scenario(manager: ReplicaManager) -> None:
-        await manager.apply_topic("t", TOPIC_ID, led(0), {})
+        await manager.hosted.apply_topic("t", TOPIC_ID, led(0), {})
         append(manager, b"a", b"b")
-        await manager.apply_topic("t", TOPIC_ID, led(4), {})
+        await manager.hosted.apply_topic("t", TOPIC_ID, led(4), {})
         append(manager, b"c")
         assert manager.epoch_end("t", 0, 0) == (0, 2)
         assert manager.epoch_end("t", 0, 4) == (4, 3)
@@ -130,9 +131,9 @@ def test_new_epoch_is_on_record_for_the_next_reader(tmp_path: Path) -> None:
 
 def test_topic_of_another_id_begins_empty(tmp_path: Path) -> None:
     async def scenario(manager: ReplicaManager) -> None:
-        await manager.apply_topic("t", TOPIC_ID, led(), {})
+        await manager.hosted.apply_topic("t", TOPIC_ID, led(), {})
         append(manager, b"old")
-        await manager.apply_topic("t", uuid.UUID(int=8), led(), {})
+        await manager.hosted.apply_topic("t", uuid.UUID(int=8), led(), {})
         assert append(manager, b"new") == 0
 
     run(tmp_path, scenario)
@@ -153,7 +154,7 @@ def test_flush_messages_is_awaited_and_never_on_the_event_loop(
     monkeypatch.setattr(Log, "flush", noted)
 
     async def scenario(manager: ReplicaManager) -> None:
-        await manager.apply_topic("t", TOPIC_ID, led(), {"flush.messages": "2"})
+        await manager.hosted.apply_topic("t", TOPIC_ID, led(), {"flush.messages": "2"})
         _, first = manager.append_now("t", 0, batch(b"a"), 1)
         _, second = manager.append_now("t", 0, batch(b"b"), 1)
         _, third = manager.append_now("t", 0, batch(b"c"), 1)
@@ -169,7 +170,7 @@ def test_flush_messages_is_awaited_and_never_on_the_event_loop(
 
 def test_flushed_visibility_hides_records_until_they_are_durable(tmp_path: Path) -> None:
     async def scenario(manager: ReplicaManager) -> None:
-        await manager.apply_topic("t", TOPIC_ID, led(), {})
+        await manager.hosted.apply_topic("t", TOPIC_ID, led(), {})
         append(manager, b"a")
         hidden = manager.read_now("t", 0, 0, 1, at_least_one=True)
         assert (hidden.high_watermark, bytes(hidden.records)) == (0, b"")
@@ -185,7 +186,7 @@ def test_flushed_visibility_hides_records_until_they_are_durable(tmp_path: Path)
 
 def test_failed_flush_fails_those_who_wait_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(manager: ReplicaManager) -> None:
-        await manager.apply_topic("t", TOPIC_ID, led(), {"flush.messages": "1"})
+        await manager.hosted.apply_topic("t", TOPIC_ID, led(), {"flush.messages": "1"})
 
         def broken(_log: Log, _now_ms: int) -> None:
             raise KafkaError.from_code(56, "the disk is gone")
@@ -200,7 +201,7 @@ def test_failed_flush_fails_those_who_wait_for_it(tmp_path: Path, monkeypatch: p
 
 def test_cold_read_is_left_to_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(manager: ReplicaManager) -> None:
-        await manager.apply_topic("t", TOPIC_ID, led(), {})
+        await manager.hosted.apply_topic("t", TOPIC_ID, led(), {})
         append(manager, b"a")
         warm = Log.read
 
@@ -226,11 +227,11 @@ def test_deleted_topic_takes_its_damaged_partition_with_it(tmp_path: Path) -> No
     (tmp_path / ".kafka_cleanshutdown").write_bytes(b"{}")
 
     async def scenario(manager: ReplicaManager) -> None:
-        await manager.apply_topic("t", TOPIC_ID, led(), {})
+        await manager.hosted.apply_topic("t", TOPIC_ID, led(), {})
         with pytest.raises(KafkaError):
             manager.append_now("t", 0, batch(b"a"), ACKS_ALL)
-        await manager.remove_topic("t")
-        await manager.apply_topic("t", uuid.UUID(int=8), led(), {})
+        await manager.hosted.remove_topic("t")
+        await manager.hosted.apply_topic("t", uuid.UUID(int=8), led(), {})
         assert manager.append_now("t", 0, batch(b"a"), ACKS_ALL)[0].base_offset == 0
 
     run(tmp_path, scenario)

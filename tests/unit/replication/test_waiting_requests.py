@@ -19,7 +19,7 @@ def test_bytes_of_all_partitions_add_up_and_others_do_not_count() -> None:
         await asyncio.sleep(0)
         assert not fetch.done()
         waiting.appended(B, 40)
-        assert await fetch
+        assert await fetch == (True, {A, B})
         assert len(waiting) == 0
 
     asyncio.run(scenario())
@@ -28,11 +28,11 @@ def test_bytes_of_all_partitions_add_up_and_others_do_not_count() -> None:
 def test_time_and_disturbance_end_the_wait() -> None:
     async def scenario() -> None:
         waiting = WaitingFetches()
-        assert not await waiting.wait([A], 1, 0.001)
-        fetch = asyncio.ensure_future(waiting.wait([A], 1 << 30, 60))
+        assert await waiting.wait([A], 1, 0.001) == (False, set())
+        fetch = asyncio.ensure_future(waiting.wait([A, B], 1 << 30, 60))
         await asyncio.sleep(0)
         waiting.disturbed(A)
-        assert await fetch
+        assert await fetch == (True, {A})
         assert len(waiting) == 0
 
     asyncio.run(scenario())
@@ -48,5 +48,24 @@ def test_reader_that_goes_away_leaves_nothing_behind() -> None:
         await asyncio.gather(fetch, return_exceptions=True)
         assert len(waiting) == 0
         waiting.appended(A, 5)
+
+    asyncio.run(scenario())
+
+
+def test_follower_gives_up_its_own_wait_only() -> None:
+    async def scenario() -> None:
+        waiting = WaitingFetches()
+        of_two, of_three, of_a_consumer = (
+            asyncio.ensure_future(waiting.wait([A, B], 1 << 30, 60, *reader)) for reader in ((2,), (3,), ())
+        )
+        await asyncio.sleep(0)
+        waiting.appended(B, 1)
+        waiting.give_up(A, 2)
+        assert await of_two == (False, {B})
+        await asyncio.sleep(0)
+        assert not of_three.done() and not of_a_consumer.done()
+        waiting.give_up(C, 3)
+        waiting.disturbed(A)
+        assert await of_three == await of_a_consumer == (True, {A, B})
 
     asyncio.run(scenario())

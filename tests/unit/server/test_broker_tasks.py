@@ -1,65 +1,22 @@
-"""What the broker makes of changes in the cluster, and of its own tasks that fail."""
+"""What the broker makes of its own tasks that fail."""
 
 from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
 from typing import Any
-from uuid import uuid4
 
 import pytest
+from structlog.testing import capture_logs
 
 from millrace.broker.config import load_config
-from millrace.broker.coordination.cluster_watcher import ClusterChanges
-from millrace.broker.coordination.paths import TopicAssignment
+from millrace.broker.coordination.session import SessionError, SessionState
+from millrace.broker.errors import MillraceError, ZooKeeperUnreachable
+from millrace.broker.server import broker as broker_module
 from millrace.broker.server.broker import Broker
+from millrace.broker.server.start_report import StartReport
 
 CONFIG = {"id": 1, "listen": "127.0.0.1:9092", "zookeeper": "127.0.0.1:2181/dc1", "data": ["d"]}
-
-
-def _broker() -> Any:
-    """A broker that was not started, with stand-ins for the parts that this is about."""
-    broker: Any = Broker(load_config(None, CONFIG))
-    done: list[tuple[str, str]] = []
-
-    async def forget_topics(topics: set[str]) -> None:
-        done.extend(("forget", topic) for topic in topics)
-
-    async def apply_topic(topic: str, *_: object) -> None:
-        done.append(("apply", topic))
-
-    async def remove_topic(topic: str) -> None:
-        done.append(("remove", topic))
-
-    broker._groups = SimpleNamespace(forget_topics=forget_topics)
-    broker._replicas = SimpleNamespace(apply_topic=apply_topic, remove_topic=remove_topic)
-    broker._controller = SimpleNamespace(wake=lambda: None)
-    broker.done = done
-    return broker
-
-
-def test_offsets_of_a_deleted_topic_do_not_pass_to_one_made_at_once_in_its_name() -> None:
-    async def scenario() -> Any:
-        broker = _broker()
-        # Deleted and made again before this broker came to look at it.
-        broker._cache.set_assignment("t", TopicAssignment(uuid4(), {0: (1,)}))
-        broker._on_cluster_changes(ClusterChanges(topics={"t"}, removed_topics={"t"}))
-        await broker._apply_topics()
-        broker._on_cluster_changes(ClusterChanges(topics={"t"}))
-        await broker._apply_topics()
-        return broker.done
-
-    assert asyncio.run(scenario()) == [("forget", "t"), ("apply", "t"), ("apply", "t")]
-
-
-def test_deleted_topic_is_removed_and_forgotten() -> None:
-    async def scenario() -> Any:
-        broker = _broker()
-        broker._on_cluster_changes(ClusterChanges(removed_topics={"t"}))
-        await broker._apply_topics()
-        return broker.done
-
-    assert set(asyncio.run(scenario())) == {("forget", "t"), ("remove", "t")}
 
 
 def test_task_of_a_part_that_fails_ends_the_broker() -> None:
@@ -67,9 +24,89 @@ def test_task_of_a_part_that_fails_ends_the_broker() -> None:
         raise RuntimeError("on purpose")
 
     async def scenario() -> None:
-        broker = _broker()
+        broker: Any = Broker(load_config(None, CONFIG))
         broker._watch(asyncio.get_running_loop().create_task(fail()))
         await asyncio.wait_for(broker.serve_until_stopped(), 5)
 
     with pytest.raises(RuntimeError, match="on purpose"):
+        asyncio.run(scenario())
+
+
+def test_task_that_is_given_up_by_nobody_ends_the_broker() -> None:
+    async def give_up() -> None:
+        raise asyncio.CancelledError
+
+    async def scenario() -> None:
+        broker: Any = Broker(load_config(None, CONFIG))
+        broker._spawn("flush", give_up())
+        await asyncio.wait_for(broker.serve_until_stopped(), 5)
+
+    with pytest.raises(MillraceError, match="flush"):
+        asyncio.run(scenario())
+
+
+def test_start_that_stands_still_says_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when ZooKeeper dies in its midst: what is asked of it is answered when it is back."""
+
+    async def scenario(lines: list[Any]) -> None:
+        broker: Any = Broker(load_config(None, CONFIG))
+        broker._report = StartReport("127.0.0.1:2181/dc1", 0.001)
+        broker._replicas = SimpleNamespace(partition_count=0)
+        session: Any = SimpleNamespace(state=SessionState.CONNECTED)
+
+        async def until_told(of: str) -> None:
+            async with asyncio.timeout(30):
+                while not any(of in line.get("waiting_for", "") for line in lines):  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+
+        async def open_logs() -> None:
+            await until_told("its logs to be opened")
+
+        async def connect() -> None:
+            broker._report.session = session
+
+        async def join() -> None:
+            session.state = SessionState.SUSPENDED
+            await until_told("ZooKeeper at 127.0.0.1:2181/dc1: the connection is suspended")
+            session.state = SessionState.CONNECTED
+            await until_told("its place in the cluster")
+
+        async def nothing(**_: object) -> None:
+            return
+
+        monkeypatch.setattr(broker_module, "load_loops", nothing)
+        monkeypatch.setattr(broker, "_take_port", lambda: None)
+        for step, stand_in in (
+            ("_open_logs", open_logs),
+            ("_connect", connect),
+            ("_join_cluster", join),
+            ("_serve", nothing),
+        ):
+            monkeypatch.setattr(broker, step, stand_in)
+        await broker.start()
+        count = len(lines)
+        await asyncio.sleep(0.02)
+        assert len(lines) == count, "it is up"
+
+    with capture_logs() as lines:
+        asyncio.run(scenario(lines))
+
+
+def test_start_that_loses_its_session_ends_with_a_word_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        broker: Any = Broker(load_config(None, CONFIG))
+
+        async def nothing(**_: object) -> None:
+            return
+
+        async def expired() -> None:
+            raise SessionError("SessionExpiredError")
+
+        monkeypatch.setattr(broker_module, "load_loops", nothing)
+        monkeypatch.setattr(broker, "_take_port", lambda: None)
+        monkeypatch.setattr(broker, "_open_logs", nothing)
+        monkeypatch.setattr(broker, "_connect", expired)
+        await broker.start()
+
+    with pytest.raises(ZooKeeperUnreachable, match=r"dc1 was lost .* start the broker again"):
         asyncio.run(scenario())

@@ -11,7 +11,17 @@ from typing import Any
 import pytest
 
 from millrace.broker.errors import ProtocolError
-from millrace.broker.server.connection import MOST_PENDING, Connection, ConnectionLimits
+from millrace.broker.server import connection as connection_module
+from millrace.broker.server.connection import MOST_PENDING, SEND_HIGH_WATER, Connection
+from millrace.broker.server.connection_limits import LANDING_SIZE, ConnectionLimits
+from millrace.broker.server.dispatch import Throttled
+from millrace.broker.server.memory_limits import (
+    SEND_STALL_SECONDS,
+    STALL_SECONDS,
+    UNBOUNDED,
+    AnswerBacklog,
+    RequestMemory,
+)
 from millrace.broker.telemetry.logs import RateLimit
 from millrace.broker.telemetry.metrics import BrokerMetrics
 
@@ -23,6 +33,8 @@ QUEUE_SIZE = 10_000
 class NotingTransport:
     def __init__(self) -> None:
         self.written = bytearray()
+        self.unread_size = 0  # set by tests that play a peer who does not read
+        self.stalled: Connection | None = None
         self.reading = True
         self.closed = self.aborted = False
 
@@ -34,10 +46,17 @@ class NotingTransport:
 
     def write(self, data: bytes) -> None:
         self.written += data
+        if self.stalled is not None:
+            self.unread_size += len(data)
+            if self.unread_size > self.high:
+                self.stalled.pause_writing()
 
     def writelines(self, buffers: Any) -> None:
         for buffer in buffers:
-            self.written += buffer
+            self.write(buffer)
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread_size
 
     def pause_reading(self) -> None:
         self.reading = False
@@ -52,10 +71,26 @@ class NotingTransport:
         self.aborted = True
 
 
+def limits_of(memory: RequestMemory, backlog: AnswerBacklog | None = None) -> ConnectionLimits:
+    return ConnectionLimits(
+        request_max_size=LARGEST_REQUEST,
+        receive_buffer_size=BUFFER_SIZE,
+        backlog=AnswerBacklog(UNBOUNDED, LARGEST_REQUEST, QUEUE_SIZE) if backlog is None else backlog,
+        memory=memory,
+    )
+
+
 class Server:
     """One connection; `answer(body)` stands for the dispatcher and its handlers."""
 
-    def __init__(self, answer: Callable[[bytes], Any]) -> None:
+    def __init__(
+        self,
+        answer: Callable[[bytes], Any],
+        *,
+        memory: RequestMemory | None = None,
+        backlog: AnswerBacklog | None = None,
+        limits: ConnectionLimits | None = None,
+    ) -> None:
         self.seen: list[bytes] = []
         self.transport = NotingTransport()
         self.metrics = BrokerMetrics()
@@ -64,9 +99,7 @@ class Server:
         self.connection = Connection(
             self,  # type: ignore[arg-type]
             self.metrics,
-            ConnectionLimits(
-                request_max_size=LARGEST_REQUEST, receive_buffer_size=BUFFER_SIZE, send_queue_size=QUEUE_SIZE
-            ),
+            limits or limits_of(memory or RequestMemory(), backlog),
             RateLimit(lambda: 0.0),
             self.gone.append,
         )
@@ -129,6 +162,20 @@ def test_impossible_size_closes_and_is_counted(size: int) -> None:
     assert server.seen == [b"fine"]
     assert server.transport.aborted
     assert server.metrics.connections_closed_for_protocol == 1
+    assert server.metrics.closes == {"protocol: size": 1}
+
+
+@pytest.mark.parametrize(
+    ("start", "reason"),
+    [(b"GET / HTTP/1.1\r\n", "HTTP"), (b"\x16\x03\x01\x02\x00\x01\x00", "TLS"), (b"\x7f\0\0\0", "max.bytes")],
+)
+def test_log_names_what_came_instead(start: bytes, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[dict[str, Any]] = []
+    monkeypatch.setattr(connection_module.log, "warning", lambda _event, **fields: lines.append(fields))
+    Server(lambda _body: b"").receive(start)
+    (line,) = lines
+    assert reason in line["reason"]
+    assert line["client"] == "10.0.0.1"
 
 
 def test_answers_before_a_broken_request_are_sent() -> None:
@@ -143,20 +190,129 @@ def test_announced_size_alone_takes_no_memory() -> None:
     assert len(server.connection._buffer) == BUFFER_SIZE
 
 
-def test_buffer_shrinks_when_the_connection_is_quiet() -> None:
+def test_buffer_shrinks_to_what_is_used() -> None:
     server = Server(lambda _body: b"")
     server.receive(request(bytes(500_000)))
     assert len(server.connection._buffer) >= 500_000
-    server.receive(request(b"x")[:6])
-    server.connection.shrink_if_quiet(quiet_since=float("inf"))
-    assert len(server.connection._buffer) >= 500_000  # half a frame is here
-    server.receive(request(b"x")[6:])
-    server.connection.shrink_if_quiet(quiet_since=0.0)
-    assert len(server.connection._buffer) >= 500_000  # not quiet for long enough
-    server.connection.shrink_if_quiet(quiet_since=float("inf"))
-    assert len(server.connection._buffer) == BUFFER_SIZE
+    server.connection.shrink()
+    assert len(server.connection._buffer) >= 500_000  # it was needed since the last look
+    server.receive(request(bytes(20_000))[:10_000])
+    server.connection.shrink()
+    assert BUFFER_SIZE < len(server.connection._buffer) <= 16_384  # half a frame is here
+    server.receive(request(bytes(20_000))[10_000:])
+    server.connection.shrink()
+    server.connection.shrink()
+    assert len(server.connection._buffer) == 0
     server.receive(request(b"after"))
     assert server.seen[-1] == b"after"
+
+
+def test_whole_requests_need_no_memory_of_the_connection() -> None:
+    server = Server(lambda _body: b"")
+    server.receive(request(bytes(1_000)) * 100)
+    assert len(server.seen) == 100
+    assert len(server.connection._buffer) == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_connections_that_share_the_landing_area_keep_their_bytes_apart(seed: int) -> None:
+    """Requests cut anywhere, of all sizes, on connections that take turns, stall and give room back."""
+    rng = random.Random(seed)
+
+    async def scenario() -> None:
+        waiting: list[asyncio.Future[bytes]] = []
+
+        def answer(body: bytes) -> Any:
+            if rng.random() < 0.3:
+                waiting.append(asyncio.get_running_loop().create_future())
+                return waiting[-1]
+            return b""
+
+        limits = limits_of(RequestMemory(rng.choice((UNBOUNDED, 300_000, 2_000_000))))
+        servers = [Server(answer, limits=limits) for _ in range(4)]
+        bodies = [
+            [rng.randbytes(rng.choice((1, 100, 5_000, 40_000, 300_000))) for _ in range(rng.randint(5, 60))]
+            for _ in servers
+        ]
+        streams = [b"".join(map(request, each)) for each in bodies]
+        sent = [0] * len(servers)
+        while any(len(server.seen) < len(each) for server, each in zip(servers, bodies, strict=True)):
+            number = rng.randrange(len(servers))
+            size = rng.choice((1, 10, 1_000, 20_000, 200_000))
+            sent[number] += servers[number].receive(streams[number][sent[number] : sent[number] + size])
+            if rng.random() < 0.1:
+                rng.choice(servers).connection.give_room_back()
+            if rng.random() < 0.3:
+                for future in waiting:
+                    future.set_result(b"")
+                waiting.clear()
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+        for server, each in zip(servers, bodies, strict=True):
+            assert server.seen == each
+        assert limits.memory.used == sum(server.connection._extra_size for server in servers)
+
+    asyncio.run(scenario())
+
+
+def test_buffer_counts_in_the_memory_of_all_requests() -> None:
+    memory = RequestMemory()
+    server = Server(lambda _body: b"", memory=memory)
+    server.receive(request(bytes(500_000))[:-1])
+    assert memory.used == len(server.connection._buffer) - BUFFER_SIZE > 400_000
+    server.receive(b"x")
+    server.connection.shrink()
+    server.connection.shrink()
+    assert memory.used == 0
+    server.receive(request(bytes(500_000))[:-1])
+    server.connection.connection_lost(None)
+    assert memory.used == 0
+
+
+def test_half_requests_that_fill_the_memory_do_not_wait_for_each_other() -> None:
+    async def scenario() -> None:
+        memory = RequestMemory(100_000)
+        servers = [Server(lambda _body: b"", memory=memory) for _ in range(4)]
+        stream = request(bytes(90_000))
+        sent = [0] * len(servers)
+
+        def feed() -> None:
+            for number, server in enumerate(servers):
+                sent[number] += server.receive(stream[sent[number] : sent[number] + 1_000])
+
+        for _ in range(60):
+            feed()
+        # One has all it wants, beyond the limit if need be; the others are not read from.
+        assert memory.used <= 100_000 + 2 * len(stream)
+        assert [server.transport.reading for server in servers].count(False) >= 1
+
+        def all_seen() -> bool:
+            feed()
+            return all(len(server.seen) == 1 for server in servers)
+
+        for _ in range(1_000):
+            if all_seen():
+                break
+            for server in servers:
+                server.connection.give_room_back()  # as the listener does when somebody waits
+            await asyncio.sleep(0)
+        assert all_seen()
+
+    asyncio.run(scenario())
+
+
+def test_half_a_request_without_progress_is_stuck() -> None:
+    server = Server(lambda _body: b"")
+    connection = server.connection
+    assert not connection.is_stuck(0.0)
+    server.receive(request(bytes(1_000))[:500])
+    assert not connection.is_stuck(1.0)
+    assert not connection.is_stuck(SEND_STALL_SECONDS)
+    server.receive(request(bytes(1_000))[500:600])
+    assert not connection.is_stuck(SEND_STALL_SECONDS + 2)
+    assert connection.is_stuck(2 * SEND_STALL_SECONDS + 3)
+    server.receive(request(bytes(1_000))[600:])
+    assert not connection.is_stuck(10 * SEND_STALL_SECONDS)  # nothing is half here
 
 
 def test_answers_keep_the_order_of_requests() -> None:
@@ -172,6 +328,20 @@ def test_answers_keep_the_order_of_requests() -> None:
         futures[b"1"].set_result(None)  # nothing to send for this one
         await asyncio.sleep(0)
         assert bytes(server.transport.written) == b"<0><2><3><4>"
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_is_given_up_closes_the_connection() -> None:
+    """The answers behind it would wait for their turn for ever, and so would their client."""
+
+    async def scenario() -> None:
+        given_up = asyncio.get_running_loop().create_future()
+        server = Server(lambda body: given_up if body == b"1" else b"<" + body + b">")
+        server.receive(request(b"1") + request(b"2"))
+        given_up.cancel()
+        await asyncio.sleep(0)
+        assert server.transport.aborted and bytes(server.transport.written) == b""
 
     asyncio.run(scenario())
 
@@ -205,27 +375,120 @@ def test_full_buffer_behind_a_waiting_request_pauses_reading() -> None:
             return b""
 
         server = Server(lambda body: control() if body == b"control" else b"")
-        rest = b"".join(request(b"x" * 100) for _ in range(1_000))
+        rest = b"".join(request(b"x" * 100) for _ in range(4_000))
         taken = server.receive(request(b"control") + rest)
         assert not server.transport.reading
-        assert taken < 2 * BUFFER_SIZE
+        assert taken < LANDING_SIZE + BUFFER_SIZE < len(rest)
         release.set_result(None)
         await until(lambda: server.transport.reading)
         server.receive((request(b"control") + rest)[taken:])
-        assert len(server.seen) == 1_001
+        assert len(server.seen) == 4_001
 
     asyncio.run(scenario())
 
 
 def test_peer_that_does_not_read_is_not_answered_further() -> None:
-    server = Server(lambda _body: b"answer")
-    server.connection.pause_writing()
-    server.receive(request(b"x") * 1_000)
-    assert server.seen == []
+    backlog = AnswerBacklog(UNBOUNDED, LARGEST_REQUEST, 1 << 20)
+    server = Server(lambda _body: bytes(100_000), backlog=backlog)
+    server.transport.stalled = server.connection
+    server.receive(request(b"x" * 100) * 4_000)
+    seen = len(server.seen)
+    assert (1 << 20) - 100_000 <= len(server.transport.written) - SEND_HIGH_WATER <= (1 << 20) + 200_000
     assert not server.transport.reading
+    assert len(server.transport.written) - SEND_HIGH_WATER <= backlog.held + 100_000
+    server.transport.stalled = None
+    server.transport.unread_size = 0
     server.connection.resume_writing()
-    assert len(server.seen) > 0
+    assert len(server.seen) > seen
     assert server.transport.reading
+    assert backlog.held == 0
+
+
+def test_backlog_of_all_shrinks_what_one_may_queue() -> None:
+    backlog = AnswerBacklog(8 << 20, LARGEST_REQUEST, 1 << 20)
+    server = Server(lambda _body: bytes(100_000), backlog=backlog)
+    server.transport.stalled = server.connection
+    backlog.set("somebody else", 8 << 20, 0.0)
+    server.receive(request(b"x" * 100) * 1_000)
+    assert len(server.transport.written) <= SEND_HIGH_WATER + (256 << 10) + 200_000
+
+
+def test_reading_some_is_progress() -> None:
+    backlog = AnswerBacklog(1 << 20, LARGEST_REQUEST, 1 << 20)
+    server = Server(lambda _body: bytes(1 << 20), backlog=backlog)
+    server.transport.stalled = server.connection
+    server.receive(request(b"x"))
+    began = server.connection.last_active
+    server.connection.look_at_reader(began + 1)
+    server.connection.look_at_reader(began + STALL_SECONDS - 1)
+    assert backlog.overdue(began + STALL_SECONDS + 1) == [server.connection]
+    server.transport.unread_size += 1_000  # more is queued
+    server.connection.look_at_reader(began + STALL_SECONDS)
+    server.transport.unread_size -= 1_000  # it reads
+    server.connection.look_at_reader(began + STALL_SECONDS + 1)
+    assert backlog.overdue(began + STALL_SECONDS + 2) == []
+    server.connection.connection_lost(None)
+    assert backlog.held == 0
+
+
+def test_throttled_client_is_answered_at_once_and_then_not_heard_for_a_while() -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        server = Server(lambda body: Throttled(b"<slow>", 60) if body == b"slow" else b"<" + body + b">")
+        server.receive(request(b"slow") + request(b"next") + request(b"more"))
+        began = loop.time()
+        assert bytes(server.transport.written) == b"<slow>"
+        assert server.seen == [b"slow"]
+        assert server.metrics.throttled_requests == 1
+        assert not server.connection.idle  # the tidying must not close it
+        while len(server.seen) < 3:
+            await asyncio.sleep(0.005)
+            assert loop.time() < began + 5
+        assert loop.time() - began >= 0.059
+        assert bytes(server.transport.written) == b"<slow><next><more>"
+
+        silent = Server(lambda _body: Throttled(None, 60_000))
+        silent.receive(request(b"acks=0") * 2)
+        assert len(silent.seen) == 1
+        silent.connection.connection_lost(None)
+        assert silent.connection._muted is None  # the timer would keep it in memory
+
+    asyncio.run(scenario())
+
+
+def test_throttled_answer_waits_for_its_turn() -> None:
+    async def scenario() -> None:
+        first = asyncio.get_running_loop().create_future()
+        server = Server(lambda body: first if body == b"first" else Throttled(b"<slow>", 30))
+        server.receive(request(b"first") + request(b"slow"))
+        assert bytes(server.transport.written) == b""
+        assert server.metrics.throttled_requests == 0
+        first.set_result(Throttled([b"<fi", b"rst>"], 10))
+        await asyncio.sleep(0)
+        assert bytes(server.transport.written) == b"<first><slow>"
+        assert server.metrics.throttled_requests == 2
+        server.receive(request(b"third"))
+        assert len(server.seen) == 2
+        await asyncio.sleep(0.04)
+        assert len(server.seen) == 3
+
+    asyncio.run(scenario())
+
+
+def test_refused_connection_is_dropped_before_it_says_a_word() -> None:
+    server = Server(lambda _body: b"")
+    refused = Connection(
+        server,  # type: ignore[arg-type]
+        server.metrics,
+        server.connection._limits,
+        RateLimit(lambda: 0.0),
+        server.gone.append,
+        lambda connection: connection.client_address != "10.0.0.1",
+    )
+    transport = NotingTransport()
+    refused.connection_made(transport)  # type: ignore[arg-type]
+    assert transport.aborted
+    assert server.metrics.connections_opened == 1
 
 
 def test_answers_that_wait_for_their_turn_are_bounded() -> None:
@@ -239,6 +502,23 @@ def test_answers_that_wait_for_their_turn_are_bounded() -> None:
         await asyncio.sleep(0)
         assert len(server.seen) == 11
         assert len(server.transport.written) == 40_000
+
+    asyncio.run(scenario())
+
+
+def test_requests_are_taken_up_again_when_others_have_left_more_room_meanwhile() -> None:
+    async def scenario() -> None:
+        first = asyncio.get_running_loop().create_future()
+        backlog = AnswerBacklog(8 << 20, LARGEST_REQUEST, 1 << 20)
+        backlog.set("somebody else", 8 << 20, 0.0)
+        server = Server(lambda body: first if body == b"first" else bytes(150_000), backlog=backlog)
+        server.receive(request(b"first") + request(b"large") * 4)
+        assert len(server.seen) == 1 + 2  # for want of room the others are not taken yet
+        backlog.set("somebody else", 0, 1.0)
+        first.set_result(b"")
+        await asyncio.sleep(0)
+        assert len(server.seen) == 5
+        assert len(server.transport.written) == 600_000
 
     asyncio.run(scenario())
 

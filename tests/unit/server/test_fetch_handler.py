@@ -1,20 +1,31 @@
-"""When a waiting fetch is answered."""
+"""When a waiting fetch is answered, what a quota and a wrong broker make of it."""
 
 from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from millrace.broker.protocol import hot_fetch
+import pytest
+
+from millrace.broker.coordination.metadata_cache import MetadataCache
+from millrace.broker.coordination.paths import BrokerRegistration, TopicAssignment
+from millrace.broker.errors import FencedLeaderEpoch, NotLeaderOrFollower
+from millrace.broker.protocol import hot_fetch, hot_produce
 from millrace.broker.protocol.frames import decode_request
 from millrace.broker.protocol.hot_fetch import PartitionFetch
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.broker.replication.partition import PartitionState
 from millrace.broker.replication.replica_manager import ReplicaManager
-from millrace.broker.server.handlers import fetch
+from millrace.broker.server.dispatch import Throttled
+from millrace.broker.server.fetch_sessions import FetchSessionCache
+from millrace.broker.server.handlers import fetch, produce
+from millrace.broker.server.memory_limits import UNBOUNDED, AnswerBacklog
+from millrace.broker.server.quotas import ClientQuotas
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
 from millrace.broker.telemetry.metrics import BrokerMetrics
@@ -23,12 +34,72 @@ VERSION = 12
 MAX_WAIT_MS = 20_000
 
 
-def _ask(services: Any) -> Any:
-    request = hot_fetch.FetchRequest(MAX_WAIT_MS, 1, 1 << 20, False, (PartitionFetch("t", 0, 0, 1 << 20),))
-    frame = memoryview(bytearray(hot_fetch.encode_request(VERSION, 1, "raw", request)))[4:]
-    head, position = decode_request(frame)
+def _frame(request: bytes | bytearray) -> tuple[Any, memoryview, int]:
+    frame = memoryview(bytearray(request))[4:]
+    return decode_request(frame)[0], frame, decode_request(frame)[1]
+
+
+def _ask(
+    services: Any,
+    *,
+    min_bytes: int = 1,
+    max_wait_ms: int = MAX_WAIT_MS,
+    version: int = VERSION,
+    session: tuple[int, int] = (0, -1),
+) -> Any:
+    """`session`: its id, and the epoch of this request in it."""
+    asked, (session_id, epoch) = (PartitionFetch("t", 0, 0, 1 << 20),), session
+    request = hot_fetch.FetchRequest(
+        max_wait_ms, min_bytes, 1 << 20, False, asked, session_id=session_id, session_epoch=epoch
+    )
+    head, frame, position = _frame(hot_fetch.encode_request(version, 1, "raw", request))
     context: Any = SimpleNamespace(broker=services)
     return fetch.handle_frame(head, frame, position, context)
+
+
+def _decoded(buffers: Any, version: int = VERSION) -> hot_fetch.FetchResponse:
+    return hot_fetch.decode_response(memoryview(b"".join(buffers))[4:], version)
+
+
+def _batch(value: bytes = b"v") -> memoryview:
+    return memoryview(build_batch([Record(b"k", value, (), 1)]))
+
+
+@asynccontextmanager
+async def _broker(
+    folder: Path, *, leader: int = 1, largest_answer: int = 1 << 20, partitions: int = 1
+) -> AsyncIterator[Any]:
+    """The services of broker 1, which has a replica of t-0; with more `partitions`, so has broker 2, which
+    is not in sync."""
+    logs = LogManager([folder], LogConfig())
+    logs.start(0)
+    metrics = BrokerMetrics()
+    replicas = ReplicaManager(
+        1, logs, LogConfig(), clock_ms=lambda: 0, is_known=lambda *_: True, metrics=metrics
+    )
+    services = SimpleNamespace(
+        replica_manager=replicas,
+        metrics=metrics,
+        metadata_cache=MetadataCache(),
+        clock=SimpleNamespace(steady_ms=lambda: 0),  # the time of day is not asked for
+        quotas=ClientQuotas(),
+        fetch_sessions=FetchSessionCache(10),
+        backlog=AnswerBacklog(UNBOUNDED, largest_answer, 1 << 20),
+    )
+    cache, topic_id = services.metadata_cache, uuid.UUID(int=1)
+    cache.set_brokers([BrokerRegistration(number, f"host-{number}", 9090 + number) for number in (1, 2)])
+    assignment: dict[int, tuple[int, ...]] = dict.fromkeys(range(partitions), (1, 2))
+    cache.set_assignment("t", TopicAssignment(topic_id, assignment))
+    state = PartitionState(leader, 5, (leader,), 1)
+    for number in assignment:
+        cache.set_state("t", number, state, 1)
+    followed = assignment if partitions > 1 else {}
+    try:
+        await replicas.hosted.apply_topic("t", topic_id, dict.fromkeys(assignment, state), {}, followed)
+        yield services
+    finally:
+        replicas.close()
+        logs.close(0)
 
 
 def test_append_between_a_fetch_and_its_wait_is_not_overlooked(tmp_path: Path) -> None:
@@ -36,25 +107,165 @@ def test_append_between_a_fetch_and_its_wait_is_not_overlooked(tmp_path: Path) -
     the fetch has begun to wait. It must not sleep until the next append, or until its time is up."""
 
     async def scenario() -> int:
-        logs = LogManager([tmp_path], LogConfig())
-        logs.start(0)
-        metrics = BrokerMetrics()
-        replicas = ReplicaManager(
-            1, logs, LogConfig(), clock_ms=lambda: 0, is_known=lambda *_: True, metrics=metrics
-        )
-        settings = SimpleNamespace(fetch_max_bytes=1 << 20)
-        services = SimpleNamespace(
-            replica_manager=replicas, metrics=metrics, config=SimpleNamespace(settings=settings)
-        )
-        try:
-            await replicas.apply_topic("t", uuid.UUID(int=1), {0: PartitionState(1, 0, (1,), 1)}, {})
+        async with _broker(tmp_path) as services:
             answer = _ask(services)
-            replicas.append_now("t", 0, memoryview(build_batch([Record(b"k", b"v", (), 1)])), 1)
-            buffers = await asyncio.wait_for(answer, 5)
-            response = hot_fetch.decode_response(memoryview(b"".join(buffers))[4:], VERSION)
+            services.replica_manager.append_now("t", 0, _batch(), 1)
+            response = _decoded(await asyncio.wait_for(answer, 5))
             return len(response.partitions[0].records)
-        finally:
-            replicas.close()
-            logs.close(0)
 
     assert asyncio.run(scenario()) > 0
+
+
+def test_fetch_that_waits_for_more_holds_nothing_and_still_gets_all(tmp_path: Path) -> None:
+    async def scenario() -> tuple[int, int]:
+        async with _broker(tmp_path) as services:
+            services.replica_manager.append_now("t", 0, _batch(b"x" * 1_000), 1)
+            answer = _ask(services, min_bytes=100_000, max_wait_ms=100)
+            await asyncio.sleep(0.02)
+            fetch_under_way = answer.get_coro().cr_frame.f_locals["fetch"]
+            assert fetch_under_way.given is None
+            response = _decoded(await asyncio.wait_for(answer, 5))
+            return len(response.partitions[0].records), services.metrics.fetch_waits
+
+    size, waits = asyncio.run(scenario())
+    assert size > 1_000
+    assert waits == 1
+
+
+def _ask_as_follower(services: Any, *partitions: int, max_wait_ms: int = MAX_WAIT_MS) -> Any:
+    asked = [PartitionFetch("t", number, 0, 1 << 20, 5) for number in partitions]
+    request = hot_fetch.FetchRequest(max_wait_ms, 1, 1 << 20, False, asked, replica_id=2)
+    head, frame, position = _frame(hot_fetch.encode_request(VERSION, 1, "raw", request))
+    context: Any = SimpleNamespace(broker=services)
+    return fetch.handle_frame(head, frame, position, context)
+
+
+def test_after_a_wait_only_what_changed_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with _broker(tmp_path, partitions=4) as services:
+            read: list[int] = []
+            read_now = services.replica_manager.read_now
+
+            def reading(topic: str, partition: int, *arguments: Any, **named: Any) -> Any:
+                read.append(partition)
+                return read_now(topic, partition, *arguments, **named)
+
+            monkeypatch.setattr(services.replica_manager, "read_now", reading)
+            answer = _ask_as_follower(services, 0, 1, 2, 3)
+            await asyncio.sleep(0)
+            services.replica_manager.append_now("t", 2, _batch(), 1)
+            services.replica_manager.append_now("t", 1, _batch(), 1)
+            response = _decoded(await asyncio.wait_for(answer, 5))
+            assert read[:4] == [0, 1, 2, 3] and sorted(read[4:]) == [1, 2]
+            given = [(part.partition, len(part.records) > 0) for part in response.partitions]
+            assert given == [(0, False), (1, True), (2, True), (3, False)]
+
+    asyncio.run(scenario())
+
+
+def test_lost_leadership_ends_a_wait_and_is_told(tmp_path: Path) -> None:
+    async def scenario() -> list[int]:
+        async with _broker(tmp_path, partitions=2) as services:
+            answer = _ask_as_follower(services, 0, 1)
+            await asyncio.sleep(0)
+            state = PartitionState(2, 6, (1, 2), 1, 2)
+            await services.replica_manager.hosted.apply_topic("t", uuid.UUID(int=1), {1: state}, {})
+            response = _decoded(await asyncio.wait_for(answer, 5))
+            return [part.error_code for part in response.partitions]
+
+    assert asyncio.run(scenario()) == [0, FencedLeaderEpoch.code]
+
+
+@pytest.mark.parametrize("turns", [0, 1, 3])
+def test_follower_that_does_not_wait_ends_its_earlier_wait(tmp_path: Path, turns: int) -> None:
+    """Also where both requests come in one piece of the stream, so that no wait has begun yet."""
+
+    async def scenario() -> None:
+        async with _broker(tmp_path, partitions=3) as services:
+            other = _ask_as_follower(services, 2)
+            answer = _ask_as_follower(services, 0, 1)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            assert len(_decoded(_ask_as_follower(services, 1, max_wait_ms=0)).partitions) == 1
+            response = _decoded(await asyncio.wait_for(answer, 5))
+            assert [(part.partition, len(part.records)) for part in response.partitions] == [(0, 0), (1, 0)]
+            assert not other.done()
+            other.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_more_than_an_answer_can_hold_is_not_waited_for(tmp_path: Path) -> None:
+    async def scenario() -> int:
+        async with _broker(tmp_path, largest_answer=500) as services:
+            services.replica_manager.append_now("t", 0, _batch(b"x" * 1_000), 1)
+            return len(_decoded(_ask(services, min_bytes=100_000)).partitions[0].records)
+
+    assert asyncio.run(scenario()) > 1_000
+
+
+def test_throttled_fetch_is_empty_and_costs_nothing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with _broker(tmp_path) as services:
+            services.replica_manager.append_now("t", 0, _batch(b"x" * 1_000), 1)
+            services.quotas.apply({"raw": {"consumer_byte_rate": 50.0}})
+            answer = _ask(services)
+            assert isinstance(answer, Throttled)
+            response = _decoded(answer.frame)
+            assert response.throttle_ms == answer.throttle_ms > 0
+            assert response.partitions == []
+            assert services.metrics.fetch_bytes == 0
+            services.quotas.apply({"raw": {"consumer_byte_rate": 500.0}})
+            assert len(_decoded(_ask(services)).partitions[0].records) > 1_000
+
+    asyncio.run(scenario())
+
+
+def test_age_of_a_session_is_measured_by_the_steady_clock(tmp_path: Path) -> None:
+    """Set back, the time of day would keep unused ones for an hour, and refuse new ones."""
+
+    async def scenario() -> None:
+        async with _broker(tmp_path) as services:
+            services.clock.steady_ms = lambda: 7
+            services.replica_manager.append_now("t", 0, _batch(), 1)
+            session_id = _decoded(_ask(services, session=(0, 0))).session_id
+            session = services.fetch_sessions._sessions[session_id]
+            services.clock.steady_ms = lambda: 9
+            assert _decoded(_ask(services, session=(session_id, 1))).session_id == session_id
+            assert (session.created_ms, session.used_ms) == (7, 9)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("version", "is_told"), [(12, False), (15, False), (16, True), (17, True)])
+def test_wrong_broker_tells_who_leads(tmp_path: Path, version: int, is_told: bool) -> None:
+    async def scenario() -> hot_fetch.PartitionData:
+        async with _broker(tmp_path, leader=2) as services:
+            request = hot_fetch.FetchRequest(
+                0, 1, 1 << 20, False, (PartitionFetch("t" if version < 13 else uuid.UUID(int=1), 0, 0, 100),)
+            )
+            head, frame, position = _frame(hot_fetch.encode_request(version, 1, "raw", request))
+            context: Any = SimpleNamespace(broker=services)
+            return _decoded(fetch.handle_frame(head, frame, position, context), version).partitions[0]
+
+    part = asyncio.run(scenario())
+    assert part.error_code == NotLeaderOrFollower.code
+    assert part.current_leader == ((2, 5) if is_told else None)
+
+
+@pytest.mark.parametrize(("version", "is_told"), [(9, False), (10, True), (11, True)])
+def test_wrong_broker_tells_a_producer_who_leads(tmp_path: Path, version: int, is_told: bool) -> None:
+    async def scenario() -> Any:
+        async with _broker(tmp_path, leader=2) as services:
+            request = b"".join(hot_produce.encode_request(version, 1, "raw", {("t", 0): _batch()}, acks=1))
+            head, frame, position = _frame(request)
+            context: Any = SimpleNamespace(broker=services, head=head, client_address="")
+            answer = produce.handle_frame(head, frame, position, context)
+            assert (b"host-2" in answer) is is_told
+            return hot_produce.decode_response(memoryview(answer)[4:], version)[0][0]
+
+    part = asyncio.run(scenario())
+    assert part.error_code == NotLeaderOrFollower.code
+    assert part.current_leader == ((2, 5) if is_told else None)

@@ -12,6 +12,8 @@ from millrace.broker.protocol.records import Record, build_batch
 from millrace.broker.storage.log import AppendResult, Log
 from millrace.broker.storage.log_config import LogConfig
 
+from .compaction import NOW_MS, compacted_config
+
 
 def make_batch(count: int = 1, *, timestamp_ms: int = 1000, size: int = 10, **header: Any) -> bytearray:
     """A batch of `count` records of `size` bytes, all of one time."""
@@ -41,3 +43,10 @@ def open_log(tmp_path: Path) -> Callable[..., Log]:
         )
 
     return open_
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Log:
+    """An empty log of a compacted topic."""
+    config = compacted_config(index_interval_bytes=1)
+    return Log.open(tmp_path / "t-0", config, recovery_point=None, now_ms=NOW_MS)

@@ -12,6 +12,7 @@ import pytest
 
 from millrace.broker import errors
 from millrace.broker.protocol.batch import parse_header, seal, verify_crc
+from millrace.broker.protocol.control_records import build_marker
 from millrace.broker.protocol.records import Record, build_batch, read_records
 from millrace.broker.storage.log import Log
 from millrace.broker.storage.segment import LogFile
@@ -49,9 +50,9 @@ def _with(batch: bytearray, position: int, value: bytes, *, sealed: bool = True)
 
 
 REFUSED: dict[str, tuple[Callable[[], bytes | bytearray], type[errors.KafkaError]]] = {
-    "empty": (lambda: b"", errors.CorruptMessage),
-    "magic 1": (lambda: _with(make_batch(), 16, b"\x01"), errors.CorruptMessage),
-    "cut": (lambda: make_batch()[:-1], errors.CorruptMessage),
+    "empty": (lambda: b"", errors.InvalidRecord),
+    "magic 1": (lambda: _with(make_batch(), 16, b"\x01"), errors.InvalidRecord),
+    "cut": (lambda: make_batch()[:-1], errors.InvalidRecord),
     "two batches": (lambda: make_batch() + make_batch(), errors.InvalidRecord),
     "wrong CRC": (lambda: _with(make_batch(), 65, b"\xff", sealed=False), errors.CorruptMessage),
     "count that lies": (lambda: _with(make_batch(), 57, b"\0\0\0\2"), errors.InvalidRecord),
@@ -105,8 +106,7 @@ def test_internal_origin_may_write_control_batches(open_log: OpenLog) -> None:
     begun = make_batch(transactional=True, producer_id=4, producer_epoch=0, base_sequence=0)
     log.append(begun, leader_epoch=0, now_ms=0)
     assert log.first_unstable_offset == 0
-    marker = make_batch(control=True, transactional=True, producer_id=4, producer_epoch=0)
-    log.append(marker, leader_epoch=0, now_ms=0, origin="internal")
+    log.append(build_marker(4, 0, 0, True, 0), leader_epoch=0, now_ms=0, origin="internal")
     assert log.first_unstable_offset is None
 
 
@@ -147,6 +147,14 @@ def test_flush_messages_flushes_within_the_append(open_log: OpenLog) -> None:
     assert log.recovery_point == 3
 
 
+def test_without_a_time_for_flushes_a_clock_that_was_set_back_makes_none_due(open_log: OpenLog) -> None:
+    log = open_log()
+    append(log)
+    log.flush(10_000)
+    append(log)
+    assert not log.needs_flush(9_999)
+
+
 def test_flush_is_due_after_flush_ms_and_after_a_roll(open_log: OpenLog) -> None:
     log = open_log(flush_ms=500, segment_bytes=200)
     assert not log.needs_flush(10_000), "nothing to flush"
@@ -154,8 +162,9 @@ def test_flush_is_due_after_flush_ms_and_after_a_roll(open_log: OpenLog) -> None
     assert not log.needs_flush(1499)
     assert log.needs_flush(1500)
     log.flush(1500)
-    assert not log.needs_flush(1999)
     append(log, size=100)
+    assert not log.needs_flush(1999)
+    assert log.needs_flush(1499), "the clock was set back: nobody knows how long ago the last one was"
     append(log, size=100)
     assert log.needs_flush(1501), "a segment was completed since"
 

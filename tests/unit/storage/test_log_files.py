@@ -9,8 +9,9 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,8 @@ from millrace.broker.errors import KafkaStorageError, OffsetOutOfRange
 from millrace.broker.protocol.batch import iterate_batches, parse_header
 from millrace.broker.storage.log import Log
 from millrace.broker.storage.log_config import LogConfig
-from millrace.broker.storage.segment import WouldBlock
+from millrace.broker.storage.log_reader import LogRead
+from millrace.broker.storage.segment import Segment, WouldBlock
 
 from .conftest import append, make_batch
 
@@ -153,7 +155,7 @@ def test_reader_finishes_while_retention_removes_its_segment(open_log: OpenLog) 
     log = open_log(segment_bytes=2 * SIZE, retention_bytes=0)
     for _ in range(4):
         append(log, 2)
-    segment = log._segments[0]
+    segment = log.segments[0]
     log.delete_old_segments(0)
     assert not segment.path.exists()
     assert len(segment.file.read(0, 10**6)) == 2 * SIZE
@@ -205,7 +207,7 @@ def test_damage_below_the_recovery_point_closes_the_partition_and_changes_nothin
     for _ in range(3):
         append(log, 2)
     content = bytearray(_log_file(log).read_bytes())
-    content[SIZE + 70] ^= 1
+    content[SIZE + 16] ^= 1  # the magic: headers lead to the recovery point, records are not read again
     _log_file(log).write_bytes(content)
     with pytest.raises(KafkaStorageError, match="damaged where it had been flushed") as caught:
         open_log(recovery_point=5)
@@ -312,6 +314,28 @@ def test_read_that_would_wait_says_so(open_log: OpenLog, monkeypatch: pytest.Mon
     with pytest.raises(WouldBlock):
         log.read(0, 100, may_block=False)
     assert log.read(0, 100).data
+
+
+def test_what_is_removed_between_look_and_search_is_out_of_range_and_not_passed_over(
+    open_log: OpenLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(segment_bytes=2 * SIZE, retention_bytes=2 * SIZE)
+    for _ in range(6):
+        append(log, 2)
+    search, put = log._reader.read, log._segments.put
+
+    def search_later(*arguments: Any) -> LogRead:
+        assert log.delete_old_segments(0)
+        return search(*arguments)
+
+    def put_watched(segments: Sequence[Segment]) -> None:
+        assert log.start_offset >= segments[0].base_offset, "who looks now would believe what is gone"
+        put(segments)
+
+    monkeypatch.setattr(log._reader, "read", search_later)
+    monkeypatch.setattr(log._segments, "put", put_watched)
+    with pytest.raises(OffsetOutOfRange):
+        log.read(0, SIZE)
 
 
 def test_appends_reads_flushes_and_retention_run_side_by_side(open_log: OpenLog) -> None:

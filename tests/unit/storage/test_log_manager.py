@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import uuid
 from pathlib import Path
 
@@ -11,8 +10,9 @@ import pytest
 
 from millrace.broker.errors import DataFolderLocked, DataFolderNotWritable, InvalidConfig, KafkaStorageError
 from millrace.broker.storage import checkpoints
+from millrace.broker.storage.data_folder import CLEAN_SHUTDOWN_MARKER
 from millrace.broker.storage.log_config import SETTINGS, LogConfig
-from millrace.broker.storage.log_manager import CLEAN_SHUTDOWN_MARKER, LogManager
+from millrace.broker.storage.log_manager import LogManager
 
 from .conftest import append, make_batch
 
@@ -42,7 +42,7 @@ def test_logs_come_back_after_a_clean_end(tmp_path: Path) -> None:
 def _abandon(manager: LogManager) -> None:
     """What a kill leaves: nothing is closed, only the lock goes with the process."""
     for folder in manager._folders:
-        os.close(folder.lock_fd)
+        folder.release()
 
 
 def test_unclean_end_recovers_from_the_checkpoint(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_damaged_partition_is_offline_alone_and_stays_untouched(tmp_path: Path) 
     manager.housekeeping(now_ms=10)
     path = tmp_path / "t-0" / f"{0:020d}.log"
     hurt = bytearray(path.read_bytes())
-    hurt[70] ^= 1
+    hurt[16] ^= 1
     path.write_bytes(hurt)
     _abandon(manager)
     again = _started(tmp_path)

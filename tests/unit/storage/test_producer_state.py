@@ -10,6 +10,7 @@ import pytest
 from millrace.broker.errors import InvalidProducerEpoch, OutOfOrderSequence
 from millrace.broker.protocol.batch import BatchHeader, parse_header
 from millrace.broker.protocol.checksum import crc32c
+from millrace.broker.protocol.control_records import Marker
 from millrace.broker.storage import producer_snapshot
 from millrace.broker.storage.producer_state import ProducerState
 
@@ -86,7 +87,7 @@ def test_open_transaction_is_remembered_until_its_marker() -> None:
     state = _state(_header(0, offset=5, transactional=True), _header(1, offset=6, transactional=True))
     assert state.first_unstable_offset == 5
     assert state.expire(10**9, 1) == 0, "an open transaction keeps its producer"
-    state.note(_header(-1, offset=7, transactional=True, control=True), 1000)
+    state.note(_header(-1, offset=7, transactional=True, control=True), 1000, Marker(9, 0, 0, True))
     assert state.first_unstable_offset is None
     assert state.check(_header(2)) is None
 

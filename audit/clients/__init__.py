@@ -1,0 +1,1 @@
+"""What runs beside an application's producers and consumers: counts, journal, reports."""

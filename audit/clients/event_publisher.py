@@ -1,0 +1,194 @@
+"""Sends a producer's events to its cluster, and keeps those that were not delivered for the next time.
+
+Called by `producer` from its reporting thread, and when it closes. The application's client is given with
+every call and never kept. Events go through it but in two cases, for which a second client is opened: an
+event of a transactional producer must not wait for a transaction, nor be aborted with it; a client that
+had a fatal error takes nothing any more, while its counts must still be told.
+
+Must stay true: what a report tells is in the journal before it is sent (`ProducerJournal.reported`); an event
+that was not delivered is told again, and one of an earlier session stays owed until it is delivered.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from millrace.audit.clients.events_topic import TopicState, connection_settings, ensure_events_topic
+from millrace.audit.clients.recovery import ProducerJournal
+from millrace.audit.clients.session import StreamSession
+from millrace.audit.contract.events import CLOSED, CountEvent, Event, StreamEvent, encode_event
+
+_log = logging.getLogger("millrace.audit.clients.event_publisher")
+
+MAX_TOPIC_ATTEMPTS = 3
+OWN_CONNECTION = {"acks": "all", "enable.idempotence": True, "linger.ms": 5}
+
+_produce = Producer.produce
+Delivered = Callable[[KafkaError | None], None]
+
+
+class EventPublisher:
+    """One producer's way to the events topic. Not thread-safe but for the callbacks: the caller locks.
+
+    `settings` are the application's; what is changed in them later (credentials) is used from then on.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        settings: Mapping[str, Any],
+        journal: ProducerJournal | None,
+        *,
+        transactional: bool = False,
+        extras: Mapping[str, Any] | None = None,
+    ):
+        self._topic = topic
+        self._settings = settings
+        self._journal = journal
+        self._transactional = transactional
+        self._extras = dict(extras or {})
+        self.own_connection: Producer | None = None
+        self._owed = dict(journal.owed) if journal is not None else {}
+        self._topic_ready = False
+        self._topic_attempts = 0
+        # Events that the application's client has and whose delivery reports were not served yet.
+        self._in_flight: set[object] = set()
+        self._undelivered: dict[StreamSession, KafkaError | None] = {}
+
+    @property
+    def owes(self) -> bool:
+        """Events of an earlier session wait to be sent."""
+        return bool(self._owed)
+
+    @property
+    def in_flight(self) -> int:
+        """How many events are in the queue of the application's client."""
+        return len(self._in_flight)
+
+    def take_undelivered(self) -> dict[StreamSession, KafkaError | None]:
+        """The streams of which an event was not delivered since the last call, and why (None: no room)."""
+        undelivered = {}
+        while self._undelivered:
+            stream, error = self._undelivered.popitem()
+            undelivered[stream] = error
+        return undelivered
+
+    def prepare_topic(self, timeout_s: float) -> bool:
+        """Whether events can be sent; a cluster that answers but creates nothing must do so unasked."""
+        if not self._topic_ready:
+            state = ensure_events_topic(self._settings, self._topic, timeout_s)
+            self._topic_attempts += state is TopicState.UNANSWERED
+            self._topic_ready = state is TopicState.READY or self._topic_attempts >= MAX_TOPIC_ATTEMPTS
+        return self._topic_ready
+
+    def publish(
+        self, client: Producer, stream: StreamSession, events: list[Event], deadline: float | None = None
+    ) -> None:
+        """Send a stream's events; with a deadline (monotonic seconds) it waits for room in the queue."""
+        unsent = list(events)
+        try:
+            while unsent:
+                event = unsent[0]
+                if self._journal is not None and isinstance(event, CountEvent):
+                    self._journal.reported(stream, event)
+                key, value = encode_event(event)
+                if not self._send(client, key, value, partial(self._delivered, stream, event), deadline):
+                    return
+                unsent.pop(0)
+        finally:
+            for event in unsent:
+                self._not_delivered(stream, event, None)
+
+    def publish_owed(self, client: Producer) -> None:
+        """Send what an earlier session still owes, in its order."""
+        while self._owed:
+            key = next(iter(self._owed))
+            value = self._owed.pop(key)
+            sent = False
+            try:
+                delivered = partial(self._owed_delivered, key, value)
+                sent = self._send(client, key.encode(), value.encode(), delivered, None)
+            finally:
+                if not sent:
+                    self._owed[key] = value
+            if not sent:
+                return
+
+    def serve(self) -> None:
+        """Learn what became of events that went through the connection of their own."""
+        if self.own_connection is not None:
+            self.own_connection.poll(0)
+
+    def set_credentials(self, username: str, password: str) -> None:
+        if self.own_connection is not None:
+            self.own_connection.set_sasl_credentials(username, password)
+
+    def _send(
+        self, client: Producer, key: bytes, value: bytes, delivered: Delivered, deadline: float | None
+    ) -> bool:
+        """Queue an event; False when the queue is full (until the deadline, if there is one)."""
+        while True:
+            try:
+                self._hand_over(client, key, value, delivered)
+                return True
+            except BufferError:
+                if deadline is None or time.monotonic() >= deadline:
+                    return False
+                (self.own_connection or client).poll(0.1)
+
+    def _hand_over(self, client: Producer, key: bytes, value: bytes, delivered: Delivered) -> None:
+        own = self.own_connection
+        if own is None and self._transactional:
+            own = self._connect()
+        if own is None:
+            token = object()
+
+            def settled(error: KafkaError | None, _: Any) -> None:
+                self._in_flight.discard(token)
+                delivered(error)
+
+            self._in_flight.add(token)
+            try:
+                _produce(client, self._topic, value, key, -1, settled)
+                return
+            except KafkaException as error:
+                self._in_flight.discard(token)
+                _log.warning("reports go through a connection of their own now: %s", error.args[0].str())
+                own = self._connect()
+            except BaseException:
+                self._in_flight.discard(token)
+                raise
+        _produce(own, self._topic, value, key, -1, lambda error, _: delivered(error))
+
+    def _connect(self) -> Producer:
+        settings = {**connection_settings(self._settings), **OWN_CONNECTION}
+        self.own_connection = Producer(settings, **self._extras)
+        return self.own_connection
+
+    def _delivered(self, stream: StreamSession, event: Event, error: KafkaError | None) -> None:
+        if error is not None:
+            self._not_delivered(stream, event, error)
+            return
+        window = stream.report_delivered(event)
+        if self._journal is None:
+            return
+        if window is not None:
+            self._journal.delivered(stream, window)
+        elif isinstance(event, StreamEvent) and event.state == CLOSED and stream.is_told:
+            self._journal.gone(stream)
+
+    def _not_delivered(self, stream: StreamSession, event: Event, error: KafkaError | None) -> None:
+        stream.report_again(event)
+        self._undelivered[stream] = error
+
+    def _owed_delivered(self, key: str, value: str, error: KafkaError | None) -> None:
+        if error is not None:
+            self._owed[key] = value
+        elif self._journal is not None:
+            self._journal.carried(key)

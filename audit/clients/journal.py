@@ -1,0 +1,256 @@
+"""The journal: what a producer knows and has not yet reported, kept through kill -9.
+
+Called by `producer`. A memory-mapped file: what was written survives the death of the process (not of the
+machine; for that there is the lease, after which a silent stream is UNKNOWN). Whatever the journal says, it
+errs on one side only: a sequence whose fate it did not learn is reported as ambiguous, never as
+acknowledged.
+
+Byte layout: two halves of equal size, of which the one with the highest generation is in use.
+
+    half        magic "MRJ2", u32 CRC of what follows, u64 generation, u64 each: inode, device, machine, boot
+    then blocks u32 payload size, u32 CRC of (generation, payload), payload (JSON)
+
+A half is closed by the first block whose CRC is wrong (bytes of an older generation, or a write cut by the
+kill). When a half is full, a snapshot of everything unreported goes to the other one, whose header is written
+last. A snapshot that leaves little room doubles the file and goes to its upper half; what was in use stays
+where it is until then, so recovery looks for headers at the size's half, quarter, eighth, ... as well. CRCs
+are CRC-32C by crcmod's table, computed by hardware (`protocol.checksum`).
+
+Ownership: one process holds the file's lock while it lives. Whoever opens a *copy* must not report what it
+says, because the original's owner does. `FilePlace` tells: a copied file has another inode; a cloned machine
+another machine id (where the clone was given one). Device numbers count only within one boot, after which
+they may change by themselves. A copy, and a file that is no journal, is set aside under another name. A
+machine that was cloned with its id looks like one that was rebooted: the auditor finds that out, when two
+sessions report one stream, and its windows are UNKNOWN.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import mmap
+import os
+import struct
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+from millrace.broker.errors import FatalError
+from millrace.broker.protocol.checksum import crc32c
+
+MAGIC = b"MRJ2"
+HALF_HEADER = struct.Struct("<4sIQQQQQ")
+_HEADER_FIELDS = struct.Struct("<QQQQQ")
+BLOCK_HEADER = struct.Struct("<II")
+DEFAULT_SIZE = 4 << 20
+MIN_SIZE = 1 << 13
+
+
+class JournalInUse(FatalError):
+    """Another living process writes this journal."""
+
+    exit_status = 21
+
+
+class JournalUnusable(FatalError):
+    """The journal cannot be created, locked or mapped."""
+
+    exit_status = 22
+
+
+@dataclass(frozen=True, slots=True)
+class FilePlace:
+    """Where a file is, as 64-bit numbers. `machine` and `boot` are hashes, 0 where the system tells none."""
+
+    inode: int
+    device: int
+    machine: int
+    boot: int
+
+    def is_copied_to(self, place: FilePlace) -> bool:
+        """Whether a file written here, now found at `place`, is a copy (or a clone) of the original."""
+        if place.inode != self.inode:
+            return True
+        if self.machine and place.machine and place.machine != self.machine:
+            return True
+        same_boot = self.boot == place.boot and self.boot != 0
+        return same_boot and place.device != self.device
+
+
+def place_of(descriptor: int) -> FilePlace:
+    """The place of an open file."""
+    status = os.fstat(descriptor)
+    machine, boot = map(_system_id, ("/etc/machine-id", "/proc/sys/kernel/random/boot_id"))
+    return FilePlace(status.st_ino, status.st_dev, machine, boot)
+
+
+def _system_id(path: str) -> int:
+    try:
+        text = Path(path).read_bytes().strip()
+    except OSError:
+        return 0
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") if text else 0
+
+
+class Journal:
+    """An append-only log of JSON blocks in two alternating halves. Not thread-safe: the caller locks."""
+
+    def __init__(self, path: str | Path, size: int = DEFAULT_SIZE):
+        self.path = Path(path)
+        self._size = max(size, MIN_SIZE)
+        self._generation = 0
+        self._start = 0
+        self._limit = 0
+        self._end = 0
+        self.set_aside: Path | None = None
+        self.set_aside_because = ""
+        self._file = self._open_locked()
+        self._place = place_of(self._file.fileno())
+        self._map = self._open_map()
+        self.recovered = self._recover()
+
+    def append(self, block: dict[str, Any]) -> bool:
+        """Write one block; False when the half is full and the caller must give a snapshot."""
+        payload = json.dumps(block, separators=(",", ":")).encode()
+        if self._end + BLOCK_HEADER.size + len(payload) > self._limit:
+            return False
+        self._end = self._write_block(self._end, payload, self._generation)
+        return True
+
+    def rewrite(self, blocks: Iterable[dict[str, Any]]) -> None:
+        """Start the other half with a snapshot; grows the file when that leaves too little room."""
+        payloads = [json.dumps(block, separators=(",", ":")).encode() for block in blocks]
+        needed = HALF_HEADER.size + sum(BLOCK_HEADER.size + len(payload) for payload in payloads)
+        grown = False
+        while needed > self._half_size // 2:
+            self._grow()
+            grown = True
+        generation = self._generation + 1
+        start = self._half_size if grown or self._start == 0 else 0
+        self._map[start : start + len(MAGIC)] = bytes(len(MAGIC))
+        position = start + HALF_HEADER.size
+        for payload in payloads:
+            position = self._write_block(position, payload, generation)
+        self._write_half_header(start, generation)
+        self._generation, self._start, self._end = generation, start, position
+        self._limit = start + self._half_size
+
+    def abandon(self) -> None:
+        """In a forked child: close its descriptors, or the parent's lock would live as long as the child.
+
+        The mapping has one of its own, so it goes too.
+        """
+        with contextlib.suppress(BufferError):  # another thread was writing; its memory view stays for ever
+            self._map.close()
+        self._file.close()
+
+    def close(self) -> None:
+        """Release the lock and the mapping."""
+        self._map.close()
+        self._file.close()
+
+    @property
+    def _half_size(self) -> int:
+        return self._size // 2
+
+    def _open_locked(self) -> Any:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise JournalUnusable(f"journal {self.path}: {reason}; choose a writable path") from error
+        file = os.fdopen(descriptor, "r+b", buffering=0)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.close()
+            raise JournalInUse(
+                f"journal {self.path} is in use by another process; give every producer its own"
+            ) from error
+        return file
+
+    def _open_map(self) -> mmap.mmap:
+        present = os.fstat(self._file.fileno()).st_size
+        if present >= MIN_SIZE:
+            self._size = present - present % 2
+        else:
+            os.truncate(self._file.fileno(), self._size)
+        return mmap.mmap(self._file.fileno(), self._size)
+
+    def _recover(self) -> list[dict[str, Any]]:
+        """The blocks of the newer half, in order; empty for a new, a foreign or a copied file."""
+        best: tuple[int, int, FilePlace] | None = None
+        for start in self._possible_starts():
+            magic, checksum, generation, *place = HALF_HEADER.unpack_from(self._map, start)
+            if magic != MAGIC or checksum != crc32c(_HEADER_FIELDS.pack(generation, *place)):
+                continue
+            if best is None or generation > best[0]:
+                best = (generation, start, FilePlace(*place))
+        if best is None:
+            if any(
+                self._map[start : start + HALF_HEADER.size].strip(b"\0") for start in (0, self._half_size)
+            ):
+                self._put_aside("unknown", "it is not a journal that this release can read")
+            return []
+        self._generation, self._start, written_at = best
+        if written_at.is_copied_to(self._place):
+            self._put_aside("copied", "it is a copy of another producer's, which reports it")
+            return []
+        return self._read_blocks(self._start + HALF_HEADER.size, self._size)
+
+    def _possible_starts(self) -> list[int]:
+        """Where a half may begin, for every size that the file may have had before it grew."""
+        starts, size = [0], self._size
+        while size >= MIN_SIZE:
+            size //= 2
+            starts.append(size)
+        return starts
+
+    def _read_blocks(self, position: int, limit: int) -> list[dict[str, Any]]:
+        blocks: list[dict[str, Any]] = []
+        while position + BLOCK_HEADER.size <= limit:
+            size, checksum = BLOCK_HEADER.unpack_from(self._map, position)
+            start = position + BLOCK_HEADER.size
+            if size == 0 or start + size > limit:
+                break
+            payload = self._map[start : start + size]
+            if checksum != _block_checksum(payload, self._generation):
+                break
+            blocks.append(json.loads(payload))
+            position = start + size
+        # What was recovered is only ever followed by a snapshot: nothing is appended behind a cut block.
+        return blocks
+
+    def _put_aside(self, what: str, why: str) -> None:
+        """Keep the file's bytes under another name, and begin anew."""
+        self.set_aside = self.path.with_name(f"{self.path.name}.{what}-{os.getpid()}")
+        self.set_aside_because = why
+        self.set_aside.write_bytes(self._map[:])
+        self._map[:] = bytes(self._size)
+        self._generation = self._start = 0
+
+    def _write_block(self, position: int, payload: bytes, generation: int) -> int:
+        """The size and CRC go last: until they are there, the log ends before this block."""
+        start = position + BLOCK_HEADER.size
+        self._map[start : start + len(payload)] = payload
+        BLOCK_HEADER.pack_into(self._map, position, len(payload), _block_checksum(payload, generation))
+        return start + len(payload)
+
+    def _write_half_header(self, start: int, generation: int) -> None:
+        fields = _HEADER_FIELDS.pack(generation, *astuple(self._place))
+        self._map[start : start + HALF_HEADER.size] = MAGIC + struct.pack("<I", crc32c(fields)) + fields
+
+    def _grow(self) -> None:
+        """Double the file; the half in use then lies within the new lower half."""
+        self._map.close()
+        self._size *= 2
+        os.truncate(self._file.fileno(), self._size)
+        self._map = mmap.mmap(self._file.fileno(), self._size)
+
+
+def _block_checksum(payload: bytes, generation: int) -> int:
+    return int(crc32c(payload, crc32c(struct.pack("<Q", generation))))

@@ -1,0 +1,1 @@
+"""What programs in any language agree on: the identity header, events, sets of sequences, digests. Pure."""

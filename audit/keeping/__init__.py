@@ -1,0 +1,1 @@
+"""The state between runs: commits, files on any file system, waivers, upkeep."""

@@ -1,0 +1,329 @@
+"""What the audit keeps between runs: cells counted so far, how far each partition was read, the events.
+
+    state/commits/00000007.json      one per run that learned something; the newest whole one is the state
+    state/cells/<run>/…parquet       cells; only files named by a commit count
+    state/events/<run>.parquet       every stream's facts as of that run (`fact_rows`)
+    state/verdicts/<run>.parquet     the settled verdicts of that run, with their revisions (`settled`)
+    state/waivers/<window>.<n>.json  what people decided to go on without (`waivers`)
+
+A commit names *all* files and offsets, so one file is the whole state and nothing is summed over commits. It
+is made whole under its number, if that is free (`state_files` says how on each file system): of two jobs that
+ran at once, one commits and the other stops. Files of a job that died are never named and are removed by
+`sweep` after a day; so are commits older than a day, and files that none of the last day's names (a run that
+began before a compaction may still read them). The content is guarded by a CRC; a damaged newest commit is
+an error, never silently an older state.
+
+Version 2 of the format added verdicts, watermarks and ages, version 3 the leader epochs of what was read,
+version 4 what groups claim; an older state is read as it is, and the next run writes the newest version.
+
+Called by `job`, `explain`, `status` and `waivers`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from millrace.audit.contract.group_counts import Claim
+from millrace.audit.keeping.state_files import Entry, LocalFiles, StateFiles, open_files
+from millrace.broker.errors import DataFolderNotWritable, FatalError, MillraceError
+from millrace.broker.protocol.checksum import crc32c_reference
+
+STATE_VERSION = 4
+READABLE_VERSIONS = (1, 2, 3, 4)
+ROOMS = ("cells", "events", "verdicts")
+LEAST_COMMITS = 2  # so that one can always go back a run
+_LEFT_OVER = re.compile(r"\.work-.*|\.probe-.*|\..+\.json\.[0-9a-f]{32}")
+"""what a job that was killed leaves: working folders, and files that were to get their name"""
+SWEEP_AGE_S = 86_400  # a run takes minutes; a day leaves no doubt that its unnamed files are left over
+
+
+class StateDamaged(FatalError):
+    """The state folder cannot be believed; the message says which file and what to do."""
+
+    exit_status = 3
+
+
+class CommitConflict(FatalError):
+    """Another job committed first; nothing of this one was kept."""
+
+    exit_status = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPosition:
+    """How far one partition was counted, and of which topic (a re-created topic starts again).
+
+    `epochs` are the leader epochs of what was counted, as (epoch, first offset), () where nobody told them: a
+    log that was shortened since differs from them (`log_history`).
+    """
+
+    next_offset: int
+    topic_id: str
+    epochs: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadNote:
+    """Offsets that were gone before the audit could count them. `epoch` is the newest leader epoch of the log
+    that was read before it was truncated, -1 where it is not known."""
+
+    cluster: str
+    topic: str
+    partition: int
+    first_offset: int
+    end_offset: int
+    cause: str
+    until_ms: int
+    epoch: int = -1
+
+
+@dataclass(slots=True)
+class Commit:
+    """The whole state as of one run. `cells`, `events` and `verdicts` are paths relative to the state.
+
+    `untrusted_at` {what: when it was last added to}, so that old doubts end with `keep`. `watermarks` {topic:
+    ms} are the last ones told. `folded_ms` is when the cells were last folded (`upkeep`). `claims` are
+    (group, session, claim) of what members of groups committed to have told, and none of their events tells;
+    `answered` (group, session, count) of what the events of sessions told that commits still speak of: they
+    may be pruned.
+    """
+
+    number: int = 0
+    at_ms: int = 0
+    window_ms: int = 0
+    cells: list[str] = field(default_factory=list)
+    events: str = ""
+    events_digest: str = ""
+    offsets: dict[str, ReadPosition] = field(default_factory=dict)
+    unread: list[UnreadNote] = field(default_factory=list)
+    gaps: list[dict[str, Any]] = field(default_factory=list)
+    tiers: list[dict[str, Any]] = field(default_factory=list)
+    untrusted: dict[str, int] = field(default_factory=dict)
+    verdicts: str = ""
+    verdicts_digest: str = ""
+    untrusted_at: dict[str, int] = field(default_factory=dict)
+    watermarks: dict[str, int] = field(default_factory=dict)
+    folded_ms: int = 0
+    claims: list[tuple[str, str, Claim]] = field(default_factory=list)
+    answered: list[tuple[str, str, int]] = field(default_factory=list)
+
+    def knows_as_much_as(self, other: Commit) -> bool:
+        """Whether the two differ in nothing but their number, their time and the names of equal files."""
+        return _content(self) == _content(other)
+
+    def rooms(self) -> set[tuple[str, str]]:
+        """(room, entry) of everything that the commit names."""
+        names = [*self.cells, self.events, self.verdicts]
+        return {(parts[0], parts[1]) for parts in (name.split("/") for name in names if name)}
+
+
+def _content(commit: Commit) -> dict[str, Any]:
+    content = asdict(commit)
+    for name in ("number", "at_ms", "events", "verdicts"):
+        content.pop(name)
+    return content
+
+
+class StateFolder:
+    """One audit's state on a file system."""
+
+    def __init__(self, files: StateFiles) -> None:
+        self.files = files
+
+    @classmethod
+    def open(cls, place: Path | str, settings: Mapping[str, str] | None = None) -> StateFolder:
+        """Make the folders; raises DataFolderNotWritable, StatePlaceUnsafe.
+
+        A URI needs a JVM, and `settings` of Spark when that does not run yet (see `hadoop_gateway`).
+        """
+        folder = cls(open_files(place, settings))
+        folder.files.prepare(("commits", *ROOMS, "waivers"))
+        return folder
+
+    @classmethod
+    def look(cls, place: Path | str, settings: Mapping[str, str] | None = None) -> StateFolder:
+        """For who only reads, and may have no right to write: nothing is made.
+
+        Raises DataFolderNotWritable, FileSystemFailed.
+        """
+        folder = cls(open_files(place, settings))
+        try:
+            folder.files.entries("commits")
+        except MillraceError:
+            raise
+        except OSError as problem:
+            why = problem.strerror or str(problem)
+            raise DataFolderNotWritable(
+                f"audit state folder {folder.where} cannot be read ({why})"
+            ) from problem
+        return folder
+
+    @property
+    def where(self) -> str:
+        return self.files.where
+
+    @property
+    def local_root(self) -> Path | None:
+        """The folder, when it is one of this machine that needs no JVM."""
+        return self.files.root if isinstance(self.files, LocalFiles) else None
+
+    def latest(self) -> Commit:
+        """The newest commit; an empty one (number 0) when there is none. Raises StateDamaged."""
+        numbers = self._numbers()
+        return self.read(numbers[-1]) if numbers else Commit()
+
+    def read(self, number: int) -> Commit:
+        name = _commit_name(number)
+        path = f"{self.where}/{name}"
+        try:
+            content = self.files.read(name)
+        except OSError as problem:
+            raise StateDamaged(f"{path} cannot be read ({problem}); run it again") from problem
+        body = guarded_body(content, "commit")
+        if body is None:
+            raise StateDamaged(f"{path} is not a commit file; move it away to go back one run")
+        if body.get("version") not in READABLE_VERSIONS:
+            raise StateDamaged(
+                f"{path} has format version {body.get('version')}, this program knows {STATE_VERSION}; "
+                "use the newer program or another state folder"
+            )
+        if not guard_fits(content, "commit"):
+            raise StateDamaged(f"{path} is damaged (its CRC does not fit); move it away to go back one run")
+        return _commit_of(body)
+
+    def commit(self, commit: Commit) -> None:
+        """Make the commit the newest, if its number is free. Raises CommitConflict."""
+        if not self.files.create(_commit_name(commit.number), guarded("commit", _body_of(commit))):
+            raise CommitConflict(
+                f"another audit job has committed run {commit.number} of {self.where} meanwhile; "
+                "nothing of this run was kept, run it again"
+            )
+
+    def read_table(self, name: str) -> pa.Table:
+        """One Parquet file of the state, whole. Raises StateDamaged."""
+        local = self.local_root
+        try:
+            source = local / name if local is not None else io.BytesIO(self.files.read(name))
+            return pq.ParquetFile(source).read()
+        except (OSError, pa.ArrowException) as problem:
+            raise StateDamaged(
+                f"{self.where}/{name} cannot be read ({' '.join(str(problem).split())[:200]}); "
+                "restore it, or move the newest commit away to go back one run"
+            ) from problem
+
+    def write_table(self, name: str, table: pa.Table) -> None:
+        """A new Parquet file, durable before any commit names it."""
+        buffer = io.BytesIO()
+        pq.write_table(table, buffer, compression="zstd")
+        self.files.write(name, buffer.getvalue())
+
+    def sweep(self, commit: Commit, now_s: float | None = None) -> None:
+        """Remove what is a day old and named by no commit of the last day: files of dead runs, files that a
+        compaction replaced, and old commits themselves (the last two stay)."""
+        horizon_s = (time.time() if now_s is None else now_s) - SWEEP_AGE_S
+        named = commit.rooms()
+        left = [
+            (room, entry)
+            for room in ROOMS
+            for entry in self.files.entries(room)
+            if (room, entry.name) not in named and self._changed_s(room, entry) <= horizon_s
+        ]
+        commits = [each for each in self.files.entries("commits") if _number(each.name) is not None]
+        old = [each for each in commits[:-LEAST_COMMITS] if each.modified_s <= horizon_s]
+        if left:
+            try:
+                for each in commits:
+                    if each not in old and _number(each.name) != commit.number:
+                        named |= self.read(_number(each.name) or 0).rooms()
+            except StateDamaged:
+                return  # nobody knows what it named
+        for room, entry in left:
+            if (room, entry.name) not in named:
+                self.files.remove(f"{room}/{entry.name}")
+        for each in old:
+            self.files.remove(f"commits/{each.name}")
+        for folder in ("", "commits", "waivers"):
+            for entry in self.files.entries(folder):
+                if _LEFT_OVER.fullmatch(entry.name) and entry.modified_s <= horizon_s:
+                    self.files.remove(f"{folder}/{entry.name}" if folder else entry.name)
+
+    def _changed_s(self, room: str, entry: Entry) -> float:
+        """Object stores keep no time for folders: the newest of its files counts."""
+        inside = self.files.entries(f"{room}/{entry.name}") if entry.is_folder else []
+        return max((each.modified_s for each in inside), default=entry.modified_s)
+
+    def size(self, commit: Commit) -> tuple[int, int]:
+        """(files, bytes) of what the commit names."""
+        count = size = 0
+        for room, name in commit.rooms():
+            folder = f"{room}/{name}" if room == "cells" else room
+            for entry in self.files.entries(folder):
+                if room == "cells" or entry.name == name:
+                    count, size = count + 1, size + entry.size
+        return count, size
+
+    def _numbers(self) -> list[int]:
+        numbers = (_number(entry.name) for entry in self.files.entries("commits"))
+        return sorted(number for number in numbers if number is not None)
+
+
+def _commit_name(number: int) -> str:
+    return f"commits/{number:08d}.json"
+
+
+def _number(name: str) -> int | None:
+    stem, dot, ending = name.partition(".")
+    return int(stem) if stem.isascii() and stem.isdigit() and dot and ending == "json" else None
+
+
+def guarded(kind: str, body: Mapping[str, Any]) -> bytes:
+    """A JSON file with a CRC over its content, however it is spaced."""
+    return json.dumps({kind: body, "crc32c": crc32c_reference(_encode(body))}).encode()
+
+
+def guarded_body(content: bytes, kind: str) -> dict[str, Any] | None:
+    """The content of such a file, whatever its CRC; None when it is none."""
+    try:
+        envelope = json.loads(content)
+        body = envelope[kind]
+        return body if isinstance(body, dict) and "crc32c" in envelope else None
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def guard_fits(content: bytes, kind: str) -> bool:
+    envelope = json.loads(content)
+    return bool(envelope["crc32c"] == crc32c_reference(_encode(envelope[kind])))
+
+
+def _encode(body: Mapping[str, Any]) -> bytes:
+    """The bytes that the CRC covers."""
+    return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _body_of(commit: Commit) -> dict[str, Any]:
+    return {"version": STATE_VERSION, **asdict(commit)}
+
+
+def _commit_of(body: Mapping[str, Any]) -> Commit:
+    fields = {name: value for name, value in body.items() if name != "version"}
+    fields["offsets"] = {key: _position_of(each) for key, each in fields["offsets"].items()}
+    fields["unread"] = [UnreadNote(**each) for each in fields["unread"]]
+    fields["claims"] = [(group, session, Claim(**each)) for group, session, each in fields.get("claims", ())]
+    fields["answered"] = [(group, session, count) for group, session, count in fields.get("answered", ())]
+    return Commit(**fields)
+
+
+def _position_of(fields: Mapping[str, Any]) -> ReadPosition:
+    epochs = tuple((epoch, start) for epoch, start in fields.get("epochs", ()))
+    return ReadPosition(fields["next_offset"], fields["topic_id"], epochs)

@@ -1,0 +1,255 @@
+"""Upkeep of the state: which windows' evidence may go, and when cells are folded into few files. Pure.
+
+Called by `job` after it reconciled, so that whatever the run saw is in the verdicts that stay. The policy
+(`keep:` of audit.yaml):
+
+- a window of a topic is *pruned* when all its streams' rows are settled, proven (or matched by count) or
+  waived by a waiver that stands, and none was revised for `keep`. Its cells and reports go; one line with the
+  sums stays (`settled`), and per stream which sequences are accounted for (`fact_rows.PrunedWindows`);
+- what is not proven stays with all its evidence until a person has waived it;
+- a window with cells above the mirrors' positions stays: they would be read again, and look like late ones;
+- a stream is forgotten when all its windows are pruned, it has ended, and no cluster's events tell of it any
+  more: else they would bring it back without its cells, and all of it would look lost;
+- a claim of a group that no event answers (`group_counts.Claim`) ends when no commit names it any more,
+  `keep` has passed since, and no window is left from its time: without it, what is unknown there would look
+  lost;
+- counts of records without an identity that were not added to for `keep` are forgotten too; what could not
+  be trusted is never forgotten here (`runs.untrusted` tells how it ends).
+
+What comes later for a pruned window is counted and told as a thing that could not be trusted: whether it is a
+copy or a record that was missing, nobody can know any more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.audit.contract.events import CLOSED, EventLedger, StreamFacts
+from millrace.audit.contract.group_counts import Claim
+from millrace.audit.contract.sequence_set import from_ranges
+from millrace.audit.keeping.state import Commit
+from millrace.audit.keeping.waivers import Target
+from millrace.audit.reconciliation.verdicts import Verdict, WindowState
+from millrace.audit.runs.fact_rows import PrunedWindows
+from millrace.audit.scanning.cell_rows import NOTE_UNAUDITED
+
+FOLD_FILES = 64
+"""so many files of cells are folded into few"""
+LOOKS_A_KEEP = 30
+"""pruning is looked at so many times in the time that evidence is kept"""
+
+LATE = "records for windows whose evidence was pruned (keep)"
+LATE_REPORT = "a report for a window whose evidence was pruned (keep)"
+PRUNED = "PRUNED"
+"""The state of a row that counts late records; such rows never leave the job."""
+
+Window = tuple[str, int]
+"""(topic, start in ms)"""
+
+
+def is_due(before: Commit, file_count: int, keep_ms: int | None, now_ms: int) -> bool:
+    """Whether this run should fold: there are many files, or it is time to look for what may go."""
+    if file_count >= FOLD_FILES:
+        return True
+    return keep_ms is not None and before.number > 0 and now_ms - before.folded_ms >= keep_ms // LOOKS_A_KEEP
+
+
+def prunable(
+    settled: pa.Table,
+    rows: pa.Table,
+    waived: Collection[Target],
+    held_back: Collection[tuple[str, int]],
+    keep_ms: int | None,
+    now_ms: int,
+) -> dict[Window, dict[str, int]]:
+    """{window: {stream: length of its row's window}} of windows whose evidence may go.
+
+    `settled` is this run's table (`settled`), `rows` the report's; `held_back` {(stream, window start)} of
+    cells that are not kept yet.
+    """
+    if keep_ms is None:
+        return {}
+    found: dict[Window, dict[str, int]] = {}
+    stay: set[Window] = set()
+    for row in settled.select(
+        ["topic", "stream", "window_start_ms", "window_ms", "verdict", "settled_ms", "folded"]
+    ).to_pylist():
+        start_ms = row["window_start_ms"]
+        if row["folded"] or start_ms is None:
+            continue
+        window = (row["topic"], start_ms)
+        good = Verdict[row["verdict"]] <= Verdict.COUNT_MATCH or window in waived
+        if good and now_ms - row["settled_ms"] >= keep_ms and (row["stream"], start_ms) not in held_back:
+            found.setdefault(window, {})[row["stream"]] = row["window_ms"]
+        else:
+            stay.add(window)
+    for row in rows.select(["topic", "state", "window_start_ms"]).to_pylist():
+        if row["state"] != WindowState.SETTLED:
+            stay.add((row["topic"], row["window_start_ms"]))
+    return {window: streams for window, streams in found.items() if window not in stay}
+
+
+def claims_to_keep(
+    claims: Sequence[tuple[str, str, Claim]], rows: pa.Table, grace_ms: int, keep_ms: int | None, now_ms: int
+) -> list[tuple[str, str, Claim]]:
+    """Without those that have ended; `rows` are the report's, of windows that were not pruned."""
+    oldest_ms = pc.min(rows["window_start_ms"]).as_py()
+
+    def has_ended(claim: Claim) -> bool:
+        if keep_ms is None or claim.commits or claim.until_ms is None or now_ms - claim.until_ms < keep_ms:
+            return False
+        return oldest_ms is None or bool(oldest_ms - grace_ms > claim.until_ms)
+
+    return [each for each in claims if not has_ended(each[2])]
+
+
+def prune_facts(
+    ledger: EventLedger,
+    pruned: Mapping[str, PrunedWindows],
+    windows: Mapping[Window, Mapping[str, int]],
+    rows: pa.Table,
+    window_ms: int,
+) -> dict[str, PrunedWindows]:
+    """What is left of each stream once these windows are pruned too; their reports leave the ledger."""
+    after = {stream: each.copy() for stream, each in pruned.items()}
+    for (_, start_ms), streams in windows.items():
+        for stream, length_ms in streams.items():
+            after.setdefault(stream, PrunedWindows(window_ms)).add(start_ms, length_ms)
+    if windows:
+        gone = {(stream, start_ms) for (_, start_ms), streams in windows.items() for stream in streams}
+        for row in rows.select(["stream", "window_start_ms", "unreported", "detail"]).to_pylist():
+            if row["unreported"] and (row["stream"], row["window_start_ms"]) in gone:
+                told = json.loads(row["detail"])["unreported"]
+                after[row["stream"]].sequences |= from_ranges(tuple((first, last) for first, last in told))
+    forget_pruned(ledger, after, learn=True)
+    return after
+
+
+def forget_pruned(
+    ledger: EventLedger, pruned: Mapping[str, PrunedWindows], *, learn: bool = False
+) -> dict[str, int]:
+    """Take reports of pruned windows out of the ledger: events tell them again in every run.
+
+    Returns {what: count} of reports that tell of sequences which were not accounted for when their window was
+    pruned; with `learn` they are, from now on.
+    """
+    late: Counter[str] = Counter()
+    for stream, left in pruned.items():
+        facts = ledger.streams.get(stream)
+        if facts is None:
+            continue
+        for start_ms in [start for start in facts.windows if left.has(start)]:
+            report = facts.windows.pop(start_ms)
+            told = report.acknowledged | report.ambiguous | report.failed
+            if not learn and not told.issubset(left.sequences):
+                late[_of_topic(LATE_REPORT, facts.topic)] += 1
+            left.sequences |= told
+            left.counted = left.counted or not report.sequenced
+            if not report.sequenced and left.told is not None:
+                left.told[start_ms] = max(left.told.get(start_ms, 0), report.count + report.ambiguous_count)
+    living = {
+        (event.tier, event.session)
+        for event in ledger.tiers.values()
+        if event.stream not in pruned or not pruned[event.stream].has(event.window_start_ms)
+    }
+    for key, event in list(ledger.tiers.items()):  # a session's total needs all of its events
+        if (event.tier, event.session) not in living:
+            del ledger.tiers[key]
+    return dict(late)
+
+
+def forget_streams(
+    ledger: EventLedger,
+    pruned: dict[str, PrunedWindows],
+    told: Collection[str],
+    grace_ms: int,
+    now_ms: int,
+) -> None:
+    """Drop streams of which nothing is left and of which no event can come back."""
+    testified = {event.stream for event in ledger.tiers.values()}
+    for stream in list(pruned):
+        facts = ledger.streams.get(stream)
+        if (
+            stream in told
+            or stream in testified
+            or (facts is not None and not _is_over(facts, grace_ms, now_ms))
+        ):
+            continue
+        left = pruned[stream]
+        if facts is not None and left.sequences and left.sequences.max() < facts.last_assigned:
+            continue  # its lost tail must stay known
+        pruned.pop(stream)
+        ledger.streams.pop(stream, None)
+
+
+def _is_over(facts: StreamFacts, grace_ms: int, now_ms: int) -> bool:
+    ended = facts.state == CLOSED or facts.lapsed(now_ms, grace_ms)
+    return ended and not facts.windows and not facts.conflicts
+
+
+def split_late(rows: pa.Table) -> tuple[pa.Table, dict[str, int]]:
+    """(the rows without those of pruned windows, {what: late records}). A name ends with the topic: no other
+    one's watermark waits for it (`runs.untrusted`)."""
+    is_late = pc.equal(rows["state"], PRUNED)
+    counts: dict[str, int] = {}
+    for row in rows.filter(is_late).select(["topic", "consumed"]).to_pylist():
+        for tier, count in row["consumed"]:
+            what = _of_topic(f"{LATE}, in {tier}", row["topic"])
+            counts[what] = counts.get(what, 0) + count
+    return rows.filter(pc.invert(is_late)), counts
+
+
+def _of_topic(what: str, topic: str) -> str:
+    return f"{what}, topic {topic}" if topic else what
+
+
+def late_row(topic: str, stream: str, counts: Mapping[str, int]) -> dict[str, Any]:
+    """The row that carries a stream's late records from a worker to the driver."""
+    numbers = (
+        "published",
+        "ambiguous",
+        "missing",
+        "duplicates",
+        "in_flight",
+        "unreported",
+        "unknown",
+        "explained",
+    )
+    return {
+        **dict.fromkeys(numbers, 0),
+        "topic": topic,
+        "producer": "",
+        "stream": stream,
+        "window_ms": 1,
+        "state": PRUNED,
+        "verdict": str(Verdict.UNKNOWN),
+        "consumed": list(counts.items()),
+        "seen": [],
+        "content": "",
+        "revision": 0,
+        "detail": "{}",
+    }
+
+
+def is_unaudited(what: str) -> bool:
+    """Whether the name in `Commit.untrusted` is that of records without an identity, which are no doubt."""
+    return what.startswith(f"{NOTE_UNAUDITED}/")
+
+
+def aged(
+    untrusted: Mapping[str, int], last_ms: Mapping[str, int], keep_ms: int | None, now_ms: int
+) -> tuple[dict[str, int], dict[str, int]]:
+    """All doubts, and the counts of unaudited records that are not older than `keep`, with their ages; what
+    is of unknown age begins now."""
+    ages = {what: last_ms.get(what, now_ms) for what in untrusted}
+    if keep_ms is not None:
+        ages = {
+            what: at_ms for what, at_ms in ages.items() if now_ms - at_ms < keep_ms or not is_unaudited(what)
+        }
+    return {what: untrusted[what] for what in ages}, ages

@@ -1,0 +1,337 @@
+"""Reconciliation of one stream by sets: what was acknowledged against what each tier saw. Pure.
+
+Called by the job, once for each stream that has events or cells; by `audit explain`; by the mutation test,
+whose known truth its rows must equal. The order of everything given does not matter, and nothing is netted:
+a loss never cancels a duplicate. What the job must supply, and in which order it must read it, is told in
+`tier_reading`; the sets that the rules speak of are put together in `stream_case`.
+
+- expected in the first tier: A. Expected in a tier with an upstream tier: S(upstream), so that a record is
+  missing in one hop only, and an ambiguous or unreported one that was lost later is named as well;
+- missing = expected - S(t): lost, in flight, explained by a gap, or unknown where the tier could not be read
+  (`missing`);
+- unreported = S - (A + U): also what the producer called failed, and what is there all the same;
+- every sequence up to the last one assigned must be in A + U + F, or seen, or still pending in a living
+  stream;
+  what is not is a hole in the reports, UNKNOWN, in the stream's own row because its window is not known
+  either;
+- a record lies in the same window at every tier; where it does not, its identity was changed on the way;
+- contents are compared where digests are given (`content_check`); a producer that does not number its records
+  is judged by its counts (`count_only`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from pyroaring import BitMap64
+
+from millrace.audit.contract.events import CLOSED, UNANNOUNCED, StreamFacts
+from millrace.audit.contract.sequence_set import complement_ranges, to_ranges
+from millrace.audit.reconciliation.content_check import check_content
+from millrace.audit.reconciliation.count_only import UNCOUNTED, compare_counts
+from millrace.audit.reconciliation.missing import file_missing
+from millrace.audit.reconciliation.stream_case import StreamCase, WindowFindings, union
+from millrace.audit.reconciliation.tier_reading import (
+    Gap,
+    Passage,
+    Place,
+    TierReading,
+    UnreadRange,
+    check_order,
+    passage_by_arrivals,
+)
+from millrace.audit.reconciliation.verdicts import (
+    FELL_SILENT,
+    PRODUCED,
+    Ranges,
+    Verdict,
+    WindowState,
+    WindowVerdict,
+)
+from millrace.audit.scanning.cells import SeenByWindow, SeenSet
+
+__all__ = [
+    "Gap",
+    "Passage",
+    "Place",
+    "TierReading",
+    "UnreadRange",
+    "passage_by_arrivals",
+    "reconcile_stream",
+    "roster_rows",
+]
+
+
+def reconcile_stream(
+    stream: StreamFacts,
+    seen: Mapping[str, SeenByWindow],
+    tiers: Sequence[TierReading],
+    *,
+    window_ms: int,
+    grace_ms: int,
+    now_ms: int,
+) -> list[WindowVerdict]:
+    """One row per window, ascending, then the stream's own row (window_start_ms None) where it has one.
+
+    `tiers` are in order, a tier after its upstream; tiers of `seen` that it does not name are not looked at.
+    `window_ms` is the audit's window. A producer that reports in windows of another length is reconciled in
+    the shortest window that both lengths divide. Raises ValueError for tiers in a wrong order.
+    """
+    check_order(tiers)
+    common_ms = math.lcm(window_ms, *{report.window_ms for report in stream.windows.values()})
+    case = StreamCase(stream, seen, tiers, common_ms, grace_ms, now_ms)
+    rows = {start_ms: WindowFindings(start_ms) for start_ms in case.window_starts()}
+    if stream.sequenced:
+        file_missing(case, rows)
+        _file_duplicates(case, rows)
+        _file_unreported(case, rows)
+        _file_unnumbered(case, rows)
+        _file_moved(case, rows)
+        check_content(case, rows)
+    else:
+        compare_counts(case, rows)
+    verdicts = [case.verdict(rows[start_ms]) for start_ms in sorted(rows)]
+    own = _own_row(case)
+    return verdicts if own is None else [*verdicts, own]
+
+
+def roster_rows(
+    roster: Iterable[str],
+    streams: Iterable[StreamFacts],
+    topic: str,
+    window_ms: int,
+    *,
+    window_starts: Iterable[int] = (),
+    grace_ms: int = 0,
+) -> list[WindowVerdict]:
+    """A row for every producer that must report on the topic and is silent: UNKNOWN, never an empty PROVEN.
+
+    Silent is who has never reported, and who closed all of its streams and has said nothing of windows that
+    others have begun since (`window_starts`, of the topic's rows). One that fell silent without a word has a
+    row of its own (`reconcile_stream`).
+    """
+    known: dict[str, list[StreamFacts]] = {}
+    for facts in streams:
+        if facts.topic == topic:
+            known.setdefault(facts.producer, []).append(facts)
+    newest_ms = max(window_starts, default=-1)
+    rows = []
+    for name in sorted(set(roster)):
+        until_ms = _heard_until(known.get(name, ()))
+        if name not in known:
+            rows.append(_roster_row(name, topic, window_ms, None, "has never reported"))
+        elif until_ms is not None and newest_ms >= until_ms + grace_ms:
+            rows.append(_roster_row(name, topic, window_ms, until_ms, "closed and has not come back"))
+    return rows
+
+
+def _heard_until(streams: Sequence[StreamFacts]) -> int | None:
+    """When the last of a producer's streams closed; None while one is not closed."""
+    if any(facts.state != CLOSED for facts in streams):
+        return None
+    return max((facts.at_ms for facts in streams), default=None)
+
+
+def _roster_row(
+    producer: str, topic: str, window_ms: int, not_before_ms: int | None, what: str
+) -> WindowVerdict:
+    return WindowVerdict(
+        topic=topic,
+        producer=producer,
+        stream="",
+        window_start_ms=None,
+        window_ms=window_ms,
+        state=WindowState.SETTLED,
+        verdict=Verdict.UNKNOWN,
+        not_before_ms=not_before_ms,
+        reasons=(f"a producer of the roster {what}",),
+    )
+
+
+def _file_duplicates(case: StreamCase, rows: dict[int, WindowFindings]) -> None:
+    """Name extra copies at the first tier that has them; what the upstream had already is not named again."""
+    extra: dict[str, dict[int, int]] = {PRODUCED: {}}
+    for tier in case.tiers:
+        windows = case.seen[tier.name]
+        filed = _extra_copies(windows)
+        extra[tier.name] = {}
+        for copies in filed.values():
+            for sequence, count in copies.items():
+                extra[tier.name][sequence] = extra[tier.name].get(sequence, 0) + count
+        for start_ms, copies in filed.items():
+            new = {
+                sequence: count - extra[tier.upstream].get(sequence, 0)
+                for sequence, count in copies.items()
+                if count > extra[tier.upstream].get(sequence, 0)
+            }
+            surplus = _loose_surplus(windows.get(start_ms), copies, extra[tier.upstream])
+            gone = {"recreated", "truncated"}.intersection(case.unread_causes(tier, start_ms))
+            if gone and (new or surplus):
+                sure = _copies_in_one_topic(windows.get(start_ms)) if gone == {"recreated"} else {}
+                certain = {
+                    sequence: sure[sequence] - extra[tier.upstream].get(sequence, 0)
+                    for sequence in new
+                    if sure.get(sequence, 0) > extra[tier.upstream].get(sequence, 0)
+                }
+                if certain != new or surplus:
+                    rows[start_ms].doubt(
+                        f"tier {tier.name} was {min(gone)}: a copy may lie in the log that is gone"
+                    )
+                new, surplus = certain, 0
+            if new:
+                rows[start_ms].duplicates[tier.name] = to_ranges(BitMap64(new))
+            if surplus and not new:
+                rows[start_ms].reasons.add(f"which records came once more in {tier.name}, nothing tells")
+            if new or surplus:
+                rows[start_ms].extra_copies[tier.name] = sum(new.values()) + surplus
+
+
+def _copies_in_one_topic(window: SeenSet | None) -> dict[int, int]:
+    """{sequence: extra copies beside one in the very same topic}; of topics of one name, each by its id."""
+    by_topic: dict[tuple[str, str], SeenSet] = {}
+    for cell in () if window is None else window.cells:
+        by_topic.setdefault((cell.cluster, cell.topic_id), SeenSet()).add(cell)
+    found: dict[int, int] = {}
+    for each in by_topic.values():
+        for sequence, copies in each.repeats.items():
+            found[sequence] = found.get(sequence, 0) + copies
+    return found
+
+
+def _loose_surplus(window: SeenSet | None, copies: Mapping[int, int], above: Mapping[int, int]) -> int:
+    """How many of a window's loose copies the upstream cannot have had already, however they are shared out:
+    what it had is not laid to this tier."""
+    if window is None or not window.loose_copies:
+        return 0
+    room = sum(
+        max(count - copies.get(sequence, 0), 0)
+        for sequence, count in above.items()
+        if sequence in window.loose
+    )
+    return max(window.loose_copies - room, 0)
+
+
+def _extra_copies(windows: SeenByWindow) -> dict[int, dict[int, int]]:
+    """{window: {sequence: extra copies}}; a sequence filed in two windows is a repeat in the later one."""
+    filed = {
+        start_ms: dict(window.repeats)
+        for start_ms, window in windows.items()
+        if window.repeats or window.loose_copies
+    }
+    before = BitMap64()
+    for start_ms in sorted(windows):
+        sequences = windows[start_ms].sequences
+        if not before.isdisjoint(sequences):
+            copies = filed.setdefault(start_ms, {})
+            for sequence in before & sequences:
+                copies[sequence] = copies.get(sequence, 0) + 1
+        before |= sequences
+    return filed
+
+
+def _file_unreported(case: StreamCase, rows: dict[int, WindowFindings]) -> None:
+    """What is there although no report says that it may be."""
+    unreported = case.anywhere - case.reportable
+    if not unreported:
+        return
+    denied = unreported & case.reported
+    for start_ms, row in rows.items():
+        members = case.members(start_ms) & unreported
+        row.unreported = to_ranges(members)
+        if not members.isdisjoint(denied):
+            row.reasons.add("records are there that the producer reported as never sent")
+
+
+def _file_unnumbered(case: StreamCase, rows: dict[int, WindowFindings]) -> None:
+    """Records without numbers, and no report that says so: sets cannot tell of them, so nothing is proven."""
+    for windows in case.seen.values():
+        for start_ms, window in windows.items():
+            if window.unsequenced_count:
+                rows[start_ms].doubt("records without numbers that no report tells of")
+
+
+def _file_moved(case: StreamCase, rows: dict[int, WindowFindings]) -> None:
+    """Records that a tier files in another window than its upstream: the time in their identity was changed,
+    or two records have one number and one of them is gone. Nothing is proven of either window. Nor is it
+    where a tier has one number in two windows: which of them has the record, nobody can tell."""
+    reported = {
+        start_ms: union(report.acknowledged for report in reports)
+        for start_ms, reports in case.reports.items()
+    }
+    nothing = BitMap64()
+    for tier in case.tiers:
+        here = {start_ms: window.sequences for start_ms, window in case.seen[tier.name].items()}
+        above = reported
+        if tier.upstream != PRODUCED:
+            windows = case.seen[tier.upstream]
+            above = {start_ms: window.sequences for start_ms, window in windows.items()}
+        all_here, all_above = union(here.values()), union(above.values())
+        twice = _in_several_windows(here.values())
+        for start_ms, row in rows.items():
+            mine, theirs = here.get(start_ms, nothing), above.get(start_ms, nothing)
+            if not mine.isdisjoint(twice):
+                row.doubt(f"tier {tier.name} has a sequence of this window in another one as well")
+            if mine == theirs:
+                continue
+            if not ((theirs - mine).isdisjoint(all_here) and (mine - theirs).isdisjoint(all_above)):
+                row.doubt(
+                    f"tier {tier.name} has records of this window in another one: their time was changed"
+                )
+
+
+def _in_several_windows(windows: Iterable[BitMap64]) -> BitMap64:
+    before, found = BitMap64(), BitMap64()
+    for sequences in windows:
+        if not before.isdisjoint(sequences):
+            found |= before & sequences
+        before |= sequences
+    return found
+
+
+def _own_row(case: StreamCase) -> WindowVerdict | None:
+    """The stream's row beside its windows: holes in the reports, silence, no announcement."""
+    stream, reasons = case.stream, list(case.conflicts)
+    unknown: Ranges = ()
+    not_before_ms: int | None = None
+    if stream.state == UNANNOUNCED:
+        reasons.append("no stream event was read: a lost tail would not show")
+    elif stream.state != CLOSED and not case.alive:
+        reasons.append(FELL_SILENT)
+        not_before_ms = stream.no_earlier_than_ms
+    if stream.sequenced:
+        unknown = complement_ranges(case.reported | case.anywhere, _accountable(case))
+    elif case.uncounted:
+        reasons.append(UNCOUNTED)
+    if unknown:
+        reasons.append("no report covers these sequences")
+    if unknown or case.conflicts or (case.uncounted and not stream.sequenced):
+        not_before_ms = None
+    if not reasons:
+        return None
+    return WindowVerdict(
+        topic=stream.topic,
+        producer=stream.producer,
+        stream=stream.stream,
+        window_start_ms=None,
+        window_ms=case.window_ms,
+        state=WindowState.SETTLED,
+        verdict=Verdict.UNKNOWN,
+        unknown=unknown,
+        not_before_ms=not_before_ms,
+        reasons=tuple(reasons),
+    )
+
+
+def _accountable(case: StreamCase) -> int:
+    """The last sequence that must be accounted for by now.
+
+    A living stream answers for what it called settled, at once: it sends its counts before that word, and a
+    stream that beats more often than the grace would never answer for a lost report otherwise. A dead one
+    answers for everything.
+    """
+    stream = case.stream
+    if not case.alive:
+        known = case.reported | case.anywhere
+        return max(stream.last_assigned, known.max() if known else 0)
+    return stream.last_settled

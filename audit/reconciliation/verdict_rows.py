@@ -1,0 +1,359 @@
+"""Reconciliation inside Spark: one stream's facts and cells in, its verdicts out as Arrow rows.
+
+`Reconciler` is handed to `cogroup(...).applyInArrow` by `job`, travels to the workers by pickle, and calls
+the pure `reconcile.reconcile_stream`. The rows are `reconciliation.parquet`:
+
+    topic, producer, stream   the stream; `stream` 16 hexadecimal digits
+    window_start              ISO 8601 UTC; null in the stream's own row (what no window can be named for)
+    window_start_ms, window_ms, state (OPEN, SETTLED), verdict
+    published                 acknowledged by the producer, by its count events
+    consumed, seen            map tier -> records with repeats, distinct records
+    missing, duplicates, in_flight, unreported, unknown, explained, ambiguous    how many sequences or copies
+    content                   compared, not compared or differs; "" where content is not audited
+    revision                  1 for the first settled verdict of the window, +1 whenever late data changed it,
+                              0 while nobody has numbered it
+    detail                    JSON: the same by name, as ranges, with hops, reasons, append times, and for
+                              what is lost where it was last had and which neighbours arrived
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+
+from millrace.audit.config import audited_topic
+from millrace.audit.contract.events import StreamFacts, TierEvent
+from millrace.audit.contract.producer_names import name_doubts, names_in, plain
+from millrace.audit.reconciliation.neighbours import Neighbourhood
+from millrace.audit.reconciliation.online_tiers import OnlineGroup, add_groups
+from millrace.audit.reconciliation.reconcile import (
+    Gap,
+    Passage,
+    Place,
+    TierReading,
+    UnreadRange,
+    passage_by_arrivals,
+    reconcile_stream,
+)
+from millrace.audit.reconciliation.tier_reading import arrivals_of
+from millrace.audit.reconciliation.verdicts import PRODUCED, Hop, Ranges, Verdict, WindowVerdict, range_count
+from millrace.audit.runs.fact_rows import facts_of, tier_events_of
+from millrace.audit.scanning.cell_rows import cells_of
+from millrace.audit.scanning.cells import Cell, SeenByWindow, merge_cells
+
+_ELSEWHERE = UnreadRange(("", "", -1), 0, 0, "no audited source cluster knows of this stream")
+
+_COUNTS = pa.map_(pa.string(), pa.int64())
+
+VERDICT_SCHEMA = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("producer", pa.string()),
+        ("stream", pa.string()),
+        ("window_start", pa.string()),
+        ("window_start_ms", pa.int64()),
+        ("window_ms", pa.int64()),
+        ("state", pa.string()),
+        ("verdict", pa.string()),
+        ("published", pa.int64()),
+        ("ambiguous", pa.int64()),
+        ("consumed", _COUNTS),
+        ("seen", _COUNTS),
+        ("missing", pa.int64()),
+        ("duplicates", pa.int64()),
+        ("in_flight", pa.int64()),
+        ("unreported", pa.int64()),
+        ("unknown", pa.int64()),
+        ("explained", pa.int64()),
+        ("content", pa.string()),
+        ("revision", pa.int32()),
+        ("detail", pa.string()),
+    ]
+)
+
+VERDICT_DDL = (
+    "topic string, producer string, stream string, window_start string, window_start_ms bigint, "
+    "window_ms bigint, state string, verdict string, published bigint, ambiguous bigint, "
+    "consumed map<string,bigint>, seen map<string,bigint>, missing bigint, duplicates bigint, "
+    "in_flight bigint, unreported bigint, unknown bigint, explained bigint, content string, revision int, "
+    "detail string"
+)
+
+
+def iso_time(at_ms: int | None) -> str | None:
+    """`2013-01-01T00:00:00Z`; milliseconds only where there are any. None for a time beyond the calendar."""
+    if at_ms is None:
+        return None
+    try:
+        moment = datetime.fromtimestamp(at_ms / 1000, UTC)
+    except (OverflowError, ValueError, OSError):
+        return None
+    spec = "milliseconds" if at_ms % 1000 else "seconds"
+    return moment.isoformat(timespec=spec).replace("+00:00", "Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a row tells beside its verdict. `append_ms` {tier: [first, last]} where brokers kept append times;
+    `places` where lost records were last had (`neighbours`)."""
+
+    append_ms: Mapping[str, list[int]] = field(default_factory=dict)
+    places: Mapping[Hop, list[dict[str, Any]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterReading:
+    """What the job knows of one cluster's tier for every topic."""
+
+    name: str
+    is_source: bool
+    topics: Mapping[str, str]  # the cluster's own topic name -> the audited topic
+    unread: Sequence[UnreadRange] = ()
+    names: Mapping[str, str] = field(default_factory=dict)  # the audited topic -> the cluster's own name
+
+
+@dataclass(frozen=True, slots=True)
+class Reconciler:
+    """Everything but the stream itself. `passed` and `gaps` are by aggregate, of source offsets.
+
+    An aggregate without positions has no entry in `passed`: a foreign mirror, judged by later arrivals.
+    """
+
+    clusters: Sequence[ClusterReading]
+    passed: Mapping[str, Mapping[Place, Passage]]
+    gaps: Mapping[str, Sequence[Gap]]
+    window_ms: int
+    grace_ms: int
+    now_ms: int
+    topics: Sequence[str] = field(default_factory=tuple)
+    groups: Sequence[OnlineGroup] = ()
+
+    def rows(self, cells: pa.Table, facts: pa.Table) -> pa.Table:
+        """The verdicts of one stream from its cells and its row of facts."""
+        verdicts = self.verdicts(list(cells_of(cells)), facts.to_pylist())
+        return evident_rows(verdicts)
+
+    def verdicts(
+        self, cells: Sequence[Cell], facts_rows: Sequence[Mapping[str, Any]]
+    ) -> Iterator[tuple[WindowVerdict, Evidence]]:
+        """Each window's verdict with its evidence."""
+        stream = cells[0].stream if cells else facts_rows[0]["stream"]
+        origins: set[str] = set()
+        if facts_rows:
+            facts = facts_of(facts_rows[0])
+            origins = set(facts_rows[0]["origins"] or ())
+        else:
+            facts = StreamFacts(stream)
+        events = tier_events_of(facts_rows) if self.groups else []
+        topic = self._topic(facts, cells, origins, events)
+        if topic is None:
+            return
+        facts.topic = topic
+        if not facts.producer:
+            names = [*(cell.producer for cell in cells), *(event.producer for event in events)]
+            facts.producer = plain(next((each for kept in names for each in names_in(kept)), ""))
+        told = name_doubts(facts.producer, (event.producer for event in events if event.producer))
+        facts.conflicts.extend(told)
+        if any(audited_topic(cell.topic) != topic and not self._is_reread(cell, topic) for cell in cells):
+            facts.conflicts.append("records of this stream lie in more than one topic")
+        cells = [cell for cell in cells if audited_topic(cell.topic) == topic]
+        sources = self._sources_of(cells, origins)
+        cells, tiers = self._tiers(cells, sources, topic)
+        seen = merge_cells(cells)
+        if self.groups:
+            seen = {**seen, **self._add_groups(tiers, sources, topic, events)}
+        around = Neighbourhood(cells)
+        for verdict in reconcile_stream(
+            facts, seen, tiers, window_ms=self.window_ms, grace_ms=self.grace_ms, now_ms=self.now_ms
+        ):
+            append_ms: dict[str, list[int]] = {}
+            for tier, windows in seen.items():
+                window = windows.get(verdict.window_start_ms) if verdict.window_start_ms is not None else None
+                if window is not None and window.last_append_ms >= 0:
+                    append_ms[tier] = [window.first_append_ms, window.last_append_ms]
+            yield verdict, Evidence(append_ms, dict(around.places(verdict.missing)))
+
+    def _is_reread(self, cell: Cell, topic: str) -> bool:
+        """Whether the cluster merges both topics into one: then the record was counted under either name."""
+        return any(
+            cluster.names.get(audited_topic(cell.topic), cell.topic) == cluster.names.get(topic, topic)
+            for cluster in self.clusters
+            if cluster.name == cell.cluster
+        )
+
+    def _topic(
+        self, facts: StreamFacts, cells: Sequence[Cell], origins: set[str], events: Sequence[TierEvent]
+    ) -> str | None:
+        """The audited topic; None for a stream of a topic that this audit does not look at."""
+        if not facts.topic:
+            # An aggregate may merge topics; its source tells which of them it was.
+            sources = {cluster.name for cluster in self.clusters if cluster.is_source}
+            told = [cell for cell in cells if cell.cluster in sources] or cells
+            topics = {audited_topic(cell.topic) for cell in told} or self._topics_of_groups(events)
+            return min(topics, default=None)
+        for cluster in self.clusters:
+            if cluster.name in origins and facts.topic in cluster.topics:
+                return cluster.topics[facts.topic]
+        if facts.topic in self.topics:
+            return facts.topic
+        named = {audited_topic(cell.topic) for cell in cells}
+        if not named and not origins:
+            # All that is left of it came with a mirror: a producer names its topic as its own cluster does.
+            named = {each.topics[facts.topic] for each in self.clusters if facts.topic in each.topics}
+        return min(named, default=None)
+
+    def _topics_of_groups(self, events: Sequence[TierEvent]) -> set[str]:
+        """The audited topics that groups got a stream from: it may be all that is left of the stream."""
+        return {
+            topic
+            for group in self.groups
+            for event in group.testimony(events)
+            for cluster in self.clusters
+            if cluster.name == group.cluster
+            for topic in self.topics
+            if event.topic in cluster.names.get(topic, topic).split("\0")
+        }
+
+    def _sources_of(self, cells: Sequence[Cell], origins: set[str]) -> list[str]:
+        """The source clusters this stream was produced to: where its records or its events are."""
+        held = {cell.cluster for cell in cells} or set()
+        return [
+            cluster.name
+            for cluster in self.clusters
+            if cluster.is_source and (cluster.name in held or cluster.name in origins)
+        ]
+
+    def _tiers(
+        self, cells: Sequence[Cell], sources: Sequence[str], topic: str
+    ) -> tuple[Sequence[Cell], list[TierReading]]:
+        """The stream's own chain of tiers; several source clusters of one stream become one tier."""
+        tiers: list[TierReading] = []
+        upstream = PRODUCED
+        if sources:
+            upstream = "+".join(sources)
+            if len(sources) > 1:
+                cells = [replace(each, tier=upstream) if each.cluster in sources else each for each in cells]
+            unread = [
+                each
+                for cluster in self.clusters
+                if cluster.name in sources
+                for each in cluster.unread
+                if audited_topic(each.place[1]) == topic
+            ]
+            tiers.append(TierReading(name=upstream, unread=unread))
+        # Produced into a cluster that is not audited: how far it is on its way here cannot be known.
+        elsewhere = [] if sources or not any(cluster.is_source for cluster in self.clusters) else [_ELSEWHERE]
+        for cluster in self.clusters:
+            if cluster.is_source:
+                continue
+            tiers.append(
+                TierReading(
+                    name=cluster.name,
+                    upstream=upstream,
+                    passed=self._passed(cluster.name, cells, sources),
+                    gaps=[
+                        gap for gap in self.gaps.get(cluster.name, ()) if audited_topic(gap.place[1]) == topic
+                    ],
+                    unread=[
+                        *elsewhere,
+                        *(each for each in cluster.unread if audited_topic(each.place[1]) == topic),
+                    ],
+                )
+            )
+        return cells, tiers
+
+    def _add_groups(
+        self, tiers: list[TierReading], sources: Sequence[str], topic: str, events: Sequence[TierEvent]
+    ) -> dict[str, SeenByWindow]:
+        chain = {each.name: each.name for each in self.clusters if not each.is_source}
+        chain |= {name: "+".join(sources) for name in sources}
+        # By topic and not by name: topics that are merged by a rename have one name here.
+        names = [name for each in self.clusters for name in each.names.get(topic, topic).split("\0")]
+        return add_groups(self.groups, tiers, chain, events, topic, names, self.window_ms)
+
+    def _passed(
+        self, aggregate: str, cells: Sequence[Cell], sources: Sequence[str]
+    ) -> Mapping[Place, Passage]:
+        known = self.passed.get(aggregate)
+        if known:
+            return known
+        arrived = arrivals_of(cell for cell in cells if cell.cluster == aggregate)
+        return passage_by_arrivals([cell for cell in cells if cell.cluster in sources], arrived)
+
+
+_NO_EVIDENCE = Evidence()
+
+
+def _lists(ranges: Ranges) -> list[list[int]]:
+    return [[first, last] for first, last in ranges]
+
+
+def _hops(
+    by_hop: Mapping[Hop, Ranges], places: Mapping[Hop, list[dict[str, Any]]] | None = None
+) -> list[dict[str, Any]]:
+    told: list[dict[str, Any]] = []
+    for hop, ranges in by_hop.items():
+        told.append({"between": list(hop), "sequences": _lists(ranges)})
+        if places and places.get(hop):
+            told[-1]["places"] = places[hop]
+    return told
+
+
+def _total(groups: Iterable[Ranges]) -> int:
+    return sum(range_count(ranges) for ranges in groups)
+
+
+def _row(verdict: WindowVerdict, evidence: Evidence = _NO_EVIDENCE) -> dict[str, Any]:
+    detail = {
+        "missing": _hops(verdict.missing, evidence.places),
+        "missing_count": [
+            {"between": list(hop), "count": count} for hop, count in verdict.missing_count.items()
+        ],
+        "duplicates": {tier: _lists(ranges) for tier, ranges in verdict.duplicates.items()},
+        "extra_copies": dict(verdict.extra_copies),
+        "in_flight": _hops(verdict.in_flight),
+        "unreported": _lists(verdict.unreported),
+        "unknown": _lists(verdict.unknown),
+        "explained": {cause: _lists(ranges) for cause, ranges in verdict.explained.items()},
+        "reasons": list(verdict.reasons),
+        "append_ms": dict(evidence.append_ms),
+        "not_before_ms": verdict.not_before_ms,
+    }
+    return {
+        "topic": verdict.topic,
+        "producer": verdict.producer,
+        "stream": verdict.stream,
+        "window_start": iso_time(verdict.window_start_ms),
+        "window_start_ms": verdict.window_start_ms,
+        "window_ms": verdict.window_ms,
+        "state": str(verdict.state),
+        "verdict": str(Verdict(verdict.verdict)),
+        "published": verdict.published,
+        "ambiguous": verdict.ambiguous,
+        "consumed": list(verdict.consumed.items()),
+        "seen": list(verdict.seen.items()),
+        "missing": _total(verdict.missing.values()) + sum(verdict.missing_count.values()),
+        "duplicates": sum(verdict.extra_copies.values()),
+        "in_flight": _total(verdict.in_flight.values()),
+        "unreported": range_count(verdict.unreported),
+        "unknown": range_count(verdict.unknown),
+        "explained": _total(verdict.explained.values()),
+        "content": verdict.content_checked,
+        "revision": verdict.revision,
+        "detail": json.dumps({name: value for name, value in detail.items() if value}, separators=(",", ":")),
+    }
+
+
+def verdict_rows(verdicts: Iterable[WindowVerdict]) -> pa.Table:
+    """Rows of verdicts that were made on the driver (the roster's)."""
+    return pa.Table.from_pylist([_row(each) for each in verdicts], VERDICT_SCHEMA)
+
+
+def evident_rows(verdicts: Iterable[tuple[WindowVerdict, Evidence]]) -> pa.Table:
+    """Rows of verdicts with their evidence."""
+    return pa.Table.from_pylist([_row(*each) for each in verdicts], VERDICT_SCHEMA)

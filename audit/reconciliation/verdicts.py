@@ -1,0 +1,147 @@
+"""Verdicts: what the audit says of one stream in one window, and how verdicts fold into one. Pure values.
+
+Built by `reconcile`, read by the job, the report, `watermark` and the exit status.
+
+Ranking, worst first: LOSS, DUPLICATE, UNKNOWN, COUNT_MATCH, PROVEN. Everything that is neither a named
+loss, a named duplicate nor a proof is UNKNOWN; the row's sets say which kind it is: in flight, unreported,
+explained by a gap, or not knowable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+
+Ranges = tuple[tuple[int, int], ...]
+"""Sequences as inclusive (first, last) ranges, ascending and apart."""
+
+Hop = tuple[str, str]
+"""(the last tier that had a record, the first tier without it)"""
+
+PRODUCED = "produced"
+"""The name of the tier before all clusters: what producers reported as acknowledged."""
+
+FELL_SILENT = "the producer fell silent: what it sent after its last report is not known"
+"""A reason in a stream's own row."""
+
+COMPARED, NOT_COMPARED, DIFFERS = "compared", "not compared", "differs"
+"""What became of the comparison of contents in a window; empty where nobody asked for it."""
+
+
+class Verdict(IntEnum):
+    """Worst is greatest, so that `max` folds verdicts."""
+
+    PROVEN = 0
+    COUNT_MATCH = 1
+    UNKNOWN = 2
+    DUPLICATE = 3
+    LOSS = 4
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class WindowState(StrEnum):
+    """OPEN: more may come. SETTLED: grace is over, and the stream promised, closed or outlived its lease."""
+
+    OPEN = "OPEN"
+    SETTLED = "SETTLED"
+
+
+def range_count(ranges: Ranges) -> int:
+    """How many sequences the ranges hold."""
+    return sum(last - first + 1 for first, last in ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowVerdict:
+    """One row of the reconciliation.
+
+    `window_start_ms` None is the stream's own row: sequences that no report and no tier places in a window
+    (a lost report, a lost tail). `published` is the producer's acknowledged count; `consumed` counts
+    records per tier, repeats included, as a plain counting audit would; `seen` counts distinct records per
+    tier.
+
+    `missing` names lost sequences by the hop that lost them, each in one hop only. `duplicates` names
+    sequences by the first tier where (more) extra copies appear, `extra_copies` how many copies those are.
+    `in_flight` may still arrive. `unreported` were seen but no report tells of them. `explained` are
+    missing by a known cause (class of gap). `unknown` cannot be known; `reasons` say why. For count-only
+    streams `missing_count`/`extra_copies` hold what the sets cannot name. `not_before_ms`, in a stream's
+    own row: windows that end by then are not in doubt.
+
+    `content_checked` is empty where no tier and no report told a digest, else COMPARED (every hop into a tier
+    that has records held the same content), NOT_COMPARED (some hop could not be compared: repeats, other
+    sets, a producer without digests; presence is proven all the same) or DIFFERS (the verdict is LOSS).
+    `revision` numbers the settled verdicts of a window, from 1; 0 while nobody has numbered them.
+    """
+
+    topic: str
+    producer: str
+    stream: str
+    window_start_ms: int | None
+    window_ms: int
+    state: WindowState
+    verdict: Verdict
+    published: int = 0
+    ambiguous: int = 0
+    consumed: Mapping[str, int] = field(default_factory=dict)
+    seen: Mapping[str, int] = field(default_factory=dict)
+    missing: Mapping[Hop, Ranges] = field(default_factory=dict)
+    duplicates: Mapping[str, Ranges] = field(default_factory=dict)
+    extra_copies: Mapping[str, int] = field(default_factory=dict)
+    in_flight: Mapping[Hop, Ranges] = field(default_factory=dict)
+    unreported: Ranges = ()
+    unknown: Ranges = ()
+    explained: Mapping[str, Ranges] = field(default_factory=dict)
+    missing_count: Mapping[Hop, int] = field(default_factory=dict)
+    not_before_ms: int | None = None
+    reasons: tuple[str, ...] = ()
+    content_checked: str = ""
+    revision: int = 0
+
+    @property
+    def window_end_ms(self) -> int | None:
+        return None if self.window_start_ms is None else self.window_start_ms + self.window_ms
+
+    def content(self) -> tuple[object, ...]:
+        """What a revision compares: the row without its state."""
+        return (
+            self.verdict,
+            self.published,
+            self.ambiguous,
+            dict(self.consumed),
+            dict(self.missing),
+            dict(self.duplicates),
+            dict(self.extra_copies),
+            dict(self.in_flight),
+            self.unreported,
+            self.unknown,
+            dict(self.explained),
+            dict(self.missing_count),
+            self.content_checked,
+        )
+
+
+def overall_verdict(rows: Iterable[WindowVerdict]) -> Verdict:
+    """The worst of the settled rows, and of losses and duplicates wherever they are.
+
+    No settled row at all is UNKNOWN: nothing arrived and nobody reported is the loudest alarm, not a proof.
+    """
+    worst = Verdict.PROVEN
+    settled = 0
+    for row in rows:
+        if row.state is WindowState.SETTLED:
+            settled += 1
+            worst = max(worst, row.verdict)
+        elif row.verdict >= Verdict.DUPLICATE:
+            worst = max(worst, row.verdict)
+    return max(worst, Verdict.UNKNOWN) if settled == 0 else worst
+
+
+def next_revision(previous: tuple[int, WindowVerdict] | None, row: WindowVerdict) -> int:
+    """The row's number among the settled verdicts of its window: 1 first, +1 when late data changed it."""
+    if previous is None:
+        return 1
+    number, before = previous
+    return number if before.content() == row.content() else number + 1

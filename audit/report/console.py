@@ -1,0 +1,112 @@
+"""What `audit run` prints at its end: the verdict, what a person must know now, where the rest is. Pure.
+
+The first line is the verdict and its sentence, alone with --quiet; nothing is longer than a terminal wants,
+and no name can do anything to the terminal. Called by the command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from millrace.audit.report.sentences import hop_name
+from millrace.audit.report.text import ranges, sentence_text, visible
+
+MOST_FINDINGS = 5
+MOST_REASONS = 3
+_NAME = 50
+_STATUS = {
+    0: "all proven",
+    1: "a loss or a duplicate",
+    2: "not all is proven",
+}
+
+
+def console_lines(summary: Mapping[str, Any], where: str, config: str, status: int) -> Iterator[str]:
+    """`where` is the report's page, `config` the config's path as it was given."""
+    yield f"{summary['verdict']}   {summary['sentence']}"
+    yield from _findings("lost", summary["losses"], _loss)
+    yield from _findings("twice", summary["duplicates"], _duplicate)
+    yield from _reasons(summary)
+    yield from _untrusted(summary["untrusted"])
+    for back in summary.get("watermark_steps_back", ()):
+        yield _line(
+            "moved back",
+            f"{visible(back['topic'], _NAME)}: was safe up to {back['before']}, is up to {back['after']}",
+        )
+    for topic, until in sorted(summary["watermarks"].items()):
+        name = visible(topic, _NAME)
+        yield _line("safe to use", f"{name} up to {until}" if until else f"nothing of {name} yet")
+    lapsed = sum(not each["stands"] for each in summary.get("untrusted_waivers", ()))
+    if lapsed:
+        yield _line("waivers", f"{lapsed} no longer stand: more came that could not be trusted")
+    lapsed = sum(not each.get("stands", True) for each in summary["waivers"])
+    if lapsed:
+        yield _line("waivers", f"{lapsed} no longer stand: their windows have got worse")
+    following = summary["next"]
+    if following.startswith("millrace "):
+        following = f"{sentence_text(following)} --config {config}"
+    if following:
+        yield _line("next", following)
+    yield _line("report", where)
+    meaning = _STATUS.get(status, "the run failed")
+    if _is_waived(summary, status):
+        given = [*summary["waivers"], *summary.get("untrusted_waivers", ())]
+        standing = sum(each.get("stands", True) for each in given)
+        cover = "1 waiver covers" if standing == 1 else f"{standing} waivers cover"
+        meaning = {0: "nothing is unproven"}.get(status, meaning) + f" but what {cover}"
+    elif summary["verdict"] == "COUNT_MATCH":
+        meaning = "the counts agree"
+    yield _line("exit status", f"{status}, {meaning}")
+
+
+def _is_waived(summary: Mapping[str, Any], status: int) -> bool:
+    by_verdict = {"PROVEN": 0, "COUNT_MATCH": 0, "LOSS": 1, "DUPLICATE": 1}
+    return by_verdict.get(summary["verdict"], 2) != status
+
+
+def _line(word: str, text: str) -> str:
+    return f"  {word:<12} {text}"
+
+
+def _findings(word: str, found: Sequence[Mapping[str, Any]], tell: Any) -> Iterator[str]:
+    for each in found[:MOST_FINDINGS]:
+        yield _line(word, tell(each))
+    if len(found) > MOST_FINDINGS:
+        yield _line("", f"and {len(found) - MOST_FINDINGS:,} more, all named in summary.json")
+
+
+def _loss(loss: Mapping[str, Any]) -> str:
+    upstream, downstream = (hop_name(tier) for tier in loss["lost_between"])
+    return f"{_named(loss)}, between {upstream} and {downstream}"
+
+
+def _duplicate(each: Mapping[str, Any]) -> str:
+    return f"{_named(each)}, first in {each['tier']}"
+
+
+def _named(found: Mapping[str, Any]) -> str:
+    numbers = f"#{ranges(found['sequences'][:3])}" if found["sequences"] else "not named"
+    more = len(found["sequences"]) - 3
+    where = f"{visible(found['topic'], _NAME)} {found['window_start'] or 'no window known'}"
+    return (
+        f"{found['count']:,} of {where}, {visible(found['producer'], _NAME)} "
+        f"{numbers}{f' and {more:,} more ranges' if more > 0 else ''}"
+    )
+
+
+def _reasons(summary: Mapping[str, Any]) -> Iterator[str]:
+    reasons = summary["reasons"]
+    for each in reasons[:MOST_REASONS]:
+        windows = "window" if each["count"] == 1 else "windows"
+        yield _line("unknown", f"{sentence_text(each['reason'])} ({each['count']:,} {windows})")
+    if len(reasons) > MOST_REASONS:
+        yield _line("", f"and {len(reasons) - MOST_REASONS:,} more reasons")
+
+
+def _untrusted(untrusted: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for each in untrusted[:MOST_REASONS]:
+        waived = ", waived" if each.get("waived") else ""
+        yield _line("not trusted", f"{visible(each['what'], 120)} ({each['count']:,}{waived})")
+    if len(untrusted) > MOST_REASONS:
+        yield _line("", f"and {len(untrusted) - MOST_REASONS:,} more kinds")

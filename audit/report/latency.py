@@ -1,0 +1,72 @@
+"""How long records took between tiers, estimated from the bounds that cells keep. Pure.
+
+A cell keeps the append times of its first and last record, not of each. Of a window that both tiers saw, the
+first records give one sample (downstream first - upstream first) and the last records another; both are exact
+for that record while a mirror keeps the order within a partition. Percentiles are over these samples, so they
+are estimates. Known only where brokers stamp append times (`message.timestamp.type=LogAppendTime`), by the
+brokers' clocks. Called by `summary`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+Hop = tuple[str, str]
+
+
+class Latencies:
+    """Samples by (topic, upstream, downstream). `upstreams` is {tier: tiers before it}; a tier that is not in
+    it follows the one named before it in the row."""
+
+    def __init__(self, upstreams: Mapping[str, Sequence[str]]) -> None:
+        self._upstreams = upstreams
+        self._samples: dict[tuple[str, str, str], list[int]] = {}
+        self._windows: dict[tuple[str, str, str], int] = {}
+
+    def add(self, topic: str, append_ms: Mapping[str, Sequence[int]]) -> None:
+        """One row's {tier: [first, last]}."""
+        for upstream, downstream in self._hops(append_ms):
+            first, last = append_ms[upstream]
+            arrived_first, arrived_last = append_ms[downstream]
+            key = (topic, upstream, downstream)
+            self._samples.setdefault(key, []).extend((arrived_first - first, arrived_last - last))
+            self._windows[key] = self._windows.get(key, 0) + 1
+
+    def _hops(self, append_ms: Mapping[str, Sequence[int]]) -> Iterator[Hop]:
+        known = [tier for tier in append_ms if self._upstreams.get(tier)]
+        if not known:
+            yield from itertools.pairwise(append_ms)
+            return
+        for downstream in known:
+            allowed = set(self._upstreams[downstream])
+            for upstream in append_ms:
+                # Several source clusters of one stream are one tier, named a+b.
+                if upstream != downstream and allowed.issuperset(upstream.split("+")):
+                    yield upstream, downstream
+                    break
+
+    def told(self) -> list[dict[str, Any]]:
+        """[{topic, between, windows, p50_ms, p99_ms, max_ms}], topics in order."""
+        rows: list[dict[str, Any]] = []
+        for key in sorted(self._samples):
+            topic, upstream, downstream = key
+            samples = sorted(self._samples[key])
+            rows.append(
+                {
+                    "topic": topic,
+                    "between": [upstream, downstream],
+                    "windows": self._windows[key],
+                    "p50_ms": percentile(samples, 0.5),
+                    "p99_ms": percentile(samples, 0.99),
+                    "max_ms": samples[-1],
+                }
+            )
+        return rows
+
+
+def percentile(ascending: Sequence[int], share: float) -> int:
+    """The nearest rank: the least value that at least `share` of all do not exceed."""
+    return ascending[max(0, math.ceil(share * len(ascending)) - 1)]

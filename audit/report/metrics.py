@@ -1,0 +1,211 @@
+"""The audit's results in Prometheus' text format, for a node exporter's textfile folder or a push.
+
+`metrics_text(summary)` is written to `metrics.prom` beside the report by `job`; `failed_text` is what a run
+that failed makes of the file, so that a failure shows and the last good figures stay. A registry of its own:
+nothing of the process leaks in, and the same summary always gives the same text. Labels are names of
+topics, tiers and verdicts, never names that a producer chose. dashboards/audit.json shows them,
+dashboards/audit-alerts.yml warns by them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+
+VERDICTS = ("PROVEN", "COUNT_MATCH", "UNKNOWN", "DUPLICATE", "LOSS")
+WINDOW_STATES = (*VERDICTS, "OPEN")
+KINDS = ("acknowledged", "missing", "duplicates", "unreported", "unknown", "explained", "in_flight")
+JOB_FAILED = 3
+_STATUS = "millrace_audit_last_run_status"
+_RUN_TIME = "millrace_audit_last_run_timestamp_seconds"
+_STATUS_HELP = "Exit status of the last run: 0 proven, 1 loss or duplicate, 2 unknown, 3 the run failed"
+_RUN_TIME_HELP = "When the last run looked at the clusters or failed, Unix time"
+
+
+class _Gauges:
+    """Gauges by name, made when they are first set."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._held: dict[str, Gauge] = {}
+
+    def set(self, name: str, help_text: str, value: float, **labels: str) -> None:
+        gauge = self._held.get(name)
+        if gauge is None:
+            gauge = self._held[name] = Gauge(name, help_text, list(labels), registry=self.registry)
+        (gauge.labels(**labels) if labels else gauge).set(value)
+
+
+def metrics_text(summary: Mapping[str, Any]) -> str:
+    """Gauges of one summary."""
+    gauges = _Gauges()
+    at_s = _unix_s(summary["at"])
+    _run(gauges, summary["exit_status"], at_s)
+    if at_s is not None:
+        gauges.set(
+            "millrace_audit_last_success_timestamp_seconds", "When the last run that ended looked", at_s
+        )
+    for name in VERDICTS:
+        gauges.set(
+            "millrace_audit_verdict",
+            "1 for the verdict of the last audit",
+            name == summary["verdict"],
+            verdict=name,
+        )
+    for topic in summary["topics"]:
+        _topic(gauges, topic)
+    _hops(gauges, summary)
+    _watermarks(gauges, summary["watermarks"], at_s)
+    for each in summary["latency"]:
+        for statistic, key in (("p50", "p50_ms"), ("p99", "p99_ms"), ("max", "max_ms")):
+            gauges.set(
+                "millrace_audit_latency_seconds",
+                "Time from tier to tier, estimated from the first and last append of each window",
+                each[key] / 1000,
+                topic=each["topic"],
+                upstream=each["between"][0],
+                tier=each["between"][1],
+                statistic=statistic,
+            )
+    late = Counter((each["topic"], each["kind"]) for each in summary["late"])
+    for (topic, kind), number in sorted(late.items()):
+        gauges.set(
+            "millrace_audit_late_windows",
+            "Windows whose records or whose report came after the grace",
+            number,
+            topic=topic,
+            kind=kind,
+        )
+    for name, number in summary["content"].items():
+        gauges.set(
+            "millrace_audit_content_windows",
+            "Windows by what became of the comparison of contents",
+            number,
+            content=name,
+        )
+    gauges.set(
+        "millrace_audit_untrusted",
+        "Headers, batches and events that could not be trusted",
+        sum(each["count"] for each in summary["untrusted"]),
+    )
+    for tier, number in summary["unaudited"].items():
+        gauges.set("millrace_audit_unaudited_records", "Records without an identity", number, tier=tier)
+    gauges.set("millrace_audit_waivers", "Windows that a person has waived", len(summary["waivers"]))
+    gauges.set("millrace_audit_revisions", "Verdicts that late data changed", len(summary["revisions"]))
+    return generate_latest(gauges.registry).decode()
+
+
+def _run(gauges: _Gauges, status: int, at_s: float | None) -> None:
+    gauges.set(_STATUS, _STATUS_HELP, status)
+    if at_s is not None:
+        gauges.set(_RUN_TIME, _RUN_TIME_HELP, at_s)
+
+
+def _topic(gauges: _Gauges, topic: Mapping[str, Any]) -> None:
+    name = topic["topic"]
+    for kind in KINDS:
+        gauges.set(
+            "millrace_audit_records",
+            "Records by what the audit says of them",
+            topic[kind],
+            topic=name,
+            kind=kind,
+        )
+    for state in WINDOW_STATES:
+        gauges.set(
+            "millrace_audit_windows",
+            "Windows of producers by verdict; OPEN: not settled yet",
+            topic["windows"].get(state, 0),
+            topic=name,
+            verdict=state,
+        )
+    for tier in topic["tiers"]:
+        labels = {"topic": name, "tier": tier["tier"]}
+        gauges.set("millrace_audit_seen_records", "Distinct records seen in a tier", tier["seen"], **labels)
+        gauges.set(
+            "millrace_audit_duplicate_records",
+            "Extra copies that a tier was the first to have",
+            tier["duplicates"],
+            **labels,
+        )
+        for state in WINDOW_STATES:
+            gauges.set(
+                "millrace_audit_tier_windows",
+                "Windows of producers by what they look like in a tier",
+                tier["windows"].get(state, 0),
+                **labels,
+                verdict=state,
+            )
+
+
+def _hops(gauges: _Gauges, summary: Mapping[str, Any]) -> None:
+    """Every hop that can be, at 0 where nothing is missing, so that an alert sees the step from 0."""
+    upstreams = {tier["name"]: tier["upstream"] for tier in summary["tiers"]}
+    missing: Counter[tuple[str, str, str]] = Counter()
+    for topic in summary["topics"]:
+        for tier in topic["tiers"]:
+            for upstream in upstreams.get(tier["tier"], ()):
+                missing[topic["topic"], upstream, tier["tier"]] += 0
+    for loss in summary["losses"]:
+        missing[loss["topic"], *loss["lost_between"]] += loss["count"]
+    for (topic_name, upstream, tier_name), number in sorted(missing.items()):
+        gauges.set(
+            "millrace_audit_missing_records",
+            "Acknowledged records that were lost between two tiers",
+            number,
+            topic=topic_name,
+            upstream=upstream,
+            tier=tier_name,
+        )
+
+
+def _watermarks(gauges: _Gauges, watermarks: Mapping[str, str | None], at_s: float | None) -> None:
+    for topic, until in sorted(watermarks.items()):
+        until_s = _unix_s(until)
+        gauges.set(
+            "millrace_audit_watermark_known",
+            "1 when a prefix of the topic's windows is proven or waived",
+            until_s is not None,
+            topic=topic,
+        )
+        if until_s is None:
+            continue
+        gauges.set(
+            "millrace_audit_watermark_timestamp_seconds",
+            "Everything of the topic created before is proven or waived, Unix time",
+            until_s,
+            topic=topic,
+        )
+        if at_s is not None:
+            gauges.set(
+                "millrace_audit_watermark_lag_seconds",
+                "How far the watermark was behind when the audit looked",
+                max(0.0, at_s - until_s),
+                topic=topic,
+            )
+
+
+def failed_text(before: str, at_ms: int) -> str:
+    """The file after a run that failed: its status and time are new, all figures are of the last good run."""
+    gauges = _Gauges()
+    _run(gauges, JOB_FAILED, at_ms / 1000)
+    kept = "".join(_without((_STATUS, _RUN_TIME), before.splitlines(keepends=True)))
+    return generate_latest(gauges.registry).decode() + kept
+
+
+def _without(names: Iterable[str], lines: Iterable[str]) -> Iterable[str]:
+    for line in lines:
+        words = line.split()
+        name = (
+            words[2] if line.startswith("#") and len(words) > 2 else line.partition(" ")[0].partition("{")[0]
+        )
+        if name not in names:
+            yield line
+
+
+def _unix_s(iso: str | None) -> float | None:
+    return None if iso is None else datetime.fromisoformat(iso).timestamp()

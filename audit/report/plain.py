@@ -1,0 +1,289 @@
+"""The plain reconciliation for the report: one row for each (topic, producer, window). Pure.
+
+`fold` sums the streams of a producer (it has one for each start) with Arrow, however many rows there are.
+`table_data` is what the page's script pages and filters: the worst rows first, and of the proven ones as many
+as fit `MOST_BYTES`; the others are told as one line for each producer, so that the sums still agree with the
+summary. Called by `html`. All of them are in producers.parquet (`by_producer`; called by `folder`), and the
+streams' rows, which name the records, in reconciliation.parquet.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.audit.reconciliation.verdict_rows import iso_time
+from millrace.audit.report.text import visible
+
+MOST_BYTES = 700_000  # of rows in the page
+MOST_REST = 2_000  # lines for what did not fit
+VERDICTS = ("PROVEN", "COUNT_MATCH", "UNKNOWN", "DUPLICATE", "LOSS")
+CONTENT = ("", "compared", "not compared", "differs")
+# What the page shows, worst first; an open window is only that unless something was found in it already.
+STATES = ("LOSS", "DUPLICATE", "UNKNOWN", "OPEN", "COUNT_MATCH", "PROVEN")
+COUNTS = ("missing", "duplicates", "in_flight", "unreported", "unknown", "explained")
+_CALM = STATES.index("COUNT_MATCH")  # from here on nothing needs attention
+_DUPLICATE = pa.scalar(STATES.index("DUPLICATE"), pa.int32())
+_OPEN = pa.scalar(STATES.index("OPEN"), pa.int32())
+_KEYS = ("topic", "producer", "window_start_ms", "window_ms")
+
+
+def tier_names(rows: pa.Table, order: Sequence[str]) -> list[str]:
+    """All tiers that any row counts, those of `order` first."""
+    keys = rows["consumed"].combine_chunks().keys if rows.num_rows else pa.array([], pa.string())
+    found = {each for each in pc.unique(keys).to_pylist() if each is not None}
+    return [*order, *sorted(found - set(order))]
+
+
+def tier_column(rows: pa.Table, tier: str, name: str = "consumed") -> Any:
+    """How many records the tier consumed (or `seen`), by row; null where the row says nothing of it."""
+    return pc.map_lookup(rows[name], pa.scalar(tier, pa.string()), "first")
+
+
+def is_calm(rows: pa.Table) -> Any:
+    """Rows that only count: settled, of a window, and proven or matched by count, so that every tier is as
+    good as the row. They are nearly all of a large audit, and Arrow sums them."""
+    proven = pc.is_in(rows["verdict"], value_set=pa.array(["PROVEN", "COUNT_MATCH"]))
+    settled = pc.equal(rows["state"], "SETTLED")
+    return pc.and_(pc.and_(proven, settled), pc.is_valid(rows["window_start_ms"]))
+
+
+def shown_state(rows: pa.Table) -> Any:
+    """Each row's index into STATES."""
+    verdict = pc.index_in(rows["verdict"], value_set=pa.array(VERDICTS))
+    state = pc.take(pa.array([STATES.index(word) for word in VERDICTS], pa.int32()), verdict)
+    is_open = pc.and_(pc.equal(rows["state"], "OPEN"), pc.greater(state, _DUPLICATE))
+    return pc.if_else(is_open, _OPEN, state)
+
+
+def fold(rows: pa.Table, tiers: Sequence[str]) -> pa.Table:
+    """The rows by topic, producer and window: sums, the worst state (index into STATES), worst first.
+
+    Columns: topic, producer, window_start_ms, window_ms, state, published, COUNTS, content (index into
+    CONTENT), revision, streams, open, verdict (index into VERDICTS, the worst), and one `tier.<number>` for
+    each tier.
+    """
+    columns: dict[str, Any] = {name: rows[name] for name in (*_KEYS, "published", *COUNTS, "revision")}
+    columns["state"] = shown_state(rows)
+    columns["open"] = pc.equal(rows["state"], "OPEN")
+    columns["verdict"] = pc.index_in(rows["verdict"], value_set=pa.array(VERDICTS))
+    columns["content"] = pc.index_in(rows["content"], value_set=pa.array(CONTENT))
+    for number, tier in enumerate(tiers):
+        columns[f"tier.{number}"] = tier_column(rows, tier)
+    tier_columns = [f"tier.{number}" for number in range(len(tiers))]
+    sums = ["published", *COUNTS, *tier_columns]
+    grouped = (
+        pa.table(columns)
+        .group_by(list(_KEYS))
+        .aggregate(
+            [
+                *((name, "sum") for name in sums),
+                ("state", "min"),
+                ("content", "max"),
+                ("revision", "max"),
+                ("state", "count"),
+                ("open", "max"),
+                ("verdict", "max"),
+            ]
+        )
+    )
+    names = {
+        **{f"{name}_sum": name for name in sums},
+        "state_min": "state",
+        "content_max": "content",
+        "revision_max": "revision",
+        "state_count": "streams",
+        "open_max": "open",
+        "verdict_max": "verdict",
+    }
+    grouped = grouped.rename_columns([names.get(name, name) for name in grouped.column_names])
+    return grouped.sort_by(
+        [("state", "ascending"), *((name, "ascending") for name in ("topic", "producer", "window_start_ms"))]
+    )
+
+
+def by_producer(rows: pa.Table) -> pa.Table:
+    """The same for programs: one row for each (topic, producer, window), in that order, with
+
+    topic, producer, window_start, window_start_ms, window_ms (times as in `reconciliation.parquet`; without a
+    window: what belongs to no window), streams (how many are summed), state (OPEN when one is), verdict (the
+    worst), published, consumed {tier: records, repeats included}, and the sums of missing, duplicates,
+    in_flight, unreported, unknown, explained.
+    """
+    tiers = tier_names(rows, [])
+    folded = fold(rows, tiers).sort_by([(name, "ascending") for name in _KEYS])
+    starts = folded["window_start_ms"]
+    told = {
+        "topic": folded["topic"],
+        "producer": folded["producer"],
+        "window_start": pa.array([iso_time(each) for each in starts.to_pylist()], pa.string()),
+        "window_start_ms": starts,
+        "window_ms": folded["window_ms"],
+        "streams": folded["streams"],
+        "state": pc.if_else(folded["open"], "OPEN", "SETTLED"),
+        "verdict": pc.take(pa.array(VERDICTS), folded["verdict"]),
+        "published": folded["published"],
+        "consumed": _consumed(folded, tiers),
+        **{name: folded[name] for name in COUNTS},
+    }
+    return pa.table(told)
+
+
+def _consumed(folded: pa.Table, tiers: Sequence[str]) -> pa.Array:
+    """{tier: records} of each row, of the tiers that it tells of."""
+    kind = pa.map_(pa.string(), pa.int64())
+    if not tiers or not folded.num_rows:
+        return pa.array([[] for _ in range(folded.num_rows)], kind)
+    columns = [folded[f"tier.{number}"].combine_chunks() for number in range(len(tiers))]
+    counts = np.stack([each.fill_null(-1).to_numpy() for each in columns], axis=1)
+    told = counts >= 0
+    ends = np.concatenate(([0], np.cumsum(told.sum(axis=1)))).astype(np.int32)
+    names = np.tile(np.arange(len(tiers)), (len(counts), 1))[told]
+    keys = pa.array(list(tiers), pa.string()).take(pa.array(names))
+    return pa.MapArray.from_arrays(pa.array(ends), keys, pa.array(counts[told], pa.int64())).cast(kind)
+
+
+def table_data(
+    folded: pa.Table, tiers: Sequence[str], waived: Collection[tuple[str, int]] = ()
+) -> dict[str, Any]:
+    """The page's data, ready for JSON:
+
+    {topics, producers, tiers: names; base_ms, unit_ms; rows: [[topic, producer, window, state, length,
+    published, [tiers], [counts], content, revision, streams, waived], ...] with trailing zeros left out;
+    rest: [[topic, producer, first window, last window, windows, state, published, [tiers]], ...]; total}
+
+    A window is a number of `unit_ms` after `base_ms`, or null; `length` is in `unit_ms`.
+    """
+    writer = _Writer(folded, tiers, waived)
+    rows: list[list[Any]] = []
+    size = 0
+    fits = 0
+    for batch in folded.to_batches(max_chunksize=5_000):
+        if size >= MOST_BYTES:
+            break
+        for row in batch.to_pylist():
+            told = writer.row(row)
+            size += len(json.dumps(told, separators=(",", ":"))) + 1
+            if size + writer.topics.size + writer.producers.size >= MOST_BYTES:
+                size = MOST_BYTES
+                break
+            rows.append(told)
+            fits += 1
+    return {
+        "topics": writer.topics.names,
+        "producers": writer.producers.names,
+        "tiers": [visible(tier) for tier in tiers],
+        "base_ms": writer.base_ms,
+        "unit_ms": writer.unit_ms,
+        "rows": rows,
+        "rest": _rest(folded.slice(fits), writer) if fits < folded.num_rows else [],
+        "total": folded.num_rows,
+    }
+
+
+class _Names:
+    """Names in the order in which they are first met."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.size = 0  # bytes in the page
+        self._numbers: dict[str, int] = {}
+
+    def number(self, name: str) -> int:
+        number = self._numbers.get(name)
+        if number is None:
+            number = self._numbers[name] = len(self.names)
+            self.names.append(visible(name))
+            self.size += len(json.dumps(self.names[-1])) + 1
+        return number
+
+
+class _Writer:
+    def __init__(self, folded: pa.Table, tiers: Sequence[str], waived: Collection[tuple[str, int]]) -> None:
+        self.topics, self.producers = _Names(), _Names()
+        self._tiers = [f"tier.{number}" for number in range(len(tiers))]
+        self._waived = waived
+        starts = folded["window_start_ms"].drop_null()
+        lengths = [each for each in pc.unique(folded["window_ms"]).to_pylist() if each]
+        self.base_ms = pc.min(starts).as_py() if len(starts) else 0
+        unit_ms = min(lengths, default=1)
+        whole = all(each % unit_ms == 0 for each in lengths) and not _any_off_grid(
+            starts, self.base_ms, unit_ms
+        )
+        self.unit_ms = unit_ms if whole else 1
+
+    def window(self, start_ms: int | None) -> int | None:
+        return None if start_ms is None else (start_ms - self.base_ms) // self.unit_ms
+
+    def row(self, row: Mapping[str, Any]) -> list[Any]:
+        told = [
+            self.topics.number(row["topic"]),
+            self.producers.number(row["producer"]),
+            self.window(row["window_start_ms"]),
+            row["state"],
+            row["window_ms"] // self.unit_ms,
+            row["published"],
+            [row[name] for name in self._tiers],
+            _trimmed([row[name] for name in COUNTS]),
+            row["content"] or 0,
+            row["revision"] if row["revision"] > 1 else 0,
+            row["streams"] if row["streams"] != 1 else 0,
+            int(row["state"] < _CALM and (row["topic"], row["window_start_ms"]) in self._waived),
+        ]
+        while told[-1] in (0, []):
+            told.pop()
+        return told
+
+
+def _trimmed(values: list[int]) -> list[int]:
+    while values and values[-1] == 0:
+        values.pop()
+    return values
+
+
+def _any_off_grid(starts: Any, base_ms: int, unit_ms: int) -> bool:
+    if not len(starts):
+        return False
+    offsets = pc.subtract(starts, pa.scalar(base_ms, pa.int64()))
+    unit = pa.scalar(unit_ms, pa.int64())
+    return bool(pc.any(pc.not_equal(offsets, pc.multiply(pc.divide(offsets, unit), unit))).as_py())
+
+
+def _rest(rest: pa.Table, writer: _Writer) -> list[list[Any]]:
+    """What did not fit, as one line for each topic, producer and state; then for each topic and state."""
+    keys = ["state", "topic", "producer"]
+    if rest.select(keys).group_by(keys).aggregate([]).num_rows > MOST_REST:
+        keys = ["state", "topic"]
+    tiers = [name for name in rest.column_names if name.startswith("tier.")]
+    grouped = rest.group_by(keys).aggregate(
+        [
+            ("window_start_ms", "min"),
+            ("window_start_ms", "max"),
+            ("state", "count"),
+            *((name, "sum") for name in ("published", *tiers)),
+        ]
+    )
+    return [
+        [
+            writer.topics.number(row["topic"]),
+            writer.producers.number(row["producer"]) if "producer" in row else None,
+            writer.window(row["window_start_ms_min"]),
+            writer.window(row["window_start_ms_max"]),
+            row["state_count"],
+            row["state"],
+            row["published_sum"],
+            [row[f"{name}_sum"] for name in tiers],
+        ]
+        for row in grouped.sort_by([(key, "ascending") for key in keys]).to_pylist()
+    ]
+
+
+def script_json(data: Mapping[str, Any]) -> str:
+    """JSON that may stand inside a script element: nothing in it can end the element or begin a comment."""
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=True)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

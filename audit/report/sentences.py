@@ -1,0 +1,130 @@
+"""The audit's words for people: the one sentence of a summary, amounts and durations. Pure.
+
+Called by `summary`, `html`, `explain` and the command line, so that report, console and scripts say the same;
+what to do next is told by `reasons`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from millrace.audit.reconciliation.verdicts import PRODUCED
+
+TITLES = {
+    "PROVEN": "Proven",
+    "COUNT_MATCH": "The counts agree",
+    "LOSS": "Records were lost",
+    "DUPLICATE": "Records arrived twice",
+    "UNKNOWN": "Not proven yet",
+}
+MOST_HOPS = 3
+MOST_TIERS = 4
+
+
+def sentence(summary: Mapping[str, Any]) -> str:
+    """One plain sentence for the verdict."""
+    counts = summary["counts"]
+    acknowledged = records(counts["acknowledged"])
+    match summary["verdict"]:
+        case "PROVEN":
+            return f"All {acknowledged} that producers had acknowledged arrived, each exactly once."
+        case "COUNT_MATCH":
+            return (
+                f"As many records arrived as the {acknowledged} that producers had acknowledged, but not all "
+                "producers number their records: a loss and a duplicate of one would not show."
+            )
+        case "LOSS":
+            return _loss(summary)
+        case "DUPLICATE":
+            copies = counts["duplicates"]
+            return f"Nothing of {acknowledged} was lost, but {copies:,} extra {_copies(copies)} arrived."
+    return _unknown(summary, acknowledged)
+
+
+def _loss(summary: Mapping[str, Any]) -> str:
+    counts = summary["counts"]
+    where = _hops(summary["losses"])
+    copies = counts["duplicates"]
+    also = f" {copies:,} extra {_copies(copies)} arrived." if copies else ""
+    if lost_content := summary["content"]["differs"]:
+        windows = "window" if lost_content == 1 else "windows"
+        also += f" In {lost_content:,} {windows} records arrived with other content than was sent."
+    lost, acknowledged = counts["missing"], counts["acknowledged"]
+    if not lost:
+        return also.strip() or "Records arrived with other content than was sent."
+    # As many as were acknowledged may be others: unreported ones. That a tier saw none tells.
+    if lost == acknowledged and 0 in counts["seen"].values():
+        all_of_them = f"All {lost:,} acknowledged records were" if lost > 1 else "The only record was"
+        return f"{all_of_them} lost{where}.{also}"
+    if lost > acknowledged:
+        were = "was" if lost == 1 else "were"
+        return f"{records(lost)} {were} lost{where}, more than the {acknowledged:,} acknowledged.{also}"
+    return f"{lost:,} of {acknowledged:,} acknowledged records were lost{where}.{also}"
+
+
+def _hops(losses: Iterable[Mapping[str, Any]]) -> str:
+    """` between ewr/jfk and agg, and between producers and lga`."""
+    upstreams: dict[str, set[str]] = {}
+    for loss in losses:
+        upstream, downstream = loss["lost_between"]
+        upstreams.setdefault(downstream, set()).add(hop_name(upstream))
+    hops = [
+        f"between {'/'.join(sorted(above)[:MOST_TIERS])}{'/…' if len(above) > MOST_TIERS else ''} and {tier}"
+        for tier, above in sorted(upstreams.items())
+    ]
+    if not hops:
+        return ""
+    more = f", and before {len(hops) - MOST_HOPS} more tiers" if len(hops) > MOST_HOPS else ""
+    return f" {', and '.join(hops[:MOST_HOPS])}{more}"
+
+
+def hop_name(tier: str) -> str:
+    return "producers" if tier == PRODUCED else tier
+
+
+def _unknown(summary: Mapping[str, Any], acknowledged: str) -> str:
+    counts = summary["counts"]
+    open_questions = [
+        f"{records(counts[name])} {text}"
+        for name, text in (
+            ("in_flight", "still on the way"),
+            ("unreported", "seen but not reported by a producer"),
+            ("explained", "skipped for a known cause"),
+            ("unknown", "that cannot be told"),
+        )
+        if counts[name]
+    ]
+    if summary["untrusted"]:
+        amount = sum(each["count"] for each in summary["untrusted"])
+        open_questions.append(f"{amount:,} {'thing' if amount == 1 else 'things'} that could not be trusted")
+    if not summary["windows"] and not counts["acknowledged"]:
+        return "Nothing is proven: no producer reported and no audited record was seen."
+    if not open_questions and summary["reasons"]:
+        open_questions.append(summary["reasons"][0]["reason"])
+    why = "; ".join(open_questions) or "no window is settled yet, or a producer has not reported"
+    return f"No loss was found among {acknowledged}, but not all is proven: {why}."
+
+
+def records(count: int) -> str:
+    return f"{count:,} {'record' if count == 1 else 'records'}"
+
+
+def _copies(count: int) -> str:
+    return "copy" if count == 1 else "copies"
+
+
+def duration(ms: float) -> str:
+    """`80 ms`, `3.2 s`, `14 min`, `5 h 20 min`, `12 d`: as exact as a person needs."""
+    sign, ms = ("-", -ms) if ms < 0 else ("", ms)
+    if ms < 1000:
+        return f"{sign}{ms:.0f} ms"
+    if ms < 60_000:
+        return f"{sign}{ms / 1000:.3g} s"
+    minutes = round(ms / 60_000)
+    if minutes < 120:
+        return f"{sign}{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{sign}{hours} h {minutes} min" if minutes else f"{sign}{hours} h"
+    return f"{sign}{round(hours / 24)} d"

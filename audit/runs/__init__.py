@@ -1,0 +1,1 @@
+"""What one run learns of the clusters and tells of them, beside the cells."""

@@ -1,0 +1,107 @@
+"""How far a mirror has come that keeps no positions: told by what arrived downstream, counted in Spark.
+
+Called by `job` before it reconciles, once for each aggregate that a foreign mirror fills (`mirror: foreign`,
+for instance MirrorMaker 2). Such a mirror tells nobody how far it is, but it keeps the order within a
+partition: when a record of a source partition is seen in the aggregate, the mirror has passed every offset
+before it. What one stream's arrivals tell of a partition holds for all streams in it, so the lost tail of one
+producer shows as soon as a later record of another has arrived; hence this step of its own, over all streams,
+before they are reconciled one by one.
+
+What must stay true:
+
+- the rule itself is `passage_by_arrivals`: a cell of which all arrived proves its last offset, one of which
+  some arrived its first, and what stands at several offsets proves nothing;
+- only the topic that the partition has now is spoken of: in one that was deleted and made anew, offsets begin
+  again, and an arrival from the old one has passed nothing of the new;
+- a partition from which nothing arrived is named with offset 0: all of it is in flight. Lag is never a loss.
+
+Several mirrors into one aggregate cannot be told apart by arrivals, as in `reading_plan.passages`. What is
+missing at the very end of a partition stays IN FLIGHT until a later record arrives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.functions import col
+from pyspark.sql.functions import max as greatest
+
+from millrace.audit.reconciliation.reconcile import Passage, Place, passage_by_arrivals
+from millrace.audit.reconciliation.tier_reading import arrivals_of
+from millrace.audit.runs.capture import PartitionPin
+from millrace.audit.scanning.cell_rows import cells_of
+from millrace.audit.scanning.cells import Cell
+
+_DDL = "cluster string, topic string, partition int, topic_id string, next_offset bigint"
+_SCHEMA = pa.schema(
+    [
+        ("cluster", pa.string()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("topic_id", pa.string()),
+        ("next_offset", pa.int64()),
+    ]
+)
+_NAME_END = "\0"  # in no topic's name
+
+FoundPassage = tuple[str, str, int, str, int]
+"""(cluster, topic, partition, topic id, next offset)"""
+
+
+def arrival_passages(
+    cells: DataFrame, pins: Iterable[PartitionPin], sources: Collection[str], aggregate: str
+) -> dict[Place, Passage]:
+    """{place: how far it was carried into `aggregate`}, one for each pinned partition of `sources`.
+
+    `cells` are the rows of all streams, without notes, kept and new. One Spark action; what comes to the
+    driver is one row for each source partition and topic id.
+    """
+    clusters = sorted(sources)
+
+    def rows_of(table: pa.Table) -> pa.Table:
+        found = list(stream_passages(cells_of(table), clusters, aggregate))
+        columns = zip(*found, strict=True) if found else ([] for _ in _SCHEMA)
+        return pa.table([list(column) for column in columns], schema=_SCHEMA)
+
+    found = (
+        cells.filter(col("cluster").isin([*clusters, aggregate]))
+        .groupBy("stream")
+        .applyInArrow(rows_of, _DDL)
+        .groupBy("cluster", "topic", "partition", "topic_id")
+        .agg(greatest("next_offset").alias("next_offset"))
+        .toArrow()
+    )
+    told = ((row["cluster"], row["topic"], row["partition"], row["topic_id"], row["next_offset"])
+            for row in found.to_pylist())  # fmt: skip
+    return of_pinned((pin for pin in pins if pin.cluster in sources), told)
+
+
+def stream_passages(
+    cells: Iterable[Cell], sources: Collection[str], aggregate: str
+) -> Iterator[FoundPassage]:
+    """What one stream's arrivals tell. Topics of one name and different ids are kept apart. Pure."""
+    cells = list(cells)
+    arrived = arrivals_of(cell for cell in cells if cell.cluster == aggregate)
+    upstream = [
+        replace(cell, topic=f"{cell.topic}{_NAME_END}{cell.topic_id}")
+        for cell in cells
+        if cell.cluster in sources
+    ]
+    for (cluster, topic, partition), passage in passage_by_arrivals(upstream, arrived).items():
+        name, _, topic_id = topic.partition(_NAME_END)
+        yield cluster, name, partition, topic_id, passage.next_offset
+
+
+def of_pinned(pins: Iterable[PartitionPin], found: Iterable[FoundPassage]) -> dict[Place, Passage]:
+    """The furthest of each pinned partition; another topic's id tells nothing of it. Pure."""
+    passages = {(pin.cluster, pin.topic, pin.partition): Passage(0, pin.topic_id) for pin in pins}
+    for cluster, topic, partition, topic_id, next_offset in found:
+        known = passages.get((cluster, topic, partition))
+        if known is None or (known.topic_id and topic_id and known.topic_id != topic_id):
+            continue
+        if next_offset > known.next_offset:
+            passages[cluster, topic, partition] = Passage(next_offset, known.topic_id)
+    return passages

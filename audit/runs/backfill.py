@@ -1,0 +1,49 @@
+"""A backfill: the windows of a time range computed anew, beside the state and the last report. Pure.
+
+Called by `job` and the command line. Windows are computed whole, so a range that begins or ends inside one is
+widened to it, and the report says so.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+
+from millrace.audit.config import AuditConfig
+from millrace.audit.report.text import utc
+
+TimeRange = tuple[int, int]
+"""[from, until) in ms"""
+
+
+def whole_windows(config: AuditConfig, only: TimeRange) -> TimeRange:
+    """The range from the beginning of its first window to the end of its last."""
+    return only[0] // config.window_ms * config.window_ms, -(-only[1] // config.window_ms) * config.window_ms
+
+
+def report_folder(config: AuditConfig, only: TimeRange | None) -> Path:
+    """Where the report of a run lies; a backfill's in a folder that is named by its windows' times."""
+    if only is None:
+        return config.report
+    first, end = (utc(at_ms, "%Y%m%dT%H%M%SZ") for at_ms in whole_windows(config, only))
+    return config.report / f"backfill-{first}-{end}"
+
+
+def rows_between(rows: pa.Table, from_ms: int, until_ms: int) -> pa.Table:
+    """The rows of windows that touch the range, and the streams' own, which no window is named for."""
+    starts = zip(rows["window_start_ms"].to_pylist(), rows["window_ms"].to_pylist(), strict=True)
+    wanted = [start is None or (start < until_ms and start + length > from_ms) for start, length in starts]
+    return rows.filter(pa.array(wanted, pa.bool_()))
+
+
+def sentence(config: AuditConfig, only: TimeRange) -> str:
+    """What it covers, and what was asked for where that is less."""
+    whole = whole_windows(config, only)
+    widened = "" if only == whole else f" (asked: {_span(only)}; windows are computed whole)"
+    return f"backfill of the windows {_span(whole)}{widened}"
+
+
+def _span(times_ms: TimeRange) -> str:
+    first, end = (utc(at_ms, "%Y-%m-%dT%H:%M:%SZ") for at_ms in times_ms)
+    return f"from {first} to {end}"

@@ -1,0 +1,463 @@
+"""What the driver learns before anything is scanned: events, pinned offsets, the mirrors' positions.
+
+Called by `job`. The order is what makes a missing record a loss and not lag, so it is one function that reads
+as the list of its steps:
+
+1. read the offsets that audited groups committed (a group reports before it commits, so that what lies below
+   them is told by the events that are read next);
+2. read the events of every cluster to their ends;
+3. pin the ends of the source partitions (what the events acknowledge lies below);
+4. read the mirrors' positions from the aggregates (what lies below them was acknowledged there), and their
+   routes, which say to which topic that was;
+5. pin the ends of the aggregate partitions.
+
+With each end it asks in which leader epochs the log was written: one that was shortened since somebody read
+it, and has grown again, is told by nothing else (`log_history`).
+
+Nothing is ever taken from a cluster that did not answer: one that cannot be reached raises
+ClusterUnreachable, and the job ends without a verdict.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from millrace.audit.config import AuditConfig, audited_topic
+from millrace.audit.contract.events import EventLedger
+from millrace.audit.contract.group_counts import (
+    Claim,
+    claim_of,
+    followed_claims,
+    told_by_sessions,
+    unanswered,
+)
+from millrace.audit.keeping.state import Commit
+from millrace.audit.runs.told_routes import ROUTES_PREFIX, ToldRoutes
+from millrace.audit.spark.partition_sizes import bytes_per_offset
+from millrace.broker.client.cluster import Cluster
+from millrace.broker.client.group_offsets import CommittedOffset, fetch_offsets
+from millrace.broker.client.leader_epochs import EpochStarts, epoch_histories
+from millrace.broker.client.metadata import NO_TOPIC_ID, ClusterMetadata
+from millrace.broker.client.offsets import EARLIEST, LATEST, ListedOffset
+from millrace.broker.client.read_to_end import read_topic_to_end
+from millrace.broker.errors import ClusterUnreachable, ConfigError, KafkaError
+from millrace.broker.protocol.topic_partition import TopicPartition
+
+EVENTS_TOPIC = "millrace.audit"
+POSITIONS_PREFIX = "millrace.positions."
+MAX_UNTRUSTED_POSITIONS = 100
+MAX_PINNINGS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionPin:
+    """One partition as it was when pinned: readable offsets are [start_offset, end_offset). `topic` is that
+    of its place (`ClusterConfig.places`), `topic_here` its name in the cluster.
+
+    A `high_watermark` above the end tells of acknowledged records that an open transaction keeps back.
+    `epochs` are the leader epochs of its log, () where its leader does not tell them.
+    """
+
+    cluster: str
+    topic: str
+    topic_here: str
+    partition: int
+    topic_id: str
+    start_offset: int
+    end_offset: int
+    high_watermark: int = -1
+    bytes_per_offset: float = 0.0
+    epochs: EpochStarts = ()
+
+    @property
+    def key(self) -> str:
+        """`cluster/topic/partition`, the key of committed offsets."""
+        return f"{self.cluster}/{self.topic}/{self.partition}"
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorPosition:
+    """How far a mirror had carried one source partition into an aggregate; `leader_epoch` is that of the last
+    batch before, -1 where it is not told."""
+
+    aggregate: str
+    mirror: str
+    source: str
+    topic: str
+    partition: int
+    next_offset: int
+    topic_id: str
+    leader_epoch: int = -1
+
+
+@dataclass(slots=True)
+class Capture:
+    """All of it. `origins` names the source clusters in which a stream's own events were read, `told` every
+    stream that an event named in any cluster.
+
+    `source_names` {(mirror, its name of a source): the audit's name}, where the cluster's id told it.
+    `carriers` {mirror: aggregates that it brings an audited topic to, under its audited name}; a mirror that
+    keeps no positions is not in it. `commits` {(cluster, group): {place: next offset}},
+    `commit_epochs` the leader epoch that was committed with it (-1 where none was), `claims` what
+    members said with their commits that their events tell of (`group_counts`), `answered` what events told
+    of those sessions before any was pruned; `gone` {(cluster, place): topic} of topics that a cluster has
+    not; `cluster_ids` are Kafka's ("" where a cluster has none).
+    `silent_sources` are sentences on source clusters whose producers cannot tell anything. `pinned_ms` is
+    when the last partition had been pinned: what had vanished by then may have been written up to then.
+    """
+
+    taken_ms: int
+    ledger: EventLedger
+    origins: dict[str, set[str]] = field(default_factory=dict)
+    told: set[str] = field(default_factory=set)
+    pins: list[PartitionPin] = field(default_factory=list)
+    positions: list[MirrorPosition] = field(default_factory=list)
+    untrusted: list[str] = field(default_factory=list)
+    absent: list[str] = field(default_factory=list)
+    gone: dict[tuple[str, str], str] = field(default_factory=dict)
+    silent_sources: list[str] = field(default_factory=list)
+    source_names: dict[tuple[str, str], str] = field(default_factory=dict)
+    carriers: dict[str, set[str]] = field(default_factory=dict)
+    commits: dict[tuple[str, str], dict[tuple[str, str, int], int]] = field(default_factory=dict)
+    commit_epochs: dict[tuple[str, str], dict[tuple[str, str, int], int]] = field(default_factory=dict)
+    claims: dict[tuple[str, str], Claim] = field(default_factory=dict)
+    answered: dict[tuple[str, str], int] = field(default_factory=dict)
+    cluster_ids: dict[str, str] = field(default_factory=dict)
+    pinned_ms: int = 0
+
+    @property
+    def vanished_ms(self) -> int:
+        """The latest creation of a record that is pinned or had vanished before it could be."""
+        return max(self.taken_ms, self.pinned_ms)
+
+
+def settle_claims(captured: Capture, before: Commit) -> None:
+    """Put the claims that earlier runs kept beside those of the commits, and leave out those that are
+    answered by the events that are known now or were before they were pruned. Before anything is pruned."""
+    kept = {(group, session): claim for group, session, claim in before.claims}
+    told = told_by_sessions(captured.ledger)
+    for group, session, count in before.answered:
+        told[group, session] = max(count, told.get((group, session), 0))
+    known = {each[0]: before.at_ms for each in (*before.claims, *before.answered)}
+    captured.claims = followed_claims(captured.claims, kept, known, captured.taken_ms)
+    captured.answered = {place: told[place] for place in captured.claims if place in told}
+    captured.claims = unanswered(captured.claims, captured.answered)
+
+
+async def capture(config: AuditConfig, ledger: EventLedger, clock_ms: Callable[[], int]) -> Capture:
+    """Look at every cluster, in the order that the module's text gives. `ledger` may hold earlier events."""
+    async with contextlib.AsyncExitStack() as stack:
+        clusters = {
+            name: await stack.enter_async_context(
+                Cluster(name, list(cluster.bootstrap), client_id="millrace-audit", security=cluster.security)
+            )
+            for name, cluster in config.clusters.items()
+        }
+        # Taken first: a verdict may only use the time at which the newest event could have been read.
+        captured = Capture(clock_ms(), ledger)
+        metadata = await _describe(clusters)
+        check_distinct(config, metadata)
+        captured.cluster_ids = {name: each.cluster_id or "" for name, each in metadata.items()}
+        for name, groups in config.groups.items():
+            for group in groups:
+                told = await _committed(config, clusters[name], group.name)
+                captured.commits[name, group.name] = {place: each.offset for place, each in told.items()}
+                captured.commit_epochs[name, group.name] = {
+                    place: each.leader_epoch for place, each in told.items()
+                }
+                for claim in filter(None, (claim_of(each.metadata) for each in told.values())):
+                    place = (group.name, claim[0])
+                    other = captured.claims.get(place, Claim(0, 0))
+                    captured.claims[place] = Claim(max(claim[1], other.count), other.commits + 1)
+        await asyncio.gather(*(_read_events(captured, config, clusters[name]) for name in clusters))
+        await _pin(captured, config, clusters, config.sources())
+        await _read_positions(captured, config, clusters, metadata)
+        await _pin(captured, config, clusters, config.aggregates())
+        captured.pinned_ms = clock_ms()
+    check_topics(captured, config)
+    captured.pins.sort(key=lambda pin: (pin.cluster, pin.topic, pin.partition))
+    return captured
+
+
+async def _describe(clusters: Mapping[str, Cluster]) -> dict[str, ClusterMetadata]:
+    answers = await asyncio.gather(*(cluster.metadata(max_age_ms=0) for cluster in clusters.values()))
+    return dict(zip(clusters, answers, strict=True))
+
+
+def check_distinct(config: AuditConfig, metadata: Mapping[str, ClusterMetadata]) -> None:
+    """Raise ConfigError where two tiers are one topic of one cluster: each would prove the other."""
+    known: dict[tuple[str, str], str] = {}
+    for name, described in metadata.items():
+        if described.cluster_id is None:
+            continue
+        cluster = config.clusters[name]
+        for here in sorted({here for topic in config.topics for here in cluster.topics_here(topic)}):
+            other = known.setdefault((described.cluster_id, here), name)
+            if other != name:
+                raise ConfigError(
+                    config.where(f"clusters.{name}.bootstrap"),
+                    list(config.clusters[name].bootstrap),
+                    f"another cluster than clusters.{other} (both have id {described.cluster_id})",
+                )
+
+
+async def _committed(
+    config: AuditConfig, cluster: Cluster, group: str
+) -> dict[tuple[str, str, int], CommittedOffset]:
+    """How far the group has come in each audited partition of the cluster."""
+    described = config.clusters[cluster.name]
+    with _named(cluster, f"group {group}"):
+        committed = await fetch_offsets(cluster, group)
+    return {
+        (cluster.name, place, partition): committed[name, partition]
+        for topic in config.topics
+        for here, place in described.places(topic).items()
+        for name, partition in committed
+        if name == here
+    }
+
+
+def check_topics(captured: Capture, config: AuditConfig) -> None:
+    """Raise ConfigError for an audited topic that no cluster has and no producer tells of: a slip of the pen,
+    which would look like a total loss."""
+    known = {audited_topic(pin.topic) for pin in captured.pins}
+    told = {facts.topic for facts in captured.ledger.streams.values()}
+    for number, topic in enumerate(config.topics):
+        names = {name for cluster in config.clusters.values() for name in cluster.topics_here(topic)}
+        if topic not in known and not told & {topic, *names}:
+            raise ConfigError(
+                config.where(f"topics[{number}]"), topic, "a topic that at least one of the clusters has"
+            )
+
+
+async def _read_events(captured: Capture, config: AuditConfig, cluster: Cluster) -> None:
+    metadata = await cluster.metadata([EVENTS_TOPIC])
+    is_source = config.clusters[cluster.name].tier == "source"
+    if EVENTS_TOPIC not in metadata.topics:
+        sentence = f"cluster {cluster.name} has no topic {EVENTS_TOPIC}: its producers tell nothing"
+        if is_source:  # an aggregate need not have producers
+            captured.absent.append(sentence)
+            captured.silent_sources.append(sentence)
+        return
+    with _named(cluster, EVENTS_TOPIC):
+        async for record in read_topic_to_end(cluster, EVENTS_TOPIC):
+            origin = f"in cluster {cluster.name}, partition {record.partition}, offset {record.offset}"
+            captured.ledger.add(record.key, record.value, origin)
+            kind, stream = ("", "") if record.key is None else _stream_of_key(record.key)
+            if stream:
+                captured.told.add(stream)
+                if is_source and kind != "tier":
+                    captured.origins.setdefault(stream, set()).add(cluster.name)
+
+
+def _stream_of_key(key: bytes) -> tuple[str, str]:
+    """(type of event, stream that its key names); no stream where it speaks of none."""
+    kind, _, rest = key.decode("utf-8", "replace").partition("/")
+    if kind == "tier":  # .../stream/window; a group's name may have slashes
+        return kind, rest.rpartition("/")[0].rpartition("/")[2]
+    return kind, rest.partition("/")[0] if kind in ("stream", "count") else ""
+
+
+async def _pin(
+    captured: Capture, config: AuditConfig, clusters: Mapping[str, Cluster], names: Mapping[str, object]
+) -> None:
+    await asyncio.gather(*(_pin_cluster(captured, config, clusters[name]) for name in names))
+
+
+async def _pin_cluster(captured: Capture, config: AuditConfig, cluster: Cluster) -> None:
+    described = config.clusters[cluster.name]
+    here = [(name, place) for topic in config.topics for name, place in described.places(topic).items()]
+    names = sorted({name for name, _ in here})
+    metadata = await cluster.metadata(names, max_age_ms=0)
+    keys = [key for name in names for key in metadata.partitions(name)]
+    with _named(cluster, ", ".join(names)):
+        starts, marks, ends, histories = await _ends_and_epochs(cluster, keys)
+    densities = await bytes_per_offset(
+        cluster, {key: (starts[key].offset, marks[key].offset) for key in keys}
+    )
+    for name, place in here:
+        if name not in metadata.topics:
+            captured.absent.append(f"cluster {cluster.name} has no topic {name}")
+            captured.gone[cluster.name, place] = name
+            continue
+        for _, partition in metadata.partitions(name):
+            captured.pins.append(
+                PartitionPin(
+                    cluster=cluster.name,
+                    topic=place,
+                    topic_here=name,
+                    partition=partition,
+                    topic_id=_topic_id(metadata.topics[name].topic_id),
+                    start_offset=starts[name, partition].offset,
+                    end_offset=ends[name, partition].offset,
+                    high_watermark=marks[name, partition].offset,
+                    bytes_per_offset=densities.get((name, partition), 0.0),
+                    epochs=histories.get((name, partition), ()),
+                )
+            )
+
+
+_Offsets = Mapping[TopicPartition, ListedOffset]
+
+
+async def _ends_and_epochs(
+    cluster: Cluster, keys: Sequence[TopicPartition]
+) -> tuple[_Offsets, _Offsets, _Offsets, Mapping[TopicPartition, EpochStarts]]:
+    """(starts, high watermarks, last stable offsets, epochs) of one and the same logs.
+
+    A log is shortened only by a new leader, which begins an epoch: the epochs that were told from the one
+    before on would not have it. So where a leader changed under way, all is asked again. Raises
+    ClusterUnreachable where they do not come to rest.
+    """
+    if not keys:
+        return {}, {}, {}, {}
+    latest = dict.fromkeys(keys, LATEST)
+    for _ in range(MAX_PINNINGS):
+        starts = await cluster.list_offsets(dict.fromkeys(keys, EARLIEST))
+        # The high watermark first: what is written between the two calls is not held back by anybody.
+        marks = await cluster.list_offsets(latest)
+        ends = await cluster.list_offsets(latest, read_committed=True)
+        newest = {key: (marks[key].leader_epoch, starts[key].offset) for key in keys}
+        histories = await epoch_histories(cluster, newest)
+        again = await cluster.list_offsets(latest)
+        if all(again[key].leader_epoch == marks[key].leader_epoch for key in keys):
+            return starts, marks, ends, histories
+    raise ClusterUnreachable(cluster.name, "its partitions get new leaders again and again; run it later")
+
+
+def _topic_id(topic_id: uuid.UUID) -> str:
+    return "" if topic_id == NO_TOPIC_ID else str(topic_id)
+
+
+async def _read_positions(
+    captured: Capture,
+    config: AuditConfig,
+    clusters: Mapping[str, Cluster],
+    metadata: Mapping[str, ClusterMetadata],
+) -> None:
+    """Positions of all mirrors into all aggregates, keyed back to the audited topics."""
+    name_of_id = {
+        each.cluster_id: name
+        for name, each in metadata.items()
+        if each.cluster_id is not None and config.clusters[name].tier == "source"
+    }
+    audited = {
+        (name, here): place
+        for name, cluster in config.sources().items()
+        for topic in config.topics
+        for here, place in cluster.places(topic).items()
+    }
+    for aggregate in config.aggregates():
+        everything = await clusters[aggregate].metadata(max_age_ms=0)
+        for positions_topic in sorted(t for t in everything.topics if t.startswith(POSITIONS_PREFIX)):
+            mirror = positions_topic.removeprefix(POSITIONS_PREFIX)
+            newest = await _newest_positions(captured, clusters[aggregate], positions_topic, name_of_id)
+            routes_topic = f"{ROUTES_PREFIX}{mirror}"
+            routes = None
+            if routes_topic in everything.topics:  # an old mirror tells none
+                routes = await _told_routes(captured, clusters[aggregate], routes_topic)
+            captured.carriers.setdefault(mirror, set())
+            for (said, topic_here, _), position in newest.items():
+                place = audited.get((position.source, topic_here))
+                if place is None:
+                    continue
+                names = config.clusters[aggregate].topics_here(audited_topic(place))
+                if routes is not None and not routes.leads_to(said, topic_here, names):
+                    continue
+                captured.carriers[mirror].add(aggregate)
+                captured.positions.append(replace(position, topic=place))
+
+
+async def _newest_positions(
+    captured: Capture, cluster: Cluster, positions_topic: str, name_of_id: Mapping[str, str]
+) -> dict[tuple[str, str, int], MirrorPosition]:
+    """By the mirror's own name of the source, topic and partition: its last word."""
+    aggregate, mirror = cluster.name, positions_topic.removeprefix(POSITIONS_PREFIX)
+    newest: dict[tuple[str, str, int], MirrorPosition] = {}
+    with _named(cluster, positions_topic):
+        async for record in read_topic_to_end(cluster, positions_topic):
+            try:
+                position = _parse_position(record.key, record.value, aggregate, mirror, name_of_id)
+                said = str(json.loads(record.key or b"")["source"]) if position is not None else ""
+            except (ValueError, KeyError, TypeError) as problem:
+                _distrust_position(captured, aggregate, positions_topic, record.offset, problem)
+                continue
+            if position is not None:
+                captured.source_names[mirror, said] = position.source
+                newest[said, position.topic, position.partition] = position
+    return newest
+
+
+async def _told_routes(captured: Capture, cluster: Cluster, routes_topic: str) -> ToldRoutes:
+    routes = ToldRoutes()
+    with _named(cluster, routes_topic):
+        async for record in read_topic_to_end(cluster, routes_topic):
+            try:
+                routes.learn(record.key, record.value)
+            except (ValueError, KeyError, TypeError) as problem:
+                _distrust_position(captured, cluster.name, routes_topic, record.offset, problem, "route")
+    return routes
+
+
+def _parse_position(
+    key: bytes | None,
+    value: bytes | None,
+    aggregate: str,
+    mirror: str,
+    name_of_id: Mapping[str, str],
+) -> MirrorPosition | None:
+    """One record of a positions topic; None for a tombstone, and for offsets of a cluster that is gone.
+
+    Raises ValueError, KeyError or TypeError.
+    """
+    if value is None:
+        return None
+    where, what = json.loads(key or b""), json.loads(value)
+    if what["version"] != 1:
+        raise ValueError(f"version {what['version']}")
+    partition, next_offset = where["partition"], what["next_offset"]
+    if type(partition) is not int or type(next_offset) is not int or next_offset < 0:
+        raise ValueError("partition and next_offset are whole numbers")
+    leader_epoch = what.get("leader_epoch", -1)
+    if type(leader_epoch) is not int:
+        raise ValueError("leader_epoch is a whole number")
+    topic_id = what.get("topic_id") or ""
+    # The mirror and the audit may call a cluster by different names: its own id decides.
+    cluster_id, source = what.get("cluster_id"), str(where["source"])
+    if cluster_id in name_of_id:
+        source = name_of_id[cluster_id]
+    elif cluster_id and source in name_of_id.values():
+        return None
+    return MirrorPosition(
+        aggregate=aggregate,
+        mirror=mirror,
+        source=source,
+        topic=str(where["topic"]),
+        partition=partition,
+        next_offset=next_offset,
+        topic_id="" if topic_id == str(NO_TOPIC_ID) else str(topic_id),
+        leader_epoch=leader_epoch,
+    )
+
+
+def _distrust_position(
+    captured: Capture, aggregate: str, topic: str, offset: int, problem: Exception, what: str = "position"
+) -> None:
+    if len(captured.untrusted) < MAX_UNTRUSTED_POSITIONS:
+        captured.untrusted.append(
+            f"{what} in cluster {aggregate}, topic {topic}, offset {offset}: not readable ({problem})"
+        )
+
+
+@contextlib.contextmanager
+def _named(cluster: Cluster, what: str):  # type: ignore[no-untyped-def]
+    """Give a broker's refusal the name of the cluster and the topic it was about."""
+    try:
+        yield
+    except KafkaError as error:
+        raise ClusterUnreachable(cluster.name, f"{what} cannot be read: {error}") from error

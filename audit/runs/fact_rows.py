@@ -1,0 +1,254 @@
+"""A stream's facts as one Parquet row: what producers said, kept beyond the events' own retention.
+
+Written by `job` at each run (all streams, so one file is enough), read by Spark for reconciliation and by
+`explain`. The row holds the events in their own documented JSON, merged: two stream events (first and newest
+word) and the newest report per window; so a later version of the audit can read what an earlier one kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+from pyroaring import BitMap64
+
+from millrace.audit.contract import sequence_set
+from millrace.audit.contract.events import (
+    OPENED,
+    UNANNOUNCED,
+    CountEvent,
+    Event,
+    EventLedger,
+    StreamEvent,
+    StreamFacts,
+    TierEvent,
+    decode_event,
+    encode_event,
+)
+
+FACT_SCHEMA = pa.schema(
+    [
+        ("stream", pa.string()),
+        ("topic", pa.string()),
+        ("origins", pa.list_(pa.string())),
+        ("facts", pa.binary()),
+        ("tiers", pa.binary()),
+        ("pruned", pa.binary()),
+    ]
+)
+FACT_DDL = "stream string, topic string, origins array<string>, facts binary, tiers binary, pruned binary"
+
+
+def encode_facts(facts: StreamFacts) -> bytes:
+    """The stream's events, one JSON text a line, then its conflicts."""
+    lines = [encode_event(event)[1] for event in events_of(facts)]
+    lines.append(json.dumps({"conflicts": facts.conflicts, "distrusted": facts.distrusted}).encode())
+    return b"\n".join(lines)
+
+
+def decode_facts(stream: str, content: bytes) -> StreamFacts:
+    """The facts again; raises InvalidEvent for what `encode_facts` never wrote."""
+    facts = StreamFacts(stream)
+    *events, last = content.split(b"\n")
+    for line in events:
+        event = decode_event(line)
+        if isinstance(event, StreamEvent):
+            facts.learn_stream(event)
+        elif event is not None:
+            facts.learn_count(event)  # type: ignore[arg-type]
+    kept = json.loads(last)
+    facts.conflicts.extend(each for each in kept["conflicts"] if each not in facts.conflicts)
+    facts.distrusted.extend(each for each in kept["distrusted"] if each not in facts.distrusted)
+    return facts
+
+
+@dataclass(slots=True)
+class PrunedWindows:
+    """What is left of a stream's windows whose evidence was folded away: their numbers, and the sequences
+    that were accounted for in them, so that no hole shows. `window_ms` is the audit's; `counted` marks a
+    producer that does not number its records."""
+
+    window_ms: int
+    windows: BitMap64 = field(default_factory=BitMap64)
+    sequences: BitMap64 = field(default_factory=BitMap64)
+    counted: bool = False
+    told: dict[int, int] | None = field(default_factory=dict)
+
+    def add(self, start_ms: int, length_ms: int) -> None:
+        """A row's window, which may be several of the audit's."""
+        self.windows.update(range(start_ms // self.window_ms, -(-(start_ms + length_ms) // self.window_ms)))
+
+    def copy(self) -> PrunedWindows:
+        told = None if self.told is None else dict(self.told)
+        return PrunedWindows(self.window_ms, self.windows.copy(), self.sequences.copy(), self.counted, told)
+
+    def has(self, start_ms: int) -> bool:
+        return start_ms // self.window_ms in self.windows
+
+    def encode(self) -> bytes:
+        body = {
+            "window_ms": self.window_ms,
+            "windows": [list(each) for each in sequence_set.to_ranges(self.windows)],
+            "sequences": sequence_set.to_json(self.sequences),
+            "counted": self.counted,
+            "told": None if self.told is None else sorted(self.told.items()),
+        }
+        return json.dumps(body, separators=(",", ":")).encode()
+
+    @staticmethod
+    def decode(content: bytes) -> PrunedWindows:
+        body = json.loads(content)
+        return PrunedWindows(
+            body["window_ms"],
+            sequence_set.from_ranges(tuple((first, last) for first, last in body["windows"])),
+            sequence_set.from_json(body["sequences"]),
+            body["counted"],
+            None if body.get("told") is None else dict(body["told"]),
+        )
+
+
+def facts_of(row: Mapping[str, Any]) -> StreamFacts:
+    """A stream's facts as reconciliation wants them: pruned sequences count as accounted for.
+
+    They are put in as one report of records that failed, in the first pruned window; who reconciles leaves
+    the rows of pruned windows out (`pruned_of`).
+    """
+    facts = decode_facts(row["stream"], row["facts"])
+    pruned = pruned_of(row)
+    if pruned is not None and pruned.counted and not facts.windows:
+        facts._only_counted = True  # the reports that said so are gone
+    if pruned is not None and not facts.sequenced:
+        # The producer's total has the pruned windows in it; what an older program pruned is not known.
+        gone = facts.last_assigned if pruned.told is None else sum(pruned.told.values())
+        facts.last_assigned = max(facts.last_assigned - gone, 0)
+        facts.last_settled = max(facts.last_settled - gone, 0)
+    if pruned is not None and pruned.sequences and facts.sequenced:
+        start_ms = pruned.windows.min() * pruned.window_ms
+        facts.windows[start_ms] = CountEvent(
+            stream=facts.stream,
+            session=facts.session,
+            topic=facts.topic,
+            producer=facts.producer,
+            window_start_ms=start_ms,
+            window_ms=pruned.window_ms,
+            report=0,
+            count=0,
+            byte_count=0,
+            acknowledged=BitMap64(),
+            ambiguous=BitMap64(),
+            failed=pruned.sequences,
+            at_ms=0,
+        )
+    return facts
+
+
+def pruned_of(row: Mapping[str, Any]) -> PrunedWindows | None:
+    content = row.get("pruned")
+    return PrunedWindows.decode(content) if content else None
+
+
+def tier_events_of(rows: Sequence[Mapping[str, Any]]) -> list[TierEvent]:
+    """What groups told of the stream."""
+    found = []
+    for row in rows:
+        for line in (row.get("tiers") or b"").splitlines():
+            event = decode_event(line)
+            if isinstance(event, TierEvent):
+                found.append(event)
+    return found
+
+
+def events_of(facts: StreamFacts) -> Iterator[Event]:
+    """Events that, merged, give the same facts."""
+    if facts.state != UNANNOUNCED:
+        newest = StreamEvent(
+            state=facts.state,
+            stream=facts.stream,
+            session=facts.session,
+            topic=facts.topic,
+            producer=facts.producer,
+            host=facts.host,
+            application=facts.application,
+            datacenter=facts.datacenter,
+            window_ms=1,
+            last_assigned=facts.last_assigned,
+            last_settled=min(facts.last_settled, facts.last_assigned),
+            no_earlier_than_ms=facts.no_earlier_than_ms,
+            lease_ms=facts.lease_ms,
+            at_ms=facts.at_ms,
+        )
+        if facts.opened_at_ms is not None and (facts.opened_at_ms, OPENED) != (facts.at_ms, facts.state):
+            yield replace(
+                newest,
+                state=OPENED,
+                at_ms=facts.opened_at_ms,
+                last_assigned=0,
+                last_settled=0,
+                no_earlier_than_ms=None,
+            )
+        yield newest
+    for start_ms in sorted(facts.windows):
+        yield facts.windows[start_ms]
+
+
+def facts_table(
+    ledger: EventLedger,
+    origins: Mapping[str, set[str]],
+    pruned: Mapping[str, PrunedWindows] | None = None,
+    groups: Collection[str] = (),
+) -> pa.Table:
+    """Every stream that any event named, ordered, so that equal facts give equal tables. `groups` are the
+    audited ones; what others told is not kept."""
+    pruned = pruned or {}
+    told: dict[str, list[bytes]] = {}
+    for _, event in sorted(ledger.tiers.items()):
+        if event.tier in groups:
+            told.setdefault(event.stream, []).append(encode_event(event)[1])
+    streams = sorted({*ledger.streams, *told, *pruned})
+    facts = {stream: ledger.streams.get(stream) or StreamFacts(stream) for stream in streams}
+    return pa.table(
+        {
+            "stream": streams,
+            "topic": [facts[stream].topic for stream in streams],
+            "origins": [sorted(origins.get(stream, ())) for stream in streams],
+            "facts": [encode_facts(facts[stream]) for stream in streams],
+            "tiers": [b"\n".join(told[stream]) if stream in told else None for stream in streams],
+            "pruned": [pruned[stream].encode() if stream in pruned else None for stream in streams],
+        },
+        schema=FACT_SCHEMA,
+    )
+
+
+def restore_pruned(table: pa.Table) -> dict[str, PrunedWindows]:
+    """By stream: what of it an earlier run had folded away."""
+    if "pruned" not in table.column_names:
+        return {}  # written by an older program
+    rows = table.select(["stream", "pruned"]).to_pylist()
+    return {row["stream"]: PrunedWindows.decode(row["pruned"]) for row in rows if row["pruned"]}
+
+
+def restore(table: pa.Table, ledger: EventLedger) -> dict[str, set[str]]:
+    """Teach a ledger what an earlier run knew; returns the streams' origins."""
+    origins: dict[str, set[str]] = {}
+    for row in table.to_pylist():
+        kept = decode_facts(row["stream"], row["facts"])
+        ledger.learn_all(events_of(kept))
+        facts = ledger.facts(row["stream"])
+        facts.conflicts.extend(each for each in kept.conflicts if each not in facts.conflicts)
+        facts.distrusted.extend(each for each in kept.distrusted if each not in facts.distrusted)
+        origins[row["stream"]] = set(row["origins"] or ())
+        ledger.learn_all(tier_events_of([row]))
+    return origins
+
+
+def digest(table: pa.Table) -> str:
+    """Equal for equal facts: tells whether anything was learnt."""
+    content = hashlib.sha256()
+    for column in table.columns:
+        for value in column.to_pylist():
+            content.update(repr(value).encode())
+    return content.hexdigest()

@@ -1,0 +1,258 @@
+"""What one run reads of each partition, and what can never be read any more. Pure.
+
+Called by `job` between the capture and the count; `planning` then shares the ranges among tasks. The rules:
+a partition is read on from where the last run ended, or from where its log is another one since; a source
+partition is cut at the mirrors' position, so that no kept cell lies across one; what vanished since the last
+run is noted, never passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from itertools import pairwise
+
+from millrace.audit.config import AuditConfig
+from millrace.audit.contract.header import MAX_CREATED_MS
+from millrace.audit.keeping.state import Commit, ReadPosition, UnreadNote
+from millrace.audit.reconciliation.reconcile import Gap, Passage, Place
+from millrace.audit.runs.capture import Capture, PartitionPin
+from millrace.audit.runs.log_history import holds_to, parts_at, until
+from millrace.audit.spark.planning import OffsetRange
+from millrace.broker.client.leader_epochs import EpochStarts
+
+
+def plan_ranges(
+    captured: Capture, config: AuditConfig, before: Commit
+) -> tuple[list[OffsetRange], list[UnreadNote]]:
+    """What to read of each partition, and what can never be read any more.
+
+    A source partition is cut at the mirrors' position: below it cells are kept, above it they are the tail.
+    Both are cut at the bounds of the gaps that mirrors told, and at the position of each of several mirrors.
+    """
+    bounds: dict[Place, list[int]] = {}
+    for gap in known_gaps(captured, config):
+        bounds.setdefault(gap.place, []).extend((gap.from_offset, gap.to_offset))
+    for carried in passages(captured).values():
+        for place, passage in carried.items():
+            bounds.setdefault(place, []).append(passage.next_offset)
+    resumed: dict[str, int] = {}
+    unread: list[UnreadNote] = []
+    for pin in captured.pins:
+        resumed[pin.key], lost = _resume(pin, before.offsets.get(pin.key), captured.vanished_ms)
+        unread.extend(lost)
+    for note in [*before.unread, *unread]:
+        if note.cause == "truncated":
+            place = (note.cluster, note.topic, note.partition)
+            bounds.setdefault(place, []).extend((note.first_offset, note.end_offset))
+    for began in groups_began(config, captured).values():
+        for place, offset in began.items():
+            bounds.setdefault(place, []).append(offset)
+    positions = _passed_everywhere(captured)
+    mirrored = {source for source, _, _ in positions}
+    ids_told = {
+        (each.source, each.topic, each.partition, each.topic_id)
+        for each in captured.positions
+        if each.topic_id
+    }
+    ranges: list[OffsetRange] = []
+    for pin in captured.pins:
+        first = resumed[pin.key]
+        place = (pin.cluster, pin.topic, pin.partition)
+        if pin.key not in before.offsets and any(
+            told[:3] == place and pin.topic_id and told[3] != pin.topic_id for told in ids_told
+        ):
+            # A mirror knew another topic of this name, which the audit never looked at.
+            unread.append(_note(pin, 0, 0, "recreated", captured.vanished_ms))
+        whole = OffsetRange(
+            cluster=pin.cluster,
+            tier=pin.cluster,
+            topic=pin.topic,
+            topic_here=pin.topic_here,
+            partition=pin.partition,
+            first_offset=first,
+            end_offset=pin.end_offset,
+            topic_id=pin.topic_id,
+            bytes_per_offset=pin.bytes_per_offset,
+        )
+        position = positions.get((pin.cluster, pin.topic, pin.partition))
+        is_source = config.clusters[pin.cluster].tier == "source"
+        cut = pin.end_offset
+        if is_source and position is not None and position.topic_id in ("", pin.topic_id):
+            cut = min(max(position.next_offset, first), pin.end_offset)
+        elif is_source and pin.cluster in mirrored:
+            cut = first  # its mirror keeps positions, and has none of this partition (or topic) yet
+        kept, tail = replace(whole, end_offset=cut), replace(whole, first_offset=cut, tail=True)
+        ranges.extend(_cut_at(kept, bounds.get(place, ())))
+        if cut < pin.end_offset:
+            ranges.extend(_cut_at(tail, bounds.get(place, ())))
+    return ranges, unread
+
+
+def plan_backfill(
+    captured: Capture, config: AuditConfig, before: Commit
+) -> tuple[list[OffsetRange], list[UnreadNote]]:
+    """The same for a run that reads everything from the start, as if there were no state. What stood in logs
+    that are gone, it cannot read as the runs before did: their notes on it, and what is gone since, hold."""
+    _, now = plan_ranges(captured, config, before)
+    gone = [note for note in (*before.unread, *now) if note.cause in ("recreated", "truncated")]
+    ranges, unread = plan_ranges(captured, config, Commit(unread=gone))
+    return ranges, [*gone, *unread]
+
+
+def known_gaps(captured: Capture, config: AuditConfig, aggregate: str | None = None) -> list[Gap]:
+    """The mirrors' own gap events, by the places of the audited topics; for one aggregate, of the mirrors
+    that carry there, as far as that is known. Under the older key of gaps an event may have been replaced by
+    that of a newer topic, but not that of a topic that is there now (`Gap.known_ids`)."""
+    ids: dict[str, set[str]] = {}
+    for gap in captured.ledger.gaps.values():
+        ids.setdefault(gap.place_key, set()).add(gap.topic_id)
+    now = {(pin.cluster, pin.topic, pin.partition): pin.topic_id for pin in captured.pins}
+    named = {
+        (name, here): place
+        for name, cluster in config.sources().items()
+        for topic in config.topics
+        for here, place in cluster.places(topic).items()
+    }
+    gaps = []
+    for gap in captured.ledger.gaps.values():
+        if aggregate is not None and aggregate not in captured.carriers.get(gap.mirror, {aggregate}):
+            continue
+        source = captured.source_names.get((gap.mirror, gap.source), gap.source)
+        topic = named.get((source, gap.topic))
+        if topic is not None:
+            place = (source, topic, gap.partition)
+            is_replaceable = gap.older_key and gap.topic_id
+            known = {"", *ids[gap.place_key], now.get(place, "")} if is_replaceable else None
+            gaps.append(Gap(place, gap.from_offset, gap.to_offset, gap.cause, gap.topic_id, known))
+    return gaps
+
+
+def groups_began(config: AuditConfig, captured: Capture) -> dict[str, dict[Place, int]]:
+    """{group: {place: offset of the first record that any of its members got}}, as far as they tell."""
+    cluster_of = {group.name: name for name, groups in config.groups.items() for group in groups}
+    places = {
+        (name, here): place
+        for name in config.groups
+        for topic in config.topics
+        for here, place in config.clusters[name].places(topic).items()
+    }
+    found: dict[str, dict[Place, int]] = {group: {} for group in cluster_of}
+    for event in captured.ledger.tiers.values():
+        cluster = cluster_of.get(event.tier, "")
+        topic = places.get((cluster, event.topic))
+        if topic is None or event.cluster_id not in ("", captured.cluster_ids.get(cluster, event.cluster_id)):
+            continue
+        for partition, offset in event.began:
+            place = (cluster, topic, partition)
+            found[event.tier][place] = min(offset, found[event.tier].get(place, offset))
+    return found
+
+
+def _cut_at(whole: OffsetRange, bounds: Iterable[int]) -> list[OffsetRange]:
+    """The range in pieces that end at these offsets, so that no cell lies across one."""
+    inside = [bound for bound in bounds if whole.first_offset < bound < whole.end_offset]
+    cuts = [whole.first_offset, *sorted(set(inside)), whole.end_offset]
+    return [replace(whole, first_offset=first, end_offset=end) for first, end in pairwise(cuts)]
+
+
+def _resume(pin: PartitionPin, known: ReadPosition | None, now_ms: int) -> tuple[int, list[UnreadNote]]:
+    """Where reading goes on, and the offsets that were lost to the audit since it last looked."""
+    if known is None:
+        if pin.start_offset == 0:
+            return 0, []
+        return pin.start_offset, [_note(pin, 0, pin.start_offset, "expired", now_ms)]
+    if known.topic_id and pin.topic_id and known.topic_id != pin.topic_id:
+        # What the old topic still held is not known: its end is not known either.
+        return pin.start_offset, [_note(pin, known.next_offset, known.next_offset, "recreated", now_ms)]
+    parts = parts_at(known.epochs, pin.epochs, pin.start_offset, known.next_offset)
+    goes_on = pin.end_offset if parts is None else min(parts, pin.end_offset)
+    if goes_on < known.next_offset:
+        note = _note(pin, goes_on, known.next_offset, "truncated", now_ms)
+        lost = [replace(note, epoch=known.epochs[-1][0] if known.epochs else -1)]
+        if goes_on == pin.start_offset > 0:
+            # The histories may part below what is left, and what stood there in the new one is gone.
+            lost.append(_note(pin, 0, goes_on, "expired", now_ms))
+        return goes_on, lost
+    if pin.start_offset > known.next_offset:
+        return pin.start_offset, [_note(pin, known.next_offset, pin.start_offset, "expired", now_ms)]
+    return known.next_offset, []
+
+
+def read_until(
+    captured: Capture, ranges: Iterable[OffsetRange], before: Mapping[str, ReadPosition] | None = None
+) -> dict[str, ReadPosition]:
+    """Where the next run goes on behind these ranges, by the partition's key. The tail is read again."""
+    histories = {pin.key: pin.epochs for pin in captured.pins}
+    offsets = {}
+    # A partition may be read in pieces.
+    for each in sorted((each for each in ranges if not each.tail), key=lambda each: each.end_offset):
+        key = f"{each.cluster}/{each.topic}/{each.partition}"
+        history = histories.get(key, ()) or _known_still((before or {}).get(key), each.topic_id)
+        epochs = until(history, each.end_offset)
+        offsets[key] = ReadPosition(each.end_offset, each.topic_id, epochs)
+    return offsets
+
+
+def _known_still(known: ReadPosition | None, topic_id: str) -> EpochStarts:
+    """Epochs of what was read before, where a leader does not tell now (it has just begun, or is older than
+    the others). Nothing is known of what follows: -1 is no epoch."""
+    if known is None or known.topic_id != topic_id or not known.epochs:
+        return ()
+    return known.epochs if known.epochs[-1][0] < 0 else (*known.epochs, (-1, known.next_offset))
+
+
+def _note(pin: PartitionPin, first: int, end: int, cause: str, now_ms: int) -> UnreadNote:
+    return UnreadNote(pin.cluster, pin.topic, pin.partition, first, end, cause, now_ms)
+
+
+def hidden_by_transactions(captured: Capture) -> list[UnreadNote]:
+    """What lies above the last stable offset: acknowledged, and not to be read while a transaction is open.
+
+    True of this run only; the next one reads on from there.
+    """
+    return [
+        # No bound in time: a producer's clock may be ahead, and what it wrote just now is among it.
+        _note(pin, pin.end_offset, pin.high_watermark, "a transaction is open", MAX_CREATED_MS)
+        for pin in captured.pins
+        if pin.high_watermark > pin.end_offset
+    ]
+
+
+def _passed_everywhere(captured: Capture) -> dict[Place, Passage]:
+    """The least position of a source partition over all aggregates: below it, every aggregate has it."""
+    by_aggregate = passages(captured)
+    everywhere = {place for positions in by_aggregate.values() for place in positions}
+    least: dict[Place, Passage] = {}
+    for positions in by_aggregate.values():
+        # A mirror that keeps positions of the cluster, and has none of this partition yet, carried nothing.
+        clusters = {cluster for cluster, _, _ in positions}
+        least.update({each: Passage(0) for each in everywhere - set(positions) if each[0] in clusters})
+    for positions in by_aggregate.values():
+        for place, passage in positions.items():
+            known = least.get(place)
+            if known is None or passage.next_offset < known.next_offset:
+                least[place] = passage
+    return least
+
+
+def passages(captured: Capture) -> dict[str, dict[Place, Passage]]:
+    """Positions by aggregate; of several mirrors into one, the furthest tells how much was carried.
+
+    The position in a topic that was deleted and made anew has passed nothing of the new one; that in a log
+    which was shortened since, nothing that was written since.
+    """
+    ids = {(pin.cluster, pin.topic, pin.partition): pin.topic_id for pin in captured.pins}
+    histories = {(pin.cluster, pin.topic, pin.partition): pin.epochs for pin in captured.pins}
+    found: dict[str, dict[Place, Passage]] = {}
+    for position in captured.positions:
+        place = (position.source, position.topic, position.partition)
+        carried = found.setdefault(position.aggregate, {})
+        known, topic_id = carried.get(place), ids.get(place, "")
+        next_offset = holds_to(histories.get(place, ()), position.next_offset, position.leader_epoch)
+        passage = Passage(next_offset, position.topic_id)
+        if topic_id and position.topic_id and topic_id != position.topic_id:
+            passage = Passage(0, topic_id)
+        if known is None or passage.next_offset > known.next_offset:
+            carried[place] = passage
+    return found

@@ -1,0 +1,279 @@
+"""What reconciliation needs beside cells and facts, put together from a capture and the state. Pure.
+
+Called by `job`. A `Reconciler` (`verdict_rows`) travels to Spark's workers with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.audit.config import AuditConfig, audited_topic
+from millrace.audit.contract.events import StreamFacts
+from millrace.audit.contract.group_counts import group_doubts
+from millrace.audit.contract.header import MAX_CREATED_MS
+from millrace.audit.keeping.state import UnreadNote
+from millrace.audit.reconciliation.online_tiers import OnlineGroup, online_groups
+from millrace.audit.reconciliation.reconcile import Gap, Passage, Place, UnreadRange, roster_rows
+from millrace.audit.reconciliation.verdict_rows import ClusterReading, Reconciler
+from millrace.audit.reconciliation.verdicts import WindowState, WindowVerdict
+from millrace.audit.runs.capture import Capture, MirrorPosition
+from millrace.audit.runs.log_history import holds_to
+from millrace.audit.runs.reading_plan import groups_began, hidden_by_transactions, known_gaps, passages
+from millrace.broker.client.leader_epochs import EpochStarts
+
+
+def reconciler_of(
+    config: AuditConfig,
+    captured: Capture,
+    unread: Iterable[UnreadNote],
+    now_ms: int,
+    arrivals: Mapping[str, Mapping[Place, Passage]] | None = None,
+    read: Iterable[str] = (),
+) -> Reconciler:
+    """`unread` are the state's notes and this run's; `arrivals` {aggregate: passages} of foreign mirrors;
+    `read` are the keys of all partitions that were read by now."""
+    by_cluster: dict[str, list[UnreadRange]] = {}
+    unread = [*unread, *hidden_by_transactions(captured), *_gone(captured, read)]
+    for each in unread:
+        by_cluster.setdefault(each.cluster, []).append(
+            UnreadRange(
+                (each.cluster, each.topic, each.partition),
+                each.first_offset,
+                each.end_offset,
+                each.cause,
+                each.until_ms,
+                _is_cut_off(each, config, captured, unread),
+            )
+        )
+    passed: dict[str, Mapping[Place, Passage]] = {
+        name: found
+        for name, found in passages(captured).items()
+        if config.clusters[name].mirror == "millrace"
+    }
+    return Reconciler(
+        clusters=[
+            ClusterReading(
+                name=name,
+                is_source=cluster.tier == "source",
+                topics={here: topic for topic in config.topics for here in cluster.topics_here(topic)},
+                unread=by_cluster.get(name, ()),
+                names={topic: "\0".join(cluster.topics_here(topic)) for topic in config.topics},
+            )
+            for name, cluster in config.clusters.items()
+        ],
+        passed={**passed, **(arrivals or {})},
+        gaps={
+            name: [*gaps_of(config, captured, name), *_given_again(name, config, captured, unread)]
+            for name in config.aggregates()
+        },
+        window_ms=config.window_ms,
+        grace_ms=config.grace_ms,
+        now_ms=now_ms,
+        topics=tuple(config.topics),
+        groups=groups_of(config, captured, unread),
+    )
+
+
+def roster_of(config: AuditConfig, captured: Capture, rows: pa.Table) -> list[WindowVerdict]:
+    """Rows for the producers that the config names and that are silent, beside the others' `rows`
+    (`verdict_rows.VERDICT_SCHEMA`)."""
+    return [
+        row
+        for topic in config.topics
+        for row in roster_rows(
+            config.producers,
+            streams_of(config, captured),
+            topic,
+            config.window_ms,
+            window_starts=_settled_starts(rows, topic),
+            grace_ms=config.grace_ms,
+        )
+    ]
+
+
+def _settled_starts(rows: pa.Table, topic: str) -> list[int]:
+    """When the topic's settled windows began; one that a wrong clock put into the future is open."""
+    settled = pc.and_(pc.equal(rows["topic"], topic), pc.equal(rows["state"], str(WindowState.SETTLED)))
+    starts: list[int] = rows.filter(settled)["window_start_ms"].drop_null().to_pylist()
+    return starts
+
+
+def _gone(captured: Capture, read: Iterable[str]) -> list[UnreadNote]:
+    """Topics that were read and that their cluster has not any more: what stood in them since is not lost, as
+    far as anybody can tell. One that was never seen there excuses nothing: a total loss is the loudest."""
+    known = {(cluster, place) for cluster, place, _ in (key.rsplit("/", 2) for key in read)}
+    return [
+        UnreadNote(
+            cluster, place, -1, 0, 0, f"topic {name} is not on cluster {cluster} any more", MAX_CREATED_MS
+        )
+        for (cluster, place), name in captured.gone.items()
+        if (cluster, place) in known
+    ]
+
+
+def _is_cut_off(
+    note: UnreadNote, config: AuditConfig, captured: Capture, unread: Iterable[UnreadNote]
+) -> bool:
+    """Whether what stood in a truncated source log, and is in no tier below, is surely lost.
+
+    It is not in the log any more, and no retention took it; so it is lost, unless it is still on its way or
+    was in a part of the aggregate that could not be read. A mirror that has told a position in what was
+    written since has nothing of before on its way: it carries a partition in order. Groups may still tell.
+    """
+    if note.cause != "truncated" or note.epoch < 0 or note.cluster not in config.sources():
+        return False
+    if config.groups.get(note.cluster):
+        return False
+    topic, place = audited_topic(note.topic), (note.cluster, note.topic, note.partition)
+    topic_ids = {(pin.cluster, pin.topic, pin.partition): pin.topic_id for pin in captured.pins}
+    history = _histories(captured).get(place, ())
+    for name, aggregate in config.aggregates().items():
+        told = _positions_at(captured, name, place)
+        if aggregate.mirror != "millrace" or not told:
+            return False
+        if not all(_is_later(note, each, history) and _stands_in(history, each) for each in told):
+            return False
+        if any(position.topic_id != topic_ids.get(place, "") for position in told):
+            return False
+        if any(each.cluster == name and audited_topic(each.topic) == topic for each in unread):
+            return False
+    return True
+
+
+def _is_later(note: UnreadNote, position: MirrorPosition, history: EpochStarts) -> bool:
+    """Whether the position is told of what was written since the log was truncated. A newer epoch alone does
+    not say so: the log that is gone may have gone on in one that the audit never saw."""
+    return 0 <= note.epoch < position.leader_epoch and _has(history, position.leader_epoch)
+
+
+def _has(history: EpochStarts, epoch: int) -> bool:
+    return any(each == epoch for each, _ in history)
+
+
+def _stands_in(history: EpochStarts, position: MirrorPosition) -> bool:
+    return holds_to(history, position.next_offset, position.leader_epoch) == position.next_offset
+
+
+def _histories(captured: Capture) -> dict[Place, EpochStarts]:
+    return {(pin.cluster, pin.topic, pin.partition): pin.epochs for pin in captured.pins}
+
+
+def _given_again(
+    aggregate: str, config: AuditConfig, captured: Capture, unread: Iterable[UnreadNote]
+) -> list[Gap]:
+    """Source offsets that were given out twice, where a position does not tell in which of the two logs it
+    is: one from before the truncation has not passed what came after it."""
+    histories = _histories(captured)
+    notes: dict[Place, list[UnreadNote]] = {}
+    for note in unread:
+        place = (note.cluster, note.topic, note.partition)
+        if note.cause == "recreated":
+            notes.pop(place, None)  # they are of a topic that is gone, with its offsets and epochs
+        elif note.cause == "truncated" and note.cluster in config.sources():
+            notes.setdefault(place, []).append(note)
+    gaps = []
+    for place, note in ((place, note) for place, each in notes.items() for note in each):
+        history = histories.get(place, ())
+        told = _positions_at(captured, aggregate, place)
+        end = max((_unsure_to(note, each, history) for each in told), default=note.end_offset)
+        if end > note.first_offset:
+            gaps.append(Gap(place, note.first_offset, end, "truncated"))
+    return gaps
+
+
+def _unsure_to(note: UnreadNote, position: MirrorPosition, history: EpochStarts) -> int:
+    """Up to where of the note's offsets the position may be one of either log; `passages` tells the rest."""
+    if position.next_offset <= note.first_offset:
+        return note.first_offset
+    if position.leader_epoch < 0 or not history:
+        return note.end_offset
+    # A log that was shortened and went on in the epoch that it had.
+    if _has(history, position.leader_epoch) and not _is_later(note, position, history):
+        return min(note.end_offset, holds_to(history, position.next_offset, position.leader_epoch))
+    return note.first_offset
+
+
+def _positions_at(captured: Capture, aggregate: str, place: Place) -> list[MirrorPosition]:
+    return [
+        position
+        for position in captured.positions
+        if position.aggregate == aggregate and (position.source, position.topic, position.partition) == place
+    ]
+
+
+def groups_of(config: AuditConfig, captured: Capture, unread: Iterable[UnreadNote] = ()) -> list[OnlineGroup]:
+    """The audited groups as tiers. A commit in a log that was shortened since has passed nothing that was
+    written since (`holds_to`); one without an epoch is not believed beyond where the log was shortened."""
+    if not captured.commits:
+        return []
+    histories = _histories(captured)
+    shortened: dict[Place, int] = {}
+    for note in unread:
+        if note.cause == "truncated":
+            place = (note.cluster, note.topic, note.partition)
+            shortened[place] = min(note.first_offset, shortened.get(place, note.first_offset))
+    commits: dict[tuple[str, str], dict[Place, int]] = {}
+    for key, offsets in captured.commits.items():
+        commits[key] = {}
+        for place, offset in offsets.items():
+            epoch, history = captured.commit_epochs.get(key, {}).get(place, -1), histories.get(place, ())
+            if epoch < 0 or not history:
+                offset = min(offset, shortened.get(place, offset))
+            commits[key][place] = holds_to(history, offset, epoch)
+    # Offsets of another log than the one that is there now say nothing of where the group began in it.
+    other = {
+        (note.cluster, note.topic, note.partition)
+        for note in unread
+        if note.cause in ("truncated", "recreated")
+    }
+    began = groups_began(config, captured)
+    groups = online_groups(
+        commits,
+        {(pin.cluster, pin.topic, pin.partition): pin.topic_id for pin in captured.pins},
+        captured.ledger.tiers.values(),
+        group_doubts(captured.ledger, captured.claims),
+        captured.cluster_ids,
+        {group.name: group.topics for groups in config.groups.values() for group in groups},
+    )
+    return [
+        replace(group, began={p: at for p, at in began.get(group.group, {}).items() if p not in other})
+        for group in groups
+    ]
+
+
+def gaps_of(config: AuditConfig, captured: Capture, aggregate: str) -> list[Gap]:
+    """The mirrors' own gap events, by places of audited topics; of mirrors that carry to this aggregate, as
+    far as that is known."""
+    return known_gaps(captured, config, aggregate)
+
+
+def tiers_of(config: AuditConfig) -> list[dict[str, object]]:
+    """The tiers in their order, for the summary: each with those that it is compared with."""
+    from millrace.audit.contract.group_counts import tier_name
+    from millrace.audit.reconciliation.verdicts import PRODUCED
+
+    tiers: list[dict[str, object]] = []
+    for name, cluster in config.clusters.items():
+        upstream = list(config.sources()) or [PRODUCED]
+        tiers.append({"name": name, "upstream": upstream if cluster.tier == "aggregate" else [PRODUCED]})
+    for name, groups in config.groups.items():
+        tiers.extend({"name": tier_name(group.name), "upstream": [name]} for group in groups)
+    return tiers
+
+
+def streams_of(config: AuditConfig, captured: Capture) -> list[StreamFacts]:
+    """What events told, by the audited topics: a producer knows its topic by its own cluster's name."""
+    found = []
+    for facts in captured.ledger.streams.values():
+        origins = captured.origins.get(facts.stream)
+        for name, cluster in config.sources().items():
+            named = [topic for topic in config.topics if facts.topic in cluster.topics_here(topic)]
+            if named and (not origins or name in origins):
+                facts = replace(facts, topic=named[0])
+                break
+        found.append(facts)
+    return found

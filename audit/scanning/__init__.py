@@ -1,0 +1,1 @@
+"""From fetched bytes to cells."""

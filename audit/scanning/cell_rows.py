@@ -1,0 +1,180 @@
+"""Cells as Arrow rows: what the Spark source yields, Parquet keeps, and reconciliation reads back.
+
+One row is either a cell (`note` null) or a *note*: a count of records, or a range of offsets, that is in no
+cell and must not vanish. Notes:
+
+    records              everything read of a range, in `count`
+    unaudited            records without a `_mr` header, in `count`
+    untrusted: <reason>  what could not be read, in `count`
+    unread: <class>      offsets first_offset..last_offset that retention or truncation took before the read
+
+Pure. Column names are those of `cells.Cell`; `tail` marks offsets that no mirror has passed yet (they are
+read again by the next job instead of being kept).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from millrace.audit.scanning.cells import Cell
+
+if TYPE_CHECKING:  # the compiled scan is not needed to read rows
+    from millrace.audit.scanning.counting import CellRow, ScanTotals
+
+NOTE_RECORDS = "records"
+NOTE_UNAUDITED = "unaudited"
+NOTE_UNTRUSTED = "untrusted: "
+NOTE_UNREAD = "unread: "
+
+_REPEAT = pa.struct([pa.field("sequence", pa.int64()), pa.field("extra", pa.int64())])
+
+CELL_SCHEMA = pa.schema(
+    [
+        ("tier", pa.string()),
+        ("cluster", pa.string()),
+        ("topic", pa.string()),
+        ("topic_id", pa.string()),
+        ("partition", pa.int32()),
+        ("stream", pa.string()),
+        ("producer", pa.string()),
+        ("window_start_ms", pa.int64()),
+        ("chunk_start", pa.int64()),
+        ("count", pa.int64()),
+        ("byte_count", pa.int64()),
+        ("first_offset", pa.int64()),
+        ("last_offset", pa.int64()),
+        ("first_append_ms", pa.int64()),
+        ("last_append_ms", pa.int64()),
+        ("base", pa.int64()),
+        ("bitmap", pa.binary()),
+        ("repeats", pa.list_(_REPEAT)),
+        ("unsequenced_count", pa.int64()),
+        ("digest", pa.decimal128(20, 0)),
+        ("tail", pa.bool_()),
+        ("note", pa.string()),
+    ]
+)
+
+CELL_DDL = (
+    "tier string, cluster string, topic string, topic_id string, partition int, stream string, "
+    "producer string, window_start_ms bigint, chunk_start bigint, count bigint, byte_count bigint, "
+    "first_offset bigint, last_offset bigint, first_append_ms bigint, last_append_ms bigint, base bigint, "
+    "bitmap binary, repeats array<struct<sequence: bigint, extra: bigint>>, unsequenced_count bigint, "
+    "digest decimal(20,0), tail boolean, note string"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a row was counted."""
+
+    tier: str
+    cluster: str
+    topic: str
+    topic_id: str
+    partition: int
+    tail: bool
+
+
+@dataclass(slots=True)
+class RowBuilder:
+    """Collects rows column by column; `flush` gives them as one RecordBatch."""
+
+    chunk_offsets: int
+    _columns: dict[str, list[object]] = field(
+        default_factory=lambda: {name: [] for name in CELL_SCHEMA.names}
+    )
+
+    def __len__(self) -> int:
+        return len(self._columns["tier"])
+
+    def add_cell(self, place: Place, row: CellRow) -> None:
+        sequenced = row.sequenced
+        self._add(
+            place,
+            stream=f"{row.stream:016x}",
+            producer=row.producer,
+            window_start_ms=row.window_start_ms,
+            chunk_start=row.chunk * self.chunk_offsets,
+            count=row.count,
+            byte_count=row.byte_count,
+            first_offset=row.first_offset,
+            last_offset=row.last_offset,
+            first_append_ms=row.first_append_ms,
+            last_append_ms=row.last_append_ms,
+            base=row.base,
+            bitmap=row.sequences.serialize() if sequenced else b"",
+            repeats=[
+                {"sequence": row.base + low, "extra": extra} for low, extra in sorted(row.repeats.items())
+            ],
+            unsequenced_count=0 if sequenced else row.count,
+            digest=row.digest,
+        )
+
+    def add_note(
+        self, place: Place, note: str, count: int, first_offset: int = -1, last_offset: int = -1
+    ) -> None:
+        self._add(
+            place, note=note, count=count, first_offset=first_offset, last_offset=last_offset, stream=""
+        )
+
+    def add_totals(self, place: Place, totals: ScanTotals) -> None:
+        """Notes of what a range's counter read."""
+        if totals.records:
+            self.add_note(place, NOTE_RECORDS, totals.records)
+        if totals.unaudited:
+            self.add_note(place, NOTE_UNAUDITED, totals.unaudited)
+        for reason, count in totals.untrusted.items():
+            self.add_note(place, NOTE_UNTRUSTED + reason, count)
+
+    def flush(self) -> pa.RecordBatch:
+        columns = self._columns
+        self._columns = {name: [] for name in CELL_SCHEMA.names}
+        return pa.RecordBatch.from_arrays(
+            [pa.array(columns[field_.name], field_.type) for field_ in CELL_SCHEMA], schema=CELL_SCHEMA
+        )
+
+    def _add(self, place: Place, **values: object) -> None:
+        values.update(
+            tier=place.tier,
+            cluster=place.cluster,
+            topic=place.topic,
+            topic_id=place.topic_id,
+            partition=place.partition,
+            tail=place.tail,
+        )
+        for name, column in self._columns.items():
+            column.append(values.get(name))
+
+
+def cells_of(table: pa.Table | pa.RecordBatch) -> Iterator[Cell]:
+    """The cells among the rows; notes are left out."""
+    for row in table.to_pylist():
+        if row["note"] is not None:
+            continue
+        yield Cell(
+            tier=row["tier"],
+            cluster=row["cluster"],
+            topic=row["topic"],
+            partition=row["partition"],
+            stream=row["stream"],
+            producer=row["producer"] or "",
+            window_start_ms=row["window_start_ms"],
+            chunk_start=row["chunk_start"],
+            count=row["count"],
+            byte_count=row["byte_count"],
+            first_offset=row["first_offset"],
+            last_offset=row["last_offset"],
+            first_append_ms=row["first_append_ms"],
+            last_append_ms=row["last_append_ms"],
+            base=row["base"],
+            bitmap=row["bitmap"] or b"",
+            repeats=tuple((repeat["sequence"], repeat["extra"]) for repeat in row["repeats"] or ()),
+            unsequenced_count=row["unsequenced_count"] or 0,
+            digest=None if row["digest"] is None else int(row["digest"]),
+            topic_id=row["topic_id"] or "",
+        )

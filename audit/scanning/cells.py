@@ -1,0 +1,192 @@
+"""Cells: what one tier counted of one stream, and how cells add up. Pure.
+
+A `Cell` is the unit that the Spark job writes and keeps: (tier, cluster, topic-partition, offset chunk,
+stream, window) with counts, offset and append-time bounds, and the set of sequences as a roaring bitmap.
+The same key may come in several cells (a chunk re-read in finer pieces, a set wider than 2^32): adding is
+the multiset sum, so the only rule is that no offset is counted in two cells. `SeenSet` is the sum of cells,
+for one stream, tier and window; `reconcile` reads those.
+
+Called by the Spark source (building), the job (merging, storing) and `reconcile`.
+
+How to cut chunks, so that a loss can be told from lag: see `reconcile.Passage`. A chunk is any offset range
+[chunk_start, chunk_end) of one partition; its cells bound the offsets of their records by `first_offset` and
+`last_offset`. Chunks should end at the mirror's position and at the bounds of gaps where those are known.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from pyroaring import BitMap, BitMap64
+
+BASE_STEP = 1 << 32
+NO_TIME = -1
+DIGEST_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Counts of one stream in one window, in one offset chunk of one partition of one tier.
+
+    `count` is records (repeats included), `byte_count` the sum of their value sizes. `bitmap` is a portable
+    32-bit roaring bitmap of `sequence - base`, `base` a multiple of 2^32. `repeats` names sequences that
+    came more than once in this cell, with the number of *extra* copies. `unsequenced_count` is the part of
+    `count` that carried sequence 0. `digest` is the sum modulo 2^64 of the records' content digests, or
+    None. Times are append times in ms, -1 when unknown.
+    """
+
+    tier: str
+    cluster: str
+    topic: str
+    partition: int
+    stream: str
+    producer: str
+    window_start_ms: int
+    chunk_start: int
+    count: int
+    byte_count: int
+    first_offset: int
+    last_offset: int
+    first_append_ms: int = NO_TIME
+    last_append_ms: int = NO_TIME
+    base: int = 0
+    bitmap: bytes = b""
+    repeats: tuple[tuple[int, int], ...] = ()
+    unsequenced_count: int = 0
+    digest: int | None = None
+    topic_id: str = ""
+
+    @property
+    def place(self) -> tuple[str, str, int]:
+        """(cluster, topic, partition): the key of `reconcile.TierReading.passed`."""
+        return (self.cluster, self.topic, self.partition)
+
+    def sequences(self) -> BitMap64:
+        """The distinct sequences."""
+        return decode_bitmap(self.base, self.bitmap)
+
+
+def encode_bitmaps(sequences: npt.NDArray[np.uint64]) -> list[tuple[int, bytes]]:
+    """(base, portable 32-bit bitmap) of distinct sequences; one pair for each 2^32 touched, normally one."""
+    pairs: list[tuple[int, bytes]] = []
+    high = sequences >> np.uint64(32)
+    for part in np.unique(high):
+        low = (sequences[high == part] & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+        bitmap = BitMap(low)
+        bitmap.run_optimize()
+        pairs.append((int(part) * BASE_STEP, bitmap.serialize()))
+    return pairs
+
+
+def decode_bitmap(base: int, bitmap: bytes) -> BitMap64:
+    """The sequences of a (base, portable 32-bit bitmap) pair; raises ValueError when it is no bitmap.
+
+    A base that is a multiple of 2^32 costs a copy of the bytes: roaring's 64-bit format is the count of
+    32-bit bitmaps, then each one's upper half and its 32-bit format.
+    """
+    if not bitmap:
+        return BitMap64()
+    if base % BASE_STEP == 0:
+        return BitMap64.deserialize(struct.pack("<QI", 1, base // BASE_STEP) + bitmap)
+    return BitMap64.deserialize(struct.pack("<QI", 1, 0) + bitmap).shift(base)
+
+
+def count_repeats(sequences: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint64], dict[int, int]]:
+    """(distinct sequences, ascending; {sequence: extra copies}) of sequences as they came; zeros left out."""
+    distinct, copies = np.unique(sequences[sequences != 0], return_counts=True)
+    repeated = copies > 1
+    extra = zip(distinct[repeated].tolist(), (copies[repeated] - 1).tolist(), strict=True)
+    return distinct, dict(extra)
+
+
+@dataclass(slots=True)
+class SeenSet:
+    """What a tier saw of one stream in one window: the sum of its cells.
+
+    `count` is records with repeats, `repeats` {sequence: extra copies}. Where only their number is told,
+    `loose_copies` are further extra copies, each of one of the sequences in `loose`. `cells` keeps the cells
+    themselves, because whether a missing record can still arrive is decided by the offsets that they bound.
+    """
+
+    sequences: BitMap64 = field(default_factory=BitMap64)
+    repeats: dict[int, int] = field(default_factory=dict)
+    count: int = 0
+    byte_count: int = 0
+    unsequenced_count: int = 0
+    digest: int | None = 0
+    first_append_ms: int = NO_TIME
+    last_append_ms: int = NO_TIME
+    cells: list[Cell] = field(default_factory=list)
+    loose_copies: int = 0
+    loose: BitMap64 = field(default_factory=BitMap64)
+
+    @classmethod
+    def of(cls, sequences: Iterable[int]) -> SeenSet:
+        """A set without cells, as an online consumer's event gives it (and tests)."""
+        seen = cls(digest=None)
+        for sequence in sequences:
+            if sequence in seen.sequences:
+                seen.repeats[sequence] = seen.repeats.get(sequence, 0) + 1
+            seen.sequences.add(sequence)
+            seen.count += 1
+        return seen
+
+    def add(self, cell: Cell) -> None:
+        """Add a cell that covers other offsets than all before."""
+        self._sum_sequences(cell.sequences(), dict(cell.repeats))
+        self._sum_counts(cell.count, cell.byte_count, cell.unsequenced_count, cell.digest)
+        self._widen(cell.first_append_ms, cell.last_append_ms)
+        self.cells.append(cell)
+
+    def merge(self, other: SeenSet) -> None:
+        """Add another sum; the two must not hold the same cell."""
+        self._sum_sequences(other.sequences, other.repeats)
+        self._sum_counts(other.count, other.byte_count, other.unsequenced_count, other.digest)
+        self._widen(other.first_append_ms, other.last_append_ms)
+        self.cells.extend(other.cells)
+        self.loose_copies += other.loose_copies
+        self.loose |= other.loose
+
+    def _sum_sequences(self, sequences: BitMap64, repeats: dict[int, int]) -> None:
+        if not self.sequences.isdisjoint(sequences):
+            for sequence in self.sequences & sequences:
+                self.repeats[sequence] = self.repeats.get(sequence, 0) + 1
+        for sequence, extra in repeats.items():
+            self.repeats[sequence] = self.repeats.get(sequence, 0) + extra
+        self.sequences |= sequences
+
+    def _sum_counts(self, count: int, byte_count: int, unsequenced_count: int, digest: int | None) -> None:
+        self.count += count
+        self.byte_count += byte_count
+        self.unsequenced_count += unsequenced_count
+        if self.digest is not None:
+            self.digest = None if digest is None else (self.digest + digest) & DIGEST_MASK
+
+    def _widen(self, first_append_ms: int, last_append_ms: int) -> None:
+        known = [time_ms for time_ms in (self.first_append_ms, first_append_ms) if time_ms != NO_TIME]
+        self.first_append_ms = min(known, default=NO_TIME)
+        self.last_append_ms = max(self.last_append_ms, last_append_ms)
+
+
+SeenByWindow = dict[int, SeenSet]
+"""window_start_ms -> SeenSet"""
+
+
+def merge_cells(cells: Iterable[Cell]) -> dict[str, SeenByWindow]:
+    """{tier: {window_start_ms: SeenSet}} of one stream's cells."""
+    seen: dict[str, SeenByWindow] = {}
+    for cell in cells:
+        seen.setdefault(cell.tier, {}).setdefault(cell.window_start_ms, SeenSet()).add(cell)
+    return seen
+
+
+def merge_windows(windows: Sequence[SeenSet]) -> SeenSet:
+    """One sum of several windows' sums."""
+    total = SeenSet()
+    for window in windows:
+        total.merge(window)
+    return total

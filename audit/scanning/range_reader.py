@@ -1,0 +1,365 @@
+"""Reading pinned offset ranges of partitions as whole batches, from code that is not asynchronous.
+
+Spark calls a partition reader as a plain generator, the client is asyncio: `RangeReader` runs the client's
+loop in a thread of its own and keeps the *next* fetch in flight while the caller works on the current one
+(the scan releases the GIL). Called by `spark_source` inside Spark's Python workers.
+
+Invariants:
+- read_committed: control batches and batches of aborted transactions are marked as skipped, by the rule of
+  KIP-98 (an aborted producer's batches from its first offset until its abort marker);
+- a batch whose CRC is wrong, or of an old format, is marked as skipped and told to `distrust`;
+- every offset of the range is read or told to `unread`; a partition that stops answering raises one
+  `ClusterUnreachable` line, so that a job never takes silence for an empty log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millrace.audit.scanning.scan import (
+    B_ATTRIBUTES,
+    B_BASE_OFFSET,
+    B_COUNT,
+    B_CRC,
+    B_END,
+    B_LAST_OFFSET,
+    B_MAGIC,
+    B_POSITION,
+    B_PRODUCER_ID,
+    BATCH_COLUMNS,
+    index_batches,
+)
+from millrace.audit.spark.planning import OffsetRange
+from millrace.broker.client.cluster import Cluster
+from millrace.broker.client.offsets import EARLIEST
+from millrace.broker.client.raw_fetch import FetchedPartition, FetchPosition, fetch
+from millrace.broker.client.security import Security
+from millrace.broker.config_file import ConfigText, check_config
+from millrace.broker.errors import ClusterUnreachable, KafkaError, ProtocolError, error_for_code
+from millrace.broker.protocol.batch import CONTROL_BIT, HEADER_SIZE, TRANSACTIONAL_BIT
+from millrace.broker.protocol.checksum import crc32c
+
+FETCH_WAIT_MS = 500
+# A fetch that stays in the processor's cache from the socket to the scan costs both sides half of one that
+# does not; only where the way is long is more asked for at once.
+FIRST_FETCH_BYTES = 2 << 20
+LONG_WAY_S = 0.05
+PATIENCE_S = 30.0  # how long a partition may give nothing below its own end before the job gives up
+RETRY_WAIT_S = 0.1
+HOLE_AFTER_EMPTY_COUNT = 3  # empty answers before a hole that reaches the pinned end is believed
+_SMALLEST_BATCH = 61
+_OFFSET_OUT_OF_RANGE = 1
+_ABORT_MARKER = 0
+COMPACTED, DAMAGED = "compacted", "damaged"
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class FetchedBatches:
+    """Whole batches of one fetch. Rows of `index` whose B_MAGIC is not 2 are to be skipped."""
+
+    buffer: NDArray[np.uint8]
+    index: NDArray[np.int64]
+
+
+class RangeReader:
+    """A client thread for the clusters named in `bootstraps`; use as a context manager."""
+
+    def __init__(
+        self,
+        bootstraps: Mapping[str, Sequence[str]],
+        fetch_max_bytes: int,
+        securities: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        self._bootstraps = bootstraps
+        self._securities = securities or {}
+        self._fetch_max_bytes = fetch_max_bytes
+        self._fetch_bytes = min(FIRST_FETCH_BYTES, fetch_max_bytes)
+        self._clusters: dict[str, Cluster] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="millrace-fetch", daemon=True)
+
+    def __enter__(self) -> RangeReader:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for cluster in self._clusters.values():
+            self._submit(cluster.close()).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def read(
+        self,
+        range_: OffsetRange,
+        distrust: Callable[[str], None],
+        unread: Callable[[int, int, str], None],
+    ) -> Iterator[FetchedBatches]:
+        """Yield the range's batches in order; the arrays live as long as the caller keeps them."""
+        aborted = AbortedTransactions()
+        offset = range_.first_offset
+        pending = self._submit(self._fetch(range_, offset))
+        try:
+            while True:
+                fetched = pending.result()
+                if fetched is None:
+                    unread(offset, range_.end_offset, COMPACTED)  # it left nothing up to the end
+                    return
+                if fetched.error_code == _OFFSET_OUT_OF_RANGE:
+                    start = min(max(fetched.log_start_offset, offset), range_.end_offset)
+                    # Retention moved past the position since it was pinned. An end that moved *below* it
+                    # means a truncated log: nothing of the range can be read any more.
+                    resume = start if start > offset else range_.end_offset
+                    unread(offset, resume, "expired" if start > offset else "truncated")
+                    offset = resume
+                    batches = None
+                else:
+                    batches = index_fetched(fetched.records)
+                    hole = hole_within(batches.index, offset, range_.end_offset)
+                    if hole is not None:
+                        unread(*hole, COMPACTED)
+                    # A damaged header may name any last offset; the next fetch must not be this one again.
+                    offset = max(offset + 1, int(batches.index[-1, B_LAST_OFFSET]) + 1)
+                if offset < range_.end_offset:
+                    pending = self._submit(self._fetch(range_, offset))
+                if batches is not None:
+                    aborted.learn(fetched.aborted)
+                    mark_skipped(batches, aborted, distrust, unread)
+                    yield batches
+                if offset >= range_.end_offset:
+                    return
+        finally:
+            pending.cancel()
+
+    async def _fetch(self, range_: OffsetRange, offset: int) -> FetchedPartition | None:
+        """One fetch with at least one whole batch, or OffsetOutOfRange; retries what may heal.
+
+        None where a leader that has the range's end keeps sending nothing: a hole reaches to the end.
+        """
+        deadline = time.monotonic() + PATIENCE_S
+        reason = "no answer"
+        fresh_metadata = False
+        empty_count = 0
+        while time.monotonic() < deadline:
+            try:
+                fetched = await self._fetch_once(range_, offset, fresh_metadata)
+                if fetched.error_code in (0, _OFFSET_OUT_OF_RANGE):
+                    if fetched.error_code and fetched.log_start_offset < 0:
+                        # Apache Kafka does not say where its log begins, when it has not what was asked for.
+                        fetched = replace(fetched, log_start_offset=await self._log_start(range_))
+                    if fetched.error_code or holds_whole_batch(fetched.records):
+                        return fetched
+                    reason = "no records"
+                    empty_count += fetched.last_stable_offset >= range_.end_offset
+                    if empty_count >= HOLE_AFTER_EMPTY_COUNT:
+                        return None
+                    continue  # the broker long-polled: no need to wait here
+                problem = error_for_code(fetched.error_code)
+                if not problem.retriable:
+                    raise problem
+                reason = str(problem)
+            except ProtocolError as error:
+                reason = str(error)
+            except KafkaError as error:
+                if not error.retriable:
+                    raise ClusterUnreachable(range_.cluster, f"{range_.place}: {error}") from error
+                reason = str(error)
+            fresh_metadata = True
+            await asyncio.sleep(RETRY_WAIT_S)
+        raise ClusterUnreachable(
+            range_.cluster,
+            f"{range_.place} gave nothing at offset {offset}, below its end {range_.end_offset}, for "
+            f"{PATIENCE_S:.0f} s ({reason}); check the partition's leader",
+        )
+
+    async def _fetch_once(self, range_: OffsetRange, offset: int, fresh_metadata: bool) -> FetchedPartition:
+        cluster = await self._cluster(range_.cluster)
+        if fresh_metadata:
+            metadata = await cluster.metadata([range_.topic_here], max_age_ms=0)
+        else:
+            metadata = await cluster.metadata([range_.topic_here])
+        topic = metadata.topics.get(range_.topic_here)
+        partition = topic.partitions.get(range_.partition) if topic else None
+        if partition is None or partition.leader < 0:
+            raise error_for_code(5, f"{range_.place} has no leader")
+        key = (range_.topic_here, range_.partition)
+        asked_bytes, asked_s = self._fetch_bytes, time.monotonic()
+        answers = await fetch(
+            cluster,
+            partition.leader,
+            {key: FetchPosition(offset)},
+            min_bytes=1,
+            max_wait_ms=FETCH_WAIT_MS,
+            max_bytes=asked_bytes,
+            partition_max_bytes=asked_bytes,
+            read_committed=True,
+        )
+        took_s = time.monotonic() - asked_s
+        for answer in answers:
+            if (answer.topic, answer.partition) == key:
+                if took_s > LONG_WAY_S and len(answer.records) > asked_bytes // 2:  # full, not waited for
+                    self._fetch_bytes = min(2 * asked_bytes, self._fetch_max_bytes)
+                return answer
+        raise error_for_code(5, f"{range_.place} was not in the answer")
+
+    async def _log_start(self, range_: OffsetRange) -> int:
+        cluster = await self._cluster(range_.cluster)
+        key = (range_.topic_here, range_.partition)
+        return (await cluster.list_offsets({key: EARLIEST}))[key].offset
+
+    async def _cluster(self, name: str) -> Cluster:
+        cluster = self._clusters.get(name)
+        if cluster is None:
+            cluster = connect(name, self._bootstraps[name], self._securities)
+            await cluster.__aenter__()
+            self._clusters[name] = cluster
+        return cluster
+
+    def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+
+def connect(name: str, bootstrap: Sequence[str], securities: Mapping[str, Mapping[str, Any]]) -> Cluster:
+    """A client of a cluster, for whoever runs in Spark's workers. Raises ConfigError where the files that its
+    security section names are not on this machine."""
+    section = ConfigText(f"security of cluster {name}, on {platform.node()}", dict(securities.get(name, {})))
+    security = check_config(Security, section)
+    return Cluster(name, list(bootstrap), client_id="millrace-audit", security=security)
+
+
+def hole_within(index: NDArray[np.int64], first_offset: int, end_offset: int) -> tuple[int, int] | None:
+    """The least range that holds every offset of [first_offset, the last batch's end) without a record.
+
+    Only compaction makes such holes: a log gives every record, marker and aborted record its own offset. None
+    where there is no hole, which is nearly always.
+    """
+    lasts, bases = index[:, B_LAST_OFFSET], index[:, B_BASE_OFFSET]
+    expected = np.concatenate(([first_offset], lasts[:-1] + 1))
+    before = bases > expected
+    hollow = index[:, B_COUNT] < lasts - bases + 1
+    rows = np.flatnonzero((before | hollow) & (index[:, B_MAGIC] == 2))
+    if not len(rows):
+        return None
+    first, last = int(rows[0]), int(rows[-1])
+    start = max(int(expected[first] if before[first] else bases[first]), first_offset)
+    end = min(int(lasts[last] + 1 if hollow[last] else bases[last]), end_offset)
+    return (start, end) if start < end else None
+
+
+def holds_whole_batch(records: memoryview) -> bool:
+    """Whether at least one whole batch is there (an answer may be empty, or cut inside its first batch)."""
+    if len(records) < _SMALLEST_BATCH:
+        return False
+    return int.from_bytes(records[8:12], "big", signed=True) + 12 <= len(records)
+
+
+def index_fetched(records: memoryview | bytes | bytearray) -> FetchedBatches:
+    """The batch index of a fetch answer's bytes."""
+    buffer = np.frombuffer(records, np.uint8)
+    buffer.flags.writeable = False
+    rows = 256
+    while True:
+        index = np.empty((rows, BATCH_COLUMNS), np.int64)
+        count = index_batches(buffer, index)
+        if count < rows:
+            return FetchedBatches(buffer, index[:count])
+        rows = max(rows * 8, len(buffer) // 4096)
+
+
+def offsets_of(batch: NDArray[np.int64]) -> tuple[int, int]:
+    """[first offset, end offset) that a batch's header names; a damaged one may name any."""
+    base = int(batch[B_BASE_OFFSET])
+    return base, max(base, int(batch[B_LAST_OFFSET])) + 1
+
+
+class AbortedTransactions:
+    """Which producers' batches belong to an aborted transaction at the current place of a partition."""
+
+    def __init__(self) -> None:
+        self._ahead: dict[int, list[int]] = {}
+        self._active: set[int] = set()
+        self._ended: dict[int, int] = {}
+
+    def learn(self, aborted: Sequence[tuple[int, int]]) -> None:
+        """Take the (producer id, first offset) pairs of a fetch; the same pair may come with many fetches."""
+        for producer_id, first_offset in aborted:
+            ahead = self._ahead.setdefault(producer_id, [])
+            if first_offset not in ahead and first_offset > self._ended.get(producer_id, -1):
+                ahead.append(first_offset)
+
+    def __bool__(self) -> bool:
+        return bool(self._ahead or self._active)
+
+    def hides(self, producer_id: int, base_offset: int) -> bool:
+        """Whether a transactional data batch is to be skipped."""
+        starts = self._ahead.get(producer_id)
+        if starts and any(first <= base_offset for first in starts):
+            self._ahead[producer_id] = [first for first in starts if first > base_offset]
+            self._active.add(producer_id)
+        return producer_id in self._active
+
+    def end(self, producer_id: int, marker_offset: int) -> None:
+        """A marker of the producer was passed: what it aborted before lies behind."""
+        self._active.discard(producer_id)
+        self._ended[producer_id] = marker_offset
+        starts = self._ahead.get(producer_id)
+        if starts:
+            self._ahead[producer_id] = [first for first in starts if first > marker_offset]
+
+
+def mark_skipped(
+    batches: FetchedBatches,
+    aborted: AbortedTransactions,
+    distrust: Callable[[str], None],
+    unread: Callable[[int, int, str], None] | None = None,
+) -> None:
+    """Set B_MAGIC to 0 in the rows that must not be counted; `unread` is told the offsets of damaged ones."""
+    index = batches.index
+    view = batches.buffer.data
+    for row, (position, end, crc, magic) in enumerate(index[:, [B_POSITION, B_END, B_CRC, B_MAGIC]].tolist()):
+        if magic != 2:
+            distrust("batch of an old format")
+            index[row, B_MAGIC] = 0
+        elif crc32c(view[position + 21 : end]) != crc:
+            distrust("batch with a wrong CRC")
+            index[row, B_MAGIC] = 0
+            if unread is not None:
+                unread(*offsets_of(index[row]), DAMAGED)
+    attributes = index[:, B_ATTRIBUTES]
+    if not aborted and not (attributes & CONTROL_BIT).any():
+        return
+    for row in np.flatnonzero(attributes & (TRANSACTIONAL_BIT | CONTROL_BIT)).tolist():
+        if index[row, B_MAGIC] != 2:
+            continue
+        producer_id = int(index[row, B_PRODUCER_ID])
+        if attributes[row] & CONTROL_BIT:
+            index[row, B_MAGIC] = 0
+            if _control_type(view, int(index[row, B_POSITION])) == _ABORT_MARKER:
+                aborted.end(producer_id, int(index[row, B_LAST_OFFSET]))
+        elif aborted.hides(producer_id, int(index[row, B_BASE_OFFSET])):
+            index[row, B_MAGIC] = 0
+
+
+def _control_type(view: memoryview, position: int) -> int:
+    """The type of a control batch's one record: its key is version int16, type int16 (0 abort, 1 commit).
+
+    A control record is small, so every varint before the key is one byte: length, attributes, timestamp
+    delta, offset delta, key size.
+    """
+    key = position + HEADER_SIZE + 5
+    return int.from_bytes(view[key + 2 : key + 4], "big")

@@ -1,0 +1,1 @@
+"""Spark: the data source, its session and workers, tasks, and reading through the Kafka connector."""

@@ -1,0 +1,195 @@
+"""Cells through Spark's own Kafka connector (`reader: spark-kafka`), instead of our reader.
+
+Called by `job` in place of `spark_source.read_pinned`: the same options, the same rows. It is for clusters
+whose administrators allow one Kafka client only, and a second opinion for everyone: the connector and the
+Java client fetch, check and decompress, so which records there are is not our code's word alone. It needs
+`spark-sql-kafka-0-10` of the Spark in use on the classpath (in audit.yaml `spark: {spark.jars.packages: …}`).
+
+What must stay true:
+
+- offsets are those that the job pinned (startingOffsets, endingOffsets), `isolation.level` is read_committed;
+- an offset that vanished since it was pinned fails the job (failOnDataLoss): no hole is passed over;
+- a compacted topic is refused: the connector does not tell an offset that compaction took from one that a
+  transaction's marker has, and a hole must not become a loss;
+- the rules of counting are those of the compiled scan (`row_records` gives it the rows as records);
+- secrets stay references, resolved by the Java client where it runs (KIP-297): see `connector_security`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import pyarrow as pa
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import expr, lit
+
+from millrace.audit.scanning.cell_rows import CELL_DDL, Place, RowBuilder
+from millrace.audit.spark.connector_security import client_settings
+from millrace.audit.spark.planning import OffsetRange
+from millrace.audit.spark.spark_source import ReadOptions, parse_options
+from millrace.broker.client.admin import describe_topics_configs
+from millrace.broker.errors import ClusterUnreachable, ConfigError, KafkaError
+
+ROWS_PER_ARROW_BATCH = 10_000
+HEADER_ROWS = "filter(headers, header -> header.key = '_mr')"
+INSTALL = (
+    "the Kafka connector on Spark's classpath: org.apache.spark:spark-sql-kafka-0-10_2.13 of Spark's own "
+    "version, by spark.jars or spark.jars.packages; or reader: millrace"
+)
+
+RangesAt = Mapping[tuple[str, int], Sequence[OffsetRange]]
+"""{(topic in the cluster, partition): the ranges read of it}"""
+
+
+def read_through_connector(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
+    """The rows that `spark_source.read_pinned` gives for the same options, which must hold `ranges`.
+
+    Raises ConfigError without the connector, and for what it cannot do: compacted topics, some logins.
+    """
+    read = parse_options(options)
+    ranges = [each for each in read.ranges or () if each.size > 0]
+    if not ranges:
+        return spark.createDataFrame([], CELL_DDL)
+    by_cluster: dict[str, list[OffsetRange]] = {}
+    for each in ranges:
+        by_cluster.setdefault(each.cluster, []).append(each)
+    asyncio.run(_refuse_compacted(read, by_cluster))
+    total = sum(each.size for each in ranges)
+    frames = []
+    for name, held in by_cluster.items():
+        tasks = max(1, round(read.tasks * sum(each.size for each in held) / total))
+        frames.append(_read_cluster(spark, read, name, held, tasks))
+    return functools.reduce(DataFrame.unionByName, frames)
+
+
+def _read_cluster(
+    spark: SparkSession, read: ReadOptions, cluster: str, ranges: Sequence[OffsetRange], tasks: int
+) -> DataFrame:
+    ranges_at: dict[tuple[str, int], list[OffsetRange]] = {}
+    for each in ranges:
+        ranges_at.setdefault((each.topic_here, each.partition), []).append(each)
+    given: dict[str, str] = {
+        "kafka.bootstrap.servers": ",".join(read.bootstraps[cluster]),
+        "kafka.isolation.level": "read_committed",
+        "includeHeaders": "true",
+        "failOnDataLoss": "true",
+        "minPartitions": str(tasks),
+        **offset_options(ranges_at),
+        **client_settings(cluster, read.securities.get(cluster, {})),
+    }
+    try:
+        table = spark.read.format("kafka").options(**given).load()
+    except AnalysisException as problem:
+        if "find data source" in str(problem) or problem.getCondition() == "DATA_SOURCE_NOT_FOUND":
+            raise ConfigError("reader", "spark-kafka", INSTALL) from problem
+        raise
+    content = read.digest
+    rows = table.select(
+        "topic",
+        "partition",
+        "offset",
+        # A batch's append time where the broker stamps it; a creation time tells nothing about arrival.
+        expr("CASE WHEN timestampType = 1 THEN unix_millis(timestamp) ELSE -1L END").alias("append_ms"),
+        *(["key", "value"] if content else [lit(None).cast("binary").alias(n) for n in ("key", "value")]),
+        expr("coalesce(octet_length(value), -1)").alias("value_size"),
+        (expr("headers") if content else expr(HEADER_ROWS)).alias("headers"),
+    )
+
+    def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return count_rows(batches, ranges_at, read)
+
+    return rows.mapInArrow(count, CELL_DDL)
+
+
+def offset_options(ranges_at: RangesAt) -> dict[str, str]:
+    """The connector's options that name partitions and offsets; ranges of one partition must touch."""
+    assign: dict[str, list[int]] = {}
+    starts: dict[str, dict[str, int]] = {}
+    ends: dict[str, dict[str, int]] = {}
+    for (topic, partition), ranges in sorted(ranges_at.items()):
+        assign.setdefault(topic, []).append(partition)
+        starts.setdefault(topic, {})[str(partition)] = min(each.first_offset for each in ranges)
+        ends.setdefault(topic, {})[str(partition)] = max(each.end_offset for each in ranges)
+    return {
+        "assign": json.dumps(assign),
+        "startingOffsets": json.dumps(starts),
+        "endingOffsets": json.dumps(ends),
+    }
+
+
+def count_rows(
+    batches: Iterable[pa.RecordBatch], ranges_at: RangesAt, read: ReadOptions
+) -> Iterator[pa.RecordBatch]:
+    """Count the connector's rows into the rows of cells; runs in Spark's workers."""
+    from millrace.audit.scanning.counting import CellCounter
+    from millrace.audit.scanning.row_records import records_of
+
+    counters: dict[OffsetRange, CellCounter] = {}
+    rows = RowBuilder(read.chunk_offsets)
+    for batch in batches:
+        for topic, partition, part in _by_partition(batch):
+            records = records_of(part, content=read.digest)
+            for range_ in ranges_at[topic, partition]:
+                counter = counters.get(range_)
+                if counter is None:
+                    counter = CellCounter(read.window_ms, read.chunk_offsets, read.digest)
+                    counters[range_] = counter
+                counter.count(records.buffer, records.index, range_.first_offset, range_.end_offset)
+                if counter.is_full():
+                    yield from _take(counter, rows, range_)
+    for range_, counter in counters.items():
+        yield from _take(counter, rows, range_)
+        rows.add_totals(_place(range_), counter.totals())
+    if len(rows):
+        yield rows.flush()
+
+
+def _take(counter, rows: RowBuilder, range_: OffsetRange) -> Iterator[pa.RecordBatch]:  # type: ignore[no-untyped-def]
+    place = _place(range_)
+    for row in counter.take():
+        rows.add_cell(place, row)
+        if len(rows) >= ROWS_PER_ARROW_BATCH:
+            yield rows.flush()
+
+
+def _place(range_: OffsetRange) -> Place:
+    return Place(
+        range_.tier, range_.cluster, range_.topic, range_.topic_id, range_.partition, range_.tail
+    )  # fmt: skip
+
+
+def _by_partition(batch: pa.RecordBatch) -> Iterator[tuple[str, int, pa.RecordBatch]]:
+    """The batch's runs of one partition; Spark's tasks read one each, so it is nearly always one run."""
+    topics = batch.column("topic").dictionary_encode()
+    numbers = topics.indices.to_numpy(zero_copy_only=False)
+    partitions = batch.column("partition").to_numpy(zero_copy_only=False)
+    changes = ((numbers[1:] != numbers[:-1]) | (partitions[1:] != partitions[:-1])).nonzero()[0] + 1
+    for first, end in itertools.pairwise([0, *changes.tolist(), batch.num_rows]):
+        if end > first:
+            topic = topics.dictionary[int(numbers[first])].as_py()
+            yield topic, int(partitions[first]), batch.slice(first, end - first)
+
+
+async def _refuse_compacted(read: ReadOptions, by_cluster: Mapping[str, Sequence[OffsetRange]]) -> None:
+    from millrace.audit.scanning.range_reader import connect
+
+    for name, ranges in by_cluster.items():
+        topics = sorted({each.topic_here for each in ranges})
+        async with connect(name, read.bootstraps[name], read.securities) as cluster:
+            found = await describe_topics_configs(cluster, topics, ["cleanup.policy"])
+        for topic, settings in found.items():
+            if isinstance(settings, KafkaError):
+                raise ClusterUnreachable(name, f"settings of topic {topic} cannot be read: {settings}")
+            policy = settings["cleanup.policy"].value or "" if "cleanup.policy" in settings else ""
+            if "compact" in policy:
+                raise ConfigError(
+                    "reader",
+                    "spark-kafka",
+                    f"millrace: topic {topic} of cluster {name} is compacted, and Spark's connector does not "
+                    "tell a record that compaction took from one that was lost",
+                )

@@ -1,0 +1,120 @@
+"""Which offsets an audit reads, and how they are shared among tasks. Pure, and light to import.
+
+Called by `job` (which pins ranges) and `spark_source` (which cuts them into tasks).
+
+Tasks are even in *work*, not in offsets: one partition's records may be ten times as large as another's.
+Work is counted in bytes of the log, plus what a record costs however small it is. `partition_sizes` finds
+the bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+TASKS_PER_CORE = 2
+LEAST_TASK_RECORDS = 200_000  # about half a second's work
+MOST_TASK_RECORDS = 100_000_000
+RECORD_WORK = 100  # counting a record costs about as much as receiving and checking 100 bytes
+USUAL_RECORD_BYTES = 200  # where nothing is known
+UNEVEN = 0.05  # a task may be this much above the average, if that saves a cut
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRange:
+    """Offsets [first_offset, end_offset) of one partition, pinned before reading.
+
+    `topic` is the audited topic, `topic_here` its name in this cluster. `tail` marks the part that no mirror
+    has passed yet: it is reconciled, but read again next time instead of being committed.
+    `bytes_per_offset` is an estimate of the log's bytes, 0 where it is not known.
+    """
+
+    cluster: str
+    tier: str
+    topic: str
+    topic_here: str
+    partition: int
+    first_offset: int
+    end_offset: int
+    topic_id: str = ""
+    tail: bool = False
+    bytes_per_offset: float = 0.0
+
+    @property
+    def size(self) -> int:
+        return self.end_offset - self.first_offset
+
+    @property
+    def place(self) -> str:
+        return f"{self.topic_here}-{self.partition}"
+
+
+def ranges_option(ranges: Sequence[OffsetRange]) -> str:
+    """The value of option `ranges`."""
+    return json.dumps([asdict(each) for each in ranges])
+
+
+def task_count(record_count: int, core_count: int) -> int:
+    """How many tasks to plan for as many records of usual size: see `task_count_of`."""
+    return _task_count(record_count * (USUAL_RECORD_BYTES + RECORD_WORK), core_count)
+
+
+def task_count_of(ranges: Sequence[OffsetRange], core_count: int) -> int:
+    """How many tasks to plan: a small read is not cut finer than it is worth, a large one into two a core (to
+    even out what estimates miss), and none is so long that doing it again would hurt."""
+    return _task_count(sum(work for _, work in _weighed(ranges, USUAL_RECORD_BYTES)), core_count)
+
+
+def _task_count(work: float, core_count: int) -> int:
+    record_work = USUAL_RECORD_BYTES + RECORD_WORK
+    worthwhile = max(1, int(work // (LEAST_TASK_RECORDS * record_work)))
+    if worthwhile < TASKS_PER_CORE * core_count:
+        return min(worthwhile, core_count)
+    return max(TASKS_PER_CORE * core_count, int(-(-work // (MOST_TASK_RECORDS * record_work))))
+
+
+def _weighed(ranges: Sequence[OffsetRange], usual_bytes: float = 0.0) -> list[tuple[OffsetRange, float]]:
+    """(range, its work), empty ranges left out. A range of unknown bytes is taken for an average one."""
+    ranges = [each for each in ranges if each.size > 0]
+    known = [each for each in ranges if each.bytes_per_offset > 0]
+    offsets = sum(each.size for each in known)
+    average = sum(each.size * each.bytes_per_offset for each in known) / offsets if offsets else usual_bytes
+    return [(each, each.size * ((each.bytes_per_offset or average) + RECORD_WORK)) for each in ranges]
+
+
+def plan_tasks(ranges: Sequence[OffsetRange], task_count: int) -> list[tuple[OffsetRange, ...]]:
+    """Share ranges among at most `task_count` tasks of even work.
+
+    Tasks are filled one after the other, and a range is cut where a task is full: tasks come out even
+    whatever the ranges are like, with at most one cut a task.
+    """
+    weighed = _weighed(ranges)
+    total = sum(work for _, work in weighed)
+    tasks: list[tuple[OffsetRange, ...]] = []
+    task: list[OffsetRange] = []
+    filled = planned = 0.0
+    for whole, whole_work in weighed:
+        rest, work = whole, whole_work
+        while True:
+            # What is left is shared anew each time, so that errors of rounding do not add up in the last one.
+            share = (total - planned) / max(1, task_count - len(tasks))
+            if filled + work <= share * (1 + UNEVEN) or len(tasks) == task_count - 1:
+                break
+            size = round((share - filled) / work * rest.size)
+            if 0 < size < rest.size:
+                cut = rest.first_offset + size
+                task.append(replace(rest, end_offset=cut))
+                filled += work * size / rest.size
+                work -= work * size / rest.size
+                rest = replace(rest, first_offset=cut)
+            elif size >= rest.size or not task:
+                break
+            tasks.append(tuple(task))
+            planned += filled
+            task, filled = [], 0.0
+        task.append(rest)
+        filled += work
+    if task:
+        tasks.append(tuple(task))
+    return tasks

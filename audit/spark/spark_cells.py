@@ -1,0 +1,230 @@
+"""The cells of one run on the state's file system: counted, read back, folded. Needs a running Spark.
+
+Called by `job`. Every Spark action of a run that touches cells is here; each failed one becomes the one line
+that its Python worker raised. Cells lie under `cells/<run>/`, folded ones under `cells/<run>-folded/`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.functions import col, lit
+
+from millrace.audit.config import AuditConfig
+from millrace.audit.keeping.state import StateFolder
+from millrace.audit.keeping.upkeep import late_row
+from millrace.audit.reconciliation.verdict_rows import VERDICT_DDL, VERDICT_SCHEMA, Reconciler
+from millrace.audit.runs.fact_rows import FACT_DDL, pruned_of
+from millrace.audit.scanning.cell_notes import read_notes
+from millrace.audit.scanning.cell_rows import CELL_DDL, CELL_SCHEMA
+from millrace.audit.spark.planning import OffsetRange, ranges_option, task_count_of
+from millrace.audit.spark.shared_state import require_shared
+from millrace.audit.spark.spark_failures import one_line
+from millrace.audit.spark.spark_session import core_count, is_local
+from millrace.audit.spark.spark_source import read_pinned
+from millrace.broker.errors import DiskFull, MillraceError
+
+FOLDED_FILE_BYTES = 128 << 20
+_DISK_FULL = ("No space left on device", "Disk quota exceeded")
+
+
+class RunCells:
+    """What one run counts; `kept` are the files of earlier runs that its commit was to go on with."""
+
+    def __init__(
+        self, spark: SparkSession, state: StateFolder, name: str, kept: Sequence[str], facts: str
+    ) -> None:
+        self._spark = spark
+        self._state = state
+        self._folder = f"cells/{name}"
+        self._kept = list(kept)
+        self.facts = facts
+        self._notes: pa.Table | None = None
+
+    def count(self, config: AuditConfig, ranges: Sequence[OffsetRange], master: str) -> None:
+        """Scan the pinned ranges into Parquet. Rows of the tail lie among the others, for this run only."""
+        if not any(each.size for each in ranges):
+            return
+        options = {
+            **cluster_options(config),
+            "ranges": ranges_option(ranges),
+            "window": f"{config.window_ms}ms",
+            "digest": "true" if config.content else "false",
+            "tasks": str(task_count_of(ranges, core_count(master))),
+        }
+        if config.reader == "spark-kafka":
+            from millrace.audit.spark.connector_reader import read_through_connector
+
+            cells = read_through_connector(self._spark, options)
+        else:
+            cells = read_pinned(self._spark, options)
+        seen = Observation("cells")
+        with failing_in_one_line():
+            cells.observe(seen, f.count(lit(1)).alias("rows")).write.parquet(
+                self._state.files.uri(self._folder)
+            )
+        local = self._state.local_root
+        if local is not None and not is_local(master):
+            require_shared(local, seen.get["rows"], [local / name for name in self.new_files()])
+        self._state.files.flush(self.new_files())
+
+    def new_files(self) -> list[str]:
+        return _parquet_files(self._state, self._folder)
+
+    def notes(self, *, tail: bool) -> pa.Table:
+        """The rows that are no cells: of the part to be kept, or of the tail."""
+        if self._notes is None:
+            local = self._state.local_root
+            files = self.new_files()
+            if local is not None:
+                self._notes = read_notes([local / name for name in files])
+            elif files:
+                with failing_in_one_line():
+                    self._notes = (
+                        self._read(files).filter(col("note").isNotNull()).toArrow().cast(CELL_SCHEMA)
+                    )
+            else:
+                self._notes = CELL_SCHEMA.empty_table()
+        return self._notes.filter(pc.equal(self._notes["tail"], tail))
+
+    def all(self) -> DataFrame:
+        """Kept cells and new ones, the tail too; no notes."""
+        new = self.new_files()
+        cells = self._spark.createDataFrame([], CELL_DDL)
+        if new:
+            cells = self._read(new)
+        if self._kept:
+            earlier = self._read(self._kept).filter(~col("tail"))
+            cells = cells.unionByName(earlier) if new else earlier
+        return cells.filter(col("note").isNull())
+
+    def _read(self, names: Sequence[str]) -> DataFrame:
+        return self._spark.read.schema(CELL_DDL).parquet(*(self._state.files.uri(name) for name in names))
+
+    def reconcile(self, reconciler: Reconciler) -> pa.Table:
+        """Every stream's verdicts, from the cells on disk and the facts; late records of pruned windows as
+        rows in state PRUNED."""
+
+        def rows_of(cells: pa.Table, facts: pa.Table) -> pa.Table:
+            return verdicts_of(reconciler, cells, facts)  # Spark counts arguments, and would count self
+
+        with failing_in_one_line():
+            return (
+                self.all()
+                .groupBy("stream")
+                .cogroup(self._read_facts(self.facts).groupBy("stream"))
+                .applyInArrow(rows_of, VERDICT_DDL)
+                .toArrow()
+                .cast(VERDICT_SCHEMA)
+            )
+
+    def _read_facts(self, name: str) -> DataFrame:
+        return self._spark.read.schema(FACT_DDL).parquet(self._state.files.uri(name))
+
+    def windows_of_tail(self) -> set[tuple[str, int]]:
+        """{(stream, window start)} of cells that the next run reads again."""
+        new = self.new_files()
+        if not new:
+            return set()
+        tail = self._read(new).filter(col("tail") & col("note").isNull())
+        with failing_in_one_line():
+            found = tail.select("stream", "window_start_ms").distinct().toArrow().to_pylist()
+        return {(row["stream"], row["window_start_ms"]) for row in found}
+
+    def fold(self, facts: str, *, pruned: bool) -> list[str]:
+        """Write what is kept of all cells into few files; without those of windows that the facts call
+        pruned. Returns the files."""
+        new = self.new_files()
+        sources = [*self._kept, *new]
+        if not sources:
+            return []
+        cells = self._read(sources).filter(~col("tail") & col("note").isNull())
+        if pruned:
+            cells = (
+                cells.groupBy("stream")
+                .cogroup(self._read_facts(facts).groupBy("stream"))
+                .applyInArrow(lambda cells, facts: unpruned(cells, facts)[0], CELL_DDL)
+            )
+        size = sum(
+            entry.size
+            for folder in {name.rpartition("/")[0] for name in sources}
+            for entry in self._state.files.entries(folder)
+        )
+        folder = f"{self._folder}-folded"
+        with failing_in_one_line():
+            cells.coalesce(max(1, -(-size // FOLDED_FILE_BYTES))).write.parquet(self._state.files.uri(folder))
+        files = _parquet_files(self._state, folder)
+        self._state.files.flush(files)
+        return files
+
+
+def _parquet_files(state: StateFolder, folder: str) -> list[str]:
+    names = (entry.name for entry in state.files.entries(folder))
+    return [f"{folder}/{name}" for name in names if name.endswith(".parquet")]
+
+
+def unpruned(cells: pa.Table, facts: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """(a stream's cells without, its cells of, windows that its facts call pruned)."""
+    rows = facts.to_pylist()
+    pruned = pruned_of(rows[0]) if rows else None
+    if pruned is None or not cells.num_rows:
+        return cells, cells.slice(0, 0)
+    mask = pa.array([pruned.has(start_ms) for start_ms in cells["window_start_ms"].to_pylist()], pa.bool_())
+    return cells.filter(pc.invert(mask)), cells.filter(mask)
+
+
+def verdicts_of(reconciler: Reconciler, cells: pa.Table, facts: pa.Table) -> pa.Table:
+    """One stream's rows; runs in Spark's workers."""
+    living, late = unpruned(cells, facts)
+    rows = reconciler.rows(living, facts)
+    known = facts.to_pylist()
+    pruned = pruned_of(known[0]) if known else None
+    if pruned is None:
+        return rows
+    starts = rows["window_start_ms"].to_pylist()
+    rows = rows.filter(pa.array([start is None or not pruned.has(start) for start in starts], pa.bool_()))
+    if not late.num_rows:
+        return rows
+    counts: dict[str, int] = {}
+    for tier, count in zip(late["tier"].to_pylist(), late["count"].to_pylist(), strict=True):
+        counts[tier] = counts.get(tier, 0) + count
+    row = late_row(known[0]["topic"] or "", known[0]["stream"], counts)
+    return pa.concat_tables([rows, pa.Table.from_pylist([row], VERDICT_SCHEMA)])
+
+
+def cluster_options(config: AuditConfig) -> dict[str, str]:
+    """The options of the Spark source that say where the clusters are and how to be let in: with references
+    to secrets, never secrets; each worker reads its own files."""
+    clusters = config.clusters.items()
+    securities = {
+        name: cluster.security.model_dump(mode="json", exclude_defaults=True) for name, cluster in clusters
+    }
+    return {
+        "bootstraps": json.dumps({name: list(cluster.bootstrap) for name, cluster in clusters}),
+        "securities": json.dumps({name: security for name, security in securities.items() if security}),
+    }
+
+
+@contextlib.contextmanager
+def failing_in_one_line() -> Iterator[None]:
+    """Turn a failed Spark action into the line that its Python worker raised."""
+    try:
+        yield
+    except (PySparkException, Py4JJavaError) as problem:
+        if any(sign in str(problem) for sign in _DISK_FULL):
+            raise DiskFull(
+                "no room is left for the audit's state or for Spark's work; make room and run it again, "
+                "the last good state is as it was"
+            ) from problem
+        line = one_line(problem)
+        if line is None:
+            raise
+        raise MillraceError(line) from problem

@@ -1,0 +1,319 @@
+"""A small Spark for one job: started lean, stopped by whoever started it.
+
+`job` uses `SparkBeside`, which starts Spark while the clusters are looked at and stops it while the report
+is written; whoever wants to look at records uses `spark_session`. Local masters get a driver bound to
+loopback, a daemon of our own for the Python workers, and as few shuffle partitions as cores. On a cluster the
+executors get our package with the application (`spark_package`), and a master that is not there, or has no
+room, is one line. A session that runs already in the process is used and left running. What the user sets
+(`spark:` in audit.yaml) comes before what is set here.
+
+What takes the time of a small job is Spark's own start, so the JVM is told not to optimise for hours to come:
+with the first compiler alone it needs 10 CPU seconds where it needed 17.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
+from pyspark.sql import SparkSession
+
+from millrace.audit.spark.spark_failures import one_line
+from millrace.audit.spark.spark_package import ship_package
+from millrace.audit.spark.spark_source import register
+from millrace.broker.errors import JavaMissing, MillraceError
+
+LOCAL = "local[*]"
+DRIVER_MEMORY = "1g"  # the driver's JVM only moves cells and verdicts; records never enter it
+MINIMUM_JAVA = 17
+EXECUTOR_TIMEOUT_S = 120.0  # how long a standalone master may take to give the first executor
+CONNECT_TIMEOUT_S = 5.0
+
+_MASTERS = re.compile(
+    r"local|local\[(\d+|\*)(,\s*\d+)?\]|local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]|yarn"
+    r"|spark://[^\s/,]+:\d+(,[^\s/,]+:\d+)*|k8s://\S+"
+)
+
+# The driver's JVM lives for seconds: it must be quick to warm up, and has little to collect.
+_JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto"
+# Spark's own rule for what its logs leave out, and more.
+_SECRET_NAME = re.compile(r"(?i)secret|password|token|credential|access[.]?key")
+_START_LINES = (b"WARNING: Using incubator modules: jdk.incubator.vector",)
+
+_LOG4J = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = spark: %p %m%n
+logger.pythonsource.name = org.apache.spark.sql.execution
+logger.pythonsource.level = off
+logger.executor.name = org.apache.spark.executor
+logger.executor.level = off
+logger.scheduler.name = org.apache.spark.scheduler
+logger.scheduler.level = off
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
+"""
+
+
+def require_java() -> None:
+    """Raises JavaMissing when there is no Java that Spark can start with."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    if java is None or not os.access(java, os.X_OK):
+        raise JavaMissing(
+            f"no Java found for Spark; install Java {MINIMUM_JAVA} or newer "
+            "(Debian, Ubuntu: apt-get install openjdk-17-jre-headless), or set JAVA_HOME"
+        )
+    told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False).stderr
+    found = re.search(r'version "(\d+)(?:\.(\d+))?', told)
+    number = (int(found[2] or 0) if found[1] == "1" else int(found[1])) if found else 0
+    if number < MINIMUM_JAVA:
+        raise JavaMissing(
+            f"{java} is Java {number or 'of an unknown version'}; Spark needs {MINIMUM_JAVA} or newer"
+        )
+
+
+def is_local(master: str) -> bool:
+    """Whether tasks run in the driver's own JVM, on this machine."""
+    return master == "local" or master.startswith("local[")
+
+
+def core_count(master: str) -> int:
+    """How many tasks run at once: the brackets of `local[n]`, else a guess for a cluster."""
+    found = re.fullmatch(r"local(?:\[(\d+|\*)(?:,\s*\d+)?\])?", master)
+    if found is None:
+        return 16
+    if found[1] == "*":
+        return len(os.sched_getaffinity(0))
+    return int(found[1] or 1)
+
+
+@contextmanager
+def spark_session(
+    master: str | None, work_folder: Path, settings: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
+    """A session with the `millrace` format registered. `work_folder` takes Spark's own temporary files,
+    `settings` are Spark's, by name."""
+    with SparkBeside(master, work_folder, settings) as spark:
+        session = spark.session()
+        register(session)
+        yield session
+
+
+class SparkBeside:
+    """A session that starts and stops in a thread, while the caller does what needs no Spark.
+
+    `session()` waits for it; after `release()` it is gone. One that runs already is used and left running.
+    """
+
+    def __init__(
+        self, master: str | None, work_folder: Path, settings: Mapping[str, str] | None = None
+    ) -> None:
+        self._master = master or LOCAL
+        self._work_folder = work_folder
+        self._settings = dict(settings or {})
+        self._thread = ThreadPoolExecutor(1, "spark")
+        # Not `getActiveSession`: that knows only the sessions of the thread that asks.
+        self._running = SparkSession.builder.getOrCreate() if SparkContext._active_spark_context else None
+        self._starting: Future[SparkSession] | None = None
+
+    def __enter__(self) -> SparkBeside:
+        if self._running is None:
+            self._starting = self._thread.submit(_start, self._master, self._work_folder, self._settings)
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.release()
+        self._thread.shutdown()
+
+    def session(self) -> SparkSession:
+        if self._starting is not None:
+            return self._starting.result()
+        if self._running is None:
+            raise RuntimeError("this Spark session was released")
+        return self._running
+
+    def release(self) -> None:
+        """Stop the session, if it was started here; `__exit__` waits until it has."""
+        starting, self._starting, self._running = self._starting, None, None
+        if starting is not None:
+            self._thread.submit(_stop, starting)
+
+
+def _start(master: str, work_folder: Path, settings: Mapping[str, str]) -> SparkSession:
+    require_java()
+    require_master(master)
+    # The driver's own path, unless the user names the Python that the workers have.
+    python = settings.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON") or sys.executable
+    os.environ["PYSPARK_PYTHON"] = python
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    # Arrow is what is used of PySpark's pandas side; no pandas value is ever made.
+    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+    session = _build(master, work_folder, settings)
+    session.sparkContext.setLogLevel("OFF")
+    if not is_local(master):
+        try:
+            ship_package(session, work_folder)
+            _wait_for_executor(session, master)
+        except BaseException:
+            session.stop()
+            raise
+    return session
+
+
+def require_master(master: str) -> None:
+    """Raises MillraceError for what is no master, which Spark would answer with a Java trace, and when none
+    of a standalone cluster's masters listens: Spark itself would try for a minute, and then say that it was
+    stopped."""
+    if not _MASTERS.fullmatch(master):
+        raise MillraceError(
+            f"{master!r} is no Spark master; give local, local[4], local[*], spark://host:port, yarn, or "
+            "k8s://https://host:port"
+        )
+    if not master.startswith("spark://"):
+        return
+    reasons = []
+    for address in master.removeprefix("spark://").split(","):
+        host, _, port = address.rpartition(":")
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S):
+                return
+        except (OSError, ValueError) as problem:
+            reasons.append(f"{address}: {getattr(problem, 'strerror', None) or problem}")
+    raise MillraceError(f"Spark master {master} cannot be reached ({'; '.join(reasons)})")
+
+
+def _wait_for_executor(session: SparkSession, master: str) -> None:
+    """A standalone cluster without room lets an application wait for ever, in silence."""
+    conf = session.sparkContext.getConf()
+    if not master.startswith("spark://") or conf.get("spark.dynamicAllocation.enabled") == "true":
+        return
+    context = session.sparkContext._jsc.sc()
+    deadline = time.monotonic() + EXECUTOR_TIMEOUT_S
+    while context.getExecutorMemoryStatus().size() < 2:  # the driver is one of them
+        if time.monotonic() > deadline:
+            asked = conf.get("spark.executor.memory", "1g")
+            raise MillraceError(
+                f"Spark master {master} gave no executor within {EXECUTOR_TIMEOUT_S:.0f} s: its workers are "
+                f"busy, absent, or have less than {asked} of memory free"
+            )
+        time.sleep(0.05)
+
+
+def _stop(starting: Future[SparkSession]) -> None:
+    if starting.exception() is None:
+        starting.result().stop()
+
+
+def _build(master: str, work_folder: Path, settings: Mapping[str, str]) -> SparkSession:
+    conf = _configuration(master, work_folder, settings)
+    try:
+        SparkContext(conf=conf, gateway=_java(_sayable(conf)))
+    except Exception as problem:
+        reason = one_line(problem) or _first_line(problem)
+        raise MillraceError(f"Spark did not start on {master}: {reason}") from problem
+    return SparkSession.builder.getOrCreate()
+
+
+def _first_line(problem: BaseException) -> str:
+    """Of a Java error the line that names it, without the call that was made."""
+    lines = [line.strip(": \t") for line in str(problem).splitlines() if line.strip(": \t")]
+    named = [line for line in lines if re.match(r"[\w.$]+(Exception|Error)\b", line)]
+    return (named or lines or [type(problem).__name__])[0]
+
+
+def _sayable(conf: SparkConf) -> SparkConf:
+    """What may stand on the JVM's command line, which every user of the machine can read. The rest reaches it
+    through the gateway, before anything uses it."""
+    launch = SparkConf(loadDefaults=False)
+    for name, value in conf.getAll():
+        if not name.startswith("spark.hadoop.") and not _SECRET_NAME.search(name):
+            launch.set(name, value)
+    return launch
+
+
+def _java(conf: SparkConf) -> Any:
+    """The gateway to this process's JVM; a later session uses the first one's.
+
+    The JVM's standard error goes through a thread that leaves out what is said at every start.
+    """
+    if SparkContext._gateway is not None:
+        return SparkContext._gateway
+    reading, writing = os.pipe()
+    thread = threading.Thread(target=_relay_from, args=(reading,), name="spark-stderr", daemon=True)
+    thread.start()
+    gateway = None
+    try:
+        gateway = launch_gateway(conf, {"stdin": subprocess.PIPE, "stderr": writing})
+    finally:
+        os.close(writing)
+        if gateway is None:
+            thread.join(5)  # a JVM that could not start says why before it ends
+    return gateway
+
+
+def _relay_from(descriptor: int) -> None:
+    with open(descriptor, "rb") as lines:
+        relay(lines)
+
+
+def relay(lines: Iterable[bytes]) -> None:
+    """Pass the JVM's standard error on, without the lines that every start says."""
+    for line in lines:
+        if not line.startswith(_START_LINES):
+            sys.stderr.buffer.write(line)
+            sys.stderr.flush()
+
+
+def scratch_folder(work_folder: Path) -> str:
+    """Where Spark's own files lie while it runs. It reads commas as the ends of folders."""
+    return tempfile.gettempdir() if "," in str(work_folder) else str(work_folder / "local")
+
+
+def _configuration(master: str, work_folder: Path, settings: Mapping[str, str]) -> SparkConf:
+    log4j = work_folder / "log4j2.properties"
+    log4j.write_text(_LOG4J, "utf-8")
+    cores = core_count(master)
+    chosen = {
+        "spark.app.name": "millrace audit",
+        "spark.master": master,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.memory": DRIVER_MEMORY,
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log4j.as_uri()} {_JAVA_OPTIONS}",
+        "spark.sql.shuffle.partitions": str(cores),
+        "spark.default.parallelism": str(cores),
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.parquet.compression.codec": "zstd",
+        "spark.sql.warehouse.dir": str(work_folder / "warehouse"),
+        "spark.local.dir": scratch_folder(work_folder),
+        "spark.python.worker.reuse": "true",
+        "spark.shuffle.compress": "false" if cores <= 4 else "true",
+    }
+    if is_local(master):
+        chosen |= {
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.python.daemon.module": "millrace.audit.spark.spark_daemon",
+        }
+    return SparkConf().setAll(list({**chosen, **settings}.items()))

@@ -1,0 +1,150 @@
+"""`audit status`: where an audit stands, from its state and its last report; no cluster is asked.
+
+`read_status(config)` gives one dictionary (the command's `--json`), `lines(status)` a table of at most 79
+columns for a terminal:
+
+    state, run, at, report_verdict, report_at
+    size            {files, bytes} of what the newest commit names
+    topics          {topic: {watermark, windows {verdict: settled rows}, pruned (windows), waivers (standing),
+                     lapsed (waivers that no longer stand)}}
+    waivers         as in `summary.json`
+    untrusted       how many things could not be trusted
+    untrusted_waivers  as in `summary.json`
+    last_failure    {at, sentence} when the last run failed, else null
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+from millrace.audit.config import AuditConfig
+from millrace.audit.keeping.state import StateFolder
+from millrace.audit.keeping.untrusted_waivers import read_accepted, standing_accepted, told_untrusted
+from millrace.audit.keeping.waivers import read_waivers, standing_waivers
+from millrace.audit.reconciliation.settled import SETTLED_SCHEMA
+from millrace.audit.reconciliation.verdict_rows import iso_time
+from millrace.audit.reconciliation.verdicts import Verdict
+from millrace.audit.report.failure import FILE_NAME as LAST_FAILURE
+from millrace.audit.report.folder import read_told
+from millrace.audit.report.text import visible
+
+WIDTH = 79
+_UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+def read_status(config: AuditConfig) -> dict[str, Any]:
+    """Raises StateDamaged, DataFolderNotWritable."""
+    state = StateFolder.look(config.state, config.spark)
+    latest = state.latest()
+    settled = state.read_table(latest.verdicts) if latest.verdicts else SETTLED_SCHEMA.empty_table()
+    standing = standing_waivers(read_waivers(state), settled)
+    files, size = state.size(latest)
+    topics: dict[str, dict[str, Any]] = {}
+    for topic in config.topics:
+        here = [each for each in standing if each.waiver.topic == topic]
+        topics[topic] = {
+            "watermark": iso_time(latest.watermarks.get(topic)),
+            "windows": {},
+            "pruned": 0,
+            "waivers": sum(each.stands for each in here),
+            "lapsed": sum(not each.stands for each in here),
+        }
+    for row in settled.select(["topic", "verdict", "folded", "window_start_ms"]).to_pylist():
+        held = topics.get(row["topic"])
+        if held is None:
+            continue
+        if row["folded"]:
+            held["pruned"] += 1
+        elif row["window_start_ms"] is not None:
+            held["windows"][row["verdict"]] = held["windows"].get(row["verdict"], 0) + 1
+    report = read_told(config.report, "summary.json")
+    told = {each["what"]: each["count"] for each in report.get("untrusted", ())}
+    doubts = told_untrusted(latest, told)
+    failure = read_told(config.report, LAST_FAILURE)
+    return {
+        "state": state.where,
+        "run": latest.number,
+        "at": iso_time(latest.at_ms) if latest.number else None,
+        "report_verdict": report.get("verdict"),
+        "report_at": report.get("at"),
+        "size": {"files": files, "bytes": size},
+        "topics": topics,
+        "waivers": [each.told() for each in standing],
+        "untrusted": sum(doubts.values()),
+        "untrusted_waivers": [each.told() for each in standing_accepted(read_accepted(state), doubts)],
+        "last_failure": {name: failure[name] for name in ("at", "sentence")}
+        if {"at", "sentence"} <= set(failure)
+        else None,
+    }
+
+
+def lines(status: Mapping[str, Any]) -> list[str]:
+    """The status for a terminal."""
+    failed = []
+    if status.get("last_failure"):
+        failed = [f"FAILED    the last run, {status['last_failure']['at']}:"]
+        failed += textwrap.wrap(
+            visible(status["last_failure"]["sentence"], 400),
+            WIDTH,
+            initial_indent=" " * 10,
+            subsequent_indent=" " * 10,
+        )
+    if not status["run"]:
+        return [*failed, _cut(f"no run has been kept yet in {status['state']}")]
+    size = status["size"]
+    told = [
+        *failed,
+        _cut(f"state     {status['state']}"),
+        f"          run {status['run']}, {status['at']}, {_size(size['bytes'])} in {size['files']} files",
+    ]
+    if status["report_verdict"]:
+        told.append(f"report    {status['report_verdict']}, {status['report_at']}")
+    if status["untrusted"]:
+        told.append(f"doubts    {status['untrusted']:,} things could not be trusted")
+    told += ["", _row("topic", "complete until", [str(word) for word in _WORDS], "waived")]
+    for topic, held in status["topics"].items():
+        counts = [_short(held["windows"].get(str(word), 0)) for word in _WORDS]
+        waived = f"{held['waivers']}" + (f" (-{held['lapsed']})" if held["lapsed"] else "")
+        told.append(_row(topic, held["watermark"] or "nothing yet", counts, waived))
+    open_ones, accepted = status["waivers"], status.get("untrusted_waivers", [])
+    if open_ones or accepted:
+        told += ["", "waivers"]
+    for each in open_ones:
+        what = each["window_start"] or f"stream {each['stream']}"
+        lapsed = "" if each["stands"] else "LAPSED, it is worse now: "
+        told.append(_cut(f"  {each['topic']} {what}: {lapsed}{each['who']}: {each['why']}"))
+    for each in accepted:
+        lapsed = "" if each["stands"] else "LAPSED, more came: "
+        named = visible(each["untrusted"])
+        told.append(_cut(f"  not trusted, {named}: {lapsed}{each['who']}: {each['why']}"))
+    return told
+
+
+_WORDS = (Verdict.PROVEN, Verdict.COUNT_MATCH, Verdict.UNKNOWN, Verdict.DUPLICATE, Verdict.LOSS)
+_SHORT_WORDS = {"COUNT_MATCH": "MATCH", "DUPLICATE": "TWICE"}
+
+
+def _row(topic: str, watermark: str, counts: list[str], waived: str) -> str:
+    columns = "".join(f"{_SHORT_WORDS.get(count, count):>8}" for count in counts)
+    name = topic if len(topic) <= 11 else f"{topic[:10]}…"
+    return f"{name:<11} {watermark:<20}{columns} {waived}"[:WIDTH].rstrip()
+
+
+def _short(count: int) -> str:
+    if count < 100_000:
+        return str(count)
+    return f"{count / 1000:.0f}k" if count < 10_000_000 else f"{count / 1_000_000:.0f}M"
+
+
+def _size(count: float) -> str:
+    for unit in _UNITS[:-1]:
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} {_UNITS[-1]}"
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= WIDTH else line[: WIDTH - 1] + "…"

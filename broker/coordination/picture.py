@@ -1,0 +1,42 @@
+"""The metadata cache as the pure controller sees it. Values only; for the controller and its clients."""
+
+from __future__ import annotations
+
+from millrace.broker.coordination.controller import ClusterPicture, ElectionRequest, PartitionPicture
+from millrace.broker.coordination.metadata_cache import MetadataCache, PartitionInfo, TopicInfo
+
+UNCLEAN_SETTING = "unclean.leader.election.enable"
+
+
+def picture_of(cache: MetadataCache, *, unclean_by_default: bool = False) -> ClusterPicture:
+    """Everything that the controller looks at, as this broker knows it now."""
+    return ClusterPicture(
+        live_brokers=frozenset(cache.brokers),
+        topics={
+            name: {number: partition_picture(partition) for number, partition in info.partitions.items()}
+            for name, info in cache.topics.items()
+        },
+        deleting=cache.deleting,
+        leaving=frozenset(broker for broker, known in cache.brokers.items() if known.leaving),
+        offline={broker: partitions for broker, partitions in cache.offline.items() if partitions},
+        unclean_topics=frozenset(
+            name for name, info in cache.topics.items() if allows_unclean(info, unclean_by_default)
+        ),
+        requests={
+            kind: ElectionRequest(election.partitions, election.version)
+            for kind, election in cache.elections.items()
+        },
+        topic_versions={name: info.version for name, info in cache.topics.items()},
+    )
+
+
+def partition_picture(partition: PartitionInfo) -> PartitionPicture:
+    return PartitionPicture(
+        partition.replicas, partition.state, partition.state_version, partition.adding, partition.removing
+    )
+
+
+def allows_unclean(info: TopicInfo, by_default: bool) -> bool:
+    """Whether a replica outside the in-sync set may lead the topic when there is no other."""
+    setting = info.config.get(UNCLEAN_SETTING)
+    return by_default if setting is None else setting.lower() == "true"

@@ -1,0 +1,171 @@
+"""Moves partitions to other brokers (KIP-455): begins, calls off and lists moves. The shell of
+`reassignment.py`.
+
+A move stands in the topic's own znode, so any broker may begin it: the topic's znode and the states that
+change with it are written in one transaction, tied to the versions that were read. The controller ends it.
+Called by the handlers of AlterPartitionReassignments and ListPartitionReassignments.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+
+import structlog
+
+from millrace.broker.coordination import paths
+from millrace.broker.coordination.controller import PartitionPicture
+from millrace.broker.coordination.controller_client import check_replicas
+from millrace.broker.coordination.metadata_cache import MetadataCache, PartitionInfo
+from millrace.broker.coordination.paths import TopicAssignment
+from millrace.broker.coordination.picture import allows_unclean
+from millrace.broker.coordination.reassignment import PlannedMove, begin_move, cancel_move
+from millrace.broker.coordination.session import (
+    Check,
+    NodeMissing,
+    Operation,
+    Session,
+    SessionError,
+    SetData,
+    VersionConflict,
+)
+from millrace.broker.errors import (
+    KafkaError,
+    RequestTimedOut,
+    UnknownTopicOrPartition,
+)
+from millrace.broker.protocol.topic_partition import TopicPartition
+
+log = structlog.get_logger("millrace.broker")
+
+Target = tuple[int, ...] | None
+"""The brokers that a partition is to move to, the preferred leader first; None calls a move off."""
+
+
+class Reassignments:
+    """One per broker; stateless but for what ZooKeeper holds."""
+
+    def __init__(self, session: Session, cache: MetadataCache, *, unclean_by_default: bool = False) -> None:
+        self._session = session
+        self._cache = cache
+        self._unclean_by_default = unclean_by_default
+
+    async def alter(
+        self, topic: str, targets: Mapping[int, Target], timeout_ms: float
+    ) -> dict[int, KafkaError | None]:
+        """Begin or call off moves of one topic's partitions; what was refused, by partition.
+
+        Waits until this broker's picture shows what was written, not until the data has moved.
+        """
+        try:
+            while True:
+                try:
+                    results, version = await self._alter(topic, targets)
+                    break
+                except VersionConflict:
+                    continue
+        except NodeMissing:
+            missing = UnknownTopicOrPartition(f"there is no topic {topic}")
+            return dict.fromkeys(targets, missing)
+        except SessionError as error:
+            failure = RequestTimedOut(f"ZooKeeper did not take the change: {error}")
+            return dict.fromkeys(targets, failure)
+
+        def shown() -> bool:
+            info = self._cache.topic(topic)
+            return info is None or info.version >= version
+
+        await self._cache.changed(shown, timeout_ms)
+        return results
+
+    def moving(self) -> dict[TopicPartition, PartitionInfo]:
+        """Every partition that is being moved, as this broker knows it."""
+        return {
+            (name, number): partition
+            for name, info in self._cache.topics.items()
+            for number, partition in info.partitions.items()
+            if partition.is_moving
+        }
+
+    async def _alter(
+        self, topic: str, targets: Mapping[int, Target]
+    ) -> tuple[dict[int, KafkaError | None], int]:
+        if topic in self._cache.deleting:
+            raise NodeMissing(topic)
+        node = await self._session.get(paths.topic_path(topic))
+        assignment = paths.decode_topic(node.data)
+        results: dict[int, KafkaError | None] = {}
+        planned: dict[int, PlannedMove] = {}
+        operations: list[Operation] = []
+        pictures = await asyncio.gather(*(self._read(topic, number, assignment) for number in targets))
+        for (number, target), partition in zip(targets.items(), pictures, strict=True):
+            try:
+                if partition is None:
+                    raise UnknownTopicOrPartition(f"there is no partition {number} of a topic {topic}")
+                move = self._plan(topic, number, partition, target)
+            except KafkaError as error:
+                results[number] = error
+                continue
+            results[number] = None
+            planned[number] = move
+            if partition.version >= 0:
+                path = paths.state_path(topic, number)
+                operations.append(
+                    Check(path, partition.version)
+                    if move.state is None
+                    else SetData(path, paths.encode_state(move.state), partition.version)
+                )
+        if not planned:
+            return results, node.version
+        written = paths.encode_topic(_with_moves(assignment, planned))
+        await self._session.commit([SetData(paths.topic_path(topic), written, node.version), *operations])
+        for number, move in planned.items():
+            log.info(
+                "a partition moves" if move.adding or move.removing else "a partition stays where it is",
+                topic=topic,
+                partition=number,
+                replicas=list(move.replicas),
+                adding=list(move.adding),
+                removing=list(move.removing),
+            )
+        return results, node.version + 1
+
+    async def _read(self, topic: str, number: int, assignment: TopicAssignment) -> PartitionPicture | None:
+        """A partition as it stands now, not as the picture shows it: the plan must fit what is written.
+        None where the topic has no such partition."""
+        replicas = assignment.partitions.get(number)
+        if replicas is None:
+            return None
+        adding, removing = assignment.adding.get(number, ()), assignment.removing.get(number, ())
+        try:
+            node = await self._session.get(paths.state_path(topic, number))
+        except NodeMissing:
+            return PartitionPicture(replicas, None, -1, adding, removing)
+        return PartitionPicture(replicas, paths.decode_state(node.data), node.version, adding, removing)
+
+    def _plan(self, topic: str, number: int, partition: PartitionPicture, target: Target) -> PlannedMove:
+        info = self._cache.topic(topic)
+        unclean = info is not None and allows_unclean(info, self._unclean_by_default)
+        alive = frozenset(
+            broker for broker in self._cache.brokers if self._cache.is_alive(broker, topic, number)
+        )
+        if target is None:
+            return cancel_move(partition, alive, unclean=unclean)
+        check_replicas(target, self._cache.brokers, f"{topic}-{number}")
+        return begin_move(partition, target, alive, unclean=unclean)
+
+
+def _with_moves(assignment: TopicAssignment, moves: Mapping[int, PlannedMove]) -> TopicAssignment:
+    partitions, adding, removing = (
+        dict(assignment.partitions),
+        dict(assignment.adding),
+        dict(assignment.removing),
+    )
+    for number, move in moves.items():
+        partitions[number] = move.replicas
+        for lists, brokers in ((adding, move.adding), (removing, move.removing)):
+            lists.pop(number, None)
+            if brokers:
+                lists[number] = brokers
+    return replace(assignment, partitions=partitions, adding=adding, removing=removing)

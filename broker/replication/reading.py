@@ -1,0 +1,115 @@
+"""Reading one local partition: what a reader may see of it, from the page cache or from the disk.
+
+Called by `replica_manager.py`, which knows the partitions and who leads them. A read from the page cache runs
+on the event loop; where a disk would have to be waited for, MustReadCold carries the read that waits on a
+thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import structlog
+
+from millrace.broker.errors import KafkaStorageError, OffsetOutOfRange
+from millrace.broker.protocol.batch import iterate_batches
+from millrace.broker.replication.local_partition import LocalPartition, MustReadCold, PartitionRead
+from millrace.broker.storage.log import LogRead
+from millrace.broker.storage.segment import WouldBlock
+
+log = structlog.get_logger("millrace.broker")
+
+OnDisk = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""Runs something that may wait for a disk on a thread."""
+
+NO_EPOCH = -1
+"""A reader that names no last fetched epoch asks for no comparison of histories."""
+
+READ_ALL_SIZE = 1 << 20
+READ_ALL_TURN_SECONDS = 0.002
+
+
+def bounds_of(local: LocalPartition) -> PartitionRead:
+    """An answer without records."""
+    return PartitionRead(local.replica.high_watermark, local.last_stable_offset, local.log.start_offset)
+
+
+def divergence(
+    local: LocalPartition, offset: int, last_fetched_epoch: int, *, strict: bool
+) -> tuple[int, int] | None:
+    """Where the reader's history parts from the leader's; None while they agree (KIP-595). `strict`: a
+    history that cannot be compared is out of range, as a follower must not go on from there."""
+    epoch, end_offset = local.log.leader_epochs.end_offset_for(last_fetched_epoch, local.log.end_offset)
+    if epoch == NO_EPOCH:
+        if strict:
+            raise OffsetOutOfRange(f"leader epoch {last_fetched_epoch} is not known here")
+        return None
+    return (epoch, end_offset) if epoch < last_fetched_epoch or end_offset < offset else None
+
+
+def read_batches(
+    local: LocalPartition,
+    offset: int,
+    max_bytes: int,
+    visible: int,
+    *,
+    at_least_one: bool,
+    with_aborted: bool,
+    on_disk: OnDisk,
+) -> PartitionRead:
+    """Whole batches from `offset` on and below `visible`. Raises MustReadCold and KafkaErrors."""
+    bounds = bounds_of(local)
+    read = partial(_read, local, offset, max(max_bytes, 0), end_offset=visible, at_least_one=at_least_one)
+    try:
+        return _with_records(bounds, local, offset, read(may_block=False), with_aborted)
+    except WouldBlock:
+
+        def read_whole() -> PartitionRead:
+            return _with_records(bounds, local, offset, read(), with_aborted)
+
+        async def read_cold() -> PartitionRead:
+            found: PartitionRead = await on_disk(read_whole)
+            return found
+
+        raise MustReadCold(read_cold) from None
+
+
+async def read_to_end(local: LocalPartition, on_disk: OnDisk) -> AsyncIterator[memoryview]:
+    """Every batch that the log holds now, in order. What the caller does with the batches takes the event
+    loop: others get their turn now and then."""
+    now = asyncio.get_running_loop().time
+    turn_ends = 0.0
+    offset, end_offset = local.log.start_offset, local.log.end_offset
+    while offset < end_offset:
+        view = (await on_disk(partial(_read, local, offset, READ_ALL_SIZE, end_offset=end_offset))).data
+        next_offset = offset
+        for position, header in iterate_batches(view):
+            next_offset = header.next_offset
+            yield view[position : position + header.size]
+            if now() > turn_ends:
+                await asyncio.sleep(0)
+                turn_ends = now() + READ_ALL_TURN_SECONDS
+        if next_offset <= offset:
+            return
+        offset = next_offset
+
+
+def _read(local: LocalPartition, offset: int, max_bytes: int, **options: Any) -> LogRead:
+    """What the log has; a disk that fails takes this partition only. Raises KafkaErrors, WouldBlock."""
+    try:
+        return local.log.read(offset, max_bytes, **options)
+    except OSError as error:
+        log.error("a read failed", topic=local.topic, partition=local.partition, error=str(error))
+        raise KafkaStorageError(f"{local.topic}-{local.partition} cannot be read: {error}") from error
+
+
+def _with_records(
+    bounds: PartitionRead, local: LocalPartition, offset: int, read: LogRead, with_aborted: bool
+) -> PartitionRead:
+    if not with_aborted:
+        return bounds._replace(records=read.data)
+    aborted = local.log.aborted_transactions(offset, read.next_offset)
+    return bounds._replace(records=read.data, aborted=aborted)

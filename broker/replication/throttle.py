@@ -1,0 +1,49 @@
+"""How fast a follower may fetch the partitions that are being moved. Pure: times in, times out.
+
+A bucket of one second's bytes that may be overdrawn by one answer: then the partitions rest until it is paid
+back, so that the rate holds on the average, as with Apache Kafka's follower throttle (KIP-73).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from millrace.broker.replication.waiting_requests import PartitionKey
+
+
+class ReplicationThrottle:
+    """See the module. Times are in seconds of one steady clock."""
+
+    def __init__(self) -> None:
+        self._rate: int | None = None
+        self._partitions: frozenset[PartitionKey] | None = None
+        self._free_from = 0.0
+        """The bucket is empty until here; a bucket that was left alone fills up for one second."""
+
+    def set(self, bytes_per_second: int | None, partitions: Collection[PartitionKey] | None = None) -> bool:
+        """A rate for these partitions together (None: for all); no rate takes the throttle away. True when
+        it was another one before."""
+        rate = None if bytes_per_second is None else max(bytes_per_second, 1)
+        chosen = None if partitions is None else frozenset(partitions)
+        if (rate, chosen) == (self._rate, self._partitions):
+            return False
+        if rate != self._rate:
+            self._free_from = 0.0
+        self._rate, self._partitions = rate, chosen
+        return True
+
+    def applies_to(self, key: PartitionKey) -> bool:
+        return self._rate is not None and (self._partitions is None or key in self._partitions)
+
+    def resumes_at(self, key: PartitionKey, now: float) -> float:
+        """When the partition may be fetched again; not later than `now` means at once."""
+        if not self.applies_to(key):
+            return now
+        # One second's worth may be taken at once by those who have been quiet.
+        self._free_from = max(self._free_from, now - 1.0)
+        return self._free_from
+
+    def consume(self, key: PartitionKey, size: int) -> None:
+        """So many bytes of the partition have come."""
+        if self._rate is not None and self.applies_to(key):
+            self._free_from += size / self._rate

@@ -1,0 +1,162 @@
+"""Keeps this broker's replicas in line with what the cluster has decided, one topic after the other.
+
+`changed` is told of every round of changes that the cluster watcher has read; `follow` applies them. At the
+start everything is applied once before the broker registers, and logs that nobody wants here any more are
+removed. What this broker cannot open is reported to the controller. Called by `server/broker.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from millrace.broker.coordination.cluster_watcher import ClusterChanges
+from millrace.broker.coordination.dynamic_configs import replication_throttle
+from millrace.broker.coordination.metadata_cache import MetadataCache
+from millrace.broker.coordination.offline_replicas import OfflineReporter
+from millrace.broker.coordination.paths import topic_path
+from millrace.broker.coordination.session import Session
+from millrace.broker.replication.replica_manager import ReplicaManager
+from millrace.broker.storage.log_manager import LogManager
+
+log = structlog.get_logger("millrace.broker")
+
+NOT_REGISTERED = -1
+
+LOGS_MADE_AT_ONCE = 16
+"""Of one topic, before others have their turn: making one waits for the disk."""
+
+
+class LocalReplicas:
+    """`forget_topic` is called for every topic that was deleted, also if one of its name is there again."""
+
+    def __init__(
+        self,
+        broker_id: int,
+        session: Session,
+        cache: MetadataCache,
+        replicas: ReplicaManager,
+        logs: LogManager,
+        forget_topic: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self._broker_id = broker_id
+        self._session = session
+        self._cache = cache
+        self._replicas = replicas
+        self._logs = logs
+        self._forget_topic = forget_topic
+        self._reporter = OfflineReporter(session, broker_id)
+        self._to_apply: dict[str, None] = {}
+        self._being_applied: str | None = None
+        self._to_forget: set[str] = set()
+        self._to_make: dict[str, list[int]] = {}
+        self._wake = asyncio.Event()
+
+    def changed(self, changes: ClusterChanges) -> None:
+        """Note what is to be applied; brokers and throttles count at once."""
+        for topic in (*changes.removed_topics, *changes.topics):
+            self._to_apply[topic] = None
+        self._to_forget |= changes.removed_topics
+        self._wake.set()
+        if changes.brokers:
+            brokers = self._cache.brokers
+            own = brokers.get(self._broker_id)
+            self._replicas.set_brokers(
+                {each.broker_id: each.epoch for each in brokers.values() if not each.leaving},
+                own_epoch=NOT_REGISTERED if own is None else own.epoch,
+            )
+        if changes.broker_configs or changes.topics:
+            rate, partitions = replication_throttle(self._cache, self._broker_id)
+            self._replicas.set_replication_throttle(rate, partitions)
+
+    async def follow(self) -> None:
+        """Apply what changes, for ever."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            await self.apply()
+
+    async def apply(self) -> None:
+        """Apply what has changed up to now."""
+        while self._to_apply:
+            topic = next(iter(self._to_apply))
+            del self._to_apply[topic]
+            self._being_applied = topic
+            whole = await self._apply_topic(topic)
+            self._being_applied = None
+            if not whole:
+                self._to_apply[topic] = None
+            self._cache.announce()
+            await asyncio.sleep(0)  # after a reconnect this is every topic; clients wait meanwhile
+
+    def is_applied(self, topic: str) -> bool:
+        """Whether the local replicas of a topic are as the picture of the cluster shows them."""
+        return topic not in self._to_apply and topic != self._being_applied
+
+    async def _apply_topic(self, topic: str) -> bool:
+        """False when some logs have still to be made: that takes the disk's time, and other topics' leaders
+        do not wait for it."""
+        if topic in self._to_forget:
+            # Also when a topic of the same name is there by now: what is known of the old one is not its.
+            self._to_forget.discard(topic)
+            await self._forget_topic(topic)
+        info = self._cache.topic(topic)
+        if info is None:
+            await self._replicas.hosted.remove_topic(topic)
+            return True
+        states = {
+            number: part.state
+            for number, part in info.partitions.items()
+            if part.state is not None and self._broker_id in part.replicas
+        }
+        present = set(self._replicas.hosted.partitions_of(topic))
+        # Logs that the start has opened only change hands; the others have to be made.
+        missing = [
+            number for number in states if number not in present and self._logs.get((topic, number)) is None
+        ]
+        # Each is tried once a round: what cannot be opened holds up nothing.
+        waiting = [number for number in self._to_make.pop(topic, missing) if number in missing]
+        later = waiting[LOGS_MADE_AT_ONCE:]
+        for number in later:
+            del states[number]
+        assigned = {number: part.replicas for number, part in info.partitions.items()}
+        await self._replicas.hosted.apply_topic(topic, info.topic_id, states, info.config, assigned)
+        for number in self._replicas.hosted.partitions_of(topic):
+            if self._broker_id not in assigned.get(number, ()):
+                log.info("a replica that is kept elsewhere now is removed", topic=topic, partition=number)
+                await self._replicas.hosted.drop_partition(topic, number)
+        if later:
+            self._to_make[topic] = later
+        return not later
+
+    async def remove_strays(self) -> None:
+        """Delete logs of topics that were deleted, or moved to others, while this broker was down."""
+        for topic, number in sorted(self._logs.logs()):
+            if self._keeps(topic, number):
+                continue
+            if self._cache.topic(topic) is not None:
+                reason = "it is kept elsewhere now"
+            # Not in the picture may also mean not understood: only what is truly gone is removed.
+            elif await self._session.exists(topic_path(topic)):
+                continue
+            else:
+                reason = "the topic was deleted"
+            log.info("a log is removed", topic=topic, partition=number, reason=reason)
+            await self._replicas.on_disk(self._logs.delete, (topic, number))
+
+    async def report_offline(self, *, anew: bool = False) -> None:
+        """Tell the controller which replicas it cannot count on; `anew` after the session was another."""
+        if anew:
+            self._reporter.forget()
+        offline = {
+            topic: [number for number in numbers if self._keeps(topic, number)]
+            for topic, numbers in self._replicas.offline_partitions().items()
+        }
+        await self._reporter.report(offline)
+
+    def _keeps(self, topic: str, number: int) -> bool:
+        """Whether the cluster wants a replica of the partition here."""
+        part = self._cache.partition(topic, number)
+        return part is not None and self._broker_id in part.replicas

@@ -1,0 +1,217 @@
+"""One data folder: its lock, its checkpoints, the mark of a clean end, and whether it can be used.
+
+    recovery-point-offset-checkpoint   below these offsets all is flushed
+    log-start-offset-checkpoint        below these offsets all is deleted
+    cleaner-offset-checkpoint          below these offsets compaction has been
+    new-partitions                     topic ids of partitions that need not be on the disk yet
+    .kafka_cleanshutdown               written last at a clean end, removed first at a start
+    .lock                              held while a process uses the folder
+
+Called by the log manager. Invariants: a recovery point is written after the flush that made it true, and
+lowered before anything else when a truncation begins; a checkpoint is replaced as a whole or not at all.
+
+A new partition waits for no disk of its own. Its topic id is announced in `new-partitions`, durably, once for
+all that are made together, and only then is its directory made; that becomes durable with the log's first
+flush, or in housekeeping (`Log.anchor`). So, after a loss of power:
+- a directory that is there has a topic id: its own file's, or the announced one if that file is torn or
+  missing. Records that survive are never taken for those of a topic that was made anew in the same name (the
+  old one's directory is gone for good before the new one is announced);
+- a directory that is not there had nothing flushed in it: it is made anew, as one whose unflushed tail is
+  gone. No checkpoint speaks of it, because they leave out what is not anchored, so its records begin where
+  the new log does.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from uuid import UUID
+
+from millrace.broker.errors import DataFolderLocked, DataFolderNotWritable
+from millrace.broker.protocol.topic_partition import TopicPartition
+from millrace.broker.storage.checkpoints import (
+    CLEANER_CHECKPOINT,
+    LOG_START_OFFSET_CHECKPOINT,
+    NEW_PARTITIONS,
+    RECOVERY_POINT_CHECKPOINT,
+    read_new_partitions,
+    read_offsets,
+    replace_file,
+    sync_directory,
+    write_new_partitions,
+    write_offsets,
+)
+from millrace.broker.storage.log import Log
+
+CLEAN_SHUTDOWN_MARKER = ".kafka_cleanshutdown"
+LOCK_FILE = ".lock"
+
+Offsets = dict[TopicPartition, int]
+
+
+class DataFolder:
+    """See the module. Checkpoints in memory are what is on the disk."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.failure: str | None = None
+        """Why nothing in it can be used; None while all is well."""
+        self.was_clean = False
+        self.recovery_points: Offsets = {}
+        self.start_offsets: Offsets = {}
+        self.cleaned_offsets: Offsets = {}
+        self.new_partitions: dict[TopicPartition, UUID] = {}
+        self._lock_fd = -1
+        self._lock = threading.Lock()
+
+    @property
+    def is_taken(self) -> bool:
+        return self._lock_fd >= 0
+
+    # -- use by one process
+
+    def take(self, notes: list[str]) -> None:
+        """Makes the folder where it is missing, locks it and reads its checkpoints. What is wrong with those
+        goes to `notes`. Raises DataFolderNotWritable, DataFolderLocked."""
+        path = self.path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock_fd = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self.was_clean = (path / CLEAN_SHUTDOWN_MARKER).exists()
+            try:
+                fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self.release()
+                raise DataFolderLocked(
+                    f"data folder {path} is in use by another broker: stop that one, or name another folder"
+                ) from None
+            self.recovery_points = _read(path / RECOVERY_POINT_CHECKPOINT, notes)
+            self.start_offsets = _read(path / LOG_START_OFFSET_CHECKPOINT, notes)
+            self.cleaned_offsets = _read(path / CLEANER_CHECKPOINT, notes)
+            if not self.was_clean:  # all had become durable then
+                try:
+                    self.new_partitions = read_new_partitions(path / NEW_PARTITIONS)
+                except ValueError as error:
+                    notes.append(f"{error}; taken as empty")
+        except OSError as error:
+            self.release()
+            raise DataFolderNotWritable(
+                f"data folder {path} cannot be used ({error.strerror}): "
+                "make it a folder that this user may write, or name another"
+            ) from error
+
+    def release(self) -> None:
+        """Lets another process use the folder."""
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def forget_clean_end(self) -> None:
+        """Removes the mark of a clean end, for good: one that a power loss brings back would have torn writes
+        taken for damage. Raises OSError."""
+        if self.was_clean:
+            (self.path / CLEAN_SHUTDOWN_MARKER).unlink(missing_ok=True)
+            sync_directory(self.path)
+
+    def mark_clean(self) -> None:
+        """Says that every log was closed. Raises OSError."""
+        replace_file(self.path / CLEAN_SHUTDOWN_MARKER, b'{"version":0,"brokerEpoch":-1}', sync=True)
+
+    # -- new partitions
+
+    def announced(self, tp: TopicPartition) -> UUID | None:
+        """The topic id of a partition whose directory may not be on the disk whole; None of all others."""
+        return None if self.knows(tp) else self.new_partitions.get(tp)
+
+    def announce(self, partitions: Collection[TopicPartition], topic_id: UUID | None) -> None:
+        """Says for good which topic the directories of these partitions are going to belong to. To be called
+        before they are made. Raises OSError."""
+        with self._lock:
+            others = {tp: known for tp, known in self.new_partitions.items() if tp not in partitions}
+            new = others if topic_id is None else {**others, **dict.fromkeys(partitions, topic_id)}
+            if new != self.new_partitions:
+                write_new_partitions(self.path / NEW_PARTITIONS, new)
+                self.new_partitions = new
+
+    def settle(self, logs: Mapping[TopicPartition, Log], offline: Collection[TopicPartition]) -> None:
+        """Forgets announced partitions that have become durable, or are gone. Nobody announces meanwhile.
+        Raises OSError."""
+        with self._lock:
+            kept = {
+                tp: topic_id
+                for tp, topic_id in self.new_partitions.items()
+                if tp in offline or (tp in logs and not logs[tp].is_anchored)
+            }
+            if kept == self.new_partitions:
+                return
+            if kept:
+                write_new_partitions(self.path / NEW_PARTITIONS, kept)
+            else:
+                # Not synced: a file that comes back speaks of what has its own by now, or is gone.
+                (self.path / NEW_PARTITIONS).unlink(missing_ok=True)
+            self.new_partitions = kept
+
+    # -- checkpoints
+
+    def knows(self, tp: TopicPartition) -> bool:
+        """Whether a checkpoint speaks of the partition."""
+        return tp in self.recovery_points or tp in self.start_offsets or tp in self.cleaned_offsets
+
+    def write_checkpoints(
+        self,
+        logs_now: Callable[[], Iterable[tuple[TopicPartition, Log]]],
+        offline: Collection[TopicPartition],
+    ) -> None:
+        """Writes what has changed. `logs_now` gives the folder's logs, and is called when nobody else writes:
+        a log that is gone by then is forgotten, one that is not anchored left out. What is known of
+        partitions that are `offline` is kept.
+        Raises OSError."""
+        with self._lock:
+            recovery = {tp: at for tp, at in self.recovery_points.items() if tp in offline}
+            starts = {tp: at for tp, at in self.start_offsets.items() if tp in offline}
+            cleaned = {tp: at for tp, at in self.cleaned_offsets.items() if tp in offline}
+            for tp, log in logs_now():
+                if not log.is_anchored:
+                    continue
+                recovery[tp] = log.recovery_point
+                if log.start_offset > 0:
+                    starts[tp] = log.start_offset
+                if log.cleaned_offset > 0 or tp in self.cleaned_offsets:
+                    cleaned[tp] = log.cleaned_offset
+            self._store(recovery, starts, cleaned)
+
+    def lower(self, tp: TopicPartition, offset: int) -> None:
+        """Sees to it that no checkpoint on the disk says anything of `offset` and beyond. Raises OSError."""
+        with self._lock:
+            self._store(
+                _lowered(self.recovery_points, tp, offset),
+                _lowered(self.start_offsets, tp, offset),
+                _lowered(self.cleaned_offsets, tp, offset),
+            )
+
+    def _store(self, recovery: Offsets, starts: Offsets, cleaned: Offsets) -> None:
+        if recovery != self.recovery_points:
+            write_offsets(self.path / RECOVERY_POINT_CHECKPOINT, recovery)
+            self.recovery_points = recovery
+        if starts != self.start_offsets:
+            write_offsets(self.path / LOG_START_OFFSET_CHECKPOINT, starts)
+            self.start_offsets = starts
+        if cleaned != self.cleaned_offsets:
+            write_offsets(self.path / CLEANER_CHECKPOINT, cleaned)
+            self.cleaned_offsets = cleaned
+
+
+def _lowered(offsets: Offsets, tp: TopicPartition, offset: int) -> Offsets:
+    return {**offsets, tp: offset} if offsets.get(tp, offset) > offset else offsets
+
+
+def _read(path: Path, notes: list[str]) -> Offsets:
+    try:
+        return read_offsets(path)
+    except ValueError as error:
+        # Without a recovery point everything is checked; without a start, all that is there is shown.
+        notes.append(f"{error}; taken as empty")
+        return {}

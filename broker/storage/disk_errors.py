@@ -1,0 +1,38 @@
+"""What a failed system call on a data folder means: no room for now, or a disk that cannot be trusted.
+
+Two kinds lead to two ends. A full disk refuses the write at hand and all is well once there is room. An I/O
+error, a file system that turned read-only or a device that is gone say that nothing of the folder can be
+relied on any more: the whole folder goes offline, as in Apache Kafka. Any other error (too many open files,
+no permission) refuses the operation and nothing else.
+
+Called by the log and the log manager. Pure.
+"""
+
+from __future__ import annotations
+
+import errno
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_BEYOND_TRUST = frozenset(
+    {
+        errno.EIO,
+        errno.EROFS,
+        errno.ENODEV,
+        errno.ENXIO,
+        errno.EUCLEAN,  # "structure needs cleaning": ext4 and xfs found their own metadata damaged
+        errno.ESTALE,
+        errno.EREMOTEIO,
+        errno.ENOTCONN,  # a FUSE or network mount that is gone
+        errno.EBADMSG,  # a checksum of the file system is wrong
+    }
+)
+
+
+def is_no_room(error: OSError) -> bool:
+    """Whether the write failed for want of space (disk, quota, or largest size of a file)."""
+    return error.errno in _NO_ROOM
+
+
+def is_beyond_trust(error: OSError) -> bool:
+    """Whether nothing on the folder's disk can be relied on after this error."""
+    return error.errno in _BEYOND_TRUST

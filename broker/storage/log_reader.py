@@ -1,0 +1,166 @@
+"""Reading a log: batches from an offset on, the record of a time, the transactions that readers leave out.
+
+Readers take no lock (see `segment_list.py`). A search goes by the list of segments and the sparse index; a
+reader that goes on where another stopped is found without any, by a small memory of positions.
+
+Called by the log, which checks the bounds. Offsets may have holes: whoever asks for one that is not there
+gets the next batch.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from millrace.broker.errors import CorruptMessage
+from millrace.broker.protocol.batch import HEADER_SIZE, NO_TIMESTAMP, parse_header
+from millrace.broker.protocol.records import read_records, whole_batches
+from millrace.broker.storage.segment import Segment, WouldBlock
+from millrace.broker.storage.segment_list import SegmentList, number_of
+
+_REMEMBERED_READ_COUNT = 64
+_EMPTY = memoryview(b"")
+
+
+class LogRead(NamedTuple):
+    """Whole batches; the first may begin below the offset asked for. `next_offset` is where to go on.
+
+    `position` is the first byte's place in the segment that begins at `segment_base_offset`.
+    """
+
+    data: memoryview
+    next_offset: int
+    segment_base_offset: int
+    position: int
+
+
+class LogReader:
+    """Reads the segments of one log."""
+
+    def __init__(self, segments: SegmentList):
+        self._segments = segments
+        self._positions: dict[int, tuple[Segment, int]] = {}
+
+    def read(
+        self,
+        offset: int,
+        max_bytes: int,
+        end_offset: int,
+        at_least_one: bool,
+        may_block: bool,
+    ) -> LogRead:
+        """As `Log.read`; `end_offset` is not beyond the log's end. Raises WouldBlock, CorruptMessage,
+        OSError."""
+        positions = self._positions
+        found = self._locate(offset, may_block) if offset < end_offset else None
+        if found is None:
+            active = self._segments.active
+            return LogRead(_EMPTY, offset, active.base_offset, active.size)
+        segment, position = found
+        read = segment.file.read if may_block else segment.file.read_cached
+        available = segment.size - position
+        data = read(position, min(max(max_bytes, HEADER_SIZE), available))
+        if positions is not self._positions:
+            # Truncated between the search and the read: other batches may stand there by now.
+            return self.read(offset, max_bytes, end_offset, at_least_one, may_block)
+        size, next_offset, following = whole_batches(data, end_offset)
+        if size == 0 or size > max_bytes:
+            following = following or parse_header(data).size
+            if not at_least_one or parse_header(data).base_offset >= end_offset:
+                return LogRead(_EMPTY, offset, segment.base_offset, position)
+            if len(data) < following:
+                data = read(position, following)
+                if positions is not self._positions:
+                    return self.read(offset, max_bytes, end_offset, at_least_one, may_block)
+            size, next_offset, _ = whole_batches(memoryview(data)[:following], end_offset)
+            if size == 0:
+                raise CorruptMessage(f"{segment.path}: no whole batch at byte {position}")
+        _remember(positions, next_offset, segment, position + size)
+        return LogRead(memoryview(data)[:size], next_offset, segment.base_offset, position)
+
+    def forget_positions(self) -> None:
+        """To be called when offsets may be given anew (a truncation: after the files are cut, before anything
+        is appended), or segments are gone. A read that is under way notices, and what it has learnt goes to
+        the memory that it began with, which nobody looks into any more."""
+        self._positions = {}
+
+    def _locate(self, offset: int, may_block: bool) -> tuple[Segment, int] | None:
+        """Segment and position of the first batch that ends at or after `offset`.
+
+        A search in a closed segment opens and reads files that may be cold. Raises WouldBlock rather.
+        """
+        segments = self._segments.all
+        number = number_of(segments, offset)
+        remembered = self._positions.get(offset)
+        if remembered is not None and remembered[0] is segments[number]:
+            segment, position = remembered
+            if position < segment.size:
+                return remembered
+        if not may_block and number < len(segments) - 1 and offset != segments[number].base_offset:
+            raise WouldBlock(f"{segments[number].path} has to be searched for offset {offset}")
+        for segment in segments[number:]:
+            if offset <= segment.base_offset and segment.size:
+                return segment, 0
+            at = self._segments.find(segment, offset)
+            if at is not None:
+                return segment, at.position
+        return None
+
+    # -- time
+
+    def offset_for_time(self, timestamp_ms: int, start_offset: int) -> tuple[int, int] | None:
+        """(offset, timestamp) of the first record from `start_offset` on that is at least as new."""
+        for segment in self._segments.all:
+            if segment.max_timestamp < timestamp_ms or segment.next_offset <= start_offset:
+                continue
+            try:
+                found = _first_record_since(segment, timestamp_ms, start_offset)
+            except (CorruptMessage, FileNotFoundError) as error:
+                if segment not in self._segments.all:
+                    return self.offset_for_time(timestamp_ms, start_offset)  # replaced just then
+                if isinstance(error, FileNotFoundError):
+                    error = CorruptMessage(f"{error.filename} is gone")
+                self._segments.rebuild_indexes(segment, error)
+                found = _first_record_since(segment, timestamp_ms, start_offset)
+            if found is not None:
+                return found
+        return None
+
+    def max_timestamp(self, start_offset: int) -> tuple[int, int] | None:
+        """(offset, timestamp) of the newest record, the first of them if several are; None when empty."""
+        newest = max(self._segments.all, key=lambda segment: segment.max_timestamp)
+        if newest.max_timestamp == NO_TIMESTAMP:
+            return None
+        return self.offset_for_time(newest.max_timestamp, start_offset)
+
+    # -- transactions
+
+    def aborted(self, from_offset: int, end_offset: int) -> tuple[tuple[int, int], ...]:
+        """(producer id, first offset) of aborted transactions that touch the range, by their markers."""
+        found: list[tuple[int, int]] = []
+        for segment in self._segments.aborting:
+            transactions, is_complete = segment.aborted.collect(from_offset, end_offset)
+            found += [(transaction.producer_id, transaction.first_offset) for transaction in transactions]
+            if is_complete:
+                break
+        return tuple(found)
+
+
+def _remember(
+    positions: dict[int, tuple[Segment, int]], next_offset: int, segment: Segment, position: int
+) -> None:
+    """Where a reader that goes on at `next_offset` will find it, without a search."""
+    if len(positions) >= _REMEMBERED_READ_COUNT:
+        try:
+            positions.pop(next(iter(positions)), None)
+        except (RuntimeError, StopIteration):
+            positions.clear()  # another reader changed it just then; searching anew costs little
+    positions[next_offset] = (segment, position)
+
+
+def _first_record_since(segment: Segment, timestamp_ms: int, from_offset: int) -> tuple[int, int] | None:
+    """(offset, timestamp) of a segment's first record from `from_offset` on that is new enough."""
+    for at in segment.find_time(timestamp_ms, from_offset):
+        for record in read_records(segment.file.read(at.position, at.header.size)):
+            if record.timestamp_ms >= timestamp_ms and record.offset >= from_offset:
+                return record.offset, record.timestamp_ms
+    return None

@@ -1,0 +1,51 @@
+"""What every command that talks to a cluster has: options that say where and as whom, and a connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from millrace.deploy.commands.values import addresses
+
+if TYPE_CHECKING:
+    from millrace.broker.client.cluster import Cluster
+
+Bootstrap = Annotated[
+    str,
+    typer.Option(
+        "--bootstrap", "-b", envvar="MILLRACE_BOOTSTRAP", help="host:port[,host:port…] of the cluster."
+    ),
+]
+
+
+CommandConfig = Annotated[
+    Path | None,
+    typer.Option(
+        "--command-config",
+        envvar="MILLRACE_COMMAND_CONFIG",
+        help="Client properties for TLS and login, as Apache Kafka's tools take them.",
+    ),
+]
+
+
+def with_cluster(
+    bootstrap: str,
+    command: Callable[[Cluster], Awaitable[None]],
+    command_config: Path | None = None,
+) -> None:
+    """Runs `command` with a connection to the cluster; its errors name the cluster and the topic."""
+    servers = addresses(bootstrap, option="--bootstrap")
+    from millrace.broker.client.client_properties import load_client_properties
+    from millrace.broker.client.cluster import Cluster
+
+    security = load_client_properties(command_config) if command_config is not None else None
+
+    async def session() -> None:
+        async with Cluster(bootstrap, servers, client_id="millrace-cli", security=security) as cluster:
+            await command(cluster)
+
+    asyncio.run(session())

@@ -1,0 +1,1 @@
+"""What happens to bytes between fetch and produce. Pure."""

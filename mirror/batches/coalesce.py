@@ -1,0 +1,234 @@
+"""What a fetch answer becomes: its batches walked once, compiled, and given on in steps. Pure.
+
+Called by `pipeline.accept`. A step is what is handled at once: one batch that passes through or is rebuilt,
+a stretch without data, or a *run*: small batches with the same codec that lie next to each other, which
+become one batch. A produce request may hold one batch a partition, so batches of one record (producers
+without linger) would otherwise cost a request each.
+
+Only neighbours of one source partition, one codec and one leader epoch are merged, up to about `MERGED_SIZE`
+or the target's limit. What lies between them and is not carried (control records, aborted data) ends no run:
+source offsets are kept as runs without holes, so every record is still known by its own.
+
+Checksums of small batches are checked in the walk. A large one's is not (`unchecked_crc`, otherwise -1): the
+library is faster there, and it is called when the batch's turn comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from millrace.broker.errors import CorruptMessage
+from millrace.broker.protocol.batch import HEADER_SIZE, LOG_OVERHEAD, BatchHeader, parse_header, verify_crc
+from millrace.broker.protocol.records import load_compiler
+from millrace.broker.protocol.rewrite import warm_kernels as warm_rewrite_kernels
+from millrace.broker.telemetry.memory import release_compiler_pages
+from millrace.mirror.batches.old_messages import end_of_entries, last_offset
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+COALESCE_BELOW = 12 << 10
+"""Default size in bytes below which neighbours are merged. Kafka's producers fill batches of 16 KiB by
+default (`batch.size`): those pass as they are, and what is clearly smaller was cut short by time. On its way
+a batch costs tens of microseconds whatever its size, so 10 KiB batches merged are five times as fast
+(`make bench-mirror`, workload "fifty")."""
+# A compressed batch has to be unpacked and packed again, so merging pays for smaller ones only: below which
+# part of the limit, by codec (gzip, snappy, lz4, zstd).
+COMPRESSED_SHARES = (12, 3, 3, 12)
+# Merging is paid by the record, passing on by the batch.
+MOST_RECORDS = 128
+# One batch of this size costs the rest of the way little for each of its records; a larger one gains nothing.
+MERGED_SIZE = 128 << 10
+# From here on one call of the library is cheaper than the walk's own checksum.
+CRC_IN_WALK_BELOW = 4096
+
+MAX_STEPS = 1024
+MAX_SECTIONS = 8192
+
+
+class StepKind:
+    """Numbers of `coalesce_kernels`; plain, as they are compared for every batch."""
+
+    PASS_THROUGH, REBUILD, COALESCE, DROP = range(4)
+    OLD = 5  # entries of message format 0 or 1
+    UNREADABLE = 4  # a control batch whose checksum is right: nobody knows which transaction it ends
+
+
+class Step(NamedTuple):
+    """See the module. Bytes `[start, end)` of the answer, source offsets up to `next_offset`.
+
+    `base_offset`, `attributes` and `max_timestamp` are those of the first batch with data; all have the
+    same leader epoch. `batch_count` batches have data; `dropped_count` have none and lie between or behind
+    them. Sections `[section, section_end)` of the walk describe the batches with data, in their order.
+    """
+
+    kind: int
+    start: int
+    end: int
+    next_offset: int
+    leader_epoch: int
+    base_offset: int
+    attributes: int
+    max_timestamp: int
+    record_count: int
+    batch_count: int
+    dropped_count: int
+    section: int
+    section_end: int
+    unchecked_crc: int
+
+
+@lru_cache(maxsize=1)
+def _kernels() -> ModuleType:
+    from millrace.mirror.batches import coalesce_kernels
+
+    return coalesce_kernels
+
+
+def load_kernels() -> None:
+    """Loads all that is compiled here and in `rebatch` (from numba's cache, or compiles it once: seconds),
+    and gives back the memory that only loading needed. A mirror calls it before it has a seat to lose."""
+    load_compiler()
+    release_compiler_pages()
+    _kernels()
+    warm_rewrite_kernels()
+    release_compiler_pages()
+
+
+class BatchWalk:
+    """Walks fetch answers; its tables are used again for each, so one walk has to end before the next begins.
+
+    `coalesce_below`: batches smaller than this many bytes are merged with their neighbours (snappy and lz4
+    below a third of it, gzip and zstd below a twelfth); 0: never.
+    """
+
+    def __init__(self, coalesce_below: int = COALESCE_BELOW, merged_size: int = MERGED_SIZE) -> None:
+        self.coalesce_below = coalesce_below
+        self._merged_size = merged_size
+        self._steps: Any = None
+
+    def rows(
+        self, data: memoryview, aborted: Iterable[tuple[int, int]], from_offset: int, max_batch_size: int
+    ) -> Iterator[list[list[int]]]:
+        """The steps of one partition's answer from `from_offset` on, as rows with the fields of `Step`, many
+        at a time; a batch that is cut at the end is left for the next fetch. `aborted` are the answer's own
+        (producer id, first offset).
+
+        Raises CorruptMessage at the first batch that cannot be trusted, after the steps before it.
+        """
+        if not data:
+            return
+        import numpy
+
+        kernels = _kernels()
+        if self._steps is None:
+            self._make_tables(numpy)
+        buffer = numpy.frombuffer(data.toreadonly(), numpy.uint8)
+        ended = sorted(aborted, key=lambda each: each[1])
+        aborted_rows = numpy.array(ended, numpy.int64).reshape(-1, 2)
+        aborting = numpy.empty(len(ended), numpy.int64)
+        self._state[:] = 0
+        self._state[kernels.STATE_OFFSET] = from_offset
+        self._limits[kernels.L_MAX_BATCH_SIZE] = max_batch_size
+        # Deltas may grow with the batch: with some room the merged batch need not be cut again.
+        self._limits[kernels.L_MERGED_SIZE] = min(self._merged_size, max_batch_size - max_batch_size // 8)
+        status = kernels.AGAIN
+        while status == kernels.AGAIN:
+            status, count = kernels.walk(
+                buffer, self._state, aborted_rows, aborting, self._limits, self._steps, self._sections
+            )
+            yield self._steps[:count].tolist()
+            position = int(self._state[kernels.STATE_POSITION])
+            if status == kernels.BAD_HEADER and (end := end_of_entries(data, position)) is not None:
+                if end == position:
+                    return  # the fetch has cut it off
+                expected = int(self._state[kernels.STATE_OFFSET])
+                step = _old_step(data, position, end, expected)
+                yield [list(step)]
+                self._state[kernels.STATE_POSITION] = end
+                self._state[kernels.STATE_OFFSET] = step.next_offset
+                status = kernels.AGAIN
+        if status == kernels.BAD_CONTROL:
+            yield [list(_unreadable_step(parse_header(data, position), position))]
+        elif status != kernels.DONE:
+            self._raise(data, position)
+
+    def sections(self, step: Step) -> NDArray[np.int64]:
+        """A row (as `rewrite.section_of` gives it) for each batch with data; its records are bytes of the
+        answer, as they are compressed. Valid until the walk goes on."""
+        rows: NDArray[np.int64] = self._sections[step.section : step.section_end]
+        return rows
+
+    def from_offset(self, step: Step) -> int:
+        """The first source offset that is wanted of a step of one batch."""
+        return int(self._sections[step.section, _kernels().S_FROM_OFFSET])
+
+    def batches(self, step: Step) -> list[tuple[int, int]]:
+        """Where each batch with data of a step begins in the answer, and the source offset after it (for the
+        last: after what follows it without data). A copy: it stays true when the walk goes on."""
+        kernels = _kernels()
+        rows = self._sections[step.section : step.section_end]
+        starts = [start - HEADER_SIZE for start in rows[:, kernels.S_START].tolist()]
+        ends = [last + 1 for last in rows[:, kernels.S_LAST_OFFSET].tolist()]
+        return list(zip(starts, [*ends[:-1], step.next_offset], strict=True))
+
+    def _make_tables(self, numpy: Any) -> None:
+        kernels = _kernels()
+        self._steps = numpy.zeros((MAX_STEPS, kernels.STEP_COLUMNS), numpy.int64)
+        self._sections = numpy.zeros((MAX_SECTIONS, kernels.SECTION_COLUMNS), numpy.int64)
+        self._state = numpy.zeros(kernels.STATE_SIZE, numpy.int64)
+        self._limits = numpy.zeros(kernels.LIMITS_SIZE, numpy.int64)
+        self._limits[kernels.L_CRC_BELOW] = CRC_IN_WALK_BELOW
+        self._limits[kernels.L_BELOW] = self.coalesce_below
+        self._limits[kernels.L_MOST_RECORDS] = MOST_RECORDS
+        for codec, share in enumerate(COMPRESSED_SHARES, 1):
+            self._limits[kernels.L_BELOW + codec] = self.coalesce_below // share
+
+    @staticmethod
+    def _raise(data: memoryview, position: int) -> None:
+        """Says in words what the walk stopped at."""
+        verify_crc(data, position, parse_header(data, position))
+        raise CorruptMessage("a batch was refused that nothing is wrong with")
+
+
+def holds_whole_batch(data: memoryview) -> bool:
+    """Whether at least the first batch of an answer, of whatever format, was not cut off."""
+    return len(data) >= LOG_OVERHEAD and LOG_OVERHEAD + int.from_bytes(data[8:LOG_OVERHEAD], "big") <= len(
+        data
+    )
+
+
+def _old_step(data: memoryview, start: int, end: int, expected: int) -> Step:
+    """`base_offset` is the first offset that is wanted of it."""
+    next_offset = max(expected, last_offset(data, start, end) + 1)
+    return Step(StepKind.OLD, start, end, next_offset, -1, expected, 0, -1, 0, 0, 0, 0, 0, -1)
+
+
+def _unreadable_step(header: BatchHeader, start: int) -> Step:
+    return Step(
+        StepKind.UNREADABLE,
+        start,
+        start + header.size,
+        header.next_offset,
+        header.leader_epoch,
+        header.base_offset,
+        header.attributes,
+        header.max_timestamp,
+        header.record_count,
+        batch_count=0,
+        dropped_count=0,
+        section=0,
+        section_end=0,
+        unchecked_crc=-1,
+    )
+
+
+def section_rows(rows: Sequence[tuple[int, ...]]) -> NDArray[np.int64]:
+    """A table of sections from rows of `rewrite.section_of`."""
+    import numpy
+
+    return numpy.array(rows, numpy.int64)

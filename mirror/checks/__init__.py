@@ -1,0 +1,1 @@
+"""A config against live clusters, before anything is carried."""

@@ -1,0 +1,225 @@
+"""What `check` finds, as values, and the rules that need nothing but values. Pure.
+
+Called by `check` and `permissions`. A finding is one line for a person: how bad, where in the config, which
+cluster or topic, what will happen and what to do. An error is what keeps the mirror from working as it was
+told to; a warning is what the operator should know; both name the line of the config that is responsible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from millrace.broker.client.admin import ConfigValue
+from millrace.mirror.config import MirrorConfig
+from millrace.mirror.topics.name_clashes import clash_sentence
+from millrace.mirror.topics.routes import Feed, uneven_feeds
+from millrace.mirror.topics.topic_configs import carried
+from millrace.mirror.topics.topics import DEFAULT_MAX_BATCH_SIZE
+
+MEGABYTE = 1_000_000
+
+
+class Severity(StrEnum):
+    ERROR = "error"
+    WARNING = "warning"
+    OK = "ok"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`where` is a cluster, or a topic on it; `place` the line and field of the config, empty where there is
+    none. `is_passing`: a cluster that is away, which a running mirror waits for."""
+
+    severity: Severity
+    where: str
+    message: str
+    place: str = ""
+    is_passing: bool = False
+
+    @property
+    def sentence(self) -> str:
+        """Without the severity, as a process says it that ends for this reason."""
+        return (
+            f"{self.place}: {self.where}: {self.message}" if self.place else f"{self.where}: {self.message}"
+        )
+
+    def __str__(self) -> str:
+        return f"{self.severity.value:<8} {self.sentence}"
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """A topic that a source's patterns select, and where it goes."""
+
+    source: str
+    topic: str
+    partitions: int
+    target: str
+    partition_offset: int = 0
+
+    @property
+    def feed(self) -> Feed:
+        return Feed(self.source, self.topic, self.partitions, self.partition_offset)
+
+
+def some(names: Iterable[str]) -> str:
+    """`a, b, c, d, e and 7 more`."""
+    listed = list(names)
+    return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")
+
+
+def name_clashes(config: MirrorConfig, selected: Iterable[Selected]) -> list[Finding]:
+    """Topics of one source that would meet in one target topic: their partitions would be mixed."""
+    meeting: dict[tuple[str, str], list[str]] = {}
+    for each in selected:
+        meeting.setdefault((each.source, each.target), []).append(each.topic)
+    return [
+        Finding(
+            Severity.ERROR,
+            source,
+            clash_sentence(topics, target),
+            config.place("naming"),
+        )
+        for (source, target), topics in sorted(meeting.items())
+        if len(topics) > 1
+    ]
+
+
+def shared_partitions(config: MirrorConfig, selected: Iterable[Selected]) -> list[Finding]:
+    """Target topics whose sources write different partitions of them, with no rule that says so."""
+    feeding: dict[str, list[Selected]] = {}
+    for each in selected:
+        feeding.setdefault(each.target, []).append(each)
+    findings: list[Finding] = []
+    for target, feeds in sorted(feeding.items()):
+        sentence = uneven_feeds(target, [each.feed for each in feeds])
+        if sentence is None or config.partition_counts == "widest":
+            continue
+        narrowest = min(feeds, key=lambda each: each.feed.target_partitions.stop)
+        place = config.place(config.source_path(narrowest.source, "topics.include"))
+        findings.append(Finding(Severity.WARNING, f"{config.target.cluster}/{target}", sentence, place))
+    return findings
+
+
+def widths(
+    config: MirrorConfig, selected: Iterable[Selected], there: Mapping[str, int], may_widen: bool
+) -> list[Finding]:
+    """Target topics that have fewer partitions than their sources need. `there`: how many they have."""
+    findings: list[Finding] = []
+    for each in selected:
+        needed, count = each.feed.target_partitions.stop, there.get(each.target)
+        if count is None or count >= needed:
+            continue
+        place = config.place(config.source_path(each.source, "topics.include"))
+        message = f"has {count} partitions, {each.source}/{each.topic} needs {needed}"
+        if may_widen:
+            message += ": the mirror will add them"
+        else:
+            message += (
+                ", and the mirror may not add them (Alter on the topic): partitions from "
+                f"{count} on would not be carried"
+            )
+        severity = Severity.WARNING if may_widen else Severity.ERROR
+        findings.append(Finding(severity, f"{config.target.cluster}/{each.target}", message, place))
+    return findings
+
+
+def settings(
+    config: MirrorConfig,
+    each: Selected,
+    source: Mapping[str, ConfigValue],
+    target: Mapping[str, ConfigValue],
+) -> Iterable[Finding]:
+    """Settings of a target topic that change what a mirrored batch becomes there."""
+    where = f"{config.target.cluster}/{each.target}"
+    place = config.place(config.source_path(each.source, "topics.include"))
+    limit, largest = _largest_batch(target), _largest_batch(source)
+    # A limit that the source's topic sets will be the target's; a broker's default is not carried.
+    will_follow = config.config_sync.enabled and "max.message.bytes" in carried(
+        source, config.config_sync.exclude
+    )
+    if limit < largest and not will_follow:
+        message = f"max.message.bytes {limit} is below the source's {largest}: larger batches are split"
+        yield Finding(Severity.WARNING, where, message, place)
+    codec = _value(target, "compression.type", "producer")
+    if codec != "producer":
+        message = f"compression.type {codec} makes the target compress every batch again; producer does not"
+        yield Finding(Severity.WARNING, where, message, place)
+    if _value(target, "message.timestamp.type", "CreateTime") == "LogAppendTime":
+        message = "message.timestamp.type LogAppendTime: the target replaces every record's timestamp"
+        yield Finding(Severity.WARNING, where, message, place)
+
+
+def _value(configs: Mapping[str, ConfigValue], key: str, default: str) -> str:
+    return (configs[key].value if key in configs else None) or default
+
+
+def _largest_batch(configs: Mapping[str, ConfigValue]) -> int:
+    return int(_value(configs, "max.message.bytes", str(DEFAULT_MAX_BATCH_SIZE)))
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What bounds the bytes from a source: `buffers` are sizes in bytes by their names, of which the smallest
+    is what one connection carries in a round trip."""
+
+    round_trip_s: float
+    connections: int
+    buffers: Mapping[str, int]
+
+    @property
+    def narrowest(self) -> str:
+        return min(self.buffers, key=lambda name: (self.buffers[name], name))
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.connections * self.buffers[self.narrowest] / max(self.round_trip_s, 1e-6)
+
+
+def link(config: MirrorConfig, source: str, measured: Link) -> Finding:
+    """Whether a link can carry what is wanted of it, and what to change when not."""
+    found = config.source(source)
+    wanted = found.wanted_mb_per_s if found is not None else None
+    rate = measured.bytes_per_s / MEGABYTE
+    name = measured.narrowest
+    message = (
+        f"round trip {measured.round_trip_s * 1000:.1f} ms: at most {rate:,.0f} MB/s over "
+        f"{measured.connections} connection(s), by {name}={measured.buffers[name]}"
+    )
+    if wanted is None or rate >= wanted:
+        return Finding(Severity.OK, source, message)
+    needed = int(wanted * MEGABYTE * measured.round_trip_s / measured.connections) + 1
+    return Finding(
+        Severity.WARNING,
+        source,
+        f"{message}; {wanted:g} MB/s are wanted: that takes {needed} bytes (a send buffer of -1 lets the "
+        f"system choose), or more connections (sources[{source}].connections)",
+        config.place(config.source_path(source, "wanted_mb_per_s")),
+    )
+
+
+def too_few_brokers(config: MirrorConfig, setting: str, factor: int, brokers: int) -> Finding:
+    """The target cannot make the topic that its transactions are kept in."""
+    return no_transactions(
+        config,
+        f"{setting}={factor}, and it has {brokers} broker(s), so it cannot make the topic that transactions "
+        f"are kept in; add brokers or lower {setting}",
+    )
+
+
+def no_transactions(config: MirrorConfig, reason: str) -> Finding:
+    return Finding(
+        Severity.ERROR,
+        config.target.cluster,
+        f"it lacks transactions: {reason}; or choose `delivery: at_least_once`, which repeats records after "
+        "a failure",
+        config.place("delivery"),
+    )
+
+
+def sorted_findings(findings: Sequence[Finding]) -> list[Finding]:
+    """Errors first, otherwise in the order given."""
+    order = list(Severity)
+    return sorted(findings, key=lambda finding: order.index(finding.severity))

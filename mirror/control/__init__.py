@@ -1,0 +1,1 @@
+"""What operators see and want: HTTP, wishes, metrics."""

@@ -1,0 +1,1 @@
+"""The way to the target: lanes, transactions, positions, and the commit rules."""

@@ -1,0 +1,286 @@
+"""The order and sequence rules of one target partition. Pure; times are of the steady clock.
+
+Called by `sink`, one `TargetLane` for each target partition; every source partition that merges into it
+queues here, so that one idempotent producer speaks to the partition with one row of sequence numbers.
+
+    waiting ──next_to_send──> in flight ──acknowledged──> gone
+       ^                          │
+       └── retry, same sequence ──┴── refused ──> gone (its gap belongs to the pipeline)
+
+Rules, and why:
+- Only the first five batches of the row are ever sent: a broker remembers the last five of a producer, and
+  must still know the first one when it comes again. One that is acknowledged before the first keeps its
+  place in the row, and so in the count, until its turn.
+- A batch keeps its sequence for every retry: it may be in the log although the answer said otherwise, and
+  then so may the ones behind it. Only when a batch was refused for good (it is in no log, so nothing behind
+  it is) do the ones behind it move up; they count as never sent, and those that nobody wants any more leave.
+- After any failure nothing new is sent until every batch in flight is answered; then the row is sent again
+  from its first batch on. So a batch can never overtake one of its own lane.
+- Only one is in flight until the first batch of the row is settled: after a failure, because the broker
+  must not be led more than five batches past the one that failed (it would not know it again); for a new
+  identity and after a long rest, because a broker without state for a producer accepts *any* sequence, so
+  a second batch could slip in before a failed first one.
+- An out-of-order answer to the first batch of the row means that the broker lost the producer's state: the
+  lane asks for a new identity and sends the row again under it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from itertools import islice
+from typing import Generic, TypeVar
+
+MAX_IN_FLIGHT = 5
+# A broker forgets an idle producer after producer.id.expiration.ms (a day, in tests of others minutes).
+REST_AFTER_MS = 60_000
+FIRST_BACKOFF_MS = 50
+MAX_BACKOFF_MS = 5_000
+SEQUENCE_MODULUS = 1 << 31
+
+T = TypeVar("T")
+
+
+class Outcome(Enum):
+    """What the target's answer (or the lack of one) means for a batch."""
+
+    ACKNOWLEDGED = "acknowledged"  # in the log, now or already
+    RETRY = "retry"  # not known to be in the log: send it again with the same sequence
+    OUT_OF_ORDER = "out_of_order"  # the broker expected another sequence
+    REFUSED = "refused"  # not in the log and never will be as it is
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """An idempotent producer's id and epoch, as InitProducerId gave them."""
+
+    producer_id: int
+    producer_epoch: int
+
+
+@dataclass(slots=True, eq=False)
+class Item(Generic[T]):
+    """One batch of the row. `payload` is opaque here."""
+
+    payload: T
+    record_count: int
+    size: int
+    base_sequence: int = -1
+    identity: Identity | None = None
+    in_flight: bool = False
+    was_sent: bool = False
+    is_acknowledged: bool = False
+    is_unwanted: bool = False  # leaves the row as soon as it is known not to be in the log
+
+
+class TargetLane(Generic[T]):
+    """The row of batches that one worker has for one target partition."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._row: deque[Item[T]] = deque()
+        self._in_flight = 0
+        self._identity = identity
+        self._next_sequence = 0  # of the next batch that has none
+        self._confirmed_at_ms = -1  # when this identity last had an acknowledgement
+        self._recovering = False
+        self._backoff_ms = 0
+        self._retry_at_ms = 0
+        self.needs_identity = False
+        # Where the rows of other identities stand, by producer id: its epoch, next sequence, confirmed at.
+        self._others: dict[int, tuple[int, int, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._row)
+
+    @property
+    def identity(self) -> Identity:
+        return self._identity
+
+    @property
+    def in_flight(self) -> int:
+        return self._in_flight
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether a batch waits that was never sent."""
+        return bool(self._row) and not self._row[-1].was_sent
+
+    @property
+    def is_failing(self) -> bool:
+        """The last answers were failures: fetching more for this lane would only fill memory."""
+        return self._backoff_ms > 0
+
+    @property
+    def retry_at_ms(self) -> int:
+        return self._retry_at_ms
+
+    def enqueue(self, payload: T, record_count: int, size: int) -> Item[T]:
+        item = Item(payload, record_count, size)
+        self._row.append(item)
+        return item
+
+    def replace(self, item: Item[T], payloads: list[tuple[T, int, int]]) -> list[Item[T]]:
+        """Puts smaller batches (payload, record count, size) in the place of a refused one.
+
+        Called in the same breath as the REFUSED answer, through `answered`'s `on_refused`.
+        """
+        place = self._row.index(item)
+        items = [Item(payload, count, size) for payload, count, size in payloads]
+        del self._row[place]
+        for shift, new in enumerate(items):
+            self._row.insert(place + shift, new)
+        return items
+
+    @property
+    def is_unsettled(self) -> bool:
+        """Whether a batch that was sent is not known to be in the log."""
+        return any(item.was_sent and not item.is_acknowledged for item in islice(self._row, MAX_IN_FLIGHT))
+
+    def next_to_send(
+        self, steady_ms: int, max_size: int | None = None, *, only_again: bool = False
+    ) -> Item[T] | None:
+        """The batch to send now, stamped with identity and sequence, counted as in flight; or None. With
+        `only_again` none that was never sent before."""
+        if self.needs_identity or steady_ms < self._retry_at_ms or self._in_flight == MAX_IN_FLIGHT:
+            return None
+        if self._recovering and self._in_flight == 0:
+            self._recovering = False
+        if self._recovering:
+            return None
+        item = self._first_unsent(self._window(steady_ms))
+        if item is None or (max_size is not None and item.size > max_size):
+            return None
+        if only_again and not item.was_sent:
+            return None
+        if item.base_sequence < 0 or item.identity is not self._identity:
+            item.identity = self._identity
+            item.base_sequence = self._next_sequence
+            self._next_sequence = (self._next_sequence + item.record_count) % SEQUENCE_MODULUS
+        item.in_flight = item.was_sent = True
+        self._in_flight += 1
+        return item
+
+    def answered(
+        self,
+        item: Item[T],
+        outcome: Outcome,
+        steady_ms: int,
+        *,
+        jitter: float = 1.0,
+        on_refused: Callable[[Item[T]], None] | None = None,
+    ) -> Outcome:
+        """Takes the answer for one batch in flight; tells what it came to.
+
+        ACKNOWLEDGED and REFUSED batches have left the row; RETRY ones will be sent again.
+        """
+        if not item.in_flight:
+            raise RuntimeError("an answer for a batch that is not in flight")
+        is_first = self._row[0] is item
+        # Answers come in the order of the requests, so the first failure is the cause and the failures
+        # behind it are its consequences: their sequence was ahead of what the broker expected.
+        is_cause = is_first and not self._recovering
+        item.in_flight = False
+        self._in_flight -= 1
+        if outcome is Outcome.ACKNOWLEDGED:
+            self._acknowledge(item, steady_ms)
+            return outcome
+        self._recovering = True
+        self._confirmed_at_ms = -1
+        if outcome is Outcome.REFUSED and is_cause:
+            self._move_up(item)
+            if on_refused is not None:
+                on_refused(item)
+            if item in self._row:
+                self._row.remove(item)
+            return outcome
+        if outcome is Outcome.OUT_OF_ORDER and is_cause:
+            self.needs_identity = True
+        if is_cause:
+            self._back_off(steady_ms, jitter)
+        if item.is_unwanted and not item.was_sent:
+            self._row.remove(item)
+            return Outcome.REFUSED
+        return Outcome.RETRY
+
+    def renew(self, identity: Identity) -> None:
+        """Starts a new row of sequence numbers under another identity, once nothing is in flight."""
+        if self._in_flight:
+            raise RuntimeError("an identity changes only when nothing is in flight")
+        self._identity = identity
+        self._next_sequence = 0
+        self._confirmed_at_ms = -1
+        self.needs_identity = False
+
+    def switch(self, identity: Identity) -> None:
+        """Goes on under `identity`, with the sequence numbers that it had here, once everything that was sent
+        under the present one is acknowledged. One of another epoch begins anew."""
+        if self._in_flight or self.is_unsettled:
+            raise RuntimeError("another identity takes over only when all that was sent is acknowledged")
+        mine = self._identity
+        if mine.producer_id >= 0:
+            self._others[mine.producer_id] = (mine.producer_epoch, self._next_sequence, self._confirmed_at_ms)
+        epoch, sequence, confirmed_at_ms = self._others.pop(identity.producer_id, (-1, 0, -1))
+        self.renew(identity)
+        if epoch == identity.producer_epoch:
+            self._next_sequence, self._confirmed_at_ms = sequence, confirmed_at_ms
+
+    def withdraw(self, belongs: Callable[[T], bool]) -> list[T]:
+        """Takes out the batches that `belongs` picks, from the last one back to the last that was sent.
+
+        One that was sent stays: its sequence number may be in the target's log already. And what stands
+        before a sent one stays with it, otherwise the later one would arrive without the earlier. One that
+        is in flight behind a refused batch is not in the log: it leaves when its answer is there (and should
+        the answer say otherwise, nobody hears of it but through `is_unwanted`).
+        """
+        gone: list[Item[T]] = []
+        for item in reversed(self._row):
+            if belongs(item.payload):
+                if item.was_sent:
+                    break
+                gone.append(item)
+        for item in gone:
+            if item.in_flight:
+                item.is_unwanted = True
+            else:
+                self._row.remove(item)
+        return [item.payload for item in reversed(gone)]
+
+    def _first_unsent(self, window: int) -> Item[T] | None:
+        for item in islice(self._row, window):
+            if not item.in_flight and not item.is_acknowledged:
+                return item
+        return None
+
+    def _window(self, steady_ms: int) -> int:
+        if self._confirmed_at_ms < 0:
+            return 1
+        if self._in_flight == 0 and steady_ms - self._confirmed_at_ms > REST_AFTER_MS:
+            self._confirmed_at_ms = -1
+            return 1
+        return MAX_IN_FLIGHT
+
+    def _acknowledge(self, item: Item[T], steady_ms: int) -> None:
+        item.is_acknowledged = True
+        # When the first batch failed and one behind it did not, the first is in the log: its retry will be
+        # told that it is a duplicate.
+        while self._row and self._row[0].is_acknowledged:
+            self._row.popleft()
+        if not self._recovering:
+            self._confirmed_at_ms = steady_ms
+            self._backoff_ms = 0
+
+    def _move_up(self, refused: Item[T]) -> None:
+        """The sequence of a refused batch was not used: whatever stands behind it takes its place."""
+        self._next_sequence = refused.base_sequence
+        for item in self._row:
+            item.base_sequence = -1
+            item.was_sent = item.is_acknowledged
+        if any(item.is_acknowledged for item in self._row):
+            # In the log behind a batch that is not: no sequence of this identity fits any more.
+            self.needs_identity = True
+
+    def _back_off(self, steady_ms: int, jitter: float) -> None:
+        self._backoff_ms = min(MAX_BACKOFF_MS, max(FIRST_BACKOFF_MS, self._backoff_ms * 2))
+        self._retry_at_ms = steady_ms + int(self._backoff_ms * jitter)

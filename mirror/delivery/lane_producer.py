@@ -1,0 +1,214 @@
+"""One transactional id of a lane: what it asks of the target's coordinators and leaders, request by request.
+
+Made by `transactional_lane`, two for each lane, which carries out what the rules say with them. Holds the
+producer's epoch, the sequence numbers of the mirror's own records, and what its open transaction puts on
+record. Raises what the target says (`CLUSTER_FAILURES`); what follows from that is the rules' affair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Collection, Mapping
+
+import structlog
+
+from millrace.broker.client.cluster import Cluster
+from millrace.broker.client.group_offsets import CommittedOffset
+from millrace.broker.client.raw_produce import ProduceOutcome, init_producer_id, produce
+from millrace.broker.client.transactions import (
+    Member,
+    TransactionalProducer,
+    add_group,
+    add_partitions,
+    commit_offsets_as,
+    end_transaction,
+    require_transactions,
+)
+from millrace.broker.errors import (
+    DuplicateSequence,
+    FatalError,
+    KafkaError,
+    UnsupportedVersion,
+    error_for_code,
+)
+from millrace.broker.protocol.records import Record, build_batch
+from millrace.mirror.delivery.lane import SEQUENCE_MODULUS, Identity
+from millrace.mirror.delivery.positions_keeper import Records, Writing
+from millrace.mirror.delivery.sink import LOST_SEQUENCE
+from millrace.mirror.delivery.system_records import CLUSTER_FAILURES, NewFailures
+from millrace.mirror.delivery.transaction import TRANSACTION_TIMEOUT_MS, LaneTransaction, Seat
+from millrace.mirror.topics.routes import SourcePartition, TargetPartition
+
+log = structlog.get_logger("millrace.mirror.delivery.lane_producer")
+
+STEP_TIMEOUT_MS = 5_000
+ADD_TIMEOUT_MS = 3_000
+ABORT_TIMEOUT_MS = 2_000
+PRODUCER_RETRY_MS = 3_000
+WRITE_PAUSE_S = 0.05
+
+
+class LaneProducer:
+    """See the module's text. `rules` are those of its transaction."""
+
+    def __init__(
+        self, index: int, transactional_id: str, rules: LaneTransaction, cluster: Cluster, purpose: str
+    ) -> None:
+        self.index = index
+        self.transactional_id = transactional_id
+        self.rules = rules
+        self.written = Writing((), {})
+        self.written_starts: list[SourcePartition] = []
+        self.unanswered_ends = 0
+        self.refusals = NewFailures()
+        self.task: asyncio.Task[None] | None = None  # the step that is under way
+        self._cluster = cluster
+        self._purpose = purpose
+        self._producer = TransactionalProducer(transactional_id, -1, -1)
+        self._sequences: dict[TargetPartition, int] = {}
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(self._producer.producer_id, self._producer.producer_epoch)
+
+    def forget(self) -> None:
+        """The transaction is not committed."""
+        self.written, self.written_starts = Writing((), {}), []
+
+    async def begin(self) -> None:
+        """InitProducerId: a new epoch, whatever was open is aborted. Raises FatalError when the target does
+        not speak what a transaction needs."""
+        if self._producer.producer_id < 0:
+            await self._require_transactions()
+        producer_id, epoch = await init_producer_id(
+            self._cluster,
+            self.transactional_id,
+            timeout_ms=TRANSACTION_TIMEOUT_MS,
+            retry_ms=PRODUCER_RETRY_MS,
+        )
+        self._producer = TransactionalProducer(self.transactional_id, producer_id, epoch)
+        self._sequences.clear()
+
+    async def _require_transactions(self) -> None:
+        try:
+            await require_transactions(self._cluster)
+        except UnsupportedVersion as error:
+            raise FatalError(
+                f"target {self._cluster.name} lacks what delivery: exactly_once needs ({error}); "
+                "set delivery: at_least_once in the mirror's config"
+            ) from None
+
+    async def add(self, partitions: Collection[TargetPartition]) -> dict[TargetPartition, KafkaError]:
+        """The partitions that the target refuses; when there are any, none was added."""
+        refused = await add_partitions(
+            self._cluster,
+            self._producer,
+            [(each.topic, each.partition) for each in sorted(partitions)],
+            timeout_ms=ADD_TIMEOUT_MS,
+            purpose=self._purpose,
+        )
+        return {TargetPartition(*each): error for each, error in refused.items()}
+
+    async def add_group(self, group_id: str) -> None:
+        await add_group(
+            self._cluster, self._producer, group_id, timeout_ms=STEP_TIMEOUT_MS, purpose=self._purpose
+        )
+
+    async def fence(self, group_id: str, seat: Seat, positions: TargetPartition, offset: int) -> None:
+        """A commit as the seat's member; refused to whoever is none any more."""
+        await commit_offsets_as(
+            self._cluster,
+            self._producer,
+            group_id,
+            Member(seat.member_id, seat.generation),
+            {(positions.topic, positions.partition): CommittedOffset(offset)},
+            timeout_ms=STEP_TIMEOUT_MS,
+            purpose=self._purpose,
+        )
+
+    async def end(self) -> bool:
+        """Commits. Whether every request for that was answered: see `transactions.end_transaction`."""
+        return await end_transaction(
+            self._cluster, self._producer, commit=True, timeout_ms=STEP_TIMEOUT_MS, purpose=self._purpose
+        )
+
+    async def abort(self) -> None:
+        """Aborts what may be open, as far as the target answers."""
+        if not self.rules.is_open or self._producer.producer_id < 0:
+            return
+        try:
+            await end_transaction(
+                self._cluster,
+                self._producer,
+                commit=False,
+                timeout_ms=ABORT_TIMEOUT_MS,
+                purpose=self._purpose,
+            )
+        except CLUSTER_FAILURES as error:
+            log.debug("not aborted; others will", id=self.transactional_id, error=str(error))
+
+    async def write(
+        self, records: Mapping[TargetPartition, Records], now_ms: int
+    ) -> dict[TargetPartition, int]:
+        """The mirror's own records, one batch for each partition, in the transaction; their base offsets.
+        Repeated with the same sequences until all are acknowledged. Raises TimeoutError."""
+        left: dict[TargetPartition, bytearray] = {}
+        for target, rows in records.items():
+            sequence = self._sequences.get(target, 0)
+            left[target] = build_batch(
+                [Record(key, value, timestamp_ms=now_ms) for key, value in rows],
+                producer_id=self._producer.producer_id,
+                producer_epoch=self._producer.producer_epoch,
+                base_sequence=sequence,
+                transactional=True,
+            )
+            self._sequences[target] = (sequence + len(rows)) % SEQUENCE_MODULUS
+        base_offsets: dict[TargetPartition, int] = {}
+        async with asyncio.timeout(STEP_TIMEOUT_MS / 1000):
+            while True:
+                for target, outcome in (await self._attempt(left)).items():
+                    code = outcome.error_code
+                    if code and code != DuplicateSequence.code:
+                        reason = outcome.error_message or error_for_code(code)
+                        error = error_for_code(code, f"{target}: {reason}")
+                        if code in LOST_SEQUENCE or not error.retriable:
+                            raise error
+                        log.debug("writing again", to=str(target), error=str(error))
+                    else:
+                        base_offsets[target] = outcome.base_offset
+                        del left[target]
+                if not left:
+                    return base_offsets
+                await asyncio.sleep(WRITE_PAUSE_S * random.uniform(0.5, 1.0))
+
+    async def _attempt(
+        self, batches: Mapping[TargetPartition, bytearray]
+    ) -> dict[TargetPartition, ProduceOutcome]:
+        """One produce request to every leader; what was answered."""
+        view = await self._cluster.metadata(sorted({target.topic for target in batches}))
+        groups = view.by_leader((target.topic, target.partition) for target in batches)
+        if groups.pop(None, None):
+            self._cluster.invalidate()
+        answers = await asyncio.gather(
+            *(
+                produce(
+                    self._cluster,
+                    node,
+                    {key: batches[TargetPartition(*key)] for key in keys},
+                    timeout_ms=STEP_TIMEOUT_MS,
+                    transactional_id=self.transactional_id,
+                    purpose=self._purpose,
+                )
+                for node, keys in groups.items()
+                if node is not None
+            ),
+            return_exceptions=True,
+        )
+        outcomes: dict[TargetPartition, ProduceOutcome] = {}
+        for answer in answers:
+            if isinstance(answer, dict):
+                outcomes |= {TargetPartition(*key): outcome for key, outcome in answer.items()}
+            elif not isinstance(answer, CLUSTER_FAILURES):
+                raise answer
+        return outcomes

@@ -1,0 +1,187 @@
+"""The positions topic and the offset map's topic, as the worker's deliveries use them: made, read, encoded.
+
+Called by `at_least_once`, `exactly_once` and its lanes. Who writes when is theirs to say; here is what is
+written, where, and how it is read back: to the end that the topic had when the reading began, past every
+transaction that was open then. A transaction that its writer can still commit would otherwise be missed, and
+what it held carried twice. Usually it is over within its timeout; one that nobody ends holds up everything,
+so what is waited for is told (`trouble`), in the log at intervals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from millrace.broker.client.cluster import Cluster
+from millrace.broker.client.open_transactions import open_transactions
+from millrace.broker.client.read_to_end import read_topic_to_end
+from millrace.broker.errors import FatalError
+from millrace.mirror.config import MirrorConfig
+from millrace.mirror.delivery.checkpoints import (
+    LOST,
+    POSITIONS_TOPIC_CONFIGS,
+    Position,
+    Positions,
+    encode_key,
+    encode_records,
+)
+from millrace.mirror.delivery.system_records import (
+    CLUSTER_FAILURES,
+    NewFailures,
+    SystemRecords,
+    ensure_topic,
+    refuse_expiring_topic,
+)
+from millrace.mirror.offsets.offset_map import (
+    MAP_PARTITIONS,
+    OFFSETS_TOPIC_CONFIGS,
+    decode_key,
+    map_partition,
+    offsets_topic,
+)
+from millrace.mirror.pipeline import PartitionPipeline
+from millrace.mirror.topics.routes import SourcePartition, TargetPartition, positions_topic
+
+log = structlog.get_logger("millrace.mirror.positions")
+
+READ_PAUSE_S = 0.2
+# The mirror's own transactions end within 15 s at the latest, by their timeout.
+TOLD_AFTER_S = 10.0
+TOLD_AGAIN_AFTER_S = 30.0
+Records = list[tuple[bytes, bytes | None]]
+
+
+@dataclass(frozen=True)
+class Writing:
+    """What one write (or one transaction) puts on record: positions of pipelines, and the records for it."""
+
+    moved: tuple[tuple[PartitionPipeline, Position], ...]
+    records: Mapping[TargetPartition, Records]
+
+
+class PositionsKeeper:
+    """See the module's text. Holds no positions itself."""
+
+    def __init__(self, config: MirrorConfig, target: Cluster) -> None:
+        self._target = target
+        self._replication_factor = config.target.replication_factor
+        self.positions = TargetPartition(positions_topic(config.name), 0)
+        self._offsets_topic = offsets_topic(config.name)
+        self._trouble: dict[object, str] = {}  # of each reading that is under way
+
+    @property
+    def trouble(self) -> str:
+        """What a reading waits for, once it has been for long; otherwise empty."""
+        return next(iter(self._trouble.values()), "")
+
+    async def make_topics(self) -> None:
+        """Makes sure that both topics are there. Raises FatalError when positions would expire in theirs, or
+        the other was made by somebody else with too few partitions."""
+        factor = self._replication_factor
+        await ensure_topic(self._target, self.positions.topic, 1, factor, POSITIONS_TOPIC_CONFIGS)
+        name = self._offsets_topic
+        count = await ensure_topic(self._target, name, MAP_PARTITIONS, factor, OFFSETS_TOPIC_CONFIGS)
+        if count < MAP_PARTITIONS:
+            raise FatalError(
+                f"cluster {self._target.name}: topic {name} has {count} partition(s) and needs "
+                f"{MAP_PARTITIONS}; add the others, or delete it if it was made by mistake"
+            )
+        await refuse_expiring_topic(self._target, self.positions.topic)
+
+    async def read(self) -> Positions:
+        """All positions, once every transaction that is open now is decided. Asks until it gets them."""
+        telling = asyncio.get_running_loop().create_task(self._tell_of_waiting())
+        try:
+            return await self._read()
+        finally:
+            telling.cancel()
+            self._trouble.pop(telling, None)
+
+    async def _tell_of_waiting(self) -> None:
+        loop, me = asyncio.get_running_loop(), asyncio.current_task()
+        began, pause_s = loop.time(), TOLD_AFTER_S
+        while True:
+            await asyncio.sleep(pause_s)
+            pause_s = TOLD_AGAIN_AFTER_S
+            reason = self._trouble[me] = await self._waits_for()
+            log.warning("the positions are still being read", reason=reason, for_s=round(loop.time() - began))
+
+    async def _waits_for(self) -> str:
+        topic, partition = self.positions.topic, self.positions.partition
+        try:
+            found = await open_transactions(self._target, topic, partition)
+        except CLUSTER_FAILURES as error:
+            return f"{topic}-{partition} has not been read to its end ({error})"
+        if not found:
+            return f"{topic}-{partition} has not been read to its end"
+        first = found[0]
+        which = f"{topic}-{partition}: an open transaction {first}"
+        if first.is_in_hand:
+            return f"{which} is not ended by its producer, nor by its timeout yet"
+        # Never an abort as such: it may be about to be committed, and a part of it would then be gone.
+        return (
+            f"{which} is not over; if it stays past its timeout, see what kafka-transactions.sh find-hanging "
+            f"--broker-id {first.leader} names: abort nothing else"
+        )
+
+    async def _read(self) -> Positions:
+        failures = NewFailures()
+        while True:
+            positions = Positions()
+            try:
+                await self.make_topics()
+                async for record in read_topic_to_end(self._target, self.positions.topic, past_open=True):
+                    positions.apply(record.key, record.value)
+                if not positions.known and not positions.unreadable:
+                    await self._find_lost(positions)
+                return positions
+            except CLUSTER_FAILURES as error:
+                if failures.is_news(error):
+                    log.warning("cannot read the positions yet", error=str(error))
+                await asyncio.sleep(READ_PAUSE_S)
+
+    async def _find_lost(self, positions: Positions) -> None:
+        """Positions are gone, all of them, when the offset map knows of partitions: somebody deleted the
+        topic, or emptied it. To begin anew in silence would lose records or repeat them all. That they are
+        lost is put on record in one batch, so that no other worker takes a part of it for the whole."""
+        lost: set[SourcePartition] = set()
+        async for record in read_topic_to_end(self._target, self._offsets_topic):
+            if (key := decode_key(record.key)) is not None:
+                lost.add(key.partition)
+        if not lost:
+            return
+        log.error("the positions are gone", topic=self.positions.topic, partitions=len(lost))
+        system = SystemRecords(self._target, lambda: time.time_ns() // 1_000_000, self._replication_factor)
+        marks = [(encode_key(partition), LOST) for partition in sorted(lost)]
+        await system.write(self.positions.topic, marks, configs=POSITIONS_TOPIC_CONFIGS)
+        positions.unreadable |= lost
+
+    def map_of(self, partition: SourcePartition) -> TargetPartition:
+        """Where the offset map of a source partition is written."""
+        return TargetPartition(self._offsets_topic, map_partition(partition, MAP_PARTITIONS))
+
+    def gather(
+        self,
+        pipelines: Iterable[PartitionPipeline],
+        starts: Iterable[tuple[SourcePartition, Position]],
+        now_ms: int,
+    ) -> Writing:
+        """What is new in these pipelines, taken out of their offset runs, and first positions (`starts`)."""
+        moved = tuple(
+            (pipeline, position)
+            for pipeline in pipelines
+            if (position := pipeline.position_to_write(now_ms)) is not None
+        )
+        records: dict[TargetPartition, Records] = {}
+        for pipeline, position in moved:
+            chunks = pipeline.runs.take_until(position.next_offset)
+            if chunks:
+                records.setdefault(self.map_of(pipeline.partition), []).extend(chunks)
+        positions = [*starts, *((pipeline.partition, position) for pipeline, position in moved)]
+        if positions:
+            records[self.positions] = list(encode_records(positions))
+        return Writing(moved, records)

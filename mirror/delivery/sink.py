@@ -1,0 +1,511 @@
+"""The way to the target: lanes, idempotent sequences, pipelined produce requests.
+
+Called by `pipeline` (`enqueue`, `withdraw`) and started by `worker`. Holds no rules of its own: order,
+sequences and retries are `lane`'s, what a refusal means for a partition is the pipeline's.
+
+A produce request carries at most one batch of each partition, so a request takes the next batch of every
+lane that has one, and up to five requests are under way to each broker. Requests to one broker leave in
+the order in which they were built. A lane changes to another broker only when nothing of it is in flight.
+
+In a lane with transactions (`transactional_lane`) the sink sends only what the lane's `transaction` lets
+through, under the lane's producer id; when the transaction is aborted it forgets everything (`reset`).
+
+Failures never end it: a target that is away is asked again with back-off, for as long as it takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from millrace.broker.client.cluster import Cluster
+from millrace.broker.client.raw_produce import ProduceOutcome, init_producer_id, produce
+from millrace.broker.errors import (
+    ClusterUnreachable,
+    CorruptMessage,
+    DuplicateSequence,
+    InvalidProducerEpoch,
+    InvalidProducerIdMapping,
+    InvalidRecord,
+    InvalidTimestamp,
+    InvalidTxnState,
+    KafkaError,
+    OutOfOrderSequence,
+    PolicyViolation,
+    ProducerFenced,
+    ProtocolError,
+    RecordListTooLarge,
+    RecordTooLarge,
+    TransactionAbortable,
+    UnknownProducerId,
+    UnsupportedCompressionType,
+    UnsupportedForMessageFormat,
+    error_for_code,
+)
+from millrace.mirror.batches.rebatch import stamp_for_target
+from millrace.mirror.delivery.alternation import Alternation
+from millrace.mirror.delivery.lane import MAX_IN_FLIGHT, Identity, Item, Outcome, TargetLane
+from millrace.mirror.delivery.progress import Span
+from millrace.mirror.delivery.system_records import NewFailures
+from millrace.mirror.steady import steady_ms
+from millrace.mirror.topics.routes import TargetPartition
+
+log = structlog.get_logger("millrace.mirror.delivery.sink")
+
+MAX_REQUEST_SIZE = 4 << 20
+PRODUCE_TIMEOUT_MS = 30_000
+MAX_CORRUPT_ANSWERS = 3
+METADATA_BACKOFF_MS = 100
+
+# The broker's view of this producer's sequence, or of its transaction, is another than ours.
+LOST_SEQUENCE = {
+    error.code
+    for error in (
+        OutOfOrderSequence,
+        UnknownProducerId,
+        InvalidProducerEpoch,
+        InvalidProducerIdMapping,
+        InvalidTxnState,
+        ProducerFenced,
+        TransactionAbortable,
+    )
+}
+# Answers that are about the batch itself and will be the same for ever. Everything else, an unknown code or
+# missing rights included, is asked again for as long as it takes: nothing is given up for want of patience.
+REFUSALS = {
+    error.code
+    for error in (
+        RecordTooLarge,
+        RecordListTooLarge,
+        InvalidTimestamp,
+        InvalidRecord,
+        PolicyViolation,
+        UnsupportedForMessageFormat,
+        UnsupportedCompressionType,
+    )
+}
+TARGET_FAILURES = (KafkaError, ClusterUnreachable, ProtocolError, OSError, TimeoutError)
+
+
+class Owner(Protocol):
+    """Who a batch comes from, and who hears what became of it."""
+
+    def delivered(self, outgoing: Outgoing, base_offset: int, now_ms: int) -> None:
+        """`base_offset`: the target's offset of the first record, -1 unknown."""
+        ...
+
+    def refused(self, outgoing: Outgoing, error: KafkaError, now_ms: int) -> list[Outgoing]:
+        """Batches to send in its place, in order; none when its gap has been taken up."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Outgoing:
+    """One batch on its way. `batch` is writable: it is stamped in place."""
+
+    batch: memoryview
+    offsets: Sequence[int]  # the source offset of each record
+    span: Span
+    owner: Owner
+    measured_from_ms: int
+    measured_from: str
+    corrupt_answers: int = 0
+
+
+class Sink:
+    """One producer's traffic to the target cluster: all of a worker's, or that of one transactional lane."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        now_ms: Callable[[], int],
+        *,
+        seed: int | None = None,
+        transaction: Alternation | None = None,
+        transactional_id: str | None = None,
+        wake: Callable[[], None] = lambda: None,
+        on_answer: Callable[[], None] = lambda: None,
+        steady_ms: Callable[[], int] = steady_ms,
+    ) -> None:
+        """With `transaction` the producers are the lane's: `use` says which one has the turn, `wake` is
+        called when a batch waits for the lane's leave, `on_answer` after each answered request.
+        `transactional_id` is the first of both."""
+        self._transaction = transaction
+        self._transactional_id = transactional_id
+        self._purpose = f"produce {transactional_id}" if transactional_id else "produce"
+        self._wake = wake
+        self._on_answer = on_answer
+        self._era = 0
+        self._cluster = cluster
+        self._now_ms = now_ms
+        self._steady_ms = steady_ms
+        self._random = random.Random(seed)
+        self._lanes: dict[TargetPartition, TargetLane[Outgoing]] = {}
+        self._lane_node: dict[TargetPartition, int] = {}
+        self._leaders: dict[TargetPartition, int] = {}
+        self._waiting: dict[TargetPartition, None] = {}  # lanes with something to send, in turn
+        self._requests: dict[int, int] = {}
+        self._identity: Identity | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failure: BaseException | None = None
+        self._failed = asyncio.Event()
+        self._pump_handle: asyncio.Handle | None = None
+        self._retry_handle: asyncio.TimerHandle | None = None
+        self._stale_leaders = asyncio.Event()
+        self._wanted_identities: set[TargetPartition] = set()
+        self._identity_wanted = asyncio.Event()
+        self._is_connected = False
+        self.was_connected = False
+        self.retry_count = 0
+
+    async def run(self) -> None:
+        """Keeps leaders and identities fresh until cancelled."""
+        if self._transaction is None:
+            self.renew(await self._new_identity())
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep_leaders_fresh())
+            group.create_task(self._await_failure())
+            if self._transaction is None:
+                group.create_task(self._keep_identities_fresh())
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the target answered when it was last asked; `was_connected`: whether it ever did."""
+        return self._is_connected
+
+    @is_connected.setter
+    def is_connected(self, value: bool) -> None:
+        self._is_connected = value
+        self.was_connected |= value
+
+    @property
+    def is_transactional(self) -> bool:
+        return self._transaction is not None
+
+    def renew(self, identity: Identity) -> None:
+        """Everything that waits is sent under `identity`; nothing is in flight."""
+        self._identity = identity
+        for target, lane in self._lanes.items():
+            lane.renew(identity)
+            if len(lane):
+                self._waiting[target] = None
+        self._schedule()
+
+    def use(self, identity: Identity, transactional_id: str) -> None:
+        """From here on batches go out under one of the lane's producers. Everything that went out under the
+        other one is acknowledged."""
+        if identity == self._identity:
+            return
+        self._identity, self._transactional_id = identity, transactional_id
+        for target, lane in self._lanes.items():
+            lane.switch(identity)
+            if len(lane):
+                self._waiting[target] = None
+        self._schedule()
+
+    def reset(self) -> None:
+        """The transaction is aborted: forgets every batch, sent or not, and the producer's identity. Answers
+        that are still under way are about nothing any more."""
+        self._era += 1
+        self._identity = None
+        for forgotten in (self._lanes, self._lane_node, self._waiting, self._requests):
+            forgotten.clear()
+        # They would hold memory, and a slow target, for nothing.
+        self._cluster.close_purpose(self._purpose)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is queued and nothing under way."""
+        return not self._waiting
+
+    @property
+    def is_settled(self) -> bool:
+        """Everything that was ever sent is acknowledged."""
+        if any(self._requests.values()):
+            return False
+        return not any(self._lanes[target].is_unsettled for target in self._waiting)
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether a batch waits that was never sent."""
+        return any(self._lanes[target].has_unsent for target in self._waiting)
+
+    @property
+    def waiting_targets(self) -> list[TargetPartition]:
+        return list(self._waiting)
+
+    def failing_targets(self) -> set[TargetPartition]:
+        """The target partitions whose batches do not get through now."""
+        return {
+            target
+            for target in self._waiting
+            if self._lanes[target].is_failing or target not in self._leaders
+        }
+
+    def poke(self) -> None:
+        """What the transaction lets through has changed."""
+        self._schedule()
+
+    def enqueue(self, target: TargetPartition, outgoing: Outgoing) -> None:
+        self._lane(target).enqueue(outgoing, len(outgoing.offsets), len(outgoing.batch))
+        self._waiting[target] = None
+        if self._transaction is not None and not self._transaction.lets(target):
+            self._wake()
+            return
+        self._schedule()
+
+    def withdraw(self, target: TargetPartition, owner: Owner, from_offset: int = 0) -> list[Outgoing]:
+        """Takes back what was never sent for `owner` of the source offsets from `from_offset` on."""
+        lane = self._lanes.get(target)
+        if lane is None:
+            return []
+        withdrawn = lane.withdraw(
+            lambda outgoing: outgoing.owner is owner and outgoing.offsets[0] >= from_offset
+        )
+        if not len(lane):
+            self._waiting.pop(target, None)  # nobody asks for its leader again and again
+        return withdrawn
+
+    def is_failing(self, target: TargetPartition) -> bool:
+        lane = self._lanes.get(target)
+        return lane is not None and (lane.is_failing or self._identity is None)
+
+    @property
+    def queued_count(self) -> int:
+        return sum(len(lane) for lane in self._lanes.values())
+
+    # --- sending ---------------------------------------------------------------------------------
+
+    def _lane(self, target: TargetPartition) -> TargetLane[Outgoing]:
+        lane = self._lanes.get(target)
+        if lane is None:
+            lane = self._lanes[target] = TargetLane(self._identity or Identity(-1, -1))
+            lane.needs_identity = self._identity is None
+        return lane
+
+    def _schedule(self) -> None:
+        """Asks for one pump after what is running now: a fetch answer enqueues many batches at once."""
+        if self._pump_handle is None:
+            self._pump_handle = asyncio.get_running_loop().call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._pump_handle = None
+        steady_ms = self._steady_ms()
+        by_node: dict[int, list[TargetPartition]] = {}
+        transaction = self._transaction
+        for target in self._waiting:
+            lane = self._lanes[target]
+            node = self._lane_node.get(target) if lane.in_flight else self._leaders.get(target)
+            if node is None:
+                self._stale_leaders.set()
+            elif transaction is None or transaction.lets(target):
+                by_node.setdefault(node, []).append(target)
+        for node, targets in by_node.items():
+            while self._requests.get(node, 0) < MAX_IN_FLIGHT and self._send_next(node, targets, steady_ms):
+                pass
+        self._wake_for_retries(steady_ms)
+
+    def _send_next(self, node: int, targets: list[TargetPartition], steady_ms: int) -> bool:
+        """Builds and sends one request to `node`; False when no lane had anything to send."""
+        request: dict[TargetPartition, Item[Outgoing]] = {}
+        room = MAX_REQUEST_SIZE
+        transaction = self._transaction
+        for target in targets:
+            if room <= 0:
+                break
+            only_again = transaction is not None and transaction.only_again
+            item = self._lanes[target].next_to_send(
+                steady_ms, room if request else None, only_again=only_again
+            )
+            if item is not None:
+                if transaction is not None:
+                    transaction.sent(item.size, steady_ms)
+                request[target] = item
+                room -= item.size
+                # Behind the others next time: a full request must not always serve the same lanes.
+                self._waiting.pop(target, None)
+                self._waiting[target] = None
+        if not request:
+            return False
+        for target, item in request.items():
+            self._lane_node[target] = node
+            self._stamp(item)
+        self._requests[node] = self._requests.get(node, 0) + 1
+        task = asyncio.get_running_loop().create_task(self._exchange(node, request, self._era))
+        self._tasks.add(task)
+        task.add_done_callback(self._exchanged)
+        return True
+
+    def _exchanged(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failure = self._failure or error
+            self._failed.set()
+
+    async def _await_failure(self) -> None:
+        """A broken rule in the handling of an answer (the target's failures are handled where they occur)
+        ends the worker: its batches would wait for ever."""
+        await self._failed.wait()
+        raise self._failure or RuntimeError("an exchange failed")
+
+    def _stamp(self, item: Item[Outgoing]) -> None:
+        identity = item.identity
+        if identity is None:
+            raise RuntimeError("a batch is sent without an identity")
+        stamp_for_target(
+            item.payload.batch,
+            identity.producer_id,
+            identity.producer_epoch,
+            item.base_sequence,
+            transactional=self._transaction is not None,
+        )
+
+    async def _exchange(self, node: int, request: dict[TargetPartition, Item[Outgoing]], era: int) -> None:
+        if era != self._era:
+            return  # forgotten before it began
+        batches = {(target.topic, target.partition): item.payload.batch for target, item in request.items()}
+        try:
+            outcomes = await produce(
+                self._cluster,
+                node,
+                batches,
+                acks=-1,
+                timeout_ms=PRODUCE_TIMEOUT_MS,
+                transactional_id=self._transactional_id,
+                purpose=self._purpose,
+            )
+        except TARGET_FAILURES as error:
+            if era == self._era and self.is_connected:
+                log.warning("the target does not answer; everything is sent again", error=str(error))
+            self.is_connected = False
+            outcomes = {}
+        else:
+            self.is_connected = True
+        if era != self._era:
+            return
+        self._requests[node] -= 1
+        now_ms = self._now_ms()
+        for target, item in request.items():
+            self._answered(target, item, outcomes.get((target.topic, target.partition)), now_ms)
+        self._schedule()
+        self._on_answer()
+
+    def _answered(
+        self, target: TargetPartition, item: Item[Outgoing], answer: ProduceOutcome | None, now_ms: int
+    ) -> None:
+        lane = self._lanes[target]
+        outcome, error = _judge(answer, item.payload)
+
+        on_refused = None
+        if outcome is Outcome.REFUSED:
+
+            def on_refused(refused: Item[Outgoing]) -> None:
+                outgoing = refused.payload
+                instead = outgoing.owner.refused(outgoing, error or CorruptMessage(), now_ms)
+                lane.replace(refused, [(new, len(new.offsets), len(new.batch)) for new in instead])
+
+        jitter = self._random.uniform(0.5, 1.0) if outcome is not Outcome.ACKNOWLEDGED else 1.0
+        result = lane.answered(item, outcome, self._steady_ms(), jitter=jitter, on_refused=on_refused)
+        if result is Outcome.ACKNOWLEDGED:
+            base_offset = answer.base_offset if answer is not None and not answer.error_code else -1
+            if not item.is_unwanted:
+                item.payload.owner.delivered(item.payload, base_offset, now_ms)
+            elif self._transaction is not None:
+                self._transaction.doom("the target took a batch behind a refused one")
+        elif result is Outcome.RETRY:
+            self.retry_count += 1
+            self._stale_leaders.set()
+        if lane.needs_identity and self._transaction is not None:
+            self._transaction.doom(f"{target}: {error or 'the sequence is lost'}")
+        elif lane.needs_identity and not lane.in_flight:
+            self._wanted_identities.add(target)
+            self._identity_wanted.set()
+        if len(lane):
+            self._waiting[target] = None
+        else:
+            self._waiting.pop(target, None)
+
+    def _wake_for_retries(self, steady_ms: int) -> None:
+        due = [lane.retry_at_ms for lane in map(self._lanes.__getitem__, self._waiting) if lane.is_failing]
+        pending = [at_ms for at_ms in due if at_ms > steady_ms]
+        if self._retry_handle is not None:
+            self._retry_handle.cancel()
+            self._retry_handle = None
+        if pending:
+            delay = (min(pending) - steady_ms) / 1000 + 0.001
+            self._retry_handle = asyncio.get_running_loop().call_later(delay, self._schedule)
+
+    # --- what the lanes need ---------------------------------------------------------------------
+
+    async def _keep_leaders_fresh(self) -> None:
+        """Asks for leaders whenever an answer or a missing leader says that they may have moved."""
+        while True:
+            await self._stale_leaders.wait()
+            self._stale_leaders.clear()
+            topics = sorted({target.topic for target in self._waiting})
+            if topics:
+                try:
+                    metadata = await self._cluster.metadata(topics, max_age_ms=0)
+                except TARGET_FAILURES as error:
+                    log.warning("the target cannot be reached", error=str(error))
+                    self.is_connected = False
+                    self._stale_leaders.set()
+                else:
+                    for target in self._waiting:
+                        leader = metadata.leader(target.topic, target.partition)
+                        if leader is None:
+                            self._leaders.pop(target, None)
+                        else:
+                            self._leaders[target] = leader
+                self._schedule()
+            await asyncio.sleep(METADATA_BACKOFF_MS / 1000 * self._random.uniform(0.5, 1.5))
+
+    async def _keep_identities_fresh(self) -> None:
+        while True:
+            await self._identity_wanted.wait()
+            self._identity_wanted.clear()
+            wanted, self._wanted_identities = self._wanted_identities, set()
+            identity = await self._new_identity()
+            for target in wanted:
+                log.warning("the target lost this producer's state; going on under a new id", to=str(target))
+                self._lanes[target].renew(identity)
+                self._waiting[target] = None
+            self._schedule()
+
+    async def _new_identity(self) -> Identity:
+        failures, failure_count = NewFailures(), 0
+        while True:
+            try:
+                identity = Identity(*await init_producer_id(self._cluster))
+                self.is_connected = True
+                return identity
+            except TARGET_FAILURES as error:
+                if failures.is_news(error):
+                    log.warning("no producer id from the target yet", error=str(error))
+                failure_count += 1
+                await asyncio.sleep(
+                    min(5.0, 0.1 * 2 ** min(failure_count, 8)) * self._random.uniform(0.5, 1.0)
+                )
+
+
+def _judge(answer: ProduceOutcome | None, outgoing: Outgoing) -> tuple[Outcome, KafkaError | None]:
+    """What an answer of the target means. No answer: the batch may be in the log or not."""
+    if answer is None:
+        return Outcome.RETRY, None
+    code = answer.error_code
+    if code == 0 or code == DuplicateSequence.code:
+        return Outcome.ACKNOWLEDGED, None
+    error = error_for_code(code, answer.error_message or "")
+    if code in LOST_SEQUENCE:
+        return Outcome.OUT_OF_ORDER, error
+    if code == CorruptMessage.code:
+        # Its CRC was right when it was fetched. Bytes that changed on the way are right the next time;
+        # bytes that the target finds wrong every time are refused.
+        outgoing.corrupt_answers += 1
+        return (Outcome.RETRY if outgoing.corrupt_answers < MAX_CORRUPT_ANSWERS else Outcome.REFUSED), error
+    return (Outcome.REFUSED if code in REFUSALS else Outcome.RETRY), error

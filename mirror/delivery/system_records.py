@@ -1,0 +1,149 @@
+"""Writing the mirror's own records to the target: positions and gap events.
+
+Called by `worker`. These topics are compacted and the newest record of a key wins, so a write that is
+repeated after an uncertain failure does no harm; writes of one partition go out one after the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import binascii
+import random
+from collections.abc import Callable, Mapping, Sequence
+
+import structlog
+
+from millrace.broker.client.admin import create_topic, describe_configs
+from millrace.broker.client.cluster import Cluster
+from millrace.broker.client.raw_produce import produce
+from millrace.broker.errors import (
+    ClusterUnreachable,
+    FatalError,
+    KafkaError,
+    LeaderNotAvailable,
+    ProtocolError,
+    TopicAlreadyExists,
+    error_for_code,
+)
+from millrace.broker.protocol.records import Record, build_batch
+
+log = structlog.get_logger("millrace.mirror.delivery.system_records")
+
+CLUSTER_FAILURES = (KafkaError, ClusterUnreachable, ProtocolError, OSError, TimeoutError)
+FIRST_PAUSE_S = 0.05
+MAX_PAUSE_S = 5.0
+
+
+class NewFailures:
+    """Of something that is tried without end: which failures are news, each kind once. What persists may be
+    another than what it began with, and nothing else would tell."""
+
+    def __init__(self) -> None:
+        self._told: set[type[BaseException]] = set()
+
+    def is_news(self, error: BaseException) -> bool:
+        is_news = type(error) not in self._told
+        self._told.add(type(error))
+        return is_news
+
+    def over(self) -> None:
+        """It has worked: all is news again."""
+        self._told.clear()
+
+
+async def ensure_topic(
+    cluster: Cluster, topic: str, partitions: int, replication_factor: int, configs: Mapping[str, str]
+) -> int:
+    """Creates a topic of the mirror's own unless it is there; gives its partition count."""
+    view = await cluster.metadata([topic], max_age_ms=0)
+    if topic not in view.topics:
+        try:
+            await create_topic(cluster, topic, partitions, replication_factor, configs)
+        except TopicAlreadyExists:
+            log.debug("another worker was first", topic=topic)
+        view = await cluster.metadata([topic], max_age_ms=0)
+    known = view.topics.get(topic)
+    if known is None:
+        raise LeaderNotAvailable(f"cluster {cluster.name}: topic {topic} was created but is not there yet")
+    return len(known.partitions)
+
+
+async def refuse_expiring_topic(cluster: Cluster, topic: str) -> None:
+    """Raises FatalError when a topic that must keep its records for ever lets them expire.
+
+    A topic of that name that somebody else made (automatic creation is enough) would lose the position of an
+    idle partition by retention, and a lost position must never be taken for a new partition.
+    """
+    policy = (await describe_configs(cluster, topic)).get("cleanup.policy")
+    if policy is not None and policy != "compact":
+        raise FatalError(
+            f"cluster {cluster.name}: topic {topic} has cleanup.policy={policy}, so positions would expire; "
+            "set it to compact"
+        )
+
+
+class SystemRecords:
+    """Writes small batches of records and does not give up."""
+
+    def __init__(self, cluster: Cluster, now_ms: Callable[[], int], replication_factor: int) -> None:
+        self._cluster = cluster
+        self._now_ms = now_ms
+        self._replication_factor = replication_factor
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._partition_counts: dict[str, int] = {}
+
+    async def write(
+        self,
+        topic: str,
+        records: Sequence[tuple[bytes, bytes | None]],
+        *,
+        partition_of: bytes | None = None,
+        partition: int = 0,
+        partitions: int = 1,
+        configs: Mapping[str, str],
+    ) -> None:
+        """Returns when all in-sync replicas have the records. The topic is created when it is missing, with
+        `partitions` partitions. With `partition_of` the partition follows from that key, otherwise it is
+        `partition`."""
+        lock = self._locks.setdefault(f"{topic}-{partition}", asyncio.Lock())
+        failures, failure_count = NewFailures(), 0
+        async with lock:
+            while True:
+                try:
+                    await self._attempt(topic, records, partition_of, partition, partitions, configs)
+                    return
+                except CLUSTER_FAILURES as error:
+                    if failures.is_news(error):
+                        log.warning("writing again later", topic=topic, error=str(error))
+                    failure_count += 1
+                    self._partition_counts.pop(topic, None)
+                    pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** min(failure_count, 10))
+                    await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+
+    async def _attempt(
+        self,
+        topic: str,
+        records: Sequence[tuple[bytes, bytes | None]],
+        partition_of: bytes | None,
+        partition: int,
+        partitions: int,
+        configs: Mapping[str, str],
+    ) -> None:
+        count = self._partition_counts.get(topic)
+        if count is None:
+            count = await ensure_topic(self._cluster, topic, partitions, self._replication_factor, configs)
+            self._partition_counts[topic] = count
+        if partition_of is not None:
+            partition = binascii.crc32(partition_of) % count
+        view = await self._cluster.metadata([topic])
+        leader = view.leader(topic, partition)
+        if leader is None:
+            self._cluster.invalidate()
+            raise LeaderNotAvailable(f"{topic}-{partition} has no leader now")
+        now_ms = self._now_ms()
+        batch = build_batch([Record(key, value, timestamp_ms=now_ms) for key, value in records])
+        outcomes = await produce(self._cluster, leader, {(topic, partition): batch})
+        code = outcomes[topic, partition].error_code
+        if code:
+            self._cluster.observe(code)
+            raise error_for_code(code, outcomes[topic, partition].error_message or "")

@@ -1,0 +1,1 @@
+"""What could not be carried: classes, policies, events, advice."""

@@ -1,0 +1,82 @@
+"""Gaps: stretches of a source partition that could not be carried, and what the policy makes of them.
+
+Called by `pipeline` and `source` when a stretch cannot be carried, by `control` and `metrics` to show it.
+A gap is never silent: its event is written to the audit topic on the target before the position may pass.
+The event's fields are read by the audit, which counts what the gap explains.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+
+from millrace.mirror.topics.routes import SourcePartition
+
+
+class GapClass(StrEnum):
+    """Why a stretch could not be carried. The values are those of the event's `class`."""
+
+    EXPIRED = "expired"  # retention deleted it before it was fetched
+    RECREATED = "recreated"  # the topic is another one of the same name
+    TRUNCATED = "truncated"  # the source's log became shorter than what was already fetched
+    TOO_LARGE = "too_large"  # a record larger than the target takes
+    REFUSED = "refused"  # the target will not have it as it is
+    CORRUPT = "corrupt"  # the checksum or the layout is wrong, also after fetching again
+    POSITION_LOST = "position_lost"  # it was mirrored before, but its position is gone
+
+
+class GapPolicy(StrEnum):
+    STOP = "stop"
+    SKIP = "skip"
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Offsets `[from_offset, to_offset)` of one source partition. `reason` is for people; `topic_id` is that
+    of the topic they are in, "" where the source has none.
+
+    Of a log that is gone (RECREATED) `to_offset` is the last end that the mirror had seen: records that were
+    written after that look, and before the log went, are in no event."""
+
+    partition: SourcePartition
+    from_offset: int
+    to_offset: int
+    gap_class: GapClass
+    reason: str
+    at_ms: int
+    topic_id: str = ""
+
+    def describe(self) -> str:
+        """One line, what and why. An empty gap says that something may be missing, and nobody knows how much:
+        the end of a log that is gone."""
+        what = f"offsets {self.from_offset}..{self.to_offset - 1} cannot be carried"
+        if self.to_offset <= self.from_offset:
+            what = f"what came after offset {self.from_offset - 1} cannot be carried"
+        return f"{self.partition}: {what} ({self.gap_class.value}: {self.reason})"
+
+
+def gap_event(mirror: str, gap: Gap) -> tuple[bytes, bytes]:
+    """Key and value of the gap's event in the audit topic. The same gap has the same key after a restart,
+    so a partition that stops again at it adds nothing. Another topic of the same name, or another class, has
+    another key: the audit topic is compacted, and none takes another's place."""
+    where = gap.partition
+    key = f"gap/{mirror}/{where.source}/{where.topic}/{where.partition}/{gap.from_offset}"
+    key += f"/{gap.gap_class.value}"
+    if gap.topic_id:
+        key += f"/{gap.topic_id}"
+    value = {
+        "version": 1,
+        "type": "gap",
+        "mirror": mirror,
+        "source": where.source,
+        "topic": where.topic,
+        "partition": where.partition,
+        "from": gap.from_offset,
+        "to": gap.to_offset,
+        "class": gap.gap_class.value,
+        "at_ms": gap.at_ms,
+    }
+    if gap.topic_id:
+        value["topic_id"] = gap.topic_id
+    return key.encode(), json.dumps(value, separators=(",", ":")).encode()

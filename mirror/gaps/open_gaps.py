@@ -1,0 +1,98 @@
+"""The gaps that one assignment of a source partition has met and not passed. Pure.
+
+Held by `pipeline`, which stops at them or lets them pass. They stand in the order of their offsets: those
+that lie in a fetched stretch, then at most one at the fetch offset, behind everything that was fetched.
+
+A gap is forgotten when what it lies in is forgotten (an aborted transaction, another try): it will be met
+again, and recorded under the same key. What an operator let pass is remembered, so nobody is asked twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from uuid import UUID
+
+from millrace.mirror.delivery.checkpoints import NO_TOPIC_ID
+from millrace.mirror.delivery.progress import Span
+from millrace.mirror.gaps.gaps import Gap
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Which log the offsets belong to."""
+
+    cluster_id: str
+    topic_id: UUID = NO_TOPIC_ID
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Where a partition goes on behind a gap; `origin` when that is in another log."""
+
+    offset: int
+    leader_epoch: int = -1
+    origin: Origin | None = None
+
+
+@dataclass(slots=True, eq=False)
+class OpenGap:
+    """One gap: in a fetched stretch (`span`), or at the fetch offset (`resume` says where to go on)."""
+
+    gap: Gap
+    span: Span | None = None
+    resume: Resume | None = None
+    stops: bool = False
+
+
+class OpenGaps:
+    """See the module's text."""
+
+    def __init__(self) -> None:
+        self._open: list[OpenGap] = []
+        self._let_pass: list[Gap] = []
+
+    def __contains__(self, open_gap: OpenGap) -> bool:
+        return open_gap in self._open
+
+    @property
+    def first(self) -> OpenGap | None:
+        return self._open[0] if self._open else None
+
+    @property
+    def stopping(self) -> OpenGap | None:
+        """The first that an operator has to decide about."""
+        return next((each for each in self._open if each.stops), None)
+
+    @property
+    def at_fetch_offset(self) -> OpenGap | None:
+        return self._open[-1] if self._open and self._open[-1].span is None else None
+
+    def add(self, met: OpenGap) -> None:
+        # A refusal of what was sent before may be heard of after the fetch offset became a gap.
+        is_behind = met.span is not None and self.at_fetch_offset is not None
+        self._open.insert(len(self._open) - is_behind, met)
+
+    def remove(self, passed: OpenGap) -> None:
+        self._open.remove(passed)
+
+    def forget(self) -> None:
+        self._open.clear()
+
+    def forget_last(self) -> None:
+        """What lies before the gap at the fetch offset is fetched again: it must not be passed from there."""
+        if self.at_fetch_offset is not None:
+            self._open.pop()
+
+    def let_pass(self, stopping: OpenGap) -> None:
+        """An operator said so."""
+        stopping.stops = False
+        self._let_pass.append(stopping.gap)
+
+    def was_let_pass(self, gap: Gap) -> bool:
+        """Whether `gap` lies within one of its class and topic that an operator let pass."""
+        return any(
+            (gap.gap_class, gap.topic_id) == (told.gap_class, told.topic_id)
+            and told.from_offset <= gap.from_offset
+            and gap.to_offset <= told.to_offset
+            for told in self._let_pass
+        )

@@ -1,0 +1,1 @@
+"""Source offset to target offset, and groups that move by it."""

@@ -1,0 +1,96 @@
+"""Keeping the offset map small: what to merge and what to forget. Pure.
+
+Called by `map_keeper`, for one source partition at a time.
+
+- A chunk whose records have all left the target (its log begins behind them) is forgotten.
+- Neighbours that follow each other are joined into one of at most MAX_CHUNK_SIZE: ten million runs are then
+  some two thousand records. Only where at least WORTH_JOINING of them, or half a full one, are together, so
+  that what was joined is not written again and again.
+- The youngest chunk is never touched: its assignment may be about to write it again. Nor is the youngest
+  that has runs forgotten.
+
+The order within the answer does not matter as long as it is one batch: a reader that sees a chunk twice gets
+the same translation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from millrace.mirror.delivery.checkpoints import NO_TOPIC_ID
+from millrace.mirror.offsets.offset_map import Chunk, encode_key, encode_value, joined
+from millrace.mirror.offsets.translation import living
+
+MAX_CHUNK_SIZE = 16 << 10
+WORTH_JOINING = 32
+
+
+def plan_upkeep(chunks: Collection[Chunk], target_start: int) -> list[list[tuple[bytes, bytes | None]]]:
+    """Batches of records (a value of None removes the key), each to be written whole.
+
+    `chunks` is all that the map has of one source partition, `target_start` the first offset that the target
+    partition still has (-1: not known).
+    """
+    if len(chunks) < 2:
+        return []
+    youngest = max(chunks, key=lambda chunk: (chunk.key.began_ms, chunk.from_offset))
+    gone = [chunk for chunk in _expired(chunks, target_start) if chunk is not youngest]
+    batches: list[list[tuple[bytes, bytes | None]]] = []
+    if gone:
+        batches.append([(encode_key(chunk.key), None) for chunk in gone])
+    are_gone = {chunk.key for chunk in gone}
+    for row in _rows([chunk for chunk in chunks if chunk.key not in are_gone], youngest):
+        whole = joined(row)
+        batch: list[tuple[bytes, bytes | None]] = [
+            (encode_key(whole.key), encode_value(whole.head, whole.body))
+        ]
+        batch += [(encode_key(chunk.key), None) for chunk in row if chunk.key != whole.key]
+        batches.append(batch)
+    return batches
+
+
+def _expired(chunks: Collection[Chunk], target_start: int) -> list[Chunk]:
+    """Without the last chunk that has runs: it says where the target's log goes on."""
+    filled = [chunk for chunk in chunks if chunk.head.run_count]
+    last = max(filled, key=lambda chunk: (chunk.key.began_ms, chunk.from_offset), default=None)
+    gone, unsure = [], []
+    for chunk in chunks:
+        if not chunk.head.run_count or chunk.head.last_unknown:
+            unsure.append(chunk)
+        elif chunk is not last and chunk.target_end <= target_start:
+            gone.append(chunk)
+    # Where one ends at the target that has no runs, or does not know, one behind it tells.
+    answers_from = max((chunk.from_offset for chunk in gone), default=-1)
+    return gone + [chunk for chunk in unsure if chunk is not last and chunk.from_offset <= answers_from]
+
+
+def _rows(chunks: list[Chunk], youngest: Chunk) -> Iterator[list[Chunk]]:
+    """Rows of neighbours that are worth joining."""
+    row: list[Chunk] = []
+    size = target_end = 0
+    for chunk, limit in living(chunks, NO_TOPIC_ID):
+        is_movable = chunk is not youngest and limit >= chunk.source_end and chunk.head.cut_from is None
+        follows = (
+            bool(row)
+            and is_movable
+            and chunk.head.topic_id == row[-1].head.topic_id
+            and chunk.key.began_ms >= row[-1].key.began_ms
+            and chunk.from_offset >= row[-1].source_end
+            and (chunk.head.base >= target_end or not chunk.head.run_count)
+            and size + len(chunk.body) <= MAX_CHUNK_SIZE
+        )
+        if not follows:
+            if _is_worth_it(row, size):
+                yield row
+            row, size, target_end = [], 0, 0
+            if not is_movable:
+                continue
+        row.append(chunk)
+        size += len(chunk.body)
+        target_end = max(target_end, chunk.target_end if chunk.head.run_count else 0)
+    if _is_worth_it(row, size):
+        yield row
+
+
+def _is_worth_it(row: list[Chunk], size: int) -> bool:
+    return len(row) >= WORTH_JOINING or (len(row) > 1 and size >= MAX_CHUNK_SIZE // 2)

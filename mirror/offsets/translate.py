@@ -1,0 +1,404 @@
+"""Where consumer groups of a source go on at the target: `millrace mirror translate`.
+
+`Translator` answers for `run` (the command) and for `group_sync`. It looks at the clusters and at what the
+mirror has written about itself; which offset belongs to which is `translation`'s rule. Nothing is changed but
+by `apply`, which commits as kafka-consumer-groups.sh does: only while the group has no members there.
+
+Where several source partitions feed one target partition, no single offset means the same: the translation
+is refused, or (asked for) is the smallest that leaves nothing out, with re-reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeAlias
+
+from millrace.broker.client.cluster import Cluster
+from millrace.broker.client.group_offsets import CommittedOffset, commit_offsets, fetch_offsets
+from millrace.broker.client.groups import describe_group
+from millrace.broker.client.offsets import EARLIEST, LATEST
+from millrace.broker.errors import FatalError, NonEmptyGroup, UnknownTopicOrPartition
+from millrace.broker.protocol.topic_partition import TopicPartition
+from millrace.mirror.config import ClusterConfig, MirrorConfig, load_config
+from millrace.mirror.delivery.checkpoints import NO_TOPIC_ID
+from millrace.mirror.delivery.system_records import CLUSTER_FAILURES
+from millrace.mirror.offsets.map_reader import MapReader
+from millrace.mirror.offsets.translation import Answer, PartitionMap, Translation
+from millrace.mirror.topics.routes import SourcePartition, TargetPartition, TopicSelector
+
+Commits: TypeAlias = Mapping[str, Mapping[TopicPartition, CommittedOffset]]
+"""Source cluster -> partition -> what a group has committed there."""
+
+CLIENT_ID = "millrace-cli"
+REQUEST_TIMEOUT_MS = 15_000
+
+
+class Outcome(StrEnum):
+    """How a partition's offset translates; the values are those of the column and of the JSON."""
+
+    EXACT = "exact"
+    REREADS = "with re-reads"
+    TOO_OLD = "too old"
+    NOT_MIRRORED_YET = "not mirrored yet"
+    MERGED = "merged"
+    ANOTHER_LOG = "another log"
+    NOT_CARRIED = "not carried"
+    UNREADABLE = "unreadable"
+    NOTHING = "nothing carried"  # on the way only: the target's log has the answer
+
+
+@dataclass(slots=True)
+class Row:
+    """One partition that a group has committed. `target_offset` is None where `outcome` says why."""
+
+    source: SourcePartition
+    target: TargetPartition
+    committed: CommittedOffset
+    outcome: Outcome
+    target_offset: int | None = None
+    note: str = ""
+    lag: int | None = None
+    target_lag: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What `apply` did with rows that have a target offset."""
+
+    committed: Mapping[TopicPartition, CommittedOffset]
+    ahead: Mapping[TopicPartition, int] = field(default_factory=dict)  # already there, or further
+
+
+class Translator:
+    """See the module's text. `keeps_all`: the reader follows the whole map, for many questions; otherwise it
+    reads what the one question needs."""
+
+    def __init__(
+        self,
+        config: MirrorConfig,
+        target: Cluster,
+        sources: Mapping[str, Cluster],
+        reader: MapReader,
+        *,
+        keeps_all: bool = False,
+    ) -> None:
+        self._naming = config.naming_rule
+        self._config = config
+        self._target = target
+        self._sources = sources
+        self._reader = reader
+        self._keeps_all = keeps_all
+
+    def selects(self, source: str, topic: str) -> bool:
+        """Whether this mirror carries the topic."""
+        config = self._config.source(source)
+        if config is None:
+            return False
+        return TopicSelector(config.topics.include, config.topics.exclude).selects(topic)
+
+    def target_of(self, partition: SourcePartition) -> TargetPartition:
+        return self._naming.target_partition(partition.source, partition.topic, partition.partition)
+
+    async def rows(self, commits: Commits, *, allow_rereads: bool = False) -> list[Row]:
+        """A row for each of a group's commits in a topic that the mirror carries, in order.
+
+        `commits` must have been read before this is called: what they name is then looked for in a map that
+        is younger. Raises what the clusters say.
+        """
+        wanted = {
+            SourcePartition(source, topic, number): committed
+            for source, of_source in commits.items()
+            for (topic, number), committed in of_source.items()
+            if self.selects(source, topic)
+        }
+        if not wanted:
+            return []
+        targets = {self.target_of(partition) for partition in wanted}
+        await self._reader.refresh_positions()
+        feeders = self._feeders(targets)
+        topics = {(each.source, each.topic) for of_target in feeders.values() for each in of_target}
+        await self._reader.refresh_map(None if self._keeps_all else topics)
+        logs = await self._logs(wanted)
+        rows = []
+        for partition in sorted(wanted):
+            target = self.target_of(partition)
+            rows.append(
+                self._row(partition, target, wanted, feeders[target] | {partition}, logs, allow_rereads)
+            )
+        await self._compare_with_target(rows)
+        return rows
+
+    async def add_lags(self, rows: Sequence[Row]) -> None:
+        """Fills in what the group has left to read: records of the source, offsets of the target."""
+        for source in {row.source.source for row in rows}:
+            of_source = [row for row in rows if row.source.source == source]
+            keys = {(row.source.topic, row.source.partition): LATEST for row in of_source}
+            ends = await self._sources[source].list_offsets(keys, read_committed=True)
+            for row in of_source:
+                end = ends[row.source.topic, row.source.partition].offset
+                row.lag = max(0, end - row.committed.offset)
+        found = [row for row in rows if row.target_offset is not None]
+        keys = {(row.target.topic, row.target.partition): LATEST for row in found}
+        ends = await self._target.list_offsets(keys, read_committed=True) if keys else {}
+        for row in found:
+            end = ends[row.target.topic, row.target.partition].offset
+            row.target_lag = max(0, end - (row.target_offset or 0))
+
+    # --- one partition ---------------------------------------------------------------------------
+
+    def _row(
+        self,
+        partition: SourcePartition,
+        target: TargetPartition,
+        commits: Mapping[SourcePartition, CommittedOffset],
+        feeders: Collection[SourcePartition],
+        logs: Mapping[SourcePartition, object],
+        allow_rereads: bool,
+    ) -> Row:
+        committed = commits[partition]
+        row = Row(partition, target, committed, Outcome.NOT_CARRIED)
+        others = sorted(each for each in feeders if each != partition)
+        position = self._reader.positions.known.get(partition)
+        if position is None:
+            row.note = "the mirror has no position of it"
+        elif NO_TOPIC_ID not in (position.topic_id, logs[partition]) and position.topic_id != logs[partition]:
+            row.outcome = Outcome.ANOTHER_LOG
+            row.note = "the topic was made anew at the source, and the mirror is still at the old one"
+        elif others and not allow_rereads:
+            row.outcome = Outcome.MERGED
+            row.note = f"{', '.join(map(str, others[:3]))} go there as well"
+        elif others:
+            self._least(row, [partition, *others], commits)
+        else:
+            found = self._translate(partition, committed.offset)
+            row.outcome, row.note = _in_words(found)
+            row.target_offset = found.target
+        return row
+
+    def _least(
+        self, row: Row, feeders: Iterable[SourcePartition], commits: Mapping[SourcePartition, CommittedOffset]
+    ) -> None:
+        """The smallest offset of all that feed the target partition: behind it nothing is left out."""
+        row.outcome, row.note = Outcome.REREADS, "the smallest of the sources that go there"
+        for feeder in feeders:
+            committed = commits.get(feeder)
+            map_of = self._reader.maps.get(feeder, PartitionMap())
+            # What the group has never read of a source begins with the first record that is there of it.
+            found = self._translate(feeder, committed.offset if committed else 0)
+            place = found.target
+            if found.answer is Answer.UNREADABLE:
+                row.outcome, row.note = _in_words(found)
+                row.target_offset = None
+                return
+            if found.answer is Answer.TOO_OLD:
+                place = map_of.first_target()
+            elif found.answer is Answer.NOT_YET:
+                place = map_of.last_target()
+            if place is not None:
+                row.target_offset = place if row.target_offset is None else min(row.target_offset, place)
+        if row.target_offset is None:
+            row.outcome, row.note = Outcome.NOTHING, ""
+
+    def _translate(self, partition: SourcePartition, offset: int) -> Translation:
+        position = self._reader.positions.known.get(partition)
+        map_of = self._reader.maps.get(partition)
+        if position is None:
+            return Translation(Answer.TOO_OLD)
+        if map_of is None:
+            map_of = PartitionMap()
+        return map_of.translate(offset, position.next_offset, position.topic_id)
+
+    # --- the clusters ----------------------------------------------------------------------------
+
+    def _feeders(self, targets: Collection[TargetPartition]) -> dict[TargetPartition, set[SourcePartition]]:
+        """Which source partitions have gone into each of these target partitions, as the positions tell."""
+        found: dict[TargetPartition, set[SourcePartition]] = {target: set() for target in targets}
+        for partition in self._reader.positions.known:
+            target = self.target_of(partition)
+            if target in found:
+                found[target].add(partition)
+        return found
+
+    async def _logs(self, partitions: Iterable[SourcePartition]) -> dict[SourcePartition, object]:
+        """The topic id of each partition's log at its source, now."""
+        by_source: dict[str, set[str]] = {}
+        for partition in partitions:
+            by_source.setdefault(partition.source, set()).add(partition.topic)
+        ids: dict[tuple[str, str], object] = {}
+        for source, topics in by_source.items():
+            view = await self._sources[source].metadata(sorted(topics), max_age_ms=60_000)
+            ids |= {(source, name): topic.topic_id for name, topic in view.topics.items()}
+        return {each: ids.get((each.source, each.topic), NO_TOPIC_ID) for each in partitions}
+
+    async def _compare_with_target(self, rows: Iterable[Row]) -> None:
+        """Takes back what the target's log does not hold (any more); finds a place where the map knows of
+        nothing: the beginning of the log, which is exact where that is empty."""
+        found = [row for row in rows if row.target_offset is not None or row.outcome is Outcome.NOTHING]
+        keys = [(row.target.topic, row.target.partition) for row in found]
+        if not keys:
+            return
+        begins = await self._target.list_offsets(dict.fromkeys(keys, EARLIEST))
+        ends = await self._target.list_offsets(dict.fromkeys(keys, LATEST))
+        for row, key in zip(found, keys, strict=True):
+            offset = row.target_offset or 0
+            if row.outcome is Outcome.NOTHING:
+                row.target_offset = begins[key].offset
+                is_empty = begins[key].offset == ends[key].offset
+                row.outcome = Outcome.EXACT if is_empty else Outcome.REREADS
+                row.note = "" if is_empty else "the map does not speak of what is there: its beginning"
+            elif offset < begins[key].offset:
+                row.outcome, row.target_offset = Outcome.TOO_OLD, None
+                row.note = f"the target has dropped it; its log begins at {begins[key].offset}"
+            elif offset > ends[key].offset:
+                row.outcome, row.target_offset = Outcome.ANOTHER_LOG, None
+                row.note = f"the target's log ends at {ends[key].offset}: it was made anew or cut"
+
+
+def _in_words(found: Translation) -> tuple[Outcome, str]:
+    match found.answer:
+        case Answer.EXACT:
+            return Outcome.EXACT, ""
+        case Answer.NOTHING:
+            return Outcome.NOTHING, ""
+        case Answer.SAFE:
+            return Outcome.REREADS, "the smallest offset that leaves nothing out"
+        case Answer.NOT_YET:
+            return Outcome.NOT_MIRRORED_YET, f"the mirror is at {found.bound}"
+        case Answer.UNREADABLE:
+            return Outcome.UNREADABLE, "the map was written by another version, or is damaged"
+        case Answer.TOO_OLD:
+            since = f"offset {found.bound}" if found.bound >= 0 else "its next record"
+            return Outcome.TOO_OLD, f"the map begins with {since}"
+
+
+async def apply(
+    target: Cluster,
+    group: str,
+    rows: Iterable[Row],
+    *,
+    allow_rereads: bool = False,
+    backwards: bool = False,
+) -> Applied:
+    """Commits the rows' target offsets for the group on the target: exact ones, and forwards only, unless
+    asked.
+
+    Raises NonEmptyGroup while the group has members there, and what the cluster says.
+    """
+    wanted: dict[TopicPartition, CommittedOffset] = {}
+    for row in rows:
+        if row.target_offset is not None and (row.outcome is Outcome.EXACT or allow_rereads):
+            key = (row.target.topic, row.target.partition)
+            wanted[key] = CommittedOffset(row.target_offset, -1, row.committed.metadata)
+    if not wanted:
+        return Applied({})
+    current = await fetch_offsets(target, group, wanted, require_stable=True)
+    ahead = {
+        key: current[key].offset
+        for key, offset in wanted.items()
+        if key in current
+        and (current[key].offset == offset.offset or (current[key].offset > offset.offset and not backwards))
+    }
+    left = {key: offset for key, offset in wanted.items() if key not in ahead}
+    if left:
+        members = len((await describe_group(target, group)).members)
+        if members:
+            raise NonEmptyGroup(f"{target}: group {group} has {members} member(s) there; stop them first")
+        await commit_offsets(target, group, left)
+    return Applied(left, ahead)
+
+
+# --- the command -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What `millrace mirror translate` was asked."""
+
+    group: str
+    source: str | None = None
+    topics: tuple[str, ...] = ()
+    apply: bool = False
+    allow_rereads: bool = False
+    backwards: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    rows: list[Row]
+    applied: Applied | None
+    allow_rereads: bool = False
+
+    @property
+    def exit_status(self) -> int:
+        """0 when every partition has an exact place at the target, or one with re-reads where they are
+        allowed; otherwise 1."""
+        allowed = (Outcome.EXACT, Outcome.REREADS) if self.allow_rereads else (Outcome.EXACT,)
+        return int(any(row.outcome not in allowed for row in self.rows))
+
+
+async def answer(config: MirrorConfig, question: Question) -> Reply:
+    """Raises FatalError for a question that this mirror cannot answer, and what the clusters say."""
+    named = [each for each in config.sources if question.source in (None, each.cluster)]
+    if not named:
+        known = ", ".join(each.cluster for each in config.sources)
+        raise FatalError(f"no source {question.source} in the config; its sources are {known}")
+    target = _connect(config.target)
+    sources = {each.cluster: _connect(each) for each in config.sources}
+    try:
+        commits = {}
+        # Of all sources, as far as they may share a target partition with those that were asked about.
+        for name, cluster in sources.items():
+            found = await fetch_offsets(cluster, question.group, require_stable=True)
+            commits[name] = {
+                key: at for key, at in found.items() if not question.topics or key[0] in question.topics
+            }
+        translator = Translator(config, target, sources, MapReader(target, config.name))
+        rows = await translator.rows(commits, allow_rereads=question.allow_rereads)
+        names = {each.cluster for each in named}
+        rows = [row for row in rows if row.source.source in names]
+        if not rows:
+            raise UnknownTopicOrPartition(
+                f"group {question.group} has committed nothing on {', '.join(sorted(names))} that mirror "
+                f"{config.name} carries"
+            )
+        await translator.add_lags(rows)
+        applied = None
+        if question.apply:
+            applied = await apply(
+                target,
+                question.group,
+                rows,
+                allow_rereads=question.allow_rereads,
+                backwards=question.backwards,
+            )
+        return Reply(rows, applied, question.allow_rereads)
+    finally:
+        for cluster in (target, *sources.values()):
+            await cluster.close()
+
+
+def run(config: Path, question: Question) -> Reply | int:
+    """What the command prints; or, after a line on stderr, the exit status of a failure."""
+    try:
+        return asyncio.run(answer(load_config(config), question))
+    except FatalError as error:
+        sys.stderr.write(f"millrace mirror translate: {error}\n")
+        return error.exit_status
+    except CLUSTER_FAILURES as error:
+        sys.stderr.write(f"millrace mirror translate: {error}\n")
+        return getattr(error, "exit_status", 1)
+
+
+def _connect(config: ClusterConfig) -> Cluster:
+    return Cluster(
+        config.cluster,
+        config.bootstrap,
+        client_id=CLIENT_ID,
+        request_timeout_ms=REQUEST_TIMEOUT_MS,
+        security=config.security,
+    )

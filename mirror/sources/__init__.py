@@ -1,0 +1,1 @@
+"""Reading a source cluster: discovery, fetch loops, what its logs say, how fast and how far behind."""

@@ -1,0 +1,45 @@
+"""Where the leader epochs of what was fetched begin: how a source's other history is found. Pure.
+
+Held by `progress`, asked by `source` when a leader says that histories part. A leader answers (epoch, end):
+the newest epoch of its own that is not above ours, and where it ends there. Ours may have left that epoch
+earlier than the leader did: between the two lie records of the leader's that were never fetched (the rule by
+which a follower truncates, KIP-595).
+"""
+
+from __future__ import annotations
+
+# An epoch changes with every change of the leader. Forgetting old ones errs towards their successor's begin.
+MAX_EPOCHS = 256
+
+
+class EpochHistory:
+    """(epoch, first offset fetched in it), ascending. What was fetched before this assignment is not known:
+    its last epoch is taken to begin at the position, an upper bound."""
+
+    def __init__(self, epoch: int, offset: int) -> None:
+        self._starts: list[tuple[int, int]] = [(epoch, offset)]
+
+    def fetched(self, epoch: int, offset: int) -> None:
+        """A batch of another epoch than the last one begins at `offset`."""
+        self._starts.append((epoch, offset))
+        if len(self._starts) > MAX_EPOCHS:
+            del self._starts[0]
+
+    def cut(self, offset: int) -> None:
+        """What begins at `offset` or later is forgotten."""
+        starts = self._starts
+        while len(starts) > 1 and starts[-1][1] >= offset:
+            starts.pop()
+
+    def parts_at(self, epoch: int, end_offset: int, offset: int) -> tuple[int, int]:
+        """Where our history, up to `offset`, leaves that of a leader that answered (`epoch`, `end_offset`),
+        as far as one answer tells: (offset to go back to, epoch to ask with there).
+
+        That epoch is our own of the record before, so that the leader can say whether histories part even
+        earlier. Where nothing of ours is known that far back, it is the leader's, and its word is taken."""
+        bounds = [start for each, start in self._starts if each > epoch]
+        back_to = min([end_offset, offset, *bounds])
+        ours = [each for each, start in self._starts if start < back_to]
+        known = ours[-1] if ours else self._starts[0][0]
+        # Asked with an epoch that the leader has just left out, it would say the same again.
+        return back_to, known if 0 <= known <= epoch and back_to < offset else epoch

@@ -1,0 +1,508 @@
+"""One source cluster: discovery, and a fetch loop for each connection to each of its brokers.
+
+Called by `worker`. Hands fetched batches to the pipelines and turns what a source says about a log (out of
+range, another topic id, a diverging epoch) into gaps. It holds no rule about what may be skipped.
+
+Fetches name the topic by the id of the log that the position is of, wherever the source speaks it (Apache
+Kafka 3.1 and later): a topic that was deleted and created again refuses them, so nothing of it is ever read
+at the old one's offsets. By name, on older servers, only its id or its leader epochs tell, one look later.
+
+Where histories part a fetch's answer says (KIP-595). Servers whose fetches cannot (Apache Kafka before 2.7)
+are asked before the first fetch under each leader epoch, and fetches name the epoch that was compared with:
+under another one they are refused (KIP-320).
+
+The bytes under way are bounded: each fetch loop has an equal share of the worker's budget and fetches only
+while its partitions have less than that outstanding, so a slow target slows fetching. A partition has at
+most a quarter of a share, and one whose lane fails gets nothing more: it cannot take the others' room.
+The next fetch is under way while the last one's batches are being produced.
+
+A source that is away is asked again with growing pauses, for ever; nobody else waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import zlib
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import structlog
+
+from millrace.broker.client.cluster import Cluster
+from millrace.broker.client.leader_epochs import epoch_ends
+from millrace.broker.client.metadata import ClusterMetadata, TopicMetadata
+from millrace.broker.client.raw_fetch import FetchedPartition, FetchPosition, fetch, tells_diverging_epoch
+from millrace.broker.errors import (
+    CorruptMessage,
+    InconsistentTopicId,
+    OffsetOutOfRange,
+    UnknownServerError,
+    UnknownTopicId,
+    UnsupportedVersion,
+    error_for_code,
+)
+from millrace.mirror.config import FetchConfig, SourceConfig
+from millrace.mirror.delivery.checkpoints import Position
+from millrace.mirror.delivery.system_records import CLUSTER_FAILURES
+from millrace.mirror.gaps.gaps import GapClass
+from millrace.mirror.gaps.open_gaps import Origin
+from millrace.mirror.pipeline import PartitionPipeline, State
+from millrace.mirror.sources.rate import TokenBucket
+from millrace.mirror.sources.source_logs import FIRST_PAUSE_S, MAX_PAUSE_S, SourceLogs, is_other_log
+from millrace.mirror.steady import steady_ms
+from millrace.mirror.topics.routes import SourcePartition, TopicSelector
+
+log = structlog.get_logger("millrace.mirror.sources.source")
+
+MIN_FETCH_SIZE = 64 << 10
+# While a partition waits for room, the others' long poll is kept short: room may come at any moment.
+CROWDED_WAIT_MS = 20
+ERROR_PAUSE_MS = 250
+MANY_REFUSALS = 40
+# A partition that is not fetched (paused, stopped, waiting for room) is asked for its log end this often.
+SAMPLE_INTERVAL_MS = 2_000
+# Answers that say: the log that you read is not here, or not as you know it.
+UNREADABLE = frozenset(error.code for error in (CorruptMessage, UnknownServerError))
+ANOTHER_LOG = frozenset(error.code for error in (OffsetOutOfRange, UnknownTopicId, InconsistentTopicId))
+
+
+class FetchBudget:
+    """The worker's bytes in flight, shared equally by the fetch loops that are running."""
+
+    def __init__(self, total_size: int) -> None:
+        self._total_size = total_size
+        self.loop_count = 0
+
+    def resize(self, total_size: int) -> None:
+        self._total_size = total_size
+
+    @property
+    def share(self) -> int:
+        """At least the smallest fetch: with more loops than that allows, `in_flight_bytes` is exceeded rather
+        than nothing carried."""
+        return max(MIN_FETCH_SIZE, self._total_size // max(1, self.loop_count))
+
+
+class _Way(NamedTuple):
+    """A broker, and the number of a connection to it."""
+
+    node: int
+    number: int
+
+    @property
+    def purpose(self) -> str:
+        return f"fetch {self.number}"
+
+
+@dataclass(eq=False)
+class _FetchLoop:
+    """The fetching over one way."""
+
+    task: asyncio.Task[None] | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    partitions: dict[tuple[str, int], PartitionPipeline] = field(default_factory=dict)
+    turn: int = 0
+    tells_where_histories_part: bool | None = None
+    """Whether the broker's fetches do; None while it is not known, or may have changed."""
+
+
+def way_number(topic: str, partition: int, connections: int) -> int:
+    """Which of a broker's connections fetches a partition: those of a topic are spread evenly, and none moves
+    when others come or go."""
+    return (zlib.crc32(topic.encode()) + partition) % connections
+
+
+class SourceReader:
+    """See the module's text. `run` goes on until it is cancelled."""
+
+    def __init__(
+        self,
+        config: SourceConfig,
+        cluster: Cluster,
+        fetch_config: FetchConfig,
+        budget: FetchBudget,
+        discovery_interval_ms: int,
+        now_ms: Callable[[], int],
+        on_view: Callable[[SourceReader], Awaitable[None]],
+        record_start: Callable[[SourcePartition, Position], Awaitable[None]],
+    ) -> None:
+        self.name = config.cluster
+        self.config = config
+        self.cluster = cluster
+        self.selector = TopicSelector(config.topics.include, config.topics.exclude)
+        self.view: ClusterMetadata | None = None
+        self.is_connected = False
+        self.was_connected = False
+        self.failure: str | None = None  # why the last look at the source failed
+        self._fetch_config = fetch_config
+        self._budget = budget
+        self._discovery_interval_ms = discovery_interval_ms
+        self._now_ms = now_ms
+        self._on_view = on_view
+        self._logs = SourceLogs(config.cluster, cluster, now_ms, record_start)
+        self._refusals: dict[tuple[str, int], int] = {}  # of a partition's fetches, in a row
+        self._compared: dict[tuple[str, int], int] = {}  # the leader epoch whose history is known to be ours
+        self._bucket = TokenBucket()
+        self._pipelines: dict[tuple[str, int], PartitionPipeline] = {}
+        self._loops: dict[_Way, _FetchLoop] = {}
+        self._look_again = asyncio.Event()
+        self._tasks = asyncio.TaskGroup()
+
+    # --- what is carried -------------------------------------------------------------------------
+
+    def selected_topics(self) -> list[TopicMetadata]:
+        """The topics of the last look that are to be mirrored."""
+        if self.view is None:
+            return []
+        return [
+            topic
+            for name, topic in sorted(self.view.topics.items())
+            if not topic.internal and self.selector.selects(name)
+        ]
+
+    def add(self, pipeline: PartitionPipeline) -> None:
+        self._pipelines[pipeline.partition.topic, pipeline.partition.partition] = pipeline
+        self._place()
+
+    def remove(self, pipeline: PartitionPipeline) -> None:
+        key = (pipeline.partition.topic, pipeline.partition.partition)
+        if self._pipelines.get(key) is pipeline:
+            del self._pipelines[key]
+            self._refusals.pop(key, None)
+            self._compared.pop(key, None)
+            for loop in self._loops.values():
+                loop.partitions.pop(key, None)
+
+    def moved(self, pipeline: PartitionPipeline) -> None:
+        """Room was made: the loop of this partition may go on."""
+        key = (pipeline.partition.topic, pipeline.partition.partition)
+        for loop in self._loops.values():
+            if key in loop.partitions:
+                loop.changed.set()
+
+    def status(self) -> dict[str, Any]:
+        """For /status. `starting`: it has neither answered nor failed so far; `error`: why it does not
+        answer, in one line."""
+        trouble = self.cluster.trouble or self.failure
+        is_unknown = not self.was_connected and trouble is None
+        return {
+            "cluster": self.name,
+            "connected": self.is_connected,
+            "starting": is_unknown,
+            "error": trouble,
+        }
+
+    @property
+    def rate(self) -> float | None:
+        """Bytes a second that this worker may fetch of this source; None: no limit."""
+        return self._bucket.rate
+
+    def reconfigure(self, config: SourceConfig, fetch: FetchConfig, discovery_interval_ms: int) -> None:
+        """Takes settings that were read again: which topics, how large a fetch, how often to look."""
+        self.config = config
+        self.selector = TopicSelector(config.topics.include, config.topics.exclude)
+        self._fetch_config = fetch
+        self._discovery_interval_ms = discovery_interval_ms
+        self._place()
+        self._look_again.set()
+
+    def set_rate(self, bytes_per_second: float | None) -> None:
+        """Limits what this worker fetches of this source, from the next fetch on. Raises ValueError for a
+        limit that is not above zero."""
+        self._bucket.set_rate(bytes_per_second, self._now_ms())
+        for loop in self._loops.values():
+            loop.changed.set()
+
+    async def begin(
+        self, pipeline: PartitionPipeline, known: Position | None, *, is_lost: bool, start: str | int
+    ) -> None:
+        """Finds where a newly assigned partition goes on, then lets it run (see `SourceLogs.begin`)."""
+        await self._logs.begin(pipeline, known, is_lost=is_lost, start=start)
+        if pipeline.state not in (State.STARTING, State.CLOSED):
+            self.add(pipeline)
+
+    async def run(self) -> None:
+        """Goes on until cancelled, or until something fails that nobody foresaw: a fetch loop that ended in
+        silence would leave its partitions behind for ever."""
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                self._tasks.create_task(self._discover())
+                self._tasks.create_task(self._keep_log_ends())
+        finally:
+            # Their share of the bytes in flight is the other sources' again.
+            self._budget.loop_count -= len(self._loops)
+            self._loops.clear()
+
+    # --- discovery -------------------------------------------------------------------------------
+
+    async def _discover(self) -> None:
+        failure_count = 0
+        while True:
+            self._look_again.clear()
+            has_answered = False
+            try:
+                self.view = await self.cluster.metadata(max_age_ms=0)
+                has_answered, self.failure = True, None
+                self._place()
+                self._check_origins(self.view)
+                await self._on_view(self)
+                self.is_connected = self.was_connected = True
+                failure_count = 0
+            except CLUSTER_FAILURES as error:
+                if not has_answered:  # otherwise it may be the target that is away
+                    self.failure = str(error)
+                if failure_count == 0:
+                    log.warning("discovery fails; trying again", source=self.name, error=str(error))
+                failure_count += 1
+            pause_s = self._discovery_interval_ms / 1000
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self._look_again.wait()
+                await asyncio.sleep(min(pause_s, FIRST_PAUSE_S * (1 + failure_count)))
+            except TimeoutError:
+                continue
+
+    def _check_origins(self, view: ClusterMetadata) -> None:
+        for (name, _), pipeline in self._pipelines.items():
+            topic = view.topics.get(name)
+            if topic is not None and pipeline.state is State.RUNNING:
+                now = Origin(view.cluster_id or "", topic.topic_id)
+                if is_other_log(pipeline.origin, now):
+                    self._resolve(pipeline)
+
+    async def _keep_log_ends(self) -> None:
+        """Lag goes on being true of what is not fetched now."""
+        interval_ms = max(SAMPLE_INTERVAL_MS, 2 * self._fetch_config.max_wait_ms)
+        while True:
+            await asyncio.sleep(interval_ms / 1000)
+            now_ms = self._now_ms()
+            old = [
+                pipeline
+                for pipeline in self._pipelines.values()
+                if pipeline.state is not State.CLOSED
+                # One that was taken later than now is from before the clock was set back.
+                and not 0 <= now_ms - pipeline.lag.sampled_at_ms < interval_ms
+            ]
+            if old and self.view is not None:
+                await self._logs.sample_ends(old, self.view)
+
+    def _place(self) -> None:
+        """Gives each pipeline to the loop of its leader; loops begin and end as needed."""
+        if self.view is None:
+            return
+        wanted: dict[_Way, dict[tuple[str, int], PartitionPipeline]] = {}
+        for key, pipeline in self._pipelines.items():
+            leader = self.view.leader(*key)
+            if leader is not None:
+                way = _Way(leader, way_number(*key, self.config.connections))
+                wanted.setdefault(way, {})[key] = pipeline
+        for way in list(self._loops):
+            if way not in wanted:
+                loop = self._loops.pop(way)
+                self._budget.loop_count -= 1
+                if loop.task is not None:
+                    loop.task.cancel()
+                self.cluster.close_purpose(way.purpose, way.node)
+        for way, partitions in wanted.items():
+            known = self._loops.get(way)
+            if known is None:
+                known = self._loops[way] = _FetchLoop()
+                self._budget.loop_count += 1
+                known.task = self._tasks.create_task(self._fetch_from(way, known))
+            if known.partitions != partitions:
+                known.partitions = partitions
+                known.changed.set()
+
+    # --- fetching --------------------------------------------------------------------------------
+
+    async def _fetch_from(self, way: _Way, loop: _FetchLoop) -> None:
+        failure_count = 0
+        while True:
+            loop.changed.clear()
+            wait_ms = self._bucket.wait_ms(MIN_FETCH_SIZE, self._now_ms())
+            if wait_ms:
+                await self._until_changed(loop, wait_ms)
+                continue
+            room = self._budget.share - sum(
+                pipeline.progress.outstanding_size for pipeline in loop.partitions.values()
+            )
+            positions, is_crowded = self._positions(loop, room)
+            if not positions:
+                await self._until_changed(loop, ERROR_PAUSE_MS)
+                continue
+            if (allowed := self._bucket.room(self._now_ms())) is not None:
+                room = min(room, allowed)
+            max_size = max(MIN_FETCH_SIZE, min(self._fetch_config.max_bytes, room))
+            asked = {key: loop.partitions[key] for key in positions}
+            try:
+                if loop.tells_where_histories_part is None:
+                    loop.tells_where_histories_part = await tells_diverging_epoch(self.cluster, way.node)
+                if not loop.tells_where_histories_part:
+                    positions = await self._compare(asked, positions)
+                    if not positions:
+                        continue
+                answers = await fetch(
+                    self.cluster,
+                    way.node,
+                    positions,
+                    min_bytes=1,
+                    max_wait_ms=CROWDED_WAIT_MS if is_crowded else self._fetch_config.max_wait_ms,
+                    max_bytes=max_size,
+                    partition_max_bytes=self._fetch_config.partition_max_bytes,
+                    read_committed=True,
+                    purpose=way.purpose,
+                )
+            except CLUSTER_FAILURES as error:
+                if self.is_connected:
+                    log.warning("the source does not answer", source=self.name, error=str(error))
+                self.is_connected = False
+                loop.tells_where_histories_part = None
+                failure_count += 1
+                self._look_again.set()
+                pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** min(failure_count, 10))
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+                continue
+            failure_count = 0
+            self.is_connected = self.was_connected = True
+            self._take_all(asked, positions, answers)
+
+    def _take_all(
+        self,
+        asked: Mapping[tuple[str, int], PartitionPipeline],
+        positions: Mapping[tuple[str, int], FetchPosition],
+        answers: list[FetchedPartition],
+    ) -> None:
+        for answer in answers:
+            self._bucket.spend(len(answer.records))
+            key = (answer.topic, answer.partition)
+            if key in positions:
+                self._take(asked[key], positions[key], answer)
+
+    def _positions(self, loop: _FetchLoop, room: int) -> tuple[dict[tuple[str, int], FetchPosition], bool]:
+        """What to ask for now; and whether some partition waits for room."""
+        if room < MIN_FETCH_SIZE:
+            return {}, True
+        at_ms, cap = steady_ms(), max(MIN_FETCH_SIZE, self._budget.share // 4)
+        positions: dict[tuple[str, int], FetchPosition] = {}
+        is_crowded = False
+        keys = list(loop.partitions)
+        # A source fills its answer in the order of the request: each partition is first in its turn.
+        loop.turn = (loop.turn + 1) % max(1, len(keys))
+        for key in keys[loop.turn :] + keys[: loop.turn]:
+            pipeline = loop.partitions[key]
+            if pipeline.wants_fetch(at_ms, cap):
+                progress = pipeline.progress
+                positions[key] = FetchPosition(
+                    progress.fetch_offset, -1, progress.fetched_leader_epoch, pipeline.origin.topic_id
+                )
+            elif pipeline.state is State.RUNNING:
+                is_crowded = True
+        return positions, is_crowded
+
+    async def _compare(
+        self,
+        asked: Mapping[tuple[str, int], PartitionPipeline],
+        positions: Mapping[tuple[str, int], FetchPosition],
+    ) -> dict[tuple[str, int], FetchPosition]:
+        """Those positions that are of their leader's history, with the epoch for which that is known; the
+        others have gone back to where histories part."""
+        now = {key: self._leader_epoch(*key) for key in positions}
+        doubtful = {
+            key: at.last_fetched_epoch
+            for key, at in positions.items()
+            if at.last_fetched_epoch >= 0 and self._compared.get(key) != now[key]
+        }
+        try:
+            ends = await epoch_ends(self.cluster, doubtful) if doubtful else {}
+        except UnsupportedVersion:
+            ends = {}
+        ours: dict[tuple[str, int], FetchPosition] = {}
+        for key, at in positions.items():
+            epoch, end_offset = ends.get(key, (-1, -1))
+            if epoch >= 0 and (epoch < at.last_fetched_epoch or end_offset < at.offset):
+                if self._is_as_asked(asked[key], at):
+                    self._parted(asked[key], (epoch, end_offset))
+                continue
+            if key in doubtful:
+                self._compared[key] = now[key]
+            ours[key] = at._replace(current_leader_epoch=now[key])
+        return ours
+
+    def _leader_epoch(self, topic: str, partition: int) -> int:
+        known = self.view.topics.get(topic) if self.view is not None else None
+        found = known.partitions.get(partition) if known is not None else None
+        return -1 if found is None else found.leader_epoch
+
+    async def _until_changed(self, loop: _FetchLoop, limit_ms: int) -> None:
+        # The time limit is for what waits for a moment to come (`retry_at_ms`, the bucket).
+        try:
+            async with asyncio.timeout(limit_ms / 1000):
+                await loop.changed.wait()
+        except TimeoutError:
+            return
+
+    def _take(self, pipeline: PartitionPipeline, asked: FetchPosition, answer: FetchedPartition) -> None:
+        if not self._is_as_asked(pipeline, asked):
+            return
+        code = answer.error_code
+        if code:
+            self._refused(pipeline, code)
+            return
+        if self._refusals:
+            self._refusals.pop((answer.topic, answer.partition), None)
+        if answer.diverging is not None:
+            self._parted(pipeline, answer.diverging)
+        else:
+            pipeline.accept(answer)
+            if pipeline.damage is not None:
+                self._tasks.create_task(self._logs.survey(pipeline))
+
+    @staticmethod
+    def _is_as_asked(pipeline: PartitionPipeline, asked: FetchPosition) -> bool:
+        """Not drained, closed or moved while the answer was under way, nor moved to another log."""
+        return (
+            pipeline.state is State.RUNNING
+            and pipeline.progress.fetch_offset == asked.offset
+            and pipeline.origin.topic_id == asked.topic_id
+        )
+
+    @staticmethod
+    def _parted(pipeline: PartitionPipeline, diverging: tuple[int, int]) -> None:
+        """The leader's newest (epoch, end offset) that is not above ours: histories part there, or before."""
+        offset = pipeline.progress.fetch_offset
+        parts_at, resume_epoch = pipeline.progress.epochs.parts_at(*diverging, offset)
+        pipeline.at_gap(
+            GapClass.TRUNCATED,
+            offset,
+            f"the source's log was cut at {parts_at} and went on differently",
+            first=parts_at,
+            resume_at=parts_at,
+            resume_epoch=resume_epoch,
+        )
+
+    def _refused(self, pipeline: PartitionPipeline, code: int) -> None:
+        pipeline.retry_at_ms = steady_ms() + ERROR_PAUSE_MS
+        if code in ANOTHER_LOG:
+            self._resolve(pipeline)
+            return
+        if code in UNREADABLE:
+            pipeline.corrupt(f"the source says: {error_for_code(code)}", steady_ms())
+            if pipeline.damage is not None:
+                self._tasks.create_task(self._logs.survey(pipeline))
+            return
+        self.cluster.observe(code)
+        self._look_again.set()
+        key, error = (pipeline.partition.topic, pipeline.partition.partition), error_for_code(code)
+        count = self._refusals.get(key, 0) + 1
+        if count == 1 and not error.retriable:
+            count = MANY_REFUSALS  # that will not go away by itself
+        self._refusals[key] = count
+        # What goes on is told once; a leader that moves is no news.
+        if count == MANY_REFUSALS:
+            log.warning("a fetch is refused; asking again", of=str(pipeline.partition), error=str(error))
+
+    def _resolve(self, pipeline: PartitionPipeline) -> None:
+        """Finds out, beside the fetch loop, what became of a log."""
+        self._tasks.create_task(self._logs.explain(pipeline))

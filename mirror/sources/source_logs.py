@@ -1,0 +1,303 @@
+"""What a source says of its logs beside the fetching: where they begin and end, which they are, what is bad.
+
+Called by `source`: where a partition that was just assigned goes on (`begin`), why a fetch offset is not
+known there any more (`explain`), how far a damaged stretch goes (`survey`), and how far behind a partition is
+that nobody fetches now (`sample_ends`). What it finds becomes a position or a gap; what may be skipped is not
+decided here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterable
+
+import structlog
+
+from millrace.broker.client.cluster import Cluster
+from millrace.broker.client.metadata import ClusterMetadata
+from millrace.broker.client.offsets import EARLIEST, LATEST
+from millrace.broker.client.raw_fetch import FetchPosition, fetch
+from millrace.broker.errors import (
+    CorruptMessage,
+    KafkaError,
+    KafkaStorageError,
+    LeaderNotAvailable,
+    UnknownServerError,
+    UnknownTopicOrPartition,
+    error_for_code,
+)
+from millrace.broker.protocol.batch import iterate_batches, verify_crc
+from millrace.mirror.batches.old_messages import first_reaching
+from millrace.mirror.delivery.checkpoints import NO_TOPIC_ID, Position
+from millrace.mirror.delivery.system_records import CLUSTER_FAILURES, NewFailures
+from millrace.mirror.gaps.gaps import GapClass
+from millrace.mirror.gaps.open_gaps import Origin
+from millrace.mirror.pipeline import PartitionPipeline, State
+from millrace.mirror.topics.routes import SourcePartition
+
+log = structlog.get_logger("millrace.mirror.sources.source_logs")
+
+FIRST_PAUSE_S = 0.05
+MAX_PAUSE_S = 5.0
+SAMPLE_TIMEOUT_S = 5.0
+# An offset within the log that is said to be out of range: the log may have moved between the two answers.
+# Said this often in a row, it is the epoch of what was fetched that the source does not know.
+MAX_UNEXPLAINED = 3
+PROBE_SIZE = 64 << 10
+# What a source says of a place in a log that it cannot read, while it can read others.
+CANNOT_GIVE = frozenset(error.code for error in (CorruptMessage, KafkaStorageError, UnknownServerError))
+
+
+class SourceLogs:
+    """The logs of one source cluster."""
+
+    def __init__(
+        self,
+        name: str,
+        cluster: Cluster,
+        now_ms: Callable[[], int],
+        record_start: Callable[[SourcePartition, Position], Awaitable[None]],
+    ) -> None:
+        """`record_start` returns when a first position is durable."""
+        self._name = name
+        self._cluster = cluster
+        self._now_ms = now_ms
+        self._record_start = record_start
+        self._unexplained: dict[SourcePartition, tuple[int, int]] = {}  # offset, how often in a row
+
+    # --- where to begin --------------------------------------------------------------------------
+
+    async def begin(
+        self, pipeline: PartitionPipeline, known: Position | None, *, is_lost: bool, start: str | int
+    ) -> None:
+        """Finds where a newly assigned partition goes on. Tries until it is known or the assignment ends.
+        `start` counts only for a partition that was never mirrored before."""
+        failures, failure_count = NewFailures(), 0
+        while pipeline.state is State.STARTING:
+            try:
+                await self._begin(pipeline, known, is_lost, start)
+            except CLUSTER_FAILURES as error:
+                if failures.is_news(error):
+                    log.warning("cannot begin yet", of=str(pipeline.partition), error=str(error))
+                failure_count += 1
+                pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** min(failure_count, 10))
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+
+    async def _begin(
+        self, pipeline: PartitionPipeline, known: Position | None, is_lost: bool, start: str | int
+    ) -> None:
+        partition = pipeline.partition
+        origin, earliest, latest = await self._log_of(partition)
+        if is_lost:
+            pipeline.ready(earliest, -1, origin)
+            reason = "the positions topic holds no readable position of it"
+            pipeline.at_gap(GapClass.POSITION_LOST, latest, reason, resume_at=latest)
+        elif known is not None:
+            recorded = Origin(known.cluster_id, known.topic_id)
+            is_other = is_other_log(recorded, origin)
+            now = recorded if is_other else _joined(recorded, origin)
+            pipeline.ready(known.next_offset, known.leader_epoch, now)
+            if is_other:
+                reason = "the position is of another topic or cluster of this name"
+                following = max(known.next_offset, known.log_end)
+                pipeline.at_gap(GapClass.RECREATED, following, reason, resume_at=earliest, origin=origin)
+        else:
+            offset = earliest if start == "earliest" else latest
+            if isinstance(start, int):
+                key = (partition.topic, partition.partition)
+                found = (await self._cluster.list_offsets({key: start}))[key].offset
+                offset = found if found >= 0 else latest
+            if pipeline.state is not State.STARTING:
+                # Lost meanwhile: what was just found may lie beyond what the new owner has delivered, and
+                # as the newest record it would be believed.
+                return
+            # Durable before the first record is carried: otherwise a crash could make `latest` mean a
+            # later offset the next time, and what lies between would be lost.
+            first = Position(offset, origin.cluster_id, origin.topic_id, -1, self._now_ms(), latest)
+            await self._record_start(partition, first)
+            pipeline.ready(offset, -1, origin)
+        if known is not None:
+            pipeline.lag.resume(known.next_offset, known.waiting_since_ms, known.log_end)
+        if not is_other_log(pipeline.origin, origin):
+            # The log may be gone before the first fetch: what it held is told by a gap's event all the same.
+            pipeline.lag.sample(latest, self._now_ms())
+
+    # --- why it cannot go on ---------------------------------------------------------------------
+
+    async def explain(self, pipeline: PartitionPipeline) -> None:
+        """Finds out why the source does not know the fetch offset, or the topic, of a running partition."""
+        asked_at = (pipeline.origin, pipeline.progress.fetch_offset)
+        try:
+            origin, earliest, latest = await self._log_of(pipeline.partition)
+        except CLUSTER_FAILURES as error:
+            log.warning("asking again", of=str(pipeline.partition), error=str(error))
+            return
+        offset = pipeline.progress.fetch_offset
+        if (pipeline.origin, offset) != asked_at:
+            return
+        if is_other_log(pipeline.origin, origin):
+            pipeline.at_gap(
+                GapClass.RECREATED,
+                max(offset, pipeline.lag.log_end),
+                "the topic was deleted and created again",
+                resume_at=earliest,
+                origin=origin,
+            )
+        elif offset < earliest:
+            pipeline.at_gap(
+                GapClass.EXPIRED, earliest, "retention deleted it before it was fetched", resume_at=earliest
+            )
+        elif offset > latest:
+            pipeline.at_gap(
+                GapClass.TRUNCATED,
+                offset,
+                f"the source's log now ends at {latest}",
+                first=latest,
+                resume_at=latest,
+            )
+        else:
+            self._leave_unexplained(pipeline, earliest)
+
+    def _leave_unexplained(self, pipeline: PartitionPipeline, earliest: int) -> None:
+        offset = pipeline.progress.fetch_offset
+        before, count = self._unexplained.get(pipeline.partition, (offset, 0))
+        count = count + 1 if before == offset else 1
+        self._unexplained[pipeline.partition] = (offset, count)
+        if count < MAX_UNEXPLAINED or pipeline.progress.fetched_leader_epoch < 0:
+            log.warning("fetching again what should be there", of=str(pipeline.partition), offset=offset)
+            return
+        del self._unexplained[pipeline.partition]
+        pipeline.at_gap(
+            GapClass.RECREATED,
+            max(offset, pipeline.lag.log_end),
+            "the source has never seen the leader epoch of what was fetched: its log is another one",
+            resume_at=earliest,
+        )
+
+    async def survey(self, pipeline: PartitionPipeline) -> None:
+        """Finds where a damaged stretch at the fetch offset ends: at the first batch behind it that the
+        source can give and whose checksum is right. The damaged batch's own header is not believed."""
+        first, origin, reason = pipeline.progress.fetch_offset, pipeline.origin, pipeline.damage
+        pipeline.damage = None
+        try:
+            end = await self._end_of_damage(pipeline, first)
+        except CLUSTER_FAILURES as error:
+            log.warning("asking again", of=str(pipeline.partition), error=str(error))
+            return
+        is_same = (pipeline.progress.fetch_offset, pipeline.origin) == (first, origin)
+        if end is not None and is_same and reason is not None:
+            epoch = pipeline.progress.fetched_leader_epoch
+            pipeline.at_gap(GapClass.CORRUPT, end, reason, resume_at=end, resume_epoch=epoch)
+
+    async def _end_of_damage(self, pipeline: PartitionPipeline, first: int) -> int | None:
+        """None when nothing is damaged after all, or nothing can be read at all. Looks further and further
+        ahead, then halves what lies between, so that damage farther on is left to its own gap."""
+        key = (pipeline.partition.topic, pipeline.partition.partition)
+        log_end = (await self._cluster.list_offsets({key: LATEST}, True))[key].offset
+        if await self._readable_at(pipeline, first, log_end) is not None:
+            return None
+        bad = good = first
+        end: int | None = None
+        while end is None or end <= first:
+            if good >= log_end:
+                return None
+            bad, good = good, min(log_end, good + max(1, good - first))
+            end = await self._readable_at(pipeline, good, log_end)
+        while bad + 1 < good:
+            middle = (bad + good) // 2
+            begins = await self._readable_at(pipeline, middle, log_end)
+            if begins is None or begins <= first:
+                bad = middle
+            else:
+                good, end = middle, begins
+        return end
+
+    async def _readable_at(self, pipeline: PartitionPipeline, offset: int, log_end: int) -> int | None:
+        """The base offset of the batch that holds `offset`, or of the next one, or `offset` at the log's end;
+        None when the source cannot give it as it was written. Raises what makes the source unreachable."""
+        key = (pipeline.partition.topic, pipeline.partition.partition)
+        view = await self._cluster.metadata([key[0]])
+        leader = view.leader(*key)
+        if leader is None:
+            raise LeaderNotAvailable(f"{pipeline.partition} has no leader now")
+        (answer,) = await fetch(
+            self._cluster,
+            leader,
+            {key: FetchPosition(offset, topic_id=pipeline.origin.topic_id)},
+            max_wait_ms=0,
+            max_bytes=PROBE_SIZE,
+            partition_max_bytes=PROBE_SIZE,
+            purpose="survey",
+        )
+        if answer.error_code in CANNOT_GIVE:
+            return None
+        if answer.error_code:
+            raise error_for_code(answer.error_code)
+        if not len(answer.records):
+            # Nothing below the log's end: behind a wrong length the source does not find its own batches.
+            return offset if offset >= log_end else None
+        if (begins := first_reaching(answer.records, offset)) is not None:
+            return begins
+        try:
+            for position, header in iterate_batches(answer.records):
+                verify_crc(answer.records, position, header)
+                if header.next_offset > offset:
+                    return header.base_offset
+        except KafkaError:
+            return None
+        return None
+
+    # --- how far behind --------------------------------------------------------------------------
+
+    async def sample_ends(self, pipelines: Iterable[PartitionPipeline], view: ClusterMetadata) -> None:
+        """Notes the log ends of partitions that are not fetched now. One topic that cannot be answered for
+        holds up no other for long; a topic of that name that is another one says nothing, also one that was
+        made since `view`: ends are asked for by name, so the topic's id is looked at before and after."""
+        by_topic: dict[str, dict[tuple[str, int], PartitionPipeline]] = {}
+        for pipeline in pipelines:
+            key = (pipeline.partition.topic, pipeline.partition.partition)
+            topic = view.topics.get(key[0])
+            if topic is None or view.leader(*key) is None:
+                continue
+            if not is_other_log(pipeline.origin, Origin(view.cluster_id or "", topic.topic_id)):
+                by_topic.setdefault(key[0], {})[key] = pipeline
+        for topic_name, wanted in by_topic.items():
+            try:
+                async with asyncio.timeout(SAMPLE_TIMEOUT_S):
+                    ends = await self._cluster.list_offsets(dict.fromkeys(wanted, LATEST), True)
+                    later = await self._cluster.metadata([topic_name], max_age_ms=0)
+            except CLUSTER_FAILURES as error:
+                log.debug("no log ends", source=self._name, topic=topic_name, error=str(error))
+                continue
+            topic = later.topics.get(topic_name)
+            if topic is None:
+                continue
+            now, now_ms = Origin(later.cluster_id or "", topic.topic_id), self._now_ms()
+            for key, pipeline in wanted.items():
+                if not is_other_log(pipeline.origin, now):
+                    pipeline.lag.sample(ends[key].offset, now_ms)
+
+    async def _log_of(self, partition: SourcePartition) -> tuple[Origin, int, int]:
+        """Which log it is now, its first offset and its end (the high watermark)."""
+        view = await self._cluster.metadata([partition.topic], max_age_ms=0)
+        topic = view.topics.get(partition.topic)
+        if topic is None:
+            raise UnknownTopicOrPartition(f"{partition} does not exist now")
+        key = (partition.topic, partition.partition)
+        earliest = (await self._cluster.list_offsets({key: EARLIEST}))[key].offset
+        latest = (await self._cluster.list_offsets({key: LATEST}))[key].offset
+        return Origin(view.cluster_id or "", topic.topic_id), earliest, latest
+
+
+def _joined(before: Origin, now: Origin) -> Origin:
+    """The same log, with what either side knows of it."""
+    topic_id = before.topic_id if now.topic_id == NO_TOPIC_ID else now.topic_id
+    return Origin(now.cluster_id or before.cluster_id, topic_id)
+
+
+def is_other_log(before: Origin, now: Origin) -> bool:
+    """Whether offsets of `before` mean nothing in `now`. What one side does not know proves nothing."""
+    if before.cluster_id and now.cluster_id and before.cluster_id != now.cluster_id:
+        return True
+    return NO_TOPIC_ID not in (before.topic_id, now.topic_id) and before.topic_id != now.topic_id

@@ -1,0 +1,1 @@
+"""Which topic goes where, and target topics like their sources'."""

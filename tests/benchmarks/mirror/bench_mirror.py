@@ -1,0 +1,339 @@
+"""`make bench-mirror`: Millrace's mirror beside MirrorMaker 2, between the same clusters, with the same data.
+
+    python -m tests.benchmarks.mirror.bench_mirror [--short] [--rounds 3] [--scale 1] [--ends kafka,millrace]
+        [--systems millrace-eos,mm2-tuned-eos,…] [--workloads packed,…] [--only
+        backlog,latency,ten,link,relay]
+
+The brokers (Apache Kafka at both ends, then Millrace at both) and the load have one core, the mirror under
+measurement the other, so that the mirror's own cost shows. A first session is not counted: brokers in a JVM
+carry a third in their first gigabytes of what they carry later, whoever mirrors. Then systems take turns,
+round by round, each started anew, warmed up with the same data, and given each workload's backlog while it
+stands still; then a fixed 5 MB/s for latency. Every figure is printed and written to a file as it comes; an
+interrupt prints the tables of what there is. Only ratios within one run count on a shared machine.
+
+Also the limit: a TCP relay of as many bytes. And a long link: the source behind a relay that adds half of
+the round trip each way, with 1 and with 32 partitions, beside a plain loop of request and response.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from millrace.broker.errors import MillraceError
+from millrace.deploy.processes import spawn
+from tests.benchmarks.mirror import measure, systems
+from tests.benchmarks.mirror.ends import Ends
+from tests.benchmarks.mirror.relay import relay_once
+from tests.benchmarks.mirror.results import Results, Row, tables
+from tests.benchmarks.mirror.workloads import Workload, kilobyte_batch, warm_up, workloads
+from tests.benchmarks.peers.usage import peak_memory_mb, pinned_cores, processor_seconds, running_on
+from tests.peers.kafka import gather_jars
+from tests.ports import free_port
+
+UNCOUNTED = -1
+PARTS = ("relay", "backlog", "latency", "ten", "link")
+LATENCY_BYTES_PER_S = 5e6
+LATENCY_RECORDS = 16
+LATENCY_WARM_UP_S = 3.0
+RELAY_BYTES = 1_000_000_000
+ROUND_TRIP_MS = 100
+# Partitions, what a connection carries in a round trip (None: any rate), and our connections to the source.
+LINKS = ((1, None, 1), (32, None, 1), (32, None, 4), (32, 102_400, 1), (32, 102_400, 8))
+NARROW_MEGABYTES = 20
+LINK_FETCH_BYTES = 16 << 20
+LINK_IN_FLIGHT_BYTES = 256 << 20
+LINK_MEGABYTES = 600
+LOOP_FETCHES = (1 << 20, LINK_FETCH_BYTES)
+FAILURES = (measure.Stalled, MillraceError, RuntimeError, OSError, TimeoutError, subprocess.SubprocessError)
+
+
+class Bench:
+    """One run; `results` holds what there is."""
+
+    def __init__(self, options: argparse.Namespace, results: Results, folder: Path) -> None:
+        self._options, self.results, self._folder = options, results, folder
+        # `server` is for what is measured, the mirror; `client` for all the rest.
+        self._cores = pinned_cores()
+        self._number = 0
+
+    def run(self) -> None:
+        chosen = self._options.only
+        for kind in self._options.ends:
+            for part in [each for each in PARTS if each in chosen]:
+                # What is measured in the same session is measured once.
+                if part == "latency" and "backlog" in chosen:
+                    continue
+                try:
+                    getattr(self, f"_part_{part}")(kind)
+                except Exception as error:  # one part must not take the others' figures with it
+                    self._failed(kind, part, "", 0, error)
+
+    def _part_relay(self, kind: str) -> None:
+        for number in range(self._options.rounds):
+            size = int(RELAY_BYTES * self._options.scale)
+            rate, cost = relay_once(size, self._cores.server, self._cores.client)
+            self.results.add(Row("relay", kind, "relay", "relay", number, {"MB/s": rate, "CPU s/GB": cost}))
+
+    def _part_backlog(self, kind: str) -> None:
+        with self._ends(kind) as ends:
+            names = [each for each in self._options.workloads if each != "ten"]
+            self._rounds(ends, names, latency="latency" in self._options.only)
+
+    def _part_latency(self, kind: str) -> None:
+        with self._ends(kind) as ends:
+            self._rounds(ends, [], latency=True)
+
+    def _part_ten(self, kind: str) -> None:
+        if "ten" in self._options.workloads:
+            with self._ends(kind, sources=10) as ends:
+                self._rounds(ends, ["ten"], latency=False)
+
+    def _part_link(self, kind: str) -> None:
+        for number in range(self._options.rounds):
+            self._link(kind, number)
+
+    @contextmanager
+    def _ends(self, kind: str, sources: int = 1, advertised: int | None = None) -> Iterator[Ends]:
+        self._number += 1
+        folder = self._folder / f"ends-{self._number}"
+        say(f"starting {sources} source{'s' * (sources > 1)} and a target: {kind}")
+        with running_on(self._cores.client):
+            ends = Ends(kind, folder, sources, advertised=advertised)
+        try:
+            with running_on(self._cores.client), ends:
+                yield ends
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _rounds(self, ends: Ends, names: Sequence[str], *, latency: bool) -> None:
+        self._turn(ends, self._options.systems[0], UNCOUNTED, names, latency=False)
+        for number in range(self._options.rounds):
+            # In turns, and each first in its turn.
+            chosen = list(self._options.systems)
+            shift = number % len(chosen)
+            for system in chosen[shift:] + chosen[:shift]:
+                say(f"{ends.kind}, round {number + 1} of {self._options.rounds}: {system}")
+                self._turn(ends, system, number, names, latency=latency)
+
+    def _turn(self, ends: Ends, system: str, number: int, names: Sequence[str], *, latency: bool) -> None:
+        try:
+            self._session(ends, system, number, names, latency=latency)
+        except FAILURES as error:
+            self._failed(ends.kind, system, ",".join(names), number, error)
+        try:
+            ends.clear()
+        except FAILURES as error:
+            say(f"topics were not deleted: {error}")
+
+    def _session(self, ends: Ends, system: str, number: int, names: Sequence[str], *, latency: bool) -> None:
+        """One process of one system: ready, warmed up, then each workload, then the latency."""
+        self._number += 1
+        prefix = f"b{self._number}"
+        known = workloads()
+        topics = {f"{prefix}-{name}": known[name].partitions for name in names}
+        canary, warm, steady = f"{prefix}-canary", f"{prefix}-warm", f"{prefix}-steady"
+        topics |= {canary: 1, warm: warm_up().partitions} | ({steady: 1} if latency else {})
+        for topic, partitions in topics.items():
+            ends.create(topic, partitions)
+        measure.write_backlog(ends, Workload("canary", "", kilobyte_batch(1, 0), 1, 0.0001), canary, 1.0)
+        mirror = self._start(ends, system, prefix)
+        try:
+            measure.wait_until_ready(ends, mirror.pid, topics, canary, self._options.ready_s)
+            self._backlog(ends, mirror, warm_up(), warm)
+            for name in names:
+                moved = self._backlog(ends, mirror, known[name], f"{prefix}-{name}")
+                if number == UNCOUNTED:
+                    continue
+                self.results.add(
+                    Row(
+                        "backlog",
+                        ends.kind,
+                        system,
+                        name,
+                        number,
+                        {
+                            "MB/s": moved.megabytes_per_s,
+                            "records/s": moved.records_per_s,
+                            "CPU s/GB": moved.cpu_s_per_gb,
+                            "seconds": moved.seconds,
+                        },
+                    )
+                )
+            if latency:
+                self.results.add(self._latency(ends, mirror, system, number, steady))
+            if number != UNCOUNTED:
+                memory = {"peak MB": peak_memory_mb(mirror.pid)}
+                self.results.add(Row("memory", ends.kind, system, ",".join(names)[:10], number, memory))
+        except FAILURES:
+            say(f"{system} says: {mirror.tail()}")
+            raise
+        finally:
+            mirror.stop()
+
+    def _start(self, ends: Ends, system: str, prefix: str, **more: object) -> systems.Mirror:
+        folder = self._folder / f"mirror-{self._number}"
+        sources = {name: end.address for name, end in ends.sources.items()}
+        with running_on(self._cores.server):
+            return systems.start(system, folder, prefix, ends.target.address, sources, f"{prefix}-.*", **more)
+
+    def _backlog(self, ends: Ends, mirror: systems.Mirror, workload: Workload, topic: str) -> measure.Moved:
+        return measure.backlog(ends, mirror.pid, workload, topic, self._options.scale)
+
+    def _latency(self, ends: Ends, mirror: systems.Mirror, system: str, number: int, topic: str) -> Row:
+        seconds = self._options.latency_s
+        before = processor_seconds(mirror.pid)
+        batch = kilobyte_batch(LATENCY_RECORDS, 0)
+        samples = measure.latency(
+            ends, topic, batch, LATENCY_RECORDS, LATENCY_BYTES_PER_S, seconds, LATENCY_WARM_UP_S
+        )
+        spent = processor_seconds(mirror.pid) - before
+        cuts = statistics.quantiles(samples, n=100)
+        gigabytes = LATENCY_BYTES_PER_S * (seconds + LATENCY_WARM_UP_S) / 1e9
+        figures = {
+            "p50 ms": cuts[49],
+            "p99 ms": cuts[98],
+            "max ms": max(samples),
+            "CPU s/GB": spent / gigabytes,
+        }
+        return Row("latency", ends.kind, system, "5 MB/s", number, figures)
+
+    def _link(self, kind: str, number: int) -> None:
+        """The source behind a delaying relay: the mirror, and a loop that waits for each answer."""
+        for partitions, window, connections in LINKS:
+            port = free_port()
+            with self._ends(kind, advertised=port) as ends:
+                (source,) = ends.sources.values()
+                relay = self._delaying_relay(port, source.port, window)
+                try:
+                    self._over_link(ends, port, partitions, window, connections, number)
+                except FAILURES as error:
+                    self._failed(kind, "link", str(partitions), number, error)
+                finally:
+                    relay.kill()
+                    relay.wait()
+
+    def _delaying_relay(self, listen: int, to: int, window: int | None) -> subprocess.Popen[bytes]:
+        words = [sys.executable, "-m", "tests.benchmarks.mirror.relay", str(listen), str(to)]
+        words += [str(ROUND_TRIP_MS / 2), *([] if window is None else [str(window)])]
+        return spawn(words, log=self._folder / "relay.log", die_with_parent=True)
+
+    def _over_link(
+        self, ends: Ends, port: int, partitions: int, window: int | None, connections: int, number: int
+    ) -> None:
+        batch = kilobyte_batch(64, 3)
+        size_mb = LINK_MEGABYTES if window is None else NARROW_MEGABYTES
+        workload = Workload("link", "", batch, 64, size_mb, partitions)
+        chosen = [each for each in self._options.systems if each in self._options.link_systems]
+        if connections > 1:
+            chosen = [each for each in chosen if each.startswith("millrace")]
+        name = f"{partitions} part." + ("" if window is None else f", {window / 1000:.0f} KB")
+        for system in chosen:
+            self._number += 1
+            prefix = f"b{self._number}"
+            topic, canary = f"{prefix}-link", f"{prefix}-canary"
+            ends.create(topic, partitions)
+            ends.create(canary, 1)
+            measure.write_backlog(ends, Workload("canary", "", kilobyte_batch(1, 0), 1, 0.0001), canary, 1.0)
+            more: dict[str, object] = {}
+            if system.startswith("millrace"):
+                more["fetch"] = {"max_bytes": LINK_FETCH_BYTES, "partition_max_bytes": LINK_FETCH_BYTES}
+                more["in_flight_bytes"] = LINK_IN_FLIGHT_BYTES
+                more["each_source"] = {"connections": connections}
+            mirror = self._start(ends, system, prefix, **more)
+            try:
+                measure.wait_until_ready(
+                    ends, mirror.pid, {topic: partitions, canary: 1}, canary, self._options.ready_s
+                )
+                moved = self._backlog(ends, mirror, workload, topic)
+                figures = {"MB/s": moved.megabytes_per_s, "CPU s/GB": moved.cpu_s_per_gb}
+                self.results.add(
+                    Row("link", ends.kind, system, f"{name}, {connections} conn.", number, figures)
+                )
+            except FAILURES as error:
+                say(f"{system} says: {mirror.tail()}")
+                self._failed(ends.kind, system, f"link {partitions}", number, error)
+            finally:
+                mirror.stop()
+            if partitions == 1 and chosen and system == chosen[0]:
+                for size in LOOP_FETCHES:
+                    rate = measure.request_response(port, topic, size, batch, 5.0)
+                    asked = f"{size >> 20} MiB"
+                    self.results.add(Row("link", ends.kind, "plain loop", asked, number, {"MB/s": rate}))
+
+    def _failed(self, kind: str, system: str, workload: str, number: int, error: Exception) -> None:
+        note = f"{type(error).__name__}: {str(error)[:200]}"
+        self.results.add(Row("failed", kind, system, workload, number, note=note))
+
+
+def say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+def names_in(known: Sequence[str]) -> object:
+    """An argparse type: names out of `known`, separated by commas."""
+
+    def parse(text: str) -> list[str]:
+        chosen = text.split(",")
+        unknown = [each for each in chosen if each not in known]
+        if unknown:
+            raise argparse.ArgumentTypeError(f"{', '.join(unknown)}; known are {', '.join(known)}")
+        return chosen
+
+    return parse
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    known = list(workloads())
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--scale", type=float, default=1.0, help="of the backlogs' sizes")
+    parser.add_argument("--latency-s", type=float, default=15.0)
+    parser.add_argument(
+        "--ready-s", type=float, default=150.0, help="a mirror that takes longer to begin has failed"
+    )
+    parser.add_argument("--ends", type=names_in(("kafka", "millrace")), default=["kafka", "millrace"])  # type: ignore[arg-type]
+    parser.add_argument("--systems", type=names_in(systems.SYSTEMS), default=list(systems.SYSTEMS))  # type: ignore[arg-type]
+    parser.add_argument("--workloads", type=names_in(known), default=known)  # type: ignore[arg-type]
+    parser.add_argument("--only", type=names_in(PARTS), default=list(PARTS))  # type: ignore[arg-type]
+    parser.add_argument(
+        "--link-systems",
+        type=names_in(systems.SYSTEMS),  # type: ignore[arg-type]
+        default=["millrace-eos", "mm2-tuned-eos"],
+    )
+    parser.add_argument(
+        "--short", action="store_true", help="one round, smaller, exactly once alone: ten minutes"
+    )
+    parser.add_argument("--out", type=Path, default=Path("build/bench-mirror.jsonl"))
+    options = parser.parse_args()
+    if options.short:
+        options.rounds, options.scale, options.latency_s = 1, 0.4, 6.0
+        options.systems = [each for each in options.systems if each.endswith("-eos")]
+    gather_jars()
+    results = Results(options.out)
+    folder = Path(tempfile.mkdtemp(prefix="millrace-bench-mirror-"))
+    say(f"rows go to {options.out}; heap of MirrorMaker 2: {' '.join(systems.HEAP)}")
+    status = 0
+    try:
+        Bench(options, results, folder).run()
+    except KeyboardInterrupt:
+        say("interrupted: this is what there is")
+        status = 130
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        print(tables(results, {name: each.title for name, each in workloads().items()}), flush=True)
+    return status
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,62 @@
+"""What is mirrored: prepared batches, the same bytes for every system. Pure."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import lru_cache
+
+from millrace.broker.protocol.records import Record, build_batch
+from tests.benchmarks.peers.kafka_load import batch_of
+
+LZ4 = 3
+MEGABYTE = 1e6
+SEED = 7
+
+
+@lru_cache(maxsize=8)
+def kilobyte_batch(record_count: int, compression: int) -> bytes:
+    """Records of 1 KB, half of it random and half of it text that lz4 shortens: about 2 to 1."""
+    rng = random.Random(SEED)
+    text = b"flight arrives on time " * 40
+    rows = [
+        Record(b"%08d" % number, rng.randbytes(500) + text[:500], timestamp_ms=1_700_000_000_000)
+        for number in range(record_count)
+    ]
+    return bytes(build_batch(rows, compression=compression))
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """`megabytes` are those of the source's log, at scale 1; `partitions` those of every source's topic."""
+
+    name: str
+    title: str
+    batch: bytes
+    records_per_batch: int
+    megabytes: float
+    partitions: int = 1
+    sources: int = 1
+
+    def records(self, scale: float) -> int:
+        """Of each source."""
+        batches = max(1, int(self.megabytes * scale * MEGABYTE / len(self.batch) / self.sources))
+        return batches * self.records_per_batch
+
+
+def workloads() -> dict[str, Workload]:
+    """By name, in the order in which they are measured."""
+    packed = kilobyte_batch(64, LZ4)
+    found = [
+        Workload("packed", "1 KB records, 64 KB batches, lz4", packed, 64, 400),
+        Workload("fifty", "200-byte records, 50 a batch", batch_of(50), 50, 300),
+        Workload("single", "200-byte records, 1 a batch", batch_of(1), 1, 28),
+        Workload("hundred", "100 partitions, 64 KB batches, lz4", packed, 64, 400, partitions=100),
+        Workload("ten", "10 sources to one aggregate, 64 KB, lz4", packed, 64, 400, sources=10),
+    ]
+    return {each.name: each for each in found}
+
+
+def warm_up() -> Workload:
+    """Before anything is measured: a compiler at run time has its work done by then."""
+    return Workload("warm", "warm-up", kilobyte_batch(64, LZ4), 64, 300, partitions=4)

@@ -1,0 +1,148 @@
+"""Cuts without privileges: every server is reached through a TCP proxy that can stop passing bytes on.
+
+A proxy finds out which node a connection comes from by looking for the connection's socket among the open
+files of the nodes' processes (`/proc`), so that exactly two nodes can be cut off from each other while
+clients go on. Unlike a real cut, a new connection is accepted; nothing comes through it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.cluster.faults.network import Endpoint
+from tests.ports import free_port
+
+CHUNK_SIZE = 64 << 10
+CONNECT_RETRY_S = 0.02
+
+
+class ProxyNetwork:
+    """A `network.Network` of proxies, which run on a thread of their own."""
+
+    description = "TCP proxies that stop passing bytes on (no network namespaces here)"
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._targets: dict[str, int] = {}
+        self._proxies: dict[tuple[str, int], tuple[int, asyncio.Server]] = {}
+        self._processes: dict[str, int] = {}
+        self._closed: set[tuple[str, str]] = set()
+        self._changed = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="proxies", daemon=True)
+        self._thread.start()
+
+    def endpoint(self, node: str, port: int) -> Endpoint:
+        """Each of a node's ports is reached at a port of its own."""
+        self._targets[node] = port
+        if (node, port) not in self._proxies:
+            asyncio.run_coroutine_threadsafe(self._serve(node, port), self._loop).result(10)
+        return Endpoint(f"127.0.0.1:{port}", f"127.0.0.1:{self._proxies[node, port][0]}")
+
+    def way(self, node: str, to: str) -> str:
+        return f"127.0.0.1:{self._proxies[to, self._targets[to]][0]}"
+
+    def command(self, node: str, words: Sequence[str]) -> list[str]:
+        return list(words)
+
+    def runs(self, node: str, process_id: int) -> None:
+        self._processes[node] = process_id
+
+    def cut(self, a: str, b: str, *, both_ways: bool) -> None:
+        self._closed |= {(a, b), (b, a)} if both_ways else {(a, b)}
+
+    def heal(self, a: str, b: str) -> None:
+        self._closed -= {(a, b), (b, a)}
+        self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def close(self) -> None:
+        def stop() -> None:
+            for task in self._tasks:
+                task.cancel()
+            self._loop.call_soon(self._loop.stop)
+
+        self._loop.call_soon_threadsafe(stop)
+        self._thread.join(10)
+
+    # -- on the thread -------------------------------------------------------------------------------
+
+    async def _serve(self, node: str, target: int) -> None:
+        port = free_port()
+
+        def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = self._loop.create_task(self._connection(node, target, reader, writer))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        self._proxies[node, target] = port, await asyncio.start_server(accepted, "127.0.0.1", port)
+
+    async def _connection(
+        self, node: str, target: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        source = self._source(writer.get_extra_info("peername")[1])
+        try:
+            await self._passable(source, node)
+            there = await asyncio.open_connection("127.0.0.1", target)
+        except OSError:
+            writer.close()
+            return
+        try:
+            await asyncio.gather(
+                self._pump(reader, there[1], source, node), self._pump(there[0], writer, node, source)
+            )
+        except OSError:
+            pass
+        finally:
+            with contextlib.suppress(OSError):
+                writer.close()
+                there[1].close()
+
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, source: str, target: str
+    ) -> None:
+        while data := await reader.read(CHUNK_SIZE):
+            await self._passable(source, target)
+            writer.write(data)
+            await writer.drain()
+        await self._passable(source, target)
+        raise ConnectionResetError  # the whole connection ends with either half
+
+    async def _passable(self, source: str, target: str) -> None:
+        while (source, target) in self._closed:
+            await self._changed.wait()
+
+    def _source(self, port: int) -> str:
+        """The node whose process has the connecting socket; "" for anybody else."""
+        inode = _inode_of(port)
+        for node, process_id in self._processes.items():
+            with contextlib.suppress(OSError):
+                for entry in os.scandir(f"/proc/{process_id}/fd"):
+                    with contextlib.suppress(OSError):
+                        if os.readlink(entry.path) == f"socket:[{inode}]":
+                            return node
+        return ""
+
+
+def _inode_of(port: int) -> str:
+    """The socket that is bound to this port of 127.0.0.1 (or of it in an IPv6 coat), by `/proc/net`."""
+    wanted = f"{port:04X}"
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[1].rpartition(":")[2] == wanted and fields[3] == f"{ESTABLISHED:02X}":
+                    return fields[9]
+    return ""
+
+
+ESTABLISHED = int(getattr(socket, "TCP_ESTABLISHED", 1))

@@ -1,0 +1,249 @@
+"""How an audited producer ends: purges, closing, forks and kills, against librdkafka's in-memory cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from millrace.audit.clients.journal import Journal, JournalInUse
+from millrace.audit.clients.producer_life import drain
+from millrace.audit.clients.recovery import recover
+from millrace.audit.contract.events import CLOSED
+from millrace.audit.producer import AuditedProducer
+from tests.cluster.audited_topics import DEADLINE_S, facts_of, fate, read_all
+from tests.cluster.mock_kafka import identities, settings, told_by
+
+
+def test_reports_that_a_purge_took_along_go_out_again(mock_cluster, monkeypatch):
+    """librdkafka may still drop what is queued after `purge` has returned: the last counts may go too."""
+    own = settings(mock_cluster, linger_ms=60_000, millrace_report_interval_ms=60_000)
+    producer, purged = AuditedProducer(own), []
+    producer.produce("flights", b"")
+    producer.flush()
+
+    def purge_once(client, *arguments):
+        if producer.refusal is not None and not purged:
+            purged.append(producer._publisher.in_flight)
+            Producer.purge(producer)
+        return drain(client, *arguments)
+
+    monkeypatch.setattr("millrace.audit.producer.drain", purge_once)
+    assert producer.close() and purged == [2]
+    facts = facts_of(told_by(mock_cluster), "flights")
+    assert (facts.state, fate(facts, "acknowledged")) == (CLOSED, {1})
+
+
+def test_close_says_so_when_the_last_counts_were_refused(mock_cluster, monkeypatch, tmp_path):
+    """They are still owed then, and the next start of the same journal tells them."""
+    own = settings(
+        mock_cluster, millrace_report_interval_ms=60_000, millrace_journal=str(tmp_path / "journal")
+    )
+    producer = AuditedProducer(own)
+    producer.produce("flights", b"")
+    producer.flush()
+
+    def refuse_counts(client, topic, value, key, partition, settled):
+        if b'"count"' in value:
+            return settled(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED), None)
+        return Producer.produce(client, topic, value, key, partition, settled)
+
+    with monkeypatch.context() as refusing:
+        refusing.setattr("millrace.audit.clients.event_publisher._produce", refuse_counts)
+        assert not producer.close()
+    assert fate(facts_of(told_by(mock_cluster), "flights"), "acknowledged") == set()
+    with AuditedProducer(own) as again:
+        again.report()
+    assert fate(facts_of(told_by(mock_cluster), "flights"), "acknowledged") == {1}
+
+
+def test_a_client_that_takes_nothing_any_more_has_its_counts_told_by_another(mock_cluster, monkeypatch):
+    """After a fatal error an idempotent client refuses every record, reports included."""
+    producer = AuditedProducer(settings(mock_cluster, millrace_report_interval_ms=60_000))
+    producer.produce("flights", b"")
+    producer.flush()
+    take = Producer.produce
+
+    def refuse(client, *arguments):
+        if client is producer:
+            raise KafkaException(KafkaError(KafkaError._FATAL, "the test's own"))
+        take(client, *arguments)
+
+    monkeypatch.setattr("millrace.audit.clients.event_publisher._produce", refuse)
+    producer.report()
+    assert producer.close()
+    facts = facts_of(told_by(mock_cluster), "flights")
+    assert (facts.state, fate(facts, "acknowledged")) == (CLOSED, {1})
+
+
+def test_after_a_flush_that_timed_out_the_records_are_pending_and_not_settled():
+    producer = AuditedProducer(settings("127.0.0.1:1"))
+    for _ in range(3):
+        producer.produce("flights", b"")
+    assert producer.flush(0.05) == 3 == len(producer)
+    stream = producer._streams["flights"]
+    (*counts, about) = stream.report(0)
+    assert counts == [] and (about.last_assigned, about.last_settled) == (3, 0)
+    assert not producer.close(0.1)
+    (window,) = stream.windows.values()
+    assert set(window.ambiguous) == {1, 2, 3}
+
+
+def test_what_a_callback_raises_comes_out_and_the_counts_are_told_nevertheless(mock_cluster):
+    def fail(error, message):
+        raise LookupError("the application's own")
+
+    producer = AuditedProducer(settings(mock_cluster))
+    producer.produce("flights", b"", on_delivery=fail)
+    with pytest.raises(LookupError):
+        producer.flush()
+    producer.produce("flights", b"", on_delivery=fail)
+    with pytest.raises(LookupError):
+        producer.close()
+    facts = facts_of(told_by(mock_cluster), "flights")
+    assert (facts.state, fate(facts, "acknowledged")) == (CLOSED, {1, 2})
+
+
+def test_a_stream_of_many_windows_is_followed_by_a_new_one(mock_cluster, monkeypatch):
+    monkeypatch.setattr("millrace.audit.producer.MAX_WINDOWS_A_STREAM", 3)
+    producer = AuditedProducer(settings(mock_cluster, millrace_report_interval_ms=60_000))
+    for second in range(10):
+        producer.produce("flights", b"", timestamp=1_357_000_000_000 + second * 1000)
+        if second == 5:
+            producer.flush()
+            producer.report()
+    producer.close()
+    streams = sorted(told_by(mock_cluster).streams.values(), key=lambda facts: facts.last_assigned)
+    assert [facts.last_assigned for facts in streams] == [4, 6]
+    assert {facts.state for facts in streams} == {CLOSED}
+    assert [len(fate(facts, "acknowledged")) for facts in streams] == [4, 6]
+    named = {(i.stream, i.sequence) for i in identities(read_all(mock_cluster, "flights"))}
+    assert named == {(f.stream, s) for f in streams for s in fate(f, "acknowledged")}
+
+
+def test_a_closed_producer_refuses_and_closing_again_is_harmless(mock_cluster):
+    with AuditedProducer(settings(mock_cluster)) as producer:
+        producer.produce("flights", b"")
+    assert producer.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        producer.produce("flights", b"")
+    assert facts_of(told_by(mock_cluster), "flights").state == CLOSED
+
+
+def test_a_forked_child_refuses_to_use_its_parents_streams(mock_cluster):
+    producer = AuditedProducer(settings(mock_cluster))
+    producer.produce("flights", b"")
+    producer.flush()
+    child = os.fork()
+    if child == 0:
+        try:
+            producer.produce("flights", b"")
+        except RuntimeError as error:
+            os._exit(0 if "forked" in str(error) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    producer.produce("flights", b"")
+    producer.close()
+    assert fate(facts_of(told_by(mock_cluster), "flights"), "acknowledged") == {1, 2}
+
+
+FORKED = """
+import sys, os
+from millrace.audit.producer import AuditedProducer
+settings = {"bootstrap.servers": sys.argv[1], "log_level": 0, "linger.ms": 60000}
+settings["millrace.journal"] = sys.argv[2]
+producer = AuditedProducer(settings)
+producer.produce("flights", b"")
+producer.flush()
+producer.produce("flights", b"")
+stuck = AuditedProducer({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
+stuck.produce("flights", b"")  # the end of this one would wait for ever in a child
+child = os.fork()
+if child == 0:
+    calls = [lambda: producer.produce("flights", b""), lambda: producer.produce_batch("flights", [{}]),
+             lambda: producer.send("flights", b""), lambda: producer.poll(0), lambda: producer.flush(1),
+             producer.purge, lambda: producer.list_topics(timeout=1), producer.cluster_id,
+             producer.begin_transaction, lambda: producer.set_sasl_credentials("a", "b")]
+    for number, call in enumerate(calls):
+        try:
+            call()
+        except RuntimeError as error:
+            if "forked" in str(error):
+                continue
+        os._exit(100 + number)
+    producer.close()
+    del calls, call, producer, stuck
+    sys.exit(7)  # through the interpreter's end, where a plain client would wait for threads that it has not
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+child = os.fork()
+if child == 0:
+    import time
+    time.sleep(600)
+producer.produce("flights", b"")
+producer.close()
+stuck.close(0.1)
+try:
+    AuditedProducer(settings).close()
+finally:
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+"""
+
+
+def test_no_call_of_a_forked_child_hangs_or_uses_its_parents_streams(mock_cluster, tmp_path):
+    """Nor does the child keep the journal's lock, which the next start would wait for."""
+    command = [sys.executable, "-c", FORKED, mock_cluster, str(tmp_path / "journal")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * DEADLINE_S)
+    assert done.returncode == 0, done.stderr
+    streams = [facts for facts in told_by(mock_cluster).streams.values() if facts.topic == "flights"]
+    assert [fate(facts, "acknowledged") for facts in streams] == [{1, 2, 3}]
+
+
+CHILD = """
+import sys
+from millrace.audit.producer import AuditedProducer
+producer = AuditedProducer({"bootstrap.servers": sys.argv[1], "linger.ms": 1, "millrace.journal": sys.argv[2],
+    "millrace.producer": "AA@ewr", "millrace.report.interval.ms": int(sys.argv[3])})
+served = 0
+def delivered(error, message):
+    global served
+    served += error is None
+while True:
+    for _ in range(50):
+        producer.produce("flights", b"x" * 20, on_delivery=delivered)
+    producer.poll(0.001)
+    while len(producer) > 20_000:  # a server that is slower must not make its queue run over
+        producer.poll(0.01)
+    print(served, flush=True)
+"""
+
+
+@pytest.mark.parametrize("report_interval_ms", [20, 60_000])
+def test_a_killed_producer_reports_by_its_journal_what_it_knew(mock_cluster, tmp_path, report_interval_ms):
+    journal = tmp_path / "journal"
+    command = [sys.executable, "-c", CHILD, mock_cluster, str(journal), str(report_interval_ms)]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    known, deadline = 0, time.monotonic() + DEADLINE_S
+    while known < 2000 and time.monotonic() < deadline:
+        known = int(child.stdout.readline())
+    child.send_signal(signal.SIGKILL)
+    rest = child.communicate()[0].split("\n")
+    known = max([known, *(int(line) for line in rest[:-1] if line)])
+    successor = AuditedProducer(settings(mock_cluster, millrace_journal=journal))
+    with pytest.raises(JournalInUse):
+        AuditedProducer(settings(mock_cluster, millrace_journal=journal))
+    assert successor.close()
+    facts = facts_of(told_by(mock_cluster), "flights")
+    written = {identity.sequence for identity in identities(read_all(mock_cluster, "flights"))}
+    acknowledged = fate(facts, "acknowledged")
+    assert facts.state == CLOSED and facts.conflicts == []
+    assert known <= len(acknowledged) and acknowledged <= written
+    assert written <= acknowledged | fate(facts, "ambiguous")
+    left = Journal(journal)
+    assert recover(left.recovered, 0) == {}
+    left.close()

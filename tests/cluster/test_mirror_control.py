@@ -1,0 +1,627 @@
+"""Control of running mirrors: wishes that hold for all workers and over restarts, drain, reload, and the
+port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from typing import Any
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+
+from millrace.broker.client.admin import create_topic, delete_records
+from millrace.broker.client.cluster import Cluster
+from millrace.broker.client.read_to_end import read_topic_to_end
+from millrace.broker.protocol.records import Record, build_batch
+from millrace.deploy.processes import spawn
+from millrace.mirror.control.wishes import Wishes, control_topic
+from tests.cluster.mirror_process import MirrorProcess, end_offset, send, until
+from tests.openapi import undescribed
+from tests.pairs import Pair, in_pairs
+
+PATH = {"PATH": os.environ["PATH"]}
+
+
+def command(mirror: MirrorProcess, *words: str, expect: int = 0) -> str:
+    """What `millrace mirror …` says, on standard output or as its error; asked of this worker."""
+    done = subprocess.run(
+        [sys.executable, "-m", "millrace.deploy.cli", "mirror", *words, "--config", str(mirror.config_path)],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+        # A terminal's settings and proxies of the machine that runs the tests mean nothing here.
+        env={**PATH, "http_proxy": "http://127.0.0.1:1"},
+    )
+    assert done.returncode == expect, (done.returncode, done.stdout, done.stderr, mirror.log[-3000:])
+    assert "Traceback" not in done.stderr
+    if expect:
+        assert len(done.stderr.splitlines()) == 1, done.stderr
+    return done.stdout + done.stderr
+
+
+def call(
+    mirror: MirrorProcess, method: str, path: str, body: Any = None, **headers: str
+) -> tuple[int, dict[str, Any], Any]:
+    """A request as any HTTP client makes it: status, headers (lower case), body (JSON where it is)."""
+    data = None if body is None else json.dumps(body).encode()
+    named = {"Content-Type": "application/json"} if data is not None else {}
+    named |= {key.replace("_", "-"): value for key, value in headers.items()}
+    request = urllib.request.Request(f"http://127.0.0.1:{mirror.port}{path}", data, named, method=method)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        answer = opener.open(request, timeout=20)
+    except urllib.error.HTTPError as error:
+        answer = error
+    with answer:
+        text = answer.read().decode()
+        found = {key.lower(): value for key, value in answer.headers.items()}
+    is_json = found["content-type"].startswith("application/json")
+    return int(answer.status), found, json.loads(text) if is_json else text
+
+
+class Watching:
+    """`millrace mirror status --watch` of a worker, which need not run yet, until it is interrupted."""
+
+    def __init__(self, mirror: MirrorProcess) -> None:
+        words = ["mirror", "status", "--watch", "--interval", "0.2", "--json"]
+        self._log = mirror.log_path.with_name("watched.jsonl")
+        self._process = spawn(
+            [sys.executable, "-m", "millrace.deploy.cli", *words, "--config", str(mirror.config_path)],
+            log=self._log,
+            die_with_parent=True,
+        )
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    async def shows(self, topic: str | None, state: str | None) -> None:
+        """Until the latest look has the topic in this state; without a topic, until one meets no worker."""
+
+        async def is_so() -> bool:
+            assert self._process.poll() is None, self.log
+            looks = self.log.splitlines()
+            look = json.loads(looks[-1]) if looks and looks[-1].endswith("}") else {}
+            found = [each["state"] for each in look.get("topics", ()) if each["topic"] == topic]
+            return found == [state] if topic else "error" in look
+
+        await until(is_so, lambda: self.log[-2000:])
+
+    def interrupt(self) -> int:
+        """As Ctrl-C does; the exit status."""
+        self._process.send_signal(signal.SIGINT)
+        return self._process.wait(60)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(60)
+
+
+def batch(count: int = 1, size: int = 10) -> bytearray:
+    now_ms = int(time.time() * 1000)
+    return build_batch([Record(b"k", b"v" * size, timestamp_ms=now_ms) for _ in range(count)])
+
+
+def partitions(*mirrors: MirrorProcess) -> dict[tuple[str, int], dict[str, Any]]:
+    return {
+        (each["topic"], each["partition"]): each
+        for mirror in mirrors
+        for each in mirror.status().get("partitions", [])
+    }
+
+
+def states(*mirrors: MirrorProcess) -> set[str]:
+    return {each["state"] for each in partitions(*mirrors).values()}
+
+
+def logs(*mirrors: MirrorProcess) -> str:
+    return "\n".join(mirror.log[-4000:] for mirror in mirrors)
+
+
+async def runs(mirror: MirrorProcess, count: int) -> None:
+    """Until this worker carries `count` partitions."""
+
+    async def carried() -> bool:
+        return len(partitions(mirror)) == count and states(mirror) <= {"running", "paused"}
+
+    await until(carried, lambda: mirror.log)
+
+
+async def arrives(target: Cluster, topic: str, count: int, *mirrors: MirrorProcess) -> None:
+    """Until a consumer that reads committed sees `count` records."""
+
+    async def seen() -> bool:
+        if not await end_offset(target, topic, 0):
+            return False
+        return len([record async for record in read_topic_to_end(target, topic)]) == count
+
+    await until(seen, lambda: logs(*mirrors))
+
+
+async def wishes_left(target: Cluster, mirror: MirrorProcess) -> Wishes:
+    wishes = Wishes()
+    async for record in read_topic_to_end(target, control_topic(mirror.settings["name"])):
+        wishes.apply(record.key, record.value)
+    return wishes
+
+
+@in_pairs("kafka-millrace", "millrace-kafka")
+def test_a_pause_holds_for_all_workers_and_over_restarts(pair: Pair) -> None:
+    quiet, busy = pair.unique("quiet"), pair.unique("busy")
+
+    async def story() -> None:
+        async with pair.source.cluster() as source, pair.target.cluster() as target:
+            for topic in (quiet, busy):
+                await create_topic(source, topic, 1, 1)
+            first = pair.mirror([quiet, busy])
+            await runs(first, 2)
+            assert command(first, "pause", f"src/{quiet}") == f"src/{quiet} is paused until it is resumed\n"
+            for topic in (quiet, busy):
+                await send(source, topic, 0, batch(3))
+            await arrives(target, busy, 3, first)
+
+            async def is_behind() -> bool:
+                """Nothing is fetched, and the lag is seen to grow all the same."""
+                found = partitions(first).get((quiet, 0), {})
+                return found.get("state") == "paused" and found.get("lag_records") == 3
+
+            await until(is_behind, lambda: str(partitions(first)))
+            assert 'millrace_mirror_paused_partitions{source="src"} 1.0' in first.get("/metrics")[1]
+            first.kill()
+
+            second = pair.mirror([quiet, busy], start=False, name=first.settings["name"])
+            watching = Watching(second)
+            try:
+                await watching.shows(None, None)
+                second.start()
+                await send(source, busy, 0, batch(2))
+                await arrives(target, busy, 5, second)
+                await runs(second, 2)
+                assert partitions(second)[quiet, 0]["state"] == "paused"
+                assert await end_offset(target, quiet, 0) == 0
+                assert f"paused: src/{quiet}" in command(second, "status")
+                await watching.shows(quiet, "paused")
+
+                command(second, "resume", f"src/{quiet}")
+                await arrives(target, quiet, 3, second)
+                await watching.shows(quiet, "running")
+                assert watching.interrupt() == 130
+                assert "Traceback" not in watching.log
+            finally:
+                watching.kill()
+            assert (await wishes_left(target, second)).paused_scopes == []
+            unknown = command(second, "pause", "src/nothing-of-the-kind", expect=1)
+            assert "source src has no topic 'nothing-of-the-kind' that this mirror carries" in unknown
+            assert "no source 'nowhere' in this mirror; it has src" in command(
+                second, "pause", "nowhere", expect=1
+            )
+
+    asyncio.run(story())
+
+
+@in_pairs("millrace-kafka", "kafka-millrace")
+def test_one_gap_is_let_pass_by_a_worker_that_does_not_carry_it(pair: Pair) -> None:
+    topic = pair.unique("flights")
+
+    async def story() -> None:
+        async with pair.source.cluster() as source, pair.target.cluster() as target:
+            await create_topic(source, topic, 1, 1)
+            await send(source, topic, 0, batch())
+            owner = pair.mirror([topic])
+            await arrives(target, topic, 1, owner)
+            other = pair.mirror([topic], name=owner.settings["name"])
+
+            async def both_know() -> bool:
+                return all(len(call(each, "GET", "/mirror")[2]["workers"]) == 2 for each in (owner, other))
+
+            await until(lambda: answered(both_know), lambda: logs(owner, other))
+            if partitions(other):
+                owner, other = other, owner
+            assert not partitions(other)
+
+            command(other, "pause", "src")
+
+            async def paused() -> bool:
+                return states(owner) == {"paused"}
+
+            await until(paused, lambda: owner.log)
+            for _ in range(9):
+                await send(source, topic, 0, batch())
+            await delete_records(source, {(topic, 0): 7})
+            command(other, "resume", "--all")
+
+            async def stopped() -> bool:
+                return states(owner) == {"stopped"}
+
+            await until(stopped, lambda: owner.log)
+            gap = partitions(owner)[topic, 0]["gap"]
+            assert (gap["from"], gap["to"], gap["class"]) == (1, 7, "expired")
+
+            # What a worker knows of the others may be a second old.
+            async def shown() -> bool:
+                return f"src/{topic}:0 is stopped: expired, 6 offsets from 1" in command(other, "status")
+
+            await until(shown, lambda: command(other, "status"))
+            assert f"millrace mirror skip src/{topic}:0" in command(other, "status")
+
+            # Another gap than that is not meant; the worker that carries it says so, and nothing moves.
+            wrong = {"source": "src", "topic": topic, "partition": 0, "from": 2, "class": "expired"}
+            status, _, answer = call(owner, "POST", "/skip", wrong)
+            assert (status, "stopped at another gap" in answer["error"]) == (409, True)
+            assert call(other, "POST", "/skip", wrong)[0] == 200
+            assert states(owner) == {"stopped"}
+
+            said = command(other, "skip", f"src/{topic}:0")
+            assert said == f"the expired gap of src/{topic}:0 at offset 1 is let pass\n"
+            await arrives(target, topic, 4, owner)
+
+            async def forgotten() -> bool:
+                return not (await wishes_left(target, owner)).skipped_partitions
+
+            await until(forgotten, lambda: owner.log)
+
+            async def shown_no_more() -> bool:
+                return "is stopped" not in command(other, "status")
+
+            await until(shown_no_more, lambda: command(other, "status"))
+            assert "is not stopped at a gap" in command(other, "skip", f"src/{topic}:0", expect=1)
+
+    asyncio.run(story())
+
+
+async def answered(condition: Any) -> bool:
+    """The condition, or False while a port does not answer yet."""
+    try:
+        return bool(await condition())
+    except OSError:
+        return False
+
+
+@in_pairs("kafka-millrace", "millrace-kafka")
+def test_a_throttle_slows_one_source_and_can_be_lifted(pair: Pair) -> None:
+    topic = pair.unique("bulk")
+
+    async def story() -> None:
+        async with pair.source.cluster() as source, pair.target.cluster() as target:
+            await create_topic(source, topic, 1, 1)
+            mirror = pair.mirror([topic], fetch={"partition_max_bytes": 65_536, "max_bytes": 65_536})
+            await runs(mirror, 1)
+            said = command(mirror, "throttle", "src", "200kB")
+            assert said == "src is read at 200000 bytes/s at most, all workers together\n"
+
+            async def limited() -> bool:
+                (found,) = mirror.status()["sources"]
+                return bool(found["throttle_bytes_per_second"] == 200_000)
+
+            await until(limited, lambda: mirror.log)
+            # All of it lies there before the first of it is read: 3 MB, 15 s at this rate.
+            command(mirror, "pause", "src")
+
+            async def paused() -> bool:
+                return states(mirror) == {"paused"}
+
+            await until(paused, lambda: mirror.log)
+            for _ in range(60):
+                await send(source, topic, 0, batch(50, 1_000))
+            before = sum(each["bytes"] for each in mirror.status()["topics"])
+            begun = time.monotonic()
+            command(mirror, "resume", "src")
+            await asyncio.sleep(4)  # what is measured is a time
+
+            def carried() -> int:
+                return sum(each["bytes"] for each in mirror.status()["topics"]) - before
+
+            async def flows() -> bool:
+                return carried() > 0
+
+            await until(flows, lambda: mirror.log)
+            grown = carried()
+            elapsed_s = time.monotonic() - begun
+            # A bucket may hold a moment's worth, and a fetch is of 64 KiB.
+            assert 0 < grown <= 200_000 * (elapsed_s + 1.5) + 131_072
+            assert "throttled: src 200 kB/s" in command(mirror, "status")
+            assert (
+                'millrace_mirror_throttle_bytes_per_second{source="src"} 200000' in mirror.get("/metrics")[1]
+            )
+            command(mirror, "throttle", "src", "--off")
+            await arrives(target, topic, 3_000, mirror)
+
+            async def lifted() -> bool:
+                (found,) = mirror.status()["sources"]
+                return found["throttle_bytes_per_second"] is None
+
+            await until(lifted, lambda: mirror.log)
+
+    asyncio.run(story())
+
+
+@in_pairs("millrace-kafka", "kafka-millrace")
+def test_a_reload_takes_new_topics_and_sources_and_refuses_the_rest_by_name(pair: Pair) -> None:
+    old, new, further = pair.unique("old"), pair.unique("new"), pair.unique("further")
+
+    def rewrite(mirror: MirrorProcess, change: Any) -> None:
+        change(mirror.settings)
+        mirror.config_path.write_text(yaml.safe_dump(mirror.settings))
+
+    async def story() -> None:
+        async with pair.source.cluster() as source, pair.target.cluster() as target:
+            for topic in (old, new, further):
+                await create_topic(source, topic, 1, 1)
+                await send(source, topic, 0, batch())
+            mirror = pair.mirror([old])
+            await arrives(target, old, 1, mirror)
+
+            section = mirror.settings["sources"][0]
+            rewrite(mirror, lambda settings: section["topics"]["include"].append(new))
+            said = command(mirror, "reload")
+            assert "reloaded: sources[src].topics.include" in said
+            await arrives(target, new, 1, mirror)
+
+            # A second source (the same cluster by another name, other topics), by a signal.
+            twin = {**section, "cluster": "twin", "topics": {"include": [further]}}
+            rewrite(mirror, lambda settings: settings["sources"].append(twin))
+            assert mirror.process is not None
+            mirror.process.send_signal(signal.SIGHUP)
+            await arrives(target, further, 1, mirror)
+
+            # It goes again, and its topic with it.
+            rewrite(mirror, lambda settings: settings["sources"].pop())
+            assert "reloaded: sources[twin]" in command(mirror, "reload", "--only")
+            await send(source, further, 0, batch())
+
+            async def gone() -> bool:
+                return {topic for topic, _ in partitions(mirror)} == {old, new}
+
+            await until(gone, lambda: mirror.log)
+
+            # What needs a restart is refused, and what came with it is not half applied.
+            rewrite(
+                mirror,
+                lambda settings: settings.update(
+                    {"gaps": {"default": "skip"}, "group": {**settings["group"], "session_timeout_ms": 7_000}}
+                ),
+            )
+            refused = command(mirror, "reload", expect=1)
+            assert (
+                "nothing was changed: group.session_timeout_ms cannot be changed without a restart" in refused
+            )
+            rewrite(mirror, lambda settings: settings["group"].update({"session_timeout_ms": 6_000}))
+            assert "reloaded: gaps.default" in command(mirror, "reload")
+            rewrite(mirror, lambda settings: settings.update({"gaps": {"default": "maybe"}}))
+            wrong = command(mirror, "reload", expect=2)
+            assert "mirror.yaml" in wrong and "gaps.default" in wrong
+            status, _, answer = call(mirror, "POST", "/reload", {})
+            assert status == 422 and "gaps.default" in answer["error"]
+            await send(source, old, 0, batch())
+            await arrives(target, old, 2, mirror)
+
+    asyncio.run(story())
+
+
+@in_pairs("millrace-kafka", "kafka-millrace")
+def test_a_drained_worker_gives_all_up_and_a_silent_one_is_named(pair: Pair) -> None:
+    topic = pair.unique("flights")
+
+    async def story() -> None:
+        async with pair.source.cluster() as source, pair.target.cluster() as target:
+            await create_topic(source, topic, 4, 1)
+            first = pair.mirror([topic])
+            second = pair.mirror([topic], name=first.settings["name"])
+
+            async def shared() -> bool:
+                return len(partitions(first)) == len(partitions(second)) == 2 and states(first, second) == {
+                    "running"
+                }
+
+            await until(shared, lambda: logs(first, second))
+
+            # What a worker knows of the others may be a second old.
+            async def shown_by_both() -> bool:
+                shown = command(first, "status")
+                document = json.loads(command(second, "status", "--json"))
+                return (
+                    "2 workers" in shown
+                    and "running" in shown.splitlines()[0]
+                    and [worker["error"] for worker in document["workers"]] == [None, None]
+                    and document["topics"][0]["partitions"] == 4
+                )
+
+            await until(shown_by_both, lambda: command(first, "status"))
+
+            said = command(first, "drain")
+            assert "drained: 2 partition(s) were given up; the process can be ended" in said
+            assert first.get("/healthz") == (200, "ok\n")
+            assert first.get("/readyz")[0] == 503
+
+            async def moved() -> bool:
+                return len(partitions(second)) == 4 and states(second) == {"running"}
+
+            await until(moved, lambda: logs(first, second))
+            for number in range(4):
+                await send(source, topic, number, batch())
+
+            async def all_there() -> bool:
+                ends = [await end_offset(target, topic, number) for number in range(4)]
+                return min(ends) >= 1
+
+            await until(all_there, lambda: logs(first, second))
+            assert first.terminate() == 0, first.log
+
+            third = pair.mirror([topic], name=first.settings["name"])
+            await until(lambda: answered(both_in(second, third)), lambda: logs(second, third))
+            assert second.process is not None
+            second.process.send_signal(signal.SIGSTOP)
+            try:
+
+                async def noticed() -> bool:
+                    workers = call(third, "GET", "/mirror")[2]["workers"]
+                    return any(worker["error"] is not None for worker in workers)
+
+                await until(noticed, lambda: third.log)
+                shown = status_of(third)
+                assert f"http://127.0.0.1:{second.port} does not answer: no answer within 2 s" in shown
+                assert "1 of 2 workers did not answer" in shown
+            finally:
+                second.process.send_signal(signal.SIGCONT)
+
+    asyncio.run(story())
+
+
+def both_in(*mirrors: MirrorProcess) -> Any:
+    async def known() -> bool:
+        return all(len(call(each, "GET", "/mirror")[2]["workers"]) == len(mirrors) for each in mirrors)
+
+    return known
+
+
+def status_of(mirror: MirrorProcess) -> str:
+    """A status that is not the whole: table on standard output, the sentence and status 2 beside it."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "millrace.deploy.cli",
+            "mirror",
+            "status",
+            "--config",
+            str(mirror.config_path),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 2, (done.stdout, done.stderr)
+    return done.stdout + done.stderr
+
+
+@in_pairs("millrace-millrace", "kafka-millrace")
+def test_the_port_answers_as_its_description_says(pair: Pair) -> None:
+    topic = pair.unique("flights")
+
+    async def prepare() -> MirrorProcess:
+        async with pair.source.cluster() as source:
+            await create_topic(source, topic, 1, 1)
+        mirror = pair.mirror([topic])
+        await runs(mirror, 1)
+        return mirror
+
+    mirror = asyncio.run(prepare())
+    description = call(mirror, "GET", "/openapi.json")[2]
+    bodies = {
+        "/pause": {"source": "src", "topic": topic},
+        "/resume": {"source": "src", "topic": topic},
+        "/retry": {"all": True},
+        "/skip": {"source": "src", "topic": topic, "partition": 0},  # refused: it is not stopped
+        "/throttle": {"source": "src", "bytes_per_second": None},
+        "/reload": {},
+        "/drain": {},
+    }
+    for path, methods in description["paths"].items():
+        for method, operation in methods.items():
+            expected = 409 if path == "/skip" else 200
+            status, headers, answer = call(mirror, method.upper(), path, bodies.get(path))
+            assert status == expected, (path, answer)
+            (media, content), *_ = operation["responses"][str(status)]["content"].items()
+            assert headers["content-type"].partition(";")[0] == media, path
+            check(description, content["schema"], answer)
+            if "$ref" in content["schema"]:
+                assert undescribed(description, content["schema"]["$ref"].rpartition("/")[2], answer) == []
+            assert headers["cache-control"] == "no-store"
+    assert call(mirror, "GET", "/nothing")[0] == 404
+    status, headers, _ = call(mirror, "POST", "/status", {})
+    assert (status, headers["allow"]) == (405, "GET")
+    status, _, answer = call(mirror, "POST", "/pause", {"sauce": "src"})
+    check(description, {"$ref": "#/components/schemas/ErrorAnswer"}, answer)
+    assert status == 400 and "sauce" in answer["error"]
+    assert call(mirror, "POST", "/pause", {})[0] == 400  # not everything by mistake
+
+
+def check(description: dict[str, Any], schema: dict[str, Any], value: Any) -> None:
+    Draft202012Validator({**schema, "components": description["components"]}).validate(value)
+
+
+@in_pairs("millrace-millrace", "millrace-kafka")
+def test_control_is_closed_to_pages_and_to_the_network(pair: Pair) -> None:
+    topic = pair.unique("flights")
+    port = pair.mirror([topic], start=False).port
+
+    async def answers(mirror: MirrorProcess) -> None:
+        async def ready() -> bool:
+            return mirror.get("/healthz")[0] == 200
+
+        await until(lambda: answered(ready), lambda: mirror.log)
+
+    local = pair.mirror([topic])
+    wide = pair.mirror([topic], control={"listen": f"0.0.0.0:{port}", "advertised": f"127.0.0.1:{port}"})
+    wide.port = port
+    asyncio.run(answers(local))
+    asyncio.run(answers(wide))
+    pause = {"all": True}
+    assert call(local, "POST", "/pause", pause, Host="evil.example")[0] == 403
+    assert call(local, "GET", "/status", Host="evil.example")[0] == 403
+    assert call(local, "POST", "/pause", pause, Origin="http://evil.example")[0] == 403
+    assert call(local, "POST", "/pause", pause, Content_Type="text/plain")[0] == 415
+    assert call(wide, "GET", "/metrics", Host="mirror.example")[0] == 200
+    status, _, answer = call(wide, "POST", "/pause", pause)
+    assert status == 403 and "there is no control.token" in answer["error"]
+    assert "there is no control.token" in command(wide, "pause", "--all", expect=1)
+    assert "control calls are refused" in wide.log
+
+    token = pair.folder / "token"
+    token.write_text("a-secret-for-this-test\n")
+    wide.settings["control"] |= {"token": {"file": str(token)}}
+    wide.config_path.write_text(yaml.safe_dump(wide.settings))
+    wide.kill()
+    wide.start()
+    asyncio.run(answers(wide))
+    assert call(wide, "POST", "/retry", pause)[0] == 401
+    assert call(wide, "POST", "/retry", pause, Authorization="Bearer guess")[0] == 401
+
+    async def taken() -> bool:
+        return call(wide, "POST", "/retry", pause, Authorization="Bearer a-secret-for-this-test")[0] == 200
+
+    asyncio.run(until(taken, lambda: wide.log))
+    assert "is tried again" in command(wide, "retry", "--all")
+    # The token may change without a restart, and is said nowhere.
+    token.write_text("another-secret")
+    assert call(wide, "POST", "/retry", pause, Authorization="Bearer a-secret-for-this-test")[0] == 401
+    assert "is tried again" in command(wide, "retry", "--all")
+    assert "secret" not in wide.log
+
+
+def test_a_mirror_that_does_not_run_is_one_line(tmp_path: Any) -> None:
+    mirror = MirrorProcess(tmp_path, "127.0.0.1:1", {"ewr": "127.0.0.1:2"})
+    for words in (["status"], ["pause", "--all"], ["drain"], ["reload"], ["skip", "ewr/flights:0"]):
+        said = command(mirror, *words, expect=20)
+        assert f"no worker of the mirror answers at http://127.0.0.1:{mirror.port}" in said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["pause"],
+        ["pause", "ewr", "--all"],
+        ["pause", "ewr/flights:x"],
+        ["skip", "ewr/flights"],
+        ["skip", "*/flights:0"],
+        ["throttle", "ewr"],
+        ["throttle", "ewr", "fast"],
+        ["throttle", "ewr", "1MB", "--off"],
+        ["status", "--url", "ftp://x"],
+        ["status", "--interval", "0"],
+    ],
+)
+def test_a_wrong_command_line_is_told_in_one_line(tmp_path: Any, words: list[str]) -> None:
+    mirror = MirrorProcess(tmp_path, "127.0.0.1:1", {"ewr": "127.0.0.1:2"})
+    assert "millrace:" in command(mirror, *words, expect=64)

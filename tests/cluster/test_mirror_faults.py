@@ -1,0 +1,118 @@
+"""Two sources, two workers and a target through random events: the aggregate holds what was promised.
+
+The run is a process of its own, because it moves into network namespaces (see `mirror_faults/__init__.py`).
+Seed, number of events and pair can be given: `make mirror-faults EVENTS=100 SEED=7 PAIR=kafka-kafka`. When
+a promise is broken, everything that was said is the failure's text: the seed, what happened when, what is
+missing, and the ends of all logs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from millrace.deploy.processes import spawn
+from tests import root_rights
+from tests.cluster.mirror_faults.plan import Kind
+from tests.pairs import PAIRS
+
+pytestmark = pytest.mark.java
+
+EVENTS = int(os.environ.get("MILLRACE_MIRROR_FAULT_EVENTS", "30"))
+SEED = int(os.environ.get("MILLRACE_MIRROR_FAULT_SEED", "5"))
+START_S = 180
+MOST_S_PER_EVENT = 120
+"""A broken round may wait for each of its deadlines before it is called broken."""
+
+BROKEN = 1
+
+PROJECT = Path(__file__).resolve().parents[2]
+# Nine of thirty bring every kind once (`plan.py` deals them like cards); `make test-pairs` has them all.
+CHOSEN = {"millrace-millrace": EVENTS, "kafka-kafka": EVENTS * 3 // 10}
+if os.environ.get("MILLRACE_PAIRS") == "all":
+    CHOSEN = dict.fromkeys(PAIRS, EVENTS)
+
+
+def run_faults(folder: Path, *options: str, events: int) -> tuple[int, str]:
+    """Exit status, and all that it said."""
+    words = [
+        sys.executable,
+        "-m",
+        "tests.cluster.mirror_faults",
+        "--folder",
+        str(folder),
+        "--events",
+        str(events),
+        "--no-audit",
+    ]
+    said = folder.with_suffix(".out")
+    process = spawn(
+        [*words, *options], log=said, environment={"PYTHONPATH": str(PROJECT)}, die_with_parent=True
+    )
+    try:
+        status = process.wait(START_S + events * MOST_S_PER_EVENT)
+    finally:
+        process.kill()
+    return status, said.read_text(errors="replace")
+
+
+@pytest.mark.pairs
+@pytest.mark.parametrize(
+    "pair", [pytest.param(name, marks=pytest.mark.kafka if "kafka" in name else ()) for name in CHOSEN]
+)
+def test_each_record_arrives_once_and_in_order(pair: str, tmp_path: Path) -> None:
+    status, said = run_faults(tmp_path / "run", "--seed", str(SEED), "--pair", pair, events=CHOSEN[pair])
+    print(said)
+    verdict = f"seed {SEED} between {pair} ended with status {status}; above is what it said"
+    assert status == 0, verdict
+    root_rights.check_fault_run(said)
+    if CHOSEN[pair] >= len(Kind):
+        assert what_occurred(said) == what_can_occur(said)
+
+
+def what_occurred(said: str) -> set[str]:
+    """The kinds of events in the run's table."""
+    return {kind.name for kind in Kind if re.search(rf"^  {kind.name.lower()} +[1-9]\d*$", said, re.M)}
+
+
+def what_can_occur(said: str) -> set[str]:
+    """All of them; without namespaces there is no file system that can be filled."""
+    return {kind.name for kind in Kind} - ({"DISK_FULL"} if "links: TCP proxies" in said else set())
+
+
+def test_without_namespaces_the_same_is_done_by_proxies(tmp_path: Path) -> None:
+    status, said = run_faults(tmp_path / "run", "--seed", "3", "--proxies", events=2)
+    print(said)
+    assert status == 0
+    assert "links: TCP proxies" in said
+    assert root_rights.FALLBACK in said
+
+
+@pytest.mark.parametrize(
+    ("sabotage", "found"),
+    [
+        ("lose:audited", r"lost: \w+/audited/0/\d: "),
+        ("repeat", "came more than once"),
+        ("change", "not as it was written"),
+    ],
+)
+def test_a_worker_that_does_harm_is_found_out(sabotage: str, found: str, tmp_path: Path) -> None:
+    options = ("--seed", "1", "--sabotage", sabotage, "--arrive-s", "12")
+    status, said = run_faults(tmp_path / "run", *options, events=1)
+    print(said)
+    assert status == BROKEN
+    assert re.search(found, said)
+
+
+def test_at_least_once_is_not_taken_for_exactly_once(tmp_path: Path) -> None:
+    # Seed 1 begins with both ends' brokers and a worker killed.
+    options = ("--seed", "1", "--delivery", "at_least_once", "--judge-as", "exactly_once")
+    status, said = run_faults(tmp_path / "run", *options, events=8)
+    print(said)
+    assert status == BROKEN
+    assert "came more than once" in said
+    assert "lost: " not in said

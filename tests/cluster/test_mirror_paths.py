@@ -1,0 +1,309 @@
+"""Every path that a batch can take, between real clusters: what a client reads there is what it reads here.
+
+Records are read by another client (confluent-kafka) from both ends and compared one by one: key, value,
+headers, timestamp. Where the target is Apache Kafka, the record sections of batches that pass through are
+compared byte by byte on the disks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import time
+from collections.abc import Container, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from millrace.broker.client.admin import create_topic
+from millrace.broker.client.cluster import Cluster
+from millrace.broker.protocol.batch import HEADER_SIZE, BatchHeader, iterate_batches, verify_crc
+from millrace.broker.protocol.compression import CODEC_NAMES
+from millrace.broker.protocol.records import Record, build_batch, read_records
+from tests.cluster.mirror_process import MirrorProcess, end_offset, send, until
+from tests.pairs import End, Pair, in_pairs
+
+
+def now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+NOW_MS = now_ms() - 60_000
+READ_S = 120.0
+Batch: TypeAlias = tuple[BatchHeader, bytes]
+
+
+class Seen(NamedTuple):
+    """One record as another client sees it. The kind of timestamp is the topic's own and not compared."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    timestamp_ms: int
+
+
+def read(end: End, topic: str) -> list[Seen]:
+    """All committed records of partition 0."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": end.bootstrap,
+            "group.id": f"reader-{time.monotonic_ns()}",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+            "check.crcs": True,
+        }
+    )
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    found: list[Seen] = []
+    deadline = time.monotonic() + READ_S
+    try:
+        while time.monotonic() < deadline:
+            for message in consumer.consume(10_000, timeout=0.2):
+                if message.error() is not None:
+                    if message.error().name() == "_PARTITION_EOF":
+                        return found
+                    continue  # a leader that is not known yet
+                headers = tuple(message.headers() or ())
+                found.append(Seen(message.key(), message.value(), headers, message.timestamp()[1]))
+        raise AssertionError(f"no end of {topic} at {end.name} within {READ_S:.0f} s")
+    finally:
+        consumer.close()
+
+
+def batches_on_disk(folder: Path, only: Container[bytes | None] | None = None) -> Iterator[Batch]:
+    """Each batch of data of a partition's files, with its record section; only those whose first value is in
+    `only`, when that is given."""
+    for path in sorted(folder.glob("*.log")):
+        data = memoryview(path.read_bytes())
+        for position, header in iterate_batches(data):
+            batch = data[position : position + header.size]
+            verify_crc(batch, 0, header)
+            if not header.is_control and (only is None or read_records(batch)[0].value in only):
+                yield header, bytes(batch[HEADER_SIZE:])
+
+
+async def carried(pair: Pair, topics: Sequence[str], **config: Any) -> MirrorProcess:
+    """Mirrors until every record of partition 0 of these topics is at the target."""
+    mirror = pair.mirror(topics, **config)
+    async with pair.source.cluster() as source:
+        ends = {topic: await end_offset(source, topic, 0) for topic in topics}
+
+    async def all_there() -> bool:
+        positions = {each["topic"]: each["position"] for each in mirror.status().get("partitions", [])}
+        return all(positions.get(topic) == end for topic, end in ends.items())
+
+    await until(all_there, lambda: f"{ends} {mirror.status()} {mirror.log[-3_000:]}")
+    return mirror
+
+
+def paths_taken(mirror: MirrorProcess) -> dict[str, int]:
+    """Batches by path, as /metrics counts them."""
+    line = re.compile(r'millrace_mirror_batches_total\{[^}]*path="(\w+)"[^}]*\} (\S+)')
+    return {path: int(float(count)) for path, count in line.findall(mirror.get("/metrics")[1])}
+
+
+def some_records(rng: random.Random, count: int, size: int, first: int = 0) -> list[Record]:
+    """Null keys and values, headers with null values, times that go back, and none."""
+    return [
+        Record(
+            rng.choice((None, b"", b"key-%d" % rng.randrange(100))),
+            None if rng.random() < 0.1 else b"%d " % (first + at) + rng.randbytes(size // 2).hex().encode(),
+            rng.choice(((), (("trace", b"\x00\xff"), ("none", None), ("trace", b"")))),
+            -1 if rng.random() < 0.05 else NOW_MS + rng.randrange(-5_000, 5_000),
+        )
+        for at in range(count)
+    ]
+
+
+async def write_all_codecs(cluster: Cluster, topic: str, rng: random.Random) -> None:
+    """Runs of tiny batches of each codec, and between them batches that pass on their own."""
+    for codec in CODEC_NAMES:
+        for at in range(30):
+            await send(cluster, topic, 0, build_batch(some_records(rng, 1, 200, at), compression=codec))
+        for count, size in ((5, 100), (200, 400), (3, 60_000)):
+            await send(cluster, topic, 0, build_batch(some_records(rng, count, size), compression=codec))
+
+
+async def write_transactions(end: End, topic: str, rng: random.Random) -> None:
+    """Transactions of a few records that end either way, beside an idempotent and a plain producer."""
+
+    def produce() -> None:
+        producers = [
+            Producer(
+                {
+                    "bootstrap.servers": end.bootstrap,
+                    "transactional.id": f"{topic}-{number}",
+                    "compression.type": codec,
+                    "linger.ms": 0,
+                }
+            )
+            for number, codec in enumerate(("none", "lz4"))
+        ]
+        idempotent = Producer(
+            {"bootstrap.servers": end.bootstrap, "enable.idempotence": True, "linger.ms": 0}
+        )
+        for producer in producers:
+            producer.init_transactions(READ_S)
+        for number in range(16):
+            for which, producer in enumerate(producers):
+                producer.begin_transaction()
+                for at in range(rng.choice((1, 1, 3, 40))):
+                    value = b"in %d.%d.%d" % (which, number, at)
+                    producer.produce(topic, value, b"k", 0, timestamp=NOW_MS + at)
+                producer.flush(READ_S)
+                idempotent.produce(topic, b"beside %d" % number, None, 0, timestamp=NOW_MS)
+                idempotent.flush(READ_S)
+            for producer in producers:
+                if rng.random() < 0.5:
+                    producer.abort_transaction(READ_S)
+                else:
+                    producer.commit_transaction(READ_S)
+
+    await asyncio.to_thread(produce)
+
+
+async def write_compacted(pair: Pair, cluster: Cluster, topic: str, rng: random.Random) -> None:
+    """Few keys and many values; returns when the source's cleaner has left holes."""
+    folder = pair.source.log_folder(topic, 0)
+
+    def is_clean() -> bool:
+        """No key twice: no later round can take anything away."""
+        keys: list[bytes | None] = []
+        has_holes = False
+        for path in sorted(folder.glob("*.log")):
+            data = memoryview(path.read_bytes())
+            for position, header in iterate_batches(data):
+                has_holes |= header.record_count < header.last_offset_delta + 1
+                batch = data[position : position + header.size]
+                keys += [record.key for record in read_records(batch)] if header.record_count else []
+        return has_holes and len(set(keys)) == len(keys)
+
+    for number in range(60):
+        records = [
+            Record(b"key-%d" % rng.randrange(40), b"%d.%d" % (number, at), (("h", None),), now_ms())
+            for at in range(rng.choice((1, 10, 30)))
+        ]
+        await send(cluster, topic, 0, build_batch(records, compression=number % 5))
+
+    count = 0
+
+    async def is_compacted() -> bool:
+        # The active segment is never compacted: a further record, later by its own time, begins a new one.
+        nonlocal count
+        count += 1
+        await send(cluster, topic, 0, build_batch([Record(b"last-%d" % count, b"", (), now_ms())]))
+        await asyncio.sleep(0.2)
+        try:
+            return is_clean()
+        except OSError:
+            return False  # the cleaner has just put another file in its place
+
+    await until(is_compacted, lambda: "no holes in the source's log")
+
+
+COMPACT_SOON = {
+    "cleanup.policy": "compact",
+    "segment.bytes": str(1 << 20),
+    "segment.ms": "100",
+    "min.cleanable.dirty.ratio": "0.01",
+    "max.compaction.lag.ms": "100",
+}
+
+
+@in_pairs("kafka-millrace", "millrace-kafka")
+def test_every_record_is_read_at_the_target_as_at_the_source(pair: Pair) -> None:
+    asyncio.run(all_kinds_of_topics(pair))
+
+
+async def all_kinds_of_topics(pair: Pair) -> None:
+    rng = random.Random(4)
+    codecs, appended, transactions, compacted = (
+        pair.unique(name) for name in ("codecs", "appended", "transactions", "compacted")
+    )
+    async with pair.source.cluster() as source:
+        await create_topic(source, codecs, 1, 1)
+        await write_all_codecs(source, codecs, rng)
+        await create_topic(source, appended, 1, 1, {"message.timestamp.type": "LogAppendTime"})
+        await write_all_codecs(source, appended, rng)
+        await create_topic(source, transactions, 1, 1)
+        await write_transactions(pair.source, transactions, rng)
+        await create_topic(source, compacted, 1, 1, COMPACT_SOON)
+        await write_compacted(pair, source, compacted, rng)
+    topics = [codecs, appended, transactions, compacted]
+    mirror = await carried(pair, topics)
+    for topic in topics:
+        expected = await asyncio.to_thread(read, pair.source, topic)
+        assert expected and await asyncio.to_thread(read, pair.target, topic) == expected, topic
+    taken = paths_taken(mirror)
+    assert taken.keys() >= {"pass_through", "rebuild", "coalesce", "drop"}, taken
+    assert taken["coalesce"] >= 2 * 5 * 30, "each run of tiny batches was merged"
+
+
+@in_pairs("millrace-kafka", "kafka-kafka")
+def test_what_passes_through_is_the_same_bytes_on_the_disk(pair: Pair) -> None:
+    asyncio.run(same_bytes(pair))
+
+
+async def same_bytes(pair: Pair) -> None:
+    """Also with base offsets other than 0, which every batch of a log but the first has: a standard broker
+    rewrites a compressed batch that comes with one."""
+    rng = random.Random(5)
+    topic = pair.unique("bytes")
+    async with pair.source.cluster() as source:
+        await create_topic(source, topic, 1, 1)
+        for number in range(40):
+            count, size = rng.choice(((1, 50_000), (1, 100), (60, 2_000), (500, 20)))
+            await send(source, topic, 0, build_batch(some_records(rng, count, size), compression=number % 5))
+        await write_transactions(pair.source, topic, rng)
+    mirror = await carried(pair, [topic], coalesce_below=0)
+    committed = {record.value for record in await asyncio.to_thread(read, pair.source, topic)}
+    sent = list(batches_on_disk(pair.source.log_folder(topic, 0), committed))
+    arrived = list(batches_on_disk(pair.target.log_folder(topic, 0)))
+    assert [(header.compression, section) for header, section in arrived] == [
+        (header.compression, section) for header, section in sent
+    ]
+    assert len({header.base_offset for header, _ in sent}) > 50
+    assert paths_taken(mirror).keys() == {"pass_through", "drop"}
+
+
+@in_pairs("kafka-millrace", "millrace-kafka")
+def test_batches_at_the_limit_pass_and_larger_ones_are_split(pair: Pair) -> None:
+    asyncio.run(at_the_limit(pair))
+
+
+async def at_the_limit(pair: Pair) -> None:
+    rng = random.Random(6)
+    limit = 30_000
+    topic = pair.unique("limit")
+    async with pair.source.cluster() as source, pair.target.cluster() as target:
+        await create_topic(source, topic, 1, 1, {"max.message.bytes": "400000"})
+        await create_topic(target, topic, 1, 1, {"max.message.bytes": str(limit)})
+        exact = batch_of_size(limit)
+        for batch in (exact, batch_of_size(limit + 1, records=3), exact):
+            await send(source, topic, 0, batch)
+        for codec in CODEC_NAMES:
+            await send(source, topic, 0, build_batch(some_records(rng, 100, 3_000), compression=codec))
+            for at in range(20):
+                await send(source, topic, 0, build_batch(some_records(rng, 2, 150, at), compression=codec))
+    mirror = await carried(pair, [topic], config_sync={"exclude": ["max.message.bytes"]})
+    expected = await asyncio.to_thread(read, pair.source, topic)
+    assert await asyncio.to_thread(read, pair.target, topic) == expected
+    taken = paths_taken(mirror)
+    assert taken["split"] == 1 + len(CODEC_NAMES), taken
+    assert taken["pass_through"] >= 2 and taken["coalesce"], taken
+    largest = max(header.size for header, _ in batches_on_disk(pair.target.log_folder(topic, 0)))
+    assert largest == limit
+
+
+def batch_of_size(size: int, records: int = 1) -> bytearray:
+    """A batch of exactly `size` bytes."""
+    made = build(size // records, records)
+    return build(size // records, records, size - len(made))
+
+
+def build(value_size: int, records: int, more: int = 0) -> bytearray:
+    values = [b"v" * (value_size + (more if at == 0 else 0)) for at in range(records)]
+    return build_batch([Record(b"k", value, (), NOW_MS) for value in values])

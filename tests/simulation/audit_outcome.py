@@ -1,0 +1,97 @@
+"""What a whole run should say beside its rows: watermarks, verdict, exit status and totals. Plain Python.
+
+Made by the mutation run from what was expected of each row; knows nothing of the audit's code. The rules are
+those of its design: a topic's watermark is the end of the longest prefix of windows of which every stream's
+row is settled and proven; it jumps no hole, goes beyond no promise of a stream that may still write, and does
+not move forward while something that could belong to the topic could not be trusted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tests.simulation.audit_expected import Told
+from tests.simulation.audit_logs import WINDOW_MS
+
+RANKING = ("PROVEN", "COUNT_MATCH", "UNKNOWN", "DUPLICATE", "LOSS")
+PROVEN = RANKING[:2]
+
+
+@dataclass(frozen=True, slots=True)
+class RowSaid:
+    """One row as it should be; `start_ms` None is the stream's own."""
+
+    topic: str
+    stream: str
+    start_ms: int | None
+    verdict: str
+    state: str
+    silent: bool = False
+    not_before_ms: int | None = None
+
+
+@dataclass(slots=True)
+class Outcome:
+    """All rows of a run, and what they come to. `untrusted` counts by the summary's own words."""
+
+    told: Mapping[str, Told]
+    topic_of: Mapping[str, str]
+    untrusted: Mapping[str, int]
+    rows: list[RowSaid] = field(default_factory=list)
+
+    def verdict(self) -> str:
+        """The worst of what is settled, and of losses and duplicates wherever they are."""
+        told = [
+            row.verdict for row in self.rows if row.state == "SETTLED" or row.verdict in ("LOSS", "DUPLICATE")
+        ]
+        if self.untrusted or not any(row.state == "SETTLED" for row in self.rows):
+            told.append("UNKNOWN")
+        return max(told, key=RANKING.index)
+
+    def exit_status(self) -> int:
+        return {"PROVEN": 0, "COUNT_MATCH": 0, "UNKNOWN": 2}.get(self.verdict(), 1)
+
+    def windows(self) -> dict[str, int]:
+        """{OPEN or verdict: how many windows}"""
+        return dict(
+            Counter(
+                row.verdict if row.state == "SETTLED" else "OPEN"
+                for row in self.rows
+                if row.start_ms is not None
+            )
+        )
+
+    def watermark(self, topic: str, before_ms: int | None) -> int | None:
+        """Of this topic, whose last one was told as `before_ms`."""
+        found = self.proven_to(topic)
+        if any(what.endswith(f", topic {topic}") for what in self.untrusted):
+            return None if found is None or before_ms is None else min(found, before_ms)
+        return found
+
+    def proven_to(self, topic: str) -> int | None:
+        """The same, were all of it to be trusted."""
+        rows = [row for row in self.rows if row.topic == topic]
+        silent = {row.stream for row in rows if row.silent}
+        bounds = [
+            told.promise_ms
+            for stream, told in self.told.items()
+            if self.topic_of.get(stream) == topic and stream not in silent
+            if told.state != "closed" and told.promise_ms is not None
+        ]
+        bounds += [
+            -1 if row.not_before_ms is None else row.not_before_ms for row in rows if row.start_ms is None
+        ]
+        good: dict[int, bool] = {}
+        for row in rows:
+            if row.start_ms is not None:
+                proven = row.state == "SETTLED" and row.verdict in PROVEN
+                good[row.start_ms] = good.get(row.start_ms, True) and proven
+        watermark = None
+        for start_ms in sorted(good):
+            end_ms = start_ms + WINDOW_MS
+            if not good[start_ms] or any(end_ms > bound for bound in bounds):
+                break
+            watermark = end_ms
+        return watermark

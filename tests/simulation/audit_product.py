@@ -1,0 +1,357 @@
+"""The audit as it runs, on a world's bytes: real capture, plan, scan, cells, facts, state, reconciliation,
+watermark, summary and exit status. Only Spark and the sockets are left out.
+
+`Audit.run` is one run of the job; it may die before it commits. The seams are the cluster's client (metadata,
+offsets, whole topics) and the fetch of one partition.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.audit.config import AuditConfig, parse_config
+from millrace.audit.contract.events import EventLedger, event_to_keep, kept_event
+from millrace.audit.job import Findings, _status
+from millrace.audit.keeping.state import Commit
+from millrace.audit.reconciliation.reconcile import roster_rows
+from millrace.audit.reconciliation.settled import settle
+from millrace.audit.reconciliation.verdict_rows import Reconciler, evident_rows, iso_time
+from millrace.audit.reconciliation.verdicts import WindowVerdict
+from millrace.audit.report.summary import summarise
+from millrace.audit.runs import capture as capture_module
+from millrace.audit.runs.arrivals import of_pinned, stream_passages
+from millrace.audit.runs.fact_rows import facts_table, restore
+from millrace.audit.runs.reading_plan import plan_ranges, read_until
+from millrace.audit.runs.reconciling import reconciler_of, streams_of, tiers_of
+from millrace.audit.runs.untrusted import doubts_of
+from millrace.audit.runs.watermarks import watermarks_of
+from millrace.audit.scanning.cell_notes import counts_of, unaudited_of, unread_of
+from millrace.audit.scanning.cell_rows import CELL_SCHEMA, NOTE_UNTRUSTED, cells_of
+from millrace.audit.scanning.range_reader import RangeReader
+from millrace.audit.spark.planning import ranges_option
+from millrace.audit.spark.spark_source import parse_options
+from millrace.audit.spark.task_reader import _read_cells
+from tests.simulation.audit_answers import Answers
+from tests.simulation.audit_logs import GRACE_MS, WINDOW_MS
+from tests.simulation.audit_world import World, encoded, positions_of, routes_of
+
+_OUT_OF_RANGE = 1
+
+
+def config_of(world: World) -> AuditConfig:
+    """The audit.yaml of this world."""
+    clusters: dict[str, Any] = {}
+    for number, name in enumerate([*world.sources, *world.aggregates]):
+        cluster: dict[str, Any] = {"bootstrap": [f"h:{number + 1}"], "tier": "source"}
+        if name in world.aggregates:
+            cluster["tier"] = "aggregate"
+            cluster["topics"] = dict(world.topics.renamed)
+            cluster["mirror"] = "foreign" if world.foreign else "millrace"
+        clusters[name] = cluster
+    groups: dict[str, list[str]] = {}
+    for group in world.groups:
+        groups.setdefault(group.cluster, []).append(group.name)
+    return parse_config(
+        {
+            "clusters": clusters,
+            "topics": list(world.topics.audited),
+            "window": f"{WINDOW_MS}ms",
+            "grace": f"{GRACE_MS}ms",
+            "groups": groups,
+            "content": world.content,
+        }
+    )
+
+
+class _Client:
+    """A cluster as its client shows it. `between` is called at every question: the world goes on. What was
+    answered is written down in `answers`."""
+
+    def __init__(self, world: World, name: str, between: Callable[[str], None], answers: Answers):
+        self.world, self.name, self.between, self.answers = world, name, between, answers
+
+    async def __aenter__(self) -> _Client:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        pass
+
+    async def metadata(self, topics: list[str] | None = None, max_age_ms: int = 0) -> Any:
+        names = [name for cluster, name in self.world.logs if cluster == self.name]
+        names += ["millrace.audit"]
+        if self.name in self.world.aggregates and not self.world.foreign:
+            names += [f"millrace.positions.m-{self.name}", f"millrace.routes.m-{self.name}"]
+        wanted = names if topics is None else [name for name in topics if name in names]
+        logs = {name: list(self.world.logs.get((self.name, name), ())) for name in wanted}
+        return SimpleNamespace(
+            cluster_id=f"id-{self.name}",
+            topics={
+                name: SimpleNamespace(topic_id=of[0].topic_id if of else capture_module.NO_TOPIC_ID)
+                for name, of in logs.items()
+            },
+            partitions=lambda name: [(name, log.partition) for log in logs.get(name, ())],
+        )
+
+    async def list_offsets(self, timestamps: dict, read_committed: bool = False) -> dict:
+        self.between("offsets")
+        answers = {}
+        for (name, partition), at in timestamps.items():
+            log = self.world.logs[self.name, name][partition]
+            offset = log.start if at == capture_module.EARLIEST else log.end
+            if read_committed:
+                offset = log.stable_end
+            self.answers.tell_offset(log, offset, start=at == capture_module.EARLIEST, stable=read_committed)
+            answers[name, partition] = SimpleNamespace(offset=max(offset, log.start), leader_epoch=-1)
+        return answers
+
+
+class _Reader(RangeReader):
+    """The real range reader over a world's logs: answers of a few batches, from whole batches on."""
+
+    def __init__(self, world: World, answers: Answers):
+        self.world, self.answers = world, answers
+
+    def _submit(self, work: Any) -> Any:
+        try:
+            work.send(None)
+        except StopIteration as done:
+            answer = done.value
+            return SimpleNamespace(result=lambda: answer, cancel=lambda: None)
+        raise AssertionError("a fetch here never waits")
+
+    async def _fetch(self, range_: Any, offset: int) -> Any:
+        log = self.world.logs[range_.cluster, range_.topic_here][range_.partition]
+        if not log.start <= offset <= log.end:
+            return SimpleNamespace(
+                error_code=_OUT_OF_RANGE, log_start_offset=log.start, records=b"", aborted=[]
+            )
+        first = next(i for i, batch in enumerate(log.batches) if batch.last >= offset)
+        self.answers.tell_batches(log, log.batches[first].base, range_.first_offset, range_.end_offset)
+        data = b"".join(batch.data for batch in log.batches[first : first + 20])
+        aborted = [(pid, start) for pid, start, end in log.aborted if end >= offset]
+        return SimpleNamespace(error_code=0, log_start_offset=log.start, records=data, aborted=aborted)
+
+
+@dataclass
+class Result:
+    """What one run said."""
+
+    rows: list[WindowVerdict]
+    watermarks: dict[str, int | None]
+    now_ms: int
+    untrusted: dict[str, int]
+    exit_status: int
+    summary: Mapping[str, Any]
+
+
+@dataclass
+class Audit:
+    """An audit and what it keeps."""
+
+    world: World
+    commit: Commit = field(default_factory=Commit)
+    kept: list[pa.Table] = field(default_factory=list)
+    facts: pa.Table | None = None
+    counted: pa.Table | None = None
+    settled: pa.Table | None = None
+
+    def run(
+        self,
+        *,
+        dies: bool = False,
+        between: Callable[[str], None] = lambda what: None,
+        answers: Answers | None = None,
+    ) -> Result:
+        """Look once. `dies`: killed after everything was counted, before the commit. `answers` takes down
+        what the clusters answered."""
+        config = config_of(self.world)
+        ledger = EventLedger()
+        origins = {} if self.facts is None else restore(self.facts, ledger)
+        for kept in self.commit.gaps:
+            event = kept_event(kept)
+            assert event is not None
+            ledger.learn(event)
+        answers = answers or Answers()
+        captured = self._capture(config, ledger, between, answers)
+        answers.pinned_ms, answers.read_ms = captured.pinned_ms, self.world.now_ms
+        for stream, clusters in origins.items():
+            captured.origins.setdefault(stream, set()).update(clusters)
+        ranges, lost = plan_ranges(captured, config, self.commit)
+        new = self._count(config, ranges, answers)
+        self.counted = new
+        tail = new.filter(pc.field("tail"))
+        settled = new.filter(~pc.field("tail"))
+        offsets = {**self.commit.offsets, **read_until(captured, ranges)}
+        notes = settled.filter(pc.is_valid(pc.field("note")))
+        commit = Commit(
+            number=self.commit.number + 1,
+            window_ms=WINDOW_MS,
+            offsets=offsets,
+            unread=[*self.commit.unread, *lost, *unread_of(notes, captured.vanished_ms)],
+            gaps=[event_to_keep(gap) for gap in ledger.gaps.values()],
+            untrusted=dict(Counter(self.commit.untrusted) + Counter(counts_of(notes, NOTE_UNTRUSTED))),
+        )
+        facts = facts_table(ledger, captured.origins, groups={group.name for group in self.world.groups})
+        tail_notes = tail.filter(pc.is_valid(pc.field("note")))
+        unread = unread_of(tail_notes, captured.vanished_ms)
+        evident = self._reconcile(
+            config, captured, commit, facts, pa.concat_tables([*self.kept, new]), unread
+        )
+        found, summary = self._judge(config, captured, commit, evident, tail_notes, notes)
+        commit.watermarks = {topic: at for topic, at in found.watermarks.items() if at is not None}
+        if not dies:
+            self.commit, self.kept, self.facts = commit, [*self.kept, settled], facts
+            self.settled = found.settled
+        return Result(
+            rows=[row for row, *_ in evident],
+            watermarks=found.watermarks,
+            now_ms=captured.taken_ms,
+            untrusted={each.what: each.count for each in found.doubts.told()},
+            exit_status=_status(found),
+            summary=summary,
+        )
+
+    def _judge(
+        self,
+        config: AuditConfig,
+        captured: Any,
+        commit: Commit,
+        evident: list[tuple],
+        tail_notes: pa.Table,
+        notes: pa.Table,
+    ) -> tuple[Findings, dict[str, Any]]:
+        """As the job does after it has reconciled: doubts, settled verdicts, watermarks and the summary."""
+        rows, now_ms = evident_rows(evident), captured.taken_ms
+        untrusted = counts_of(tail_notes, NOTE_UNTRUSTED)
+        doubts = doubts_of(config, captured, commit, untrusted, {}, rows, [], now_ms)
+        settlement = settle(rows, self.settled, config.topics, now_ms)
+        watermarks = watermarks_of(rows, settlement.table, streams_of(config, captured), [], config.topics)
+        watermarks = doubts.held(watermarks, self.commit.watermarks)
+        found = Findings(rows, settlement.table, [], watermarks, doubts)
+        summary = summarise(
+            rows,
+            tiers=tiers_of(config),
+            at_ms=now_ms,
+            grace_ms=config.grace_ms,
+            window_ms=config.window_ms,
+            untrusted={each.what: each.count for each in doubts.told()},
+            unaudited=Counter(unaudited_of(notes)) + Counter(unaudited_of(tail_notes)),
+            watermarks={topic: iso_time(at) for topic, at in watermarks.items()},
+        )
+        return found, summary
+
+    def _capture(
+        self, config: AuditConfig, ledger: EventLedger, between: Callable[[str], None], answers: Answers
+    ) -> Any:
+        world = self.world
+
+        async def read_to_end(cluster: _Client, topic: str) -> Any:
+            between(topic)
+            if topic == "millrace.audit":
+                records = [
+                    encoded(each.event) for each in world.sent if each.where == cluster.name and not each.lost
+                ]
+                records += world.rng.sample(
+                    records, len(records) // 4
+                )  # read from several clusters, or again
+                world.rng.shuffle(records)
+            elif topic.startswith("millrace.positions"):
+                records = positions_of(world, cluster.name)
+                answers.tell_positions(world, cluster.name)
+            else:
+                records = routes_of(world, cluster.name)
+            for offset, (key, value) in enumerate(records):
+                yield SimpleNamespace(key=key, value=value, partition=0, offset=offset)
+
+        async def committed(cluster: _Client, name: str) -> Any:
+            between("group")
+            (group,) = [group for group in world.groups if group.name == name]
+            return {
+                (log.name, log.partition): SimpleNamespace(
+                    offset=group.committed[log.place],
+                    leader_epoch=group.epochs.get(log.place, -1),
+                    metadata=group.mark,
+                )
+                for log in world.cluster_logs(cluster.name)
+                if log.place in group.committed
+            }
+
+        async def histories(cluster: _Client, newest: Any) -> dict:
+            told = {key: world.logs[cluster.name, key[0]][key[1]].history() for key in newest}
+            return {key: history for key, history in told.items() if history}
+
+        async def no_densities(cluster: _Client, bounds: Any) -> dict:
+            return {}
+
+        with (
+            mock.patch.object(
+                capture_module, "Cluster", lambda name, *_, **__: _Client(world, name, between, answers)
+            ),
+            mock.patch.object(capture_module, "read_topic_to_end", read_to_end),
+            mock.patch.object(capture_module, "fetch_offsets", committed),
+            mock.patch.object(capture_module, "bytes_per_offset", no_densities),
+            mock.patch.object(capture_module, "epoch_histories", histories),
+        ):
+            return asyncio.run(capture_module.capture(config, ledger, lambda: world.now_ms))
+
+    def _count(self, config: AuditConfig, ranges: list[Any], answers: Answers) -> pa.Table:
+        options = parse_options(
+            {
+                "ranges": ranges_option(ranges),
+                "bootstraps": json.dumps({name: ["h:1"] for name in config.clusters}),
+                "window": f"{WINDOW_MS}ms",
+                "digest": str(self.world.content).lower(),
+            }
+        )
+        read = [each for each in ranges if each.size > 0]
+        batches: Iterator[pa.RecordBatch] = _read_cells(_Reader(self.world, answers), read, options)
+        return pa.Table.from_batches(batches, CELL_SCHEMA)
+
+    def _reconcile(
+        self,
+        config: AuditConfig,
+        captured: Any,
+        commit: Commit,
+        facts: pa.Table,
+        cells: pa.Table,
+        doubts: Any,
+    ) -> list[tuple]:
+        """(verdict, evidence) of every row."""
+        reconciler = self._reconciler(config, captured, commit, doubts, cells)
+        by_stream: dict[str, list] = {}
+        for cell in cells_of(cells):
+            by_stream.setdefault(cell.stream, []).append(cell)
+        told = {row["stream"]: row for row in facts.to_pylist()}
+        rows: list[tuple] = []
+        for stream in sorted({*by_stream, *told}):
+            known = [told[stream]] if stream in told else []
+            rows += reconciler.verdicts(by_stream.get(stream, []), known)
+        streams = captured.ledger.streams.values()
+        for topic in config.topics:
+            rows += [(row,) for row in roster_rows(config.producers, streams, topic, WINDOW_MS)]
+        return rows
+
+    def _reconciler(
+        self, config: AuditConfig, captured: Any, commit: Commit, doubts: Any, cells: pa.Table
+    ) -> Reconciler:
+        """As the job puts it together."""
+        arrivals = {}
+        for name, cluster in config.aggregates().items():
+            if cluster.mirror == "foreign":
+                sources = set(config.sources())
+                by_stream: dict[str, list] = {}
+                for cell in cells_of(cells):
+                    by_stream.setdefault(cell.stream, []).append(cell)
+                told = [each for own in by_stream.values() for each in stream_passages(own, sources, name)]
+                arrivals[name] = of_pinned([pin for pin in captured.pins if pin.cluster in sources], told)
+        return reconciler_of(config, captured, [*commit.unread, *doubts], captured.taken_ms, arrivals)

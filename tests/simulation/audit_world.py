@@ -1,0 +1,543 @@
+"""A world for the audit: clusters whose logs are bytes, producers, mirrors, consumer groups, and what befalls
+them. The truth is kept beside it, record by record, in plain Python, and knows nothing of the audit's code.
+
+Used by `test_audit_mutations`; read by `audit_oracle` (what should be said) and shown to the product by
+`audit_product` (what a capture sees). Everything random comes from `World.rng`.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from pyroaring import BitMap64
+
+from millrace.audit.contract.content_digest import digest_sum
+from millrace.audit.contract.event_values import GapEvent, TierEvent
+from millrace.audit.contract.events import Event, decode_event, encode_event
+from millrace.audit.contract.group_counts import commit_mark
+from tests.simulation.audit_logs import LEASE_MS, NO_IDENTITY, WINDOW_MS, Log, Rec, Sent
+from tests.simulation.audit_producers import CountingProducer, Producer
+
+
+@dataclass
+class Lane:
+    """A mirror's way from one source log into an aggregate."""
+
+    carried: int = 0
+    told: int | None = None
+    topic_id: str = ""
+    told_id: str = ""
+    told_epoch: int = -1
+    cuts_seen: int = 0
+    told_cuts: int = 0
+
+
+class Mirror:
+    """Carries all topics of all sources into one aggregate; `foreign` ones tell nothing."""
+
+    def __init__(self, world: World, aggregate: str, foreign: bool):
+        self.world, self.aggregate, self.foreign = world, aggregate, foreign
+        self.lanes: dict[tuple[str, str, int], Lane] = {}
+        self.gaps: dict[tuple[str, str, int], dict[tuple[str, int], int]] = {}
+
+    def carry(self, all_of_it: bool = False) -> None:
+        """Every lane a little further, or to the end."""
+        for log in self.world.source_logs():
+            lane = self.lanes.setdefault(log.place, Lane(topic_id=str(log.topic_id)))
+            if lane.topic_id != str(log.topic_id):
+                lane.carried, lane.topic_id, lane.cuts_seen = 0, str(log.topic_id), 0
+            lane.carried = min([lane.carried, *log.cuts[lane.cuts_seen :]])
+            lane.cuts_seen = len(log.cuts)
+            end = (
+                log.stable_end
+                if all_of_it
+                else self.world.rng.randint(min(lane.carried, log.stable_end), log.stable_end)
+            )
+            if end > lane.carried:
+                self._carry(log, lane, end)
+            if all_of_it or self.world.rng.random() < 0.8:
+                self._tell(log, lane)
+
+    def begin(self) -> None:
+        """Tell where it stands, which is at the start."""
+        for log in self.world.source_logs():
+            self._tell(log, self.lanes.setdefault(log.place, Lane(topic_id=str(log.topic_id))))
+
+    def restart(self) -> None:
+        """What was carried and not told is carried again."""
+        self.world.note("mirror restarted")
+        for lane in self.lanes.values():
+            if lane.told is not None and not self.foreign:
+                lane.carried = min(lane.carried, lane.told)
+                lane.cuts_seen = min(lane.cuts_seen, lane.told_cuts)
+
+    def position(self, log: Log) -> tuple[int, str] | None:
+        """(next offset, topic id) as told."""
+        lane = self.lanes.get(log.place)
+        return None if lane is None or lane.told is None or self.foreign else (lane.told, lane.told_id)
+
+    def epoch_of(self, log: Log) -> int:
+        """The leader epoch that was told with it."""
+        return self.lanes[log.place].told_epoch
+
+    def stands(self, log: Log) -> tuple[int, str] | None:
+        """(next offset, topic id) of the position, as far as this log is the one that it was told of."""
+        position = self.position(log)
+        if position is None or position[1] != str(log.topic_id):
+            return position
+        lane = self.lanes[log.place]
+        return stands_at(log, position[0], lane.told_epoch, log.cuts[lane.told_cuts :]), position[1]
+
+    def _tell(self, log: Log, lane: Lane) -> None:
+        lane.told, lane.told_id = lane.carried, lane.topic_id
+        lane.told_epoch, lane.told_cuts = log.epoch_before(lane.carried), lane.cuts_seen
+
+    def _carry(self, log: Log, lane: Lane, end: int) -> None:
+        rng, world = self.world.rng, self.world
+        copies = list(log.visible(lane.carried, end))
+        gap = (0, 0)
+        if not self.foreign and rng.random() < world.gapping and end - lane.carried > 1:
+            first = rng.randint(lane.carried, end - 1)
+            gap = (first, rng.randint(first + 1, end))
+            world.note("gap")
+            # The newest word of what begins there: who tells less now has carried the rest this time.
+            self.gaps.setdefault(log.place, {})[lane.topic_id, gap[0]] = gap[1]
+            where = (log.cluster, log.name, log.partition)
+            event = GapEvent(
+                f"m-{self.aggregate}", *where, *gap, "oversized", world.now_ms, topic_id=lane.topic_id
+            )
+            world.publish(event, log.cluster, surely=True)
+        moved: list[Rec] = []
+        for copy in copies:
+            if gap[0] <= copy.offset < gap[1]:
+                continue
+            moved += self._fate(copy.rec)
+        if rng.random() < world.reorder and not self.foreign:
+            world.note("reordered")
+            rng.shuffle(moved)
+        target = world.logs_of(self.aggregate, world.name_at(self.aggregate, log.name))
+        log_to = target[log.partition % len(target)]
+        append_ms = world.now_ms if world.log_append else None
+        while moved:
+            count = rng.randint(1, 12)
+            part, moved = moved[:count], moved[count:]
+            log_to.append(part, append_ms=append_ms)
+        lane.carried = end
+
+    def _fate(self, rec: Rec) -> list[Rec]:
+        rng, world = self.world.rng, self.world
+        if rng.random() < world.drop:
+            world.note("lost by mirror")
+            return []
+        if rng.random() < world.corrupt:
+            return [self._corrupted(rec)]
+        if rng.random() < world.repeat:
+            world.note("repeated by mirror")
+            return [rec, rec]
+        return [rec]
+
+    def _corrupted(self, rec: Rec) -> Rec:
+        rng, world = self.world.rng, self.world
+        kind = rng.choice(("content", "content", "identity", "stream", "sequence", "time"))
+        world.note(f"corrupt {kind}")
+        if kind == "content":
+            return replace(rec, content=rec.content ^ 1)
+        if kind == "identity":
+            return replace(rec, stream=NO_IDENTITY)
+        if kind == "stream":
+            return replace(rec, stream=f"ffff{rng.getrandbits(48):012x}")
+        if kind == "sequence":
+            changed = replace(rec, sequence=rec.sequence ^ (1 << rng.randint(0, 4)) or 1)
+            world.renumbered.add((changed.stream, changed.sequence, changed.window))
+            return changed
+        return replace(rec, created_ms=rec.created_ms ^ 1 << rng.randint(10, 12))
+
+
+def stands_at(log: Log, next_offset: int, epoch: int, cuts: list[int]) -> int:
+    """How much of this log somebody had who stood at the offset before these cuts. What an epoch between
+    those that are left tells is nothing, and so does one from before a log's begin."""
+    if next_offset <= log.start and cuts and epoch < log.history()[0][0]:
+        return next_offset
+    known = epoch in {each for each, _ in log.history()}
+    return min([next_offset, *cuts]) if known or not cuts or next_offset <= min(cuts) else 0
+
+
+class Group:
+    """An online consumer group on one cluster: it tells what it got, then commits."""
+
+    def __init__(self, world: World, cluster: str, name: str):
+        self.world, self.cluster, self.name = world, cluster, name
+        self.committed: dict[tuple[str, str, int], int] = {}
+        self.epochs: dict[tuple[str, str, int], int] = {}  # committed with the offset
+        self.cuts_known: dict[tuple[str, str, int], int] = {}  # when it committed
+        self.cuts_seen: dict[tuple[str, str, int], int] = {}
+        self.read: dict[tuple[str, str, int], int] = {}
+        self.sessions: list[dict[tuple[str, str, int], list[Rec]]] = [{}]
+        self.told: dict[tuple[int, str, str, int], int] = {}
+        self.began: dict[tuple[int, str, str, int], dict[int, int]] = {}  # by the window that tells it
+        self.mark = ""
+        self.firsts: set[tuple[int, tuple[str, str, int]]] = set()
+
+    def step(self, all_of_it: bool = False) -> None:
+        rng, world = self.world.rng, self.world
+        for log in world.cluster_logs(self.cluster):
+            first = min([self.read.get(log.place, 0), *log.cuts[self.cuts_seen.get(log.place, 0) :]])
+            self.cuts_seen[log.place] = len(log.cuts)
+            end = log.stable_end if all_of_it else rng.randint(min(first, log.stable_end), log.stable_end)
+            for copy in log.visible(first, end):
+                if copy.rec.stream == NO_IDENTITY:
+                    continue
+                if rng.random() < world.group_drop:
+                    world.note("lost by group")
+                    continue
+                key = (log.name, copy.rec.stream, copy.rec.window)
+                self.sessions[-1].setdefault(key, []).append(copy.rec)
+                number = len(self.sessions) - 1
+                if (number, log.place) not in self.firsts:
+                    self.firsts.add((number, log.place))
+                    self.began.setdefault((number, *key), {})[log.partition] = copy.offset
+            self.read[log.place] = max(first, end)
+        if all_of_it or rng.random() < 0.7:
+            self.tell()
+            told = sum(map(len, self.sessions[-1].values()))
+            self.mark = commit_mark(f"{len(self.sessions):016x}", told)
+            self.committed = dict(self.read)
+            self.cuts_known = dict(self.cuts_seen)
+            self.epochs = {
+                log.place: log.epoch_before(self.committed[log.place])
+                for log in world.cluster_logs(self.cluster)
+            }
+
+    def stands(self, log: Log) -> int | None:
+        """The committed offset, as far as this log is still the one in which it was committed."""
+        offset = self.committed.get(log.place)
+        cuts = log.cuts[self.cuts_known.get(log.place, 0) :]
+        return None if offset is None else stands_at(log, offset, self.epochs[log.place], cuts)
+
+    def restart(self) -> None:
+        """A member dies: what it had not told is forgotten, what was not committed comes again."""
+        self.world.note("group restarted")
+        if self.world.rng.random() < 0.5:
+            self.tell()
+        self.sessions.append({})
+        self.read, self.cuts_seen = dict(self.committed), dict(self.cuts_known)
+
+    def sessions_told(self, number: int, key: tuple[str, str, int], count: int) -> list[Rec]:
+        """What a session's events tell of a window: its first `count` records."""
+        return self.sessions[number][key][:count]
+
+    def tell(self) -> None:
+        number = len(self.sessions) - 1
+        session = self.sessions[-1]
+        total = sum(map(len, session.values()))
+        for (topic, stream, start_ms), recs in session.items():
+            key = (number, topic, stream, start_ms)
+            if self.told.get(key) == len(recs):
+                continue
+            self.told[key] = len(recs)
+            copies = Counter(rec.sequence for rec in recs)
+            seen = BitMap64(s for s in copies if s)
+            self.world.publish(
+                TierEvent(
+                    tier=self.name, stream=stream, topic=topic, producer=recs[0].producer,
+                    window_start_ms=start_ms, window_ms=WINDOW_MS, report=len(recs), count=len(recs),
+                    byte_count=0, seen=seen,
+                    at_ms=self.world.now_ms, session=f"{number + 1:016x}", session_count=total,
+                    repeats=BitMap64(s for s, n in copies.items() if s and n > 1), unsequenced=copies[0],
+                    digest=digest_sum({rec.sequence: rec.digest for rec in recs}.values())
+                    if self.world.content and not copies[0] else None,
+                    began=tuple(sorted(self.began.get(key, {}).items())),
+                ),
+                self.cluster, surely=True,
+            )  # fmt: skip
+
+
+@dataclass
+class Topics:
+    """The names of one scenario: audited topics, and what the aggregates call them."""
+
+    audited: list[str]
+    renamed: dict[str, str] = field(default_factory=dict)
+
+
+class World:
+    """One scenario. `step` does something; `quiesce` lets everything come to rest."""
+
+    def __init__(self, seed: int, folder: Path):
+        rng = self.rng = random.Random(seed)
+        self.folder = folder
+        self.kinds: Counter[str] = Counter()
+        self.now_ms = 1_000_000
+        chance = rng.choice
+        quiet = rng.random() < 0.25  # some worlds are without any fault: they must be PROVEN
+        rate = (lambda *values: 0) if quiet else (lambda *values: chance(values))  # type: ignore[misc]
+        self.quiet, self.tells_epochs = quiet, True
+        self.loss_at_source, self.double_at_source = rate(0, 0, 0.02), rate(0, 0, 0.02)
+        self.drop, self.repeat = rate(0, 0, 0.02, 0.3, 1.0), rate(0, 0, 0.03)
+        self.corrupt, self.gapping = rate(0, 0, 0.03), rate(0, 0, 0.2)
+        self.group_drop = rate(0, 0, 0.02)
+        self.lose_events, self.unsure = rate(0, 0, 0, 0.1, 0.6), chance((0, 0.04))
+        self.calm = quiet or rng.random() < 0.4
+        self.reorder = chance((0, 0.3))
+        self.backdating, self.journaled = chance((0, 0, 0.5)), chance((0, 0.5))
+        self.transactions, self.log_append = rng.random() < 0.3, rng.random() < 0.3
+        self.content = rng.random() < 0.3
+        self.counting = chance((0, 0, 0.4))
+        self.sources = ["ewr"] if rng.random() < 0.7 else ["ewr", "jfk"]
+        self.aggregates = ["agg"] if rng.random() < 0.75 else ["agg", "lax"]
+        self.racing, self.late_positions = rng.random() < 0.1, rng.random() < 0.08
+        self.topics = Topics(["flights"])
+        if rng.random() < 0.25:
+            merged = {"flights": "all", "hotels": "all"}
+            self.topics = Topics(["flights", "hotels"], merged if rng.random() < 0.6 else {"flights": "f"})
+        self.logs: dict[tuple[str, str], list[Log]] = {}
+        for cluster in self.sources:
+            for topic in self.topics.audited:
+                self.make_topic(cluster, topic, rng.randint(1, 3))
+        for cluster in self.aggregates:
+            for name in sorted({self.name_at(cluster, topic) for topic in self.topics.audited}):
+                self.make_topic(cluster, name, rng.randint(1, 3))
+        foreign = not self.topics.renamed and rng.random() < 0.15
+        self.mirrors = [Mirror(self, aggregate, foreign) for aggregate in self.aggregates]
+        self.foreign = foreign
+        for mirror in self.mirrors if not self.late_positions else ():
+            mirror.begin()
+        self.groups: list[Group] = []
+        if rng.random() < 0.35:
+            self.groups.append(Group(self, chance([*self.aggregates, *self.sources]), "readers"))
+        self.producers: list = []
+        self.transactions_open: list[tuple] = []
+        self.produced_count = 0
+        self.sent: list[Sent] = []
+        self.audit_has_looked = False
+        self.acknowledged: dict[str, list[Rec]] = {}
+        self.topic_of: dict[str, str] = {}
+        self.shortened: set[tuple[str, str, int, str]] = set()  # partition and topic id
+        self.renumbered: set[tuple[str, int, int]] = set()  # stream, number it got on the way, window
+        for what, on in (
+            ("merged by rename", "all" in self.topics.renamed.values()),
+            ("several aggregates", len(self.aggregates) > 1),
+            ("several sources", len(self.sources) > 1),
+            ("foreign mirror", foreign),
+            ("online group", bool(self.groups)),
+            ("LogAppendTime", self.log_append),
+            ("content digests", self.content),
+            ("clock skew or back-dating", bool(self.backdating)),
+            ("quiet", quiet),
+        ):
+            if on:
+                self.note(what)
+
+    def note(self, kind: str) -> None:
+        self.kinds[kind] += 1
+
+    def make_topic(self, cluster: str, name: str, partitions: int) -> None:
+        topic_id = uuid.UUID(int=self.rng.getrandbits(128))
+        self.logs[cluster, name] = [
+            self._new_log(cluster, name, number, topic_id) for number in range(partitions)
+        ]
+
+    def _new_log(self, cluster: str, name: str, number: int, topic_id: uuid.UUID) -> Log:
+        log = Log(cluster, name, number, topic_id)
+        log.epochs = [(0, 0)] if self.tells_epochs else []
+        return log
+
+    def name_at(self, cluster: str, topic: str) -> str:
+        return self.topics.renamed.get(topic, topic) if cluster in self.aggregates else topic
+
+    def logs_of(self, cluster: str, name: str) -> list[Log]:
+        return self.logs[cluster, name]
+
+    def cluster_logs(self, cluster: str) -> list[Log]:
+        return [log for (where, _), logs in self.logs.items() if where == cluster for log in logs]
+
+    def source_logs(self) -> list[Log]:
+        return [log for cluster in self.sources for log in self.cluster_logs(cluster)]
+
+    def write(self, cluster: str, topic: str, rec: Rec) -> None:
+        log = self.rng.choice(self.logs_of(cluster, topic))
+        if log.open_pid >= 0 and self.rng.random() < 0.5:
+            log = self.logs_of(cluster, topic)[0]
+        if self.corrupt and self.rng.random() < self.corrupt / 3:
+            self.note("corrupt identity at source")
+            rec = replace(rec, stream=NO_IDENTITY)
+        log.append([rec])
+
+    def publish(self, event: Event, cluster: str, *, surely: bool = False) -> None:
+        """The events topic takes it; it may lose it all the same."""
+        lost = not surely and self.rng.random() < self.lose_events
+        if lost:
+            self.note("event lost")
+        self.sent.append(Sent(event, cluster, lost))
+
+    def publish_owed(self, producer: Producer, owed: dict[str, str]) -> None:
+        for value in owed.values():
+            event = decode_event(value.encode())
+            assert event is not None
+            self.publish(event, producer.cluster)
+
+    def step(self) -> None:
+        """One random thing happens."""
+        rng = self.rng
+        self.now_ms += rng.randint(0, 300)
+        acts: list[tuple[float, Callable[[], None]]] = [
+            (8, self._produce), (8, self._settle), (3, self._report), (6, self._mirror), (1, self._end),
+            (2, self._end_some_transaction), (3, self._consume),
+        ]  # fmt: skip
+        if not self.calm:
+            acts += [
+                (0.7, self._restart_mirror), (0.5, self._expire), (0.3, self._recreate),
+                (0.3, self._add_partition),
+                (0.5, self._kill), (0.4, self._restart_group), (0.2, self._delete_records),
+                (0.4, self._shorten),
+            ]  # fmt: skip
+        rng.choices([act for _, act in acts], [weight for weight, _ in acts])[0]()
+
+    def quiesce(self) -> None:
+        """All producers close or die, mirrors and groups come to the end, the grace passes."""
+        for each in list(self.transactions_open):
+            self.end_transaction(each, True)
+        for producer in list(self.producers):
+            producer.settle()
+            if not self.quiet and self.rng.random() < 0.15:
+                producer.kill()
+            else:
+                producer.close()
+        for mirror in self.mirrors:
+            mirror.carry(all_of_it=True)
+        for group in self.groups:
+            group.step(all_of_it=True)
+        self.now_ms += 2 * LEASE_MS + 100_000
+        self.note("quiesced")
+
+    def _produce(self) -> None:
+        rng = self.rng
+        if not self.producers or (rng.random() < 0.1 and self.produced_count < 5):
+            self.produced_count += 1
+            cluster, topic = rng.choice(self.sources), rng.choice(self.topics.audited)
+            make = (
+                (lambda *a: CountingProducer(*a))
+                if rng.random() < self.counting
+                else (lambda *a: Producer(*a, self.folder))
+            )
+            self.producers.append(make(self, cluster, topic, self.produced_count))
+            self.topic_of[self.producers[-1].stream] = topic
+        rng.choice(self.producers).produce()
+
+    def _settle(self) -> None:
+        if self.producers:
+            self.rng.choice(self.producers).settle()
+
+    def _report(self) -> None:
+        for producer in self.producers:
+            producer.report()
+
+    def _mirror(self) -> None:
+        self.rng.choice(self.mirrors).carry()
+
+    def _end(self) -> None:
+        if self.producers:
+            self.rng.choice(self.producers).close()
+            self.note("producer closed")
+
+    def _kill(self) -> None:
+        if self.producers:
+            self.rng.choice(self.producers).kill()
+
+    def _consume(self) -> None:
+        for group in self.groups:
+            group.step()
+
+    def _restart_mirror(self) -> None:
+        self.rng.choice(self.mirrors).restart()
+
+    def _restart_group(self) -> None:
+        for group in self.groups:
+            group.restart()
+
+    def _expire(self) -> None:
+        for logs in self.logs.values():
+            for log in logs:
+                if self.rng.random() < 0.3:
+                    log.start = self.rng.randint(log.start, log.stable_end)
+        self.note("expired")
+
+    def _delete_records(self) -> None:
+        log = self.rng.choice(self.source_logs())
+        log.start = log.stable_end
+        self.note("DeleteRecords")
+
+    def _recreate(self) -> None:
+        """A source topic is deleted and made anew; an audit has looked, or nobody would know of the first."""
+        if self.transactions_open or not self.audit_has_looked or self.groups or self.racing:
+            return
+        cluster, name = self.rng.choice([key for key in self.logs if key[0] in self.sources])
+        self.make_topic(cluster, name, len(self.logs[cluster, name]))
+        self.note("topic recreated")
+
+    def _shorten(self) -> None:
+        """A disk is lost, or an unclean election chooses one who has less: it gives offsets out again."""
+        log = self.rng.choice(self.source_logs())
+        cuts = [offset for offset in log.calm if offset >= log.start]
+        if self.transactions_open or self.racing or not cuts:
+            return
+        log.shorten(self.rng.choice(cuts))
+        self.shortened.add((*log.place, str(log.topic_id)))
+        self.note("log shortened")
+
+    def _add_partition(self) -> None:
+        (cluster, name), logs = self.rng.choice(list(self.logs.items()))
+        logs.append(self._new_log(cluster, name, len(logs), logs[0].topic_id))
+        self.note("partition added")
+
+    def _end_some_transaction(self) -> None:
+        if self.transactions_open:
+            self.end_transaction(self.rng.choice(self.transactions_open), self.rng.random() < 0.6)
+
+    def end_transaction(self, each: tuple, commit: bool) -> None:
+        self.transactions_open.remove(each)
+        producer, log, members = each
+        producer.end_transaction(log, members, commit)
+
+
+def positions_of(world: World, aggregate: str) -> list[tuple[bytes, bytes]]:
+    """The records of the mirror's positions topic, as the mirror writes them."""
+    records = []
+    mirror = world.mirrors[world.aggregates.index(aggregate)]
+    for log in world.source_logs():
+        told = mirror.position(log)
+        if told is not None:
+            key = {"source": log.cluster, "topic": log.name, "partition": log.partition}
+            value = {
+                "version": 1,
+                "cluster_id": f"id-{log.cluster}",
+                "next_offset": told[0],
+                "topic_id": told[1],
+                "leader_epoch": mirror.epoch_of(log),
+            }
+            records.append((json.dumps(key).encode(), json.dumps(value).encode()))
+    return records
+
+
+def routes_of(world: World, aggregate: str) -> list[tuple[bytes, bytes]]:
+    """The records of the mirror's routes topic."""
+    return [
+        (
+            json.dumps({"source": cluster, "topic": topic}).encode(),
+            json.dumps(
+                {"version": 1, "cluster_id": f"id-{cluster}", "target_topic": world.name_at(aggregate, topic)}
+            ).encode(),
+        )
+        for cluster in world.sources
+        for topic in world.topics.audited
+    ]
+
+
+def encoded(event: Event) -> tuple[bytes, bytes]:
+    return encode_event(event)

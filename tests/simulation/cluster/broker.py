@@ -1,0 +1,561 @@
+"""One broker: what the shells do around the pure rules, as messages over the virtual network.
+
+The decisions are the product's: `Replica` and `follower.decide` for replication, `controller.decide` and
+`restarted` for the control plane. Here is only what the shells add: when to ask, whom to tell, what to do
+with an answer. A broker keeps its logs and its checkpointed high watermarks through every kind of end. Its
+fetches as a follower are in `fetching.py`, its way into the controller's office in `controller_office.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from millrace.broker.coordination import broker_registry
+from millrace.broker.errors import (
+    KafkaError,
+    NotEnoughReplicasAfterAppend,
+    NotLeaderOrFollower,
+    OffsetOutOfRange,
+)
+from millrace.broker.replication import follower as following
+from millrace.broker.replication.local_partition import WaitingAppends
+from millrace.broker.replication.partition import (
+    IsrChange,
+    PartitionState,
+    Replica,
+    Role,
+    Transition,
+)
+from tests.simulation.cluster.controller_office import CONTROLLER, STATES, ControllerOffice
+from tests.simulation.cluster.coordinators import Coordinators, Topics
+from tests.simulation.cluster.disk import Stored, VirtualLog
+from tests.simulation.cluster.fetching import FetchAnswer, Fetching
+from tests.simulation.cluster.loop import LoopProcess
+from tests.simulation.cluster.truth import Truth
+from tests.simulation.cluster.world import Network, World
+from tests.simulation.cluster.zookeeper import (
+    Make,
+    Refused,
+    Session,
+    Set,
+    VirtualZooKeeper,
+)
+
+NO_EPOCH = -1
+READ_MOST = 50
+ACKS_ALL = -1
+BROKERS = "/ids/"
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What all brokers of one history are set to."""
+
+    replicas: dict[int, tuple[int, ...]]
+    min_insync: int
+    max_lag_ms: int
+    session_timeout_ms: int
+    only_flushed: bool
+    topics: Topics
+    """What the numbers of the partitions stand for."""
+
+
+class Refusal(NamedTuple):
+    """A client's request was not done."""
+
+    error: KafkaError
+
+
+class Written(NamedTuple):
+    offset: int
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """An append that waits for the high watermark to pass it."""
+
+    offset: int
+    payloads: list[object]
+    answer: Callable[[Any], None]
+
+
+class Broker(LoopProcess):
+    """See the module."""
+
+    def __init__(
+        self,
+        world: World,
+        broker_id: int,
+        network: Network,
+        zookeeper: VirtualZooKeeper,
+        rules: Rules,
+        truth: Truth,
+        logs: dict[int, VirtualLog],
+    ) -> None:
+        super().__init__(world, f"broker-{broker_id}")
+        self.id = broker_id
+        self.logs = logs
+        self.checkpoints = dict.fromkeys(logs, 0)
+        self.peers: dict[int, Broker] = {}
+        self.was_clean = False
+        self.network, self._zookeeper, self.rules, self.truth = network, zookeeper, rules, truth
+        self.fetching = Fetching(self)
+        self.office = ControllerOffice(self)
+        self._forget()
+
+    def _forget(self) -> None:
+        """All that is only in memory."""
+        self.replicas: dict[int, Replica] = {}
+        self.states: dict[int, tuple[PartitionState, int]] = {}
+        self.brokers: dict[int, int] = {}
+        self.controller: int | None = None
+        self._waiting: dict[int, list[_Waiting]] = {number: [] for number in self.logs}
+        self.waiting_appends = {number: WaitingAppends() for number in self.logs}
+        self.coordinators: Coordinators | None = None
+        self.fetching.forget()
+        self.office.forget()
+        self._session: Session | None = None
+        self._last_pong_ms = 0
+        self.clock_shift_ms = 0
+        """How far somebody has set this machine's clock; the steady one knows nothing of it."""
+        self._is_joined = self.is_registered = False
+
+    @property
+    def is_uninterrupted(self) -> bool:
+        """Whether what it had in memory and in the page cache when it joined the cluster is there still."""
+        return self._is_joined if self.is_alive else self.was_clean
+
+    # -- life ----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self.live()
+        self._forget()
+        self.world.note(f"{self.name} starts")
+        for number in self.logs:
+            replica = Replica(self.id)
+            replica.max_lag_ms = self.rules.max_lag_ms
+            replica.min_insync_replicas = self.rules.min_insync
+            replica.registered = self.brokers
+            replica.high_watermark = min(self.checkpoints[number], self.logs[number].end_offset)
+            self.replicas[number] = replica
+            self.logs[number].epochs.reload()
+            self.logs[number].recover(self.world.now_ms)
+        if self.rules.topics.are_coordinated:
+            self.loop.run(self._start_coordinators)
+        self._connect()
+        self.later(self.rules.session_timeout_ms / 3, self._ping)
+        self.later(self.rules.max_lag_ms / 2, self._check_in_sync_sets)
+        self.later(self.world.rng.randint(50, 400), self._housekeep)
+
+    def _start_coordinators(self) -> None:
+        self.coordinators = Coordinators(self)
+
+    def crash(self, *, power: bool) -> None:
+        """The process is gone; with `power`, also what was not flushed."""
+        self.world.note(f"{self.name} {'loses power' if power else 'is killed'}")
+        self.was_clean = False
+        if self._session is not None:
+            self._session.close()
+        self.end()
+        if power:
+            for log in self.logs.values():
+                log.lose_power(self.world.rng.randint(log.flushed, log.end_offset))
+        self.truth.crashed()
+
+    def shut_down(self) -> None:
+        """An orderly end: everything is flushed and the id given back. (Leaders are not moved first.)"""
+        self.world.note(f"{self.name} stops")
+        self.was_clean = True
+        for number, log in self.logs.items():
+            log.flush()
+            self.checkpoints[number] = self.replicas[number].high_watermark
+        if self.coordinators is not None:
+            self.loop.run(self.coordinators.unload)
+        if self._session is not None:
+            self._session.leave()
+        self.end()
+
+    # -- the session ---------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        self._session = self._zookeeper.connect(self, self.on_watch, self._on_expired, self._on_pong)
+        self._last_pong_ms = self.world.now_ms
+        self._read_everything(self._on_first_picture)
+
+    def _ping(self) -> None:
+        if self._session is not None:
+            self._session.ping()
+        self.later(self.rules.session_timeout_ms / 3, self._ping)
+
+    def _on_pong(self) -> None:
+        was_suspended = self.is_suspended
+        self._last_pong_ms = self.world.now_ms
+        if was_suspended and self._is_joined:
+            self._read_everything(lambda: None)
+
+    @property
+    def is_suspended(self) -> bool:
+        return self.world.now_ms - self._last_pong_ms > self.rules.session_timeout_ms * 2 / 3
+
+    def _on_expired(self) -> None:
+        session = self._session
+        if session is None or not session.is_over:
+            return
+        self.world.note(f"{self.name} learns that its session is lost")
+        session.close()
+        self.office.forget()
+        self.is_registered = False
+        self.brokers.pop(self.id, None)
+        self._connect()
+
+    def ask(self, work: Callable[[VirtualZooKeeper], Any], answer: Callable[[Any], None]) -> None:
+        """A request whose answer counts only within the same session."""
+        session = self._session
+        if session is None:
+            return
+
+        def answered(result: Any) -> None:
+            if self._session is session:
+                answer(result)
+
+        session.ask(work, answered)
+
+    # -- the picture of the cluster ------------------------------------------------------------------
+
+    def _read_everything(self, then: Callable[[], None]) -> None:
+        for number in self.logs:
+            self.on_watch(f"{STATES}{number}")
+        self.on_watch(CONTROLLER)
+        self.ask(lambda zookeeper: zookeeper.below(BROKERS), lambda found: self._took_brokers(found, then))
+
+    def on_watch(self, path: str) -> None:
+        if path.startswith(STATES):
+            number = int(path.removeprefix(STATES))
+            self.ask(lambda zookeeper: zookeeper.read(path), lambda found: self._took_state(number, found))
+        elif path.startswith(BROKERS):
+            self.ask(
+                lambda zookeeper: zookeeper.below(BROKERS),
+                lambda found: self._took_brokers(found, lambda: None),
+            )
+        elif path == CONTROLLER:
+            self.ask(lambda zookeeper: zookeeper.read(CONTROLLER), self._took_controller)
+
+    def _took_brokers(self, found: dict[str, tuple[Any, int, int]], then: Callable[[], None]) -> None:
+        # The rules hold a reference to this very mapping.
+        self.brokers.clear()
+        self.brokers.update({node[0]: node[2] for node in found.values()})
+        then()
+        self.office.wake()
+
+    def _took_controller(self, found: tuple[Any, int, int] | None) -> None:
+        self.controller = None if found is None else found[0]
+        self.office.wake()
+
+    def _took_state(self, number: int, found: tuple[Any, int, int] | None) -> None:
+        if found is None:
+            return
+        state, version, _ = found
+        known = self.states.get(number)
+        if known is not None and known[1] >= version:
+            return
+        self.states[number] = (state, version)
+        if self._is_joined:
+            self._apply(number)
+        self.office.wake()
+
+    def _on_first_picture(self) -> None:
+        if self._is_joined:
+            self._register()
+        else:
+            self._leave_in_sync_sets()
+
+    def _leave_in_sync_sets(self) -> None:
+        """The rule of a restarted broker, one partition after the other; then it registers."""
+        for number, (state, version) in self.states.items():
+            alive = frozenset(self.brokers)
+            left = broker_registry.restarted(
+                state, self.rules.replicas[number], self.id, alive, was_clean=self.was_clean
+            )
+            if left is not None and not self._has_left(number, state):
+                self.ask(
+                    lambda zookeeper, number=number, left=left, version=version: (
+                        zookeeper.commit([Set(f"{STATES}{number}", left, version)]),
+                        zookeeper.read(f"{STATES}{number}"),
+                    ),
+                    lambda result, number=number: self._left(number, result),
+                )
+                return
+        self._join()
+
+    def _has_left(self, number: int, state: PartitionState) -> bool:
+        return self._left_states.get(number) == (state.leader_epoch, state.isr)
+
+    @property
+    def _left_states(self) -> dict[int, tuple[int, tuple[int, ...]]]:
+        return self.__dict__.setdefault(f"_left_{self.life}", {})
+
+    def _left(self, number: int, result: Any) -> None:
+        if isinstance(result, Refused):
+            self.ask(
+                lambda zookeeper: zookeeper.read(f"{STATES}{number}"),
+                lambda found: (self._took_state(number, found), self._leave_in_sync_sets()),
+            )
+            return
+        state, version, _ = result[1]
+        self.states[number] = (state, version)
+        self._left_states[number] = (state.leader_epoch, state.isr)
+        self._leave_in_sync_sets()
+
+    def _join(self) -> None:
+        self._is_joined = True
+        for number in self.states:
+            self._apply(number)
+        self._register()
+
+    def _register(self) -> None:
+        self.ask(
+            lambda zookeeper: zookeeper.commit([Make(f"{BROKERS}{self.id}", self.id, ephemeral=True)]),
+            self._registered,
+        )
+
+    def _registered(self, result: Any) -> None:
+        if isinstance(result, Refused):
+            # The former session has not ended yet.
+            self.later(30, self._register)
+            return
+        self.is_registered = True
+        self.on_watch(BROKERS)
+        self.on_watch(CONTROLLER)
+
+    # -- roles ---------------------------------------------------------------------------------------
+
+    def _apply(self, number: int) -> None:
+        state, version = self.states[number]
+        replica, log = self.replicas[number], self.logs[number]
+        if self.id not in self.rules.replicas[number]:
+            return
+        stamped = replace(state, version=version)
+        led = replica.role is Role.LEADER
+        match replica.apply(stamped, log.end_offset, self.rules.replicas[number], self.world.now_ms):
+            case Transition.LEAD:
+                self.world.note(f"{self.name} leads {number} in epoch {state.leader_epoch}, isr {state.isr}")
+                log.epochs.begin(state.leader_epoch, log.end_offset)
+                self.advance(number)
+                if self.coordinators is not None and not led:
+                    self.coordinators.gained(number)
+            case Transition.FOLLOW:
+                log.epochs.truncate_from_end(log.end_offset)
+                self._waiting[number].clear()
+                if led:
+                    self.waiting_appends[number].fail(NotLeaderOrFollower("another broker leads now"))
+                    if self.coordinators is not None:
+                        self.coordinators.lost(number)
+                self.fetching.fetch(number)
+            case Transition.CONTINUE:
+                self._in_sync_set_changed(number)
+            case Transition.IGNORE:
+                return
+
+    def advance(self, number: int) -> None:
+        replica, log = self.replicas[number], self.logs[number]
+        if replica.role is not Role.LEADER:
+            return
+        before = replica.high_watermark
+        own_end = log.flushed if self.rules.only_flushed else log.end_offset
+        if replica.advance(own_end, self.world.now_ms):
+            self.truth.shown(self.id, number, before, replica.high_watermark)
+            self.waiting_appends[number].reached(
+                replica.high_watermark, enough_in_sync=replica.has_enough_in_sync
+            )
+        waiting = self._waiting[number]
+        for one in list(waiting):
+            end = one.offset + len(one.payloads)
+            if replica.high_watermark >= end:
+                waiting.remove(one)
+                if replica.has_enough_in_sync:
+                    self.truth.acknowledge(number, one.offset, one.payloads)
+                    one.answer(Written(one.offset))
+
+    def _in_sync_set_changed(self, number: int) -> None:
+        self.advance(number)
+        if not self.replicas[number].has_enough_in_sync:
+            self.waiting_appends[number].dismiss(NotEnoughReplicasAfterAppend("too few are left in sync"))
+
+    # -- clients -------------------------------------------------------------------------------------
+
+    def produce(self, number: int, payloads: list[object], acks: int, answer: Callable[[Any], None]) -> None:
+        replica, log = self.replicas[number], self.logs[number]
+        try:
+            replica.check_leader()
+        except KafkaError as error:
+            answer(Refusal(error))
+            return
+        if acks == ACKS_ALL and not replica.has_enough_in_sync:
+            return
+        base = log.append(replica.leader_epoch, payloads)
+        if acks == ACKS_ALL:
+            self._waiting[number].append(_Waiting(base, payloads, answer))
+        else:
+            answer(Written(base))
+        if self.rules.only_flushed:
+            self.later(self.world.rng.randint(1, 10), self.flush, number)
+        self.advance(number)
+
+    def consume(self, number: int, offset: int, answer: Callable[[Any], None]) -> None:
+        """(offset of the first record, records) up to the high watermark."""
+        replica, log = self.replicas[number], self.logs[number]
+        try:
+            replica.check_leader()
+        except KafkaError as error:
+            answer(Refusal(error))
+            return
+        if not log.start_offset <= offset <= log.end_offset:
+            answer((max(log.start_offset, min(offset, replica.high_watermark)), []))
+            return
+        answer((offset, log.read(offset, replica.high_watermark, READ_MOST)))
+
+    def delete_records(self, number: int, share: float) -> None:
+        """Move the log's start somewhere towards the high watermark."""
+        replica, log = self.replicas[number], self.logs[number]
+        if replica.role is Role.LEADER:
+            span = replica.high_watermark - log.start_offset
+            log.advance_start(log.start_offset + int(span * share))
+
+    # -- the leader's side of replication ------------------------------------------------------------
+
+    def on_fetch(
+        self,
+        number: int,
+        follower: Broker,
+        broker_epoch: int,
+        leader_epoch: int,
+        offset: int,
+        start_offset: int,
+        last_epoch: int,
+        token: int,
+    ) -> None:
+        replica, log = self.replicas[number], self.logs[number]
+
+        def reply(records: list[Stored] | None = None, **fields: Any) -> None:
+            answer = following.Answer(
+                leader_epoch,
+                offset,
+                high_watermark=replica.high_watermark,
+                log_start_offset=log.start_offset,
+                has_records=bool(records),
+                **fields,
+            )
+            self.network.send(
+                self.name,
+                follower,
+                follower.fetching.on_answer,
+                number,
+                token,
+                FetchAnswer(answer, records or []),
+            )
+
+        try:
+            progress = replica.check_follower(follower.id, leader_epoch, broker_epoch)
+            if last_epoch != NO_EPOCH and offset >= log.start_offset:
+                epoch, end = log.epochs.end_offset_for(last_epoch, log.end_offset)
+                if epoch == NO_EPOCH:
+                    raise OffsetOutOfRange(f"leader epoch {last_epoch} is not known here")
+                if epoch < last_epoch or end < offset:
+                    reply(diverging=(epoch, end))
+                    return
+            if not log.start_offset <= offset <= log.end_offset:
+                raise OffsetOutOfRange(f"offset {offset}")
+        except KafkaError as error:
+            reply(error_code=error.code)
+            return
+        progress.fetched(offset, start_offset, log.end_offset, self.world.now_ms, broker_epoch)
+        if follower.id not in replica.isr:
+            change = replica.expansion_due(follower.id)
+            if change is not None:
+                self._change_in_sync_set(number, change)
+        self.advance(number)
+        reply(log.read(offset, log.end_offset, READ_MOST))
+
+    def on_bounds(self, number: int, follower: Broker, leader_epoch: int, token: int) -> None:
+        replica, log = self.replicas[number], self.logs[number]
+        if replica.role is Role.LEADER and replica.leader_epoch == leader_epoch:
+            self.network.send(
+                self.name,
+                follower,
+                follower.fetching.on_leader_bounds,
+                number,
+                token,
+                log.start_offset,
+                log.end_offset,
+            )
+
+    def _check_in_sync_sets(self) -> None:
+        for number, replica in self.replicas.items():
+            if replica.role is Role.LEADER and replica.followers:
+                self.advance(number)
+                change = replica.shrink_due(self.logs[number].end_offset, self.world.now_ms)
+                if change is not None:
+                    self._change_in_sync_set(number, change)
+        self.later(self.rules.max_lag_ms / 2, self._check_in_sync_sets)
+
+    def _change_in_sync_set(self, number: int, change: IsrChange) -> None:
+        self.replicas[number].begin(change)
+        self._write_in_sync_set(number, change)
+
+    def _write_in_sync_set(self, number: int, change: IsrChange) -> None:
+        """Until it is certain what became of it; a session that ends leaves that open."""
+        replica = self.replicas[number]
+        if replica.pending is not change:
+            return
+        if self.is_suspended or self._session is None or self._session.is_over:
+            self.later(50, self._write_in_sync_set, number, change)
+            return
+        path, session = f"{STATES}{number}", self._session
+
+        def write(zookeeper: VirtualZooKeeper) -> Any:
+            standing = zookeeper.read(path)
+            if (
+                standing is not None
+                and standing[1] == change.state.version + 1
+                and standing[0] == change.state
+            ):
+                return standing[1]
+            zookeeper.commit([Set(path, change.state, change.state.version)])
+            return change.state.version + 1
+
+        def answered(result: Any) -> None:
+            if isinstance(result, Refused):
+                return
+            self.world.note(f"{self.name} sets the in-sync set of {number} to {change.state.isr}")
+            known = self.states.get(number)
+            if known is None or known[1] < result:
+                self.states[number] = (change.state, result)
+            if replica.written(change, result):
+                self._in_sync_set_changed(number)
+
+        self.ask(write, answered)
+
+        def look_again() -> None:
+            if replica.pending is change and self._session is not session:
+                self._write_in_sync_set(number, change)
+            elif replica.pending is change:
+                self.later(self.rules.session_timeout_ms, look_again)
+
+        self.later(self.rules.session_timeout_ms, look_again)
+
+    # -- disk ----------------------------------------------------------------------------------------
+
+    def flush(self, number: int) -> None:
+        self.logs[number].flush()
+        self.advance(number)
+
+    def _housekeep(self) -> None:
+        """A background flush and a checkpoint, now and then."""
+        for number in self.logs:
+            if self.world.rng.random() < 0.5:
+                self.flush(number)
+            if self.world.rng.random() < 0.5:
+                self.checkpoints[number] = self.replicas[number].high_watermark
+        self.later(self.world.rng.randint(100, 800), self._housekeep)

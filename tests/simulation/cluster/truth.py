@@ -1,0 +1,173 @@
+"""Who sees everything: what was acknowledged and shown, and whether the invariants hold.
+
+1. A record acknowledged with acks=all is never lost while one member of the in-sync set survives.
+2. Below the high watermark all replicas hold the same records.
+3. An offset that was committed never holds another record.
+4. Two controllers never both succeed in changing the same partition in the same epoch.
+
+A loss of power may take records that were committed but flushed nowhere. As long as one in-sync member was
+not interrupted (or was stopped in order), its copy counts; once all were, nobody can tell which of them
+lost something, and a record that some of them lost is *excused*. With `visibility=flushed` nothing is ever
+excused: an offset that a consumer saw is never used again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from tests.simulation.cluster.disk import Stored, VirtualLog
+
+if TYPE_CHECKING:
+    from millrace.broker.replication.partition import PartitionState
+    from tests.simulation.cluster.world import World
+
+
+class Violation(AssertionError):
+    """An invariant is broken."""
+
+
+class Truth:
+    """See the module. `logs` gives every broker's log of a partition, also of brokers that are down."""
+
+    def __init__(
+        self, world: World, logs: Mapping[int, Mapping[int, VirtualLog]], *, only_flushed: bool
+    ) -> None:
+        self._world = world
+        self._logs = logs
+        self._only_flushed = only_flushed
+        self.is_uninterrupted: Callable[[int], bool] = lambda broker: True
+        self.is_running: Callable[[int], bool] = lambda broker: True
+        """Whether it lives and the cluster knows it: a frozen one is gone when its session is over."""
+        self.on_committed: Callable[[int, int, Stored], None] = lambda partition, offset, record: None
+        """Told of every committed record once, in the order of offsets, while nothing was excused."""
+        self._told_up_to: dict[int, int] = {}
+        self.committed: dict[int, dict[int, Stored]] = {}
+        self.acknowledged: dict[int, dict[int, object]] = {}
+        self.excused_count = 0
+        self.states: dict[int, PartitionState] = {}
+        self._controllers: dict[int, int] = {}
+        self._latest_controller_epoch = 0
+
+    # -- what happens -------------------------------------------------------------------------------
+
+    def shown(self, broker: int, partition: int, start: int, end: int) -> None:
+        """A leader's high watermark has moved from `start` to `end`."""
+        committed = self.committed.setdefault(partition, {})
+        log = self._logs[broker][partition]
+        for offset in range(max(start, log.start_offset), end):
+            record = log.get(offset)
+            if record is None:
+                raise Violation(f"broker {broker} shows {partition}@{offset}, which its log has not")
+            known = committed.setdefault(offset, record)
+            if known != record:
+                raise Violation(
+                    f"invariant 3: {partition}@{offset} was {known} and is {record} on broker {broker}"
+                )
+            if offset == self._told_up_to.get(partition, 0) and not self.excused_count:
+                self._told_up_to[partition] = offset + 1
+                self.on_committed(partition, offset, record)
+
+    def consumed(self, partition: int, offset: int, records: Sequence[Stored]) -> None:
+        committed = self.committed.get(partition, {})
+        for at, record in enumerate(records, start=offset):
+            if committed.get(at, record) != record:
+                raise Violation(f"invariant 3: a consumer reads {record} at {partition}@{at}")
+
+    def acknowledge(self, partition: int, offset: int, payloads: Sequence[object]) -> None:
+        """A leader says with acks=all that these records are written."""
+        for at, payload in enumerate(payloads, start=offset):
+            record = self.committed.get(partition, {}).get(at)
+            if record is None or record.payload != payload:
+                raise Violation(f"acknowledged but not committed: {payload} at {partition}@{at}")
+            self.acknowledged.setdefault(partition, {})[at] = payload
+
+    def crashed(self) -> None:
+        """Some broker was killed or has lost power. While an in-sync member that was not interrupted
+        holds a record, or every member does, it must survive; else it is excused."""
+        if self._only_flushed:
+            return
+        for partition, committed in self.committed.items():
+            state = self.states.get(partition)
+            if state is None:
+                continue
+            lost = []
+            for offset, record in committed.items():
+                holders = [broker for broker in state.isr if self._holds(broker, partition, offset, record)]
+                if len(holders) < len(state.isr) and not any(map(self.is_uninterrupted, holders)):
+                    lost.append(offset)
+            self._excuse(partition, lost)
+
+    def _holds(self, broker: int, partition: int, offset: int, record: Stored) -> bool:
+        log = self._logs[broker][partition]
+        return offset < log.start_offset or log.get(offset) == record
+
+    def state_written(self, partition: int, state: PartitionState) -> None:
+        """A state stands in ZooKeeper now, whoever wrote it."""
+        known = self.states.get(partition)
+        if not state.isr:
+            raise Violation(f"the in-sync set of {partition} is empty")
+        if known is not None and state.leader_epoch < known.leader_epoch:
+            raise Violation(f"the leader epoch of {partition} goes back to {state.leader_epoch}")
+        if known is not None and known.leader_epoch == state.leader_epoch and known.leader != state.leader:
+            raise Violation(f"two leaders of {partition} in epoch {state.leader_epoch}")
+        if known is not None and not self._only_flushed and set(state.isr) < set(known.isr):
+            self._excuse_departed(partition, known, state)
+        self.states[partition] = state
+
+    def _excuse_departed(self, partition: int, before: PartitionState, after: PartitionState) -> None:
+        """A member that had stopped in order is out of the in-sync set, in favour of ones that, as nobody
+        knew yet, had lost power. What is certain to be had only by those who are down is excused."""
+        committed = self.committed.get(partition, {})
+        for offset, record in list(committed.items()):
+            left = [broker for broker in after.isr if self._holds(broker, partition, offset, record)]
+            if len(left) == len(after.isr) or any(map(self.is_uninterrupted, left)):
+                continue
+            holders = [broker for broker in before.isr if self._holds(broker, partition, offset, record)]
+            if not any(map(self.is_running, holders)):
+                self._excuse(partition, [offset])
+
+    def _excuse(self, partition: int, offsets: Iterable[int]) -> None:
+        for offset in offsets:
+            del self.committed[partition][offset]
+            self.acknowledged.get(partition, {}).pop(offset, None)
+            self.excused_count += 1
+
+    def controller_wrote(self, broker: int, epoch: int) -> None:
+        """A write by the office of `epoch` has succeeded."""
+        holder = self._controllers.setdefault(epoch, broker)
+        if holder != broker or epoch < self._latest_controller_epoch:
+            raise Violation(
+                f"invariant 4: broker {broker} writes as controller of epoch {epoch}, which is {holder}'s; "
+                f"the latest is {self._latest_controller_epoch}"
+            )
+
+    def controller_elected(self, epoch: int) -> None:
+        self._latest_controller_epoch = epoch
+
+    # -- the end ------------------------------------------------------------------------------------
+
+    def check_replicas(self, partition: int, high_watermarks: Mapping[int, int]) -> None:
+        """Invariants 1 and 2, on every broker that has a replica."""
+        committed = self.committed.get(partition, {})
+        for broker, high_watermark in high_watermarks.items():
+            log = self._logs[broker][partition]
+            for offset in range(log.start_offset, min(high_watermark, log.end_offset)):
+                record = committed.get(offset)
+                if record is not None and log.get(offset) != record:
+                    raise Violation(
+                        f"invariant 2: broker {broker} has {log.get(offset)} at {partition}@{offset}, "
+                        f"committed is {record}"
+                    )
+
+    def check_nothing_lost(self, partition: int, leader: int, members: Iterable[int]) -> None:
+        """What was committed is in the logs of the leader and of everyone in sync."""
+        for broker in (leader, *members):
+            log = self._logs[broker][partition]
+            for offset, record in self.committed.get(partition, {}).items():
+                if offset >= log.start_offset and log.get(offset) != record:
+                    word = "acknowledged" if offset in self.acknowledged.get(partition, {}) else "committed"
+                    raise Violation(
+                        f"invariant 1: {word} {record} at {partition}@{offset} is {log.get(offset)} on "
+                        f"broker {broker}"
+                    )

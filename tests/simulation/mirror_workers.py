@@ -1,0 +1,568 @@
+"""Workers of an exactly-once mirror over a model target: the real rules, a shell that does their steps.
+
+Used by `test_mirror_transactions`. The rules under test are `alternation.Alternation` with its two
+`transaction.LaneTransaction`s, `lane.TargetLane`, `progress.PartitionProgress` and `assignment`; what the
+real shell does with sockets and tasks is here a list of calls under way, which the scheduler lets arrive,
+get lost, or arrive late.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from millrace.mirror.delivery.alternation import Alternation
+from millrace.mirror.delivery.lane import Identity, Item, Outcome, TargetLane
+from millrace.mirror.delivery.progress import PartitionProgress, Span
+from millrace.mirror.delivery.transaction import CLOSING, Act, LaneTransaction, Phase, Seat, Step
+from millrace.mirror.sharing.assignment import (
+    Claim,
+    Share,
+    assign,
+    departed_slots,
+    give_slots,
+    withhold_claimed,
+)
+from millrace.mirror.topics.routes import SourcePartition, TargetPartition
+from tests.simulation.mirror_model import GROUP, POSITIONS, Record, Refused, Target
+
+LANE_COUNT = 2
+NOBODY = Identity(-1, -1)
+
+
+@dataclass(eq=False)
+class Call:
+    """A request under way. `answer` is None where it got lost."""
+
+    worker: Worker
+    kind: str
+    execute: Callable[[], Any]
+    take: Callable[[Any], None]
+    arrives_at_ms: int = 0  # a late one, later than others
+    is_executed: bool = False
+    was_slow: bool = False
+    result: Any = None
+
+    def arrive(self) -> None:
+        """The target works on it, once."""
+        if not self.is_executed:
+            self.is_executed = True
+            try:
+                self.result = (self.execute(), None)
+            except Refused as refusal:
+                self.result = (None, refusal.reason)
+
+
+@dataclass(eq=False)
+class Pipeline:
+    partition: SourcePartition
+    target: TargetPartition
+    progress: PartitionProgress
+    lane: Lane
+    is_draining: bool = False
+
+    @property
+    def is_settled(self) -> bool:
+        progress = self.progress
+        return progress.is_drained and progress.is_exact and progress.position_to_write() is None
+
+
+@dataclass(eq=False)
+class Batch:
+    pipeline: Pipeline
+    span: Span
+    offsets: list[int]
+
+
+def transactional_ids(lane: str) -> tuple[str, str]:
+    return lane, f"{lane}.b"
+
+
+@dataclass(eq=False)
+class Producer:
+    """One of a lane's two transactional ids (`lane_producer.LaneProducer`)."""
+
+    index: int
+    name: str
+    rules: LaneTransaction
+    identity: Identity = NOBODY
+    position_sequence: int = 0
+    writing: dict[SourcePartition, int] = field(default_factory=dict)
+    is_busy: bool = False
+    was_asked: bool = False
+
+
+class Lane:
+    """A transactional lane (`transactional_lane.TransactionalLane`) without sockets."""
+
+    def __init__(self, worker: Worker, name: str) -> None:
+        self.worker = worker
+        self.name = name
+        self.rules = Alternation(position_interval_ms=50)
+        for each in self.rules.both:
+            each.allowance = worker.world.allowance
+        self.producers = [
+            Producer(index, each, rules)
+            for index, (each, rules) in enumerate(zip(transactional_ids(name), self.rules.both, strict=True))
+        ]
+        self.pipelines: dict[SourcePartition, Pipeline] = {}
+        self.rows: dict[TargetPartition, TargetLane[Batch]] = {}
+        self.sender: Producer | None = None
+        self.identity = NOBODY
+        self.era = 0
+
+    # --- transaction.LaneView --------------------------------------------------------------------
+
+    @property
+    def seat(self) -> Seat | None:
+        worker = self.worker
+        return Seat(worker.member, worker.generation) if worker.member else None
+
+    @property
+    def waiting(self) -> list[TargetPartition]:
+        return [target for target, row in self.rows.items() if len(row)]
+
+    @property
+    def own_partitions(self) -> frozenset[TargetPartition]:
+        return frozenset({POSITIONS})
+
+    @property
+    def is_settled(self) -> bool:
+        return not any(row.in_flight or row.is_unsettled for row in self.rows.values())
+
+    @property
+    def is_exact(self) -> bool:
+        return all(each.progress.is_exact for each in self.pipelines.values())
+
+    @property
+    def more_is_coming(self) -> bool:
+        return self.worker.world.random.random() < 0.3
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self.news())
+
+    def news(self, asker: Producer | None = None) -> dict[SourcePartition, int]:
+        """Positions that are neither on record nor about to be (by another than `asker`)."""
+        held: dict[SourcePartition, int] = {}
+        for producer in self.producers:
+            if producer is not asker and producer.rules.phase in CLOSING:
+                held |= producer.writing
+        return {
+            partition: position
+            for partition, each in self.pipelines.items()
+            if (position := each.progress.position_to_write()) is not None and held.get(partition) != position
+        }
+
+    @property
+    def is_urgent(self) -> bool:
+        return any(each.is_draining for each in self.pipelines.values())
+
+    def failing(self) -> frozenset[TargetPartition]:
+        return frozenset(target for target in self.waiting if self.rows[target].is_failing)
+
+    # --- batches ---------------------------------------------------------------------------------
+
+    def fetch(self, pipeline: Pipeline) -> None:
+        world, progress = self.worker.world, pipeline.progress
+        first, end = progress.fetch_offset, world.ends[pipeline.partition]
+        if first >= end or pipeline.is_draining:
+            return
+        if first in world.control[pipeline.partition]:
+            progress.fetched(first + 1, 0)
+            return
+        following = min(end, first + world.random.randint(1, 3))
+        following = min([at for at in world.control[pipeline.partition] if at > first] + [following])
+        offsets = list(range(first, following))
+        batch = Batch(pipeline, progress.fetched(following, 1, len(offsets)), offsets)
+        row = self.rows.get(pipeline.target)
+        if row is None:
+            row = self.rows[pipeline.target] = TargetLane(self.identity)
+            row.needs_identity = self.identity.producer_id < 0
+        row.enqueue(batch, len(offsets), len(offsets) * world.record_size)
+
+    def send(self, target: TargetPartition) -> None:
+        row, world = self.rows[target], self.worker.world
+        if not self.rules.lets(target) or self.sender is None:
+            return
+        item = row.next_to_send(world.now_ms, only_again=self.rules.only_again)
+        if item is None:
+            return
+        self.rules.sent(item.size, world.now_ms)
+        era, sequence = self.era, item.base_sequence
+        records = [(item.payload.pipeline.partition, offset) for offset in item.payload.offsets]
+        name, epoch = self.sender.name, self.identity.producer_epoch
+        self.worker.call(
+            "produce",
+            lambda: world.target.produce(name, epoch, target, sequence, records),
+            lambda answer: self.produced(era, target, item, answer),
+        )
+
+    def produced(self, era: int, target: TargetPartition, item: Item[Batch], answer: Any) -> None:
+        if era != self.era:
+            return
+        result, refusal = answer or (Outcome.RETRY, None)
+        outcome = Outcome.OUT_OF_ORDER if refusal else result
+        row = self.rows[target]
+        if row.answered(item, outcome, self.worker.world.now_ms) is Outcome.ACKNOWLEDGED:
+            item.payload.pipeline.progress.acknowledged(item.payload.span)
+        if row.needs_identity:
+            self.rules.doom("the sequence is lost")
+
+    # --- steps -----------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        for producer in self.producers:
+            if not producer.is_busy:
+                step = self.rules.next_step(producer.index, self, self.worker.world.now_ms)
+                if step.act is not Act.WAIT:
+                    getattr(self, f"_{step.act.value}")(producer, step)
+        if self.rules.phase in (Phase.OPEN, Phase.SEALED):
+            self.use(self.producers[self.rules.turn])
+
+    def use(self, producer: Producer) -> None:
+        if self.identity != producer.identity:
+            self.sender, self.identity = producer, producer.identity
+            for row in self.rows.values():
+                row.switch(self.identity)
+
+    def _ask(
+        self, producer: Producer, execute: Callable[[], Any], take: Callable[[Any, str | None], None]
+    ) -> None:
+        """`take(result, refusal)`; the refusal of a lost request is "lost"."""
+        producer.is_busy = True
+
+        def answered(answer: Any) -> None:
+            producer.is_busy = False
+            take(*(answer or (None, "lost")))
+
+        self.worker.call(producer.rules.phase.value, execute, answered)
+
+    def _rewind(self, _producer: Producer, step: Step) -> None:
+        self.forget()
+        for pipeline in self.pipelines.values():
+            self.rewind(pipeline, pipeline.progress.committed[0])
+        self.rules.rewound()
+        self.worker.isolate(self, step.blamed)
+
+    def forget(self) -> None:
+        self.era += 1
+        self.rows.clear()
+        self.sender, self.identity = None, NOBODY
+        for producer in self.producers:
+            producer.writing = {}
+
+    @staticmethod
+    def rewind(pipeline: Pipeline, position: int) -> None:
+        pipeline.progress.close()
+        pipeline.progress = PartitionProgress(position, transactional=True)
+
+    def _begin_producer(self, producer: Producer, _step: Step) -> None:
+        world = self.worker.world
+
+        def began(result: Any, refusal: str | None) -> None:
+            if refusal:
+                producer.rules.producer_refused(world.now_ms, 5)
+                return
+            producer.identity, producer.position_sequence = Identity(*result), 0
+            producer.was_asked = False
+            producer.rules.producer_began()
+
+        self._ask(producer, lambda: world.target.init(producer.name), began)
+
+    def _read_positions(self, producer: Producer, _step: Step) -> None:
+        producer.is_busy = True
+
+        def read(positions: Mapping[SourcePartition, int]) -> None:
+            producer.is_busy = False
+            self.forget()
+            for pipeline in self.pipelines.values():
+                self.rewind(pipeline, positions.get(pipeline.partition, 0))
+            self.rules.positions_read()
+
+        self.worker.read_positions(read)
+
+    def _add_partitions(self, producer: Producer, step: Step) -> None:
+        target, name, epoch = self.worker.world.target, producer.name, producer.identity.producer_epoch
+
+        def added(_: Any, refusal: str | None) -> None:
+            self._within(producer, refusal, lambda: producer.rules.partitions_added(step.partitions))
+
+        self._ask(producer, lambda: target.add(name, epoch, step.partitions), added)
+
+    def _add_group(self, producer: Producer, _step: Step) -> None:
+        target, name, epoch = self.worker.world.target, producer.name, producer.identity.producer_epoch
+        self._ask(
+            producer,
+            lambda: target.add(name, epoch, [GROUP]),
+            lambda _, refusal: self._within(producer, refusal, producer.rules.group_added),
+        )
+
+    def _within(self, producer: Producer, refusal: str | None, done: Callable[[], None]) -> None:
+        if refusal is None:
+            done()
+        elif refusal in ("concurrent", "lost"):
+            if self.worker.world.random.random() < 0.1:
+                producer.rules.doom(refusal)
+        else:
+            producer.rules.fenced(self.worker.world.now_ms, refusal)
+
+    def _write_positions(self, producer: Producer, _step: Step) -> None:
+        producer.writing = self.news(producer)
+        self._produce_positions(producer, list(producer.writing.items()), producer.position_sequence)
+        producer.position_sequence += len(producer.writing)
+
+    def _produce_positions(self, producer: Producer, records: list[Record], sequence: int) -> None:
+        rules = producer.rules
+        if not records:
+            rules.positions_written()
+            return
+        target, name, epoch = self.worker.world.target, producer.name, producer.identity.producer_epoch
+
+        def produced(result: Any, refusal: str | None) -> None:
+            if refusal == "lost" and rules.phase is Phase.WRITING:
+                # The same sequence, until it is acknowledged.
+                self._produce_positions(producer, records, sequence)
+            elif refusal or result is not Outcome.ACKNOWLEDGED:
+                rules.fenced(self.worker.world.now_ms, refusal or "sequence")
+            else:
+                rules.positions_written()
+
+        self._ask(producer, lambda: target.produce(name, epoch, POSITIONS, sequence, records), produced)
+
+    def _fence(self, producer: Producer, step: Step) -> None:
+        target, name, epoch = self.worker.world.target, producer.name, producer.identity.producer_epoch
+        seat = step.seat
+        assert seat is not None
+
+        def fenced(_: Any, refusal: str | None) -> None:
+            if refusal == "generation":
+                producer.rules.fence_refused(seat.generation)
+            else:
+                self._within(producer, refusal, producer.rules.fence_passed)
+
+        self._ask(producer, lambda: target.fence(name, epoch, seat.member_id, seat.generation), fenced)
+
+    def _end(self, producer: Producer, _step: Step) -> None:
+        target, name, epoch = self.worker.world.target, producer.name, producer.identity.producer_epoch
+
+        def ended(_: Any, refusal: str | None) -> None:
+            if refusal == "lost":
+                producer.was_asked = True
+            elif refusal in ("fenced", "invalid"):
+                producer.rules.outcome_unknown(refusal)
+            elif refusal is None:
+                now_ms = self.worker.world.now_ms
+                self.rules.committed(producer.index, now_ms, is_certain=not producer.was_asked)
+                for partition, position in producer.writing.items():
+                    if (pipeline := self.pipelines.get(partition)) is not None:
+                        pipeline.progress.written(position)
+                producer.writing = {}
+
+        self._ask(producer, lambda: target.end(name, epoch, commit=True), ended)
+
+    def remove(self, pipeline: Pipeline) -> None:
+        del self.pipelines[pipeline.partition]
+        if self.rules.holds_records and not pipeline.is_settled:
+            self.rules.doom_all("it leaves with records that are not committed")
+        row = self.rows.get(pipeline.target)
+        if row is not None:
+            row.withdraw(lambda batch: batch.pipeline is pipeline)
+        pipeline.progress.close()
+
+
+class Worker:
+    """One process. `member` is "" while it has no seat."""
+
+    def __init__(self, world: Any) -> None:
+        self.world = world
+        self.member = ""
+        self.generation = -1
+        self.claim_generation = -1
+        self.slot: int | None = None
+        self.slots: dict[int, int] = {}
+        self.lanes: list[Lane] = []
+        self.owned: dict[SourcePartition, Pipeline] = {}
+        self.coming: set[SourcePartition] = set()
+        self.is_alive = True
+        self.is_frozen = False
+        self.must_rejoin = False
+        self.reading: list[tuple[int, Callable[[Mapping[SourcePartition, int]], None]]] = []
+
+    @property
+    def runs(self) -> bool:
+        return self.is_alive and not self.is_frozen
+
+    @property
+    def is_assigning(self) -> bool:
+        """It still does what its last share asks for; it joins again only after that."""
+        return bool(self.coming) or any(each.is_draining for each in self.owned.values())
+
+    def call(self, kind: str, execute: Callable[[], Any], take: Callable[[Any], None]) -> None:
+        self.world.calls.append(Call(self, kind, execute, take))
+
+    # --- positions -------------------------------------------------------------------------------
+
+    def read_positions(self, take: Callable[[Mapping[SourcePartition, int]], None]) -> None:
+        """Notes the end now; gives the positions once everything before it is decided."""
+        self.reading.append((self.world.positions_end(), take))
+
+    def poll_positions(self) -> None:
+        log = self.world.target.log(POSITIONS)
+        for end, take in list(self.reading):
+            if log.last_stable_offset() >= end:
+                self.reading.remove((end, take))
+                take(dict(log.committed(end)))
+
+    # --- the group -------------------------------------------------------------------------------
+
+    def claim(self) -> Claim:
+        return Claim(frozenset(self.owned), self.claim_generation, self.slot, LANE_COUNT, self.slots)
+
+    def lost(self) -> None:
+        """The seat is gone: nothing that is under way may be committed."""
+        for pipeline in list(self.owned.values()):
+            self.drop(pipeline)
+        for lane in self.lanes:
+            lane.era += 1
+        self.world.forget_calls(self)
+        self.lanes.clear()
+        self.reading.clear()
+        self.coming.clear()
+        self.slot = None
+        self.member, self.generation = "", -1
+
+    def take_share(self, share: Share) -> None:
+        self.claim_generation = self.generation
+        self.slots = dict(share.slots)
+        if self.slot != share.slot:
+            self.slot = share.slot
+            self.lanes = [Lane(self, f"{self.slot}.{number}") for number in range(LANE_COUNT)]
+        going = [each for key, each in self.owned.items() if key not in share.partitions]
+        for pipeline in going:
+            pipeline.is_draining = True
+        coming = [key for key in share.partitions if key not in self.owned]
+        if coming:
+            self.coming.update(coming)
+            self.read_positions(lambda positions: self.begin(coming, positions))
+
+    def begin(self, coming: list[SourcePartition], positions: Mapping[SourcePartition, int]) -> None:
+        for partition in coming:
+            if partition not in self.coming:
+                continue
+            self.coming.discard(partition)
+            lane = min(self.lanes, key=lambda each: len(each.pipelines))
+            progress = PartitionProgress(positions.get(partition, 0), transactional=True)
+            pipeline = Pipeline(partition, TargetPartition("t", partition.partition), progress, lane)
+            self.owned[partition] = lane.pipelines[partition] = pipeline
+
+    def release(self) -> None:
+        """Gives up what drains, once it is settled, or when patience ends."""
+        draining = [each for each in self.owned.values() if each.is_draining]
+        is_impatient = self.world.random.random() < 0.02
+        if draining and (is_impatient or all(each.is_settled for each in draining)):
+            for pipeline in draining:
+                self.drop(pipeline)
+            self.must_rejoin = True
+
+    def drop(self, pipeline: Pipeline) -> None:
+        del self.owned[pipeline.partition]
+        pipeline.lane.remove(pipeline)
+
+    def isolate(self, lane: Lane, blamed: frozenset[TargetPartition]) -> None:
+        if not blamed:
+            return
+        for pipeline in [each for each in lane.pipelines.values() if each.target not in blamed]:
+            other = next((each for each in self.lanes if each is not lane), lane)
+            del lane.pipelines[pipeline.partition]
+            other.pipelines[pipeline.partition] = pipeline
+            pipeline.lane = other
+
+
+@dataclass
+class Group:
+    """The workers' group: the coordinator's side, and the leader's part at every rebalance."""
+
+    world: Any
+    joined: dict[str, tuple[Worker, Claim]] = field(default_factory=dict)  # of the rebalance under way
+    members: dict[str, Worker] = field(default_factory=dict)
+    answers: list[tuple[Worker, str, int]] = field(default_factory=list)
+    shares: list[tuple[Worker, str, int, Share]] = field(default_factory=list)
+    is_rebalancing: bool = False
+    waiting_for_leader: tuple[str, dict[str, tuple[Worker, Claim]]] | None = None
+    next_member: int = 0
+
+    def join(self, worker: Worker) -> None:
+        if worker.member and worker.member not in self.members:
+            worker.lost()
+        if not worker.member:
+            self.next_member += 1
+            worker.member = f"m{self.next_member}"
+            self.members[worker.member] = worker
+        worker.must_rejoin = False
+        # A member asks one thing after the other: a share that it has not taken by now it never takes.
+        self.answers = [each for each in self.answers if each[0] is not worker]
+        self.shares = [each for each in self.shares if each[0] is not worker]
+        self.is_rebalancing = True
+        self.joined[worker.member] = (worker, worker.claim())
+
+    def kick(self, member: str) -> None:
+        """Its session is over."""
+        self.members.pop(member, None)
+        self.joined.pop(member, None)
+        self.is_rebalancing = bool(self.members)
+
+    def complete(self, rng: random.Random) -> None:
+        """All members have joined, or those who have not are out."""
+        if not self.is_rebalancing or not self.joined:
+            return
+        missing = [member for member in self.members if member not in self.joined]
+        if missing and rng.random() > 0.05:
+            return
+        for member in missing:
+            del self.members[member]
+        target: Target = self.world.target
+        target.generation += 1
+        target.members = set(self.members)
+        self.is_rebalancing = False
+        self.answers = [(worker, member, target.generation) for member, (worker, _) in self.joined.items()]
+        self.shares.clear()
+        self.waiting_for_leader = (min(self.joined), dict(self.joined))
+        self.joined.clear()
+
+    def share_out(self) -> None:
+        """The leader's part: fences those who left, then hands out."""
+        if self.waiting_for_leader is None:
+            return
+        if self.is_rebalancing:
+            self.waiting_for_leader = None  # the group has moved on: its leader is told so
+            return
+        leader, joined = self.waiting_for_leader
+        worker = joined[leader][0]
+        if leader not in self.members or worker.member != leader:
+            self.waiting_for_leader = None
+            self.is_rebalancing = True
+            return
+        if not worker.runs or worker.generation != self.world.target.generation:
+            return
+        self.waiting_for_leader = None
+        claims = {member: claim for member, (_, claim) in joined.items()}
+        unfenced = {
+            slot: count
+            for slot, count in departed_slots(claims, worker.slots).items()
+            if not self.world.fence(slot, count)
+        }
+        slots = give_slots(claims)
+        in_use = unfenced | dict.fromkeys(slots.values(), LANE_COUNT)
+        now = withhold_claimed(assign(self.world.ends, claims), claims)
+        self.shares = [
+            (
+                joined[member][0],
+                member,
+                self.world.target.generation,
+                Share(tuple(given), slots[member], in_use),
+            )
+            for member, given in now.items()
+        ]

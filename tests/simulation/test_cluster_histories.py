@@ -1,0 +1,223 @@
+"""The brokers' rules through hundreds of seeded histories of a virtual cluster (see cluster/): the pure cores
+of replication and of the controller, and groups and transactions with their shells.
+
+Each history draws its cluster, its faults and their times from its seed. A failure names the seed;
+`python -m tests.simulation.cluster SEED` replays it. The mutations take one rule out and must be noticed:
+they test the simulator itself. `make simulate RUNS=…` runs as many histories as wanted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from millrace.broker.coordination import broker_registry
+from millrace.broker.groups.membership import Group
+from millrace.broker.replication import follower
+from millrace.broker.replication.local_partition import WaitingAppends
+from millrace.broker.replication.partition import Role
+from millrace.broker.server import transaction_parts
+from millrace.broker.server.internal_topics import InternalTopicLog
+from millrace.broker.storage.producer_state import ProducerState
+from millrace.broker.transactions.state import Transaction
+from millrace.broker.transactions.verification import TransactionGate
+from tests.simulation.cluster.broker import Broker
+from tests.simulation.cluster.controller_office import ControllerOffice
+from tests.simulation.cluster.coordinators import Coordinators
+from tests.simulation.cluster.fetching import Fetching
+from tests.simulation.cluster.history import History, Outcome
+from tests.simulation.cluster.loads import ALL, GROUPS, REPLICATION, STREAMS
+
+FIRST_SEED = int(os.environ.get("MILLRACE_SIMULATE_SEED", "1"))
+RUNS = int(os.environ.get("MILLRACE_SIMULATE_RUNS", "500"))
+CHUNK = 50
+MOST_MUTATED_RUNS = 40
+
+
+def run(seed: int, load: int | None = None) -> Outcome:
+    return History(seed, load).run()
+
+
+@pytest.mark.parametrize("first", range(FIRST_SEED, FIRST_SEED + RUNS, CHUNK))
+def test_every_invariant_holds_in_every_history(first: int) -> None:
+    acknowledged = 0
+    for seed in range(first, min(first + CHUNK, FIRST_SEED + RUNS)):
+        outcome = run(seed)
+        tail = "\n".join(outcome.trace[-40:])
+        assert outcome.violation is None, f"seed {seed}: {outcome.violation}\n{tail}"
+        acknowledged += outcome.acknowledged
+    assert acknowledged > 0, "nothing was ever acknowledged: these histories prove nothing"
+
+
+@pytest.mark.parametrize("load", [REPLICATION, ALL])
+def test_a_history_follows_from_its_seed(load: int) -> None:
+    assert run(FIRST_SEED, load).trace == run(FIRST_SEED, load).trace
+
+
+def first_violation(
+    load: int | None = None, is_wanted: Callable[[History], bool] = lambda _history: True
+) -> tuple[int, str]:
+    """The seed of a history that is noticed to break its promises, and how it does."""
+    histories = (History(seed, load) for seed in itertools.count(FIRST_SEED))
+    for history in itertools.islice(filter(is_wanted, histories), MOST_MUTATED_RUNS):
+        violation = history.run().violation
+        if violation is not None:
+            return history.seed, violation
+    pytest.fail(f"{MOST_MUTATED_RUNS} histories without this rule, and nothing was noticed")
+
+
+def notices_a_violation(load: int | None = None) -> str:
+    return first_violation(load)[1]
+
+
+def test_without_truncation_by_epoch_histories_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = follower.decide
+
+    def blind(answer: follower.Answer, *rest: Any) -> follower.Decision:
+        return rule(replace(answer, diverging=None), *rest)
+
+    monkeypatch.setattr(follower, "decide", blind)
+    assert notices_a_violation()
+
+
+def test_truncation_to_the_high_watermark_instead_loses_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = Broker._apply
+
+    def cut_at_high_watermark(self: Broker, number: int) -> None:
+        replica = self.replicas[number]
+        before = replica.role, replica.leader_epoch
+        rule(self, number)
+        if replica.role is Role.FOLLOWER and (replica.role, replica.leader_epoch) != before:
+            self.logs[number].truncate_to(replica.high_watermark)
+
+    monkeypatch.setattr(Broker, "_apply", cut_at_high_watermark)
+    assert "invariant" in notices_a_violation()
+
+
+def test_a_restarted_broker_that_stays_in_sync_loses_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker_registry, "restarted", lambda *_, **__: None)
+    assert "invariant" in notices_a_violation()
+
+
+def test_only_the_fence_stops_a_controller_that_does_not_know_it_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that clings to its office when its session is over; with the fence it learns of that by its first
+    write."""
+    rule = ControllerOffice.forget
+
+    def cling(self: ControllerOffice) -> None:
+        held = getattr(self, "_held", None)
+        rule(self)
+        self._held = held
+
+    monkeypatch.setattr(ControllerOffice, "forget", cling)
+    with monkeypatch.context() as patch:
+        patch.setattr(ControllerOffice, "_fence", lambda *_: [])
+        seed, violation = first_violation(REPLICATION)
+    assert "invariant 4" in violation
+    assert run(seed, REPLICATION).violation is None
+
+
+@pytest.mark.parametrize(("side", "name"), [(Broker, "advance"), (Fetching, "fetch")])
+def test_records_that_are_shown_before_they_are_flushed_give_an_offset_twice(
+    side: type[Any], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `visibility=flushed`, a leader that counts what its disk has not, and a follower that asks for
+    more before its disk has what it was given."""
+    rule = getattr(side, name)
+
+    def hasty(self: Any, number: int) -> None:
+        broker = self if isinstance(self, Broker) else self._broker
+        rules, broker.rules = broker.rules, replace(broker.rules, only_flushed=False)
+        try:
+            rule(self, number)
+        finally:
+            broker.rules = rules
+
+    def mostly_without_power(self: History) -> tuple[Callable[[], None], ...]:
+        return self._black_out, self._lose_power, self._isolate, self._kill
+
+    monkeypatch.setattr(side, name, hasty)
+    monkeypatch.setattr(History, "_draw_faults", mostly_without_power)
+    _, violation = first_violation(REPLICATION, lambda history: history.rules.only_flushed)
+    assert "invariant 3" in violation
+
+
+def test_transactional_batches_that_nobody_verifies_hang_or_stray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transaction_parts, "TransactionGate", partial(_ungated, TransactionGate))
+    assert notices_a_violation(STREAMS)
+
+
+def _ungated(gate: type[TransactionGate], *arguments: Any, **settings: Any) -> TransactionGate:
+    return gate(*arguments, **{**settings, "enabled": False})
+
+
+def test_stable_offset_that_trusts_unreplicated_markers_shows_too_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def trusting(self: ProducerState, high_watermark: int) -> int:
+        return min(high_watermark, *self._open.values(), high_watermark)
+
+    monkeypatch.setattr(ProducerState, "last_stable_offset", trusting)
+    assert "invariant 6" in notices_a_violation(STREAMS)
+
+
+def test_coordinators_that_answer_before_replication_break_their_word(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rule = InternalTopicLog.append_now
+
+    def hasty(self: InternalTopicLog, partition: int, batch: bytes) -> tuple[int, None]:
+        return rule(self, partition, batch)[0], None
+
+    monkeypatch.setattr(InternalTopicLog, "append_now", hasty)
+    assert notices_a_violation(GROUPS)
+    assert notices_a_violation(STREAMS)
+
+
+def test_coordinators_whose_memory_follows_uncertain_writes_are_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(WaitingAppends, "dismiss", WaitingAppends.fail)
+    assert "not committed" in notices_a_violation(ALL)
+
+
+def test_transactions_without_fencing_by_epoch_end_otherwise_than_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rule = Transaction._identity_error
+
+    def unfenced(self: Transaction, producer: Any) -> ErrorCode:
+        error = rule(self, producer)
+        return ErrorCode.none if error is ErrorCode.producer_fenced else error
+
+    monkeypatch.setattr(Transaction, "_identity_error", unfenced)
+    assert notices_a_violation(STREAMS)
+
+
+def test_commits_of_an_old_generation_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Group, "check_commit", lambda *_, **__: ErrorCode.none)
+    assert notices_a_violation(GROUPS)
+
+
+def test_groups_whose_timers_follow_the_time_of_day_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Coordinators, "_steady_ms", Coordinators._now_ms)
+    assert "does not become whole" in notices_a_violation(GROUPS)
+
+
+def test_repeated_batches_that_are_appended_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = ProducerState.check
+
+    def forgetful(self: ProducerState, header: Any) -> None:
+        rule(self, header)
+
+    monkeypatch.setattr(ProducerState, "check", forgetful)
+    assert notices_a_violation(STREAMS)

@@ -1,0 +1,510 @@
+"""The commit rules of exactly-once delivery over seeded histories, and what happens when one is left out.
+
+Each history runs up to three workers that share four source partitions of two sources, which merge into two
+partitions of a model target with transactions. Requests get lost, are carried out late (also after their
+sender was killed), coordinators abort what takes too long, workers freeze past their sessions and wake up as
+zombies, are killed at any point, come and go; at the end everything heals.
+
+What must hold at every moment: what read_committed sees of a source partition is its records in order,
+each once, none left out; and in the end it is all of them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from millrace.mirror.delivery import transaction as rules_module
+from millrace.mirror.delivery.alternation import Alternation
+from millrace.mirror.delivery.transaction import CLOSING, Act, LaneTransaction, Phase, Step
+from millrace.mirror.topics.routes import SourcePartition, TargetPartition
+from tests.simulation.mirror_model import POSITIONS, Refused, Target
+from tests.simulation.mirror_workers import Call, Group, Lane, Worker, transactional_ids
+
+HISTORY_COUNT = 500
+# A rule whose absence these many histories do not show is not tested.
+MUTATION_HISTORY_COUNT = 500
+PARTITIONS = [SourcePartition(source, "t", number) for source in ("ewr", "jfk") for number in range(2)]
+
+
+class History:
+    """One seeded run; `broken` names the rule that is left out."""
+
+    def __init__(self, seed: int, broken: str = "") -> None:
+        self.random = random.Random(seed)
+        self.broken = broken
+        self.now_ms = 0
+        self.record_size = self.random.choice([1, 200_000])
+        self.target = Target()
+        self.group = Group(self)
+        self.calls: list[Call] = []
+        self.workers: list[Worker] = []
+        self.ends = {partition: self.random.randint(4, 14) for partition in PARTITIONS}
+        self.control = {
+            partition: {offset for offset in range(end) if self.random.random() < 0.08}
+            for partition, end in self.ends.items()
+        }
+        # Safety must not rest on the leader's fencing: it only makes takeovers fast.
+        self.leader_fences = self.random.random() < 0.5
+        self.rare_share = self.random.choice([0.01, 0.03, 0.08])
+        self.holds_up = self.random.choice([0.0, 0.2])
+        self.slows = self.random.choice([0.0, 0.3])
+        self.allowance = self.random.choice([rules_module.FIRST_SIZE, 1])
+        self.notices = self.random.choice([0.05, 0.3])
+        self.is_healing = False
+        self.checked: dict[TargetPartition, int] = {}
+        for _ in range(self.random.randint(1, 2)):
+            self.start()
+
+    # --- what workers and group ask of the world -------------------------------------------------
+
+    def positions_end(self) -> int:
+        log = self.target.log(POSITIONS)
+        return log.last_stable_offset() if self.broken == "no_wait_for_open" else len(log.entries)
+
+    def fence(self, slot: int, lane_count: int) -> bool:
+        """By the leader; it may find the coordinator away."""
+        if not self.leader_fences:
+            return False
+        for name in [each for number in range(lane_count) for each in transactional_ids(f"{slot}.{number}")]:
+            try:
+                if self.random.random() < 0.2 and not self.is_healing:
+                    return False
+                self.target.init(name)
+            except Refused:
+                return False
+        return True
+
+    def forget_calls(self, worker: Worker) -> None:
+        """Answers that nobody waits for any more; the requests themselves are on their way."""
+        for call in self.calls:
+            if call.worker is worker:
+                call.take = lambda _: None
+
+    # --- what can happen -------------------------------------------------------------------------
+
+    def start(self) -> None:
+        if sum(worker.is_alive for worker in self.workers) < 3:
+            self.workers.append(Worker(self))
+
+    def running(self) -> list[Worker]:
+        return [worker for worker in self.workers if worker.runs]
+
+    def work(self) -> None:
+        for worker in self.running():
+            if self.random.random() < 0.7:
+                self.work_of(worker)
+
+    def work_of(self, worker: Worker) -> None:
+        if worker.owned:
+            pipeline = self.random.choice(list(worker.owned.values()))
+            pipeline.lane.fetch(pipeline)
+        for lane in list(worker.lanes):
+            lane.step()
+            for target in list(lane.rows):
+                lane.send(target)
+        worker.poll_positions()
+        worker.release()
+
+    def serve(self) -> None:
+        """The target takes a request; those of one worker mostly in order."""
+        waiting = [call for call in self.calls if not call.is_executed and call.arrives_at_ms <= self.now_ms]
+        if not waiting:
+            return
+        call = waiting[0] if self.random.random() < 0.8 else self.random.choice(waiting)
+        is_end = call.kind == Phase.ENDING.value and not call.arrives_at_ms
+        if is_end and call.worker.runs and not self.is_healing and self.random.random() < self.holds_up:
+            self.hold_up(call)
+        elif call.kind in CLOSING and not call.was_slow and self.random.random() < self.slows:
+            # Coordinators and the leader of the positions are slower than the leaders of the data.
+            call.was_slow, call.arrives_at_ms = True, self.now_ms + self.random.randint(10, 100)
+        else:
+            call.arrive()
+
+    def answer(self) -> None:
+        for call in list(self.calls):
+            if call.is_executed and call.worker.is_frozen:
+                continue
+            if call.is_executed:
+                self.calls.remove(call)
+                if call.worker.is_alive:
+                    call.take(call.result)
+                return
+
+    def lose(self) -> None:
+        """A worker hears that a request failed. The target has seen it, or will later, or never."""
+        calls = [call for call in self.calls if not call.worker.is_frozen]
+        ends = [call for call in calls if call.kind == Phase.ENDING.value]
+        if not calls:
+            return
+        call = self.random.choice(ends if ends and self.random.random() < 0.5 else calls)
+        self.calls.remove(call)
+        roll = self.random.random()
+        if not call.is_executed and roll < 0.4:
+            call.arrive()
+        take, call.take = call.take, lambda _: None
+        if call.worker.is_alive:
+            take(None)
+        if not call.is_executed and roll > 0.7:
+            call.arrives_at_ms = self.now_ms + self.random.randint(0, 300)
+            self.calls.append(call)
+
+    def hold_up(self, call: Call) -> None:
+        """The worker gives the request up; the network does not, yet."""
+        take, call.take = call.take, lambda _: None
+        call.arrives_at_ms = self.now_ms + self.random.randint(0, 300)
+        take(None)
+
+    def mark(self) -> None:
+        """Coordinators write markers."""
+        for name, known in self.target.ids.items():
+            transaction = known.transaction
+            if transaction is not None and transaction.unmarked and self.random.random() < 0.6:
+                self.target.mark(name, self.random.choice(sorted(transaction.unmarked)))
+
+    def rebalance(self) -> None:
+        group = self.group
+        for worker in self.running():
+            is_asked = group.is_rebalancing and worker.member not in group.joined
+            if worker.member and worker.member not in group.members:
+                # A heartbeat tells it, in time.
+                if self.random.random() < self.notices:
+                    worker.lost()
+            elif (
+                not worker.is_assigning
+                and (not worker.member or worker.must_rejoin or is_asked)
+                and self.random.random() < 0.5
+            ):
+                group.join(worker)
+        group.complete(self.random)
+        for answered in list(group.answers):
+            worker, member, generation = answered
+            if worker.runs and self.random.random() < 0.5:
+                group.answers.remove(answered)
+                if worker.member == member:
+                    worker.generation = generation
+        group.share_out()
+        for given in list(group.shares):
+            worker, member, generation, share = given
+            if worker.member != member:
+                group.shares.remove(given)
+            elif worker.runs and worker.generation == generation and self.random.random() < 0.5:
+                group.shares.remove(given)
+                worker.take_share(share)
+
+    def freeze(self) -> None:
+        """A worker stops for a while, often just before it commits."""
+        running = self.running()
+        closing = [
+            worker
+            for worker in running
+            if any(
+                each.phase is Phase.SEALED or each.phase in CLOSING
+                for lane in worker.lanes
+                for each in lane.rules.both
+            )
+        ]
+        if closing or (running and self.random.random() < 0.1):
+            self.random.choice(closing or running).is_frozen = True
+
+    def thaw(self) -> None:
+        for worker in self.workers:
+            worker.is_frozen = False
+
+    def end_session(self) -> None:
+        """The group takes a silent worker for dead."""
+        for member, worker in list(self.group.members.items()):
+            if not worker.runs and (self.is_healing or self.random.random() < 0.5):
+                self.group.kick(member)
+
+    def kill(self) -> None:
+        if self.running():
+            worker = self.random.choice(self.running())
+            worker.is_alive = False
+            self.forget_calls(worker)
+
+    def time_out(self) -> None:
+        """A coordinator gives up on a transaction."""
+        if self.target.ids:
+            self.target.time_out(self.random.choice(self._ids_that_end()))
+
+    def steal(self) -> None:
+        """A zombie, or a tool, begins a producer under an id that is in use."""
+        if not self.target.ids:
+            return
+        name = self.random.choice(self._ids_that_end())
+        for _ in range(2):
+            transaction = self.target.ids[name].transaction
+            for partition in sorted(transaction.unmarked) if transaction is not None else ():
+                self.target.mark(name, partition)
+            try:
+                self.target.init(name)
+                break
+            except Refused:
+                continue
+        self.lose()
+
+    def _ids_that_end(self) -> list[str]:
+        ends = [
+            producer.name
+            for worker in self.running()
+            for lane in worker.lanes
+            for producer in lane.producers
+            if producer.rules.in_doubt
+        ]
+        return ends if ends and self.random.random() < 0.7 else sorted(self.target.ids)
+
+    def time_out_abandoned(self) -> None:
+        """Also what a zombie has opened under an id that is another worker's by now."""
+        held = {
+            (producer.name, producer.identity.producer_epoch)
+            for worker in self.running()
+            for lane in worker.lanes
+            for producer in lane.producers
+        }
+        for name, known in sorted(self.target.ids.items()):
+            if (name, known.epoch) not in held:
+                self.target.time_out(name)
+
+    # --- running and checking --------------------------------------------------------------------
+
+    def run(self) -> None:
+        calm: list[Callable[[], None]] = [self.work, self.serve, self.answer, self.mark, self.rebalance]
+        often = [*calm * 6, self.serve, self.serve, self.answer, self.answer]
+        rough = [*often, self.end_session]
+        rare = [*[self.lose, self.freeze] * 3, self.kill, self.start, self.thaw, self.time_out, self.steal]
+        for _ in range(self.random.randint(300, 900)):
+            self.now_ms += self.random.randint(0, 3)
+            self.random.choice(rare if self.random.random() < self.rare_share else rough)()
+            self.check()
+        self.is_healing = True
+        self.thaw()
+        if not self.running():
+            self.start()
+        for _ in range(1_500):
+            self.now_ms += 10
+            self.end_session()
+            self.time_out_abandoned()
+            for step in (*calm, self.serve, self.serve, self.answer, self.answer):
+                step()
+            self.check()
+            if self.is_complete():
+                return
+        raise AssertionError("not delivered in the end")
+
+    def is_complete(self) -> bool:
+        positions = dict(self.target.log(POSITIONS).committed())
+        return all(positions.get(partition, 0) >= end for partition, end in self.ends.items())
+
+    def check(self) -> None:
+        for number in range(2):
+            target = TargetPartition("t", number)
+            log = self.target.log(target)
+            stable = log.last_stable_offset()
+            if self.checked.get(target) == stable:
+                continue
+            self.checked[target] = stable
+            seen = list(log.committed(stable))
+            for partition in PARTITIONS:
+                offsets = [offset for name, offset in seen if name == partition]
+                wanted = [at for at in range(self.ends[partition]) if at not in self.control[partition]]
+                assert offsets == wanted[: len(offsets)], (
+                    f"{partition}: {offsets} is not the start of {wanted}"
+                )
+
+
+def run(seed: int, broken: str = "") -> None:
+    try:
+        History(seed, broken).run()
+    except Exception as error:
+        raise AssertionError(f"History(seed={seed}, broken={broken!r}) broke a rule: {error}") from error
+
+
+def test_random_histories_bring_each_record_once() -> None:
+    first_seed = random.SystemRandom().randrange(1 << 32)
+    for seed in range(first_seed, first_seed + HISTORY_COUNT):
+        run(seed)
+
+
+# --- rules left out --------------------------------------------------------------------------------
+
+
+def _fence_passes_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Target, "fence", lambda *_: None)
+
+
+def _open_positions_are_not_waited_for(_: pytest.MonkeyPatch) -> None:
+    return  # by `positions_end`
+
+
+def _refused_end_counts_as_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def guess(self: LaneTransaction, _reason: str) -> None:
+        self._close(Phase.NO_PRODUCER)
+
+    def ended(lane: Lane, rules: LaneTransaction) -> None:
+        writing = next(each.writing for each in lane.producers if each.rules is rules)
+        for partition, position in writing.items():
+            if (pipeline := lane.pipelines.get(partition)) is not None:
+                pipeline.progress.written(position)
+
+    _on_unknown_outcome(monkeypatch, guess, ended)
+
+
+def _refused_end_counts_as_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def guess(self: LaneTransaction, reason: str) -> None:
+        self.phase = Phase.FENCING
+        self.doom(reason)
+
+    _on_unknown_outcome(monkeypatch, guess, lambda *_: None)
+
+
+def _on_unknown_outcome(
+    monkeypatch: pytest.MonkeyPatch,
+    guess: Callable[[LaneTransaction, str], None],
+    ended: Callable[[Lane, LaneTransaction], None],
+) -> None:
+    lane_of: dict[int, Lane] = {}
+    original = Lane.step
+
+    def step(self: Lane) -> None:
+        for each in self.rules.both:
+            lane_of[id(each)] = self
+        original(self)
+
+    def unknown(self: LaneTransaction, reason: str) -> None:
+        guess(self, reason)
+        ended(lane_of[id(self)], self)
+
+    monkeypatch.setattr(Lane, "step", step)
+    monkeypatch.setattr(LaneTransaction, "outcome_unknown", unknown)
+
+
+def _unanswered_end_keeps_its_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = LaneTransaction.committed
+    monkeypatch.setattr(
+        LaneTransaction, "committed", lambda self, now_ms, *, is_certain=True: original(self, now_ms)
+    )
+
+
+def _positions_after_the_fence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fence goes out, and passes, before the positions are in the log."""
+    passed: set[int] = set()
+    next_step, fence_passed = LaneTransaction.next_step, LaneTransaction.fence_passed
+
+    def early_step(self: LaneTransaction, lane: Any, now_ms: int, **turn: Any) -> Step:
+        step = next_step(self, lane, now_ms, **turn)
+        if step.act is Act.WRITE_POSITIONS and id(self) not in passed and lane.seat is not None:
+            return Step(Act.FENCE, seat=lane.seat)
+        if step.act is Act.FENCE and id(self) in passed:
+            passed.discard(id(self))
+            fence_passed(self)
+            return Step(Act.END)
+        if step.act in (Act.REWIND, Act.BEGIN_PRODUCER):
+            passed.discard(id(self))
+        return step
+
+    monkeypatch.setattr(LaneTransaction, "next_step", early_step)
+    monkeypatch.setattr(LaneTransaction, "fence_passed", lambda self: passed.add(id(self)))
+
+
+def _leaving_partition_dooms_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LaneTransaction, "holds_records", property(lambda _: False))
+
+
+def _sealed_before_all_is_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Lane, "is_settled", property(lambda _: True))
+
+
+def _claimed_partitions_are_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.simulation import mirror_workers
+
+    monkeypatch.setattr(mirror_workers, "withhold_claimed", lambda ideal, _claims: ideal)
+
+
+def _second_ends_before_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    next_step = LaneTransaction.next_step
+
+    def hasty(self: LaneTransaction, lane: Any, now_ms: int, *, ahead: Any = None, **turn: Any) -> Step:
+        return next_step(self, lane, now_ms, ahead=ahead if ahead is Phase.WRITING else None, **turn)
+
+    monkeypatch.setattr(LaneTransaction, "next_step", hasty)
+
+
+def _positions_of_both_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    next_step = LaneTransaction.next_step
+
+    def hasty(self: LaneTransaction, lane: Any, now_ms: int, *, ahead: Any = None, **turn: Any) -> Step:
+        return next_step(self, lane, now_ms, ahead=Phase.FENCING if ahead else None, **turn)
+
+    monkeypatch.setattr(LaneTransaction, "next_step", hasty)
+
+
+def _opens_before_the_positions_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    next_step = LaneTransaction.next_step
+
+    def hasty(self: LaneTransaction, lane: Any, now_ms: int, **turn: Any) -> Step:
+        return next_step(self, lane, now_ms, **(turn | {"may_open": True}))
+
+    monkeypatch.setattr(LaneTransaction, "next_step", hasty)
+
+
+def _turn_passes_before_all_is_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
+    pass_turn = Alternation._pass_turn
+
+    def early(self: Alternation) -> None:
+        if self.filling.phase is Phase.SEALED and self.earlier.phase is Phase.IDLE:
+            self._turn = 1 - self._turn
+        pass_turn(self)
+
+    monkeypatch.setattr(Alternation, "_pass_turn", early)
+
+
+def _lost_one_drags_nothing_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LaneTransaction, "drag", lambda _: None)
+
+
+def _rewinds_while_the_first_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    rewinding = Alternation._rewinding
+
+    def hasty(self: Alternation) -> Step | None:
+        step = rewinding(self)
+        return Step(Act.REWIND) if step is not None and step.act is Act.WAIT else step
+
+    monkeypatch.setattr(Alternation, "_rewinding", hasty)
+
+
+MUTATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "no_fence": _fence_passes_always,
+    "no_wait_for_open": _open_positions_are_not_waited_for,
+    "guess_committed": _refused_end_counts_as_committed,
+    "guess_aborted": _refused_end_counts_as_aborted,
+    "late_end": _unanswered_end_keeps_its_epoch,
+    "positions_after_fence": _positions_after_the_fence,
+    "leaves_undoomed": _leaving_partition_dooms_nothing,
+    "not_all_acknowledged": _sealed_before_all_is_acknowledged,
+    "claims_ignored": _claimed_partitions_are_handed_out,
+    "second_first": _second_ends_before_the_first,
+    "positions_cross": _positions_of_both_at_once,
+    "opens_unread": _opens_before_the_positions_are_read,
+    "turn_too_early": _turn_passes_before_all_is_acknowledged,
+    "drags_nothing": _lost_one_drags_nothing_along,
+    "rewinds_meanwhile": _rewinds_while_the_first_commits,
+}
+
+
+@pytest.mark.parametrize("broken", MUTATIONS)
+def test_history_fails_when_a_rule_is_left_out(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    MUTATIONS[broken](monkeypatch)
+    for seed in range(MUTATION_HISTORY_COUNT):
+        try:
+            run(seed, broken)
+        except AssertionError:
+            return
+    raise AssertionError(f"{MUTATION_HISTORY_COUNT} histories do not show that {broken} is wrong")
+
+
+def test_limits_leave_room_before_the_coordinator_gives_up() -> None:
+    assert rules_module.GIVE_UP_AFTER_MS + 3_000 <= rules_module.TRANSACTION_TIMEOUT_MS

@@ -1,0 +1,273 @@
+"""The job over many runs: late data, waivers, watermarks, pruning, folding, a backfill, groups and routes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from kazoo.client import KazooClient
+
+from millrace.audit import job
+from millrace.audit.config import ZooKeeperConfig
+from millrace.audit.keeping import upkeep
+from millrace.audit.keeping.state import StateFolder
+from millrace.audit.keeping.untrusted_waivers import accept
+from millrace.audit.keeping.waivers import give_waiver
+from millrace.audit.status import lines, read_status
+from tests.ports import free_port
+
+pytestmark = pytest.mark.java
+DAY_MS = 86_400_000
+START_MS = 1_356_998_400_000
+NOW_MS = START_MS + 400 * DAY_MS
+
+
+def audit(world, now_ms=NOW_MS, **more) -> job.JobResult:
+    world.flush()
+    return job.run(world.config, "local[2]", clock_ms=lambda: now_ms, **more)
+
+
+@pytest.fixture
+def stream(world):
+    stream = SimpleNamespace(
+        source="ewr", producer="UA@ewr", stream="00000000000000aa", topic="flights", partition=0, sent=[]
+    )
+    world.send(stream, range(1, 41))
+    world.report(stream)
+    idle = SimpleNamespace(
+        source="jfk", producer="B6@jfk", stream="ee" * 8, topic="flights", partition=0, sent=[]
+    )
+    world.report(idle)  # or a source cluster without events would be in doubt
+    return stream
+
+
+def watermark(world) -> str | None:
+    """What the report tells, and ZooKeeper where it is told there."""
+    told = json.loads((world.config.report / "watermarks.json").read_text())
+    found = told["watermarks"]["flights"]["watermark"]
+    if world.config.zookeeper is not None:
+        client = KazooClient(world.config.zookeeper.connect, timeout=20)
+        client.start(timeout=60)
+        try:
+            content, _ = client.get("/millrace/audit/flights/watermark")
+        finally:
+            client.stop()
+            client.close()
+        assert json.loads(content)["watermark"] == found
+    return found
+
+
+def test_late_data_revises_a_waiver_lets_the_watermark_pass_and_worse_takes_it_back(
+    spark, world, stream, zookeeper
+):
+    told_at = ZooKeeperConfig(connect=zookeeper.chroot(), timeout="20s")
+    world.config = world.config.model_copy(update={"zookeeper": told_at})
+    world.carry(stream, lose=[15])
+    world.position("ewr", 40)
+    first = audit(world)
+    assert first.exit_status == 1 and watermark(world) == "2013-01-02T00:00:00Z"
+    state = StateFolder.open(world.config.state)
+    give_waiver(state, "flights", START_MS + DAY_MS, "ops@here", "15 was replayed by hand", NOW_MS)
+    second = audit(world)
+    assert second.exit_status == 0 and second.summary["verdict"] == "LOSS"
+    assert watermark(world) == "2013-01-05T00:00:00Z"
+    (told,) = second.summary["waivers"]
+    assert (told["who"], told["stands"]) == ("ops@here", True)
+    # A copy arrives late in the window that was waived, and one in a window that was proven.
+    world.carry(stream, lose=[each for each in range(1, 41) if each not in (12, 31)])
+    third = audit(world)
+    assert third.exit_status == 1 and watermark(world) == "2013-01-02T00:00:00Z"
+    assert [each["stands"] for each in third.summary["waivers"]] == [False]
+    revised = {each["window_start"]: each for each in third.summary["revisions"]}
+    assert revised["2013-01-04T00:00:00Z"]["before"] == "PROVEN"
+    assert revised["2013-01-04T00:00:00Z"]["after"] == "DUPLICATE"
+    assert {each["revision"] for each in revised.values()} == {2}
+    assert third.summary["watermark_steps_back"] == [
+        {"topic": "flights", "before": "2013-01-05T00:00:00Z", "after": "2013-01-02T00:00:00Z"}
+    ]
+    away = ZooKeeperConfig(connect=f"127.0.0.1:{free_port()}", timeout="1s")
+    world.config = world.config.model_copy(update={"zookeeper": away})
+    fourth = audit(world)
+    assert "watermark_steps_back" not in fourth.summary and fourth.exit_status == 1
+    assert fourth.problem.startswith(f"the watermarks were not told to ZooKeeper at {away.connect}: ")
+    assert "\n" not in fourth.problem
+
+
+def test_old_proofs_are_folded_away_and_what_comes_late_for_them_is_told_and_not_judged(spark, world, stream):
+    world.config = world.config.model_copy(update={"keep_ms": 10 * DAY_MS})
+    world.carry(stream, lose=[15])
+    world.position("ewr", 40)
+    first = audit(world)
+    later = NOW_MS + 11 * DAY_MS
+    second = audit(world, later)
+    assert second.summary["losses"] == first.summary["losses"] and second.exit_status == 1
+    assert second.summary["counts"]["acknowledged"] == 40  # this run still saw all the evidence
+    assert watermark(world) == "2013-01-02T00:00:00Z"
+    state = StateFolder.open(world.config.state)
+    kept = state.latest()
+    assert all("-folded/" in name for name in kept.cells)
+    windows = {
+        start for name in kept.cells for start in state.read_table(name)["window_start_ms"].to_pylist()
+    }
+    assert windows == {START_MS + DAY_MS}, "the evidence of the loss stays"
+    third = audit(world, later)
+    assert third.exit_status == 1 and third.summary["counts"]["acknowledged"] == 10
+    assert [each["sequences"] for each in third.summary["losses"]] == [[[15, 15]]]
+    assert watermark(world) == "2013-01-02T00:00:00Z" and third.summary["untrusted"] == []
+    # A copy of a record whose evidence is gone: told, no verdict; and the rest is as it was.
+    world.carry(stream, lose=[each for each in range(1, 41) if each != 33])
+    fourth = audit(world, later)
+    assert [each["what"] for each in fourth.summary["untrusted"]] == [f"{upkeep.LATE}, in agg, topic flights"]
+    assert fourth.summary["losses"] == third.summary["losses"] and fourth.summary["duplicates"] == []
+    # The backfill of that time range looks at the clusters anew, and finds it.
+    before = StateFolder.open(world.config.state).latest()
+    backfill = audit(world, later, only=(START_MS + 3 * DAY_MS, START_MS + 4 * DAY_MS))
+    assert [each["sequences"] for each in backfill.summary["duplicates"]] == [[[33, 33]]]
+    assert backfill.exit_status == 1 and backfill.summary["losses"] == []
+    assert StateFolder.open(world.config.state).latest() == before
+    assert json.loads((world.config.report / "summary.json").read_text()) == fourth.summary
+
+
+def test_cells_of_many_runs_become_few_files_and_the_verdicts_stay(spark, world, stream, monkeypatch):
+    monkeypatch.setattr(upkeep, "FOLD_FILES", 2)
+    world.carry(stream, lose=[15])
+    world.position("ewr", 40)
+    first = audit(world)
+    state = StateFolder.open(world.config.state)
+    files = len(state.latest().cells)
+    world.produced.clear()
+    world.clusters["agg"].produce("flights", b"not audited")
+    second = audit(world)
+    assert second.summary["losses"] == first.summary["losses"]
+    assert second.summary["counts"] == first.summary["counts"]
+    assert second.summary["unaudited"] == {"agg": 1}
+    assert len(state.latest().cells) == 1 <= files
+    assert audit(world).summary == second.summary
+
+
+def test_a_mirror_that_carries_the_topic_elsewhere_proves_nothing_about_it(spark, world, stream):
+    """Its position would make lag a loss: the audited topic is filled by another mirror, which keeps none."""
+    world.position("ewr", 40)
+    key = json.dumps({"source": "ewr", "topic": "flights"}).encode()
+    route = {"version": 1, "cluster_id": "", "target_topic": "flights-copy", "since_ms": 1, "via": []}
+    world.clusters["agg"].produce("millrace.routes.test", json.dumps(route).encode(), key=key)
+    elsewhere = audit(world)
+    assert elsewhere.exit_status == 2 and elsewhere.summary["losses"] == []
+    assert elsewhere.summary["counts"]["in_flight"] == 40
+
+
+def test_a_topic_under_several_names_in_the_aggregate_is_one_tier(spark, world, stream):
+    clusters = dict(world.config.clusters)
+    clusters["agg"] = clusters["agg"].model_copy(
+        update={"topics": {"flights": ("ewr.flights", "jfk.flights")}}
+    )
+    world.config = world.config.model_copy(update={"clusters": clusters})
+    other = SimpleNamespace(
+        source="jfk", producer="B6@jfk", stream="ffffffffffffff01", topic="flights", partition=0, sent=[]
+    )
+    world.send(other, range(1, 21))
+    world.report(other)
+    for each, name in ((stream, "ewr.flights"), (other, "jfk.flights")):
+        each.topic = name
+        world.carry(each, lose=[4])
+    world.position("ewr", 40)
+    world.position("jfk", 20)
+    result = audit(world)
+    assert result.summary["counts"]["seen"] == {"ewr": 40, "jfk": 20, "agg": 58}
+    assert sorted((each["producer"], each["sequences"]) for each in result.summary["losses"]) == [
+        ("B6@jfk", [[4, 4]]),
+        ("UA@ewr", [[4, 4]]),
+    ]
+    assert audit(world).summary == result.summary
+    keys = set(StateFolder.open(world.config.state).latest().offsets)
+    assert {"agg/flights@ewr.flights/0", "agg/flights@jfk.flights/0"} < keys
+    one_name = clusters["agg"].model_copy(update={"topics": {"flights": ("ewr.flights",)}})
+    world.config = world.config.model_copy(update={"clusters": {**clusters, "agg": one_name}})
+    assert "another state" in audit(world).problem or "use another" in audit(world).problem
+
+
+def test_what_is_not_understood_holds_the_watermark_until_a_person_accepts_it(spark, world, stream):
+    def strange(count: int) -> None:
+        for _ in range(count):
+            world.clusters["ewr"].produce("flights", b"?", headers=[("_mr", b"\x02" + bytes(30))])
+
+    world.carry(stream)
+    world.position("ewr", 1000)
+    strange(100)
+    first = audit(world)
+    assert first.exit_status == 2 and first.summary["verdict"] == "UNKNOWN" and watermark(world) is None
+    header = "header of an unknown version, in ewr, topic flights"
+    assert first.summary["untrusted"] == [{"what": header, "count": 100}]
+    accept(StateFolder.open(world.config.state), "unknown version", {header: 100}, "ops", "a trial", NOW_MS)
+    # However old it gets; what was accepted is no doubt, and pruned.
+    late_ms = NOW_MS + world.config.keep_ms + DAY_MS
+    second = audit(world, late_ms)
+    assert second.exit_status == 0 and watermark(world) == "2013-01-05T00:00:00Z"
+    assert any("(100) could not be trusted; ops accepted it" in each for each in second.summary["notes"])
+    strange(1)  # one more than was accepted
+    third = audit(world, late_ms)
+    assert third.exit_status == 2 and not third.summary["untrusted_waivers"][0]["stands"]
+    assert third.summary["untrusted"] == [{"what": header, "count": 101}], "the pruned ones come back"
+    assert watermark(world) == "2013-01-05T00:00:00Z", "it goes on no further, and not back"
+
+
+def test_a_stream_that_contradicts_itself_stands_under_what_could_not_be_trusted(spark, world, stream):
+    world.carry(stream)
+    world.position("ewr", 1000)
+    world.event("ewr", replace(world.count_event(stream, START_MS, [1, 2], 9), producer="ZZ@ewr"))
+    result = audit(world)
+    assert result.exit_status == 2 and result.summary["verdict"] == "UNKNOWN"
+    told = [each["what"] for each in result.summary["untrusted"]]
+    assert (
+        "two producers use one stream id: stream 00000000000000aa of UA@ewr, topic flights" in told
+        or "two producers use one stream id: stream 00000000000000aa of ZZ@ewr, topic flights" in told
+    )
+
+
+def test_a_failed_run_stands_on_the_page_until_the_next_good_one(spark, world, stream):
+    world.carry(stream)
+    world.position("ewr", 1000)
+    assert audit(world).summary["verdict"] == "PROVEN"
+    newest = world.config.state / "commits" / "00000001.json"
+    before = newest.read_text()
+    body = json.loads(before)
+    body["commit"]["version"] = 99
+    newest.write_text(json.dumps(body))
+    failed = audit(world)
+    assert failed.exit_status == 3 and "format version 99" in failed.problem
+    page = (world.config.report / "index.html").read_text()
+    assert 'id="failed"' in page and "format version 99" in page and "PROVEN" in page
+    newest.write_text(before)
+    told = "\n".join(lines(read_status(world.config)))
+    assert told.startswith("FAILED    the last run") and "format version 99" in told
+    assert audit(world).exit_status == 0
+    assert 'id="failed"' not in (world.config.report / "index.html").read_text()
+    assert read_status(world.config)["last_failure"] is None
+
+
+def test_another_window_than_the_states_is_refused_and_nothing_changes(spark, world, stream):
+    world.carry(stream, lose=[15])
+    world.position("ewr", 1000)
+    lost = audit(world)
+    assert lost.exit_status == 1
+    counted = world.config
+    before = sorted(str(path) for path in counted.state.rglob("*"))
+    world.config = counted.model_copy(update={"window_ms": DAY_MS // 2})
+    refused = audit(world)
+    assert (refused.exit_status, refused.summary) == (3, None)
+    assert refused.problem.endswith(
+        f"window: got '12h', expected 1d, in which {counted.state} was counted; "
+        "for another window use another state"
+    )
+    assert sorted(str(path) for path in counted.state.rglob("*")) == before
+    assert json.loads((counted.report / "summary.json").read_text()) == lost.summary
+    assert "for another window use another state" in (counted.report / "index.html").read_text()
+    # In a state of its own it is counted in the new windows, and the same is found.
+    world.config = world.config.model_copy(update={"state": counted.state.with_name("state-12h")})
+    anew = audit(world)
+    assert anew.exit_status == 1
+    assert [each["sequences"] for each in anew.summary["losses"]] == [[[15, 15]]]
+    world.config = counted
+    assert audit(world).summary == lost.summary

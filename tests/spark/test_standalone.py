@@ -1,0 +1,215 @@
+"""The audit on a standalone Spark cluster, whose workers know nothing of this project before it comes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.ports import free_port
+from tests.spark.standalone import StandaloneCluster
+
+pytestmark = pytest.mark.java
+TIMEOUT_S = 400
+SPARK = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.executor.memory": "512m",
+    "spark.cores.max": "2",
+}
+
+
+@pytest.fixture(scope="module")
+def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
+    with StandaloneCluster(tmp_path_factory.mktemp("standalone")) as cluster:
+        yield cluster
+
+
+def stream(source: str, producer: str, name: str) -> Any:
+    return SimpleNamespace(
+        source=source, producer=producer, stream=name, topic="flights", partition=0, sent=[]
+    )
+
+
+def environment(standalone: StandaloneCluster, **more: str) -> dict[str, str]:
+    """A shell that names the workers' Python, as for a cluster whose machines differ from the driver's."""
+    return {**os.environ, "PYSPARK_PYTHON": str(standalone.python), "SPARK_LOCAL_IP": "127.0.0.1", **more}
+
+
+def write_config(world: Any, path: Path, **more: Any) -> Path:
+    content = {
+        "clusters": {
+            name: {"bootstrap": [cluster.bootstrap], "tier": "aggregate" if name == "agg" else "source"}
+            for name, cluster in world.clusters.items()
+        },
+        "topics": ["flights"],
+        "window": "1d",
+        "grace": "1s",
+        "spark": SPARK,
+        **more,
+    }
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def completed(standalone: StandaloneCluster, name: str) -> dict[str, Any]:
+    """The one application of that name, once the master has heard of its end."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not (found := [each for each in standalone.state()["completedapps"] if name in each["name"]]):
+        assert time.monotonic() < deadline, standalone.state()
+        time.sleep(0.1)
+    (application,) = found
+    return dict(application)
+
+
+# A few hundred records are planned as many would be: as several tasks.
+FINE_TASKS = """
+import sys
+from millrace.audit.spark import planning
+from millrace.deploy.cli import main
+
+planning.LEAST_TASK_RECORDS = 100
+sys.exit(main())
+"""
+
+
+def audit(
+    config: Path, master: str, environment: dict[str, str], *, program: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """The command line, or a program that runs it."""
+    python = ["-c", program] if program else ["-m", "millrace.deploy.cli"]
+    return subprocess.run(
+        [sys.executable, *python, "audit", "run", "--config", str(config), "--master", master],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+def written_by(events: Path) -> dict[str, int]:
+    """{executor: rows that its tasks wrote in the first stage that wrote any}, by what Spark noted itself."""
+    logs = [path.read_text() for path in events.rglob("[!.]*") if path.is_file()]  # beside their checksums
+    lines = [line for log in logs for line in log.splitlines()]
+    ended = [json.loads(line) for line in lines if '"SparkListenerTaskEnd"' in line]
+    rows: dict[int, dict[str, int]] = {}
+    for task in ended:
+        written = task["Task Metrics"]["Output Metrics"]["Records Written"]
+        if written:
+            stage = rows.setdefault(task["Stage ID"], {})
+            stage[task["Task Info"]["Executor ID"]] = stage.get(task["Task Info"]["Executor ID"], 0) + written
+    return rows[min(rows)]
+
+
+def test_the_whole_job_runs_on_workers_that_lack_our_package(standalone, world, tmp_path):
+    from_ewr, from_jfk = (
+        stream("ewr", "UA@ewr", "00000000000000aa"),
+        stream("jfk", "B6@jfk", "ffffffffffffff01"),
+    )
+    world.send(from_ewr, range(1, 201))
+    world.send(from_jfk, range(1, 101))
+    for each in (from_ewr, from_jfk):
+        world.report(each)
+    world.carry(from_ewr, lose=[5, 17, 18], repeat=[33])
+    world.carry(from_jfk)
+    world.position("ewr", 200)
+    world.position("jfk", 100)
+    world.flush()
+    events = tmp_path / "spark-events"
+    events.mkdir()
+    noted = {
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": events.as_uri(),
+        "spark.eventLog.compress": "false",
+        # Nothing runs before both executors are there, or one might have done it all by then.
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        "spark.scheduler.maxRegisteredResourcesWaitingTime": f"{TIMEOUT_S}s",
+    }
+    config = write_config(world, tmp_path / "audit.yaml", spark={**SPARK, **noted})
+    done = audit(config, standalone.master, environment(standalone), program=FINE_TASKS)
+    assert (done.returncode, done.stderr) == (1, ""), done.stdout
+    assert set(written_by(events)) == {"0", "1"}, "both executors counted"
+    summary = json.loads((tmp_path / "audit-report" / "summary.json").read_text())
+    named = [(each["producer"], each["sequences"], each["lost_between"]) for each in summary["losses"]]
+    assert named == [("UA@ewr", [[5, 5]], ["ewr", "agg"]), ("UA@ewr", [[17, 18]], ["ewr", "agg"])]
+    assert summary["counts"]["seen"] == {"ewr": 200, "jfk": 100, "agg": 297}
+    application = completed(standalone, "audit")
+    assert application["cores"] == 2
+    # What ran there is the copy that travelled, kept for the next application.
+    unpacked = list(standalone.home.glob(".cache/millrace-*/*/audit/scanning/counting.py"))
+    assert len(unpacked) == 1
+    assert list(unpacked[0].parent.glob("__pycache__/scan.*.nbi"))
+
+
+USER_PROGRAM = """
+import json, os, sys
+from pyspark.sql import SparkSession
+from millrace.audit.spark.spark_source import register
+
+master, bootstrap = sys.argv[1:]
+builder = SparkSession.builder.master(master).appName("user")
+for name, value in json.loads(os.environ["SETTINGS"]).items():
+    builder = builder.config(name, value)
+spark = builder.getOrCreate()
+register(spark)
+table = spark.read.format("millrace").option("bootstrap", bootstrap).option("topics", "flights")
+cells = table.option("tasks", "2").load()
+records = table.option("mode", "records").option("tasks", "3").load()
+counted = [row.asDict() for row in cells.select("note", "count").collect()]
+shown = records.selectExpr("sequence", "spark_partition_id() as part").collect()
+found = {
+    "cells": sum(row["count"] for row in counted if row["note"] is None),
+    "records": sum(row["count"] for row in counted if row["note"] == "records"),
+    "notes": sorted({row["note"] for row in counted if row["note"] is not None}),
+    "sequences": sorted(row["sequence"] for row in shown),
+    "parts": len({row["part"] for row in shown}),
+}
+print(json.dumps(found))
+spark.stop()
+"""
+
+
+def test_a_users_program_reads_cells_and_records_there(standalone, world, tmp_path):
+    sender = stream("ewr", "UA@ewr", "00000000000000aa")
+    world.send(sender, range(1, 121))
+    world.flush()
+    program = tmp_path / "program.py"
+    program.write_text(USER_PROGRAM)
+    done = subprocess.run(
+        [sys.executable, str(program), standalone.master, world.clusters["ewr"].bootstrap],
+        env=environment(standalone, SETTINGS=json.dumps({**SPARK, "spark.ui.enabled": "false"})),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["cells"], found["records"], found["notes"]) == (120, 120, ["records"])
+    assert found["sequences"] == list(range(1, 121)) and found["parts"] > 1
+
+
+def test_what_a_cluster_lacks_is_said_in_one_line(standalone, world, tmp_path):
+    sender = stream("ewr", "UA@ewr", "00000000000000aa")
+    world.send(sender, range(1, 11))
+    world.report(sender)
+    world.flush()
+    config = write_config(world, tmp_path / "audit.yaml")
+    nobody = audit(config, f"spark://127.0.0.1:{free_port()}", environment(standalone))
+    assert nobody.returncode == 3
+    assert "millrace: Spark master spark://127.0.0.1:" in nobody.stderr
+    assert "cannot be reached" in nobody.stderr and nobody.stderr.count("\n") == 1
+    absent = audit(config, standalone.master, environment(standalone, PYSPARK_PYTHON="/no/such/python"))
+    assert absent.returncode == 3, absent.stderr
+    assert "Spark's workers cannot start /no/such/python" in absent.stderr and absent.stderr.count("\n") == 1
+    assert not (tmp_path / "audit-report" / "summary.json").exists()

@@ -1,0 +1,199 @@
+"""The state on a Hadoop file system: the whole job through Hadoop's own API, at `file:///`; and what a job
+that was cut off at any step leaves to the next one."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import threading
+from pathlib import Path
+
+import pytest
+
+from millrace.audit import job
+from millrace.audit.keeping.hadoop_files import HadoopFiles
+from millrace.audit.keeping.state import Commit, CommitConflict, StateFolder
+from millrace.audit.keeping.state_files import LocalFiles
+
+pytestmark = pytest.mark.java
+START_MS = 1_356_998_400_000
+NOW_MS = START_MS + 400 * 86_400_000
+
+
+def audit(world, **more) -> job.JobResult:
+    world.flush()
+    return job.run(world.config, "local[2]", clock_ms=lambda: NOW_MS, **more)
+
+
+@pytest.fixture
+def stream(world):
+    """One producer whose 60 records were carried; 58 of them, once two are lost."""
+    stream = world.of_sixty()
+    world.carry(stream, lose=[7, 8])
+    world.position("ewr", 60)
+    return stream
+
+
+@pytest.fixture
+def hadoop_place(spark, tmp_path) -> str:
+    return f"file://{tmp_path}/remote-state"
+
+
+def test_the_whole_job_runs_with_its_state_at_a_uri(
+    spark, world, stream, hadoop_place, tmp_path, monkeypatch
+):
+    world.config = world.config.model_copy(update={"state": hadoop_place})
+    first = audit(world)
+    assert (first.exit_status, first.problem) == (1, "")
+    assert [each["sequences"] for each in first.summary["losses"]] == [[[7, 8]]]
+    before = sorted(path.name for path in (tmp_path / "remote-state").rglob("*"))
+    second = audit(world)
+    assert second.summary == first.summary
+    assert sorted(path.name for path in (tmp_path / "remote-state").rglob("*")) == before
+
+    def dies(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(job, "_reconcile", dies)
+    world.send(stream, [61])
+    with pytest.raises(KeyboardInterrupt):
+        audit(world)
+    assert sorted(path.name for path in (tmp_path / "remote-state").rglob("*")) == before
+    monkeypatch.undo()
+    world.carry(stream, lose=range(1, 61))
+    world.position("ewr", 61)
+    third = audit(world)
+    assert third.summary["counts"]["seen"] == {"ewr": 61, "jfk": 0, "agg": 59}
+
+
+def test_of_many_commits_of_one_number_one_wins_through_hadoop(spark, hadoop_place):
+    states = [StateFolder.open(hadoop_place) for _ in range(4)]
+    won: list[int] = []
+    together = threading.Barrier(len(states))
+
+    def commit(which: int, number: int) -> None:
+        together.wait()
+        with contextlib.suppress(CommitConflict):
+            states[which].commit(Commit(number=number, at_ms=which))
+            won.append(which)
+
+    for number in (1, 2, 3):
+        won.clear()
+        threads = [threading.Thread(target=commit, args=(which, number)) for which in range(len(states))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert len(won) == 1 and states[0].latest() == Commit(number=number, at_ms=won[0])
+    assert [entry.name for entry in states[0].files.entries("commits")] == [
+        "00000001.json",
+        "00000002.json",
+        "00000003.json",
+    ]
+
+
+def test_both_kinds_of_files_keep_the_same_promises(spark, hadoop_place, tmp_path):
+    for files in (LocalFiles(tmp_path / "local"), HadoopFiles(hadoop_place)):
+        files.prepare(("commits", "cells"))
+        assert files.create("commits/1", b"first") and not files.create("commits/1", b"second")
+        assert files.read("commits/1") == b"first"
+        files.write("cells/a", b"\x00\xff" * 1000)
+        assert files.read("cells/a") == b"\x00\xff" * 1000
+        (entry,) = files.entries("cells")
+        assert (entry.name, entry.size, entry.is_folder) == ("a", 2000, False)
+        assert [each.name for each in files.entries("")] == ["cells", "commits"]
+        files.remove("cells")
+        files.remove("cells")
+        assert files.entries("cells") == []
+        with pytest.raises(FileNotFoundError):
+            files.read("cells/a")
+
+
+class Killed(BaseException):
+    """The process is gone: nothing that it meant to do afterwards happens."""
+
+
+class CutOff:
+    """A state's files that end the job at the n-th step that changes something, before or after it."""
+
+    def __init__(self, files: LocalFiles, step: int, *, after: bool) -> None:
+        self._files, self._left, self._after, self.dead = files, step, after, False
+        self.where, self.root = files.where, files.root
+
+    def __getattr__(self, name: str):
+        call = getattr(self._files, name)
+        if not callable(call):
+            return call
+
+        def step(*args: object):
+            if self.dead:
+                raise Killed
+            if name in ("write", "create", "flush"):
+                self._left -= 1
+                if self._left == 0:
+                    self.dead = True
+                    if self._after:
+                        call(*args)
+                    raise Killed
+            return call(*args)
+
+        return step
+
+
+def test_a_job_cut_off_at_any_step_leaves_the_next_one_the_same_verdicts(spark, world, stream, monkeypatch):
+    """The steps that change the state: facts, cells made durable, verdicts, the commit."""
+    undisturbed = audit(world)
+    original = StateFolder.open.__func__
+    for step, after in ((1, False), (2, False), (3, False), (4, False), (4, True)):
+        state = world.config.report.parent / f"cut-{step}-{after}"
+        world.config = world.config.model_copy(update={"state": state})
+
+        def opened(cls, place, step=step, after=after):
+            folder = original(cls, place)
+            folder.files = CutOff(folder.files, step, after=after)
+            return folder
+
+        with monkeypatch.context() as cut:
+            cut.setattr(StateFolder, "open", classmethod(opened))
+            cut.setattr(job.shutil, "rmtree", lambda *_, **__: None)
+            with pytest.raises(Killed):
+                audit(world)
+        assert StateFolder.open(state).latest().number == after
+        next_one = audit(world)
+        assert (next_one.exit_status, next_one.summary) == (undisturbed.exit_status, undisturbed.summary)
+
+
+def test_a_disk_that_is_full_is_one_line_and_the_last_good_state_stays(spark, world, stream, monkeypatch):
+    assert audit(world).exit_status == 1
+    before = StateFolder.open(world.config.state).latest()
+    world.send(stream, range(61, 71))
+    world.report(stream, report=2)
+    original = LocalFiles.write
+
+    def full(self, name: str, content: bytes) -> None:
+        if name.startswith("verdicts/"):
+            raise OSError(errno.ENOSPC, "No space left on device", str(self.root / name))
+        original(self, name, content)
+
+    monkeypatch.setattr(LocalFiles, "write", full)
+    failed = audit(world)
+    assert failed.exit_status == 3 and failed.summary is None
+    assert "No space left" in failed.problem and "make room" in failed.problem and "\n" not in failed.problem
+    assert StateFolder.open(world.config.state).latest() == before
+    monkeypatch.undo()
+    world.carry(stream, lose=range(1, 61))
+    world.position("ewr", 70)
+    after = audit(world)
+    assert after.summary["counts"]["seen"] == {"ewr": 70, "jfk": 0, "agg": 68}
+    assert after.summary["counts"]["duplicates"] == 0
+
+
+def test_what_a_person_mistyped_is_one_line_before_anything_is_read(spark, world, stream, tmp_path: Path):
+    (tmp_path / "file").touch()
+    config = world.config
+    world.config = config.model_copy(update={"report": tmp_path / "file" / "report"})
+    failed = audit(world)
+    assert failed.exit_status == 3 and "set report:" in failed.problem
+    world.config = config.model_copy(update={"topics": ["flihgts"]})
+    failed = audit(world)
+    assert failed.exit_status == 3 and "flihgts" in failed.problem and "\n" not in failed.problem

@@ -1,0 +1,266 @@
+"""`summary.json` is what its schema tells, and its parts add up to each other."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pydantic import ValidationError
+
+from millrace.audit.reconciliation.verdict_rows import Evidence, evident_rows
+from millrace.audit.reconciliation.verdicts import Verdict, WindowState
+from millrace.audit.report import document
+from millrace.audit.report import summary as summary_module
+from millrace.audit.report.folder import note_failure, write_report
+from millrace.audit.report.latency import Latencies, percentile
+from millrace.audit.report.summary import exit_status, summarise
+from tests.browser.report_data import CONTROL, HOUR_MS, START_MS, TIERS, rich, row
+
+SCHEMA = Path(document.__file__).with_name("summary.schema.json")
+
+
+@pytest.fixture(scope="module")
+def made() -> tuple[dict[str, Any], pa.Table]:
+    return rich(3)
+
+
+def summary_of(*rows: Any, **more: Any) -> dict[str, Any]:
+    pairs = [each if isinstance(each, tuple) else (each, Evidence()) for each in rows]
+    settings: dict[str, Any] = {"at_ms": START_MS, "window_ms": HOUR_MS, "untrusted": {}, "unaudited": {}}
+    return summarise(evident_rows(pairs), tiers=TIERS, **{**settings, **more})
+
+
+def test_the_summary_is_what_the_schema_tells(made: tuple[dict[str, Any], pa.Table]) -> None:
+    document.SummaryDocument.model_validate(json.loads(json.dumps(made[0])))
+    assert SCHEMA.read_text("utf-8") == document.schema_text(), "make it anew from report.document"
+    told = set(json.loads(SCHEMA.read_text("utf-8"))["properties"])
+    assert set(made[0]) == told - {"watermark_steps_back", "untrusted_waivers"}
+
+
+def test_an_unknown_word_is_not_what_the_schema_tells(made: tuple[dict[str, Any], pa.Table]) -> None:
+    with pytest.raises(ValidationError):
+        document.SummaryDocument.model_validate({**made[0], "verdict": "FINE"})
+
+
+def test_totals_agree_with_rows_topics_tiers_and_names(made: tuple[dict[str, Any], pa.Table]) -> None:
+    summary, rows = made
+    counts = summary["counts"]
+    for name in ("missing", "duplicates", "unreported", "unknown", "explained", "in_flight"):
+        assert (
+            counts[name] == sum(rows[name].to_pylist()) == sum(each[name] for each in summary["topics"]) > 0
+        )
+    assert counts["acknowledged"] == sum(rows["published"].to_pylist())
+    assert counts["missing"] == sum(each["count"] for each in summary["losses"])
+    assert counts["duplicates"] == sum(each["count"] for each in summary["duplicates"])
+    tiers = [tier for topic in summary["topics"] for tier in topic["tiers"]]
+    assert sum(tier["missing"] for tier in tiers) == counts["missing"]
+    seen: Counter[str] = Counter()
+    for tier in tiers:
+        seen[tier["tier"]] += tier["seen"]
+    assert seen == counts["seen"]
+    assert sum(summary["windows"].values()) == rows.num_rows - 1  # one row names no window
+    windows: Counter[str] = Counter()
+    for topic in summary["topics"]:
+        windows.update(topic["windows"])
+    assert windows == summary["windows"]
+
+
+def test_rows_that_arrow_sums_say_what_they_say_one_by_one(
+    made: tuple[dict[str, Any], pa.Table], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, Any] = {"at_ms": START_MS, "window_ms": HOUR_MS, "untrusted": {}, "unaudited": {}}
+    summed = summarise(made[1], tiers=TIERS, **settings)
+    none = pa.array([False] * made[1].num_rows, pa.bool_())
+    monkeypatch.setattr(summary_module, "is_calm", lambda rows: none)
+    assert summarise(made[1], tiers=TIERS, **settings) == summed
+
+
+def test_late_records_and_late_reports_are_named_the_latest_first(
+    made: tuple[dict[str, Any], pa.Table],
+) -> None:
+    late = made[0]["late"]
+    assert [each["by_ms"] for each in late] == sorted((each["by_ms"] for each in late), reverse=True)
+    kinds = {(each["producer"], each["kind"]) for each in late}
+    assert kinds == {("slow-1@jfk", "report"), ("batch-1@ewr", "records")}
+    (records,) = (each for each in late if each["kind"] == "records")
+    assert records["by_ms"] == 4 * HOUR_MS
+
+
+def test_what_is_within_the_grace_is_not_late() -> None:
+    end_ms = START_MS + HOUR_MS
+    times = Evidence({"ewr": [START_MS, end_ms + 5_000]})
+    assert summary_of((row("a@ewr", 0), times), grace_ms=5_000)["late"] == []
+    assert len(summary_of((row("a@ewr", 0), times), grace_ms=4_999)["late"]) == 1
+
+
+def test_latency_is_told_by_hop_and_never_between_two_sources() -> None:
+    times = Evidence(
+        {"jfk": [1_000, 5_000], "ewr": [1_000, 5_000], "agg": [1_250, 5_900], "group:billing": [1_300, 6_000]}
+    )
+    told = summary_of((row("a@ewr", 0), times))["latency"]
+    assert {tuple(each["between"]) for each in told} == {("jfk", "agg"), ("agg", "group:billing")}
+    to_agg = next(each for each in told if each["between"][1] == "agg")
+    assert (to_agg["p50_ms"], to_agg["p99_ms"], to_agg["max_ms"], to_agg["windows"]) == (250, 900, 900, 1)
+
+
+def test_latency_of_a_stream_with_two_sources_is_from_both_as_one_tier() -> None:
+    latencies = Latencies({"agg": ["ewr", "jfk"], "ewr": ["produced"], "jfk": ["produced"]})
+    latencies.add("t", {"ewr+jfk": [0, 100], "agg": [10, 130]})
+    assert latencies.told()[0]["between"] == ["ewr+jfk", "agg"]
+
+
+@pytest.mark.parametrize(("share", "value"), [(0.5, 50), (0.99, 99), (1.0, 100), (0.0, 1)])
+def test_percentiles_are_nearest_ranks(share: float, value: int) -> None:
+    assert percentile(range(1, 101), share) == value
+
+
+def test_a_total_loss_is_said_as_one() -> None:
+    nothing = {"ewr": 1000, "agg": 0}
+    missing = {("ewr", "agg"): ((1, 1000),)}
+    lost = row("a@ewr", 0, verdict=Verdict.LOSS, missing=missing, consumed=nothing, seen=nothing)
+    assert summary_of(lost)["sentence"] == "All 1,000 acknowledged records were lost between ewr and agg."
+
+
+def test_as_many_lost_as_were_acknowledged_need_not_be_the_same_ones() -> None:
+    both = dict.fromkeys(("ewr", "jfk", "agg", "group:billing"), 1000)
+    missing = {("ewr", "agg"): ((1001, 2000),)}
+    lost = row(
+        "a@ewr",
+        0,
+        verdict=Verdict.LOSS,
+        missing=missing,
+        consumed=both,
+        seen=both,
+        unreported=((1001, 2000),),
+    )
+    assert summary_of(lost)["sentence"].startswith("1,000 of 1,000 acknowledged")
+
+
+def test_a_loss_of_content_alone_is_said_and_never_as_lost_records() -> None:
+    changed = row("a@ewr", 0, verdict=Verdict.LOSS, content_checked="differs")
+    summary = summary_of(changed)
+    assert summary["sentence"] == "In 1 window records arrived with other content than was sent."
+    assert summary["content"] == {"compared": 0, "not_compared": 0, "differs": 1}
+
+
+def test_the_next_step_names_the_window_to_look_at() -> None:
+    lost = row("a@ewr", 3, verdict=Verdict.LOSS, missing={("ewr", "agg"): ((1, 1),)})
+    assert summary_of(lost)["next"] == "millrace audit explain orders 2026-03-02T03:00:00Z"
+    assert summary_of(row("a@ewr", 0))["next"] == ""
+    waiting = row("a@ewr", 3, verdict=Verdict.UNKNOWN, in_flight={("ewr", "agg"): ((1, 1),)})
+    assert "caught up" in summary_of(waiting)["next"]
+
+
+def test_an_open_topic_is_not_called_proven() -> None:
+    summary = summary_of(row("a@ewr", 0, state=WindowState.OPEN), row("a@ewr", 0, topic="flights"))
+    assert {each["topic"]: each["verdict"] for each in summary["topics"]} == {
+        "flights": "PROVEN",
+        "orders": "UNKNOWN",
+    }
+
+
+def test_a_producer_whose_windows_are_all_open_is_not_called_proven() -> None:
+    """Killed a moment ago, it has told of nothing yet; a loss in it is told all the same."""
+    summary = summary_of(
+        row("open@ewr", 0, state=WindowState.OPEN),
+        row("lost@ewr", 0, state=WindowState.OPEN, verdict=Verdict.LOSS, missing={("ewr", "agg"): ((1, 1),)}),
+        row("both@ewr", 0),
+        row("both@ewr", 1, state=WindowState.OPEN, verdict=Verdict.UNKNOWN),
+    )
+    assert {each["producer"]: each["verdict"] for each in summary["producers"]} == {
+        "open@ewr": "UNKNOWN",
+        "lost@ewr": "LOSS",
+        "both@ewr": "PROVEN",
+    }
+
+
+def test_the_folder_is_written_whole_and_what_cannot_be_utf8_is_escaped(tmp_path: Path) -> None:
+    rows = evident_rows([(row(CONTROL, 0), Evidence())])
+    summary = summary_of(row(CONTROL, 0), untrusted={"half \ud800 a pair": 1})
+    write_report(tmp_path, summary, rows)
+    assert json.loads((tmp_path / "summary.json").read_text("utf-8")) == summary
+    assert pq.read_table(tmp_path / "reconciliation.parquet").num_rows == 1
+    assert "half \\ud800 a pair" in (tmp_path / "index.html").read_text("utf-8")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "index.html",
+        "metrics.prom",
+        "producers.parquet",
+        "reconciliation.parquet",
+        "summary.json",
+    ]
+
+
+def test_programs_find_a_row_for_each_producer_and_window_whose_sums_agree_with_the_sets(tmp_path) -> None:
+    """A producer has a stream for each of its starts; what is lost in one is not made up for by another."""
+    consumed = {"ewr": 10, "agg": 9}
+    lost = row("a@ewr", 0, verdict=Verdict.LOSS, missing={("ewr", "agg"): ((1, 1),)}, published=10)
+    again = replace(row("a@ewr", 0), stream="ff" * 8, published=3, consumed={"ewr": 3, "agg": 4})
+    twice = replace(again, verdict=Verdict.DUPLICATE, duplicates={"agg": ((3, 3),)}, extra_copies={"agg": 1})
+    verdicts = [
+        replace(lost, consumed=consumed),
+        twice,
+        row("a@ewr", 1, state=WindowState.OPEN, consumed={}),
+        replace(row("b@jfk", 0), published=2, consumed={"jfk": 2}),
+    ]
+    rows = evident_rows([(each, Evidence()) for each in verdicts])
+    write_report(tmp_path, summary_of(*verdicts), rows)
+    found = pq.read_table(tmp_path / "producers.parquet").to_pylist()
+    assert [
+        (each["producer"], each["window_start"][11:13], each["streams"], each["state"], each["verdict"])
+        for each in found
+    ] == [
+        ("a@ewr", "00", 2, "SETTLED", "LOSS"),
+        ("a@ewr", "01", 1, "OPEN", "PROVEN"),
+        ("b@jfk", "00", 1, "SETTLED", "PROVEN"),
+    ]
+    first = found[0]
+    assert (first["published"], first["missing"], first["duplicates"]) == (13, 1, 1)
+    assert [dict(each["consumed"]) for each in found] == [{"ewr": 13, "agg": 13}, {}, {"jfk": 2}]
+    detailed = pq.read_table(tmp_path / "reconciliation.parquet")
+    for name in ("published", "missing", "duplicates", "in_flight", "unreported", "unknown", "explained"):
+        assert sum(each[name] for each in found) == sum(detailed[name].to_pylist()), name
+    nothing = evident_rows([])
+    write_report(tmp_path, summary_of(), nothing)
+    assert pq.read_table(tmp_path / "producers.parquet").num_rows == 0
+
+
+def test_a_failed_run_is_told_and_the_last_good_verdict_stays(tmp_path: Path) -> None:
+    summary = summary_of(row("a@ewr", 0))
+    write_report(tmp_path, summary, evident_rows([(row("a@ewr", 0), Evidence())]))
+    before = (tmp_path / "summary.json").read_bytes()
+    page = (tmp_path / "index.html").read_text("utf-8")
+    note_failure(tmp_path, 8_000, "first")
+    note_failure(tmp_path, 9_000, "cluster <agg> cannot\nbe reached")
+    told = json.loads((tmp_path / "last_failure.json").read_text("utf-8"))
+    assert told == {"version": 1, "at": "1970-01-01T00:00:09Z", "sentence": "cluster <agg> cannot be reached"}
+    shown = (tmp_path / "index.html").read_text("utf-8")
+    assert shown.count('id="failed"') == 1 and "1970-01-01 00:00:09" in shown
+    assert "cluster &lt;agg&gt; cannot be reached. What stands below" in shown
+    assert summary["sentence"] in shown and len(shown) < len(page) + 500
+    assert "millrace_audit_last_run_status 3.0" in (tmp_path / "metrics.prom").read_text("utf-8")
+    assert (tmp_path / "summary.json").read_bytes() == before
+    note_failure(tmp_path / "new", 9_000, "why")
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {
+        "metrics.prom",
+        "last_failure.json",
+        "index.html",
+    }
+    assert "No run has ended well yet" in (tmp_path / "new" / "index.html").read_text("utf-8")
+    note_failure(tmp_path / "new", 9_001, "why again")
+    assert "why again" in (tmp_path / "new" / "index.html").read_text("utf-8")
+    write_report(tmp_path, summary, evident_rows([(row("a@ewr", 0), Evidence())]))
+    assert not (tmp_path / "last_failure.json").exists()
+    assert (tmp_path / "index.html").read_text("utf-8") == page
+    (tmp_path / "file").write_text("")
+    note_failure(tmp_path / "file", 9_000, "why")
+
+
+def test_the_exit_status_is_the_summarys() -> None:
+    assert exit_status({"exit_status": 1}) == 1
+    assert summary_of(row("a@ewr", 0))["exit_status"] == 0

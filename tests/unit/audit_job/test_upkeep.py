@@ -1,0 +1,368 @@
+"""What the state lets go, and what it must not: evidence of what is unproven, and of what may come again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyroaring import BitMap64
+
+from millrace.audit import job as job_module
+from millrace.audit.config import parse_config
+from millrace.audit.contract.events import CLOSED, CountEvent, EventLedger, StreamEvent, TierEvent
+from millrace.audit.contract.group_counts import Claim, group_doubts
+from millrace.audit.job import Findings, Run, _keep_verdicts, _leaving_no_trace
+from millrace.audit.keeping import upkeep
+from millrace.audit.keeping.state import Commit, StateFolder
+from millrace.audit.reconciliation.online_tiers import OnlineGroup
+from millrace.audit.reconciliation.settled import settle
+from millrace.audit.reconciliation.verdict_rows import ClusterReading, Reconciler, verdict_rows
+from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
+from millrace.audit.runs.capture import Capture
+from millrace.audit.runs.fact_rows import PrunedWindows, events_of, facts_of, facts_table, restore_pruned
+from millrace.audit.scanning.cell_rows import CELL_SCHEMA
+from millrace.audit.spark.spark_cells import unpruned, verdicts_of
+
+STREAM, KEEP_MS, WINDOW_MS = "00000000000000ab", 1000, 10
+
+
+def row(start_ms, verdict=Verdict.PROVEN, state=WindowState.SETTLED, stream=STREAM, **more):
+    return WindowVerdict(
+        topic="flights", producer="AA", stream=stream, window_start_ms=start_ms, window_ms=WINDOW_MS,
+        state=state, verdict=verdict, **more,
+    )  # fmt: skip
+
+
+def prunable(*verdicts, waived=(), held_back=(), settled_ms=0, now_ms=KEEP_MS, before=None):
+    rows = verdict_rows(verdicts)
+    settled = settle(rows, before, ["flights"], settled_ms).table
+    return upkeep.prunable(settled, rows, set(waived), set(held_back), KEEP_MS, now_ms)
+
+
+def test_only_what_is_proven_or_waived_for_long_enough_may_go():
+    proven = {("flights", 0): {STREAM: WINDOW_MS}}
+    assert prunable(row(0), row(10, Verdict.LOSS)) == proven
+    assert prunable(row(0), now_ms=KEEP_MS - 1) == {}
+    assert prunable(row(0, Verdict.LOSS), waived=[("flights", 0)]) == proven
+    assert prunable(row(0, Verdict.COUNT_MATCH)) == proven
+    assert prunable(row(0, Verdict.UNKNOWN)) == {}
+
+
+def test_one_stream_that_is_not_done_keeps_the_whole_window():
+    for other in (row(0, Verdict.LOSS, stream="02"), row(0, state=WindowState.OPEN, stream="02")):
+        assert prunable(row(0), other) == {}
+
+
+def test_a_window_whose_cells_are_read_again_stays():
+    assert prunable(row(0), held_back=[(STREAM, 0)]) == {}
+
+
+def test_a_revision_begins_the_time_anew():
+    before = settle(verdict_rows([row(0)]), None, ["flights"], 0).table
+    changed = row(0, published=3)
+    assert prunable(changed, before=before, settled_ms=500, now_ms=KEEP_MS) == {}
+    assert prunable(changed, before=before, settled_ms=500, now_ms=KEEP_MS + 500)
+
+
+def test_it_is_looked_at_from_time_to_time_or_when_files_are_many():
+    before = Commit(number=3, folded_ms=100)
+    assert not upkeep.is_due(before, 3, 300, 109)
+    assert upkeep.is_due(before, 3, 300, 110)
+    assert upkeep.is_due(before, upkeep.FOLD_FILES, None, 100)
+    assert not upkeep.is_due(before, 3, None, 10**15)
+
+
+def ledger_of(*reports, last=6, sequenced=True, state=CLOSED):
+    about = {
+        "stream": STREAM,
+        "session": "0" * 16,
+        "topic": "flights",
+        "producer": "AA",
+        "window_ms": WINDOW_MS,
+    }
+    ledger = EventLedger()
+    for start_ms, sequences in reports:
+        ledger.learn(
+            CountEvent(
+                **about, window_start_ms=start_ms, report=1, count=len(sequences), byte_count=0, at_ms=1,
+                acknowledged=BitMap64(sequences if sequenced else ()), ambiguous=BitMap64(),
+                failed=BitMap64(), sequenced=sequenced,
+            )
+        )  # fmt: skip
+    ledger.learn(
+        StreamEvent(
+            **about, state=state, host="", application="", datacenter="", last_assigned=last,
+            last_settled=last, no_earlier_than_ms=None, lease_ms=60, at_ms=1,
+        )
+    )  # fmt: skip
+    return ledger
+
+
+def pruned_at_0(ledger):
+    windows = {("flights", 0): {STREAM: WINDOW_MS}}
+    return upkeep.prune_facts(ledger, {}, windows, verdict_rows([row(0)]), WINDOW_MS)
+
+
+def test_pruned_reports_leave_no_hole_behind():
+    ledger = ledger_of((0, [1, 2, 3]), (10, [4, 5, 6]))
+    pruned = pruned_at_0(ledger)
+    assert list(ledger.streams[STREAM].windows) == [10]
+    assert pruned[STREAM].sequences == BitMap64([1, 2, 3])
+    table = facts_table(ledger, {STREAM: {"ewr"}}, pruned)
+    assert restore_pruned(table)[STREAM].has(5) and not restore_pruned(table)[STREAM].has(10)
+    facts = facts_of(table.to_pylist()[0])
+    assert facts.windows[0].failed == BitMap64([1, 2, 3]) and not facts.windows[0].acknowledged
+
+
+def verdict_table(table, cells=(), groups=()):
+    reconciler = Reconciler(
+        clusters=[ClusterReading("ewr", True, {"flights": "flights"}, (), {"flights": "flights"})],
+        passed={}, gaps={}, window_ms=WINDOW_MS, grace_ms=0, now_ms=10_000, topics=("flights",),
+        groups=groups,
+    )  # fmt: skip
+    return verdicts_of(reconciler, pa.Table.from_pylist(list(cells), CELL_SCHEMA), table)
+
+
+def cell(start_ms, sequences, sequenced=True):
+    empty = dict.fromkeys(CELL_SCHEMA.names)
+    return {
+        **empty, "tier": "ewr", "cluster": "ewr", "topic": "flights", "partition": 0, "stream": STREAM,
+        "producer": "AA", "window_start_ms": start_ms, "chunk_start": 0, "count": len(sequences),
+        "byte_count": 0, "first_offset": 0, "last_offset": 9, "first_append_ms": -1, "last_append_ms": -1,
+        "base": 0, "bitmap": _bitmap(sequences) if sequenced else b"", "repeats": [],
+        "unsequenced_count": 0 if sequenced else len(sequences), "tail": False,
+    }  # fmt: skip
+
+
+def _bitmap(sequences):
+    import numpy as np
+
+    from millrace.audit.scanning.cells import encode_bitmaps
+
+    ((base, bitmap),) = encode_bitmaps(np.array(sequences, dtype=np.uint64))
+    assert base == 0
+    return bitmap
+
+
+def test_what_is_left_after_pruning_is_proven_as_before():
+    ledger = ledger_of((0, [1, 2, 3]), (10, [4, 5, 6]))
+    pruned = pruned_at_0(ledger)
+    rows = verdict_table(facts_table(ledger, {STREAM: {"ewr"}}, pruned), [cell(10, [4, 5, 6])]).to_pylist()
+    assert [(each["window_start_ms"], each["verdict"]) for each in rows] == [(10, "PROVEN")]
+
+
+def test_a_lost_report_of_a_producer_that_only_counts_shows_when_other_windows_are_pruned():
+    """Its total is all that tells of one: what was pruned is taken off, and the rest must be told of."""
+
+    def judged(last):
+        ledger = ledger_of((0, [0] * 5), (10, [0] * 4), last=last, sequenced=False)
+        windows = {("flights", 0): {STREAM: WINDOW_MS}}
+        done = verdict_rows([row(0, Verdict.COUNT_MATCH)])
+        pruned = upkeep.prune_facts(ledger, {}, windows, done, WINDOW_MS)
+        pruned = restore_pruned(facts_table(ledger, {}, pruned))
+        again = ledger_of((0, [0] * 5), (10, [0] * 4), last=last, sequenced=False)
+        upkeep.forget_pruned(again, pruned)  # the next run: events tell it again
+        table = facts_table(again, {STREAM: {"ewr"}}, pruned)
+        rows = verdict_table(table, [cell(10, [0] * 4, sequenced=False)]).to_pylist()
+        return [(each["window_start_ms"], each["verdict"]) for each in rows]
+
+    assert judged(last=9) == [(10, "COUNT_MATCH")]
+    assert (None, "UNKNOWN") in judged(last=12)
+
+
+def test_what_an_older_program_pruned_of_a_producer_that_only_counts_is_no_hole():
+    ledger = ledger_of((10, [0] * 4), last=9, sequenced=False)
+    left = PrunedWindows(WINDOW_MS, BitMap64([0]), BitMap64(), True)
+    body = json.loads(left.encode())
+    del body["told"]
+    left = PrunedWindows.decode(json.dumps(body).encode())
+    assert left.told is None and PrunedWindows.decode(left.encode()).told is None
+    table = facts_table(ledger, {STREAM: {"ewr"}}, {STREAM: left})
+    rows = verdict_table(table, [cell(10, [0] * 4, sequenced=False)]).to_pylist()
+    assert [(each["window_start_ms"], each["verdict"]) for each in rows] == [(10, "COUNT_MATCH")]
+
+
+def group_event(stream, start_ms, sequence):
+    return TierEvent(
+        "billing", stream, "flights", "AA", start_ms, WINDOW_MS, 1, 1, 0, BitMap64([sequence]), 5,
+        session="0" * 16, session_count=2,
+    )  # fmt: skip
+
+
+def test_what_a_group_told_of_a_pruned_window_stays_while_its_session_tells_of_others():
+    """The session's total needs it: else the group would look as if it had lost events, and a loss on its way
+    to the group would be a doubt."""
+    ledger = ledger_of((0, [1, 2, 3]))
+    ledger.learn_all([group_event(STREAM, 0, 1), group_event("02", 0, 1)])
+    pruned = pruned_at_0(ledger)
+    assert len(ledger.tiers) == 2 and group_doubts(ledger) == {}
+    pruned["02"] = PrunedWindows(WINDOW_MS, BitMap64([0]))
+    upkeep.forget_pruned(ledger, pruned)
+    assert ledger.tiers == {} and group_doubts(ledger) == {}
+
+
+def test_a_stream_is_not_forgotten_while_a_group_tells_of_it_and_has_no_rows():
+    ledger = ledger_of((0, [1, 2, 3]), last=3)
+    ledger.learn_all([group_event(STREAM, 0, 1), group_event("02", 0, 1)])
+    pruned = pruned_at_0(ledger)
+    upkeep.forget_streams(ledger, pruned, set(), 0, 10**9)
+    assert STREAM in pruned and STREAM in ledger.streams
+    table = facts_table(ledger, {}, pruned, {"billing"})
+    table = table.filter(pc.equal(table["stream"], STREAM))
+    groups = [OnlineGroup("billing", "ewr", {}, 0)]
+    assert verdict_table(table, groups=groups).num_rows == 0
+
+
+def test_the_cells_of_a_stream_that_is_forgotten_go_with_it(tmp_path):
+    """Pruned and forgotten in one fold: what stays of its cells would come back as a stranger's."""
+    state = StateFolder.open(tmp_path)
+    cells = pa.Table.from_pylist([cell(0, [1, 2, 3])], CELL_SCHEMA)
+    folded = []
+
+    class Cells:
+        def windows_of_tail(self):
+            return set()
+
+        def fold(self, facts, *, pruned):
+            table = state.read_table(facts)
+            mine = table.filter(pc.equal(table["stream"], STREAM))
+            folded.append(unpruned(cells, mine)[0] if pruned else cells)
+            return ["cells/folded"]
+
+    captured = Capture(10**12, ledger_of((0, [1, 2, 3]), last=3))
+    rows = verdict_rows([row(0)])
+    findings = Findings(rows, settle(rows, None, ["flights"], 0).table, [], {})
+    job, after = run_of(state, captured), Commit(cells=["cells/new"])
+    ended, lasting = (("billing", "0" * 16, Claim(5, 0, at_ms)) for at_ms in (-(10**9), 10**12))
+    after.claims = [ended, lasting]
+    _keep_verdicts(job, after, Cells(), findings)
+    assert [each.num_rows for each in folded] == [0] and after.claims == [lasting]
+    assert after.cells == ["cells/folded"] and state.read_table(after.events).num_rows == 0
+    with _leaving_no_trace(job):
+        state.commit(replace(after, number=2))
+    assert len(list((tmp_path / "events").iterdir())) == 1
+
+
+def run_of(state, captured, **changes):
+    settings = parse_config(
+        {
+            "clusters": {"ewr": {"bootstrap": ["h:1"], "tier": "source"}},
+            "topics": ["flights"],
+            "window": "10ms",
+        }
+    )
+    return Run(
+        config=settings, master="", state=state, before=Commit(number=1), captured=captured,
+        now_ms=captured.taken_ms, number=2, name="00000002-run", ranges=[], unread=[],
+        facts=facts_table(captured.ledger, captured.origins), **changes,
+    )  # fmt: skip
+
+
+def backfilled(tmp_path, monkeypatch, only, pruned=(0,), **kind):
+    """A backfill of a stream whose windows 0 and 10 are there again, and some were pruned."""
+    ledger = ledger_of((0, [1, 2, 3]), (10, [4, 5, 6]), **kind)
+    windows = {("flights", start_ms): {STREAM: WINDOW_MS} for start_ms in pruned}
+    left = upkeep.prune_facts(ledger, {}, windows, verdict_rows(map(row, pruned)), WINDOW_MS)
+    state = StateFolder.open(tmp_path)
+    state.write_table("events/e.parquet", facts_table(ledger, {STREAM: {"ewr"}}, left))
+
+    async def capture(config, ledger, clock_ms):
+        ledger.learn_all(events_of(ledger_of((0, [1, 2, 3]), (10, [4, 5, 6]), **kind).streams[STREAM]))
+        return Capture(10_000, ledger, {STREAM: {"ewr"}})
+
+    monkeypatch.setattr(job_module, "capture", capture)
+    before = Commit(number=1, window_ms=WINDOW_MS, events="events/e.parquet")
+    settings = run_of(state, Capture(0, EventLedger())).config
+    job = job_module._prepare(settings, "", state, before, lambda: 0, only)
+    sequenced = kind.get("sequenced", True)
+    cells = [cell(0, [1, 2, 3], sequenced), cell(10, [4, 5, 6], sequenced)]
+    found = SimpleNamespace(
+        notes=lambda tail: CELL_SCHEMA.empty_table(), reconcile=lambda _: verdict_table(job.facts, cells)
+    )
+    return job, job_module._reconcile(None, job, Commit(), found).to_pylist()
+
+
+def test_a_backfill_of_all_that_was_pruned_of_a_stream_has_its_rows(tmp_path, monkeypatch):
+    job, rows = backfilled(tmp_path, monkeypatch, (0, 10))
+    assert job.pruned == {}
+    assert [(each["window_start_ms"], each["verdict"]) for each in rows] == [(0, "PROVEN"), (10, "PROVEN")]
+
+
+def test_a_backfill_takes_only_what_it_does_not_read_again_off_the_total_of_who_only_counts(
+    tmp_path, monkeypatch
+):
+    def judged(last):
+        folder = tmp_path / str(last)
+        _, rows = backfilled(folder, monkeypatch, (0, 10), pruned=(0, 10), last=last, sequenced=False)
+        return [(each["window_start_ms"], each["verdict"]) for each in rows]
+
+    assert judged(6) == [(0, "COUNT_MATCH")]
+    assert (None, "UNKNOWN") in judged(8), "a report of 2 records is lost"
+
+
+def test_a_backfill_calls_no_record_of_another_pruned_window_late(tmp_path, monkeypatch):
+    """It reads the clusters from their beginning, so that all of them come again."""
+    job, _ = backfilled(tmp_path, monkeypatch, (10, 20))
+    assert set(job.pruned) == {STREAM} and job.late == {}
+    job, _ = backfilled(tmp_path / "run", monkeypatch, None)
+    assert job.late == {f"{upkeep.LATE}, in ewr, topic flights": 3}, "a run reads what is new"
+
+
+def test_a_late_record_of_a_pruned_window_is_counted_and_makes_no_verdict():
+    ledger = ledger_of((0, [1, 2, 3]), (10, [4, 5, 6]))
+    pruned = pruned_at_0(ledger)
+    table = facts_table(ledger, {STREAM: {"ewr"}}, pruned)
+    rows, late = upkeep.split_late(verdict_table(table, [cell(10, [4, 5, 6]), cell(0, [2])]))
+    assert late == {f"{upkeep.LATE}, in ewr, topic flights": 1}
+    assert [(each["window_start_ms"], each["verdict"]) for each in rows.to_pylist()] == [(10, "PROVEN")]
+
+
+def test_events_that_tell_a_pruned_window_again_are_dropped_and_a_longer_report_is_told():
+    ledger = ledger_of((0, [1, 2, 3]))
+    pruned = pruned_at_0(ledger)
+    again = ledger_of((0, [1, 2, 3]))
+    assert upkeep.forget_pruned(again, pruned) == {} and not again.streams[STREAM].windows
+    longer = ledger_of((0, [1, 2, 3, 4]))
+    assert upkeep.forget_pruned(longer, pruned) == {f"{upkeep.LATE_REPORT}, topic flights": 1}
+    assert upkeep.forget_pruned(ledger_of((0, [1, 2, 3, 4])), pruned) == {}, "told once"
+
+
+def test_a_stream_is_forgotten_only_when_no_event_can_bring_it_back():
+    ledger = ledger_of((0, [1, 2, 3]), last=3)
+    pruned = pruned_at_0(ledger)
+    upkeep.forget_streams(ledger, pruned, {STREAM}, 0, 10**9)
+    assert STREAM in pruned and STREAM in ledger.streams
+    upkeep.forget_streams(ledger, pruned, set(), 0, 10**9)
+    assert pruned == {} and ledger.streams == {}
+
+
+def test_a_stream_with_a_lost_tail_is_not_forgotten():
+    ledger = ledger_of((0, [1, 2, 3]), last=9)
+    pruned = pruned_at_0(ledger)
+    upkeep.forget_streams(ledger, pruned, set(), 0, 10**9)
+    assert STREAM in pruned
+
+
+def test_old_counts_of_unaudited_records_end_and_doubts_never_do():
+    old, new, strange = (f"unaudited/{name}" for name in ("old", "new", "strange"))
+    before = {old: 1, new: 2, strange: 3, "malformed batch, in ewr": 4}
+    counts, ages = upkeep.aged(before, {old: 0, new: 900, "malformed batch, in ewr": 0}, KEEP_MS, KEEP_MS)
+    assert counts == {new: 2, strange: 3, "malformed batch, in ewr": 4}
+    assert ages == {new: 900, strange: KEEP_MS, "malformed batch, in ewr": 0}
+    assert upkeep.aged({old: 1}, {old: 0}, None, 10**15)[0] == {old: 1}
+
+
+def test_pruned_windows_are_read_back_as_they_were():
+    left = PrunedWindows(10, BitMap64([0, 7]), BitMap64(range(1, 100_000)), True)
+    back = PrunedWindows.decode(left.encode())
+    assert (back.window_ms, back.windows, back.sequences, back.counted) == (
+        10,
+        left.windows,
+        left.sequences,
+        True,
+    )
+    left.add(20, 25)
+    assert left.windows == BitMap64([0, 2, 3, 4, 7])

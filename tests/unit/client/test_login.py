@@ -1,0 +1,333 @@
+"""Logging in over a real socket: order, renewal, and servers that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import datetime
+import gc
+import weakref
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kio.static.primitive import i64Timedelta
+
+from millrace.broker.client.cluster import Cluster
+from millrace.broker.client.connection import Address, open_connection, request_schema
+from millrace.broker.client.login import Access
+from millrace.broker.client.security import Security
+from millrace.broker.errors import AccessRefused, ClusterUnreachable, KafkaError, NetworkException
+from millrace.broker.protocol.frames import Api
+from tests.unit.client.scripted_server import (
+    Handler,
+    Peer,
+    ScriptedServer,
+    brokerlike,
+    metadata_answer,
+    response,
+    until,
+)
+
+HEARTBEAT = request_schema(Api.HEARTBEAT, 4)
+
+
+@pytest.fixture
+def password(tmp_path: Path) -> Path:
+    path = tmp_path / "password"
+    path.write_text("hunter2")
+    return path
+
+
+def security(password: Path, mechanism: str = "PLAIN") -> Security:
+    sasl = {"mechanism": mechanism, "username": "mirror", "password": {"file": str(password)}}
+    return Security.model_validate({"protocol": "SASL_PLAINTEXT", "sasl": sasl})
+
+
+def handshake(head: Any, request: Any) -> Any:
+    return response(Api.SASL_HANDSHAKE, head.version, error_code=0, mechanisms=("PLAIN",))
+
+
+def authenticated(head: Any, *, lifetime_ms: int = 0, auth_bytes: bytes = b"", error_code: int = 0) -> Any:
+    lifetime = i64Timedelta.parse(datetime.timedelta(milliseconds=lifetime_ms))
+    return response(
+        Api.SASL_AUTHENTICATE,
+        head.version,
+        error_code=error_code,
+        error_message="no hunter2 here" if error_code else None,
+        auth_bytes=auth_bytes,
+        session_lifetime=lifetime,
+    )
+
+
+def heartbeat() -> Any:
+    return HEARTBEAT.HeartbeatRequest(group_id="g", generation_id=1, member_id="m", group_instance_id=None)
+
+
+def beat(head: Any, _: Any) -> Any:
+    return response(Api.HEARTBEAT, head.version, error_code=0)
+
+
+async def opened(server: ScriptedServer, password: Path, mechanism: str = "PLAIN") -> Any:
+    access = Access(security(password, mechanism))
+    address = Address.parse(server.address)
+    return await open_connection("agg", address, client_id="test", timeout_ms=5_000, access=access)
+
+
+def test_the_session_is_renewed_with_nothing_in_between(password: Path) -> None:
+    # Requests are made all the time; between a handshake and the end of its login the server must see none.
+    seen: list[int] = []
+    logins: list[int] = []
+
+    def see(inner: Callable[[Any, Any], Any]) -> Handler:
+        def handler(head: Any, request: Any) -> Any:
+            seen.append(int(head.api_key))
+            return inner(head, request)
+
+        return handler
+
+    def authenticate(head: Any, request: Any) -> Any:
+        logins.append(1)
+        assert request.auth_bytes == b"\0mirror\0hunter2"
+        return authenticated(head, lifetime_ms=60)
+
+    async def slow_beat(head: Any, request: Any) -> Any:
+        await asyncio.sleep(0.002)  # so that requests queue up behind each other
+        return beat(head, request)
+
+    async def run() -> None:
+        handlers: dict[Api, Handler] = {
+            Api.SASL_HANDSHAKE: see(handshake),
+            Api.SASL_AUTHENTICATE: see(authenticate),
+            Api.HEARTBEAT: see(slow_beat),
+        }
+        async with ScriptedServer(brokerlike(handlers)) as server:
+            connection = await opened(server, password)
+
+            async def load() -> None:
+                while len(logins) < 5:
+                    await connection.call(heartbeat(), 5_000)
+
+            async with asyncio.timeout(20):
+                await asyncio.gather(*(load() for _ in range(8)))
+            assert connection.is_open
+            connection.close()
+
+    asyncio.run(run())
+    for position, key in enumerate(seen):
+        if key == Api.SASL_HANDSHAKE:
+            assert seen[position + 1 : position + 2] in ([Api.SASL_AUTHENTICATE], [])
+    assert seen.count(Api.HEARTBEAT) > 5
+
+
+def test_a_password_that_no_longer_holds_ends_the_connection_and_the_next_login_says_why(
+    password: Path,
+) -> None:
+    logins: list[bytes] = []
+
+    def authenticate(head: Any, request: Any) -> Any:
+        logins.append(bytes(request.auth_bytes))
+        if len(logins) > 1:
+            return authenticated(head, error_code=58)
+        return authenticated(head, lifetime_ms=50)
+
+    async def run() -> None:
+        handlers: dict[Api, Handler] = {
+            Api.SASL_HANDSHAKE: handshake,
+            Api.SASL_AUTHENTICATE: authenticate,
+            Api.HEARTBEAT: beat,
+        }
+        async with ScriptedServer(brokerlike(handlers)) as server:
+            connection = await opened(server, password)
+            password.write_text("changed")
+            await until(lambda: not connection.is_open)
+            with pytest.raises(NetworkException, match="could not log in again"):
+                await connection.call(heartbeat(), 5_000)
+            with pytest.raises(AccessRefused, match="the login by PLAIN is refused") as refusal:
+                await opened(server, password)
+            assert "hunter2" not in str(refusal.value)
+            assert str(refusal.value).startswith(f"cluster agg: {server.address}: ")
+
+    asyncio.run(run())
+    assert logins[1:] == [b"\0mirror\0changed"] * 2  # read again at each login
+
+
+def test_a_closed_connection_leaves_nothing_behind(password: Path) -> None:
+    """Its next login is an hour away; a mirror whose brokers restart would gather such connections."""
+
+    def authenticate(head: Any, request: Any) -> Any:
+        return authenticated(head, lifetime_ms=3_600_000)
+
+    async def run() -> None:
+        handlers: dict[Api, Handler] = {Api.SASL_HANDSHAKE: handshake, Api.SASL_AUTHENTICATE: authenticate}
+        async with ScriptedServer(brokerlike(handlers)) as server:
+            connection = await opened(server, password)
+            left = weakref.ref(connection)
+            connection.close()
+            del connection
+
+            def is_gone() -> bool:
+                gc.collect()
+                return left() is None
+
+            await until(is_gone)
+
+    asyncio.run(run())
+
+
+def test_a_server_that_cannot_prove_itself_gets_no_request(password: Path) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.answer_versions()
+        head, request, _ = await peer.read()
+        await peer.answer(head, handshake(head, request))
+        head, request, _ = await peer.read()
+        nonce = bytes(request.auth_bytes).decode().split("r=")[1]
+        salt = base64.b64encode(b"salt").decode()
+        challenge = f"r={nonce}x,s={salt},i=4096".encode()
+        await peer.answer(head, authenticated(head, auth_bytes=challenge))
+        head, _, _ = await peer.read()
+        forged = b"v=" + base64.b64encode(bytes(32))
+        await peer.answer(head, authenticated(head, auth_bytes=forged))
+        with pytest.raises(asyncio.IncompleteReadError):
+            await peer.read()
+
+    async def run() -> None:
+        async with ScriptedServer(script) as server:
+            with pytest.raises(AccessRefused, match="impostor"):
+                await opened(server, password, "SCRAM-SHA-256")
+
+    asyncio.run(run())
+
+
+def test_a_server_without_logins_is_told_from_one_that_is_away(password: Path) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.answer_versions({18: (0, 3), 3: (0, 12)})
+        await peer.reader.read()
+
+    async def run() -> None:
+        async with ScriptedServer(script) as server:
+            with pytest.raises(AccessRefused, match="the server knows no logins"):
+                await opened(server, password)
+
+    asyncio.run(run())
+
+
+def test_refused_logins_are_tried_one_at_a_time_with_growing_pauses(password: Path) -> None:
+    """Many callers of a cluster whose password is wrong are few logins, and each hears why."""
+    moments: list[float] = []
+
+    def authenticate(head: Any, request: Any) -> Any:
+        moments.append(asyncio.get_running_loop().time())
+        return authenticated(head, error_code=58)
+
+    async def run() -> None:
+        handlers: dict[Api, Handler] = {Api.SASL_HANDSHAKE: handshake, Api.SASL_AUTHENTICATE: authenticate}
+        async with (
+            ScriptedServer(brokerlike(handlers)) as server,
+            Cluster("agg", [server.address], security=security(password)) as cluster,
+        ):
+            assert cluster.trouble is None
+            with pytest.raises(AccessRefused):
+                await cluster.metadata()
+            trouble = cluster.trouble
+            assert trouble is not None and "the login by PLAIN is refused" in trouble
+
+            async def ask() -> None:
+                with pytest.raises(AccessRefused, match="refused"):
+                    await cluster.metadata(max_age_ms=0)
+
+            await asyncio.gather(*(ask() for _ in range(20)))
+            assert len(moments) == 2
+            await ask()
+
+    asyncio.run(run())
+    assert len(moments) == 3
+    assert moments[1] - moments[0] > 0.3
+    assert moments[2] - moments[1] > (moments[1] - moments[0]) * 1.2
+
+
+def test_trouble_ends_when_the_cluster_lets_us_in(password: Path) -> None:
+    is_wrong = True
+
+    def authenticate(head: Any, request: Any) -> Any:
+        return authenticated(head, error_code=58 if is_wrong else 0)
+
+    async def run() -> None:
+        nonlocal is_wrong
+        port: list[int] = []
+
+        def metadata(head: Any, request: Any) -> Any:
+            return metadata_answer(head.version, {1: port[0]}, {})
+
+        handlers: dict[Api, Handler] = {
+            Api.SASL_HANDSHAKE: handshake,
+            Api.SASL_AUTHENTICATE: authenticate,
+            Api.METADATA: metadata,
+        }
+        async with ScriptedServer(brokerlike(handlers)) as server:
+            port.append(server.port)
+            async with Cluster("agg", [server.address], security=security(password)) as cluster:
+                with pytest.raises(AccessRefused):
+                    await cluster.metadata()
+                is_wrong = False
+                await cluster.metadata()
+                assert cluster.trouble is None
+
+    asyncio.run(run())
+
+
+def test_one_server_that_refuses_does_not_hide_the_others(password: Path) -> None:
+    def refusing(head: Any, request: Any) -> Any:
+        return authenticated(head, error_code=58)
+
+    def accepting(head: Any, request: Any) -> Any:
+        return authenticated(head)
+
+    async def run() -> None:
+        port: list[int] = []
+
+        def metadata(head: Any, request: Any) -> Any:
+            return metadata_answer(head.version, {1: port[0]}, {})
+
+        bad: dict[Api, Handler] = {Api.SASL_HANDSHAKE: handshake, Api.SASL_AUTHENTICATE: refusing}
+        good: dict[Api, Handler] = {
+            Api.SASL_HANDSHAKE: handshake,
+            Api.SASL_AUTHENTICATE: accepting,
+            Api.METADATA: metadata,
+        }
+        async with ScriptedServer(brokerlike(bad)) as first, ScriptedServer(brokerlike(good)) as second:
+            port.append(second.port)
+            for _ in range(6):  # whichever of the two is asked first
+                servers = [first.address, second.address]
+                async with Cluster("agg", servers, security=security(password)) as cluster:
+                    assert list((await cluster.metadata()).brokers) == [1]
+
+    asyncio.run(run())
+
+
+def test_silent_ends_say_what_they_may_mean() -> None:
+    async def end_at_once(peer: Peer) -> None:
+        await peer.read()
+
+    async def end_at_the_first_request(peer: Peer) -> None:
+        await peer.answer_versions()
+        await peer.read()
+
+    async def alert(peer: Peer) -> None:
+        await peer.read()
+        await peer.send(bytes.fromhex("15030300020228"))
+        await peer.reader.read()
+
+    async def said(script: Callable[[Peer], Awaitable[None]]) -> str:
+        async with (
+            ScriptedServer(script) as server,
+            Cluster("agg", [server.address], request_timeout_ms=200) as cluster,
+        ):
+            with pytest.raises((ClusterUnreachable, KafkaError)) as failure:
+                await cluster.metadata()
+            return str(failure.value)
+
+    assert "a TLS port does that: see security.protocol" in asyncio.run(said(end_at_once))
+    assert "one that asks for a login does that" in asyncio.run(said(end_at_the_first_request))
+    assert "the port speaks TLS; set security.protocol to SSL or SASL_SSL" in asyncio.run(said(alert))

@@ -1,0 +1,142 @@
+"""What a controller has written is shown on its own broker before any watch brings it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from millrace.broker.coordination import paths
+from millrace.broker.coordination.controller_runner import ControllerRunner
+from millrace.broker.coordination.metadata_cache import MetadataCache
+from millrace.broker.coordination.paths import BrokerRegistration, TopicAssignment
+from millrace.broker.coordination.session import (
+    Check,
+    Node,
+    NodeMissing,
+    Operation,
+    SetData,
+    VersionConflict,
+)
+from millrace.broker.replication.partition import NO_LEADER, PartitionState
+
+OWN_ID = 1
+PARTITIONS = 3
+EPOCH_VERSION = 5
+
+
+class States:
+    """A session that knows versions of state znodes, and nothing else of what it takes. `on_commit` happens
+    after a transaction was carried out, before its answer arrives."""
+
+    id = 77
+
+    def __init__(self) -> None:
+        self.versions: dict[str, int] = {}
+        self.written: dict[str, PartitionState] = {}
+        self.on_commit: Callable[[], None] = lambda: None
+
+    async def commit(self, operations: Sequence[Operation]) -> None:
+        writes = [each for each in operations if isinstance(each, SetData)]
+        for write in writes:
+            if self.versions[write.path] != write.version:
+                raise VersionConflict(write.path)
+        for write in writes:
+            self.versions[write.path] += 1
+            self.written[write.path] = paths.decode_state(write.data)
+        self.on_commit()
+        await asyncio.sleep(0)
+
+    async def get(self, path: str, _watch: object = None) -> Node:
+        if path != paths.CONTROLLER_EPOCH:
+            raise NodeMissing(path)
+        return Node(b"2", version=EPOCH_VERSION, owner=0, created_zxid=1)
+
+
+class Office:
+    """A controller whose broker has come back: its partitions, three of topic "t", have no leader."""
+
+    def __init__(self) -> None:
+        self.session = States()
+        self.cache = MetadataCache()
+        self.cache.set_brokers([BrokerRegistration(OWN_ID, "h", 9092, None)])
+        self.told: list[set[str]] = []
+        self.make_topic(uuid4())
+        for number in range(PARTITIONS):
+            state = PartitionState(NO_LEADER, 4, (OWN_ID,), 1)
+            self.cache.set_state("t", number, state, 6)
+            self.session.versions[paths.state_path("t", number)] = 6
+        session: Any = self.session
+        self.runner = ControllerRunner(session, self.cache, OWN_ID, lambda: 0, written=self.told.append)
+        self.runner.epoch, self.runner._epoch_version = 2, EPOCH_VERSION
+
+    def make_topic(self, topic_id: UUID) -> None:
+        assigned = TopicAssignment(topic_id, dict.fromkeys(range(PARTITIONS), (OWN_ID,)))
+        self.cache.set_assignment("t", assigned)
+
+    def shown(self) -> list[tuple[int, int, int]]:
+        """Leader, leader epoch and version of each partition."""
+        info = self.cache.topic("t")
+        assert info is not None
+        return [(part.leader, part.leader_epoch, part.state_version) for part in info.partitions.values()]
+
+    def carry_out(self) -> None:
+        asyncio.run(self.runner._carry_out())
+
+
+def test_leaders_that_were_elected_are_shown_and_told_of_at_once() -> None:
+    office = Office()
+    office.carry_out()
+    assert office.shown() == [(OWN_ID, 5, 7)] * PARTITIONS
+    assert office.told == [{"t"}]
+    office.session.written.clear()
+    office.carry_out()
+    assert office.session.written == {}, "what it has written itself is not decided again"
+
+
+def test_a_topic_that_was_made_anew_meanwhile_keeps_its_own_states() -> None:
+    office = Office()
+    office.session.on_commit = lambda: office.make_topic(uuid4())
+    office.carry_out()
+    assert office.shown() == [(NO_LEADER, -1, -1)] * PARTITIONS
+    assert office.told == [set()]
+
+
+def test_newer_states_that_were_read_meanwhile_stay() -> None:
+    office = Office()
+    newer = PartitionState(2, 9, (2,), 3)
+    office.session.on_commit = lambda: office.cache.set_state("t", 0, newer, 8) and None
+    office.carry_out()
+    assert office.shown() == [(2, 9, 8), (OWN_ID, 5, 7), (OWN_ID, 5, 7)]
+
+
+def test_what_another_has_overtaken_is_not_shown() -> None:
+    office = Office()
+    office.session.versions[paths.state_path("t", 1)] = 7  # a write that this broker has not heard of
+    with pytest.raises(VersionConflict):
+        office.carry_out()
+    part = office.cache.partition("t", 1)
+    assert part is not None and part.leader == NO_LEADER
+    assert office.shown()[0] == office.shown()[2] == (OWN_ID, 5, 7), "the others went through one by one"
+    office.session.written.clear()
+    with pytest.raises(VersionConflict):
+        office.carry_out()
+    assert office.session.written == {}, "and are not decided again"
+
+
+def test_check_of_the_office_comes_first() -> None:
+    """The fence is in the same transaction as what is shown."""
+    office = Office()
+    seen: list[Operation] = []
+    commit = office.session.commit
+
+    async def noted(operations: Sequence[Operation]) -> None:
+        seen.extend(operations[:1])
+        await commit(operations)
+
+    office.session.commit = noted  # type: ignore[method-assign]
+    office.carry_out()
+    assert seen and all(isinstance(each, Check) and each.path == paths.CONTROLLER_EPOCH for each in seen)

@@ -1,0 +1,136 @@
+"""`millrace audit waive`, `status`, and the options of `run` and `watch`: what a person types and reads."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from millrace.audit.keeping.state import Commit, StateFolder
+from millrace.audit.reconciliation.settled import settle, table_digest
+from millrace.audit.reconciliation.verdict_rows import verdict_rows
+from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
+from millrace.audit.report.folder import note_failure
+from millrace.deploy import cli
+
+START_MS = 1_356_998_400_000
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """An audit that found one loss, on 2013-01-01."""
+    path = tmp_path / "audit.yaml"
+    clusters = {"ewr": {"bootstrap": ["127.0.0.1:1"], "tier": "source"}}
+    path.write_text(yaml.safe_dump({"clusters": clusters, "topics": ["flights"], "window": "1d"}))
+    state = StateFolder.open(tmp_path / "audit-state")
+    rows = [
+        WindowVerdict(
+            topic="flights", producer="AA", stream="0" * 16, window_start_ms=START_MS, window_ms=86_400_000,
+            state=WindowState.SETTLED, verdict=Verdict.LOSS, missing={("produced", "ewr"): ((1, 1),)},
+        )
+    ]  # fmt: skip
+    table = settle(verdict_rows(rows), None, ["flights"], 1).table
+    state.write_table("verdicts/run.parquet", table)
+    state.commit(
+        Commit(number=1, at_ms=5, verdicts="verdicts/run.parquet", verdicts_digest=table_digest(table))
+    )
+    return path
+
+
+@pytest.fixture
+def millrace(config, capsys):
+    """(exit status, out, err) of `millrace audit ...` with the config."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        status = cli.run(["audit", *arguments, "--config", str(config)])
+        return (status, *capsys.readouterr())
+
+    return run
+
+
+def test_a_waiver_is_given_and_shown(millrace):
+    status, out, err = millrace("waive", "flights", "2013-01-01", "--why", "replayed by hand")
+    assert status == 0, err
+    assert "LOSS" in out and "@" in out
+    told = json.loads(millrace("status", "--json")[1])
+    assert told["topics"]["flights"]["waivers"] == 1
+    assert told["waivers"][0]["why"] == "replayed by hand" and told["waivers"][0]["stands"]
+    table = millrace("status")[1].splitlines()
+    assert any(line.startswith("flights") for line in table) and max(map(len, table)) <= 79
+
+
+def test_a_second_waiver_says_which_one_it_replaces(millrace):
+    first = millrace("waive", "flights", "2013-01-01", "--why", "replayed by hand", "--who", "ann")[1]
+    assert "replaces" not in first
+    _, second, _ = millrace("waive", "flights", "2013-01-01", "--why", "counted again", "--who", "dana")
+    assert second.splitlines()[0].endswith("LOSS, by dana: counted again")
+    assert re.fullmatch(r"replaces the waiver of ann at 20\S+Z: replayed by hand", second.splitlines()[1])
+    told = json.loads(millrace("status", "--json")[1])
+    assert [each["who"] for each in told["waivers"]] == ["dana"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (("waive", "flights", "2013-01-02", "--why", "x"), 3, "settled window"),
+        (("waive", "flights", "yesterday", "--why", "x"), 3, "such as 2013"),
+        (("waive", "flights", "2013-01-01"), 64, "--why"),
+        (("run", "--until", "2013-01-01"), 3, "--from"),
+        (
+            ("run", "--from", "2013-01-02", "--until", "2013-01-01"),
+            3,
+            "--until: got '2013-01-01', expected a time after --from 2013-01-02",
+        ),
+        (("run", "--from", "yesterday"), 3, "--from: got 'yesterday', expected a time such as"),
+        (
+            ("run", "--from", "2013-01-02", "--until", "noon"),
+            3,
+            "--until: got 'noon', expected a time such as",
+        ),
+        (("run", "--from", "9013-01-02"), 3, "--from: got '9013-01-02', expected a time in the past"),
+        (("watch", "--every", "soon"), 3, "duration"),
+        (("waive", "--why", "x"), 64, "either a topic and a window, or --untrusted"),
+        (("waive", "flights", "2013-01-01", "--untrusted", "x", "--why", "x"), 64, "either"),
+        (("waive", "--untrusted", "header", "--why", "x"), 3, "the last report tells"),
+    ],
+)
+def test_a_slip_is_one_line_and_a_status(millrace, arguments, status, message):
+    found, _, err = millrace(*arguments)
+    assert found == status, err
+    assert message in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [("run",), ("watch",), ("status",), ("explain", "flights", "2013-01-01")])
+def test_a_wrong_config_is_a_job_that_failed_whatever_was_asked(config, millrace, command):
+    config.write_text("clusters: {ewr: {bootstrap: 'h:9092', tier: source}}\ntopics: [flights]\n")
+    status, _, err = millrace(*command)
+    assert status == 3 and "expected a list such as [host:9092]" in err
+
+
+def test_what_could_not_be_trusted_is_waived_by_its_words_and_shown(config, millrace):
+    what = "header of an unknown version, in agg, topic flights"
+    report = config.parent / "audit-report"
+    report.mkdir()
+    told = {"untrusted": [{"what": what, "count": 100}, {"what": "malformed batch, in ewr", "count": 1}]}
+    (report / "summary.json").write_text(json.dumps(told))
+    status, out, err = millrace("waive", "--untrusted", "unknown version", "--why", "a trial", "--who", "ann")
+    assert (status, out) == (0, f"waived: {what} (100), by ann: a trial\n"), err
+    (standing,) = json.loads(millrace("status", "--json")[1])["untrusted_waivers"]
+    assert (standing["untrusted"], standing["count"], standing["stands"]) == ("unknown version", 100, True)
+    assert "  not trusted, unknown version: ann: a trial" in millrace("status")[1]
+    told["untrusted"][0]["count"] = 101
+    (report / "summary.json").write_text(json.dumps(told))
+    assert "unknown version: LAPSED, more came: ann" in millrace("status")[1]
+
+
+def test_the_status_says_that_the_last_run_failed(config, millrace):
+    report = config.parent / "audit-report"
+    note_failure(report, START_MS, "cluster agg cannot be reached")
+    table = millrace("status")[1].splitlines()
+    assert table[0] == "FAILED    the last run, 2013-01-01T00:00:00Z:"
+    assert table[1].strip() == "cluster agg cannot be reached" and max(map(len, table)) <= 79
+    told = json.loads(millrace("status", "--json")[1])["last_failure"]
+    assert told == {"at": "2013-01-01T00:00:00Z", "sentence": "cluster agg cannot be reached"}

@@ -1,0 +1,283 @@
+"""A stage for transactional lanes: the real lane, its sink, pipelines and positions, over a scripted target.
+
+`Target` stands for the target cluster: its transaction coordinators and its partitions' leaders, as far as a
+lane asks them. It keeps what was written, and by which transaction, so that a test reads what a reader of
+committed records would. A test may hold back requests of one kind (`hold`): they take effect, and are
+answered, when it lets them. `Stage` is one lane over it, and stands for the worker and the lane's sources.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Self
+from uuid import UUID
+
+import pytest
+
+from millrace.broker.client.raw_produce import ProduceOutcome
+from millrace.broker.client.transactions import TransactionalProducer
+from millrace.broker.errors import CoordinatorNotAvailable, InvalidProducerEpoch
+from millrace.broker.protocol.records import Record, read_records
+from millrace.broker.protocol.topic_partition import TopicPartition
+from millrace.mirror.delivery import lane_producer, sink
+from millrace.mirror.delivery.checkpoints import Position, Positions, encode_records
+from millrace.mirror.delivery.positions_keeper import PositionsKeeper
+from millrace.mirror.delivery.transaction import Phase, Seat
+from millrace.mirror.delivery.transactional_lane import TransactionalLane
+from millrace.mirror.gaps.gaps import GapClass
+from millrace.mirror.offsets.offset_map import decode_chunk, decode_key
+from millrace.mirror.pipeline import PartitionPipeline, State
+from millrace.mirror.topics.routes import SourcePartition, TargetPartition
+from tests.unit.mirror.test_pipeline_gaps import ORIGIN, Around, answer
+
+MIRROR = "m"
+INTERVAL_MS = 50
+DEADLINE_S = 5
+
+
+@dataclass(eq=False)
+class Transaction:
+    """What was open under a transactional id at some time."""
+
+    partitions: set[TargetPartition]
+    is_committed: bool | None = None  # None: not decided
+
+
+class Target:
+    """See the module's text. Takes the place of the client's requests where the lane makes them."""
+
+    name = "target"
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.away: set[str] = set()  # ids whose coordinator does not answer
+        self.refuses_ends = False  # the coordinators have aborted by themselves what a lane wants to commit
+        self.strays: list[TargetPartition] = []  # written to, but not part of the writer's transaction
+        self.read_count = 0
+        self.committed_count = 0
+        self._transactions: dict[str, Transaction] = {}
+        self._epochs: dict[str, int] = {}
+        self._log: dict[TargetPartition, list[tuple[Transaction, Record]]] = {}
+        self._held: dict[str, asyncio.Event] = {}
+        self._config: Any = SimpleNamespace(name=MIRROR, target=SimpleNamespace(replication_factor=1))
+        patch.setattr(sink, "produce", Target.produce)
+        patch.setattr(lane_producer, "produce", Target.produce)
+        patch.setattr(lane_producer, "init_producer_id", Target.begin)
+        patch.setattr(lane_producer, "require_transactions", Target.metadata)
+        patch.setattr(lane_producer, "add_partitions", Target.add)
+        patch.setattr(lane_producer, "add_group", Target.metadata)
+        patch.setattr(lane_producer, "commit_offsets_as", Target.metadata)
+        patch.setattr(lane_producer, "end_transaction", Target.end)
+
+    def keeper(self) -> PositionsKeeper:
+        return Keeper(self._config, self)
+
+    def hold(self, what: str) -> asyncio.Event:
+        """Holds back every `end`, `produce`, `write` (of the mirror's own records) or `read` (of positions)
+        until the event is set."""
+        event = self._held[what] = asyncio.Event()
+        return event
+
+    async def _let(self, what: str) -> None:
+        if (event := self._held.get(what)) is not None:
+            await event.wait()
+
+    # --- what a test looks at --------------------------------------------------------------------
+
+    @property
+    def is_decided(self) -> bool:
+        return all(each.is_committed is not None for each in self._transactions.values())
+
+    def positions(self) -> dict[SourcePartition, Position]:
+        return self._positions().known
+
+    def mapped(self, partition: SourcePartition) -> list[tuple[UUID, int, int, int]]:
+        """The runs of its offset map: of which log, the first offset, the end, the target's offset."""
+        found = []
+        for record in self._committed(self.keeper().map_of(partition)):
+            key = decode_key(record.key)
+            if key is not None and key.partition == partition and record.value is not None:
+                chunk = decode_chunk(key, record.value)
+                found += [(chunk.head.topic_id, *run) for run in chunk.runs()]
+        return found
+
+    def committed_by_another(self, partition: SourcePartition, position: Position) -> None:
+        """Another worker puts a position on record."""
+        other = Transaction({self.keeper().positions}, is_committed=True)
+        rows = self._log.setdefault(self.keeper().positions, [])
+        rows += [(other, Record(key, value)) for key, value in encode_records([(partition, position)])]
+
+    def _positions(self) -> Positions:
+        positions = Positions()
+        for record in self._committed(self.keeper().positions):
+            positions.apply(record.key, record.value)
+        return positions
+
+    def _committed(self, partition: TargetPartition) -> Iterable[Record]:
+        return [record for by, record in self._log.get(partition, ()) if by.is_committed]
+
+    # --- what a lane asks ------------------------------------------------------------------------
+
+    async def metadata(self, *_: object, **__: object) -> Target:
+        return self
+
+    def leader(self, _topic: str, _partition: int) -> int:
+        return 1
+
+    def by_leader(self, partitions: Iterable[TopicPartition]) -> dict[int | None, list[TopicPartition]]:
+        return {1: list(partitions)}
+
+    def invalidate(self) -> None: ...
+
+    def close_purpose(self, _purpose: str) -> None: ...
+
+    async def begin(self, transactional_id: str, **_: object) -> tuple[int, int]:
+        if transactional_id in self.away:
+            raise CoordinatorNotAvailable("away")
+        if (left := self._transactions.get(transactional_id)) is not None and left.is_committed is None:
+            left.is_committed = False
+        epoch = self._epochs[transactional_id] = self._epochs.get(transactional_id, -1) + 1
+        return 100 + sorted(self._epochs).index(transactional_id), epoch
+
+    async def add(
+        self, producer: TransactionalProducer, partitions: Collection[TopicPartition], **_: object
+    ) -> dict[TopicPartition, Exception]:
+        name = producer.transactional_id
+        if (current := self._transactions.get(name)) is None or current.is_committed is not None:
+            current = self._transactions[name] = Transaction(set())
+        current.partitions |= {TargetPartition(*each) for each in partitions}
+        return {}
+
+    async def end(self, producer: TransactionalProducer, *, commit: bool, **_: object) -> bool:
+        await self._let("end")
+        current = self._transactions[producer.transactional_id]
+        current.is_committed = commit and not self.refuses_ends
+        if commit and self.refuses_ends:
+            raise InvalidProducerEpoch("aborted already")
+        self.committed_count += commit
+        return True
+
+    async def produce(
+        self, _node: int, batches: Mapping[TopicPartition, Any], *, transactional_id: str, **_: object
+    ) -> dict[TopicPartition, ProduceOutcome]:
+        is_own = any(topic.startswith("millrace.") for topic, _ in batches)
+        await self._let("write" if is_own else "produce")
+        current = self._transactions[transactional_id]
+        outcomes = {}
+        for key, batch in batches.items():
+            partition = TargetPartition(*key)
+            if partition not in current.partitions:
+                self.strays.append(partition)
+            rows = self._log.setdefault(partition, [])
+            outcomes[key] = ProduceOutcome(0, len(rows))
+            rows += [(current, record) for record in read_records(batch)]
+        return outcomes
+
+    async def read_positions(self) -> Positions:
+        """What was committed when the reading began."""
+        positions = self._positions()
+        self.read_count += 1
+        await self._let("read")
+        return positions
+
+
+class Keeper(PositionsKeeper):
+    """The real one, but for the client that reads a topic to its end."""
+
+    def __init__(self, config: Any, target: Any) -> None:
+        super().__init__(config, target)
+        self._stand_in: Target = target
+
+    async def read(self) -> Positions:
+        return await self._stand_in.read_positions()
+
+
+class LaneAround(Around):
+    """The worker's face to a pipeline; what moved is told to the lanes."""
+
+    def __init__(self, moved: Callable[[PartitionPipeline], None], *skipped: GapClass) -> None:
+        super().__init__(*skipped)
+        self._tell = moved
+
+    def moved(self, pipeline: Any) -> None:
+        self._tell(pipeline)
+
+
+class Stage:
+    """One lane that runs as long as the `async with` lasts. Gaps of the classes `skipped` are passed."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, *skipped: GapClass) -> None:
+        self.target = Target(patch)
+        self.seat = Seat("member", 1)
+        self.keeper = self.target.keeper()
+        cluster: Any = self.target
+        self.lane = TransactionalLane(
+            ("m.0", "m.0.b"), cluster, self.keeper, "g", lambda: self.seat, now_ms, INTERVAL_MS, self
+        )
+        self.around = LaneAround(self.lane.moved, *skipped)
+        self._running: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._running = asyncio.create_task(self.lane.run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._running is None:
+            return
+        self._running.cancel()
+        await asyncio.wait([self._running])
+        if not self._running.cancelled():
+            self._running.result()
+
+    # What a lane needs of the worker's other lanes: there are none.
+    def isolate(self, lane: TransactionalLane, blamed: frozenset[TargetPartition]) -> None: ...
+
+    def transaction_ended(self, seconds: float, *, committed: bool) -> None: ...
+
+    def joins(self, partition: SourcePartition, target: TargetPartition) -> PartitionPipeline:
+        """It is assigned; `ready` follows."""
+        pipeline = PartitionPipeline(partition, target, self.lane.sink, self.around)
+        self.lane.add(pipeline)
+        return pipeline
+
+    def leaves(self, pipeline: PartitionPipeline) -> None:
+        self.lane.remove(pipeline)
+        pipeline.close()
+
+    async def reaches(self, phase: Phase) -> None:
+        """Returns when one of the two ids is there."""
+        await until(lambda: any(each.phase is phase for each in self.lane.rules.both))
+
+    async def rest(self) -> None:
+        """Until everything has come as far as it can without the requests that are held back."""
+        for _ in range(300):
+            await asyncio.sleep(0)
+
+    async def fetches(self, pipeline: PartitionPipeline, batch: bytearray, end: int) -> None:
+        """The source's answer, as soon as the pipeline asks."""
+        await until(lambda: pipeline.state is State.RUNNING)
+        pipeline.accept(answer(batch, end=end))
+
+    async def settled(self, *pipelines: PartitionPipeline) -> None:
+        """Until all that was carried is committed, as far as the lane knows, and nothing is open."""
+        async with asyncio.timeout(DEADLINE_S):
+            await self.lane.settle(pipelines)
+        await until(lambda: self.target.is_decided)
+
+
+def position(offset: int) -> Position:
+    return Position(offset, ORIGIN.cluster_id, ORIGIN.topic_id, -1, 0)
+
+
+def now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Polls what sends no signal; TimeoutError when it never holds."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)

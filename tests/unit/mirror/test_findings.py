@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from millrace.broker.client.admin import ConfigValue
+from millrace.broker.client.authorized import NOTHING, Operation, read_operations
+from millrace.mirror.checks.findings import (
+    Finding,
+    Link,
+    Selected,
+    Severity,
+    link,
+    name_clashes,
+    no_transactions,
+    settings,
+    shared_partitions,
+    sorted_findings,
+    too_few_brokers,
+    widths,
+)
+from millrace.mirror.checks.group_permissions import missing_of_groups, missing_to_list
+from millrace.mirror.checks.permissions import SOURCE_OPERATIONS, Missing, as_findings, missing_of
+from millrace.mirror.config import MirrorConfig, load_config
+
+TEXT = """\
+name: aggregate
+target: {cluster: agg, bootstrap: ["127.0.0.1:9392"]}
+delivery: at_least_once
+sources:
+  - cluster: ewr
+    bootstrap: ["127.0.0.1:9092"]
+    topics:
+      include: ["flights"]
+    wanted_mb_per_s: 100
+  - cluster: lhr
+    bootstrap: ["127.0.0.1:9192"]
+    topics:
+      include: ["flights"]
+naming:
+  rename: {a.b: c, "lhr/x": c}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> MirrorConfig:
+    return configured(tmp_path)
+
+
+def configured(folder: Path, more: str = "") -> MirrorConfig:
+    path = folder / "mirror.yaml"
+    path.write_text(TEXT + more)
+    return load_config(path)
+
+
+def own(value: str) -> ConfigValue:
+    """What the topic itself sets."""
+    return ConfigValue(value, is_set=True)
+
+
+EWR = Selected("ewr", "flights", 4, "flights")
+LHR = Selected("lhr", "flights", 2, "flights")
+
+
+def test_different_partition_counts_say_what_will_happen_and_where(config: MirrorConfig) -> None:
+    (finding,) = shared_partitions(config, [EWR, LHR])
+    assert finding.severity is Severity.WARNING
+    assert finding.where == "agg/flights"
+    assert finding.place == "mirror.yaml:13: sources[1].topics.include"
+    assert "flights gets 4 partitions" in finding.message
+    assert str(finding).startswith(
+        "warning  mirror.yaml:13: sources[1].topics.include: agg/flights: flights gets"
+    )
+
+
+def test_rule_for_partition_counts_settles_it(tmp_path: Path) -> None:
+    assert shared_partitions(configured(tmp_path, "partition_counts: widest\n"), [EWR, LHR]) == []
+
+
+def test_offset_that_keeps_sources_apart_settles_it(config: MirrorConfig) -> None:
+    assert shared_partitions(config, [EWR, Selected("lhr", "flights", 2, "flights", 4)]) == []
+
+
+def test_topics_of_one_source_that_meet_are_an_error(config: MirrorConfig) -> None:
+    (finding,) = name_clashes(config, [Selected("ewr", "a", 1, "c"), Selected("ewr", "b", 1, "c"), LHR])
+    assert finding.severity is Severity.ERROR
+    assert finding.place == "mirror.yaml:14: naming"
+    assert "topics a, b would all become c" in finding.message
+
+
+def test_topics_of_two_sources_may_meet(config: MirrorConfig) -> None:
+    assert name_clashes(config, [EWR, LHR]) == []
+
+
+@pytest.mark.parametrize(
+    ("there", "may_widen", "severity"),
+    [
+        (3, True, Severity.WARNING),
+        (3, False, Severity.ERROR),
+        (4, False, None),
+        (9, True, None),
+    ],
+)
+def test_narrow_target_is_widened_or_an_error(
+    config: MirrorConfig, there: int, may_widen: bool, severity: Severity | None
+) -> None:
+    found = widths(config, [EWR], {"flights": there}, may_widen)
+    assert [finding.severity for finding in found] == ([] if severity is None else [severity])
+    if found:
+        assert "has 3 partitions, ewr/flights needs 4" in found[0].message
+        assert found[0].place == "mirror.yaml:8: sources[0].topics.include"
+
+
+def test_width_counts_the_partition_offset(config: MirrorConfig) -> None:
+    (finding,) = widths(config, [Selected("lhr", "flights", 2, "flights", 4)], {"flights": 4}, may_widen=True)
+    assert "needs 6" in finding.message
+    assert widths(config, [EWR], {}, may_widen=False) == []  # it will be created
+
+
+def test_target_that_compresses_again_or_stamps_is_named(config: MirrorConfig) -> None:
+    found = list(
+        settings(
+            config,
+            EWR,
+            {},
+            {"compression.type": own("zstd"), "message.timestamp.type": own("LogAppendTime")},
+        )
+    )
+    assert [finding.message.split()[0] for finding in found] == ["compression.type", "message.timestamp.type"]
+    assert list(settings(config, EWR, {}, {"compression.type": own("producer")})) == []
+
+
+def test_smaller_limit_is_named_unless_it_will_follow_the_source(tmp_path: Path) -> None:
+    there = {"max.message.bytes": own("1000")}
+    assert list(settings(configured(tmp_path), EWR, {"max.message.bytes": own("2000")}, there)) == []
+    # Not what the source's topic sets but what its broker does: that is not carried.
+    of_broker = {"max.message.bytes": ConfigValue("2000", is_set=False)}
+    (finding,) = settings(configured(tmp_path), EWR, of_broker, there)
+    assert "1000 is below the source's 2000" in finding.message
+    excluded = configured(tmp_path, "config_sync: {exclude: [max.message.bytes]}\n")
+    assert len(list(settings(excluded, EWR, {"max.message.bytes": own("2000")}, there))) == 1
+    never = configured(tmp_path, "config_sync: {enabled: false}\n")
+    assert len(list(settings(never, EWR, {"max.message.bytes": own("2000")}, there))) == 1
+
+
+def test_link_that_cannot_carry_what_is_wanted_says_what_bounds_it(config: MirrorConfig) -> None:
+    measured = Link(0.1, 1, {"fetch.max_bytes": 8 << 20, "socket.send.buffer.bytes": 102_400})
+    finding = link(config, "ewr", measured)
+    assert finding.severity is Severity.WARNING
+    assert finding.place == "mirror.yaml:9: sources[0].wanted_mb_per_s"
+    assert "round trip 100.0 ms: at most 1 MB/s over 1 connection(s)" in finding.message
+    assert "socket.send.buffer.bytes=102400" in finding.message
+    assert "that takes 10000001 bytes" in finding.message
+    assert link(config, "ewr", Link(0.0001, 1, measured.buffers)).severity is Severity.OK
+    assert link(config, "ewr", Link(0.1, 100, measured.buffers)).severity is Severity.OK
+    assert link(config, "lhr", measured).severity is Severity.OK  # nothing is wanted
+
+
+def test_missing_transactions_offer_the_other_delivery(config: MirrorConfig) -> None:
+    finding = too_few_brokers(config, "transaction.state.log.replication.factor", 3, 1)
+    assert finding.severity is Severity.ERROR
+    assert finding.place == "mirror.yaml:3: delivery"
+    assert "transaction.state.log.replication.factor=3, and it has 1 broker(s)" in finding.message
+    assert "`delivery: at_least_once`" in no_transactions(config, "reason").message
+
+
+def test_errors_come_first() -> None:
+    found = [Finding(severity, "x", "y") for severity in (Severity.OK, Severity.ERROR, Severity.WARNING)]
+    assert [each.severity for each in sorted_findings(found)] == list(Severity)
+
+
+# --- permissions ---------------------------------------------------------------------------------
+
+
+def test_bits_name_operations_and_absence_names_none() -> None:
+    assert read_operations((1 << 3) | (1 << 8)) == {Operation.READ, Operation.DESCRIBE}
+    assert read_operations(0) == NOTHING
+    assert read_operations(-(1 << 31)) is None
+
+
+def test_what_a_cluster_does_not_say_is_not_missing() -> None:
+    assert missing_of(SOURCE_OPERATIONS, "flights", None, {}) == []
+    named = missing_of(SOURCE_OPERATIONS, "flights", frozenset({Operation.DESCRIBE}), {})
+    assert [each.operation for each in named] == [Operation.READ, Operation.DESCRIBE_CONFIGS]
+
+
+def test_what_is_missing_on_groups_and_what_nobody_says() -> None:
+    given = {"a": None, "b": frozenset[Operation](), "c": frozenset({Operation.DESCRIBE})}
+    without = {Operation.DESCRIBE: "not seen", Operation.READ: "not committed"}
+    missing = missing_of_groups(without, given)
+    assert [(each.name, each.operation, each.without) for each in missing] == [
+        ("b", Operation.DESCRIBE, "not seen"),
+        ("b", Operation.READ, "not committed"),
+        ("c", Operation.READ, "not committed"),
+    ]
+    assert missing_to_list(None) == missing_to_list(frozenset({Operation.DESCRIBE})) == []
+    (cluster,) = missing_to_list(frozenset())
+    assert (cluster.resource, cluster.name, cluster.operation) == (
+        "Cluster",
+        "kafka-cluster",
+        Operation.DESCRIBE,
+    )
+
+
+def test_missing_permissions_are_listed_by_operation(config: MirrorConfig) -> None:
+    missing = [Missing(Operation.READ, "Topic", name, "no records") for name in ("a", "b", "a")]
+    missing.append(Missing(Operation.DESCRIBE_CONFIGS, "Topic", "a", "no settings"))
+    found = as_findings(config, "ewr", "sources[0].topics", missing, Severity.ERROR)
+    assert [finding.message.split(";")[0] for finding in found] == [
+        "not permitted: Read on Topic a, b (no records)",
+        "not permitted: DescribeConfigs on Topic a (no settings)",
+    ]
+    assert {finding.place for finding in found} == {"mirror.yaml:7: sources[0].topics"}
+
+
+# --- lines of the config -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [
+        ("sources[1].topics", "mirror.yaml:12: sources[1].topics"),
+        ("sources[1].partition_offset", "mirror.yaml:10: sources[1].partition_offset"),
+        ("naming.rename.a.b", "mirror.yaml:15: naming.rename.a.b"),
+        ("naming.rename.lhr/x", "mirror.yaml:15: naming.rename.lhr/x"),
+        ("config_sync", "mirror.yaml: config_sync"),
+    ],
+)
+def test_place_has_the_line_of_the_deepest_part_that_the_file_has(
+    config: MirrorConfig, path: str, place: str
+) -> None:
+    assert config.place(path) == place

@@ -1,0 +1,65 @@
+"""What the sink must not send any more once its transaction is aborted."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from millrace.broker.client.raw_produce import ProduceOutcome
+from millrace.broker.protocol.records import Record, build_batch
+from millrace.mirror.delivery import sink as sink_module
+from millrace.mirror.delivery.lane import Identity
+from millrace.mirror.delivery.progress import Span
+from millrace.mirror.delivery.sink import Outgoing, Sink
+from millrace.mirror.topics.routes import TargetPartition
+
+TARGET = TargetPartition("t", 0)
+
+
+def make_sink() -> Sink:
+    async def metadata(*_: object, **__: object) -> Any:
+        return SimpleNamespace(leader=lambda *_: 1)
+
+    cluster: Any = SimpleNamespace(metadata=metadata, close_purpose=lambda _: None)
+    transaction: Any = SimpleNamespace(lets=lambda _: True, only_again=False, sent=lambda *_: None)
+    sink = Sink(cluster, lambda: 0, transaction=transaction, transactional_id="m.0", wake=lambda: None)
+    sink.renew(Identity(7, 0))
+    return sink
+
+
+def outgoing() -> Outgoing:
+    batch = memoryview(build_batch([Record(b"k", b"v", (), 1)]))
+    return Outgoing(batch, [0], Span(0, 1, 1, len(batch), -1), SimpleNamespace(), 0, "seen")  # type: ignore[arg-type]
+
+
+def test_batch_whose_transaction_was_aborted_before_it_left_is_not_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[object] = []
+
+    async def produce(_cluster: object, _node: int, batches: dict[Any, Any], **_: object) -> Any:
+        sent.append(batches)
+        return dict.fromkeys(batches, ProduceOutcome(0, 0))
+
+    monkeypatch.setattr(sink_module, "produce", produce)
+
+    async def scenario() -> None:
+        sink = make_sink()
+        running = asyncio.create_task(sink.run())
+        sink.enqueue(TARGET, outgoing())
+        async with asyncio.timeout(5):
+            while not sink._tasks:  # noqa: ASYNC110 - the request is built, its task has not run yet
+                await asyncio.sleep(0)
+        sink.reset()
+        async with asyncio.timeout(5):
+            while sink._tasks:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        assert not running.done(), "the worker ended"
+        running.cancel()
+        await asyncio.wait([running])
+
+    asyncio.run(scenario())
+    assert sent == []

@@ -1,0 +1,39 @@
+"""A source that a reload takes out of the config, while the group shares partitions out."""
+
+from __future__ import annotations
+
+import asyncio
+
+from millrace.broker.client.cluster import Cluster
+from millrace.mirror.config import parse_config
+from millrace.mirror.delivery.checkpoints import Positions
+from millrace.mirror.topics.routes import SourcePartition
+from millrace.mirror.worker import Worker
+
+CONFIG = parse_config(
+    {
+        "name": "aggregate",
+        "delivery": "at_least_once",
+        "target": {"cluster": "agg", "bootstrap": ["127.0.0.1:1"]},
+        "sources": [{"cluster": "ewr", "bootstrap": ["127.0.0.1:2"], "topics": {"include": ["flights"]}}],
+    }
+)
+
+
+def test_partitions_that_come_while_their_source_is_given_up_are_given_up_too() -> None:
+    async def story() -> None:
+        clusters = {name: Cluster(name, ["127.0.0.1:1"], request_timeout_ms=100) for name in ("agg", "ewr")}
+        worker = Worker(CONFIG, clusters["agg"], {"ewr": clusters["ewr"]}, lambda: 1_000)
+        async with asyncio.timeout(30), asyncio.TaskGroup() as worker._tasks:
+            worker._begin([SourcePartition("ewr", "flights", 0)], Positions())
+            leaving = asyncio.create_task(worker.remove_source("ewr"))
+            await asyncio.sleep(0)
+            worker._begin([SourcePartition("ewr", "flights", 1)], Positions())
+            later = worker.owned[SourcePartition("ewr", "flights", 1)]
+            await leaving
+            left = dict(worker.owned)
+            later.close()  # or what finds its start would go on
+        await clusters["agg"].close()
+        assert not left
+
+    asyncio.run(story())

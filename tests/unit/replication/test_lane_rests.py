@@ -1,0 +1,111 @@
+"""When a lane of the replica fetcher asks again for a partition that rests, whatever its clock does."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from millrace.broker.errors import NetworkException
+from millrace.broker.replication.lanes import Lane
+from millrace.broker.replication.partition import Role
+from millrace.broker.replication.replica_fetcher import NO_EPOCH, Following, LaneFetcher
+from millrace.broker.replication.throttle import ReplicationThrottle
+
+LEADER = 1
+DEADLINE_S = 10.0
+
+
+class Clock:
+    """Stands for the loop of a lane: shows the given times one after the other, then the last for ever."""
+
+    def __init__(self, *times: float) -> None:
+        self._times = list(times)
+
+    def time(self) -> float:
+        return self._times.pop(0) if len(self._times) > 1 else self._times[0]
+
+
+class Connections:
+    """Cannot reach the leader, and tells that it was to."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+
+    async def get(self, leader: int, purpose: str) -> Any:
+        self.asked.set()
+        raise NetworkException("the leader is away")
+
+
+def partition() -> Any:
+    replica = SimpleNamespace(role=Role.FOLLOWER, leader=LEADER)
+    return SimpleNamespace(key=("t", 0), replica=replica, turn=asyncio.Lock())
+
+
+def lane_with(following: Following, clock: Clock) -> tuple[LaneFetcher, Any]:
+    owner: Any = SimpleNamespace(
+        own_epoch=7, only_flushed=False, throttle=ReplicationThrottle(), connections=Connections()
+    )
+    leader: Any = SimpleNamespace(leader=LEADER, interrupted=lambda error: None)
+    lane = LaneFetcher(Lane.IDLE, leader, owner)
+    lane._loop = clock  # type: ignore[assignment]
+    lane.partitions[following.local.key] = following
+    return lane, owner
+
+
+async def ended(lane: LaneFetcher) -> None:
+    lane.cancel()
+    await asyncio.gather(lane.task, return_exceptions=True)
+
+
+def test_a_rest_that_ends_between_two_looks_at_the_clock_is_over() -> None:
+    async def run() -> None:
+        lane, owner = lane_with(Following(partition(), ready_at=10.0), Clock(9.999, 10.001))
+        async with asyncio.timeout(DEADLINE_S):
+            await owner.connections.asked.wait()
+        await ended(lane)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("hindrance", ["role", "turn", "registration"])
+def test_what_kept_a_partition_from_being_due_may_end_without_a_word(
+    hindrance: str,
+) -> None:
+    async def run() -> None:
+        local = partition()
+        lane, owner = lane_with(Following(local), Clock(1.0))
+        match hindrance:
+            case "role":
+                local.replica.role = Role.NONE
+            case "turn":
+                await local.turn.acquire()
+            case "registration":
+                owner.own_epoch = NO_EPOCH
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not owner.connections.asked.is_set()
+        local.replica.role, owner.own_epoch = Role.FOLLOWER, 7
+        if local.turn.locked():
+            local.turn.release()
+        async with asyncio.timeout(DEADLINE_S):
+            await owner.connections.asked.wait()
+        await ended(lane)
+
+    asyncio.run(run())
+
+
+def test_a_lane_that_is_woken_and_cancelled_at_once_ends() -> None:
+    async def run() -> None:
+        lane, _ = lane_with(Following(partition(), ready_at=10.0), Clock(1.0))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        lane.wake.set()
+        await asyncio.sleep(0)
+        lane.cancel()
+        async with asyncio.timeout(DEADLINE_S):
+            await asyncio.gather(lane.task, return_exceptions=True)
+
+    asyncio.run(run())

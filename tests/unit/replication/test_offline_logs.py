@@ -1,0 +1,50 @@
+"""The replica manager and a log that fails alone."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from millrace.broker.errors import KafkaStorageError
+
+from .test_replicated_partitions import Bench, run
+
+
+def test_leader_of_a_log_that_failed_alone_lets_go_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder is in use; only the controller can find a leader whose log takes records."""
+
+    def full(_fd: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def scenario(bench: Bench) -> None:
+        told = asyncio.Event()
+        lost: list[tuple[str, int]] = []
+        bench.manager.listeners.offline.append(told.set)
+        bench.manager.listeners.lost.append(lambda topic, number: lost.append((topic, number)))
+        await bench.lead()
+        wait = bench.append(b"a")
+        assert wait is not None
+        log = bench.manager.leader_of("t", 0).log
+        with monkeypatch.context() as patch, pytest.raises(KafkaStorageError):
+            patch.setattr(os, "fdatasync", full)
+            await bench.manager.on_disk(log.flush, 1)
+        await told.wait()
+        assert bench.manager.offline_partitions() == {"t": [0]}
+        assert lost == [("t", 0)]
+        assert bench.manager.leaders() == []
+        with pytest.raises(KafkaStorageError):
+            await wait
+        with pytest.raises(KafkaStorageError):
+            bench.append(b"b")
+        assert not bench.manager.failed_folders
+        told.clear()
+        await bench.lead(epoch=1, version=1)  # it stays so, whatever the cluster decides meanwhile
+        assert bench.manager.leaders() == []
+
+    run(tmp_path, scenario)

@@ -1,0 +1,109 @@
+"""What a broker makes of changes in the cluster: which topics are applied, removed and forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+from millrace.broker.coordination.cluster_watcher import ClusterChanges
+from millrace.broker.coordination.metadata_cache import MetadataCache
+from millrace.broker.coordination.paths import TopicAssignment
+from millrace.broker.replication.partition import PartitionState
+from millrace.broker.server.local_replicas import LOGS_MADE_AT_ONCE, LocalReplicas
+
+
+class Parts:
+    """Local replicas with stand-ins that write down what they are told, in `done`."""
+
+    def __init__(self) -> None:
+        self.cache = MetadataCache()
+        self.done: list[tuple[str, str]] = []
+        self.made: dict[str, set[int]] = {}
+        self.unopenable: set[int] = set()
+        hosted = SimpleNamespace(
+            apply_topic=self._apply,
+            remove_topic=self._remove,
+            partitions_of=lambda topic: sorted(self.made.get(topic, ())),
+        )
+        replicas: Any = SimpleNamespace(hosted=hosted, set_replication_throttle=lambda *_: None)
+        self.opened: dict[tuple[str, int], object] = {}
+        logs: Any = SimpleNamespace(get=self.opened.get)
+        session: Any = SimpleNamespace()
+        self.local = LocalReplicas(1, session, self.cache, replicas, logs, self._forget)
+
+    async def _apply(self, topic: str, _topic_id: object, states: dict[int, object], *_: object) -> None:
+        self.done.append(("apply", topic))
+        self.made.setdefault(topic, set()).update(set(states) - self.unopenable)
+
+    async def _remove(self, topic: str) -> None:
+        self.done.append(("remove", topic))
+
+    async def _forget(self, topic: str) -> None:
+        self.done.append(("forget", topic))
+
+
+def test_offsets_of_a_deleted_topic_do_not_pass_to_one_made_at_once_in_its_name() -> None:
+    async def scenario() -> list[tuple[str, str]]:
+        parts = Parts()
+        # Deleted and made again before this broker came to look at it.
+        parts.cache.set_assignment("t", TopicAssignment(uuid4(), {0: (1,)}))
+        parts.local.changed(ClusterChanges(topics={"t"}, removed_topics={"t"}))
+        await parts.local.apply()
+        parts.local.changed(ClusterChanges(topics={"t"}))
+        await parts.local.apply()
+        return parts.done
+
+    assert asyncio.run(scenario()) == [("forget", "t"), ("apply", "t"), ("apply", "t")]
+
+
+def test_deleted_topic_is_removed_and_forgotten() -> None:
+    async def scenario() -> list[tuple[str, str]]:
+        parts = Parts()
+        parts.local.changed(ClusterChanges(removed_topics={"t"}))
+        await parts.local.apply()
+        return parts.done
+
+    assert set(asyncio.run(scenario())) == {("forget", "t"), ("remove", "t")}
+
+
+def test_logs_that_the_start_has_opened_are_taken_over_in_one_go() -> None:
+    """Only making a log takes time; gone through a few at a time, a thousand would be gone through often."""
+
+    async def scenario() -> list[tuple[str, str]]:
+        parts = Parts()
+        count = 5 * LOGS_MADE_AT_ONCE
+        parts.cache.set_assignment("t", TopicAssignment(uuid4(), dict.fromkeys(range(count), (1,))))
+        for number in range(count):
+            parts.cache.set_state("t", number, PartitionState(1, 0, (1,), 1), 0)
+            parts.opened["t", number] = object()
+        parts.local.changed(ClusterChanges(topics={"t"}))
+        await parts.local.apply()
+        assert parts.made["t"] == set(range(count))
+        return parts.done
+
+    assert asyncio.run(scenario()) == [("apply", "t")]
+
+
+def test_a_large_new_topic_does_not_hold_up_the_leaders_of_others() -> None:
+    """Its logs are made a few at a time; those that cannot be made are tried once, and all others are."""
+
+    async def scenario() -> Parts:
+        parts = Parts()
+        parts.unopenable = set(range(LOGS_MADE_AT_ONCE + 3))
+        for topic, count in (("large", 5 * LOGS_MADE_AT_ONCE), ("small", 1)):
+            parts.cache.set_assignment(topic, TopicAssignment(uuid4(), dict.fromkeys(range(count), (1,))))
+            for number in range(count):
+                parts.cache.set_state(topic, number, PartitionState(1, 0, (1,), 1), 0)
+        parts.local.changed(ClusterChanges(topics={"large"}))
+        parts.local.changed(ClusterChanges(topics={"small"}))
+        await asyncio.wait_for(parts.local.apply(), 10)
+        return parts
+
+    parts = asyncio.run(scenario())
+    order = [topic for what, topic in parts.done if what == "apply"]
+    assert order.index("small") <= 1
+    assert order.count("large") == 5
+    assert parts.made["large"] == set(range(5 * LOGS_MADE_AT_ONCE)) - parts.unopenable
+    assert parts.local.is_applied("large")

@@ -1,0 +1,137 @@
+"""What opening a log reads: little after a clean end, whatever its size; what may be torn after a crash."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from millrace.broker.errors import KafkaStorageError
+from millrace.broker.storage.index_file import IndexFile
+from millrace.broker.storage.log import Log
+from millrace.broker.storage.segment import LogFile
+
+from .conftest import append, make_batch
+
+OpenLog = Callable[..., Log]
+SIZE = len(make_batch(2))
+LARGE = 100_000
+ALL_INDEXED = {"index_interval_bytes": 1, "segment_bytes": 4 * SIZE}
+
+
+def _write(log: Log, count: int = 8) -> None:
+    for number in range(count):
+        append(log, 2, timestamp_ms=1000 + number)
+
+
+def _scramble(path: Path, entry: str) -> None:
+    """The first entry of an index is no neighbour of the others any more."""
+    content = bytearray(path.read_bytes())
+    content[: struct.calcsize(entry)] = struct.pack(entry, *[0x7FFFFFFF] * (len(entry) - 1))
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("interval_size", [1, 1 << 30], ids=["indexed", "without an index"])
+def test_clean_open_reads_headers_only(
+    open_log: OpenLog, monkeypatch: pytest.MonkeyPatch, interval_size: int
+) -> None:
+    settings = {"index_interval_bytes": interval_size, "segment_bytes": 4 * LARGE}
+    log = open_log(**settings)
+    for number in range(12):
+        append(log, 1, size=LARGE, timestamp_ms=1000 + number)
+    log.close()
+    read_sizes = []
+    read = LogFile.read
+
+    def counted(file: LogFile, position: int, size: int) -> bytes:
+        data = read(file, position, size)
+        read_sizes.append(len(data))
+        return data
+
+    def whole(_index: IndexFile) -> bytes:
+        raise AssertionError("an index was read whole")
+
+    monkeypatch.setattr(LogFile, "read", counted)
+    monkeypatch.setattr(IndexFile, "_content", whole)
+    again = open_log(**settings)
+    assert (again.end_offset, again.notes) == (12, [])
+    assert sum(read_sizes) < again.segment_count * 20_000
+    assert again.max_timestamp() == (11, 1011)
+
+
+def test_clean_open_after_a_clean_open_is_the_same(open_log: OpenLog) -> None:
+    log = open_log(**ALL_INDEXED)
+    _write(log)
+    log.close()
+    for _ in range(2):
+        again = open_log(**ALL_INDEXED)
+        assert (again.end_offset, again.notes, again.segment_count) == (16, [], 2)
+        assert again.offset_for_time(1005) == (10, 1005)
+        assert [again.read(offset, 1).next_offset for offset in range(0, 16, 2)] == list(range(2, 18, 2))
+        again.close()
+
+
+@pytest.mark.parametrize(("suffix", "entry"), [(".index", ">II"), (".timeindex", ">qI")])
+def test_after_a_crash_indexes_below_the_recovery_point_are_read_whole(
+    open_log: OpenLog, suffix: str, entry: str
+) -> None:
+    log = open_log(**ALL_INDEXED)
+    _write(log)
+    log.close()
+    path = log.directory / f"{0:020d}{suffix}"
+    good = path.read_bytes()
+    _scramble(path, entry)
+    assert "rebuilt" in open_log(recovery_point=16, **ALL_INDEXED).notes[0]
+    assert path.read_bytes() == good
+
+
+@pytest.mark.parametrize(("suffix", "entry"), [(".index", ">II"), (".timeindex", ">qI")])
+def test_after_a_clean_end_a_wrong_entry_misleads_nobody(open_log: OpenLog, suffix: str, entry: str) -> None:
+    log = open_log(**ALL_INDEXED)
+    _write(log)
+    log.close()
+    _scramble(log.directory / f"{0:020d}{suffix}", entry)
+    again = open_log(**ALL_INDEXED)
+    for number in range(8):
+        assert again.read(2 * number, 1).next_offset == 2 * number + 2
+        assert again.offset_for_time(1000 + number) == (2 * number, 1000 + number)
+
+
+@pytest.mark.parametrize("entry", [(99_999, 7), (1006, 7), (1005, 5)], ids=["newer", "older", "elsewhere"])
+def test_last_time_of_a_segment_is_compared_with_its_batch(open_log: OpenLog, entry: tuple[int, int]) -> None:
+    """By it a segment is kept or removed."""
+    log = open_log(**ALL_INDEXED)
+    _write(log)
+    log.close()
+    path = log.directory / f"{0:020d}.timeindex"
+    path.write_bytes(path.read_bytes()[: -struct.calcsize(">qI")] + struct.pack(">qI", *entry))
+    again = open_log(**ALL_INDEXED)
+    assert "rebuilt" in again.notes[0]
+    assert again.segments[0].max_timestamp == 1003
+
+
+@pytest.mark.parametrize("suffix", [".index", ".timeindex"])
+@pytest.mark.parametrize("base", [0, 8], ids=["closed", "active"])
+def test_index_of_a_wrong_size_is_rebuilt_at_a_clean_open(open_log: OpenLog, suffix: str, base: int) -> None:
+    log = open_log(**ALL_INDEXED)
+    _write(log)
+    log.close()
+    path = log.directory / f"{base:020d}{suffix}"
+    os.truncate(path, path.stat().st_size - 3)
+    again = open_log(**ALL_INDEXED)
+    assert "rebuilt" in again.notes[0]
+    assert again.offset_for_time(1007) == (14, 1007)
+
+
+def test_log_that_was_cut_after_a_clean_end_is_not_served(open_log: OpenLog) -> None:
+    log = open_log()
+    _write(log, 3)
+    log.close()
+    path = log.directory / f"{0:020d}.log"
+    os.truncate(path, 3 * SIZE - 10)
+    with pytest.raises(KafkaStorageError, match="is cut"):
+        open_log()
+    assert path.stat().st_size == 3 * SIZE - 10

@@ -1,0 +1,222 @@
+"""Random histories of one transactional id: clients, failing writes, late markers, coordinators that die.
+
+The log is what a coordinator reads after a restart; a write that was under way when the old one died may be
+in it or not.
+"""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from kio.schema.errors import ErrorCode
+
+from millrace.broker.transactions.state import LAST_EPOCH, Transaction
+from millrace.broker.transactions.values import (
+    Answer,
+    Completed,
+    Forget,
+    NeedProducerId,
+    ProducerIdentity,
+    SendMarkers,
+    TransactionRecord,
+    TransactionState,
+    Write,
+)
+
+PARTITIONS = [("t", number) for number in range(3)]
+NOT_IN_LOG = [ErrorCode.not_enough_replicas, ErrorCode.not_leader_or_follower]
+
+
+class TransactionHistories(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.transaction = Transaction("id")
+        self.now_ms = 0
+        self.ticket = 0
+        self.next_producer_id = 100
+        self.log: list[TransactionRecord | None] = []
+        self.writing: Write | None = None
+        self.markers: SendMarkers | None = None
+        self.known: list[ProducerIdentity] = []  # identities that clients hold
+        self.asked: dict[int, tuple[str, ProducerIdentity | None]] = {}
+        self.given: dict[ProducerIdentity, ProducerIdentity | None] = {}
+        self.outcomes: dict[int, bool] = {}
+        self.marked: dict[int, set[tuple[str, int]]] = {}
+        self.unanswered: set[int] = set()
+
+    # -- carrying out
+
+    def ask(self, kind: str, former: ProducerIdentity | None = None) -> int:
+        self.ticket += 1
+        self.asked[self.ticket] = (kind, former)
+        self.unanswered.add(self.ticket)
+        return self.ticket
+
+    def carry_out(self, decisions) -> None:
+        for decision in decisions:
+            match decision:
+                case Answer(ticket, error, producer):
+                    self.unanswered.remove(ticket)  # exactly once
+                    kind, former = self.asked[ticket]
+                    if kind == "begin" and error is ErrorCode.none:
+                        self.given_out(producer, former)
+                case NeedProducerId():
+                    raise AssertionError("an id was offered")
+                case Write():
+                    assert self.writing is None, "two writes at once"
+                    self.writing = decision
+                case SendMarkers(producer, committed, partitions):
+                    decided = self.log[-1]
+                    assert decided is not None and decided.state.is_preparing, "not decided in the log"
+                    assert (decided.producer_id, decided.epoch) == (producer.producer_id, producer.epoch)
+                    assert committed == (decided.state is TransactionState.PREPARE_COMMIT)
+                    assert partitions <= decided.partitions
+                    before = self.outcomes.setdefault(decided.started_ms, committed)
+                    assert before == committed, "a transaction changed its mind"
+                    self.markers = decision
+                case Completed():
+                    # Since the decision all its partitions have got their marker.
+                    decided = next(r for r in reversed(self.log) if r is not None and r.state.is_preparing)
+                    assert decided.partitions <= self.marked.get(decided.started_ms, set())
+                case Forget():
+                    self.transaction = Transaction("id")
+                    self.known.clear()
+
+    def given_out(self, producer: ProducerIdentity, former: ProducerIdentity | None) -> None:
+        assert producer.epoch < LAST_EPOCH
+        if producer in self.given:
+            assert former is not None and former == self.given[producer], "two clients got one epoch"
+        self.given[producer] = former
+        self.known.append(producer)
+
+    def event(self, decisions) -> None:
+        self.now_ms += 1
+        self.carry_out(decisions)
+
+    # -- clients
+
+    @initialize(epoch=st.sampled_from([0, LAST_EPOCH - 4, LAST_EPOCH - 1]))
+    def begins_with_a_past(self, epoch: int) -> None:
+        if epoch:
+            record = TransactionRecord(1, epoch, 10, TransactionState.EMPTY, updated_ms=0)
+            self.log.append(record)
+            self.transaction = Transaction.restore("id", record)
+            self.known.append(ProducerIdentity(1, epoch))
+            self.given[self.known[0]] = None
+
+    @rule(again=st.booleans(), data=st.data())
+    def begin(self, again: bool, data: st.DataObject) -> None:
+        former = data.draw(st.sampled_from(self.known)) if again and self.known else None
+        ticket = self.ask("begin", former)
+        self.next_producer_id += 1
+        self.event(self.transaction.begin_producer(10, former, ticket, self.now_ms, self.next_producer_id))
+
+    @precondition(lambda self: self.known)
+    @rule(data=st.data(), partitions=st.sets(st.sampled_from(PARTITIONS), max_size=3))
+    def add(self, data: st.DataObject, partitions: set) -> None:
+        producer = data.draw(st.sampled_from(self.known[-3:]))
+        self.event(self.transaction.add_partitions(producer, partitions, self.ask("add"), self.now_ms))
+
+    @precondition(lambda self: self.known)
+    @rule(data=st.data(), committed=st.booleans())
+    def end(self, data: st.DataObject, committed: bool) -> None:
+        producer = data.draw(st.sampled_from(self.known[-3:]))
+        self.event(self.transaction.end(producer, committed, self.ask("end"), self.now_ms))
+
+    @precondition(lambda self: self.known)
+    @rule(data=st.data())
+    def verify(self, data: st.DataObject) -> None:
+        producer = data.draw(st.sampled_from(self.known))
+        for partition, error in self.transaction.verify(producer, PARTITIONS).items():
+            if error is ErrorCode.none:
+                # Open, or its end is being written: the leader refuses what comes after the marker.
+                last = self.log[-1]
+                assert last is not None and partition in last.partitions
+                assert partition not in self.marked.get(last.started_ms, set())
+
+    # -- the log, the partitions, time
+
+    @precondition(lambda self: self.writing is not None)
+    @rule(outcome=st.sampled_from(["ok", "ok", "ok", "too few", *NOT_IN_LOG]))
+    def write_ends(self, outcome) -> None:
+        write, self.writing = self.writing, None
+        error = {"ok": ErrorCode.none, "too few": ErrorCode.not_enough_replicas_after_append}.get(
+            outcome, outcome
+        )
+        if outcome in ("ok", "too few"):
+            self.log.append(write.record)
+        self.event(self.transaction.written(write.write_id, error, self.now_ms))
+
+    @precondition(lambda self: self.writing is not None)
+    @rule()
+    def write_is_late(self) -> None:
+        self.event(self.transaction.give_up(self.writing.write_id))
+
+    @precondition(lambda self: self.markers is not None)
+    @rule(data=st.data())
+    def partitions_are_marked(self, data: st.DataObject) -> None:
+        markers = self.markers
+        done = data.draw(st.sets(st.sampled_from(sorted(markers.partitions))))
+        decided = next(r for r in reversed(self.log) if r is not None and r.state.is_preparing)
+        self.marked.setdefault(decided.started_ms, set()).update(done)
+        self.event(self.transaction.marked(markers.producer, done, self.now_ms))
+
+    @rule(late_by=st.integers(0, 30))
+    def time_passes(self, late_by: int) -> None:
+        self.now_ms += late_by
+        self.event(self.transaction.time_out(self.now_ms))
+
+    @rule()
+    def retry(self) -> None:
+        self.event(self.transaction.retry())
+
+    @rule()
+    def expire(self) -> None:
+        self.event(self.transaction.expire(self.now_ms, 40))
+
+    @rule(landed=st.booleans())
+    def coordinator_dies(self, landed: bool) -> None:
+        self.event(self.transaction.close(ErrorCode.not_coordinator))
+        assert not self.unanswered
+        write, self.writing = self.writing, None
+        if write is not None and landed:
+            self.log.append(write.record)
+        record = self.log[-1] if self.log else None
+        self.markers = None
+        if record is None:
+            self.transaction = Transaction("id")
+            self.known.clear()
+            return
+        self.transaction = Transaction.restore("id", record)
+        self.event(self.transaction.resume(self.now_ms))
+
+    # -- what always holds
+
+    @invariant()
+    def memory_is_the_log(self) -> None:
+        """What is visible is what a new coordinator would read, but for the epoch of a fence under way."""
+        if not self.log or self.log[-1] is None:
+            return
+        visible, written = self.transaction.record, self.log[-1]
+        if self.transaction.is_changing and self.transaction.state is TransactionState.ONGOING:
+            return
+        if self.transaction.state is TransactionState.ONGOING:
+            assert written.state is TransactionState.ONGOING
+            assert visible.epoch in (written.epoch, written.epoch + 1)
+            assert visible.partitions == written.partitions
+        else:
+            assert (visible.state, visible.producer_id, visible.epoch) == (
+                written.state,
+                written.producer_id,
+                written.epoch,
+            )
+
+    @invariant()
+    def nobody_is_forgotten(self) -> None:
+        """Whoever waits, waits for the write under way."""
+        assert len(self.unanswered) <= (1 if self.writing is not None else 0)
+
+
+TestTransactionHistories = TransactionHistories.TestCase
+TestTransactionHistories.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)

@@ -1,0 +1,126 @@
+"""Where Millrace is meant to differ from Apache Kafka as its clients see it, and why. Data only.
+
+Every entry is asserted against both servers by the tests that name its id (`Subject.outcome`, `Apart`). An
+entry that no test names, and an id that is not here, are failures of `test_differences.py`, which also holds
+`table()` against the section in ARCHITECTURE.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One observable difference; the texts are cells of a table for users."""
+
+    subject: str
+    kafka: str
+    millrace: str
+    why: str
+
+
+DIFFERENCES: dict[str, Difference] = {
+    "acls": Difference(
+        subject="DescribeAcls, CreateAcls, DeleteAcls",
+        kafka="answered; SECURITY_DISABLED without an authorizer",
+        millrace="not advertised",
+        why="no security yet: who reaches the port may do everything",
+    ),
+    "apis": Difference(
+        subject="SASL, delegation tokens, KRaft, share groups, AlterReplicaLogDirs, ListConfigResources",
+        kafka="answered",
+        millrace="not advertised",
+        why="outside the scope; `NOT_SPOKEN` in tests/wire/test_api_versions.py has every number",
+    ),
+    "features": Difference(
+        subject="features `group.version` and `transaction.version`",
+        kafka="finalized: new consumer groups (KIP-848), transactions of version 2 (KIP-890, part 2)",
+        millrace="none: clients use the classic group protocol and transactions of version 1",
+        why="the scope ends at the APIs of Apache Kafka 3.9",
+    ),
+    "unsupported-version": Difference(
+        subject="an unknown API, or a version that is not advertised",
+        kafka="closes the connection",
+        millrace="answers UNSUPPORTED_VERSION",
+        why="a silent close tells an operator nothing",
+    ),
+    "client-software-name": Difference(
+        subject="a client's name in ApiVersions that breaks the rules for names",
+        kafka="INVALID_REQUEST",
+        millrace="not looked at",
+        why="nothing here uses it",
+    ),
+    "settings-without-effect": Difference(
+        subject="`preallocate`, `segment.jitter.ms` of a topic",
+        kafka="described, with their defaults",
+        millrace="taken when a tool sets them, not described",
+        why="they would change nothing here: segments are not preallocated, rolls not spread",
+    ),
+    "unknown-group": Difference(
+        subject="description of a group that does not exist",
+        kafka="GROUP_ID_NOT_FOUND (DescribeGroups version 6)",
+        millrace="state Dead, no error (version 5)",
+        why="as Apache Kafka 3.9; tools say the same in other words",
+    ),
+    "unreadable-batch": Difference(
+        subject="a produced batch of an unknown codec, of 2 GB by its own length, "
+        "or whose records do not decompress",
+        kafka="UNKNOWN_SERVER_ERROR",
+        millrace="UNSUPPORTED_COMPRESSION_TYPE, INVALID_RECORD, CORRUPT_MESSAGE",
+        why="the producer is at fault, not the server, and the code says how",
+    ),
+    "list-offsets-0": Difference(
+        subject="ListOffsets version 0, which Burrow speaks",
+        kafka="closes the connection (since 4.0, KIP-896)",
+        millrace="answers, also with the starts of segments",
+        why="monitors of consumers' lag that are in use ask it",
+    ),
+    "decompressed-size": Difference(
+        subject="a produced batch whose records hold more than 64 MiB when decompressed",
+        kafka="stores it",
+        millrace="MESSAGE_TOO_LARGE",
+        why="some KB must not cost whoever reads them gigabytes",
+    ),
+    "bytes-behind-a-batch": Difference(
+        subject="bytes behind a produced batch that are no batch",
+        kafka="drops them, stores the batch",
+        millrace="INVALID_RECORD",
+        why="what was sent is stored whole or refused",
+    ),
+    "offsets-within-a-batch": Difference(
+        subject="a produced batch whose records do not count 0, 1, 2 …",
+        kafka="stores it",
+        millrace="INVALID_RECORD",
+        why="its readers would be given offsets that belong to other records, or to none",
+    ),
+    "negative-lengths": Difference(
+        subject="a string or an array whose length is below -1",
+        kafka="takes it for null",
+        millrace="closes the connection",
+        why="null is -1 alone; a request that is not understood is not carried out",
+    ),
+    "future-timestamps": Difference(
+        subject="`message.timestamp.after.max.ms` by default",
+        kafka="1 hour (since 4.0); INVALID_TIMESTAMP beyond it",
+        millrace="no limit (as up to 3.9)",
+        why="an aggregate must take what its sources have taken, whatever their release",
+    ),
+    "fetch-size": Difference(
+        subject="most bytes in one answer to a fetch",
+        kafka="55 MiB",
+        millrace="8 MiB (`fetch.max.bytes`)",
+        why="it bounds what one slow reader can hold; the reader asks again",
+    ),
+}
+
+
+def table() -> str:
+    """The differences as a Markdown table, in the order of the list."""
+    rows = ["| what | Apache Kafka 4.1 | Millrace | why |", "| --- | --- | --- | --- |"]
+    rows += [f"| {d.subject} | {d.kafka} | {d.millrace} | {d.why} |" for d in DIFFERENCES.values()]
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    print(table())

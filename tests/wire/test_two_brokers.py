@@ -1,0 +1,67 @@
+"""Two brokers, one of which dies: leaders move, `acks=all` waits for enough replicas or is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.wire.foreign_clients import CLIENTS, PATIENCE_S, Confluent, KafkaPython, Refused, Sent, wait_until
+from tests.wire.java_tools import JavaTools
+
+
+def partition_of(admin: AdminClient, topic: str) -> tuple[int, set[int], set[int]]:
+    """Leader, replicas and in-sync replicas of partition 0, as far as they are known yet."""
+    topics = admin.list_topics(timeout=PATIENCE_S).topics
+    if topic not in topics or not topics[topic].partitions:
+        return -1, set(), set()
+    shown = topics[topic].partitions[0]
+    return shown.leader, set(shown.replicas), set(shown.isrs)
+
+
+def test_writes_wait_for_enough_replicas_and_leaders_move(mortal_pair, fresh_name, tmp_path):
+    first, second = mortal_pair
+    both = f"{first.bootstrap},{second.bootstrap}"
+    admin = AdminClient({"bootstrap.servers": both, "log_level": 0})
+    wait_until(lambda: set(admin.list_topics(timeout=PATIENCE_S).brokers) == {1, 2}, "both brokers")
+    strict, loose = fresh_name("strict"), fresh_name("loose")
+    made = admin.create_topics(
+        [
+            NewTopic(strict, 1, replica_assignment=[[1, 2]], config={"min.insync.replicas": "2"}),
+            NewTopic(loose, 1, replica_assignment=[[2, 1]], config={"min.insync.replicas": "1"}),
+        ]
+    )
+    for future in made.values():
+        future.result(PATIENCE_S)
+    wait_until(lambda: partition_of(admin, strict) == (1, {1, 2}, {1, 2}), "the first leads")
+    wait_until(lambda: partition_of(admin, loose) == (2, {1, 2}, {1, 2}), "the second leads")
+    client = Confluent(both)
+    assert client.produce(strict, [Sent(b"both")]) == [0]
+    assert client.produce(loose, [Sent(b"both")], idempotent=True) == [0]
+
+    second.kill()
+    wait_until(lambda: partition_of(admin, strict)[2] == {1}, "the second is not in sync any more")
+    wait_until(lambda: partition_of(admin, loose) == (1, {1, 2}, {1}), "the first leads both")
+    for library in (Confluent, KafkaPython):  # aiokafka tries again, whatever it is told
+        with pytest.raises(Refused) as refused:
+            library(first.bootstrap).produce(strict, [Sent(b"refused")], retries=0)
+        assert refused.value.reason == "NOT_ENOUGH_REPLICAS", library.name
+    told = JavaTools(first.bootstrap, tmp_path).raw(
+        "verifiable-producer",
+        *("--bootstrap-server", first.bootstrap, "--topic", strict, "--max-messages", "1", "--acks", "-1"),
+    )
+    (refusal,) = [each for each in map(json.loads, told.lines) if each["name"] == "producer_send_error"]
+    assert refusal["exception"].endswith("NotEnoughReplicasException"), refusal
+    assert client.produce(strict, [Sent(b"first alone")], acks=1) == [1]
+    assert client.produce(loose, [Sent(b"first alone")], idempotent=True) == [1]
+    assert [r.value for r in client.consume(loose, [0], 2)] == [b"both", b"first alone"]
+
+    second.start()
+    wait_until(lambda: partition_of(admin, strict)[2] == {1, 2}, "in sync again")
+    wait_until(lambda: partition_of(admin, loose)[2] == {1, 2}, "in sync again")
+    assert client.produce(strict, [Sent(b"both again")]) == [2]
+    for library in CLIENTS:
+        reader = library(both)
+        assert [r.value for r in reader.drain(strict)] == [b"both", b"first alone", b"both again"]
+        assert [r.value for r in reader.drain(loose)] == [b"both", b"first alone"]
