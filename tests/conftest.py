@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -13,6 +14,7 @@ import structlog
 # Tests share helper modules (`tests.servers`, `tests.peers`), also when pytest is started by its script.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from tests import seeds
 from tests.kafka_fixture import kafka_peer  # noqa: F401
 from tests.pairs import (  # noqa: F401
     mortal_kafka_source,
@@ -32,10 +34,24 @@ from tests.secure_kafka import secure_kafka  # noqa: F401
 from tests.servers import BrokerProcess, ZooKeeper
 
 # A first call compiles kernels, and a machine stands still at times: how long an example takes says nothing.
-hypothesis.settings.register_profile("untimed", deadline=None)
-hypothesis.settings.load_profile("untimed")
+hypothesis.settings.register_profile("gate", deadline=None, derandomize=True, database=None)
+hypothesis.settings.register_profile(
+    "search", deadline=None, derandomize=False, database=None, print_blob=True
+)
+hypothesis.settings.load_profile("search" if seeds.is_chosen() else "gate")
 
 BrokerFactory = Callable[..., BrokerProcess]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[Any]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that drew its input and failed says with which seed."""
+    report = yield
+    if call.when == "call" and seeds.taken() and report.failed:
+        report.sections.append(("seed", f"{seeds.VARIABLE}={seeds.given()} draws the same again"))
+    return report
 
 
 @pytest.fixture(autouse=True)

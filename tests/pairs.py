@@ -2,8 +2,9 @@
 target.
 
 `@in_pairs("kafka-millrace", "millrace-kafka")` runs a test once in each named pair (source-target) and
-gives it the fixture `pair`; the names are what CI runs. `MILLRACE_PAIRS=all` runs every such test in all
-four (`make test-pairs`), `MILLRACE_PAIRS=kafka-kafka,…` in the pairs that it lists.
+gives it the fixture `pair`. `make test` runs the first that is named, the others are marked `long`.
+`MILLRACE_PAIRS=all` runs every such test in all four (`make test-pairs`), `MILLRACE_PAIRS=kafka-kafka,…` in
+the pairs that it lists.
 
 The servers are shared by the whole session, started when the first test asks for them, and must be left
 running and as they are: a test uses topics, mirrors and groups of its own (`pair.unique`), and a mirror's
@@ -131,24 +132,30 @@ def in_pairs(*names: str, mortal: bool = False, only: Sequence[str] = PAIRS) -> 
     """Decorator: the test runs in each of these pairs, or in those that MILLRACE_PAIRS says; never in one
     that is not in `only`. `mortal`: between servers that it may kill."""
     chosen = [_Wanted(name, mortal) for name in _chosen(names) if name in only]
+    parameters = [_parameter(each, is_long=number > 0 and not _asked()) for number, each in enumerate(chosen)]
 
     def decorate(test: Any) -> Any:
-        parametrised = pytest.mark.parametrize("pair", [_parameter(each) for each in chosen], indirect=True)
-        return pytest.mark.pairs(parametrised(test))
+        return pytest.mark.pairs(pytest.mark.parametrize("pair", parameters, indirect=True)(test))
 
     return decorate
 
 
+def _asked() -> str:
+    return os.environ.get("MILLRACE_PAIRS", "")
+
+
 def _chosen(names: Sequence[str]) -> Sequence[str]:
-    asked = os.environ.get("MILLRACE_PAIRS", "")
+    asked = _asked()
     chosen = PAIRS if asked == "all" else tuple(filter(None, asked.split(","))) or names
     if unknown := set(chosen) - set(PAIRS):
         raise ValueError(f"no such pair: {', '.join(sorted(unknown))}; the pairs are {', '.join(PAIRS)}")
     return chosen
 
 
-def _parameter(wanted: _Wanted) -> Any:
-    marks = [pytest.mark.java, *([pytest.mark.kafka] if "kafka" in wanted.name else [])]
+def _parameter(wanted: _Wanted, *, is_long: bool) -> Any:
+    marks = [pytest.mark.java]
+    marks += [pytest.mark.kafka] if "kafka" in wanted.name else []
+    marks += [pytest.mark.long] if is_long else []
     return pytest.param(wanted, id=wanted.name, marks=marks)
 
 

@@ -1,15 +1,15 @@
-"""`make test`: every test, those of running clusters beside all others, and a second try for what was late.
+"""`make test`, the gate: one deterministic test for each promise, in a quarter of an hour on two cores.
 
     python -m tests.suite
 
-The first (`tests/cluster`) mostly wait for elections, sessions, restarts; the others mostly want a processor.
-Two runs of pytest side by side take less time than one; the second steps back (nice), so that a server under
-test has the processor when it wants it. What it prints comes in one piece after the first's output; what is
-returned is not 0 when either failed.
+What is random, long or a matrix (markers `long` and `unstable`) is left to `make test-long`. The tests of
+running clusters mostly wait for elections, sessions and restarts; the others mostly want a processor. So two
+runs of pytest go side by side, and the one that computes steps back (nice). The first one's output comes as
+it is made, the other's in one piece after it; what is returned is not 0 when any failed.
 
-A machine that stands still misses deadlines. So the few tests that were late (`tests/second_try.py`) are run
-once more, alone, when all is over; what is late twice has failed, and what was wrong has failed at once. What
-needed a second try is printed last: it is a flaw all the same, in the product or in the test.
+A few failed tests are run once more, alone, when all is over (`tests/second_try.py` says which). They are
+listed at the end and in `tests/unsteady.txt`, whatever came of it; `make lint` wants that file empty: each
+line is to be mended, or its test to move to the long suite (tests/README.md).
 """
 
 from __future__ import annotations
@@ -18,25 +18,48 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from tests import second_try
+from tests import ports, preflight, second_try
 
 TESTS = Path(__file__).resolve().parent
-WAITING = "cluster"
-NICE = 10
+UNSTEADY = TESTS / "unsteady.txt"
 INTERRUPTED = 130
+UNFIT = 2
 TESTS_FAILED = 1
 """pytest's own status: it ran to its end, and some failed."""
 
+FIRST, REST = "cluster", "rest"
+BUDGETS_S = {FIRST: 840, REST: 840}
+"""What each part may take on two cores; a part that takes longer says so (tests/README.md)."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One run of pytest beside others, over these folders."""
+
+    name: str
+    folders: tuple[str, ...]
+    nice: int = 0
+
+
+def parts() -> list[Part]:
+    """All of the gate; the first one's output is shown as it comes."""
+    folders = {path.relative_to(TESTS).parts[0] for path in TESTS.glob("*/**/test_*.py")}
+    return [Part(FIRST, (FIRST,)), Part(REST, tuple(sorted(folders - {FIRST})), nice=10)]
+
 
 def main() -> int:
-    others = _others()
+    if obstacles := preflight.obstacles():
+        print(*(f"millrace: {line}" for line in obstacles), sep="\n", file=sys.stderr)
+        return UNFIT
     with tempfile.TemporaryDirectory(prefix="millrace-suite-") as folder:
-        failed = [Path(folder, name) for name in ("waiting", "others")]
-        statuses = _both(others, failed)
+        failed = [Path(folder, part.name) for part in parts()]
+        statuses = _side_by_side(failed)
         bad = [(status, path) for status, path in zip(statuses, failed, strict=True) if status]
         if not bad:
             return 0
@@ -48,44 +71,80 @@ def main() -> int:
         if refusal:
             print(f"\nNo second try: {refusal}", flush=True)
             return bad[0][0]
-        names = [failure.test for failure in failures]
-        print("\nOnce more, alone:", *names, sep="\n  ", flush=True)
-        status = _pytest(names).wait()
-        if status == 0:
-            print("\nPassed only at the second try:", *names, sep="\n  ", flush=True)
+        print("\nOnce more, alone:", *failures, sep="\n  ", flush=True)
+        status = _pytest([failure.test for failure in failures]).wait()
+        said = "Failed twice, or beside one that did" if status else "Passed only at the second try"
+        print(f"\n{said} ({UNSTEADY.name}):", *failures, sep="\n  ", flush=True)
+        UNSTEADY.write_text("".join(f"{failure}\n" for failure in failures))
         return status
 
 
-def _both(others: Sequence[str], failed: Sequence[Path]) -> list[int]:
-    """Exit statuses of the two runs; each leaves what failed in its file."""
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as printed:
-        beside = _pytest([f"tests/{each}" for each in others], failed=failed[1], nice=NICE, output=printed)
-        first = _pytest([f"tests/{WAITING}"], failed=failed[0])
-        try:
-            statuses = [first.wait(), beside.wait()]
-        except KeyboardInterrupt:  # the terminal has told both runs, too
-            for run in (first, beside):
-                run.wait()
-            statuses = [INTERRUPTED, INTERRUPTED]
-        printed.seek(0)
-        print(f"\nBeside {WAITING}: {', '.join(others)}\n\n{printed.read()}", flush=True)
+def _side_by_side(failed: Sequence[Path]) -> list[int]:
+    """Exit statuses; each part leaves what failed in its file."""
+    begun = time.monotonic()
+    took: dict[str, float] = {}
+    outputs = [None, *(path.with_suffix(".out").open("w+b") for path in failed[1:])]
+    runs = start(failed, outputs)
+    try:
+        while len(took) < len(runs):
+            for part, run in zip(parts(), runs, strict=True):
+                if part.name not in took and run.poll() is not None:
+                    took[part.name] = time.monotonic() - begun
+            time.sleep(0.2)
+        statuses = [run.wait() for run in runs]
+    except KeyboardInterrupt:  # the terminal has told every run, too
+        for run in runs:
+            run.wait()
+        statuses = [INTERRUPTED] * len(runs)
+    for part, output in zip(parts(), outputs, strict=True):
+        if output is not None:
+            output.seek(0)
+            print(f"\nBeside {FIRST}: {', '.join(part.folders)}\n", flush=True)
+            sys.stdout.buffer.write(output.read())
+            sys.stdout.flush()
+            output.close()
+    _tell_times(took)
     return statuses
 
 
-def _others() -> list[str]:
-    """Every other folder that has tests."""
-    folders = {path.relative_to(TESTS).parts[0] for path in TESTS.glob("*/**/test_*.py")}
-    return sorted(folders - {WAITING})
+def _tell_times(took: dict[str, float]) -> None:
+    times = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in took.items())
+    print(f"\nSide by side: {times}", flush=True)
+    for name, seconds in took.items():
+        if seconds > BUDGETS_S[name]:
+            print(f"{name} took {seconds - BUDGETS_S[name]:.0f} s too long (tests/README.md)", flush=True)
+
+
+def start(
+    failed: Sequence[Path], outputs: Sequence[IO[bytes] | None], *words: str
+) -> list[subprocess.Popen[bytes]]:
+    """All parts side by side, with these further words for pytest; each leaves what failed in its file."""
+    shares = ports.shares(len(failed))
+    return [
+        _pytest(
+            [*words, *(f"tests/{each}" for each in part.folders)],
+            failed=path,
+            nice=part.nice,
+            output=output,
+            environment=ports.environment(share),
+        )
+        for part, path, output, share in zip(parts(), failed, outputs, shares, strict=True)
+    ]
 
 
 def _pytest(
-    tests: Sequence[str], *, failed: Path | None = None, nice: int = 0, output: IO[str] | None = None
+    words: Sequence[str],
+    *,
+    failed: Path | None = None,
+    nice: int = 0,
+    output: IO[bytes] | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
     remember = [] if failed is None else ["-p", second_try.__name__, second_try.OPTION, str(failed)]
     return subprocess.Popen(
-        ["nice", "-n", str(nice), sys.executable, "-m", "pytest", *remember, *tests],
+        ["nice", "-n", str(nice), sys.executable, "-m", "pytest", *remember, *words],
         cwd=TESTS.parent,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, **(environment or {}), "PYTHONUNBUFFERED": "1"},
         stdout=output,
         stderr=subprocess.STDOUT if output else None,
     )

@@ -18,7 +18,7 @@ from millrace.deploy.processes import spawn
 from tests import root_rights
 from tests.second_try import Late
 
-pytestmark = pytest.mark.java
+pytestmark = [pytest.mark.java, pytest.mark.long]
 
 ROUNDS = int(os.environ.get("MILLRACE_FAULT_ROUNDS", "20"))
 SEED = int(os.environ.get("MILLRACE_FAULT_SEED", "5"))

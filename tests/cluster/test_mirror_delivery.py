@@ -12,6 +12,7 @@ from millrace.broker.client.read_to_end import read_topic_to_end
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.mirror.delivery.checkpoints import Positions
 from millrace.mirror.topics.routes import SourcePartition, positions_topic
+from tests import seeds
 from tests.cluster.mirror_process import MirrorProcess, end_offset, record_bytes, send, until
 from tests.pairs import End, Pair, in_pairs
 
@@ -97,8 +98,7 @@ async def check_target(target: Cluster, traffics: list[Traffic], *, repeats_allo
 
 async def begin(first: Cluster, second: Cluster, topic: str, ends: tuple[End, End]) -> list[Traffic]:
     """The topic, in both sources, and its traffics; the seed is printed."""
-    seed = random.SystemRandom().randrange(1 << 32)
-    print(f"seed {seed}")
+    seed = seeds.given()
     for cluster in (first, second):
         await create_topic(cluster, topic, PARTITIONS, 1, {"retention.ms": "-1"})
     return [

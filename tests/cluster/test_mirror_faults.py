@@ -20,7 +20,7 @@ from tests import root_rights
 from tests.cluster.mirror_faults.plan import Kind
 from tests.pairs import PAIRS
 
-pytestmark = pytest.mark.java
+pytestmark = [pytest.mark.java, pytest.mark.long]
 
 EVENTS = int(os.environ.get("MILLRACE_MIRROR_FAULT_EVENTS", "30"))
 SEED = int(os.environ.get("MILLRACE_MIRROR_FAULT_SEED", "5"))

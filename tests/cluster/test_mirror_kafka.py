@@ -11,6 +11,7 @@ import yaml
 from millrace.broker.client.admin import create_topic
 from millrace.broker.client.group_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from millrace.broker.protocol.records import Record, build_batch
+from tests import seeds
 from tests.cluster.mirror_process import end_offset, record_bytes, send, until
 from tests.pairs import Pair, in_pairs
 
@@ -23,9 +24,7 @@ def test_record_bytes_survive(pair: Pair) -> None:
 
 
 async def carry(pair: Pair) -> None:
-    seed = random.SystemRandom().randrange(1 << 32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = random.Random(seeds.given())
     topic, group = pair.unique("flights"), pair.unique("progress")
     mirror = pair.mirror([topic], start=False)
     mirror.settings["sources"][0]["progress_group"] = group

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 from tests.benchmarks.mirror.memory import COPIES, TOLERANCE, Flat, Stalled, exit_status, flat, stalled
 from tests.pairs import Pair, in_pairs
 
@@ -15,6 +17,7 @@ DELIVERIES = {"kafka-kafka": ("at_least_once",), "millrace-millrace": ("exactly_
 """In CI; by `make test-pairs` both in every pair."""
 
 
+@pytest.mark.long
 @in_pairs("millrace-millrace", "kafka-kafka")
 def test_memory_stays_flat(pair: Pair) -> None:
     found = flat(

@@ -20,8 +20,9 @@ import pytest
 
 from millrace.mirror.delivery.lane import REST_AFTER_MS, Identity, Item, Outcome, TargetLane
 from millrace.mirror.delivery.progress import PartitionProgress, Span
+from tests import seeds
 
-HISTORY_COUNT = 500
+HISTORY_COUNT = seeds.runs(500)
 SOURCES = ("ewr", "jfk")
 
 
@@ -264,7 +265,7 @@ class History:
 
 @pytest.mark.parametrize("harsh", [False, True], ids=["failing_network", "kills_and_revocations"])
 def test_random_histories_lose_nothing_and_keep_order(harsh: bool) -> None:
-    first_seed = random.SystemRandom().randrange(1 << 32)
+    first_seed = seeds.given()
     for seed in range(first_seed, first_seed + HISTORY_COUNT):
         history = History(seed, harsh=harsh)
         try:

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from millrace.mirror.sharing.assignment import Claim, Share
+from tests import seeds
 from tests.simulation.mirror_workers import Group, Worker
 from tests.simulation.test_mirror_transactions import History
 
-HISTORY_COUNT = 150
+HISTORY_COUNT = seeds.runs(150)
 MUTATION_HISTORY_COUNT = 500
 
 
@@ -168,7 +169,7 @@ def run(seed: int, broken: str = "") -> None:
 
 
 def test_random_histories_of_named_workers_bring_each_record_once() -> None:
-    first_seed = random.SystemRandom().randrange(1 << 32)
+    first_seed = seeds.given()
     for seed in range(first_seed, first_seed + HISTORY_COUNT):
         run(seed)
 

@@ -21,10 +21,11 @@ from millrace.mirror.delivery import transaction as rules_module
 from millrace.mirror.delivery.alternation import Alternation
 from millrace.mirror.delivery.transaction import CLOSING, Act, LaneTransaction, Phase, Step
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
+from tests import seeds
 from tests.simulation.mirror_model import POSITIONS, Refused, Target
 from tests.simulation.mirror_workers import Call, Group, Lane, Worker, transactional_ids
 
-HISTORY_COUNT = 500
+HISTORY_COUNT = seeds.runs(500)
 # A rule whose absence these many histories do not show is not tested.
 MUTATION_HISTORY_COUNT = 500
 PARTITIONS = [SourcePartition(source, "t", number) for source in ("ewr", "jfk") for number in range(2)]
@@ -324,7 +325,7 @@ def run(seed: int, broken: str = "") -> None:
 
 
 def test_random_histories_bring_each_record_once() -> None:
-    first_seed = random.SystemRandom().randrange(1 << 32)
+    first_seed = seeds.given()
     for seed in range(first_seed, first_seed + HISTORY_COUNT):
         run(seed)
 

@@ -55,7 +55,8 @@ def run(folder: Path, seed: int, count: int, *, namespaces: bool) -> int:
                 print(faults.report(), flush=True)
                 return BROKEN if faults.problems else LATE
         took = time.monotonic() - started
-        print(f"{count} rounds of seed {seed}: every promise was kept ({took:.0f} s)")
+        faced = f"{count} rounds of seed {seed}, {faults.fault_count} faults"
+        print(f"{faced}: every promise was kept ({took:.0f} s)")
         print(f"{faults.cluster.ended_count} starts of brokers met no ZooKeeper and were repeated")
         return 0
     except Exception:

@@ -49,6 +49,7 @@ class Run:
         self._committed: dict[str, dict[tuple[str, int], int]] = {}
         self._folder = folder
         self.round_count = 0
+        self.fault_count = 0
 
     @property
     def load(self) -> Load:
@@ -80,7 +81,9 @@ class Run:
         self.round_count += 1
         self.timeline.note(f"round {self.round_count} of seed {self.seed}")
         faults = Faults(self.cluster)
-        faults.run(next(self._plan))
+        planned = next(self._plan)
+        self.fault_count += len(planned)
+        faults.run(planned)
         healed = time.monotonic()
         self.problems += faults.problems
         missing = self.cluster.wait_until_whole(WHOLE_TIMEOUT_S)

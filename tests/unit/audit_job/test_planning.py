@@ -10,6 +10,7 @@ from millrace.audit.keeping.state import Commit, ReadPosition
 from millrace.audit.runs.capture import Capture, MirrorPosition, PartitionPin
 from millrace.audit.runs.reading_plan import plan_ranges
 from millrace.audit.spark.planning import RECORD_WORK, OffsetRange, plan_tasks, task_count, task_count_of
+from tests import seeds
 
 CONFIG = parse_config(
     {
@@ -82,9 +83,7 @@ def test_recreated_topic_starts_again_and_is_noted():
 
 
 def test_tasks_cover_every_offset_once_and_are_even():
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = random.Random(seeds.given())
     for _ in range(200):
         ranges = [
             OffsetRange("c", "c", "t", "t", p, first, first + rng.choice((0, 1, 10, 1000, 100_000)))
@@ -160,9 +159,7 @@ def test_large_records_are_shared_among_more_tasks():
 
 
 def test_random_plans_cover_every_offset_once_and_are_even_in_work():
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = random.Random(seeds.given())
     for _ in range(200):
         ranges = ranges_of(
             *(

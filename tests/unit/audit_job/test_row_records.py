@@ -14,6 +14,7 @@ from millrace.audit.scanning.range_reader import index_fetched
 from millrace.audit.scanning.row_records import records_of
 from millrace.audit.scanning.scan import B_ATTRIBUTES, B_MAX_MS
 from millrace.broker.protocol.records import build_batch, read_records
+from tests import seeds
 
 NAMES = [b"p"] * 20 + [b"", b"another", b"n" * 300, b"a\nb"]
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -69,9 +70,7 @@ def cells(counter: CellCounter) -> list:
 
 @pytest.mark.parametrize("digest", [False, True])
 def test_random_records_are_counted_as_in_the_batch_that_a_broker_holds(digest):
-    seed = random.randrange(1 << 32)
-    print("seed", seed)
-    rng = random.Random(seed)
+    rng = random.Random(seeds.given())
     offset, records = 0, []
     for sequence in range(1, 400):
         offset += rng.choice([1, 1, 1, 2, 7])  # markers and aborted records leave holes

@@ -11,6 +11,7 @@ from millrace.audit.scanning.counting import CellCounter, CellRow
 from millrace.audit.scanning.range_reader import index_fetched
 from millrace.audit.scanning.unpack import Unpacker
 from millrace.audit.spark.task_reader import count_batches
+from tests import seeds
 from tests.benchmarks.audit.load import BatchMaker, Shape, stream_number
 
 EVERYTHING = (0, 1 << 62)
@@ -53,9 +54,7 @@ def test_memory_of_a_counter_is_the_same_for_ten_times_the_records(producers, mo
 
 
 def test_a_dense_cell_takes_less_than_two_bits_a_record_whatever_the_order(build):
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = random.Random(seeds.given())
     lost = set(rng.sample(range(1, 20_001), 400))
     arrived = [each for each in range(1, 20_001) if each not in lost]
     for first in range(0, len(arrived), 5):  # as several requests in flight shuffle them

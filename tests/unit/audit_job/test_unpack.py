@@ -23,6 +23,7 @@ from millrace.audit.spark.planning import OffsetRange
 from millrace.audit.spark.task_reader import _read_cells, count_batches
 from millrace.broker.errors import KafkaError
 from millrace.broker.protocol.compression import CODEC_IDS, LZ4, compress, decompress
+from tests import seeds
 
 EVERYTHING = (0, 1 << 62)
 
@@ -51,8 +52,7 @@ def texts(seed: int, count: int) -> list[bytes]:
 @pytest.mark.parametrize("linked", [False, True])
 @pytest.mark.parametrize("block_size", [4, 5, 6, 7])
 def test_frames_of_every_kind_decode_to_what_went_in(linked, block_size):
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
+    seed = seeds.given()
     for text in texts(seed, 25):
         for level in (0, 9):
             for store_size in (False, True):
@@ -70,8 +70,7 @@ def test_the_project_s_own_frames_decode(text):
 
 
 def test_damage_is_never_decoded_to_anything_else_than_the_library_says():
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
+    seed = seeds.given()
     rng = random.Random(seed)
     kept = 0
     for text in texts(seed, 20):
@@ -167,8 +166,7 @@ def traffic(build, seed: int) -> tuple[bytes, int]:
 
 @pytest.mark.parametrize("buffer_size", [100, 2_000, 1 << 20])
 def test_every_record_of_every_codec_is_counted_once_whatever_the_buffer(build, buffer_size):
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
+    seed = seeds.given()
     content, last = traffic(build, seed)
     counter = CellCounter(1000, 1 << 20)
     count_batches(counter, index_fetched(content), *EVERYTHING, Unpacker(buffer_size))

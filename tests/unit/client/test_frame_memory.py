@@ -10,6 +10,7 @@ import numpy
 import pytest
 
 from millrace.broker.client.frame_memory import FrameMemory
+from tests import seeds
 
 KIB = 1024
 
@@ -76,9 +77,7 @@ def test_what_nobody_needed_for_a_while_is_given_back() -> None:
 
 
 def test_no_view_ever_shows_what_another_holder_wrote() -> None:
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = random.Random(seeds.given())
     memory = FrameMemory(lambda: 40 * KIB)
     held: list[tuple[memoryview, bytes]] = []
     for number in range(3000):

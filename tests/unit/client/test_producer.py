@@ -15,6 +15,7 @@ from millrace.broker.protocol import hot_produce
 from millrace.broker.protocol.batch import parse_header
 from millrace.broker.protocol.frames import Api, RequestHead
 from millrace.broker.protocol.records import read_records
+from tests import seeds
 from tests.unit.client.scripted_server import response
 from tests.unit.client.test_cluster import FakeBroker, cluster
 
@@ -35,9 +36,7 @@ def test_murmur2_is_kafkas(key: bytes, signed: int) -> None:
 
 
 def test_random_keys_hash_as_in_another_client() -> None:
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = random.Random(seeds.given())
     for _ in range(500):
         key = rng.randbytes(rng.randrange(40))
         assert murmur2(key) == murmur2_of_aiokafka(key) & 0xFFFFFFFF

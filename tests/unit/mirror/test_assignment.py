@@ -20,6 +20,7 @@ from millrace.mirror.sharing.assignment import (
 from millrace.mirror.sharing.balance import WORTH
 from millrace.mirror.sharing.rates import level_of
 from millrace.mirror.topics.routes import SourcePartition
+from tests import seeds
 
 
 def partitions(count: int, source: str = "ewr", topic: str = "flights") -> list[SourcePartition]:
@@ -59,7 +60,7 @@ def test_topics_are_spread_over_workers() -> None:
 
 
 def test_random_changes_stay_balanced_sticky_and_complete() -> None:
-    seed = random.SystemRandom().randrange(1 << 32)
+    seed = seeds.given()
     rng = random.Random(seed)
     everything = {
         SourcePartition(f"dc{rng.randrange(3)}", f"t{rng.randrange(5)}", rng.randrange(8)) for _ in range(60)

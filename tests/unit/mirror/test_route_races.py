@@ -5,17 +5,16 @@ Workers die at any point, begin again, stand still for minutes and lose the answ
 the dead had sent may arrive later. At no moment do both mirrors carry, or tell that they do. In the end one
 carries, with all of its workers, whatever the dead have left behind.
 
-MILLRACE_ROUTE_HISTORIES sets how many stories are told, MILLRACE_ROUTE_SEED where they begin.
+tests/seeds.py says where the stories begin, and how many are told.
 """
 
 from __future__ import annotations
 
-import os
 import types
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from random import Random, randrange
+from random import Random
 from typing import Any, cast
 
 import pytest
@@ -30,8 +29,9 @@ from millrace.mirror.topics.proposals import DEAD_AFTER_MS, LEASE_MS, RENEW_AFTE
 from millrace.mirror.topics.route_guard import RouteGuard
 from millrace.mirror.topics.route_records import RouteKey, encode_key, encode_value, read_routes
 from millrace.mirror.topics.routes import Answer, KnownRoutes, Loop, Route, routes_topic
+from tests import seeds
 
-HISTORIES = int(os.environ.get("MILLRACE_ROUTE_HISTORIES", "2000"))
+HISTORIES = seeds.runs(2000)
 TOPIC = "flights"
 ENDS = {"there": ("A", "B"), "back": ("B", "A")}
 """Each mirror's source and target."""
@@ -267,15 +267,14 @@ def tell(histories: int, seed: int) -> Counter[str]:
         try:
             outcomes[story(Random(number))] += 1
         except AssertionError as error:
-            raise AssertionError(f"MILLRACE_ROUTE_SEED={number}: {error}") from error
+            raise AssertionError(f"{seeds.VARIABLE}={number}: {error}") from error
     return outcomes
 
 
 def test_whoever_dies_or_stands_still_two_never_carry_and_one_does_in_the_end(
     stage: pytest.MonkeyPatch,
 ) -> None:
-    seed = int(os.environ.get("MILLRACE_ROUTE_SEED", randrange(1 << 32)))
-    print("seed", seed)
+    seed = seeds.given()
     outcomes = tell(HISTORIES, seed)
     print(outcomes)
     if HISTORIES >= 1000:
@@ -364,7 +363,7 @@ def test_each_rule_is_needed(
     """Stories from `seed` on, which goes wrong at once as long as the guard asks its questions in this order;
     in some thousand of them one does anyhow."""
     without(stage)
-    with pytest.raises(AssertionError, match="MILLRACE_ROUTE_SEED"):
+    with pytest.raises(AssertionError, match=seeds.VARIABLE):
         tell(10_000, seed)
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from random import Random, randrange
+from random import Random
 
 import pytest
 
@@ -21,6 +21,7 @@ from millrace.mirror.topics.routes import (
     uneven_feeds,
 )
 from millrace.mirror.topics.routes import find_loop as find_loop_among
+from tests import seeds
 
 
 @pytest.mark.parametrize(
@@ -245,9 +246,7 @@ def mirrors_against_each_other(random: Random) -> tuple[int, list[bool]]:
 
 
 def test_of_two_mirrors_in_any_order_of_steps_exactly_one_carries() -> None:
-    seed = randrange(1 << 32)
-    print("seed", seed)
-    random = Random(seed)
+    random = Random(seeds.given())
     outcomes = [mirrors_against_each_other(random) for _ in range(3_000)]
     assert {most for most, _ in outcomes} == {1}
     assert {sum(carrying) for _, carrying in outcomes} == {1}

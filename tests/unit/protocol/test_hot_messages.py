@@ -15,6 +15,7 @@ from kio.static.primitive import i32Timedelta
 
 from millrace.broker.errors import ProtocolError
 from millrace.broker.protocol import frames, hot_fetch, hot_produce
+from tests import seeds
 
 TOPIC_ID = uuid.UUID("2b6c1f0e-9a51-4a41-8f25-1f1e7f8a2d11")
 
@@ -142,9 +143,7 @@ class TestProduce:
         assert hot_produce.decode_response(frame, version) == (answers, 3)
 
     def test_mutilated_messages_raise_protocol_error_only(self, version: int) -> None:
-        seed = random.randrange(2**32)
-        print("seed", seed)
-        rng = random.Random(seed)
+        rng = random.Random(seeds.given())
         request = frames.encode_request(self._kio_request(version), 9, "me")[4:]
         response = hot_produce.encode_response(version, 1, self._answers(version))[4:]
         for _ in range(300):
@@ -273,9 +272,7 @@ class TestFetch:
         assert response.partitions == partitions
 
     def test_mutilated_messages_raise_protocol_error_only(self, version: int) -> None:
-        seed = random.randrange(2**32)
-        print("seed", seed)
-        rng = random.Random(seed)
+        rng = random.Random(seeds.given())
         request = hot_fetch.encode_request(version, 3, "c", self._request(version))[4:]
         response = b"".join(hot_fetch.encode_response(version, 7, self._partitions(version)))[4:][:400]
         for _ in range(300):

@@ -18,6 +18,7 @@ from millrace.broker.server.answers import answer, build_entity, refusal, reques
 from millrace.broker.server.dispatch import Dispatcher, Handler
 from millrace.broker.server.registry import MODULES, handlers, spoken_apis
 from millrace.broker.telemetry.metrics import BrokerMetrics
+from tests import seeds
 
 EVERY_VERSION = [
     (module.API, version)
@@ -110,9 +111,7 @@ def test_what_is_not_spoken_is_answered_with_code_35(api_key: int, version: int)
 
 
 def test_random_bytes_never_raise_anything_but_a_protocol_error() -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = random.Random(seeds.given())
 
     async def nothing(_request: Any, _context: Any) -> Any:
         return None

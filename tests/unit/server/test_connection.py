@@ -24,6 +24,7 @@ from millrace.broker.server.memory_limits import (
 )
 from millrace.broker.telemetry.logs import RateLimit
 from millrace.broker.telemetry.metrics import BrokerMetrics
+from tests import seeds
 
 BUFFER_SIZE = 4096
 LARGEST_REQUEST = 1 << 20
@@ -139,9 +140,7 @@ def request(body: bytes) -> bytes:
 
 
 def test_frames_arrive_whole_however_the_bytes_are_cut() -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = random.Random(seeds.given())
     for _ in range(30):
         bodies = [rng.randbytes(rng.choice([0, 1, 50, 4_000, 5_000, 70_000])) for _ in range(20)]
         stream = b"".join(map(request, bodies))
