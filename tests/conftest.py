@@ -14,7 +14,7 @@ import structlog
 # Tests share helper modules (`tests.servers`, `tests.peers`), also when pytest is started by its script.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests import seeds
+from tests import log_tails, seeds
 from tests.kafka_fixture import kafka_peer  # noqa: F401
 from tests.pairs import (  # noqa: F401
     mortal_kafka_source,
@@ -40,6 +40,9 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("search" if seeds.is_chosen() else "gate")
 
+TESTS = Path(__file__).resolve().parent
+GUARDING = ("properties", "simulation")
+
 BrokerFactory = Callable[..., BrokerProcess]
 
 
@@ -47,11 +50,21 @@ BrokerFactory = Callable[..., BrokerProcess]
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[Any]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A test that drew its input and failed says with which seed."""
+    """A test that failed says with which seed it drew its input, and what servers said meanwhile."""
     report = yield
     if call.when == "call" and seeds.taken() and report.failed:
         report.sections.append(("seed", f"{seeds.VARIABLE}={seeds.given()} draws the same again"))
+    if report.failed and item.path.is_relative_to(TESTS):
+        folder = item.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+        report.sections += log_tails.sections(folder, call.start)
     return report
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Histories and models guard data, all of them."""
+    for item in items:
+        if item.path.is_relative_to(TESTS) and item.path.relative_to(TESTS).parts[0] in GUARDING:
+            item.add_marker(pytest.mark.safety)
 
 
 @pytest.fixture(autouse=True)

@@ -3,9 +3,9 @@
     python -m tests.suite
 
 What is random, long or a matrix (markers `long` and `unstable`) is left to `make test-long`. The tests of
-running clusters mostly wait for elections, sessions and restarts; the others mostly want a processor. So two
-runs of pytest go side by side, and the one that computes steps back (nice). The first one's output comes as
-it is made, the other's in one piece after it; what is returned is not 0 when any failed.
+running servers mostly wait for elections, sessions and restarts; the others mostly want a processor. So three
+runs of pytest go side by side (`parts`), each with servers of its own. The first one's output comes as it is
+made, the others' in one piece each after it; what is returned is not 0 when any failed.
 
 A few failed tests are run once more, alone, when all is over (`tests/second_try.py` says which). They are
 listed at the end and in `tests/unsteady.txt`, whatever came of it; `make lint` wants that file empty: each
@@ -33,24 +33,29 @@ UNFIT = 2
 TESTS_FAILED = 1
 """pytest's own status: it ran to its end, and some failed."""
 
-FIRST, REST = "cluster", "rest"
-BUDGETS_S = {FIRST: 840, REST: 840}
-"""What each part may take on two cores; a part that takes longer says so (tests/README.md)."""
+BUDGET_S = 840
+"""What each part may take on two cores; one that takes longer says so (tests/README.md)."""
+CLUSTER = "cluster"
+MIRRORS = "test_mirror_*.py"
 
 
 @dataclass(frozen=True)
 class Part:
-    """One run of pytest beside others, over these folders."""
+    """One run of pytest beside others: `words` are what it is to run."""
 
     name: str
-    folders: tuple[str, ...]
-    nice: int = 0
+    words: tuple[str, ...]
 
 
 def parts() -> list[Part]:
     """All of the gate; the first one's output is shown as it comes."""
-    folders = {path.relative_to(TESTS).parts[0] for path in TESTS.glob("*/**/test_*.py")}
-    return [Part(FIRST, (FIRST,)), Part(REST, tuple(sorted(folders - {FIRST})), nice=10)]
+    folders = {path.relative_to(TESTS).parts[0] for path in TESTS.glob("*/**/test_*.py")} - {CLUSTER}
+    mirrors = sorted(f"tests/{CLUSTER}/{path.name}" for path in (TESTS / CLUSTER).glob(MIRRORS))
+    return [
+        Part("mirrors", tuple(mirrors)),
+        Part("clusters", (f"tests/{CLUSTER}", f"--ignore-glob=*/{MIRRORS}")),
+        Part("all others", tuple(f"tests/{folder}" for folder in sorted(folders))),
+    ]
 
 
 def main() -> int:
@@ -99,7 +104,7 @@ def _side_by_side(failed: Sequence[Path]) -> list[int]:
     for part, output in zip(parts(), outputs, strict=True):
         if output is not None:
             output.seek(0)
-            print(f"\nBeside {FIRST}: {', '.join(part.folders)}\n", flush=True)
+            print(f"\nBeside them: {part.name}\n", flush=True)
             sys.stdout.buffer.write(output.read())
             sys.stdout.flush()
             output.close()
@@ -111,8 +116,8 @@ def _tell_times(took: dict[str, float]) -> None:
     times = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in took.items())
     print(f"\nSide by side: {times}", flush=True)
     for name, seconds in took.items():
-        if seconds > BUDGETS_S[name]:
-            print(f"{name} took {seconds - BUDGETS_S[name]:.0f} s too long (tests/README.md)", flush=True)
+        if seconds > BUDGET_S:
+            print(f"{name} took {seconds - BUDGET_S:.0f} s too long (tests/README.md)", flush=True)
 
 
 def start(
@@ -122,9 +127,8 @@ def start(
     shares = ports.shares(len(failed))
     return [
         _pytest(
-            [*words, *(f"tests/{each}" for each in part.folders)],
+            [*words, *part.words],
             failed=path,
-            nice=part.nice,
             output=output,
             environment=ports.environment(share),
         )
@@ -136,13 +140,12 @@ def _pytest(
     words: Sequence[str],
     *,
     failed: Path | None = None,
-    nice: int = 0,
     output: IO[bytes] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
     remember = [] if failed is None else ["-p", second_try.__name__, second_try.OPTION, str(failed)]
     return subprocess.Popen(
-        ["nice", "-n", str(nice), sys.executable, "-m", "pytest", *remember, *words],
+        [sys.executable, "-m", "pytest", *remember, *words],
         cwd=TESTS.parent,
         env={**os.environ, **(environment or {}), "PYTHONUNBUFFERED": "1"},
         stdout=output,

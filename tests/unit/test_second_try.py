@@ -128,7 +128,8 @@ def test_the_suite_passes_with_a_test_that_failed_once_and_lists_it(tmp_path, wr
     (tmp_path / "pyproject.toml").write_text(
         '[tool.pytest.ini_options]\naddopts = "--import-mode=importlib"\nmarkers = ["safety: guards data"]'
     )
-    (copied / "cluster" / "test_a.py").write_text("def test_fine(): pass")
+    for name in ("test_a.py", "test_mirror_a.py"):
+        (copied / "cluster" / name).write_text("def test_fine(): pass")
     (copied / "wire" / "test_x.py").write_text(written)
     ran = subprocess.run(
         [sys.executable, "-m", "tests.suite"], cwd=tmp_path, capture_output=True, text=True, timeout=120
