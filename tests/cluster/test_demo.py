@@ -141,6 +141,7 @@ def test_lost_and_repeated_records_are_named_one_by_one_and_a_kept_sandbox_serve
         assert loss["lost_between"] == [loss["producer"][-1].lower(), "agg"]
 
 
+@pytest.mark.long
 def test_killed_mirror_and_broker_lose_nothing(demo: Callable[..., Outcome]) -> None:
     outcome = demo("--kill")
     assert outcome.status in (0, 1), outcome.out + outcome.err

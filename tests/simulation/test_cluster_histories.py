@@ -36,7 +36,7 @@ from tests.simulation.cluster.history import History, Outcome
 from tests.simulation.cluster.loads import ALL, GROUPS, REPLICATION, STREAMS
 
 FIRST_SEED = int(os.environ.get("MILLRACE_SIMULATE_SEED", "1"))
-RUNS = int(os.environ.get("MILLRACE_SIMULATE_RUNS", "500"))
+RUNS = int(os.environ.get("MILLRACE_SIMULATE_RUNS", "150"))
 CHUNK = 50
 MOST_MUTATED_RUNS = 40
 

@@ -177,6 +177,7 @@ def test_lag_is_in_flight_and_what_the_source_deleted_too_early_is_named(spark, 
     assert lost(lagging.summary) == truth and lagging.summary["counts"]["in_flight"] == 100
 
 
+@pytest.mark.long
 def test_a_mirror_that_began_at_the_end_lost_what_was_before_across_streams(spark, clusters, topic, tmp_path):
     publish(
         clusters["ewr"], topic, "UA@ewr", 200

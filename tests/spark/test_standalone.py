@@ -179,6 +179,7 @@ spark.stop()
 """
 
 
+@pytest.mark.long
 def test_a_users_program_reads_cells_and_records_there(standalone, world, tmp_path):
     sender = stream("ewr", "UA@ewr", "00000000000000aa")
     world.send(sender, range(1, 121))
@@ -199,6 +200,7 @@ def test_a_users_program_reads_cells_and_records_there(standalone, world, tmp_pa
     assert found["sequences"] == list(range(1, 121)) and found["parts"] > 1
 
 
+@pytest.mark.long
 def test_what_a_cluster_lacks_is_said_in_one_line(standalone, world, tmp_path):
     sender = stream("ewr", "UA@ewr", "00000000000000aa")
     world.send(sender, range(1, 11))
