@@ -6,6 +6,8 @@ import asyncio
 import os
 import random
 
+import pytest
+
 from millrace.broker.client.admin import create_topic
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.read_to_end import read_topic_to_end
@@ -107,11 +109,13 @@ async def begin(first: Cluster, second: Cluster, topic: str, ends: tuple[End, En
     ]
 
 
+@pytest.mark.safety
 @in_pairs("millrace-millrace", "kafka-kafka")
 def test_kill_in_mid_flow_repeats_nothing(pair: Pair, second_source: End) -> None:
     asyncio.run(kill_in_mid_flow(pair, second_source, "exactly_once"))
 
 
+@pytest.mark.safety
 @in_pairs("millrace-kafka", "kafka-millrace")
 def test_kill_in_mid_flow_loses_nothing_at_least_once(pair: Pair, second_source: End) -> None:
     asyncio.run(kill_in_mid_flow(pair, second_source, "at_least_once"))

@@ -13,6 +13,8 @@ import random
 import signal
 import time
 
+import pytest
+
 from millrace.broker.client.admin import create_topic
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.open_transactions import OpenTransaction, open_transactions
@@ -179,6 +181,7 @@ async def kill_and_replace(
     return took_s
 
 
+@pytest.mark.safety
 @in_pairs("millrace-kafka", "kafka-millrace")
 def test_killed_worker_repeats_nothing_and_is_replaced_within_its_session(pair: Pair) -> None:
     async def scenario() -> None:
@@ -198,6 +201,7 @@ def test_killed_worker_repeats_nothing_and_is_replaced_within_its_session(pair: 
     asyncio.run(scenario())
 
 
+@pytest.mark.safety
 @in_pairs("millrace-millrace", "kafka-kafka")
 def test_worker_frozen_past_its_session_repeats_nothing(pair: Pair) -> None:
     async def scenario() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import random
 import subprocess
 
+import pytest
 import yaml
 
 from millrace.broker.client.admin import create_topic
@@ -18,6 +19,7 @@ from tests.pairs import Pair, in_pairs
 PARTITIONS = 2
 
 
+@pytest.mark.safety
 @in_pairs("kafka-millrace", "millrace-kafka", "kafka-kafka")
 def test_record_bytes_survive(pair: Pair) -> None:
     asyncio.run(carry(pair))

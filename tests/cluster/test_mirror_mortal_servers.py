@@ -12,6 +12,8 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from millrace.broker.client.admin import create_topic
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.read_to_end import read_topic_to_end
@@ -38,6 +40,7 @@ async def start_again(end: End) -> None:
     await asyncio.to_thread(end.server.wait_until_serving)
 
 
+@pytest.mark.safety
 @in_pairs("millrace-kafka", "kafka-millrace", mortal=True)
 def test_brokers_killed_in_mid_flow_cost_nothing(pair: Pair) -> None:
     """The source's, then the target's."""

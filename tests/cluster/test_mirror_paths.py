@@ -15,6 +15,7 @@ from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from millrace.broker.client.admin import create_topic
@@ -213,6 +214,7 @@ COMPACT_SOON = {
 }
 
 
+@pytest.mark.safety
 @in_pairs("kafka-millrace", "millrace-kafka")
 def test_every_record_is_read_at_the_target_as_at_the_source(pair: Pair) -> None:
     asyncio.run(all_kinds_of_topics(pair))
@@ -242,6 +244,7 @@ async def all_kinds_of_topics(pair: Pair) -> None:
     assert taken["coalesce"] >= 2 * 5 * 30, "each run of tiny batches was merged"
 
 
+@pytest.mark.safety
 @in_pairs("millrace-kafka", "kafka-kafka")
 def test_what_passes_through_is_the_same_bytes_on_the_disk(pair: Pair) -> None:
     asyncio.run(same_bytes(pair))

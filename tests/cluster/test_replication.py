@@ -185,6 +185,7 @@ def resume(broker: BrokerProcess) -> None:
     broker.process.send_signal(signal.SIGCONT)
 
 
+@pytest.mark.safety
 def test_what_was_acknowledged_survives_the_leader(broker_factory: BrokerFactory) -> None:
     cluster = Cluster(broker_factory)
     cluster.create(min_insync_replicas="2")
@@ -244,6 +245,7 @@ def test_a_follower_that_was_away_catches_up(broker_factory: BrokerFactory) -> N
     assert values_of(cluster.wait_until_logs_agree(1, 2, 3)) == [b"before", *big]
 
 
+@pytest.mark.safety
 def test_records_that_only_a_dead_leader_had_are_cut_when_it_returns(broker_factory: BrokerFactory) -> None:
     # From the pause to the kill no session may end: the leader, alone in sync, would be right to commit.
     cluster = Cluster(broker_factory, zookeeper_session_timeout_ms=4_000)
