@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from millrace.deploy.demo.tail import Latency
+from millrace.deploy.demo.tail import Latency, Span
 
 PLAIN_INTERVAL_S = 2.0
 PAPER_LATENCY_S = 10
@@ -71,9 +71,15 @@ class Display:
 def latency_line(latency: Latency | None) -> str:
     if latency is None:
         return "latency from send to readable in the aggregate: not measured"
+
+    def told(span: Span) -> str:
+        return f"mean {span.mean_ms:,.0f} ms, p99 {span.p99_ms:,.0f} ms"
+
     return (
-        f"latency from send to readable in the aggregate: mean {latency.mean_ms:,.0f} ms, "
-        f"p99 {latency.p99_ms:,.0f} ms over {latency.count:,} records (the paper: about {PAPER_LATENCY_S} s)"
+        f"latency from send to readable in the aggregate: {told(latency.whole)} "
+        f"over {latency.count:,} records (the paper: about {PAPER_LATENCY_S} s)\n"
+        f"  of it the producers' queues and the sources' answers: {told(latency.to_source)}; "
+        f"mirror and aggregate: {told(latency.to_aggregate)}"
     )
 
 

@@ -4,9 +4,9 @@ Started by the demo as `python -m millrace.deploy.demo.replay PLAN`, where PLAN 
 Events go out in the order of their creation, the feeds of a datacenter interleaved as they were, spread over
 the time the plan gives (a clock shared by all datacenters, so a year passes everywhere alike).
 
-Progress goes to standard output, one JSON object a line: `{"published": n}`. The time at which each event was
-handed to its producer goes to a file (`SentTimes`) for the latency figures. Ends with status 0 when every
-event is acknowledged, 1 when one is not.
+Progress goes to standard output, one JSON object a line: `{"published": n}`. The times at which each event
+was handed to its producer and acknowledged by the source go to a file (`SentTimes`) for the latency figures.
+Ends with status 0 when every event is acknowledged, 1 when one is not.
 """
 
 from __future__ import annotations
@@ -53,14 +53,18 @@ class ReplayPlan:
 
 
 class SentTimes:
-    """When each event was handed to its producer: Unix milliseconds by (producer, sequence)."""
+    """When each event was handed to its producer and when its source acknowledged it: (2, count) Unix
+    milliseconds by producer; in the second row NaN where that is not known."""
 
     def __init__(self, times: dict[str, NDArray[np.float64]]):
         self._times = times
 
-    def at(self, producer: str, sequence: int) -> float | None:
+    def at(self, producer: str, sequence: int) -> tuple[float, float] | None:
+        """(sent, acknowledged); None for what was not sent here."""
         times = self._times.get(producer)
-        return float(times[sequence - 1]) if times is not None and 0 < sequence <= len(times) else None
+        if times is None or not 0 < sequence <= times.shape[1]:
+            return None
+        return float(times[0, sequence - 1]), float(times[1, sequence - 1])
 
     def write(self, path: Path) -> None:
         names = sorted(self._times)
@@ -71,6 +75,24 @@ class SentTimes:
     def read(cls, path: Path) -> SentTimes:
         with np.load(path) as stored:
             return cls({str(name): stored[f"t{index}"] for index, name in enumerate(stored["names"])})
+
+
+class Acknowledgements:
+    """Takes the delivery reports of one producer, in the order of sending: its key is one partition's.
+
+    What a report says of the time is from `produce` to the answer; the report itself is served later.
+    """
+
+    def __init__(self, replay: Replay, times: NDArray[np.float64]):
+        self._replay = replay
+        self._times = times
+        self._count = 0
+
+    def __call__(self, error: Any, message: Any) -> None:
+        self._replay.delivered(error)
+        if error is None and (took_s := message.latency()) is not None:
+            self._times[1, self._count] = self._times[0, self._count] + took_s * 1000.0
+        self._count += 1
 
 
 class Replay:
@@ -88,7 +110,7 @@ class Replay:
         """Sends everything, closes the streams; the exit status."""
         producers = [self._producer(feed) for feed in self._feeds]
         feed_numbers, rows = self._in_order()
-        sent = [np.zeros(len(self._events.feeds[feed])) for feed in self._feeds]
+        sent = [np.full((2, len(self._events.feeds[feed])), np.nan) for feed in self._feeds]
         self._send_all(producers, feed_numbers, rows, sent)
         for producer in producers:
             producer.flush(FLUSH_TIMEOUT_S)
@@ -114,6 +136,7 @@ class Replay:
         keys = [feed.producer.encode() for feed in self._feeds]
         positions = [0] * len(producers)
         due = self._due_times(rows)
+        told = [Acknowledgements(self, times) for times in sent]
         created = self._events.created_ms
         values = self._events.values.take(rows)
         numbers, row_list = feed_numbers.tolist(), rows.tolist()
@@ -126,12 +149,12 @@ class Replay:
             while True:
                 try:
                     producer.produce(
-                        topic, value, keys[number], timestamp=created_ms, on_delivery=self._delivered
+                        topic, value, keys[number], timestamp=created_ms, on_delivery=told[number]
                     )
                     break
                 except BufferError:
                     producer.poll(0.05)
-            sent[number][positions[number]] = now_ms
+            sent[number][0, positions[number]] = now_ms
             positions[number] += 1
 
     def _wait_until(self, due_at: float, producers: list[AuditedProducer]) -> None:
@@ -183,7 +206,7 @@ class Replay:
             }
         )
 
-    def _delivered(self, error: Any, message: Any) -> None:
+    def delivered(self, error: Any) -> None:
         if error is None:
             self._published += 1
         elif len(self._refused) < 10:

@@ -3,7 +3,9 @@
 A thread with its own event loop, started by the demo before the replay. It fetches every partition of the
 audited topic at its end with a long poll, and of every fourth batch notes the records' identities with the
 time of their arrival. After the replay those times meet the times at which the replay processes sent the same
-records: the difference is the latency from send to readable, on one machine's clock.
+records: the difference is the latency from send to readable, on one machine's clock. The acknowledgement by
+the source divides it: what comes before is the producer's queue and the source's answer, what comes after the
+mirror and the aggregate.
 
 A broker that goes away and comes back (`--kill`) is waited for; records that were read already are not read
 again, so a pause shows as the latency it was.
@@ -16,8 +18,10 @@ import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import isnan
 
 import numpy as np
+from numpy.typing import NDArray
 
 from millrace.audit.contract.header import HEADER_KEY, InvalidIdentity, decode_identity
 from millrace.broker.client.cluster import Cluster
@@ -34,19 +38,35 @@ RETRY_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Latency:
-    """From send to readable in the aggregate, over `count` sampled records."""
+class Span:
+    """How long something took, over all records that were looked at."""
 
-    count: int
     mean_ms: float
     p99_ms: float
 
     @classmethod
-    def of(cls, latencies_ms: list[float]) -> Latency | None:
-        if not latencies_ms:
+    def of(cls, values_ms: NDArray[np.float64]) -> Span:
+        return cls(float(values_ms.mean()), float(np.percentile(values_ms, 99)))
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """From send to readable in the aggregate, over `count` sampled records; to the source's acknowledgement,
+    and from there on."""
+
+    count: int
+    whole: Span
+    to_source: Span
+    to_aggregate: Span
+
+    @classmethod
+    def of(cls, times_ms: list[tuple[float, float, float]]) -> Latency | None:
+        """Of (sent, acknowledged, readable); a record may be readable before its answer has arrived."""
+        if not times_ms:
             return None
-        values = np.array(latencies_ms)
-        return cls(len(latencies_ms), float(values.mean()), float(np.percentile(values, 99)))
+        sent, acknowledged, readable = np.array(times_ms).T
+        carried = np.maximum(readable - acknowledged, 0.0)
+        return cls(len(sent), Span.of(readable - sent), Span.of(acknowledged - sent), Span.of(carried))
 
 
 class TailReader:
@@ -69,14 +89,14 @@ class TailReader:
         self._thread.join(timeout=10.0)
 
     def latency(self, sent: Iterable[SentTimes]) -> Latency | None:
-        """Call after `stop`. Records whose send time is not known (another run's) do not count."""
+        """Call after `stop`. Records whose times are not known (another run's) do not count."""
         by_producer = list(sent)
-        latencies = []
+        known = []
         for (producer, sequence), arrived_ms in self._arrivals.items():
-            sent_ms = next((at for times in by_producer if (at := times.at(producer, sequence))), None)
-            if sent_ms is not None:
-                latencies.append(arrived_ms - sent_ms)
-        return Latency.of(latencies)
+            times = next((at for times in by_producer if (at := times.at(producer, sequence))), None)
+            if times is not None and not isnan(times[1]):
+                known.append((*times, arrived_ms))
+        return Latency.of(known)
 
     def _run(self) -> None:
         try:

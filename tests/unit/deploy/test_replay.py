@@ -28,6 +28,13 @@ class Numbers:
         return (str(row).encode() for row in rows)
 
 
+class Delivered:
+    """A message of which its producer says that it was acknowledged 5 ms after `produce`."""
+
+    def latency(self) -> float:
+        return 0.005
+
+
 class FakeProducer:
     """Takes records until it is full, like a producer whose queue must be polled."""
 
@@ -46,7 +53,7 @@ class FakeProducer:
     def poll(self, timeout: float) -> int:
         self.room = 2
         for report in self.waiting:
-            report(None, None)
+            report(None, Delivered())
         self.waiting.clear()
         return 0
 
@@ -86,7 +93,10 @@ def test_each_feed_is_sent_whole_in_its_order_with_its_times(
     assert producers["p"].taken == [(b"0", 10), (b"2", 20), (b"4", 50)]
     assert producers["q"].taken == [(b"3", 30), (b"1", 40)]
     sent = SentTimes.read(path)
-    assert all(sent.at("p", number) for number in (1, 2, 3))
+    for number in (1, 2, 3):
+        times = sent.at("p", number)
+        assert times is not None
+        assert times[1] - times[0] == pytest.approx(5.0, abs=0.01)
     assert sent.at("p", 4) is None
     assert sent.at("p", 0) is None
     assert sent.at("r", 1) is None
@@ -127,12 +137,20 @@ def test_plan_written_and_read_is_the_same(tmp_path: Path) -> None:
 
 def test_latency_counts_only_records_whose_sending_is_known() -> None:
     reader = TailReader("127.0.0.1:1", "t")
-    reader._arrivals = {("p", 1): 110.0, ("p", 2): 230.0, ("other", 1): 5.0}
-    latency = reader.latency([SentTimes({"p": np.array([100.0, 200.0])})])
+    reader._arrivals = {("p", 1): 110.0, ("p", 2): 230.0, ("p", 3): 990.0, ("other", 1): 5.0}
+    sent, acknowledged = [100.0, 200.0, 300.0], [104.0, 212.0, np.nan]
+    latency = reader.latency([SentTimes({"p": np.array([sent, acknowledged])})])
     assert latency is not None
-    assert (latency.count, latency.mean_ms) == (2, 20.0)
-    assert 10.0 < latency.p99_ms <= 30.0
+    assert (latency.count, latency.whole.mean_ms) == (2, 20.0)
+    assert 10.0 < latency.whole.p99_ms <= 30.0
+    assert (latency.to_source.mean_ms, latency.to_aggregate.mean_ms) == (8.0, 12.0)
     assert Latency.of([]) is None
+
+
+def test_a_record_that_is_readable_before_its_answer_came_took_the_mirror_no_time() -> None:
+    latency = Latency.of([(100.0, 120.0, 110.0)])
+    assert latency is not None
+    assert (latency.to_source.mean_ms, latency.to_aggregate.mean_ms) == (20.0, 0.0)
 
 
 def _fields(plan: ReplayPlan) -> dict[str, Any]:
