@@ -119,11 +119,11 @@ bench-producer: .venv/.ready-test
 
 # The audit's state on a real HDFS, which Maven fetches the first time (56 MB).
 test-hdfs: .venv/.ready-test
-	MILLRACE_HDFS=1 $(BIN)/python -m pytest tests/spark/test_state_on_hdfs.py $(ARGS)
+	$(BIN)/python -m pytest -m "" tests/spark/test_state_on_hdfs.py $(ARGS)
 
 # The mirror between an older Apache Kafka, which Maven fetches the first time (30 MB), and those of today.
 test-older-kafka: .venv/.ready-test
-	MILLRACE_OLDER_KAFKA=1 $(BIN)/python -m pytest tests/cluster/test_mirror_older_kafka.py $(ARGS)
+	$(BIN)/python -m pytest -m "" tests/cluster/test_mirror_older_kafka.py $(ARGS)
 
 audit-mutations: .venv/.ready-test
 	MILLRACE_AUDIT_RUNS=$(if $(filter file,$(origin RUNS)),1000,$(RUNS)) \

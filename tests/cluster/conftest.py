@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -12,9 +11,6 @@ from tests.cluster.audited_topics import DEADLINE_S
 from tests.cluster.one_broker import create
 from tests.raw_client import RawClient
 from tests.servers import BrokerProcess, ZooKeeper
-
-# `make test-older-kafka` runs it: it fetches 30 MB and takes three minutes.
-collect_ignore = [] if "MILLRACE_OLDER_KAFKA" in os.environ else ["test_mirror_older_kafka.py"]
 
 
 @pytest.fixture(scope="module")

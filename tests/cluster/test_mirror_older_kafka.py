@@ -34,7 +34,8 @@ from tests.peers.kafka import KafkaPeer
 from tests.peers.older_kafka import OlderKafkaPeer
 from tests.servers import ZooKeeper
 
-pytestmark = [pytest.mark.java, pytest.mark.kafka]
+# It fetches 30 MB and takes three minutes.
+pytestmark = [pytest.mark.java, pytest.mark.kafka, pytest.mark.long]
 
 AS_SOURCE, AS_TARGET = ("older-millrace", "older-kafka"), ("millrace-older", "kafka-older")
 NEWEST_FETCH = 11

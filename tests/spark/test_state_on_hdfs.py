@@ -23,7 +23,8 @@ from millrace.audit.keeping.waivers import give_waiver
 from millrace.broker.errors import DiskFull, MillraceError
 from tests.peers.hdfs import SUPERUSER, HdfsPeer
 
-pytestmark = pytest.mark.java
+# It fetches 56 MB and takes two minutes.
+pytestmark = [pytest.mark.java, pytest.mark.long]
 DAY_MS = 86_400_000
 START_MS = 1_356_998_400_000
 NOW_MS = START_MS + 400 * DAY_MS
