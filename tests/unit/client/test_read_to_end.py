@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from millrace.broker.client import read_to_end
+from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.read_to_end import TopicRecord, read_topic_to_end
 from millrace.broker.errors import (
     CorruptMessage,
@@ -31,7 +34,8 @@ def batch(offset: int, count: int = 1) -> bytes:
 class Topic:
     """Fetch and ListOffsets over batches written out by hand; `answers` come first, then the truth."""
 
-    def __init__(self, batches: dict[int, bytes], begin: int, end: int) -> None:
+    def __init__(self, batches: dict[int, bytes], begin: int, end: int, name: str = "flights") -> None:
+        self.name = name
         self.batches = batches
         self.begin = begin
         self.end = end
@@ -54,7 +58,7 @@ class Topic:
         if self.stable_ends:
             found = [data for data in found if parse_header(memoryview(data)).last_offset < stable_end]
         given = hot_fetch.PartitionData(
-            "flights",
+            self.name,
             0,
             code,
             high_watermark=-1 if code else self.grown_end,
@@ -77,15 +81,20 @@ class Topic:
             leader_epoch=0,
         )
         topic = nested(
-            Api.LIST_OFFSETS, head.version, "ListOffsetsTopicResponse", name="flights", partitions=(part,)
+            Api.LIST_OFFSETS, head.version, "ListOffsetsTopicResponse", name=self.name, partitions=(part,)
         )
         return response(Api.LIST_OFFSETS, head.version, topics=(topic,))
 
-    async def read(self, **options: bool) -> list[TopicRecord]:
+    @asynccontextmanager
+    async def serve(self) -> AsyncIterator[Cluster]:
         broker = FakeBroker({Api.FETCH: self.fetch, Api.LIST_OFFSETS: self.list_offsets})
-        broker.topics = {"flights": {0: 1}}
+        broker.topics = {self.name: {0: 1}}
         async with broker, cluster(broker.server.address) as ewr:
-            return [record async for record in read_topic_to_end(ewr, "flights", **options)]
+            yield ewr
+
+    async def read(self, **options: bool) -> list[TopicRecord]:
+        async with self.serve() as ewr:
+            return [record async for record in read_topic_to_end(ewr, self.name, **options)]
 
     def offsets(self) -> list[int]:
         return [record.offset for record in asyncio.run(self.read())]

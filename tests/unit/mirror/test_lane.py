@@ -83,6 +83,18 @@ def test_refused_batch_leaves_and_the_others_take_its_sequence() -> None:
     assert second.base_sequence == 10
 
 
+def test_refusal_behind_a_failure_frees_no_sequence() -> None:
+    """The one that failed may be in the log: its number, and those behind it, are taken."""
+    made = confirmed(2)
+    first, second = send_all(made)
+    made.answered(first, Outcome.RETRY, 0)
+    assert made.answered(second, Outcome.REFUSED, 0) is Outcome.RETRY
+    assert send_all(made, 10_000) == [first]
+    made.answered(first, Outcome.ACKNOWLEDGED, 10_000)
+    assert send_all(made, 10_000) == [second]
+    assert [first.base_sequence, second.base_sequence] == [10, 20]
+
+
 def test_halves_take_the_place_of_a_refused_batch() -> None:
     made = confirmed(2)
     first, second = send_all(made)
