@@ -48,10 +48,9 @@ from millrace.audit.keeping.waivers import Standing, Target, read_waivers, stand
 from millrace.audit.reconciliation.reconcile import Passage, Place
 from millrace.audit.reconciliation.settled import SETTLED_SCHEMA, revisions_of, settle, table_digest, without
 from millrace.audit.reconciliation.verdict_rows import Reconciler, iso_time, verdict_rows
-from millrace.audit.reconciliation.verdicts import Verdict, WindowState
 from millrace.audit.report import notes
 from millrace.audit.report.folder import note_failure, write_report
-from millrace.audit.report.summary import summarise
+from millrace.audit.report.summary import exit_status, summarise
 from millrace.audit.runs import backfill, fact_rows
 from millrace.audit.runs.arrivals import arrival_passages
 from millrace.audit.runs.backfill import TimeRange
@@ -196,7 +195,7 @@ def _run(
                 state.commit(after)
         progress("writing the report")
         problem = _tell(job, found, summary)
-    return JobResult(_status(found), summary, problem)
+    return JobResult(exit_status(summary), summary, problem)
 
 
 def _check_report(folder: Path) -> None:
@@ -505,6 +504,8 @@ def _summary(job: Run, after: Commit, cells: RunCells, found: Findings) -> dict[
         untrusted={each.what: each.count for each in doubts.told()},
         unaudited=unaudited,
         accepted=doubts.waived(),
+        waived=found.waived,
+        in_doubt=bool(doubts.holding()),
         untrusted_waivers=[each.told() for each in doubts.waivers],
         waivers=[each.told() for each in found.waivers],
         watermarks={topic: iso_time(at) for topic, at in found.watermarks.items()},
@@ -514,7 +515,6 @@ def _summary(job: Run, after: Commit, cells: RunCells, found: Findings) -> dict[
     back = steps_back(job.before.watermarks, found.watermarks)
     if back:
         summary["watermark_steps_back"] = back
-    summary["exit_status"] = _status(found)
     return summary
 
 
@@ -551,22 +551,3 @@ def _tell(job: Run, found: Findings, summary: Mapping[str, Any]) -> str:
     except ZooKeeperUnreachable as problem:
         return f"the watermarks were not told to {problem}"
     return f"a later run had told the watermark of {', '.join(overtaken)}" if overtaken else ""
-
-
-def _status(found: Findings) -> int:
-    """0 all settled windows proven, matched by count or waived, and nothing else in doubt; 1 loss or
-    duplicate; 2 unknown."""
-    worst, settled = Verdict.PROVEN, 0
-    names = ["topic", "stream", "window_start_ms", "state", "verdict"]
-    waived = found.waived
-    for row in found.rows.select(names).to_pylist():
-        start_ms = row["window_start_ms"]
-        is_settled = row["state"] == WindowState.SETTLED
-        settled += is_settled
-        if (row["topic"], row["stream"] if start_ms is None else start_ms) in waived:
-            continue
-        if is_settled or Verdict[row["verdict"]] >= Verdict.DUPLICATE:
-            worst = max(worst, Verdict[row["verdict"]])
-    if found.doubts.holding() or not settled:
-        worst = max(worst, Verdict.UNKNOWN)
-    return {Verdict.LOSS: 1, Verdict.DUPLICATE: 1, Verdict.UNKNOWN: 2}.get(worst, 0)

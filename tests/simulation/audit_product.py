@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from millrace.audit.config import AuditConfig, parse_config
 from millrace.audit.contract.events import EventLedger, event_to_keep, kept_event
-from millrace.audit.job import Findings, _status
+from millrace.audit.job import Findings
 from millrace.audit.keeping.state import Commit
 from millrace.audit.reconciliation.reconcile import roster_rows
 from millrace.audit.reconciliation.settled import settle
@@ -217,7 +217,7 @@ class Audit:
             watermarks=found.watermarks,
             now_ms=captured.taken_ms,
             untrusted={each.what: each.count for each in found.doubts.told()},
-            exit_status=_status(found),
+            exit_status=summary["exit_status"],
             summary=summary,
         )
 
@@ -245,6 +245,7 @@ class Audit:
             grace_ms=config.grace_ms,
             window_ms=config.window_ms,
             untrusted={each.what: each.count for each in doubts.told()},
+            in_doubt=bool(doubts.holding()),
             unaudited=Counter(unaudited_of(notes)) + Counter(unaudited_of(tail_notes)),
             watermarks={topic: iso_time(at) for topic, at in watermarks.items()},
         )
