@@ -45,7 +45,13 @@ from millrace.broker.client.leader_epochs import EpochStarts, epoch_histories
 from millrace.broker.client.metadata import NO_TOPIC_ID, ClusterMetadata
 from millrace.broker.client.offsets import EARLIEST, LATEST, ListedOffset
 from millrace.broker.client.read_to_end import read_topic_to_end
-from millrace.broker.errors import ClusterUnreachable, ConfigError, KafkaError
+from millrace.broker.errors import (
+    ClusterUnreachable,
+    ConfigError,
+    KafkaError,
+    UnknownTopicOrPartition,
+    error_for_code,
+)
 from millrace.broker.protocol.topic_partition import TopicPartition
 
 EVENTS_TOPIC = "millrace.audit"
@@ -106,7 +112,8 @@ class Capture:
     `commit_epochs` the leader epoch that was committed with it (-1 where none was), `claims` what
     members said with their commits that their events tell of (`group_counts`), `answered` what events told
     of those sessions before any was pruned; `gone` {(cluster, place): topic} of topics that a cluster has
-    not; `cluster_ids` are Kafka's ("" where a cluster has none).
+    not; `withheld` {(cluster, place): sentence} of those that it does not tell of, whether it has them or
+    not (no permission, no leader yet); `cluster_ids` are Kafka's ("" where a cluster has none).
     `silent_sources` are sentences on source clusters whose producers cannot tell anything. `pinned_ms` is
     when the last partition had been pinned: what had vanished by then may have been written up to then.
     """
@@ -120,6 +127,7 @@ class Capture:
     untrusted: list[str] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
     gone: dict[tuple[str, str], str] = field(default_factory=dict)
+    withheld: dict[tuple[str, str], str] = field(default_factory=dict)
     silent_sources: list[str] = field(default_factory=list)
     source_names: dict[tuple[str, str], str] = field(default_factory=dict)
     carriers: dict[str, set[str]] = field(default_factory=dict)
@@ -179,7 +187,6 @@ async def capture(config: AuditConfig, ledger: EventLedger, clock_ms: Callable[[
         await _read_positions(captured, config, clusters, metadata)
         await _pin(captured, config, clusters, config.aggregates())
         captured.pinned_ms = clock_ms()
-    check_topics(captured, config)
     captured.pins.sort(key=lambda pin: (pin.cluster, pin.topic, pin.partition))
     return captured
 
@@ -222,23 +229,13 @@ async def _committed(
     }
 
 
-def check_topics(captured: Capture, config: AuditConfig) -> None:
-    """Raise ConfigError for an audited topic that no cluster has and no producer tells of: a slip of the pen,
-    which would look like a total loss."""
-    known = {audited_topic(pin.topic) for pin in captured.pins}
-    told = {facts.topic for facts in captured.ledger.streams.values()}
-    for number, topic in enumerate(config.topics):
-        names = {name for cluster in config.clusters.values() for name in cluster.topics_here(topic)}
-        if topic not in known and not told & {topic, *names}:
-            raise ConfigError(
-                config.where(f"topics[{number}]"), topic, "a topic that at least one of the clusters has"
-            )
-
-
 async def _read_events(captured: Capture, config: AuditConfig, cluster: Cluster) -> None:
     metadata = await cluster.metadata([EVENTS_TOPIC])
     is_source = config.clusters[cluster.name].tier == "source"
     if EVENTS_TOPIC not in metadata.topics:
+        refused = _refusal(metadata, EVENTS_TOPIC)
+        if refused is not None:
+            raise ClusterUnreachable(cluster.name, f"{EVENTS_TOPIC} cannot be read: {refused}")
         sentence = f"cluster {cluster.name} has no topic {EVENTS_TOPIC}: its producers tell nothing"
         if is_source:  # an aggregate need not have producers
             captured.absent.append(sentence)
@@ -282,8 +279,13 @@ async def _pin_cluster(captured: Capture, config: AuditConfig, cluster: Cluster)
     )
     for name, place in here:
         if name not in metadata.topics:
-            captured.absent.append(f"cluster {cluster.name} has no topic {name}")
-            captured.gone[cluster.name, place] = name
+            refused = _refusal(metadata, name)
+            if refused is None:
+                captured.absent.append(f"cluster {cluster.name} has no topic {name}")
+                captured.gone[cluster.name, place] = name
+            else:
+                withheld = f"cluster {cluster.name} does not tell of topic {name}: {refused}"
+                captured.withheld[cluster.name, place] = withheld
             continue
         for _, partition in metadata.partitions(name):
             captured.pins.append(
@@ -300,6 +302,13 @@ async def _pin_cluster(captured: Capture, config: AuditConfig, cluster: Cluster)
                     epochs=histories.get((name, partition), ()),
                 )
             )
+
+
+def _refusal(metadata: ClusterMetadata, name: str) -> KafkaError | None:
+    """Why the cluster does not tell of a topic that it did not describe; None where it says that there is
+    none. A topic that the auditor may not see is not an empty one."""
+    code = metadata.topic_errors.get(name, UnknownTopicOrPartition.code)
+    return None if code == UnknownTopicOrPartition.code else error_for_code(code)
 
 
 _Offsets = Mapping[TopicPartition, ListedOffset]

@@ -99,6 +99,7 @@ class _Client:
                 name: SimpleNamespace(topic_id=of[0].topic_id if of else capture_module.NO_TOPIC_ID)
                 for name, of in logs.items()
             },
+            topic_errors={},
             partitions=lambda name: [(name, log.partition) for log in logs.get(name, ())],
         )
 
