@@ -55,6 +55,7 @@ from millrace.audit.runs import backfill, fact_rows
 from millrace.audit.runs.arrivals import arrival_passages
 from millrace.audit.runs.backfill import TimeRange
 from millrace.audit.runs.capture import Capture, capture, settle_claims
+from millrace.audit.runs.copied_headers import Foreign, foreign_notes, split_foreign
 from millrace.audit.runs.fact_rows import PrunedWindows
 from millrace.audit.runs.reading_plan import plan_backfill, plan_ranges, read_until
 from millrace.audit.runs.reconciling import reconciler_of, roster_of, streams_of, tiers_of
@@ -86,7 +87,8 @@ class JobResult:
 @dataclass(slots=True)
 class Run:
     """One run's working values, handed from step to step. `pruned` is what is left of pruned windows by
-    stream, `late` counts what came for them, `only` is the backfill's range."""
+    stream, `late` counts what came for them, `foreign` what lies in another topic than its stream's, `only`
+    is the backfill's range."""
 
     config: AuditConfig
     master: str
@@ -101,6 +103,7 @@ class Run:
     facts: pa.Table
     pruned: dict[str, PrunedWindows] = field(default_factory=dict)
     late: dict[str, int] = field(default_factory=dict)
+    foreign: Foreign = field(default_factory=dict)
     only: TimeRange | None = None
 
     @property
@@ -397,7 +400,8 @@ def _reconcile(spark: SparkSession, job: Run, after: Commit, cells: RunCells) ->
     with failing_in_one_line():
         for name in foreign:
             arrivals[name] = arrival_passages(cells.all(), job.captured.pins, job.config.sources(), name)
-    rows, late = upkeep.split_late(cells.reconcile(_reconciler(job, after, doubts, arrivals)))
+    rows, job.foreign = split_foreign(cells.reconcile(_reconciler(job, after, doubts, arrivals)))
+    rows, late = upkeep.split_late(rows)
     for what, count in late.items() if job.only is None else ():  # a backfill reads all of it again
         job.late[what] = job.late.get(what, 0) + count
     roster = verdict_rows(roster_of(job.config, job.captured, rows))
@@ -503,6 +507,7 @@ def _summary(job: Run, after: Commit, cells: RunCells, found: Findings) -> dict[
         window_ms=job.config.window_ms,
         untrusted={each.what: each.count for each in doubts.told()},
         unaudited=unaudited,
+        foreign=job.foreign,
         accepted=doubts.waived(),
         waived=found.waived,
         in_doubt=bool(doubts.holding()),
@@ -523,6 +528,7 @@ def _notes(job: Run, doubts: Doubts) -> list[str]:
     told = [
         *notes.window_notes(streams_of(config, captured), config.topics, config.window_ms),
         *notes.absent_notes(captured.absent, captured.silent_sources),
+        *foreign_notes(job.foreign),
         *doubts.notes(),
     ]
     if job.only is not None:

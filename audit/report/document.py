@@ -181,6 +181,14 @@ class Reason(_Part):
     count: Count
 
 
+class Foreign(_Part):
+    """Records in a topic that came with the identity of another topic's stream."""
+
+    topic: str
+    tier: str
+    count: Count
+
+
 class OpenWindows(_Part):
     """Windows that are not settled: the verdict does not speak of them, `counts` has their records too."""
 
@@ -217,6 +225,7 @@ class SummaryDocument(_Part):
     reasons: list[Reason]
     notes: Annotated[list[str], Field(description="Sentences that change no verdict.")] = []
     unaudited: Annotated[dict[str, Count], Field(description="Records without identity, by tier.")]
+    foreign: list[Foreign] = []
     at: str | None
     window_ms: Annotated[int, Field(ge=1)]
 

@@ -40,6 +40,8 @@ told in full, with every field's type, by `summary.schema.json` beside this file
     reasons         [{reason, count}]                 why windows are unknown, the commonest first
     notes           [sentence]                        what else a reader should know; changes no verdict
     unaudited       records without an identity header, {tier: n}
+    foreign         [{topic, tier, count}]: records that came into the topic with the identity of another
+                    topic's stream; they are not audited
     at, window_ms   when it was taken (ISO 8601) and the window's length
 
 `window_start` is ISO 8601 UTC; null where no window can be named (a lost tail). Totals agree with the rows
@@ -85,6 +87,7 @@ def summarise(
     window_ms: int,
     untrusted: Mapping[str, int],
     unaudited: Mapping[str, int],
+    foreign: Mapping[tuple[str, str], int] | None = None,
     grace_ms: int = 0,
     accepted: Collection[str] = (),
     waived: Collection[tuple[str, int | str]] = (),
@@ -143,6 +146,10 @@ def summarise(
         "reasons": [{"reason": reason, "count": count} for reason, count in gathered.reasons.most_common()],
         "notes": list(notes),
         "unaudited": dict(sorted(unaudited.items())),
+        "foreign": [
+            {"topic": topic, "tier": tier, "count": count}
+            for (topic, tier), count in sorted((foreign or {}).items())
+        ],
         "at": iso_time(at_ms),
         "window_ms": window_ms,
     }

@@ -118,7 +118,8 @@ TRAPS: list[tuple[str, Callable[[Scene], None], Breakage]] = [
     ("topic re-created", topic_recreated, lambda patch: (
         patch.setattr(reading_plan, "passages", passages_of_any_topic),
         patch.setattr(reconciling, "passages", passages_of_any_topic))[0]),
-    ("topics merged by a rename", merged_topics, replacing(Reconciler, "_is_reread", lambda *_: False)),
+    ("topics merged by a rename", merged_topics,
+     rewriting(Reconciler.verdicts, " if audited_topic(cell.topic) == topic]", "]")),
     ("partitions added", partition_added,
      rewriting(reading_plan.plan_ranges, "elif is_source and pin.cluster in mirrored:", "elif False:")),
     ("LogAppendTime on one hop", log_append_time,
