@@ -9,7 +9,9 @@ as the list of its steps:
 3. pin the ends of the source partitions (what the events acknowledge lies below);
 4. read the mirrors' positions from the aggregates (what lies below them was acknowledged there), and their
    routes, which say to which topic that was;
-5. pin the ends of the aggregate partitions.
+5. read the gaps that were told since (a mirror tells a gap before its position passes it), and nothing else
+   of the events: what they acknowledge by now may lie above the pinned ends;
+6. pin the ends of the aggregate partitions.
 
 With each end it asks in which leader epochs the log was written: one that was shortened since somebody read
 it, and has grown again, is told by nothing else (`log_history`).
@@ -44,7 +46,7 @@ from millrace.broker.client.group_offsets import CommittedOffset, fetch_offsets
 from millrace.broker.client.leader_epochs import EpochStarts, epoch_histories
 from millrace.broker.client.metadata import NO_TOPIC_ID, ClusterMetadata
 from millrace.broker.client.offsets import EARLIEST, LATEST, ListedOffset
-from millrace.broker.client.read_to_end import read_topic_to_end
+from millrace.broker.client.read_to_end import TopicRecord, read_topic_to_end
 from millrace.broker.errors import (
     ClusterUnreachable,
     ConfigError,
@@ -109,6 +111,7 @@ class Capture:
     `source_names` {(mirror, its name of a source): the audit's name}, where the cluster's id told it.
     `carriers` {mirror: aggregates that it brings an audited topic to, under its audited name}; a mirror that
     keeps no positions is not in it. `commits` {(cluster, group): {place: next offset}},
+    `events_to` {cluster: {partition: offset}} up to where events were read,
     `commit_epochs` the leader epoch that was committed with it (-1 where none was), `claims` what
     members said with their commits that their events tell of (`group_counts`), `answered` what events told
     of those sessions before any was pruned; `gone` {(cluster, place): topic} of topics that a cluster has
@@ -122,6 +125,7 @@ class Capture:
     ledger: EventLedger
     origins: dict[str, set[str]] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)
+    events_to: dict[str, dict[int, int]] = field(default_factory=dict)
     pins: list[PartitionPin] = field(default_factory=list)
     positions: list[MirrorPosition] = field(default_factory=list)
     untrusted: list[str] = field(default_factory=list)
@@ -185,6 +189,7 @@ async def capture(config: AuditConfig, ledger: EventLedger, clock_ms: Callable[[
         await asyncio.gather(*(_read_events(captured, config, clusters[name]) for name in clusters))
         await _pin(captured, config, clusters, config.sources())
         await _read_positions(captured, config, clusters, metadata)
+        await asyncio.gather(*(_read_new_gaps(captured, clusters[name]) for name in clusters))
         await _pin(captured, config, clusters, config.aggregates())
         captured.pinned_ms = clock_ms()
     captured.pins.sort(key=lambda pin: (pin.cluster, pin.topic, pin.partition))
@@ -242,14 +247,32 @@ async def _read_events(captured: Capture, config: AuditConfig, cluster: Cluster)
             captured.silent_sources.append(sentence)
         return
     with _named(cluster, EVENTS_TOPIC):
+        read_to = captured.events_to.setdefault(cluster.name, {})
         async for record in read_topic_to_end(cluster, EVENTS_TOPIC):
-            origin = f"in cluster {cluster.name}, partition {record.partition}, offset {record.offset}"
-            captured.ledger.add(record.key, record.value, origin)
+            read_to[record.partition] = record.offset + 1
+            captured.ledger.add(record.key, record.value, _origin(cluster, record))
             kind, stream = ("", "") if record.key is None else _stream_of_key(record.key)
             if stream:
                 captured.told.add(stream)
                 if is_source and kind != "tier":
                     captured.origins.setdefault(stream, set()).add(cluster.name)
+
+
+async def _read_new_gaps(captured: Capture, cluster: Cluster) -> None:
+    """What mirrors told of gaps since the events were read. They write it outside of transactions, and it
+    counts from then on: nobody else's open one may hide it."""
+    metadata = await cluster.metadata([EVENTS_TOPIC], max_age_ms=0)
+    if EVENTS_TOPIC not in metadata.topics:
+        return
+    since = captured.events_to.get(cluster.name, {})
+    with _named(cluster, EVENTS_TOPIC):
+        async for record in read_topic_to_end(cluster, EVENTS_TOPIC, read_committed=False, since=since):
+            if record.key is not None and _stream_of_key(record.key)[0] == "gap":
+                captured.ledger.add(record.key, record.value, _origin(cluster, record))
+
+
+def _origin(cluster: Cluster, record: TopicRecord) -> str:
+    return f"in cluster {cluster.name}, partition {record.partition}, offset {record.offset}"
 
 
 def _stream_of_key(key: bytes) -> tuple[str, str]:

@@ -257,16 +257,16 @@ class Audit:
     ) -> Any:
         world = self.world
 
-        async def read_to_end(cluster: _Client, topic: str) -> Any:
-            between(topic)
+        async def read_to_end(cluster: _Client, topic: str, **options: Any) -> Any:
+            between(f"{topic}, since" if options else topic)
             if topic == "millrace.audit":
                 records = [
                     encoded(each.event) for each in world.sent if each.where == cluster.name and not each.lost
                 ]
-                records += world.rng.sample(
-                    records, len(records) // 4
-                )  # read from several clusters, or again
-                world.rng.shuffle(records)
+                if not options:
+                    # Read from several clusters, or again.
+                    records += world.rng.sample(records, len(records) // 4)
+                    world.rng.shuffle(records)
             elif topic.startswith("millrace.positions"):
                 records = positions_of(world, cluster.name)
                 answers.tell_positions(world, cluster.name)

@@ -300,8 +300,9 @@ def test_what_is_read_when_makes_a_missing_record_a_loss_and_not_lag(monkeypatch
     monkeypatch.setattr(capture_module, "_read_events", noting("events"))
     monkeypatch.setattr(capture_module, "_pin", noting("pins"))
     monkeypatch.setattr(capture_module, "_read_positions", noting("positions"))
+    monkeypatch.setattr(capture_module, "_read_new_gaps", noting("gaps"))
     asyncio.run(capture_module.capture(config(groups={"ewr": ["billing"]}), EventLedger(), lambda: 1))
-    assert order == ["commits", "events", "events", "pins of ewr", "positions", "pins of agg"]
+    assert order == ["commits", "events", "events", "pins of ewr", "positions", "gaps", "gaps", "pins of agg"]
 
 
 def test_other_names_of_a_topic_need_another_state():
