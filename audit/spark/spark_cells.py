@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,6 +23,7 @@ from millrace.audit.config import AuditConfig
 from millrace.audit.keeping.state import StateFolder
 from millrace.audit.keeping.upkeep import late_row
 from millrace.audit.reconciliation.verdict_rows import VERDICT_DDL, VERDICT_SCHEMA, Reconciler
+from millrace.audit.runs.copied_headers import foreign_rows
 from millrace.audit.runs.fact_rows import FACT_DDL, pruned_of
 from millrace.audit.scanning.cell_notes import read_notes
 from millrace.audit.scanning.cell_rows import CELL_DDL, CELL_SCHEMA
@@ -111,7 +113,7 @@ class RunCells:
 
     def reconcile(self, reconciler: Reconciler) -> pa.Table:
         """Every stream's verdicts, from the cells on disk and the facts; late records of pruned windows as
-        rows in state PRUNED."""
+        rows in state PRUNED, copies in other topics as rows in state FOREIGN."""
 
         def rows_of(cells: pa.Table, facts: pa.Table) -> pa.Table:
             return verdicts_of(reconciler, cells, facts)  # Spark counts arguments, and would count self
@@ -183,9 +185,20 @@ def unpruned(cells: pa.Table, facts: pa.Table) -> tuple[pa.Table, pa.Table]:
 
 def verdicts_of(reconciler: Reconciler, cells: pa.Table, facts: pa.Table) -> pa.Table:
     """One stream's rows; runs in Spark's workers."""
+    known = facts.to_pylist()
+    cells, foreign = reconciler.own_cells(cells, known)
+    rows = _own_rows(reconciler, cells, facts, known)
+    if not foreign:
+        return rows
+    copied = foreign_rows(known[0]["stream"], foreign)
+    return pa.concat_tables([rows, pa.Table.from_pylist(copied, VERDICT_SCHEMA)])
+
+
+def _own_rows(
+    reconciler: Reconciler, cells: pa.Table, facts: pa.Table, known: Sequence[Mapping[str, Any]]
+) -> pa.Table:
     living, late = unpruned(cells, facts)
     rows = reconciler.rows(living, facts)
-    known = facts.to_pylist()
     pruned = pruned_of(known[0]) if known else None
     if pruned is None:
         return rows

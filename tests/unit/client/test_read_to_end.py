@@ -92,7 +92,7 @@ class Topic:
         async with broker, cluster(broker.server.address) as ewr:
             yield ewr
 
-    async def read(self, **options: bool) -> list[TopicRecord]:
+    async def read(self, **options: Any) -> list[TopicRecord]:
         async with self.serve() as ewr:
             return [record async for record in read_topic_to_end(ewr, self.name, **options)]
 
@@ -106,6 +106,16 @@ def test_everything_up_to_the_end_is_read_once() -> None:
     assert [record.offset for record in records] == list(range(9))
     assert records[6] == TopicRecord("flights", 0, 6, 1, b"k", b"6", ())
     assert topic.asked == [0, 8]
+
+
+def test_it_may_begin_where_an_earlier_reading_ended() -> None:
+    topic = Topic({4: batch(0, 5), 7: batch(5, 3), 8: batch(8)}, 0, 9)
+    assert [record.offset for record in asyncio.run(topic.read(since={0: 6}))] == [6, 7, 8]
+    assert topic.asked == [6]
+    for at_its_end in (9, 12):
+        assert asyncio.run(topic.read(since={0: at_its_end})) == [] and len(topic.asked) == 1
+    gone = Topic({7: batch(5, 3)}, 5, 8)
+    assert [record.offset for record in asyncio.run(gone.read(since={0: 2, 1: 7}))] == [5, 6, 7]
 
 
 def test_records_behind_the_pinned_end_are_left_out() -> None:
