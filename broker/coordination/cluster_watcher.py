@@ -276,8 +276,7 @@ class ClusterWatcher:
         if old is None:
             config = await self._settings_of(name, node)
             if config is None:
-                self._mark(("topic", name))
-                return
+                return  # the topic's watch brings what has become of it
             self._cache.set_assignment(name, assignment, node.version)
             self._cache.set_config(name, config)
         else:

@@ -17,11 +17,12 @@ from millrace.broker.coordination.session import (
     Check,
     Create,
     Operation,
+    RequestTooLarge,
     SessionError,
     SetData,
     operation_bytes,
 )
-from millrace.broker.errors import InvalidConfig, InvalidReplicaAssignment
+from millrace.broker.errors import InvalidConfig, InvalidPartitions, InvalidReplicaAssignment
 from millrace.broker.replication.partition import PartitionState
 from tests.cluster.zookeeper_cluster import BROKER, Coordination, story
 from tests.servers import ZooKeeper
@@ -41,6 +42,26 @@ TOO_LONG = {"leader.replication.throttled.replicas": "1:1," * 300_000}
 
 def with_two_brokers(cluster: Coordination) -> None:
     cluster.cache.set_brokers([BrokerRegistration(BROKER, "h", 1), BrokerRegistration(2, "h", 2)])
+
+
+def test_a_large_topic_gets_its_leaders_and_goes_again(zookeeper: ZooKeeper) -> None:
+    """Each step (folders, states, their removal) is more than one request of ZooKeeper's size."""
+
+    async def told(cluster: Coordination) -> None:
+        count = 3_300
+        topic_id = await cluster.make(LONG_NAME, dict.fromkeys(range(count), (BROKER,)))
+        await cluster.show(LONG_NAME)
+        made = Create(paths.partition_path(LONG_NAME, 0), b"")
+        assert count * operation_bytes(made) > LARGEST_REQUEST
+        await cluster.carry_out([])
+        assert len(await cluster.session.children(paths.partitions_path(LONG_NAME))) == count
+        info = cluster.cache.topic(LONG_NAME)
+        assert info is not None and {part.leader for part in info.partitions.values()} == {BROKER}
+        await cluster.ask_for_removal(LONG_NAME, topic_id)
+        await cluster.carry_out([LONG_NAME])
+        assert not await cluster.session.exists(paths.topic_path(LONG_NAME))
+
+    story(zookeeper, told)
 
 
 def test_all_partitions_of_a_large_topic_arrive_at_once(zookeeper: ZooKeeper) -> None:
@@ -118,6 +139,18 @@ def test_a_change_that_cannot_be_carried_out_holds_up_no_other(zookeeper: ZooKee
     story(zookeeper, told)
 
 
+def test_more_partitions_than_a_znode_can_name_are_refused(zookeeper: ZooKeeper) -> None:
+    async def told(cluster: Coordination) -> None:
+        with pytest.raises(InvalidPartitions, match="more than ZooKeeper takes"):
+            await cluster.client.create_topic(NewTopic("t", 100_000), 0)
+        await cluster.make("t", {0: (BROKER,)})
+        await cluster.show("t")
+        with pytest.raises(InvalidPartitions, match="more than ZooKeeper takes"):
+            await cluster.client.create_partitions("t", 100_000, None, 0)
+
+    story(zookeeper, told)
+
+
 def test_settings_longer_than_zookeeper_takes_are_refused_before_it_hears_of_them(
     zookeeper: ZooKeeper,
 ) -> None:
@@ -130,6 +163,10 @@ def test_settings_longer_than_zookeeper_takes_are_refused_before_it_hears_of_the
         await cluster.show("t")
         with pytest.raises(InvalidConfig, match="settings of topic t are too long"):
             await cluster.client.alter_topic_config("t", lambda _present: TOO_LONG)
+        path, data = paths.topic_config_path("t"), paths.encode_config(TOO_LONG)
+        for refused in (cluster.session.set(path, data), cluster.session.create(f"{path}2", data)):
+            with pytest.raises(RequestTooLarge, match=f"its first znode is {path}"):
+                await refused
         assert await cluster.settings("t") == {}
         assert heard == [], "the connection was broken"
 

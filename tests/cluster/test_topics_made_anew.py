@@ -12,8 +12,9 @@ import pytest
 from millrace.broker.coordination import paths
 from millrace.broker.coordination.controller_client import NewTopic
 from millrace.broker.coordination.reassignments import Reassignments
-from millrace.broker.coordination.session import Operation
+from millrace.broker.coordination.session import Operation, VersionConflict
 from millrace.broker.errors import (
+    InvalidConfig,
     InvalidPartitions,
     RequestTimedOut,
     TopicAlreadyExists,
@@ -139,6 +140,27 @@ def test_a_request_for_a_topic_that_is_gone_takes_no_settings_of_the_next(zookee
     story(zookeeper, told)
 
 
+def test_a_topic_that_changed_since_the_controller_looked_is_looked_at_again(zookeeper: ZooKeeper) -> None:
+    """Whoever has changed it may have made another of it."""
+
+    async def told(cluster: Coordination) -> None:
+        await cluster.ask_for_removal("t", await cluster.make("t", ONE_PARTITION))
+        path = paths.topic_path("t")
+        other = paths.encode_topic(paths.TopicAssignment(uuid4(), ONE_PARTITION))
+
+        async def change() -> None:
+            await cluster.session.set(path, other)
+
+        await cluster.controller._stand_for_election()
+        before_commit(cluster, change)
+        with pytest.raises(VersionConflict):
+            await cluster.carry_out(["t"])
+        await cluster.carry_out(["t"])
+        assert (await cluster.session.get(path)).data == other
+
+    story(zookeeper, told)
+
+
 def test_a_mark_without_an_id_as_other_tools_set_it_means_the_topic_of_this_name(
     zookeeper: ZooKeeper,
 ) -> None:
@@ -192,6 +214,8 @@ def test_a_deletion_waits_until_the_topic_that_it_names_is_shown(zookeeper: ZooK
         await cluster.make("t", ONE_PARTITION, state=LED)
         await cluster.show("t")
         await made_anew(cluster, KEPT)
+        with pytest.raises(RequestTimedOut, match="made anew just now"):
+            await cluster.client.delete_topic("t", 0)
         asked = asyncio.create_task(cluster.client.delete_topic("t", 60_000))
         marked = paths.delete_topic_path("t")
         for _ in range(20):
@@ -240,6 +264,17 @@ def test_settings_that_are_altered_while_the_topic_is_made_anew_are_the_new_ones
         cluster.cache.changed = at_once  # type: ignore[method-assign]
         await cluster.client.alter_topic_config("t", lambda present: {**present, "segment.bytes": "100000"})
         assert await cluster.settings("t") == {**KEPT, "segment.bytes": "100000"}
+
+    story(zookeeper, told)
+
+
+def test_settings_that_cannot_be_understood_are_named_to_who_alters_them(zookeeper: ZooKeeper) -> None:
+    async def told(cluster: Coordination) -> None:
+        await cluster.make("t", ONE_PARTITION, KEPT)
+        await cluster.show("t")
+        await cluster.session.set(paths.topic_config_path("t"), b"{not json")
+        with pytest.raises(InvalidConfig, match="/config/topics/t in ZooKeeper cannot be understood"):
+            await cluster.client.alter_topic_config("t", lambda present: present)
 
     story(zookeeper, told)
 
