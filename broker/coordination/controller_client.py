@@ -208,7 +208,7 @@ class ControllerClient:
     async def delete_topic(self, name: str, timeout_ms: float, topic_id: uuid.UUID | None = None) -> None:
         """Mark the topic that has this name (and id) now for deletion, and wait until it is gone. Raises
         UnknownTopicOrPartition, UnknownTopicId, RequestTimedOut."""
-        self._known(name)
+        shown = self._known(name)
         try:
             found = paths.decode_topic((await self._session.get(paths.topic_path(name))).data).topic_id
             if topic_id not in (None, found):
@@ -221,6 +221,8 @@ class ControllerClient:
                 raise RequestTimedOut(f"topic {name} was made anew just now: ask again")
             await self._mark_for_deletion(name, found)
         except NodeMissing:
+            # Who hears that it is gone may make it anew, which is refused while it is shown.
+            await self._cache.changed(lambda: not self._shows(name, shown.topic_id), timeout_ms)
             raise UnknownTopicOrPartition(f"there is no topic {name}") from None
         except SessionError as error:
             raise RequestTimedOut(f"ZooKeeper did not take the deletion: {error}") from None

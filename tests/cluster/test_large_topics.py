@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from millrace.broker.coordination import paths, reassignments, transactions
+from millrace.broker.coordination import controller_client, paths, reassignments, transactions
 from millrace.broker.coordination.controller_client import NewTopic
 from millrace.broker.coordination.paths import BrokerRegistration
 from millrace.broker.coordination.reassignments import Reassignments
@@ -139,14 +139,17 @@ def test_a_change_that_cannot_be_carried_out_holds_up_no_other(zookeeper: ZooKee
     story(zookeeper, told)
 
 
-def test_more_partitions_than_a_znode_can_name_are_refused(zookeeper: ZooKeeper) -> None:
+def test_more_partitions_than_a_znode_can_name_are_refused(
+    zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def told(cluster: Coordination) -> None:
         with pytest.raises(InvalidPartitions, match="more than ZooKeeper takes"):
             await cluster.client.create_topic(NewTopic("t", 100_000), 0)
         await cluster.make("t", {0: (BROKER,)})
         await cluster.show("t")
+        monkeypatch.setattr(controller_client, "LARGEST_ZNODE", 500)
         with pytest.raises(InvalidPartitions, match="more than ZooKeeper takes"):
-            await cluster.client.create_partitions("t", 100_000, None, 0)
+            await cluster.client.create_partitions("t", 100, None, 0)
 
     story(zookeeper, told)
 

@@ -233,6 +233,26 @@ def test_a_deletion_waits_until_the_topic_that_it_names_is_shown(zookeeper: ZooK
     story(zookeeper, told)
 
 
+def test_who_hears_that_a_topic_is_gone_already_can_make_it_anew(zookeeper: ZooKeeper) -> None:
+    """Another's deletion was quicker, and the picture here does not show it yet."""
+
+    async def told(cluster: Coordination) -> None:
+        topic_id = await cluster.make("t", ONE_PARTITION)
+        await cluster.show("t")
+        await cluster.ask_for_removal("t", topic_id)
+        await cluster.carry_out(["t"])
+        asked = asyncio.create_task(cluster.client.delete_topic("t", 60_000))
+        for _ in range(20):
+            assert not await cluster.session.exists(paths.topic_path("t"))
+        assert not asked.done()
+        cluster.cache.remove_topic("t")
+        cluster.cache.announce()
+        with pytest.raises(UnknownTopicOrPartition):
+            await asked
+
+    story(zookeeper, told)
+
+
 def test_a_controller_writes_no_states_by_the_picture_of_a_topic_that_it_removed(
     zookeeper: ZooKeeper,
 ) -> None:
