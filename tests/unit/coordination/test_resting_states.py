@@ -38,7 +38,7 @@ class Tree:
             for watch in self._watches.pop(watched, []):
                 watch()
 
-    async def get(self, path: str, watch: Callable[[], None]) -> Node:
+    async def get(self, path: str, watch: Callable[[], None] = lambda: None) -> Node:
         await asyncio.sleep(0)
         self.reads.append(path)
         if path not in self.nodes:

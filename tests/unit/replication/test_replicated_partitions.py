@@ -20,8 +20,9 @@ from millrace.broker.errors import (
     UnknownLeaderEpoch,
 )
 from millrace.broker.protocol.records import Record, build_batch
+from millrace.broker.replication import hosting
 from millrace.broker.replication.in_sync_sets import StateConflict
-from millrace.broker.replication.local_partition import FollowerFetch, PartitionRead
+from millrace.broker.replication.local_partition import FollowerFetch, LocalPartition, PartitionRead
 from millrace.broker.replication.partition import PartitionState
 from millrace.broker.replication.replica_fetcher import FetchLimits
 from millrace.broker.replication.replica_manager import ACKS_ALL, ReplicaManager
@@ -116,6 +117,37 @@ def run(folder: Path, scenario: Callable[[Bench], Awaitable[None]], **options: A
             bench.logs.close(0)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_opened_before", [True, False])
+def test_a_log_is_hosted_with_its_own_settings_from_the_first_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_opened_before: bool
+) -> None:
+    """Retention, on its thread, looks at whatever is hosted; a start opens logs with the defaults."""
+    of_hosted: list[LogConfig] = []
+
+    class Noted(LocalPartition):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            of_hosted.append(self.log.config)
+
+    async def scenario(bench: Bench) -> None:
+        if is_opened_before:
+            bench.logs.create(("t", 0), topic_id=TOPIC_ID)
+        monkeypatch.setattr(hosting, "LocalPartition", Noted)
+        await bench.lead(1, retention_ms="-1")
+        assert [config.retention_ms for config in of_hosted] == [-1]
+
+    run(tmp_path, scenario)
+
+
+def test_settings_that_cannot_be_used_keep_everything(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.lead(1, cleanup_policy="compact", retention_ms="for ever")
+        config = bench.manager.leader_of("t", 0).log.config
+        assert (config.retention_ms, config.retention_bytes, config.is_compacted) == (-1, -1, False)
+
+    run(tmp_path, scenario)
 
 
 async def turns(count: int = 5) -> None:
