@@ -13,7 +13,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from millrace.deploy import zookeeper
@@ -26,6 +26,9 @@ POLL_S = 0.02
 
 SESSION_TIMEOUT_MS = 2_000
 """Short, so that a killed broker's id is free again soon; long enough for two busy cores."""
+
+PROGRAM: Sequence[str] = ("-m", "millrace.deploy.cli")
+"""How Python is told to run `millrace`; `tests/points` puts a launcher in its place."""
 
 _API_VERSIONS_V0 = struct.pack(">ihhih", 10, 18, 0, 1, -1)
 
@@ -89,6 +92,7 @@ class BrokerProcess:
         self.zookeeper = zookeeper_path
         self.data = folder / "data"
         self.log_path = folder / "broker.log"
+        self.program = PROGRAM
         self.port = port or free_port()
         self.rack: str | None = None
         self.advertised_host: str | None = None
@@ -111,7 +115,7 @@ class BrokerProcess:
         return self.log_path.read_text() if self.log_path.exists() else ""
 
     def command(self) -> list[str]:
-        words = [sys.executable, "-m", "millrace.deploy.cli", "broker", "run", "--id", str(self.id)]
+        words = [sys.executable, *self.program, "broker", "run", "--id", str(self.id)]
         words += ["--zookeeper", self.zookeeper, "--data", str(self.data)]
         if self.advertised_host is None:
             words += ["--listen", self.bootstrap]

@@ -25,6 +25,7 @@ from millrace.broker.errors import KafkaError, LeaderNotAvailable, error_for_cod
 from millrace.broker.protocol.batch import HEADER_SIZE, verify_crc
 from millrace.deploy.processes import spawn
 from tests.ports import free_port
+from tests.servers import PROGRAM
 
 T = TypeVar("T")
 TIMEOUT_S = 120.0
@@ -49,6 +50,7 @@ class MirrorProcess:
         self.log_path = folder / "mirror.log"
         self.config_path = folder / "mirror.yaml"
         self.process: subprocess.Popen[bytes] | None = None
+        self.program = PROGRAM
         self.settings = {
             "name": "aggregate",
             "target": {"cluster": target_name, "bootstrap": [target]},
@@ -69,7 +71,7 @@ class MirrorProcess:
         return self.log_path.read_text() if self.log_path.exists() else ""
 
     def command(self) -> list[str]:
-        words = [sys.executable, "-m", "millrace.deploy.cli", "mirror", "run"]
+        words = [sys.executable, *self.program, "mirror", "run"]
         return [*words, "--config", str(self.config_path)]
 
     def start(self) -> MirrorProcess:
