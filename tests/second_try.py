@@ -17,16 +17,14 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import DeadlinePassed
+
 OPTION = "--failed-to"
 MOST = 6
 """More than these in one run of all: it was not the machine."""
 KAFKA_ALONE = ("tests/wire/", "[kafka")
 LATE = "not within "
 """How helpers that wait begin their complaint."""
-
-
-class Late(AssertionError):
-    """Something did not come in time, and of what came nothing was wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,7 @@ def refusal(failures: Sequence[Failure]) -> str | None:
 
 
 def is_late(problem: pytest.ExceptionInfo[BaseException]) -> bool:
-    if problem.errisinstance((Late, TimeoutError, subprocess.TimeoutExpired)):
+    if problem.errisinstance((DeadlinePassed, TimeoutError, subprocess.TimeoutExpired)):
         return True
     looks = "deadline" in str(problem.traceback[-1].statement) if problem.traceback else False
     return problem.errisinstance(AssertionError) and (looks or str(problem.value).startswith(LATE))

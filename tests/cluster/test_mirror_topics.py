@@ -25,7 +25,7 @@ from millrace.broker.protocol.records import Record, build_batch
 from millrace.mirror.topics.routes import AUDIT_TOPIC
 from tests.cluster.mirror_process import send, until
 from tests.pairs import Pair, in_pairs
-from tests.second_try import Late
+from tests.waiting import DeadlinePassed
 
 # Retention is on in some of these topics: records of another year would not stay.
 NOW_MS = int(time.time() * 1000)
@@ -155,7 +155,7 @@ def test_new_topic_and_new_partition_arrive_from_their_first_record(pair: Pair) 
             assert Counter(await values(target, running)) == Counter([*wanted, b"first"])
             if min(took) >= DISCOVERY_S:  # a busy machine may hold one of them up
                 seconds = " and ".join(f"{each:.1f}" for each in took)
-                raise Late(f"first records after {seconds} s, neither within {DISCOVERY_S:.0f}")
+                raise DeadlinePassed(f"first records after {seconds} s, neither within {DISCOVERY_S:.0f}")
 
     asyncio.run(story())
 

@@ -16,12 +16,12 @@ PROJECT = Path(__file__).resolve().parents[2]
 WRITTEN = """
 import subprocess, time
 import pytest
-from tests.second_try import Late
+from tests.waiting import DeadlinePassed
 
 def test_fine(): pass
 def test_wrong(): assert 1 == 2, "a record is lost"
 def test_wrong_error(): raise OSError("not within reach")
-def test_said_late(): raise Late("the cluster is not whole")
+def test_said_late(): raise DeadlinePassed("the cluster is not whole")
 def test_timeout(): raise TimeoutError
 def test_process(): subprocess.run(["sleep", "9"], timeout=0.01)
 
@@ -133,7 +133,7 @@ def test_the_suite_passes_with_a_test_that_was_late_once(tmp_path, written, stat
     copied = tmp_path / "tests"
     for name in ("wire", "cluster"):
         (copied / name).mkdir(parents=True)
-    for name in ("suite.py", "second_try.py"):
+    for name in ("suite.py", "second_try.py", "waiting.py"):
         (copied / name).write_bytes((PROJECT / "tests" / name).read_bytes())
     (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\naddopts = "--import-mode=importlib"')
     (copied / "cluster" / "test_a.py").write_text("def test_fine(): pass")
