@@ -109,12 +109,13 @@ def test_an_expected_error_that_stays_is_what_was_seen_last(wait, time):
 
 
 @both
-def test_an_error_that_nobody_expects_goes_through_at_once(wait, time):
+@pytest.mark.parametrize(("error", "retry"), [(ValueError("torn"), (OSError,)), (OSError("torn"), ())])
+def test_an_error_that_nobody_expects_goes_through_at_once(wait, time, error, retry):
     def ask() -> str:
-        raise ValueError("torn")
+        raise error
 
-    with pytest.raises(ValueError, match="torn"):
-        wait(ask, "an answer", retry=(OSError,), clock=time.clock)
+    with pytest.raises(type(error), match="torn"):
+        wait(ask, "an answer", retry=retry, clock=time.clock)
     assert time.slept == []
 
 

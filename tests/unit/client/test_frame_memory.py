@@ -10,6 +10,7 @@ import numpy
 import pytest
 
 from millrace.broker.client.frame_memory import FrameMemory
+from tests.waiting import patience
 
 KIB = 1024
 
@@ -136,7 +137,7 @@ print("lived")
         [sys.executable, "-c", f"is_known = {is_known}\n{story}"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patience(60),
         check=False,
     )
     assert done.stdout == "lived\n", done.stderr

@@ -19,6 +19,8 @@ from millrace.broker.server import listener as listener_module
 from millrace.broker.server.listener import Listener, bind
 from millrace.broker.server.memory_limits import SEND_STALL_SECONDS, STALL_SECONDS, AnswerBacklog
 from millrace.broker.telemetry.metrics import BrokerMetrics
+from tests.waiting import patience
+from tests.waiting import until_async as until
 
 MIB = 1 << 20
 ANSWER = bytes(4 * MIB)
@@ -63,16 +65,9 @@ async def ask(peer: socket.socket) -> bool:
     loop = asyncio.get_running_loop()
     try:
         await loop.sock_sendall(peer, request(b"x"))
-        return await asyncio.wait_for(loop.sock_recv(peer, 2), 5) == b"ok"
+        return await asyncio.wait_for(loop.sock_recv(peer, 2), patience()) == b"ok"
     except ConnectionError:
         return False
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, "it never came"
-        await asyncio.sleep(0.005)
 
 
 def run(scenario: Callable[[], Any]) -> None:
@@ -126,8 +121,8 @@ def test_half_requests_are_closed_only_while_others_wait_for_memory() -> None:
             for seconds in (30.0, 30.0 + SEND_STALL_SECONDS):
                 listener.tidy(now + seconds)
             assert metrics.closes["stalled request"] >= 1
-            await asyncio.wait_for(sending, 10)
-            assert await asyncio.wait_for(loop.sock_recv(late, 2), 10) == b"ok"
+            await asyncio.wait_for(sending, patience())
+            assert await asyncio.wait_for(loop.sock_recv(late, 2), patience()) == b"ok"
             for peer in (*half, late):
                 peer.close()
             await until(lambda: listener.connection_count == 0)
