@@ -154,7 +154,8 @@ def until(
     every other error goes through at once. It is asked once more after the deadline: who stood still
     meanwhile has not seen what came. A condition that says what it is needs no other description."""
     __tracebackhide__ = True
-    deadline = Deadline(what or source_of(condition), within_s=within_s, logs_of=logs_of, clock=clock)
+    what = what or functools.partial(source_of, condition)
+    deadline = Deadline(what, within_s=within_s, logs_of=logs_of, clock=clock)
     while True:
         is_last = deadline.has_passed
         seen: object
@@ -182,7 +183,8 @@ async def until_async(
     """The same in an event loop. `condition` may be a coroutine function, and one that hangs is given up at
     the deadline; `every_s=0` asks in each turn of the loop."""
     __tracebackhide__ = True
-    deadline = Deadline(what or source_of(condition), within_s=within_s, logs_of=logs_of, clock=clock)
+    what = what or functools.partial(source_of, condition)
+    deadline = Deadline(what, within_s=within_s, logs_of=logs_of, clock=clock)
     while True:
         is_last = deadline.has_passed
         seen: object
@@ -206,14 +208,12 @@ async def until_async(
         await clock.sleep_async(every_s)
 
 
-def source_of(condition: Callable[[], object]) -> Callable[[], str]:
-    def read() -> str:
-        try:
-            return _cut(" ".join(inspect.getsource(condition).split()))
-        except (OSError, TypeError):
-            return repr(condition)
-
-    return read
+def source_of(condition: Callable[[], object]) -> str:
+    """The lines that a condition is written in: what it waits for, where nothing else is said."""
+    try:
+        return _cut(" ".join(inspect.getsource(condition).split()))
+    except (OSError, TypeError):
+        return repr(condition)
 
 
 def _shown(seen: object) -> str:

@@ -16,7 +16,7 @@ import pytest
 
 from millrace.deploy.processes import spawn
 from tests import root_rights
-from tests.waiting import DeadlinePassed
+from tests.waiting import DeadlinePassed, patience
 
 pytestmark = pytest.mark.java
 
@@ -39,7 +39,7 @@ def run_faults(folder: Path, *options: str, rounds: int) -> tuple[int, str]:
         [*words, *options], log=said, environment={"PYTHONPATH": str(PROJECT)}, die_with_parent=True
     )
     try:
-        status = process.wait(START_S + rounds * MOST_S_PER_ROUND)
+        status = process.wait(patience(START_S + rounds * MOST_S_PER_ROUND))
     finally:
         process.kill()
     return status, said.read_text(errors="replace")
