@@ -21,6 +21,7 @@ from millrace.audit.config import AuditConfig, parse_config
 from millrace.audit.contract.events import CLOSED, CountEvent, Event, StreamEvent, encode_event
 from millrace.audit.contract.header import encode_identity, encode_prefix
 from millrace.audit.contract.sequence_set import from_ranges
+from tests.waiting import patience
 
 # `make test-hdfs` runs it: it fetches 56 MB and takes two minutes.
 collect_ignore = [] if "MILLRACE_HDFS" in os.environ else ["test_state_on_hdfs.py"]
@@ -51,7 +52,7 @@ class MockCluster:
         self._producer.poll(0)
 
     def flush(self) -> None:
-        assert self._producer.flush(60) == 0
+        assert self._producer.flush(patience(60)) == 0
 
 
 @dataclass

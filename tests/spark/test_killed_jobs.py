@@ -11,6 +11,7 @@ import pytest
 
 from millrace.audit import job
 from millrace.audit.keeping.state import StateFolder
+from tests.waiting import patience
 
 pytestmark = pytest.mark.java
 NOW_MS = 1_356_998_400_000 + 400 * 86_400_000
@@ -69,7 +70,7 @@ def test_a_job_that_was_killed_changes_nothing_of_what_the_next_one_says(spark, 
     undisturbed = audit(tmp_path / "undisturbed")
     assert undisturbed.exit_status == 1 and undisturbed.summary["counts"]["missing"] == 2
     for point, child in zip(POINTS, children, strict=True):
-        assert child.wait(240) == -signal.SIGKILL, point
+        assert child.wait(patience(240)) == -signal.SIGKILL, point
     for point in POINTS:
         known = StateFolder.open(tmp_path / point).latest().number
         assert known == (1 if point == "committed, nothing told" else 0)
