@@ -276,8 +276,12 @@ def test_replica_that_cannot_be_opened_is_shown_and_led_by_others(three: ThreeBr
     epochs.mkdir()
     three.brokers[1].start()
     three.wait_in_sync("t", 1, 1, 2)
-    part = three.wait_for("t", 0, "is offline at 1", lambda part: tuple(part.offline_replicas) == (1,))
-    assert (part.leader_id, tuple(part.isr_nodes)) == (2, (2,))
+    three.wait_for(
+        "t",
+        0,
+        "is offline at 1, and 2 leads alone",
+        lambda part: (tuple(part.offline_replicas), part.leader_id, tuple(part.isr_nodes)) == ((1,), 2, (2,)),
+    )
     assert tuple(three.partitions("t")[1].offline_replicas) == ()
     assert three.elect("t", 0, 1) == {0: PreferredLeaderNotAvailable.code, 1: 0}
     assert {known.node_id for known in three.metadata().brokers} == {1, 2, 3}

@@ -125,10 +125,6 @@ def states(*mirrors: MirrorProcess) -> set[str]:
     return {each["state"] for each in partitions(*mirrors).values()}
 
 
-def logs(*mirrors: MirrorProcess) -> str:
-    return "\n".join(mirror.log[-4000:] for mirror in mirrors)
-
-
 async def runs(mirror: MirrorProcess, count: int) -> None:
     """Until this worker carries `count` partitions."""
 

@@ -90,7 +90,7 @@ def test_a_worker_with_a_name_is_restarted_replaced_and_drained(pair: Pair) -> N
                 later.config_path.write_text(yaml.safe_dump(later.settings))
                 later.start()
                 assert earlier.process is not None
-                assert await asyncio.to_thread(earlier.process.wait, 60) == 1, logs([earlier, later])
+                assert await asyncio.to_thread(earlier.process.wait, patience()) == 1, logs([earlier, later])
             assert "another process has taken this worker's place" in earlier.log
             assert "group.instance_id worker-0 too" in earlier.log and "Traceback" not in earlier.log
             await asyncio.to_thread(drain, other)
@@ -114,10 +114,10 @@ async def nothing_moves(
 
     async def known_anew() -> bool:
         is_led = sorted([each.status().get("leader", False) for each in (heir, other)]) == [False, True]
-        return is_led and other.status().get("generation", -1) > generation
+        is_anew = other.status().get("generation", -1) > generation
+        return is_led and is_anew and await owners([heir, other]) == [mine, theirs]
 
     await until(known_anew, logs_of=[heir, other])
-    assert await owners([heir, other]) == [mine, theirs], logs([heir, other])
     assert len(moves(other)) == seen_moves
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests import second_try
 from tests.second_try import MOST, Failure
+from tests.waiting import patience
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -78,7 +79,7 @@ def test_a_run_writes_down_what_failed_and_whether_it_was_late(tmp_path):
         cwd=PROJECT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patience(120),
     )
     assert ran.returncode == 1, ran.stdout + ran.stderr
     found = {failure.test.partition("::")[2]: failure.late for failure in second_try.read(failed)}
@@ -139,7 +140,11 @@ def test_the_suite_passes_with_a_test_that_was_late_once(tmp_path, written, stat
     (copied / "cluster" / "test_a.py").write_text("def test_fine(): pass")
     (copied / "wire" / "test_x.py").write_text(written)
     ran = subprocess.run(
-        [sys.executable, "-m", "tests.suite"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "tests.suite"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=patience(120),
     )
     assert ran.returncode == status, ran.stdout + ran.stderr
     assert said in ran.stdout

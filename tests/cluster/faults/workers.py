@@ -44,8 +44,7 @@ class Worker(ABC):
     def halt(self) -> None:
         self._halt.set()
 
-    def wait_until_halted(self, timeout_s: float) -> bool:
-        deadline = Deadline(f"{self.name} is halted", within_s=timeout_s)
+    def wait_until_halted(self, deadline: Deadline) -> bool:
         while not self._halted.wait(STEP_S):
             if self.failure is not None or deadline.has_passed:
                 return False
