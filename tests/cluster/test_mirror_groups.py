@@ -40,8 +40,8 @@ Read = tuple[str, bytes]
 # --- reading and writing -------------------------------------------------------------------------------
 
 
-def until(condition: Callable[[], Any], what: Callable[[], str]) -> Any:
-    return waiting.until(condition, what, within_s=TIMEOUT_S, every_s=0.1)
+def until(condition: Callable[[], Any], what: Callable[[], str] | str = "", **options: Any) -> Any:
+    return waiting.until(condition, what, within_s=TIMEOUT_S, every_s=0.1, **options)
 
 
 def create(end: End, topic: str, partitions: int, config: dict[str, str] | None = None) -> None:

@@ -36,7 +36,7 @@ def told(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> str:
 
             monkeypatch.setattr(keeper, "_read", hang)
             reading = asyncio.create_task(keeper.read())
-            await until(lambda: keeper.trouble != "", 30)
+            await until(lambda: keeper.trouble != "")
             said = keeper.trouble
             reading.cancel()
             await asyncio.wait([reading])
