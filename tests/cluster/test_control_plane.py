@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -96,10 +95,9 @@ def test_controlled_shutdown_under_load_shows_no_error(three: ThreeBrokers) -> N
     with Load(three.bootstrap, "t") as load:
         for number in (1, 2, 3):
             written = len(load.acknowledged)
-            started = time.monotonic()
             assert three.brokers[number].stop() == 0
-            assert time.monotonic() - started < 40  # no broker had to be given up
-            assert "handed over" in three.brokers[number].log
+            said = three.brokers[number].log
+            assert "handed over" in said and "not everything was handed over" not in said
             eventually(lambda seen=written: len(load.acknowledged) > seen + 100, "the load goes on")
             three.brokers[number].start()
             three.wait_in_sync("t", 0, 1, 2, 3)
@@ -111,9 +109,7 @@ def test_controlled_shutdown_under_load_shows_no_error(three: ThreeBrokers) -> N
 def test_lone_broker_stops_without_waiting(broker_factory: BrokerFactory) -> None:
     lone = ThreeBrokers(broker_factory, 1)
     lone.create("t", 4, 1)
-    started = time.monotonic()
     assert lone.brokers[1].stop() == 0
-    assert time.monotonic() - started < 20
     assert "handing over" not in lone.brokers[1].log
 
 
@@ -278,8 +274,12 @@ def test_replica_that_cannot_be_opened_is_shown_and_led_by_others(three: ThreeBr
     epochs.mkdir()
     three.brokers[1].start()
     three.wait_in_sync("t", 1, 1, 2)
-    part = three.wait_for("t", 0, "is offline at 1", lambda part: tuple(part.offline_replicas) == (1,))
-    assert (part.leader_id, tuple(part.isr_nodes)) == (2, (2,))
+    three.wait_for(
+        "t",
+        0,
+        "is offline at 1, and 2 leads alone",
+        lambda part: (tuple(part.offline_replicas), part.leader_id, tuple(part.isr_nodes)) == ((1,), 2, (2,)),
+    )
     assert tuple(three.partitions("t")[1].offline_replicas) == ()
     assert three.elect("t", 0, 1) == {0: PreferredLeaderNotAvailable.code, 1: 0}
     assert {known.node_id for known in three.metadata().brokers} == {1, 2, 3}

@@ -17,6 +17,7 @@ from millrace.deploy.processes import spawn
 from tests.points.fault import Fault
 from tests.points.launcher import DIED
 from tests.spark.conftest import World
+from tests.waiting import patience
 
 pytestmark = pytest.mark.java
 
@@ -83,6 +84,6 @@ class Died:
         self._process = spawn([*words, "--master", "local[1]"], log=self._log, die_with_parent=True)
 
     def wait(self) -> None:
-        self._process.wait(240)
+        self._process.wait(patience(240))
         self._fault.check()
         assert self._process.returncode == DIED, self._log.read_text()

@@ -14,6 +14,7 @@ from millrace.audit import job
 from millrace.audit.keeping.hadoop_files import HadoopFiles
 from millrace.audit.keeping.state import Commit, CommitConflict, StateFolder
 from millrace.audit.keeping.state_files import LocalFiles
+from tests.waiting import patience
 
 pytestmark = pytest.mark.java
 START_MS = 1_356_998_400_000
@@ -83,7 +84,7 @@ def test_of_many_commits_of_one_number_one_wins_through_hadoop(spark, hadoop_pla
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(patience(60))
         assert len(won) == 1 and states[0].latest() == Commit(number=number, at_ms=won[0])
     assert [entry.name for entry in states[0].files.entries("commits")] == [
         "00000001.json",

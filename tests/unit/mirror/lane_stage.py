@@ -33,10 +33,11 @@ from millrace.mirror.offsets.offset_map import decode_chunk, decode_key
 from millrace.mirror.pipeline import PartitionPipeline, State
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
 from tests.unit.mirror.test_pipeline_gaps import ORIGIN, Around, answer
+from tests.waiting import patience
+from tests.waiting import until_async as until
 
 MIRROR = "m"
 INTERVAL_MS = 50
-DEADLINE_S = 5
 
 
 @dataclass(eq=False)
@@ -263,7 +264,7 @@ class Stage:
 
     async def settled(self, *pipelines: PartitionPipeline) -> None:
         """Until all that was carried is committed, as far as the lane knows, and nothing is open."""
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(patience()):
             await self.lane.settle(pipelines)
         await until(lambda: self.target.is_decided)
 
@@ -274,10 +275,3 @@ def position(offset: int) -> Position:
 
 def now_ms() -> int:
     return time.monotonic_ns() // 1_000_000
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Polls what sends no signal; TimeoutError when it never holds."""
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)

@@ -29,9 +29,9 @@ from tests.unit.mirror.lane_stage import (
     Target,
     now_ms,
     position,
-    until,
 )
 from tests.unit.mirror.test_pipeline_gaps import ORIGIN, answer, batch
+from tests.waiting import until_async as until
 
 EWR = SourcePartition("ewr", "flights", 0)
 JFK = SourcePartition("jfk", "flights", 1)

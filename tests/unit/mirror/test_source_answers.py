@@ -35,6 +35,7 @@ from millrace.mirror.sources.source import FetchBudget, SourceReader
 from millrace.mirror.sources.source_logs import SourceLogs
 from millrace.mirror.topics.routes import SourcePartition
 from tests.unit.mirror.old_entries import entry, packed
+from tests.waiting import until_async as until
 
 OLD, NEW = UUID(int=7), UUID(int=8)
 
@@ -345,12 +346,6 @@ def test_every_loop_may_fetch_and_a_source_that_goes_gives_its_share_back(
     monkeypatch.setattr(source_module, "fetch", fetch)
     asyncio.run(story())
     assert budget.loop_count == 2
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0)
 
 
 # --- where to begin -----------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ from millrace.mirror.sharing.rates import SAMPLE_INTERVAL_S, level_of
 from millrace.mirror.topics.routes import SourcePartition
 from millrace.mirror.worker import Worker
 from tests.openapi import undescribed
+from tests.waiting import patience
 
 
 def with_control(story: Callable[[Control, Worker], Awaitable[None]], **control: Any) -> None:
@@ -53,7 +54,7 @@ def with_control(story: Callable[[Control, Worker], Awaitable[None]], **control:
         serving = Control(worker, lambda source: clusters["ewr"])
         await serving.start()
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(patience(120)):
                 await story(serving, worker)
         finally:
             await serving.stop()
@@ -357,7 +358,7 @@ def test_what_is_delivered_weighs_in_the_claim_of_the_worker(monkeypatch: pytest
 
         monkeypatch.setattr(worker_module.asyncio, "sleep", pass_time)
         measuring = asyncio.get_running_loop().create_task(worker._measure())
-        await asyncio.wait_for(asked_again.wait(), 20)
+        await asyncio.wait_for(asked_again.wait(), patience())
         measuring.cancel()
         monkeypatch.undo()
         await asyncio.wait([measuring])
