@@ -17,7 +17,7 @@ from tests.conftest import BrokerFactory
 from tests.points.fault import FaultAt, until
 from tests.servers import BrokerProcess
 
-pytestmark = pytest.mark.java
+pytestmark = [pytest.mark.java, pytest.mark.safety]
 
 DEADLINE_S = 90.0
 TOPIC, GROUP = "t", "g"

@@ -17,7 +17,7 @@ from tests.points.fault import Fault, FaultAt, until
 from tests.raw_client import RawClient, batch_of
 from tests.servers import BrokerProcess
 
-pytestmark = pytest.mark.java
+pytestmark = [pytest.mark.java, pytest.mark.safety]
 
 TOPIC, GROUP, OFFSETS = "t", "g", "__consumer_offsets"
 PRODUCER_ID = 4711

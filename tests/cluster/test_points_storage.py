@@ -17,7 +17,7 @@ from tests.points.fault import FaultAt, until
 from tests.raw_client import RawClient, batch_of
 from tests.servers import BrokerProcess
 
-pytestmark = pytest.mark.java
+pytestmark = [pytest.mark.java, pytest.mark.safety]
 
 DEADLINE_S = 90.0
 BATCHES, PER_BATCH = 12, 5

@@ -16,18 +16,17 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import pytest
 
+from tests import waiting
 from tests.points.launcher import DIED, GO, REACHED
 from tests.points.points import POINTS
 
-T = TypeVar("T")
 LAUNCHER = Path(__file__).with_name("launcher.py")
-WITHIN_S = 60.0
-POLL_S = 0.01
 
 
 class Process(Protocol):
@@ -116,12 +115,12 @@ class Fault:
 
     def _wait(self, is_over: Callable[[], bool]) -> None:
         process = self._running()
-        deadline = time.monotonic() + WITHIN_S
+        deadline = waiting.Deadline(f"the process is at the point: {self.name}")
         while not is_over():
-            if process.poll() is not None or time.monotonic() > deadline:
+            if process.poll() is not None or deadline.has_passed:
                 self.check()
                 return
-            time.sleep(POLL_S)
+            time.sleep(waiting.POLL_S)
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.process is None:
@@ -151,21 +150,5 @@ def fault_at(tmp_path: Path) -> Iterator[FaultAt]:
         fault.check()
 
 
-def until(
-    condition: Callable[[], T], what: str, *, retry: tuple[type[BaseException], ...] = (OSError, EOFError)
-) -> T:
-    """The first true value; a server that is just away is no answer."""
-    deadline = time.monotonic() + WITHIN_S
-    while True:
-        try:
-            value = condition()
-        except retry as error:
-            value = None
-            seen: object = error
-        else:
-            seen = value
-        if value:
-            return value
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {WITHIN_S:g} s: {what}; last seen: {seen!r}")
-        time.sleep(POLL_S)
+until = partial(waiting.until, retry=(OSError, EOFError))
+"""The first true value; a server that is just away is no answer."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests import second_try, waiting
+from tests import waiting
 from tests.waiting import Clock, Deadline, DeadlinePassed, until, until_async
 
 
@@ -226,10 +226,3 @@ def test_who_knows_better_says_the_factor(monkeypatch):
     monkeypatch.delenv(waiting.VARIABLE)
     monkeypatch.setattr(waiting, "measured", lambda: 3.0)
     assert waiting.factor.__wrapped__() == 3
-
-
-@both
-def test_what_passes_a_deadline_was_late_and_not_wrong(wait, time):
-    with pytest.raises(DeadlinePassed) as told:
-        wait(lambda: False, "it", clock=time.clock)
-    assert second_try.is_late(told)
