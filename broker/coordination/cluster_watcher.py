@@ -273,14 +273,14 @@ class ClusterWatcher:
         if old is not None and old.topic_id != assignment.topic_id:
             self._drop(name)
             old = None
+        config = None
         if old is None:
             config = await self._settings_of(name, node)
             if config is None:
                 return  # the topic's watch brings what has become of it
-            self._cache.set_assignment(name, assignment, node.version)
+        self._cache.set_assignment(name, assignment, node.version)
+        if config is not None:
             self._cache.set_config(name, config)
-        else:
-            self._cache.set_assignment(name, assignment, node.version)
         self._changes.topics.add(name)
         for number in assignment.partitions:
             if old is None or number not in old.partitions:

@@ -205,9 +205,13 @@ class ControllerClient:
         await self._wait_for_leaders(topic.name, len(self._known(topic.name).partitions), timeout_ms)
         return self._known(topic.name)
 
-    async def delete_topic(self, name: str, timeout_ms: float, topic_id: uuid.UUID | None = None) -> None:
-        """Mark the topic that has this name (and id) now for deletion, and wait until it is gone. Raises
-        UnknownTopicOrPartition, UnknownTopicId, RequestTimedOut."""
+    async def delete_topic(
+        self, name: str, timeout_ms: float, topic_id: uuid.UUID | None = None
+    ) -> uuid.UUID:
+        """Mark the topic that has this name (and id) now for deletion, and wait until it is gone; its id.
+
+        Raises UnknownTopicOrPartition, UnknownTopicId, RequestTimedOut.
+        """
         shown = self._known(name)
         try:
             found = paths.decode_topic((await self._session.get(paths.topic_path(name))).data).topic_id
@@ -228,6 +232,7 @@ class ControllerClient:
             raise RequestTimedOut(f"ZooKeeper did not take the deletion: {error}") from None
         if not await self._cache.changed(lambda: not self._shows(name, found), timeout_ms):
             raise RequestTimedOut(f"topic {name} is marked for deletion and not gone yet")
+        return found
 
     def _shows(self, name: str, topic_id: uuid.UUID) -> bool:
         info = self._cache.topic(name)
