@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import json
 
+import pytest
+
 from millrace.broker.client.groups import describe_group
 from millrace.broker.client.open_transactions import open_transactions
 from millrace.broker.client.read_to_end import read_topic_to_end
@@ -14,6 +16,8 @@ from tests.cluster.transactional import create_topic, read
 from tests.pairs import Pair, in_pairs
 from tests.points.fault import FaultAt, until
 from tests.raw_client import RawClient, batch_of
+
+pytestmark = pytest.mark.safety
 
 COUNT = 30
 ALL = 1_000_000
