@@ -13,6 +13,7 @@ EVENTS = (
 )
 SOURCES = "        await _pin(captured, config, clusters, config.sources())\n"
 POSITIONS = "        await _read_positions(captured, config, clusters, metadata)\n"
+NEW_GAPS = "        await asyncio.gather(*(_read_new_gaps(captured, clusters[name]) for name in clusters))\n"
 AGGREGATES = "        await _pin(captured, config, clusters, config.aggregates())\n"
 
 OF_AUDIT = (
@@ -28,8 +29,8 @@ OF_AUDIT = (
         name="aggregates-pinned-before-positions",
         promise="Aggregates are pinned after the positions are read: what was carried lies below the pins.",
         file="audit/runs/capture.py",
-        rule=POSITIONS + AGGREGATES,
-        instead=AGGREGATES + POSITIONS,
+        rule=POSITIONS + NEW_GAPS + AGGREGATES,
+        instead=AGGREGATES + POSITIONS + NEW_GAPS,
         red=(ORDER,),
     ),
     Mutant(
