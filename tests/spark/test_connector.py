@@ -154,7 +154,8 @@ def test_cells_are_equal_byte_for_byte(spark, real_world):
             "digest": digest,
         }
         for read in (read_pinned, read_through_connector):
-            found.append(sorted(map(str, read(spark, options).collect())))
+            rows = read(spark, options).filter("note is null or note != 'read'")
+            found.append(sorted(map(str, rows.collect())))
     assert found[0] == found[1] and found[2] == found[3] and found[0] != found[2]
     assert sum("note=None" in row for row in found[0]) > 3
 

@@ -197,7 +197,7 @@ def test_a_users_program_reads_cells_and_records_there(standalone, world, tmp_pa
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    assert (found["cells"], found["records"], found["notes"]) == (120, 120, ["records"])
+    assert (found["cells"], found["records"], found["notes"]) == (120, 120, ["read", "records"])
     assert found["sequences"] == list(range(1, 121)) and found["parts"] > 1
 
 
