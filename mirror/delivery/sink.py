@@ -31,27 +31,20 @@ from millrace.broker.errors import (
     DuplicateSequence,
     InvalidProducerEpoch,
     InvalidProducerIdMapping,
-    InvalidRecord,
-    InvalidTimestamp,
     InvalidTxnState,
     KafkaError,
     OutOfOrderSequence,
-    PolicyViolation,
     ProducerFenced,
     ProtocolError,
-    RecordListTooLarge,
-    RecordTooLarge,
     TransactionAbortable,
     UnknownProducerId,
-    UnsupportedCompressionType,
-    UnsupportedForMessageFormat,
     error_for_code,
 )
 from millrace.mirror.batches.rebatch import stamp_for_target
 from millrace.mirror.delivery.alternation import Alternation
 from millrace.mirror.delivery.lane import MAX_IN_FLIGHT, Identity, Item, Outcome, TargetLane
 from millrace.mirror.delivery.progress import Span
-from millrace.mirror.delivery.system_records import NewFailures
+from millrace.mirror.delivery.system_records import UNCHANGING, NewFailures
 from millrace.mirror.steady import steady_ms
 from millrace.mirror.topics.routes import TargetPartition
 
@@ -75,20 +68,9 @@ LOST_SEQUENCE = {
         TransactionAbortable,
     )
 }
-# Answers that are about the batch itself and will be the same for ever. Everything else, an unknown code or
-# missing rights included, is asked again for as long as it takes: nothing is given up for want of patience.
-REFUSALS = {
-    error.code
-    for error in (
-        RecordTooLarge,
-        RecordListTooLarge,
-        InvalidTimestamp,
-        InvalidRecord,
-        PolicyViolation,
-        UnsupportedForMessageFormat,
-        UnsupportedCompressionType,
-    )
-}
+# Everything else, an unknown code or missing rights included, is asked again for as long as it takes: nothing
+# is given up for want of patience.
+REFUSALS = {error.code for error in UNCHANGING}
 TARGET_FAILURES = (KafkaError, ClusterUnreachable, ProtocolError, OSError, TimeoutError)
 
 

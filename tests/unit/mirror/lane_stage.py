@@ -26,6 +26,7 @@ from millrace.broker.errors import (
     NetworkException,
     RecordTooLarge,
 )
+from millrace.broker.protocol.batch import iterate_batches
 from millrace.broker.protocol.records import Record, read_records
 from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.mirror.delivery import lane_producer, sink
@@ -64,6 +65,8 @@ class Target:
             str
         ] = []  # what becomes of the next batches of data: lost (taken, not answered), refused
         self.strays: list[TargetPartition] = []  # written to, but not part of the writer's transaction
+        self.own_limit = 1 << 20  # the largest batch of the mirror's own records
+        self.own_batches: list[tuple[int, int]] = []  # of positions, as taken: sequence and count
         self.read_count = 0
         self.committed_count = 0
         self._transactions: dict[str, Transaction] = {}
@@ -184,6 +187,12 @@ class Target:
             return {key: ProduceOutcome(RecordTooLarge.code) for key in batches}
         for key, batch in batches.items():
             partition = TargetPartition(*key)
+            if is_own and len(batch) > self.own_limit:
+                outcomes[key] = ProduceOutcome(RecordTooLarge.code)
+                continue
+            if partition == self.keeper().positions:
+                header = next(iterate_batches(batch))[1]
+                self.own_batches.append((header.base_sequence, header.record_count))
             if partition not in current.partitions:
                 self.strays.append(partition)
             rows = self._log.setdefault(partition, [])
