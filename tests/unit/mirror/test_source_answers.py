@@ -485,6 +485,24 @@ def test_damage_in_a_log_of_old_formats_ends_with_the_damaged_entry(monkeypatch:
         assert pipeline.gaps == [("corrupt", end, {"resume_at": end, "resume_epoch": 4})]
 
 
+@pytest.mark.parametrize(("bases", "end"), [((10, 11), 11), ((10,), 100)])
+def test_damage_of_a_batchs_own_offset_ends_with_the_next_batch_or_the_log(
+    monkeypatch: pytest.MonkeyPatch, bases: tuple[int, ...], end: int
+) -> None:
+    """The offset is not under the checksum, so the batch looks whole."""
+    log = dict(zip(bases, batches_at(*bases), strict=True))
+    log[10][:8] = (10 + (1 << 29)).to_bytes(8, "big")
+
+    async def fetch(_cluster: object, _node: int, positions: Any, **_: object) -> list[FetchedPartition]:
+        (asked,) = positions.values()
+        return [with_records(b"".join(data for base, data in log.items() if base >= asked.offset))]
+
+    monkeypatch.setattr(logs_module, "fetch", fetch)
+    pipeline = pipeline_at(10, epoch=4, damage="bad")
+    asyncio.run(logs_of(Source()).survey(pipeline))
+    assert pipeline.gaps == [("corrupt", end, {"resume_at": end, "resume_epoch": 4})]
+
+
 def with_records(data: bytes) -> FetchedPartition:
     return FetchedPartition("t", 0, 0, 100, 100, 0, (), None, memoryview(data))
 

@@ -250,6 +250,24 @@ async def own(control: Control, document: dict[str, Any]) -> dict[str, Any]:
     return {**document["workers"][0], "status": json.loads((await get(control, "/status")).body)}
 
 
+def test_throttle_times_are_told() -> None:
+    """By quotas of a cluster; what an operator asks for is told elsewhere."""
+
+    async def story(control: Control, worker: Worker) -> None:
+        source = worker.readers["ewr"].cluster
+        source._throttled(3_600_000)
+        worker.target._throttled(1_500)
+        status = json.loads((await get(control, "/status")).body)
+        (told,) = (each for each in status["sources"] if each["cluster"] == "ewr")
+        assert (told["over_quota"], told["throttled_ms"]) == (True, 3_600_000)
+        assert status["target"]["throttled_ms"] == 1_500
+        metrics = (await get(control, "/metrics")).body.decode()
+        assert 'millrace_mirror_source_throttled_seconds_total{source="ewr"} 3600.0' in metrics
+        assert 'millrace_mirror_target_throttled_seconds_total{target="agg"} 1.5' in metrics
+
+    with_control(story)
+
+
 def test_what_has_answered_once_is_down_when_it_does_not() -> None:
     async def story(control: Control, worker: Worker) -> None:
         reader = worker.readers["ewr"]
