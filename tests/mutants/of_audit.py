@@ -55,7 +55,7 @@ OF_AUDIT = (
         name="cells-of-a-cluster-uncounted",
         promise="On a cluster, rows written and rows found are compared before cells are used.",
         file="audit/spark/spark_cells.py",
-        rule='require_shared(local, seen.get["rows"], [local / name for name in self.new_files()])',
+        rule='require_shared(self._state.where, seen.get["rows"], found)',
         instead="pass",
         red=(
             f"{JOB}/test_run_cells.py::test_cells_that_executors_wrote_to_a_disk_of_their_own_stop_the_run",

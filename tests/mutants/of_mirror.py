@@ -57,9 +57,19 @@ OF_MIRROR = (
         name="sequence-freed-behind-a-failure",
         promise="A sequence number is given to another batch only when its own is known to be in no log.",
         file="mirror/delivery/lane.py",
-        rule="        if outcome is Outcome.REFUSED and is_cause:\n",
-        instead="        if outcome is Outcome.REFUSED:\n",
+        rule="        if outcome is Outcome.REFUSED and is_cause and not item.in_doubt:\n",
+        instead="        if outcome is Outcome.REFUSED and not item.in_doubt:\n",
         red=(f"{UNIT}/test_lane.py::test_refusal_behind_a_failure_frees_no_sequence",),
+    ),
+    Mutant(
+        name="sequence-of-a-doubtful-batch-freed",
+        promise="A refusal says nothing of an earlier try: what may be in the log keeps its sequence.",
+        file="mirror/delivery/lane.py",
+        rule="        if outcome is Outcome.REFUSED and is_cause and not item.in_doubt:\n",
+        instead="        if outcome is Outcome.REFUSED and is_cause:\n",
+        red=(
+            f"{UNIT}/test_lane.py::test_refusal_of_a_batch_that_may_be_in_the_log_gives_its_sequence_to_nobody",
+        ),
     ),
     Mutant(
         name="new-identity-sends-at-once",

@@ -13,6 +13,7 @@ import pytest
 
 from millrace.audit.config import parse_config
 from millrace.audit.keeping.state import StateFolder
+from millrace.audit.scanning.cell_rows import CELL_SCHEMA, NOTE_READ, Place, RowBuilder
 from millrace.audit.spark import spark_cells
 from millrace.audit.spark.planning import OffsetRange
 from millrace.audit.spark.spark_cells import RunCells
@@ -32,7 +33,8 @@ RANGE = OffsetRange("ewr", "source", "flights", "flights", 0, 0, WRITTEN)
 
 
 class Executors:
-    """Spark's face to a run: they write WRITTEN rows, of which `found` are where the driver looks."""
+    """Spark's face to a run: they write WRITTEN rows, one for each offset that they have read, of which
+    `found` are where the driver looks."""
 
     def __init__(self, found: int) -> None:
         self.found = found
@@ -45,7 +47,11 @@ class Executors:
     def parquet(self, uri: str) -> None:
         folder = Path(urlsplit(uri).path)
         folder.mkdir()
-        pq.write_table(pa.table({"n": range(self.found)}), folder / "part-0.parquet")
+        rows = RowBuilder(1000)
+        place = Place(RANGE.tier, RANGE.cluster, RANGE.topic, RANGE.topic_id, RANGE.partition, RANGE.tail)
+        for offset in range(self.found):
+            rows.add_note(place, NOTE_READ, 1, offset, offset)
+        pq.write_table(pa.Table.from_batches([rows.flush()], CELL_SCHEMA), folder / "part-0.parquet")
 
 
 def counted(executors: Executors, place: Path, master: str, patch: pytest.MonkeyPatch) -> None:
