@@ -13,13 +13,13 @@ import pytest
 
 from millrace.audit.config import parse_config
 from millrace.audit.keeping.state import StateFolder
-from millrace.audit.scanning.cell_rows import CELL_SCHEMA, NOTE_READ, Place, RowBuilder
+from millrace.audit.scanning.cell_rows import CELL_SCHEMA, NOTE_READ, NOTE_RECORDS, Place, RowBuilder
 from millrace.audit.spark import spark_cells
 from millrace.audit.spark.planning import OffsetRange
 from millrace.audit.spark.spark_cells import RunCells
 from millrace.broker.errors import ConfigError
 
-WRITTEN = 5
+OFFSETS, WRITTEN = 5, 8
 CONFIG = parse_config(
     {
         "clusters": {
@@ -29,12 +29,12 @@ CONFIG = parse_config(
         "topics": ["flights"],
     }
 )
-RANGE = OffsetRange("ewr", "source", "flights", "flights", 0, 0, WRITTEN)
+RANGE = OffsetRange("ewr", "source", "flights", "flights", 0, 0, OFFSETS)
 
 
 class Executors:
-    """Spark's face to a run: they write WRITTEN rows, one for each offset that they have read, of which
-    `found` are where the driver looks."""
+    """Spark's face to a run: they write WRITTEN rows, first one for each offset that they have read; `found`
+    of them are where the driver looks."""
 
     def __init__(self, found: int) -> None:
         self.found = found
@@ -49,8 +49,11 @@ class Executors:
         folder.mkdir()
         rows = RowBuilder(1000)
         place = Place(RANGE.tier, RANGE.cluster, RANGE.topic, RANGE.topic_id, RANGE.partition, RANGE.tail)
-        for offset in range(self.found):
-            rows.add_note(place, NOTE_READ, 1, offset, offset)
+        for number in range(self.found):
+            if number < OFFSETS:
+                rows.add_note(place, NOTE_READ, 1, number, number)
+            else:
+                rows.add_note(place, NOTE_RECORDS, 1)
         pq.write_table(pa.Table.from_batches([rows.flush()], CELL_SCHEMA), folder / "part-0.parquet")
 
 
@@ -65,8 +68,8 @@ def counted(executors: Executors, place: Path, master: str, patch: pytest.Monkey
 
 def test_cells_that_executors_wrote_to_a_disk_of_their_own_stop_the_run(tmp_path, monkeypatch):
     counted(Executors(WRITTEN), tmp_path / "shared", "spark://h:7077", monkeypatch)
-    with pytest.raises(ConfigError, match="5 rows of cells were written there, 3 are found here"):
-        counted(Executors(3), tmp_path / "alone", "spark://h:7077", monkeypatch)
+    with pytest.raises(ConfigError, match="8 rows of cells were written there, 6 are found here"):
+        counted(Executors(6), tmp_path / "alone", "spark://h:7077", monkeypatch)
 
 
 def test_cells_are_durable_before_anything_names_them(tmp_path, monkeypatch):
