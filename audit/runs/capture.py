@@ -263,6 +263,11 @@ async def _read_new_gaps(captured: Capture, cluster: Cluster) -> None:
     counts from then on: nobody else's open one may hide it."""
     metadata = await cluster.metadata([EVENTS_TOPIC], max_age_ms=0)
     if EVENTS_TOPIC not in metadata.topics:
+        refused = _refusal(metadata, EVENTS_TOPIC)
+        if refused is not None or cluster.name in captured.events_to:
+            # Positions are newer than the gaps that are known: losses would be made up.
+            why = refused or "it was there a moment ago"
+            raise ClusterUnreachable(cluster.name, f"{EVENTS_TOPIC} cannot be read: {why}")
         return
     since = captured.events_to.get(cluster.name, {})
     with _named(cluster, EVENTS_TOPIC):

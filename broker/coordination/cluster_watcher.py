@@ -317,6 +317,8 @@ class ClusterWatcher:
         if name not in self._cache.topics:
             self._mark(("topic", name))  # what kept it from being shown may have been its settings
             return
+        if dict(self._cache.topics[name].config) == config:
+            return  # as after each reconnection; a topic that was made anew has a mark of its own
         try:
             topic = paths.decode_topic((await self._session.get(paths.topic_path(name))).data)
         except NodeMissing:

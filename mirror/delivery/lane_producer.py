@@ -39,7 +39,7 @@ from millrace.mirror.delivery.sink import LOST_SEQUENCE
 from millrace.mirror.delivery.system_records import (
     BATCH_SIZE,
     CLUSTER_FAILURES,
-    UNCHANGING,
+    LASTING,
     NewFailures,
     cut_by_size,
     smaller_limit,
@@ -200,7 +200,7 @@ class LaneProducer:
         """Raises what ends the transaction; returns where the same batch goes out again."""
         code = outcome.error_code
         error = error_for_code(code, f"{target}: {outcome.error_message or error_for_code(code)}")
-        if isinstance(error, UNCHANGING):
+        if isinstance(error, LASTING):
             self._limits[target.topic] = smaller_limit(self._cluster.name, target.topic, rows, error)
         if code in LOST_SEQUENCE or not error.retriable:
             raise error

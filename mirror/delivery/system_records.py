@@ -52,6 +52,8 @@ UNCHANGING = (
     UnsupportedForMessageFormat,
     UnsupportedCompressionType,
 )
+# Of the mirror's own records all but their time, which is another at the next try: a clock can be set right.
+LASTING = tuple(error for error in UNCHANGING if error is not InvalidTimestamp)
 # Of a batch of the mirror's own records: a quarter of what a target takes by default.
 BATCH_SIZE = 256 << 10
 # At most, of what a record takes beside key and value.
@@ -209,6 +211,6 @@ class SystemRecords:
         if code:
             self._cluster.observe(code)
             error = error_for_code(code, outcomes[topic, partition].error_message or "")
-            if isinstance(error, UNCHANGING):
+            if isinstance(error, LASTING):
                 self._limits[topic] = smaller_limit(self._cluster.name, topic, records, error)
             raise error

@@ -10,6 +10,7 @@ import pytest
 from millrace.audit.contract.events import GapEvent, encode_event
 from millrace.audit.reconciliation.verdicts import Verdict
 from millrace.audit.runs import capture as capture_module
+from millrace.broker.errors import ClusterUnreachable, LeaderNotAvailable
 from tests.unit.audit.trap_scene import Scene, Stream, row
 from tests.unit.audit_job.test_doubtful_captures import FakeCluster, captured_of, config, events
 
@@ -61,3 +62,22 @@ def test_of_what_was_told_since_only_gaps_are_learnt_and_whatever_hides_them(mon
     assert list(captured.ledger.gaps.values()) == [gap]
     (facts,) = captured.ledger.streams.values()
     assert facts is next(iter(before.values())) and facts.last_assigned == 2
+
+
+@pytest.mark.parametrize(
+    ("cluster", "told"),
+    [
+        (FakeCluster("agg", refused={"millrace.audit": LeaderNotAvailable.code}), "leader"),
+        (FakeCluster("agg"), "it was there a moment ago"),
+    ],
+)
+def test_gaps_that_cannot_be_read_again_end_the_run(cluster, told):
+    """Positions would be newer than the gaps that are known, and what a gap explains would be lost."""
+    captured = captured_of()
+    captured.events_to["agg"] = {}
+    with pytest.raises(ClusterUnreachable, match=f"millrace.audit cannot be read: .*{told}"):
+        asyncio.run(capture_module._read_new_gaps(captured, cluster))
+
+
+def test_a_cluster_that_has_no_events_tells_of_no_gaps():
+    asyncio.run(capture_module._read_new_gaps(captured_of(), FakeCluster("agg")))

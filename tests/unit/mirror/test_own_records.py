@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from millrace.broker.client.raw_produce import ProduceOutcome
-from millrace.broker.errors import FatalError, InvalidTimestamp, RecordTooLarge
+from millrace.broker.errors import FatalError, InvalidTimestamp, PolicyViolation, RecordTooLarge
 from millrace.broker.protocol.records import read_records
 from millrace.mirror.delivery import positions_keeper, system_records
 from millrace.mirror.delivery.checkpoints import LOST, Positions, encode_key, encode_records
@@ -112,7 +112,7 @@ def test_target_that_takes_less_gets_smaller_batches_from_then_on(monkeypatch: p
             RecordTooLarge.code,
             "takes no record of .* bytes .*; raise its max.message.bytes",
         ),
-        (InvalidTimestamp.code, "refuses the mirror's own records for good .*configs"),
+        (PolicyViolation.code, "refuses the mirror's own records for good .*configs"),
     ],
 )
 def test_answer_that_cannot_change_ends_the_process_with_its_reason(
@@ -120,6 +120,19 @@ def test_answer_that_cannot_change_ends_the_process_with_its_reason(
 ) -> None:
     with pytest.raises(FatalError, match=f"cluster agg: topic {TOPIC} {told}"):
         write(Target(monkeypatch, 100, code))
+
+
+def test_time_that_is_refused_is_another_at_the_next_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker's clock is ahead of what the target takes, and is set right."""
+    target = Target(monkeypatch, 100, InvalidTimestamp.code)
+
+    def now_ms() -> int:
+        if target.asked_count == 2:
+            target.limit = 1 << 20
+        return 0
+
+    asyncio.run(SystemRecords(target, now_ms, 1).write(TOPIC, POSITIONS[:9], configs={}))  # type: ignore[arg-type]
+    assert (target.taken, target.asked_count) == (POSITIONS[:9], 3)
 
 
 # --- in a transaction -------------------------------------------------------------------------------
