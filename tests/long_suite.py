@@ -24,9 +24,6 @@ from tests import hunt, preflight, seeds
 from tests.pairs import PAIRS
 
 ROOT = Path(__file__).resolve().parents[1]
-JUDGES = ("tests/cluster/test_fault_rounds.py", "tests/cluster/test_mirror_faults.py")
-HDFS = "tests/spark/test_state_on_hdfs.py"
-OLDER_KAFKA = "tests/cluster/test_mirror_older_kafka.py"
 TAIL_LINES = 25
 COLUMNS = ("part", "runs", "faults", "records", "lost", "repeated", "seconds", "seed", "result")
 
@@ -86,20 +83,20 @@ def _pytest(*words: str) -> list[str]:
     return ["-m", "pytest", "-q", *words]
 
 
-def _matrix(_size: Size) -> Iterator[Command]:
+def _matrix(size: Size) -> Iterator[Command]:
     marks = "long and not unstable and not pairs"
-    others = [f"--ignore={path}" for path in (*JUDGES, HDFS, OLDER_KAFKA)]
-    yield Command("matrix", _pytest("tests", "-m", marks, *others))
+    kept = [f"--ignore=tests/cluster/{name}" for name in ("test_fault_rounds.py", "test_mirror_faults.py")]
+    yield Command("matrix", _pytest("tests", "-m", marks, *kept))
 
 
 def _pairs(_size: Size) -> Iterator[Command]:
-    others = [f"--ignore={path}" for path in (*JUDGES, OLDER_KAFKA)]
-    words = _pytest("-m", "pairs and not unstable", "tests/cluster", *others)
-    yield Command("pairs", words, {"MILLRACE_PAIRS": "all"})
+    ignored = "--ignore=tests/cluster/test_mirror_faults.py"
+    yield Command("pairs", _pytest("-m", "pairs", "tests/cluster", ignored), {"MILLRACE_PAIRS": "all"})
 
 
 def _judges(_size: Size) -> Iterator[Command]:
-    yield Command("judges", _pytest("-m", "long", *JUDGES))
+    files = ("tests/cluster/test_fault_rounds.py", "tests/cluster/test_mirror_faults.py")
+    yield Command("judges", _pytest("-m", "long", *files))
 
 
 def _faults(size: Size) -> Iterator[Command]:
@@ -157,11 +154,12 @@ def _fuzz(size: Size) -> Iterator[Command]:
 
 
 def _hdfs(_size: Size) -> Iterator[Command]:
-    yield Command("hdfs", _pytest("-m", "", HDFS))
+    yield Command("hdfs", _pytest("tests/spark/test_state_on_hdfs.py"), {"MILLRACE_HDFS": "1"})
 
 
 def _older_kafka(_size: Size) -> Iterator[Command]:
-    yield Command("older-kafka", _pytest("-m", "", OLDER_KAFKA))
+    told = {"MILLRACE_OLDER_KAFKA": "1"}
+    yield Command("older-kafka", _pytest("-m", "", "tests/cluster/test_mirror_older_kafka.py"), told)
 
 
 def _unstable(_size: Size) -> Iterator[Command]:

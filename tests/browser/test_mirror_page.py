@@ -23,7 +23,6 @@ from millrace.mirror.control.http.server import HttpServer
 from millrace.mirror.gaps.advice import what_to_do
 from millrace.mirror.gaps.gaps import GapClass
 from tests.browser.devtools import Page, browser
-from tests.waiting import patience
 
 pytestmark = pytest.mark.browser
 
@@ -214,13 +213,13 @@ class PageServer:
 
     def start(self) -> PageServer:
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._server.start(), self._loop).result(patience())
+        asyncio.run_coroutine_threadsafe(self._server.start(), self._loop).result(10)
         return self
 
     def stop(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._server.stop(), self._loop).result(patience())
+        asyncio.run_coroutine_threadsafe(self._server.stop(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(patience())
+        self._thread.join(10)
 
     async def _respond(self, request: Request) -> Response:
         if request.path == "/":

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from millrace.deploy.processes import spawn
-from tests.waiting import patience
 
 
 class ConsumerProcess:
@@ -51,8 +50,8 @@ class ConsumerProcess:
         """SIGKILL; waits until everything it said has been read."""
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait(patience(60))
-        self._reader.join(patience(60))
+        self.process.wait(60)
+        self._reader.join(60)
 
 
 def main(plan: dict[str, Any]) -> None:

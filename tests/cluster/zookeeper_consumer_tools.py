@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +15,6 @@ from millrace.broker.errors import NotLeaderOrFollower
 from millrace.broker.protocol.frames import Api
 from tests.raw_client import RawClient, batch_of
 from tests.servers import BrokerProcess
-from tests.waiting import until
 
 DEADLINE_S = 120.0
 GROUP = "billing"
@@ -29,7 +29,13 @@ FAST: dict[str, Any] = {
 
 def eventually(probe: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S) -> Any:
     """The first true value of `probe`."""
-    return until(probe, what, within_s=deadline_s)
+    deadline = time.monotonic() + deadline_s
+    while True:
+        value = probe()
+        if value:
+            return value
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
 
 
 def create(broker: BrokerProcess, topic: str, partitions: int, **configs: str) -> None:

@@ -34,10 +34,7 @@ class Expected:
     """One window's row as it should be."""
 
     verdict: str = "PROVEN"
-    settled: bool = False
-    """by what its producer told"""
-    over: bool = False
-    """its end and the grace: from then on what is not proven counts"""
+    state: str = "OPEN"
     lost: dict[tuple[str, str], set[int]] = field(default_factory=dict)
     in_flight: dict[tuple[str, str], set[int]] = field(default_factory=dict)
     explained: set[int] = field(default_factory=set)
@@ -81,8 +78,3 @@ class Expected:
             or self.undecided
         ):
             self.verdict = "UNKNOWN"
-
-    @property
-    def state(self) -> str:
-        doubtful = self.verdict not in ("PROVEN", "COUNT_MATCH")
-        return "SETTLED" if self.settled or (self.over and doubtful) else "OPEN"

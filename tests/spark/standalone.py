@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 import sysconfig
+import time
 import urllib.request
 import venv
 from pathlib import Path
@@ -20,7 +21,6 @@ import pyspark
 
 from millrace.deploy.processes import spawn
 from tests.ports import free_port
-from tests.waiting import patience, until
 
 START_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 60.0
@@ -45,9 +45,7 @@ class StandaloneCluster:
 
     def state(self) -> dict[str, Any]:
         """What the master's own page says, as JSON."""
-        with urllib.request.urlopen(
-            f"http://127.0.0.1:{self._web_port}/json/", timeout=patience(30)
-        ) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._web_port}/json/", timeout=30) as answer:
             found: dict[str, Any] = json.load(answer)
         return found
 
@@ -57,19 +55,14 @@ class StandaloneCluster:
             words = ["--cores", "1", "--memory", "1g", "--webui-port", "0"]
             words += ["--work-dir", str(self.folder / f"work-{number}"), self.master]
             self._start("Worker", f"worker-{number}", *words)
-        logs = sorted(self.folder.glob("*.log"))
-
-        def are_alive() -> bool:
-            if any(each.poll() is not None for each in self._processes):
-                said = "\n".join(path.read_text()[-1500:] for path in logs)
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while self._alive_workers() < WORKER_COUNT:
+            ended = [each for each in self._processes if each.poll() is not None]
+            if ended or time.monotonic() > deadline:
+                said = "\n".join(path.read_text()[-1500:] for path in sorted(self.folder.glob("*.log")))
+                self.__exit__()
                 raise RuntimeError(f"the standalone cluster did not start: {said}")
-            return self._alive_workers() == WORKER_COUNT
-
-        try:
-            until(are_alive, within_s=START_TIMEOUT_S, logs_of=logs, every_s=0.1)
-        except BaseException:
-            self.__exit__()
-            raise
+            time.sleep(0.1)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -78,7 +71,7 @@ class StandaloneCluster:
                 process.terminate()
         for process in self._processes:
             try:
-                process.wait(patience(STOP_TIMEOUT_S))
+                process.wait(STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

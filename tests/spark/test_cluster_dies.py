@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import signal
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,6 @@ from tests.conftest import BrokerFactory
 from tests.spark.end_to_end_scenario import OLD_MS
 from tests.spark.end_to_end_senders import Sender
 from tests.spark.end_to_end_truth import Truth
-from tests.waiting import until
 
 pytestmark = pytest.mark.java
 TOPIC = "flights"
@@ -62,16 +62,13 @@ def test_a_cluster_that_dies_in_the_middle_of_a_run_is_one_line_and_the_next_run
 
     def die_during_the_scan() -> None:
         """jfk is frozen before a task asks it, so that none can be done with it when it is killed."""
-        tracker = spark.sparkContext.statusTracker()
-
-        def is_scanning() -> bool:
+        tracker, deadline = spark.sparkContext.statusTracker(), time.monotonic() + DEADLINE_S
+        while time.monotonic() < deadline:
             stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
-            return any(stage is not None and stage.numActiveTasks > 0 for stage in stages)
-
-        try:
-            until(is_scanning, within_s=DEADLINE_S)
-        finally:  # or the job would wait for it
-            brokers["jfk"].kill()
+            if any(stage is not None and stage.numActiveTasks > 0 for stage in stages):
+                break
+            time.sleep(0.02)
+        brokers["jfk"].kill()
 
     killer = threading.Thread(target=die_during_the_scan)
 

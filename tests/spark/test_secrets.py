@@ -7,8 +7,6 @@ import sys
 
 import pytest
 
-from tests.waiting import patience
-
 pytestmark = pytest.mark.java
 
 PROGRAM = """
@@ -42,7 +40,7 @@ def test_secrets_are_not_on_the_command_line(tmp_path) -> None:
         [sys.executable, "-c", PROGRAM, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=patience(240),
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr

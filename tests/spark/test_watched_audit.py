@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 from tests.spark.conftest import DAY_MS, Stream
-from tests.waiting import patience
 
 pytestmark = pytest.mark.java
 
@@ -42,7 +41,7 @@ def test_watch_audits_and_tells_how_it_went(world, tmp_path: Path):
         [*command, "--config", str(config), "--master", "local[1]"],
         capture_output=True,
         text=True,
-        timeout=patience(180),
+        timeout=180,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
     assert done.returncode == 0, done.stdout + done.stderr

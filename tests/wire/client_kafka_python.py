@@ -10,7 +10,6 @@ import kafka
 from kafka.admin import ConfigResource, ConfigResourceType
 from kafka.structs import OffsetAndMetadata
 
-from tests.waiting import Deadline, patience
 from tests.wire.client_face import (
     FETCH_WAIT_MS,
     HEARTBEAT_INTERVAL_MS,
@@ -196,7 +195,7 @@ def produce_all(producer: Any, topic: str, records: Any) -> list[int]:
         )
         for record in records
     ]
-    producer.flush(patience(PATIENCE_S))
+    producer.flush(PATIENCE_S)
     return [future.get(PATIENCE_S).offset for future in futures]
 
 
@@ -240,9 +239,9 @@ class KafkaPython(ForeignClient):
             for partition in assigned:
                 consumer.seek(partition, start)
             received: list[Received] = []
-            deadline = Deadline(lambda: f"{len(received)} of {count} records", within_s=PATIENCE_S)
+            deadline = time.monotonic() + PATIENCE_S
             while len(received) < count:
-                deadline.check()
+                assert time.monotonic() < deadline, f"{len(received)} of {count} records"
                 with _refusals():
                     polled = consumer.poll(timeout_ms=200, max_records=count - len(received))
                 for records in polled.values():
@@ -259,9 +258,9 @@ class KafkaPython(ForeignClient):
             consumer.seek_to_beginning(place)
             end = consumer.end_offsets([place])[place]
             received: list[Received] = []
-            deadline = Deadline(lambda: f"offset {end} of {topic}, {len(received)} came", within_s=PATIENCE_S)
+            deadline = time.monotonic() + PATIENCE_S
             while consumer.position(place) < end:
-                deadline.check()
+                assert time.monotonic() < deadline, f"{len(received)} records, not at {end} of {topic}"
                 for records in consumer.poll(timeout_ms=200).values():
                     received += map(handed_out, records)
         finally:
@@ -274,10 +273,10 @@ class KafkaPython(ForeignClient):
             place = kafka.TopicPartition(topic, 0)
             consumer.assign([place])
             consumer.seek(place, start)
-            deadline = Deadline(f"something is read from {topic}", within_s=PATIENCE_S)
+            deadline = time.monotonic() + PATIENCE_S
             with _refusals():
                 while not (polled := consumer.poll(timeout_ms=200, max_records=1)):
-                    deadline.check()
+                    assert time.monotonic() < deadline, f"nothing is read from {topic}"
             return handed_out(polled[place][0])
         finally:
             consumer.close()

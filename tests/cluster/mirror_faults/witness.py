@@ -25,7 +25,6 @@ from tests.cluster.faults.producers import CLIENT
 from tests.cluster.mirror_faults.checks import Seen
 from tests.cluster.mirror_faults.plan import TARGET
 from tests.cluster.mirror_faults.records import ALL_TOPICS, AUDITED, Gap, Stream, identity_of, record_of
-from tests.waiting import Deadline, patience
 
 MOST_AT_ONCE = 5_000
 MOST_PROBLEMS = 10
@@ -55,12 +54,12 @@ class Witness:
     def stop(self) -> None:
         self._stop.set()
         if self._thread.is_alive():
-            self._thread.join(patience(30))
+            self._thread.join(30)
 
     def wait_until_quiet(self) -> None:
         """Until nothing has come for a while. For when nobody writes any more."""
-        deadline = Deadline("nothing comes any more", within_s=READ_TIMEOUT_S)
-        while not deadline.has_passed and time.monotonic() < self._heard_at + QUIET_S:
+        deadline = time.monotonic() + READ_TIMEOUT_S
+        while time.monotonic() < min(deadline, self._heard_at + QUIET_S):
             time.sleep(0.05)
 
     def topics_exist(self) -> bool:
@@ -162,8 +161,8 @@ def read_again_at(bootstrap: str, stream: Stream) -> Counter[int]:
     seen = Seen()
     try:
         consumer.assign([TopicPartition(stream.topic, stream.partition, 0)])
-        deadline = Deadline(f"{stream} is read", within_s=READ_TIMEOUT_S)
-        while not deadline.has_passed:
+        deadline = time.monotonic() + READ_TIMEOUT_S
+        while time.monotonic() < deadline:
             for message in consumer.consume(MOST_AT_ONCE, 0.2):
                 error = message.error()
                 if error is None:
@@ -185,7 +184,7 @@ def gap_events(bootstrap: str) -> list[Gap]:
 
 
 async def _gap_events(bootstrap: str) -> list[Gap]:
-    deadline = Deadline("the gaps are read", within_s=READ_TIMEOUT_S)
+    deadline = time.monotonic() + READ_TIMEOUT_S
     while True:
         try:
             async with Cluster(TARGET, [bootstrap], request_timeout_ms=5_000) as cluster:
@@ -199,6 +198,6 @@ async def _gap_events(bootstrap: str) -> list[Gap]:
         except UnknownTopicOrPartition:
             return []
         except (MillraceError, OSError, TimeoutError):
-            if deadline.has_passed:
+            if time.monotonic() > deadline:
                 raise
             await asyncio.sleep(0.2)

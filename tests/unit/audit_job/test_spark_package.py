@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from millrace.audit.spark.spark_package import build_package
-from tests.waiting import patience
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +29,7 @@ def imported_from(
         cwd=home,
         capture_output=True,
         text=True,
-        timeout=patience(120),
+        timeout=120,
         check=True,
     )
     return Path(done.stdout.strip())

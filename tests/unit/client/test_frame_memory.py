@@ -11,7 +11,6 @@ import pytest
 
 from millrace.broker.client.frame_memory import FrameMemory
 from tests import seeds
-from tests.waiting import patience
 
 KIB = 1024
 
@@ -136,7 +135,7 @@ print("lived")
         [sys.executable, "-c", f"is_known = {is_known}\n{story}"],
         capture_output=True,
         text=True,
-        timeout=patience(60),
+        timeout=60,
         check=False,
     )
     assert done.stdout == "lived\n", done.stderr

@@ -19,7 +19,6 @@ from millrace.broker.groups.values import (
 )
 from millrace.broker.protocol.java_hash import coordinator_partition
 from millrace.broker.protocol.records import read_records
-from tests.waiting import patience
 
 GROUP = "flights-readers"
 WALL_MS = 1_700_000_000_000
@@ -103,4 +102,13 @@ class Bench:
 
 
 def run(coroutine):
-    return asyncio.run(asyncio.wait_for(coroutine, patience(120)))
+    return asyncio.run(asyncio.wait_for(coroutine, 10))
+
+
+async def until(condition) -> None:
+    """Let the loop run until it is so; gives up after a second."""
+    for _ in range(1_000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it did not come to that")
