@@ -18,6 +18,7 @@
 #   make audit-mutations [RUNS=1000] [SEED=1]: random histories whose truth is known
 #   [MILLRACE_E2E_KAFKA=ewr,agg] make audit-end-to-end [RUNS=20]: the same through real producers, brokers, a mirror and Spark
 #   make soak [MINUTES=60] [SEED=…] [PAIR=…]: mirror-faults for long, with a table
+#   make test-mutants [ARGS="--list"]: rules that protect data taken out one by one, and which test is red without each
 #
 # PYTHON=/path/to/python3 chooses the interpreter that .venv is made with.
 
@@ -36,7 +37,7 @@ SET_UP_INPUTS := pyproject.toml constraints.txt deploy/bootstrap.sh
 TYPECHECK := .typecheck
 PARTS := broker mirror audit deploy
 
-.PHONY: help setup setup-test setup-peers demo test test-long test-wire test-pairs test-hdfs test-older-kafka lint simulate fuzz bench bench-peers faults \
+.PHONY: help setup setup-test setup-peers demo test test-long test-wire test-pairs test-mutants test-hdfs test-older-kafka lint simulate fuzz bench bench-peers faults \
 	mirror-faults soak bench-mirror bench-mirror-memory bench-restart bench-audit bench-audit-job bench-producer audit-mutations audit-end-to-end clean
 
 help:
@@ -77,6 +78,10 @@ test-wire: .venv/.ready-test
 # Each scenario runs in one pair in `make test`; here in all four.
 test-pairs: .venv/.ready-test
 	MILLRACE_PAIRS=all $(BIN)/python -m pytest -m pairs $(ARGS)
+
+# In a copy of the source, some five minutes; --only name,name takes some of them.
+test-mutants: .venv/.ready-test
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 # mypy reads the packages through a folder of links, because `broker/` is imported as `millrace.broker`.
 lint: .venv/.ready-test
@@ -119,11 +124,11 @@ bench-producer: .venv/.ready-test
 
 # The audit's state on a real HDFS, which Maven fetches the first time (56 MB).
 test-hdfs: .venv/.ready-test
-	MILLRACE_HDFS=1 $(BIN)/python -m pytest tests/spark/test_state_on_hdfs.py $(ARGS)
+	$(BIN)/python -m pytest -m "" tests/spark/test_state_on_hdfs.py $(ARGS)
 
 # The mirror between an older Apache Kafka, which Maven fetches the first time (30 MB), and those of today.
 test-older-kafka: .venv/.ready-test
-	MILLRACE_OLDER_KAFKA=1 $(BIN)/python -m pytest tests/cluster/test_mirror_older_kafka.py $(ARGS)
+	$(BIN)/python -m pytest -m "" tests/cluster/test_mirror_older_kafka.py $(ARGS)
 
 audit-mutations: .venv/.ready-test
 	MILLRACE_AUDIT_RUNS=$(if $(filter file,$(origin RUNS)),1000,$(RUNS)) \

@@ -48,14 +48,14 @@ from millrace.audit.keeping.waivers import Standing, Target, read_waivers, stand
 from millrace.audit.reconciliation.reconcile import Passage, Place
 from millrace.audit.reconciliation.settled import SETTLED_SCHEMA, revisions_of, settle, table_digest, without
 from millrace.audit.reconciliation.verdict_rows import Reconciler, iso_time, verdict_rows
-from millrace.audit.reconciliation.verdicts import Verdict, WindowState
 from millrace.audit.report import notes
 from millrace.audit.report.folder import note_failure, write_report
-from millrace.audit.report.summary import summarise
+from millrace.audit.report.summary import exit_status, summarise
 from millrace.audit.runs import backfill, fact_rows
 from millrace.audit.runs.arrivals import arrival_passages
 from millrace.audit.runs.backfill import TimeRange
 from millrace.audit.runs.capture import Capture, capture, settle_claims
+from millrace.audit.runs.copied_headers import Foreign, foreign_notes, split_foreign
 from millrace.audit.runs.fact_rows import PrunedWindows
 from millrace.audit.runs.reading_plan import plan_backfill, plan_ranges, read_until
 from millrace.audit.runs.reconciling import reconciler_of, roster_of, streams_of, tiers_of
@@ -87,7 +87,8 @@ class JobResult:
 @dataclass(slots=True)
 class Run:
     """One run's working values, handed from step to step. `pruned` is what is left of pruned windows by
-    stream, `late` counts what came for them, `only` is the backfill's range."""
+    stream, `late` counts what came for them, `foreign` what lies in another topic than its stream's, `only`
+    is the backfill's range."""
 
     config: AuditConfig
     master: str
@@ -102,6 +103,7 @@ class Run:
     facts: pa.Table
     pruned: dict[str, PrunedWindows] = field(default_factory=dict)
     late: dict[str, int] = field(default_factory=dict)
+    foreign: Foreign = field(default_factory=dict)
     only: TimeRange | None = None
 
     @property
@@ -196,7 +198,7 @@ def _run(
                 state.commit(after)
         progress("writing the report")
         problem = _tell(job, found, summary)
-    return JobResult(_status(found), summary, problem)
+    return JobResult(exit_status(summary), summary, problem)
 
 
 def _check_report(folder: Path) -> None:
@@ -398,7 +400,8 @@ def _reconcile(spark: SparkSession, job: Run, after: Commit, cells: RunCells) ->
     with failing_in_one_line():
         for name in foreign:
             arrivals[name] = arrival_passages(cells.all(), job.captured.pins, job.config.sources(), name)
-    rows, late = upkeep.split_late(cells.reconcile(_reconciler(job, after, doubts, arrivals)))
+    rows, job.foreign = split_foreign(cells.reconcile(_reconciler(job, after, doubts, arrivals)))
+    rows, late = upkeep.split_late(rows)
     for what, count in late.items() if job.only is None else ():  # a backfill reads all of it again
         job.late[what] = job.late.get(what, 0) + count
     roster = verdict_rows(roster_of(job.config, job.captured, rows))
@@ -504,7 +507,10 @@ def _summary(job: Run, after: Commit, cells: RunCells, found: Findings) -> dict[
         window_ms=job.config.window_ms,
         untrusted={each.what: each.count for each in doubts.told()},
         unaudited=unaudited,
+        foreign=job.foreign,
         accepted=doubts.waived(),
+        waived=found.waived,
+        in_doubt=bool(doubts.holding()),
         untrusted_waivers=[each.told() for each in doubts.waivers],
         waivers=[each.told() for each in found.waivers],
         watermarks={topic: iso_time(at) for topic, at in found.watermarks.items()},
@@ -514,7 +520,6 @@ def _summary(job: Run, after: Commit, cells: RunCells, found: Findings) -> dict[
     back = steps_back(job.before.watermarks, found.watermarks)
     if back:
         summary["watermark_steps_back"] = back
-    summary["exit_status"] = _status(found)
     return summary
 
 
@@ -523,6 +528,7 @@ def _notes(job: Run, doubts: Doubts) -> list[str]:
     told = [
         *notes.window_notes(streams_of(config, captured), config.topics, config.window_ms),
         *notes.absent_notes(captured.absent, captured.silent_sources),
+        *foreign_notes(job.foreign),
         *doubts.notes(),
     ]
     if job.only is not None:
@@ -551,22 +557,3 @@ def _tell(job: Run, found: Findings, summary: Mapping[str, Any]) -> str:
     except ZooKeeperUnreachable as problem:
         return f"the watermarks were not told to {problem}"
     return f"a later run had told the watermark of {', '.join(overtaken)}" if overtaken else ""
-
-
-def _status(found: Findings) -> int:
-    """0 all settled windows proven, matched by count or waived, and nothing else in doubt; 1 loss or
-    duplicate; 2 unknown."""
-    worst, settled = Verdict.PROVEN, 0
-    names = ["topic", "stream", "window_start_ms", "state", "verdict"]
-    waived = found.waived
-    for row in found.rows.select(names).to_pylist():
-        start_ms = row["window_start_ms"]
-        is_settled = row["state"] == WindowState.SETTLED
-        settled += is_settled
-        if (row["topic"], row["stream"] if start_ms is None else start_ms) in waived:
-            continue
-        if is_settled or Verdict[row["verdict"]] >= Verdict.DUPLICATE:
-            worst = max(worst, Verdict[row["verdict"]])
-    if found.doubts.holding() or not settled:
-        worst = max(worst, Verdict.UNKNOWN)
-    return {Verdict.LOSS: 1, Verdict.DUPLICATE: 1, Verdict.UNKNOWN: 2}.get(worst, 0)

@@ -131,6 +131,7 @@ class PartitionPipeline:
         self._walk = BatchWalk(0) if between is not None else walk or BatchWalk()
         self.damage: str | None = None
         self._corrupt_fetches = 0
+        self._was_beyond_the_end = False
         self._written = Position(0, "", NO_TOPIC_ID, -1, 0)  # the position that is on record
         self._settled = asyncio.Event()
         self._is_paused = False
@@ -237,6 +238,7 @@ class PartitionPipeline:
         self.runs.restart(back_to.next_offset, self._around.now_ms(), back_to.topic_id)
         self._written = back_to
         self._corrupt_fetches = 0
+        self._was_beyond_the_end = False
         if is_at_gap:
             self._keep_extent()
         else:
@@ -283,7 +285,10 @@ class PartitionPipeline:
         max_size = self._around.max_batch_size(self.target.topic)
         try:
             for ready in prepare(self._walk, data, fetched.aborted, from_offset, max_size, self._count):
-                self._corrupt_fetches = 0
+                if 0 <= fetched.high_watermark < ready.next_offset:
+                    self._beyond_the_end(ready.next_offset, fetched.high_watermark)
+                    return
+                self._corrupt_fetches, self._was_beyond_the_end = 0, False
                 self._dispatch(ready, now_ms)
                 if self.progress.is_blocked:
                     return
@@ -294,6 +299,15 @@ class PartitionPipeline:
                 )
         except KafkaError as error:
             self.corrupt(str(error), steady_ms())
+
+    def _beyond_the_end(self, next_offset: int, high_watermark: int) -> None:
+        """A batch's own offset is not under its checksum: one wrong bit, and the position would stand where
+        the log has nothing. Taken for damage only when it is told twice: a source reads its end before the
+        batches, and both may have grown in between. Raises CorruptMessage."""
+        if not self._was_beyond_the_end:
+            self._was_beyond_the_end = True
+            return
+        raise CorruptMessage(f"a batch claims to end at {next_offset}, and the log ends at {high_watermark}")
 
     def _count(self, path: BatchPath, batches: int, records: int, size: int) -> None:
         self._around.count_batch(self.partition, path, batches, records, size)
@@ -559,6 +573,7 @@ class PartitionPipeline:
         """What they lie in has been forgotten and is fetched again: they will be met again."""
         self._gaps.forget()
         self._corrupt_fetches = self.retry_at_ms = 0
+        self._was_beyond_the_end = False
         self.damage = None
         if self.state in (State.SKIPPING, State.STOPPED):
             self._run()

@@ -516,6 +516,8 @@ class Worker:
                 "connected": self._is_connected,
                 "starting": self._is_target_unknown,
                 "error": self.target.trouble,
+                "over_quota": self.target.is_throttled,
+                "throttled_ms": self.target.throttled_ms,
                 "retries": self._retry_count,
                 "queued_batches": sum(sink.queued_count for sink in self.delivery.sinks),
             },
@@ -552,6 +554,17 @@ class Worker:
                 target,
                 float(self._retry_count),
             ),
+        ]
+        throttled = [("target", self.target.name, self.target)]
+        throttled += [("source", name, reader.cluster) for name, reader in self.readers.items()]
+        rows += [
+            (
+                f"millrace_mirror_{role}_throttled_seconds_total",
+                f"For how long a {role} wanted no more requests, by its quotas, summed over connections",
+                {role: name},
+                cluster.throttled_ms / 1000,
+            )
+            for role, name, cluster in throttled
         ]
         refused, text = float(len(self._guard.refusals())), "Topics that would go round, or mix with another"
         rows.append(("millrace_mirror_refused_topics", text, {}, refused))

@@ -13,6 +13,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.waiting import patience
+
 LOCAL_NAMES = "DNS:localhost,IP:127.0.0.1"
 _CURVE = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256")
 
@@ -118,7 +120,9 @@ class TokenIssuer:
 
 
 def openssl(*arguments: str, given: bytes = b"") -> bytes:
-    done = subprocess.run(["openssl", *arguments], input=given, capture_output=True, timeout=60, check=False)
+    done = subprocess.run(
+        ["openssl", *arguments], input=given, capture_output=True, timeout=patience(60), check=False
+    )
     if done.returncode != 0:
         raise RuntimeError(f"openssl {arguments[0]} failed: {done.stderr.decode()[-1000:]}")
     return done.stdout

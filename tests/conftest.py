@@ -30,6 +30,7 @@ from tests.pairs import (  # noqa: F401
     pair_millrace_target,
     second_source,
 )
+from tests.points.fault import fault_at  # noqa: F401
 from tests.secure_kafka import secure_kafka  # noqa: F401
 from tests.servers import BrokerProcess, ZooKeeper
 

@@ -24,6 +24,9 @@ from tests import hunt, preflight, seeds
 from tests.pairs import PAIRS
 
 ROOT = Path(__file__).resolve().parents[1]
+JUDGES = ("tests/cluster/test_fault_rounds.py", "tests/cluster/test_mirror_faults.py")
+HDFS = "tests/spark/test_state_on_hdfs.py"
+OLDER_KAFKA = "tests/cluster/test_mirror_older_kafka.py"
 TAIL_LINES = 25
 COLUMNS = ("part", "runs", "faults", "records", "lost", "repeated", "seconds", "seed", "result")
 
@@ -83,20 +86,20 @@ def _pytest(*words: str) -> list[str]:
     return ["-m", "pytest", "-q", *words]
 
 
-def _matrix(size: Size) -> Iterator[Command]:
+def _matrix(_size: Size) -> Iterator[Command]:
     marks = "long and not unstable and not pairs"
-    kept = [f"--ignore=tests/cluster/{name}" for name in ("test_fault_rounds.py", "test_mirror_faults.py")]
-    yield Command("matrix", _pytest("tests", "-m", marks, *kept))
+    others = [f"--ignore={path}" for path in (*JUDGES, HDFS, OLDER_KAFKA)]
+    yield Command("matrix", _pytest("tests", "-m", marks, *others))
 
 
 def _pairs(_size: Size) -> Iterator[Command]:
-    ignored = "--ignore=tests/cluster/test_mirror_faults.py"
-    yield Command("pairs", _pytest("-m", "pairs", "tests/cluster", ignored), {"MILLRACE_PAIRS": "all"})
+    others = [f"--ignore={path}" for path in (*JUDGES, OLDER_KAFKA)]
+    words = _pytest("-m", "pairs and not unstable", "tests/cluster", *others)
+    yield Command("pairs", words, {"MILLRACE_PAIRS": "all"})
 
 
 def _judges(_size: Size) -> Iterator[Command]:
-    files = ("tests/cluster/test_fault_rounds.py", "tests/cluster/test_mirror_faults.py")
-    yield Command("judges", _pytest("-m", "long", *files))
+    yield Command("judges", _pytest("-m", "long", *JUDGES))
 
 
 def _faults(size: Size) -> Iterator[Command]:
@@ -154,12 +157,11 @@ def _fuzz(size: Size) -> Iterator[Command]:
 
 
 def _hdfs(_size: Size) -> Iterator[Command]:
-    yield Command("hdfs", _pytest("tests/spark/test_state_on_hdfs.py"), {"MILLRACE_HDFS": "1"})
+    yield Command("hdfs", _pytest("-m", "", HDFS))
 
 
 def _older_kafka(_size: Size) -> Iterator[Command]:
-    told = {"MILLRACE_OLDER_KAFKA": "1"}
-    yield Command("older-kafka", _pytest("-m", "", "tests/cluster/test_mirror_older_kafka.py"), told)
+    yield Command("older-kafka", _pytest("-m", "", OLDER_KAFKA))
 
 
 def _unstable(_size: Size) -> Iterator[Command]:

@@ -15,6 +15,7 @@ from millrace.broker.protocol import hot_fetch, hot_produce
 from millrace.broker.protocol.frames import decode_response, encode_request
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.broker.server.answers import build_entity, request_type, response_type
+from tests.waiting import patience
 
 TIMEOUT_S = 60.0
 
@@ -32,7 +33,7 @@ class RawClient:
     """`ask` sends one request and reads its answer; `send` and `receive` do the halves."""
 
     def __init__(self, port: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=patience(TIMEOUT_S))
         self._correlation_id = 0
 
     def __enter__(self) -> Self:

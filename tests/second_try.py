@@ -23,10 +23,6 @@ SAFETY = "safety"
 TEXT_LENGTH = 300
 
 
-class Late(AssertionError):
-    """Something did not come in time, and of what came nothing was wrong."""
-
-
 @dataclass(frozen=True, slots=True)
 class Failure:
     """One failed test by its node id, whether it guards data, and the first line of what was wrong."""

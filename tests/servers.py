@@ -12,20 +12,22 @@ import socket
 import struct
 import subprocess
 import sys
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from millrace.deploy import zookeeper
 from millrace.deploy.processes import spawn
 from tests.ports import free_port
+from tests.waiting import patience, until
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 60.0
-POLL_S = 0.02
 
 SESSION_TIMEOUT_MS = 2_000
 """Short, so that a killed broker's id is free again soon; long enough for two busy cores."""
+
+PROGRAM: Sequence[str] = ("-m", "millrace.deploy.cli")
+"""How Python is told to run `millrace`; `tests/points` puts a launcher in its place."""
 
 _API_VERSIONS_V0 = struct.pack(">ihhih", 10, 18, 0, 1, -1)
 
@@ -53,14 +55,14 @@ class ZooKeeper:
         process = spawn(command, log=self.folder / "zookeeper.log", die_with_parent=True)
         self._process = process
         zookeeper.wait_until_serving(
-            self.port, timeout_s=START_TIMEOUT_S, still_running=lambda: process.poll() is None
+            self.port, timeout_s=patience(START_TIMEOUT_S), still_running=lambda: process.poll() is None
         )
         return self
 
     def stop(self) -> None:
         if self._process is not None:
             self._process.terminate()
-            self._process.wait(STOP_TIMEOUT_S)
+            self._process.wait(patience(STOP_TIMEOUT_S))
             self._process = None
 
     def pause(self) -> None:
@@ -89,6 +91,7 @@ class BrokerProcess:
         self.zookeeper = zookeeper_path
         self.data = folder / "data"
         self.log_path = folder / "broker.log"
+        self.program = PROGRAM
         self.port = port or free_port()
         self.rack: str | None = None
         self.advertised_host: str | None = None
@@ -111,7 +114,7 @@ class BrokerProcess:
         return self.log_path.read_text() if self.log_path.exists() else ""
 
     def command(self) -> list[str]:
-        words = [sys.executable, "-m", "millrace.deploy.cli", "broker", "run", "--id", str(self.id)]
+        words = [sys.executable, *self.program, "broker", "run", "--id", str(self.id)]
         words += ["--zookeeper", self.zookeeper, "--data", str(self.data)]
         if self.advertised_host is None:
             words += ["--listen", self.bootstrap]
@@ -134,14 +137,14 @@ class BrokerProcess:
 
     def wait_until_serving(self) -> None:
         """Until it answers a request; raises with the log's end when it does not."""
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not answers(self.port):
+
+        def is_serving() -> bool:
             assert self.process is not None
             if self.process.poll() is not None:
                 raise RuntimeError(f"the broker ended with {self.process.returncode}:\n{self.log[-2000:]}")
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"the broker does not answer:\n{self.log[-2000:]}")
-            time.sleep(POLL_S)
+            return answers(self.port)
+
+        until(is_serving, f"broker {self.id} answers", within_s=START_TIMEOUT_S, logs_of=[self])
 
     def resident_mib(self) -> float:
         assert self.process is not None
@@ -151,13 +154,13 @@ class BrokerProcess:
     def wait_until_ended(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """The exit status."""
         assert self.process is not None
-        return self.process.wait(timeout_s)
+        return self.process.wait(patience(timeout_s))
 
     def kill(self) -> None:
         """SIGKILL: no flush, no marker, no goodbye to ZooKeeper."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
-            self.process.wait(STOP_TIMEOUT_S)
+            self.process.wait(patience(STOP_TIMEOUT_S))
 
     def stop(self) -> int:
         """SIGTERM, and the exit status."""
@@ -166,7 +169,7 @@ class BrokerProcess:
         if self.process.poll() is None:
             self.process.terminate()
         try:
-            return self.process.wait(STOP_TIMEOUT_S)
+            return self.process.wait(patience(STOP_TIMEOUT_S))
         except subprocess.TimeoutExpired:
             self.kill()
             raise
@@ -180,8 +183,8 @@ class BrokerProcess:
 def answers(port: int) -> bool:
     """Whether a broker on this port answers ApiVersions."""
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=5.0) as connection:
-            connection.settimeout(10.0)
+        with socket.create_connection(("127.0.0.1", port), timeout=patience(5.0)) as connection:
+            connection.settimeout(patience(10.0))
             connection.sendall(_API_VERSIONS_V0)
             return len(connection.recv(8)) == 8
     except OSError:

@@ -88,23 +88,24 @@ def _side_by_side(failed: Sequence[Path]) -> list[int]:
     """Exit statuses; each part leaves what failed in its file."""
     begun = time.monotonic()
     took: dict[str, float] = {}
+    names = [part.name for part in parts()]
     outputs = [None, *(path.with_suffix(".out").open("w+b") for path in failed[1:])]
     runs = start(failed, outputs)
     try:
         while len(took) < len(runs):
-            for part, run in zip(parts(), runs, strict=True):
-                if part.name not in took and run.poll() is not None:
-                    took[part.name] = time.monotonic() - begun
-            time.sleep(0.2)
+            for name, run in zip(names, runs, strict=True):
+                if name not in took and run.poll() is not None:
+                    took[name] = time.monotonic() - begun
+            time.sleep(0.5)
         statuses = [run.wait() for run in runs]
     except KeyboardInterrupt:  # the terminal has told every run, too
         for run in runs:
             run.wait()
         statuses = [INTERRUPTED] * len(runs)
-    for part, output in zip(parts(), outputs, strict=True):
+    for name, output in zip(names, outputs, strict=True):
         if output is not None:
             output.seek(0)
-            print(f"\nBeside them: {part.name}\n", flush=True)
+            print(f"\nBeside them: {name}\n", flush=True)
             sys.stdout.buffer.write(output.read())
             sys.stdout.flush()
             output.close()

@@ -10,6 +10,8 @@ import time
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+from tests.waiting import Deadline
+
 SETTLING = {
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.LEADER_NOT_AVAILABLE,
@@ -23,14 +25,16 @@ RETRY_S = 0.05
 def end_offset(consumer: Consumer, topic: str, partition: int, timeout_s: float) -> int:
     """The high watermark, or the last stable offset for a consumer that reads committed records only.
 
-    Raises what confluent-kafka does once `timeout_s` is over, and at once for an error that does not pass.
+    Raises DeadlinePassed once `timeout_s` is over, and what confluent-kafka does at once for an error that
+    does not pass.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline = Deadline(f"the end of {topic}-{partition}", within_s=timeout_s)
     while True:
         try:
-            left_s = max(deadline - time.monotonic(), RETRY_S)
+            left_s = max(deadline.left_s, RETRY_S)
             return int(consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=left_s)[1])
         except KafkaException as error:
-            if error.args[0].code() not in SETTLING or time.monotonic() >= deadline:
+            if error.args[0].code() not in SETTLING:
                 raise
+            deadline.check(error)
         time.sleep(RETRY_S)

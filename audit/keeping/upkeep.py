@@ -35,6 +35,7 @@ from millrace.audit.contract.group_counts import Claim
 from millrace.audit.contract.sequence_set import from_ranges
 from millrace.audit.keeping.state import Commit
 from millrace.audit.keeping.waivers import Target
+from millrace.audit.reconciliation.verdict_rows import counting_row
 from millrace.audit.reconciliation.verdicts import Verdict, WindowState
 from millrace.audit.runs.fact_rows import PrunedWindows
 from millrace.audit.scanning.cell_rows import NOTE_UNAUDITED
@@ -211,30 +212,7 @@ def _of_topic(what: str, topic: str) -> str:
 
 def late_row(topic: str, stream: str, counts: Mapping[str, int]) -> dict[str, Any]:
     """The row that carries a stream's late records from a worker to the driver."""
-    numbers = (
-        "published",
-        "ambiguous",
-        "missing",
-        "duplicates",
-        "in_flight",
-        "unreported",
-        "unknown",
-        "explained",
-    )
-    return {
-        **dict.fromkeys(numbers, 0),
-        "topic": topic,
-        "producer": "",
-        "stream": stream,
-        "window_ms": 1,
-        "state": PRUNED,
-        "verdict": str(Verdict.UNKNOWN),
-        "consumed": list(counts.items()),
-        "seen": [],
-        "content": "",
-        "revision": 0,
-        "detail": "{}",
-    }
+    return counting_row(PRUNED, topic, stream, counts)
 
 
 def is_unaudited(what: str) -> bool:

@@ -59,9 +59,8 @@ def _doubts(case: StreamCase, start_ms: int, tier: TierReading, surplus: int) ->
         for name, causes in unread.items()
         for cause in causes
     ]
-    if not case.settled(start_ms):
-        doubts.append("the window is still open")
-    if upper is None and surplus > 0 and case.stream.state != CLOSED:
+    more_than_told = upper is None and surplus > 0 and case.stream.state != CLOSED
+    if more_than_told or not case.settled(start_ms):
         doubts.append("the producer may not have reported all")
     if upper is None and surplus > 0 and case.uncounted:
         doubts.append(UNCOUNTED)

@@ -183,6 +183,12 @@ class StreamCase:
         promised = stream.no_earlier_than_ms is not None and stream.no_earlier_than_ms >= end_ms
         return promised and self.now_ms >= end_ms + self.grace_ms
 
+    def _state(self, start_ms: int, verdict: Verdict) -> WindowState:
+        is_over = self.now_ms >= start_ms + self.window_ms + self.grace_ms
+        if self.settled(start_ms) or (is_over and verdict > Verdict.COUNT_MATCH):
+            return WindowState.SETTLED
+        return WindowState.OPEN
+
     def verdict(self, found: WindowFindings) -> WindowVerdict:
         """The window's row."""
         stream, start_ms = self.stream, found.window_start_ms
@@ -190,15 +196,15 @@ class StreamCase:
         windows = {tier.name: self.seen[tier.name].get(start_ms) for tier in self.tiers}
         if self.conflicts:
             found.doubt(*self.conflicts)
-        proven = Verdict.PROVEN if stream.sequenced else Verdict.COUNT_MATCH
+        verdict = found.verdict(Verdict.PROVEN if stream.sequenced else Verdict.COUNT_MATCH)
         return WindowVerdict(
             topic=stream.topic,
             producer=stream.producer,
             stream=stream.stream,
             window_start_ms=start_ms,
             window_ms=self.window_ms,
-            state=WindowState.SETTLED if self.settled(start_ms) else WindowState.OPEN,
-            verdict=found.verdict(proven),
+            state=self._state(start_ms, verdict),
+            verdict=verdict,
             published=sum(report.count for report in reports),
             ambiguous=sum(len(report.ambiguous) for report in reports),
             consumed={name: window.count if window else 0 for name, window in windows.items()},

@@ -19,6 +19,7 @@ the pure `reconcile.reconcile_stream`. The rows are `reconciliation.parquet`:
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -138,28 +139,44 @@ class Reconciler:
         verdicts = self.verdicts(list(cells_of(cells)), facts.to_pylist())
         return evident_rows(verdicts)
 
+    def own_cells(
+        self, cells: pa.Table, facts_rows: Sequence[Mapping[str, Any]]
+    ) -> tuple[pa.Table, dict[tuple[str, str], int]]:
+        """(a stream's cells without, {(topic, tier): how many records are in} those that lie in other topics
+        than its events name: somebody copied its records with their headers."""
+        told = self._told_topic(facts_rows[0]["topic"] or "", _origins(facts_rows)) if facts_rows else None
+        foreign: Counter[tuple[str, str]] = Counter()
+        if told is None:
+            return cells, foreign
+        columns = [cells[name].to_pylist() for name in ("cluster", "topic", "tier", "count")]
+        mine = []
+        for cluster, place, tier, count in zip(*columns, strict=True):
+            mine.append(self._is_in(cluster, place, told))
+            if not mine[-1]:
+                foreign[audited_topic(place), tier] += count
+        return cells.filter(pa.array(mine, pa.bool_())), foreign
+
     def verdicts(
         self, cells: Sequence[Cell], facts_rows: Sequence[Mapping[str, Any]]
     ) -> Iterator[tuple[WindowVerdict, Evidence]]:
-        """Each window's verdict with its evidence."""
+        """Each window's verdict with its evidence. Records in other topics than the stream's events name are
+        not its; where no event names one, nobody knows which are."""
         stream = cells[0].stream if cells else facts_rows[0]["stream"]
-        origins: set[str] = set()
-        if facts_rows:
-            facts = facts_of(facts_rows[0])
-            origins = set(facts_rows[0]["origins"] or ())
-        else:
-            facts = StreamFacts(stream)
+        origins = _origins(facts_rows)
+        facts = facts_of(facts_rows[0]) if facts_rows else StreamFacts(stream)
         events = tier_events_of(facts_rows) if self.groups else []
-        topic = self._topic(facts, cells, origins, events)
+        told = self._told_topic(facts.topic, origins)
+        topic = told or self._guessed_topic(facts, cells, origins, events)
         if topic is None:
             return
         facts.topic = topic
         if not facts.producer:
             names = [*(cell.producer for cell in cells), *(event.producer for event in events)]
             facts.producer = plain(next((each for kept in names for each in names_in(kept)), ""))
-        told = name_doubts(facts.producer, (event.producer for event in events if event.producer))
-        facts.conflicts.extend(told)
-        if any(audited_topic(cell.topic) != topic and not self._is_reread(cell, topic) for cell in cells):
+        facts.conflicts.extend(
+            name_doubts(facts.producer, (event.producer for event in events if event.producer))
+        )
+        if told is None and not all(self._is_in(cell.cluster, cell.topic, topic) for cell in cells):
             facts.conflicts.append("records of this stream lie in more than one topic")
         cells = [cell for cell in cells if audited_topic(cell.topic) == topic]
         sources = self._sources_of(cells, origins)
@@ -178,29 +195,35 @@ class Reconciler:
                     append_ms[tier] = [window.first_append_ms, window.last_append_ms]
             yield verdict, Evidence(append_ms, dict(around.places(verdict.missing)))
 
-    def _is_reread(self, cell: Cell, topic: str) -> bool:
-        """Whether the cluster merges both topics into one: then the record was counted under either name."""
+    def _is_in(self, cluster: str, place: str, topic: str) -> bool:
+        """Whether the cluster's place is the topic's, or is merged with it into one by the cluster: then each
+        record was counted under either name."""
+        return audited_topic(place) == topic or self._is_reread(cluster, place, topic)
+
+    def _is_reread(self, cluster: str, place: str, topic: str) -> bool:
         return any(
-            cluster.names.get(audited_topic(cell.topic), cell.topic) == cluster.names.get(topic, topic)
-            for cluster in self.clusters
-            if cluster.name == cell.cluster
+            each.names.get(audited_topic(place), place) == each.names.get(topic, topic)
+            for each in self.clusters
+            if each.name == cluster
         )
 
-    def _topic(
+    def _told_topic(self, name: str, origins: set[str]) -> str | None:
+        """The audited topic that a stream's events call by this name; None where they name none of them."""
+        for cluster in self.clusters:
+            if cluster.name in origins and name in cluster.topics:
+                return cluster.topics[name]
+        return name if name in self.topics else None
+
+    def _guessed_topic(
         self, facts: StreamFacts, cells: Sequence[Cell], origins: set[str], events: Sequence[TierEvent]
     ) -> str | None:
-        """The audited topic; None for a stream of a topic that this audit does not look at."""
+        """The same by where its records are; None for a stream of a topic that is not audited."""
         if not facts.topic:
             # An aggregate may merge topics; its source tells which of them it was.
             sources = {cluster.name for cluster in self.clusters if cluster.is_source}
             told = [cell for cell in cells if cell.cluster in sources] or cells
             topics = {audited_topic(cell.topic) for cell in told} or self._topics_of_groups(events)
             return min(topics, default=None)
-        for cluster in self.clusters:
-            if cluster.name in origins and facts.topic in cluster.topics:
-                return cluster.topics[facts.topic]
-        if facts.topic in self.topics:
-            return facts.topic
         named = {audited_topic(cell.topic) for cell in cells}
         if not named and not origins:
             # All that is left of it came with a mirror: a producer names its topic as its own cluster does.
@@ -286,6 +309,10 @@ class Reconciler:
         return passage_by_arrivals([cell for cell in cells if cell.cluster in sources], arrived)
 
 
+def _origins(facts_rows: Sequence[Mapping[str, Any]]) -> set[str]:
+    return set(facts_rows[0]["origins"] or ()) if facts_rows else set()
+
+
 _NO_EVIDENCE = Evidence()
 
 
@@ -346,6 +373,35 @@ def _row(verdict: WindowVerdict, evidence: Evidence = _NO_EVIDENCE) -> dict[str,
         "content": verdict.content_checked,
         "revision": verdict.revision,
         "detail": json.dumps({name: value for name, value in detail.items() if value}, separators=(",", ":")),
+    }
+
+
+def counting_row(state: str, topic: str, stream: str, counts: Mapping[str, int]) -> dict[str, Any]:
+    """A row that carries how many records of a stream are in a `state` of their own, {tier: n}, from a worker
+    to the driver; no such row leaves the job."""
+    numbers = (
+        "published",
+        "ambiguous",
+        "missing",
+        "duplicates",
+        "in_flight",
+        "unreported",
+        "unknown",
+        "explained",
+    )
+    return {
+        **dict.fromkeys(numbers, 0),
+        "topic": topic,
+        "producer": "",
+        "stream": stream,
+        "window_ms": 1,
+        "state": state,
+        "verdict": str(Verdict.UNKNOWN),
+        "consumed": list(counts.items()),
+        "seen": [],
+        "content": "",
+        "revision": 0,
+        "detail": "{}",
     }
 
 

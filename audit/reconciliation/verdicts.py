@@ -43,7 +43,8 @@ class Verdict(IntEnum):
 
 
 class WindowState(StrEnum):
-    """OPEN: more may come. SETTLED: grace is over, and the stream promised, closed or outlived its lease."""
+    """OPEN: more may come. SETTLED: grace is over, and the stream promised, closed or outlived its lease; or
+    its verdict is no proof. A proof waits for a promise, a doubt does not: not every producer promises."""
 
     OPEN = "OPEN"
     SETTLED = "SETTLED"
@@ -123,20 +124,44 @@ class WindowVerdict:
         )
 
 
-def overall_verdict(rows: Iterable[WindowVerdict]) -> Verdict:
-    """The worst of the settled rows, and of losses and duplicates wherever they are.
+@dataclass(slots=True)
+class Fold:
+    """How the verdicts of many rows become one, wherever they do: for the report, each topic and producer in
+    it, and the exit status."""
 
-    No settled row at all is UNKNOWN: nothing arrived and nobody reported is the loudest alarm, not a proof.
-    """
-    worst = Verdict.PROVEN
-    settled = 0
+    worst: Verdict = Verdict.PROVEN
+    settled: int = 0
+
+    def add(self, verdict: Verdict, state: str, rows: int = 1) -> None:
+        """So many rows of one verdict; `state` is a WindowState or its text."""
+        if state == WindowState.SETTLED:
+            self.settled += rows
+        elif verdict < Verdict.DUPLICATE:
+            return
+        self.worst = max(self.worst, verdict)
+
+    def verdict(self, untrusted: bool = False) -> Verdict:
+        """The worst of the settled rows, and of losses and duplicates wherever they are.
+
+        No settled row at all is UNKNOWN: nothing arrived and nobody reported is the loudest alarm, not a
+        proof. Nor is anything a proof beside something that could not be trusted.
+        """
+        return max(self.worst, Verdict.UNKNOWN) if untrusted or not self.settled else self.worst
+
+
+def overall_verdict(rows: Iterable[WindowVerdict], untrusted: bool = False) -> Verdict:
+    """The `Fold` of all rows."""
+    fold = Fold()
     for row in rows:
-        if row.state is WindowState.SETTLED:
-            settled += 1
-            worst = max(worst, row.verdict)
-        elif row.verdict >= Verdict.DUPLICATE:
-            worst = max(worst, row.verdict)
-    return max(worst, Verdict.UNKNOWN) if settled == 0 else worst
+        fold.add(row.verdict, row.state)
+    return fold.verdict(untrusted)
+
+
+def status_of(verdict: Verdict) -> int:
+    """The exit status: 0 proven or matched by count, 1 loss or duplicate, 2 unknown."""
+    if verdict >= Verdict.DUPLICATE:
+        return 1
+    return 2 if verdict == Verdict.UNKNOWN else 0
 
 
 def next_revision(previous: tuple[int, WindowVerdict] | None, row: WindowVerdict) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from millrace.audit.reconciliation.verdicts import Verdict, status_of
 from millrace.audit.report.sentences import hop_name
 from millrace.audit.report.text import ranges, sentence_text, visible
 
@@ -16,7 +17,7 @@ MOST_FINDINGS = 5
 MOST_REASONS = 3
 _NAME = 50
 _STATUS = {
-    0: "all proven",
+    0: "all settled windows are proven",
     1: "a loss or a duplicate",
     2: "not all is proven",
 }
@@ -61,8 +62,7 @@ def console_lines(summary: Mapping[str, Any], where: str, config: str, status: i
 
 
 def _is_waived(summary: Mapping[str, Any], status: int) -> bool:
-    by_verdict = {"PROVEN": 0, "COUNT_MATCH": 0, "LOSS": 1, "DUPLICATE": 1}
-    return by_verdict.get(summary["verdict"], 2) != status
+    return status_of(Verdict[summary["verdict"]]) != status
 
 
 def _line(word: str, text: str) -> str:

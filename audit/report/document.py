@@ -181,6 +181,22 @@ class Reason(_Part):
     count: Count
 
 
+class Foreign(_Part):
+    """Records in a topic that came with the identity of another topic's stream."""
+
+    topic: str
+    tier: str
+    count: Count
+
+
+class OpenWindows(_Part):
+    """Windows that are not settled: the verdict does not speak of them, `counts` has their records too."""
+
+    windows: Count
+    acknowledged: Count
+    in_flight: Count
+
+
 class SummaryDocument(_Part):
     """The audit's answer for machines. Keys may be added; `version` rises when one changes its meaning."""
 
@@ -193,6 +209,7 @@ class SummaryDocument(_Part):
     losses: list[Loss]
     duplicates: list[Duplicate]
     windows: dict[StateWord, Count]
+    open: OpenWindows = OpenWindows(windows=0, acknowledged=0, in_flight=0)
     tiers: list[Tier]
     topics: list[Topic]
     producers: list[Producer]
@@ -208,6 +225,7 @@ class SummaryDocument(_Part):
     reasons: list[Reason]
     notes: Annotated[list[str], Field(description="Sentences that change no verdict.")] = []
     unaudited: Annotated[dict[str, Count], Field(description="Records without identity, by tier.")]
+    foreign: list[Foreign] = []
     at: str | None
     window_ms: Annotated[int, Field(ge=1)]
 

@@ -138,6 +138,10 @@ _OF_A_CLUSTER = (
         "topic ",
         f"It was deleted: what stood in it since the last run nobody can tell. Make it again; {_WAIVE}",
     ),
+    (
+        "cluster ",
+        "Is the audit's user allowed to describe and to read the topic there? Nothing of it was looked at.",
+    ),
     ("a transaction is open", "It hides what comes after it: run the audit again when it has ended."),
     (
         "no audited source cluster knows",

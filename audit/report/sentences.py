@@ -23,23 +23,42 @@ MOST_TIERS = 4
 
 
 def sentence(summary: Mapping[str, Any]) -> str:
-    """One plain sentence for the verdict."""
-    counts = summary["counts"]
-    acknowledged = records(counts["acknowledged"])
+    """One plain sentence for the verdict. What is said to have arrived is said of settled windows."""
     match summary["verdict"]:
         case "PROVEN":
-            return f"All {acknowledged} that producers had acknowledged arrived, each exactly once."
+            told = f"All {_settled(summary)} arrived, each exactly once"
         case "COUNT_MATCH":
-            return (
-                f"As many records arrived as the {acknowledged} that producers had acknowledged, but not all "
-                "producers number their records: a loss and a duplicate of one would not show."
+            told = (
+                f"As many records arrived as the {_settled(summary)}, but not all producers number their "
+                "records: a loss and a duplicate of one would not show"
             )
         case "LOSS":
             return _loss(summary)
         case "DUPLICATE":
-            copies = counts["duplicates"]
-            return f"Nothing of {acknowledged} was lost, but {copies:,} extra {_copies(copies)} arrived."
-    return _unknown(summary, acknowledged)
+            return _duplicate(summary)
+        case _:
+            return _unknown(summary)
+    still_open = _open(summary)
+    return f"{told}; {still_open}." if still_open else f"{told}."
+
+
+def _settled(summary: Mapping[str, Any]) -> str:
+    still_open = summary["open"]
+    count = summary["counts"]["acknowledged"] - still_open["acknowledged"]
+    told = f"{records(count)} that producers had acknowledged"
+    return f"{told} in settled windows" if still_open["windows"] else told
+
+
+def _open(summary: Mapping[str, Any]) -> str:
+    """`2 windows are still open (11 records acknowledged, 1 still on the way)`; "" where none is."""
+    still_open = summary["open"]
+    number, waiting = still_open["windows"], still_open["in_flight"]
+    if not number:
+        return ""
+    told = f"{records(still_open['acknowledged'])} acknowledged" + (
+        f", {waiting:,} still on the way" if waiting else ""
+    )
+    return f"{number:,} {'window is' if number == 1 else 'windows are'} still open ({told})"
 
 
 def _loss(summary: Mapping[str, Any]) -> str:
@@ -83,9 +102,30 @@ def hop_name(tier: str) -> str:
     return "producers" if tier == PRODUCED else tier
 
 
-def _unknown(summary: Mapping[str, Any], acknowledged: str) -> str:
+def _duplicate(summary: Mapping[str, Any]) -> str:
+    acknowledged, copies = records(summary["counts"]["acknowledged"]), summary["counts"]["duplicates"]
+    extra = f"{copies:,} extra {_copies(copies)} arrived"
+    rest = [*_open_questions(summary), *filter(None, [_open(summary)])]
+    if not rest and not summary["windows"].get("UNKNOWN"):
+        return f"Nothing of {acknowledged} was lost, but {extra}."
+    why = f": {'; '.join(rest)}" if rest else ""
+    return f"No loss was found among {acknowledged}, but {extra}, and not all is proven{why}."
+
+
+def _unknown(summary: Mapping[str, Any]) -> str:
     counts = summary["counts"]
-    open_questions = [
+    if not summary["windows"] and not counts["acknowledged"]:
+        return "Nothing is proven: no producer reported and no audited record was seen."
+    told = _open_questions(summary)
+    if not told and summary["reasons"]:
+        told.append(summary["reasons"][0]["reason"])
+    why = "; ".join(told) or "no window is settled yet, or a producer has not reported"
+    return f"No loss was found among {records(counts['acknowledged'])}, but not all is proven: {why}."
+
+
+def _open_questions(summary: Mapping[str, Any]) -> list[str]:
+    counts = summary["counts"]
+    found = [
         f"{records(counts[name])} {text}"
         for name, text in (
             ("in_flight", "still on the way"),
@@ -97,13 +137,8 @@ def _unknown(summary: Mapping[str, Any], acknowledged: str) -> str:
     ]
     if summary["untrusted"]:
         amount = sum(each["count"] for each in summary["untrusted"])
-        open_questions.append(f"{amount:,} {'thing' if amount == 1 else 'things'} that could not be trusted")
-    if not summary["windows"] and not counts["acknowledged"]:
-        return "Nothing is proven: no producer reported and no audited record was seen."
-    if not open_questions and summary["reasons"]:
-        open_questions.append(summary["reasons"][0]["reason"])
-    why = "; ".join(open_questions) or "no window is settled yet, or a producer has not reported"
-    return f"No loss was found among {acknowledged}, but not all is proven: {why}."
+        found.append(f"{amount:,} {'thing' if amount == 1 else 'things'} that could not be trusted")
+    return found
 
 
 def records(count: int) -> str:

@@ -7,7 +7,7 @@ told in full, with every field's type, by `summary.schema.json` beside this file
     verdict         PROVEN | COUNT_MATCH | UNKNOWN | DUPLICATE | LOSS; the worst wins, which is the last of
                     these. COUNT_MATCH: all is proven but for producers that do not number their records;
                     their counts agree, in which a loss and a duplicate would cancel
-    exit_status     0, 1 or 2, as the job ends with: what a standing waiver covers does not count for it
+    exit_status     0, 1 or 2, as the job ends with: the same of what no standing waiver covers
     sentence        the verdict for a person
     next            what to do now, for a person; "" when nothing is to be done
     counts          acknowledged, seen {tier: distinct records}, missing, duplicates (extra copies),
@@ -17,6 +17,8 @@ told in full, with every field's type, by `summary.schema.json` beside this file
                     only counts; `places` tell where some of them were last had (`neighbours`)
     duplicates      [{topic, producer, stream, window_start, sequences, count (extra copies), tier}]
     windows         {PROVEN | COUNT_MATCH | UNKNOWN | DUPLICATE | LOSS | OPEN: how many}
+    open            {windows, acknowledged, in_flight}: of the windows that are not settled, which the verdict
+                    does not speak of (but for a loss or duplicate in one); `counts` has their records too
     tiers           [{name, upstream [names]}], in order
     topics          [{topic, verdict, windows, acknowledged, missing, duplicates, in_flight, unreported,
                       unknown, explained, tiers [{tier, seen, missing, duplicates, windows}]}]
@@ -38,6 +40,8 @@ told in full, with every field's type, by `summary.schema.json` beside this file
     reasons         [{reason, count}]                 why windows are unknown, the commonest first
     notes           [sentence]                        what else a reader should know; changes no verdict
     unaudited       records without an identity header, {tier: n}
+    foreign         [{topic, tier, count}]: records that came into the topic with the identity of another
+                    topic's stream; they are not audited
     at, window_ms   when it was taken (ISO 8601) and the window's length
 
 `window_start` is ISO 8601 UTC; null where no window can be named (a lost tail). Totals agree with the rows
@@ -59,7 +63,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.audit.reconciliation.verdict_rows import VERDICT_SCHEMA, iso_time
-from millrace.audit.reconciliation.verdicts import Verdict, WindowState
+from millrace.audit.reconciliation.verdicts import Fold, Verdict, WindowState, status_of
 from millrace.audit.report.latency import Latencies
 from millrace.audit.report.plain import is_calm, tier_column, tier_names
 from millrace.audit.report.reasons import next_step, reasons_of
@@ -68,7 +72,6 @@ from millrace.audit.report.tier_states import TierState, tier_state
 
 SUMMARY_VERSION = 1
 MOST_LATE = 1000
-STATUSES = {"PROVEN": 0, "COUNT_MATCH": 0, "LOSS": 1, "DUPLICATE": 1}
 _BATCH_ROWS = 20_000  # rows that are Python objects at one time
 _COLUMNS = [name for name in VERDICT_SCHEMA.names if name not in ("ambiguous", "revision")]
 _TIMES = ["topic", "producer", "window_start", "window_start_ms", "window_ms", "detail"]
@@ -84,8 +87,11 @@ def summarise(
     window_ms: int,
     untrusted: Mapping[str, int],
     unaudited: Mapping[str, int],
+    foreign: Mapping[tuple[str, str], int] | None = None,
     grace_ms: int = 0,
     accepted: Collection[str] = (),
+    waived: Collection[tuple[str, int | str]] = (),
+    in_doubt: bool | None = None,
     untrusted_waivers: Sequence[Mapping[str, Any]] = (),
     waivers: Sequence[Mapping[str, Any]] = (),
     watermarks: Mapping[str, str | None] | None = None,
@@ -95,25 +101,24 @@ def summarise(
     """The summary of all verdict rows.
 
     `tiers` in order, as names or as {"name", "upstream": [names]}; `accepted` those of `untrusted` that are
-    waived; `waivers`, `untrusted_waivers`, `watermarks` and `revisions`
-    as they stand in the summary.
+    waived; `waived` (topic, window's start or stream) what standing waivers cover and `in_doubt` whether
+    anything of `untrusted` counts all the same (None: all of it does), both for the exit status alone;
+    `waivers`, `untrusted_waivers`, `watermarks` and `revisions` as they stand in the summary.
     """
     order = [_tier(each) for each in tiers]
-    gathered = _Gathered(order, at_ms, grace_ms)
+    gathered = _Gathered(order, at_ms, grace_ms, waived)
     rows = rows.select(_COLUMNS)
     calm = is_calm(rows)
     gathered.add_calm(rows.filter(calm))
     for batch in rows.filter(pc.invert(calm)).to_batches(max_chunksize=_BATCH_ROWS):
         for row in batch.to_pylist():
             gathered.add(row)
-    worst = gathered.worst
-    if gathered.settled == 0 or untrusted:
-        worst = max(worst, Verdict.UNKNOWN)
+    in_doubt = bool(untrusted) if in_doubt is None else in_doubt
     totals = gathered.totals
     summary: dict[str, Any] = {
         "version": SUMMARY_VERSION,
-        "verdict": str(worst),
-        "exit_status": STATUSES.get(str(worst), 2),
+        "verdict": str(gathered.fold.verdict(bool(untrusted))),
+        "exit_status": status_of(gathered.unwaived.verdict(in_doubt)),
         "sentence": "",
         "next": "",
         "counts": {
@@ -124,6 +129,7 @@ def summarise(
         "losses": gathered.losses,
         "duplicates": gathered.duplicates,
         "windows": dict(sorted(gathered.windows.items())),
+        "open": {name: gathered.open[name] for name in ("windows", "acknowledged", "in_flight")},
         "tiers": order,
         "topics": [gathered.topics[topic].told() for topic in sorted(gathered.topics)],
         "producers": [_finished(gathered.producers[key]) for key in sorted(gathered.producers)],
@@ -140,6 +146,10 @@ def summarise(
         "reasons": [{"reason": reason, "count": count} for reason, count in gathered.reasons.most_common()],
         "notes": list(notes),
         "unaudited": dict(sorted(unaudited.items())),
+        "foreign": [
+            {"topic": topic, "tier": tier, "count": count}
+            for (topic, tier), count in sorted((foreign or {}).items())
+        ],
         "at": iso_time(at_ms),
         "window_ms": window_ms,
     }
@@ -171,12 +181,19 @@ def _tier(tier: Tier) -> dict[str, Any]:
 class _Gathered:
     """Everything that one walk over the rows adds up."""
 
-    def __init__(self, tiers: Sequence[Mapping[str, Any]], at_ms: int, grace_ms: int) -> None:
-        self._at_ms, self._grace_ms = at_ms, grace_ms
+    def __init__(
+        self,
+        tiers: Sequence[Mapping[str, Any]],
+        at_ms: int,
+        grace_ms: int,
+        waived: Collection[tuple[str, int | str]] = (),
+    ) -> None:
+        self._at_ms, self._grace_ms, self._waived = at_ms, grace_ms, waived
         self._tiers = [tier["name"] for tier in tiers]
         self.totals: Counter[str] = Counter()
         self.seen: Counter[str] = Counter(dict.fromkeys(self._tiers, 0))
         self.windows: Counter[str] = Counter()
+        self.open: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
         self.content: Counter[str] = Counter()
         self.losses: list[dict[str, Any]] = []
@@ -184,8 +201,7 @@ class _Gathered:
         self.producers: dict[tuple[str, str], dict[str, Any]] = {}
         self.topics: dict[str, _Topic] = {}
         self.latencies = Latencies({tier["name"]: tier["upstream"] for tier in tiers})
-        self.worst = Verdict.PROVEN
-        self.settled = 0
+        self.fold, self.unwaived = Fold(), Fold()
         self._late: list[tuple[int, int, dict[str, Any]]] = []
         self._late_number = 0
 
@@ -210,14 +226,16 @@ class _Gathered:
             self.content[row["content"]] += 1
         if "append_ms" in detail:
             self.latencies.add(row["topic"], detail["append_ms"])
-        self.settled += not is_open
-        if not is_open or verdict >= Verdict.DUPLICATE:
-            self.worst = max(self.worst, verdict)
-            topic.worst = max(topic.worst, verdict)
+        if is_open:
+            self.open.update(windows=1, acknowledged=row["published"], in_flight=row["in_flight"])
+        start_ms = row["window_start_ms"]
+        is_waived = (row["topic"], row["stream"] if start_ms is None else start_ms) in self._waived
+        self.fold.add(verdict, row["state"])
+        self.unwaived.add(Verdict.PROVEN if is_waived else verdict, row["state"])
+        topic.fold.add(verdict, row["state"])
 
     def add_calm(self, rows: pa.Table) -> None:
         """Rows that only count (`is_calm`), summed by Arrow."""
-        self.settled += rows.num_rows
         tiers = tier_names(rows, self._tiers)
         sums = [(column, "sum") for column in _TOTALS.values()]
         for group in rows.group_by(["topic", "verdict"]).aggregate([*sums, ("topic", "count")]).to_pylist():
@@ -226,7 +244,8 @@ class _Gathered:
             self.totals.update(counts)
             self.windows[str(verdict)] += number
             self._topic(group["topic"]).add_counts(counts, verdict, number)
-            self.worst = max(self.worst, verdict)
+            for fold in (self.fold, self.unwaived):
+                fold.add(verdict, WindowState.SETTLED, number)
         for tier in tiers:
             here = pa.table(
                 {"topic": rows["topic"], "state": rows["verdict"], "seen": tier_column(rows, tier, "seen")}
@@ -304,7 +323,7 @@ class _Topic:
 
     def __init__(self, topic: str, tiers: Iterable[str]) -> None:
         self.topic = topic
-        self.worst = Verdict.PROVEN
+        self.fold = Fold()
         self._counts: Counter[str] = Counter()
         self._windows: Counter[str] = Counter()
         self._tiers: dict[str, tuple[Counter[str], Counter[str]]] = {}
@@ -324,7 +343,7 @@ class _Topic:
         """So many settled windows of one verdict."""
         self._counts.update(counts)
         self._windows[str(verdict)] += number
-        self.worst = max(self.worst, verdict)
+        self.fold.add(verdict, WindowState.SETTLED, number)
 
     def add_tier(self, tier: str, seen: int, state: TierState, number: int = 1) -> None:
         """So many windows that look the same in a tier."""
@@ -341,9 +360,7 @@ class _Topic:
         ordered = [*self._order, *sorted(set(self._tiers) - set(self._order))]
         return {
             "topic": self.topic,
-            "verdict": str(
-                self.worst if self._windows.total() > self._windows["OPEN"] else self._unsettled()
-            ),
+            "verdict": str(self.fold.verdict()),
             "windows": dict(sorted(self._windows.items())),
             **{name: self._counts[name] for name in _TOTALS},
             "tiers": [
@@ -356,9 +373,6 @@ class _Topic:
                 if tier in self._tiers
             ],
         }
-
-    def _unsettled(self) -> Verdict:
-        return max(self.worst, Verdict.UNKNOWN)
 
 
 def _losses(row: Mapping[str, Any], detail: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -401,20 +415,18 @@ def _add_producer(
             "consumed": Counter(),
             "missing": 0,
             "duplicates": 0,
-            "verdict": None,
+            "fold": Fold(),
         },
     )
     for name in ("published", "missing", "duplicates"):
         held[name] += row[name]
     held["consumed"].update(dict(row["consumed"]))
-    if row["state"] != WindowState.OPEN or verdict >= Verdict.DUPLICATE:
-        held["verdict"] = verdict if held["verdict"] is None else max(held["verdict"], verdict)
+    held["fold"].add(verdict, row["state"])
 
 
 def _finished(producer: dict[str, Any]) -> dict[str, Any]:
-    """A producer whose windows are all open is not proven: nothing of it has been decided."""
-    verdict = Verdict.UNKNOWN if producer["verdict"] is None else producer["verdict"]
-    return producer | {"consumed": dict(producer["consumed"]), "verdict": str(verdict)}
+    told = {name: value for name, value in producer.items() if name != "fold"}
+    return told | {"consumed": dict(producer["consumed"]), "verdict": str(producer["fold"].verdict())}
 
 
 def exit_status(summary: Mapping[str, Any]) -> int:

@@ -29,6 +29,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.functions import col
 from pyspark.sql.functions import max as greatest
 
+from millrace.audit.config import audited_topic
 from millrace.audit.reconciliation.reconcile import Passage, Place, passage_by_arrivals
 from millrace.audit.reconciliation.tier_reading import arrivals_of
 from millrace.audit.runs.capture import PartitionPin
@@ -82,17 +83,21 @@ def arrival_passages(
 def stream_passages(
     cells: Iterable[Cell], sources: Collection[str], aggregate: str
 ) -> Iterator[FoundPassage]:
-    """What one stream's arrivals tell. Topics of one name and different ids are kept apart. Pure."""
-    cells = list(cells)
-    arrived = arrivals_of(cell for cell in cells if cell.cluster == aggregate)
-    upstream = [
-        replace(cell, topic=f"{cell.topic}{_NAME_END}{cell.topic_id}")
-        for cell in cells
-        if cell.cluster in sources
-    ]
-    for (cluster, topic, partition), passage in passage_by_arrivals(upstream, arrived).items():
-        name, _, topic_id = topic.partition(_NAME_END)
-        yield cluster, name, partition, topic_id, passage.next_offset
+    """What one stream's arrivals tell. Topics of one name and different ids are kept apart, and topics of
+    different names: one may hold copies of the other's records. Pure."""
+    by_topic: dict[str, list[Cell]] = {}
+    for cell in cells:
+        by_topic.setdefault(audited_topic(cell.topic), []).append(cell)
+    for together in by_topic.values():
+        arrived = arrivals_of(cell for cell in together if cell.cluster == aggregate)
+        upstream = [
+            replace(cell, topic=f"{cell.topic}{_NAME_END}{cell.topic_id}")
+            for cell in together
+            if cell.cluster in sources
+        ]
+        for (cluster, topic, partition), passage in passage_by_arrivals(upstream, arrived).items():
+            name, _, topic_id = topic.partition(_NAME_END)
+            yield cluster, name, partition, topic_id, passage.next_offset
 
 
 def of_pinned(pins: Iterable[PartitionPin], found: Iterable[FoundPassage]) -> dict[Place, Passage]:

@@ -9,7 +9,9 @@ as the list of its steps:
 3. pin the ends of the source partitions (what the events acknowledge lies below);
 4. read the mirrors' positions from the aggregates (what lies below them was acknowledged there), and their
    routes, which say to which topic that was;
-5. pin the ends of the aggregate partitions.
+5. read the gaps that were told since (a mirror tells a gap before its position passes it), and nothing else
+   of the events: what they acknowledge by now may lie above the pinned ends;
+6. pin the ends of the aggregate partitions.
 
 With each end it asks in which leader epochs the log was written: one that was shortened since somebody read
 it, and has grown again, is told by nothing else (`log_history`).
@@ -44,8 +46,14 @@ from millrace.broker.client.group_offsets import CommittedOffset, fetch_offsets
 from millrace.broker.client.leader_epochs import EpochStarts, epoch_histories
 from millrace.broker.client.metadata import NO_TOPIC_ID, ClusterMetadata
 from millrace.broker.client.offsets import EARLIEST, LATEST, ListedOffset
-from millrace.broker.client.read_to_end import read_topic_to_end
-from millrace.broker.errors import ClusterUnreachable, ConfigError, KafkaError
+from millrace.broker.client.read_to_end import TopicRecord, read_topic_to_end
+from millrace.broker.errors import (
+    ClusterUnreachable,
+    ConfigError,
+    KafkaError,
+    UnknownTopicOrPartition,
+    error_for_code,
+)
 from millrace.broker.protocol.topic_partition import TopicPartition
 
 EVENTS_TOPIC = "millrace.audit"
@@ -103,10 +111,12 @@ class Capture:
     `source_names` {(mirror, its name of a source): the audit's name}, where the cluster's id told it.
     `carriers` {mirror: aggregates that it brings an audited topic to, under its audited name}; a mirror that
     keeps no positions is not in it. `commits` {(cluster, group): {place: next offset}},
+    `events_to` {cluster: {partition: offset}} up to where events were read,
     `commit_epochs` the leader epoch that was committed with it (-1 where none was), `claims` what
     members said with their commits that their events tell of (`group_counts`), `answered` what events told
     of those sessions before any was pruned; `gone` {(cluster, place): topic} of topics that a cluster has
-    not; `cluster_ids` are Kafka's ("" where a cluster has none).
+    not; `withheld` {(cluster, place): sentence} of those that it does not tell of, whether it has them or
+    not (no permission, no leader yet); `cluster_ids` are Kafka's ("" where a cluster has none).
     `silent_sources` are sentences on source clusters whose producers cannot tell anything. `pinned_ms` is
     when the last partition had been pinned: what had vanished by then may have been written up to then.
     """
@@ -115,11 +125,13 @@ class Capture:
     ledger: EventLedger
     origins: dict[str, set[str]] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)
+    events_to: dict[str, dict[int, int]] = field(default_factory=dict)
     pins: list[PartitionPin] = field(default_factory=list)
     positions: list[MirrorPosition] = field(default_factory=list)
     untrusted: list[str] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
     gone: dict[tuple[str, str], str] = field(default_factory=dict)
+    withheld: dict[tuple[str, str], str] = field(default_factory=dict)
     silent_sources: list[str] = field(default_factory=list)
     source_names: dict[tuple[str, str], str] = field(default_factory=dict)
     carriers: dict[str, set[str]] = field(default_factory=dict)
@@ -177,9 +189,9 @@ async def capture(config: AuditConfig, ledger: EventLedger, clock_ms: Callable[[
         await asyncio.gather(*(_read_events(captured, config, clusters[name]) for name in clusters))
         await _pin(captured, config, clusters, config.sources())
         await _read_positions(captured, config, clusters, metadata)
+        await asyncio.gather(*(_read_new_gaps(captured, clusters[name]) for name in clusters))
         await _pin(captured, config, clusters, config.aggregates())
         captured.pinned_ms = clock_ms()
-    check_topics(captured, config)
     captured.pins.sort(key=lambda pin: (pin.cluster, pin.topic, pin.partition))
     return captured
 
@@ -222,37 +234,50 @@ async def _committed(
     }
 
 
-def check_topics(captured: Capture, config: AuditConfig) -> None:
-    """Raise ConfigError for an audited topic that no cluster has and no producer tells of: a slip of the pen,
-    which would look like a total loss."""
-    known = {audited_topic(pin.topic) for pin in captured.pins}
-    told = {facts.topic for facts in captured.ledger.streams.values()}
-    for number, topic in enumerate(config.topics):
-        names = {name for cluster in config.clusters.values() for name in cluster.topics_here(topic)}
-        if topic not in known and not told & {topic, *names}:
-            raise ConfigError(
-                config.where(f"topics[{number}]"), topic, "a topic that at least one of the clusters has"
-            )
-
-
 async def _read_events(captured: Capture, config: AuditConfig, cluster: Cluster) -> None:
     metadata = await cluster.metadata([EVENTS_TOPIC])
     is_source = config.clusters[cluster.name].tier == "source"
     if EVENTS_TOPIC not in metadata.topics:
+        refused = _refusal(metadata, EVENTS_TOPIC)
+        if refused is not None:
+            raise ClusterUnreachable(cluster.name, f"{EVENTS_TOPIC} cannot be read: {refused}")
         sentence = f"cluster {cluster.name} has no topic {EVENTS_TOPIC}: its producers tell nothing"
         if is_source:  # an aggregate need not have producers
             captured.absent.append(sentence)
             captured.silent_sources.append(sentence)
         return
     with _named(cluster, EVENTS_TOPIC):
+        read_to = captured.events_to.setdefault(cluster.name, {})
         async for record in read_topic_to_end(cluster, EVENTS_TOPIC):
-            origin = f"in cluster {cluster.name}, partition {record.partition}, offset {record.offset}"
-            captured.ledger.add(record.key, record.value, origin)
+            read_to[record.partition] = record.offset + 1
+            captured.ledger.add(record.key, record.value, _origin(cluster, record))
             kind, stream = ("", "") if record.key is None else _stream_of_key(record.key)
             if stream:
                 captured.told.add(stream)
                 if is_source and kind != "tier":
                     captured.origins.setdefault(stream, set()).add(cluster.name)
+
+
+async def _read_new_gaps(captured: Capture, cluster: Cluster) -> None:
+    """What mirrors told of gaps since the events were read. They write it outside of transactions, and it
+    counts from then on: nobody else's open one may hide it."""
+    metadata = await cluster.metadata([EVENTS_TOPIC], max_age_ms=0)
+    if EVENTS_TOPIC not in metadata.topics:
+        refused = _refusal(metadata, EVENTS_TOPIC)
+        if refused is not None or cluster.name in captured.events_to:
+            # Positions are newer than the gaps that are known: losses would be made up.
+            why = refused or "it was there a moment ago"
+            raise ClusterUnreachable(cluster.name, f"{EVENTS_TOPIC} cannot be read: {why}")
+        return
+    since = captured.events_to.get(cluster.name, {})
+    with _named(cluster, EVENTS_TOPIC):
+        async for record in read_topic_to_end(cluster, EVENTS_TOPIC, read_committed=False, since=since):
+            if record.key is not None and _stream_of_key(record.key)[0] == "gap":
+                captured.ledger.add(record.key, record.value, _origin(cluster, record))
+
+
+def _origin(cluster: Cluster, record: TopicRecord) -> str:
+    return f"in cluster {cluster.name}, partition {record.partition}, offset {record.offset}"
 
 
 def _stream_of_key(key: bytes) -> tuple[str, str]:
@@ -282,8 +307,13 @@ async def _pin_cluster(captured: Capture, config: AuditConfig, cluster: Cluster)
     )
     for name, place in here:
         if name not in metadata.topics:
-            captured.absent.append(f"cluster {cluster.name} has no topic {name}")
-            captured.gone[cluster.name, place] = name
+            refused = _refusal(metadata, name)
+            if refused is None:
+                captured.absent.append(f"cluster {cluster.name} has no topic {name}")
+                captured.gone[cluster.name, place] = name
+            else:
+                withheld = f"cluster {cluster.name} does not tell of topic {name}: {refused}"
+                captured.withheld[cluster.name, place] = withheld
             continue
         for _, partition in metadata.partitions(name):
             captured.pins.append(
@@ -300,6 +330,13 @@ async def _pin_cluster(captured: Capture, config: AuditConfig, cluster: Cluster)
                     epochs=histories.get((name, partition), ()),
                 )
             )
+
+
+def _refusal(metadata: ClusterMetadata, name: str) -> KafkaError | None:
+    """Why the cluster does not tell of a topic that it did not describe; None where it says that there is
+    none. A topic that the auditor may not see is not an empty one."""
+    code = metadata.topic_errors.get(name, UnknownTopicOrPartition.code)
+    return None if code == UnknownTopicOrPartition.code else error_for_code(code)
 
 
 _Offsets = Mapping[TopicPartition, ListedOffset]

@@ -37,7 +37,7 @@ def reconciler_of(
     """`unread` are the state's notes and this run's; `arrivals` {aggregate: passages} of foreign mirrors;
     `read` are the keys of all partitions that were read by now."""
     by_cluster: dict[str, list[UnreadRange]] = {}
-    unread = [*unread, *hidden_by_transactions(captured), *_gone(captured, read)]
+    unread = [*unread, *hidden_by_transactions(captured), *_gone(captured, read), *_withheld(captured)]
     for each in unread:
         by_cluster.setdefault(each.cluster, []).append(
             UnreadRange(
@@ -112,6 +112,14 @@ def _gone(captured: Capture, read: Iterable[str]) -> list[UnreadNote]:
         )
         for (cluster, place), name in captured.gone.items()
         if (cluster, place) in known
+    ]
+
+
+def _withheld(captured: Capture) -> list[UnreadNote]:
+    """Topics that a cluster does not tell of. True of this run only."""
+    return [
+        UnreadNote(cluster, place, -1, 0, 0, sentence, MAX_CREATED_MS)
+        for (cluster, place), sentence in captured.withheld.items()
     ]
 
 

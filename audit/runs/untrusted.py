@@ -1,8 +1,9 @@
 """What a run read and could not believe, and what follows from it. Pure.
 
 Headers of an unknown version, batches and events that cannot be read, records for windows whose evidence is
-pruned, streams whose own events contradict each other: each is a `Doubt`, counted by its name. Called by
-`job`; the names stand in the summary as `untrusted`.
+pruned, streams whose own events contradict each other, topics that are nowhere or that a cluster does not
+tell of: each is a `Doubt`, counted by its name. Called by `job`; the names stand in the summary as
+`untrusted`.
 
 What must stay true:
 
@@ -24,7 +25,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millrace.audit.config import AuditConfig
+from millrace.audit.config import AuditConfig, audited_topic
 from millrace.audit.contract.events import EventLedger, StreamFacts
 from millrace.audit.keeping import upkeep
 from millrace.audit.keeping.state import Commit
@@ -122,6 +123,7 @@ def doubts_of(
         *doubts_of_counts(counted, commit.untrusted_at),
         *doubts_of_events(captured.ledger, {each.stream: each.topic for each in streams}, config.topics),
         *(Doubt(what, 1) for what in dict.fromkeys([*captured.untrusted, *captured.silent_sources])),
+        *doubts_of_topics(config, captured),
         *conflicts_of(streams, config.topics, with_rows),
         *(
             Doubt(f"{reason}: stream {stream}{IN_TOPIC}{topic}", 1, topic, stream in with_rows)
@@ -130,6 +132,21 @@ def doubts_of(
     ]
     standing = standing_accepted(waivers, {each.what: each.count for each in found})
     return Doubts(found, standing, config.keep_ms, now_ms)
+
+
+def doubts_of_topics(config: AuditConfig, captured: Capture) -> list[Doubt]:
+    """Audited topics that could not be looked at: those that a cluster does not tell of, and those that are
+    nowhere where producers write and that no producer tells of, which a slip of the pen makes."""
+    found = [Doubt(what, 1, audited_topic(place)) for (_, place), what in captured.withheld.items()]
+    written = config.sources() or config.clusters
+    known = {audited_topic(pin.topic) for pin in captured.pins if pin.cluster in written}
+    known |= {each.topic for each in found}
+    known |= {facts.topic for facts in streams_of(config, captured)}
+    for topic in config.topics:
+        if topic not in known:
+            where = "source cluster" if config.sources() else "cluster"
+            found.append(Doubt(f"no {where} has topic {topic}, and no producer tells of it", 1, topic))
+    return found
 
 
 def doubts_of_counts(counted: Mapping[str, int], last_ms: Mapping[str, int]) -> list[Doubt]:

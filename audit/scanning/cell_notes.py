@@ -5,8 +5,9 @@ Called by `job` and `spark_cells` on the files that the count wrote; which notes
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,7 +16,8 @@ import pyarrow.parquet as pq
 
 from millrace.audit.config import audited_topic
 from millrace.audit.keeping.state import UnreadNote
-from millrace.audit.scanning.cell_rows import CELL_SCHEMA, NOTE_UNAUDITED, NOTE_UNREAD
+from millrace.audit.scanning.cell_rows import CELL_SCHEMA, NOTE_READ, NOTE_UNAUDITED, NOTE_UNREAD
+from millrace.audit.spark.planning import OffsetRange
 
 
 def read_notes(files: Sequence[Path]) -> pa.Table:
@@ -42,6 +44,60 @@ def unaudited_of(notes: pa.Table) -> dict[str, int]:
         if row["note"] == NOTE_UNAUDITED:
             found[row["tier"]] += row["count"]
     return dict(found)
+
+
+Key = tuple[str, str, int, str, bool]
+"""(cluster, topic, partition, topic id, whether of the tail)"""
+
+
+def uncounted(planned: Iterable[OffsetRange], notes: pa.Table) -> tuple[int, int]:
+    """(how many of the planned offsets no note calls read, how many are called so more than once or without
+    a plan). Cells of either kind of offset would be wrong: a loss, or a duplicate, that never was."""
+    wanted: dict[Key, list[tuple[int, int]]] = {}
+    for each in planned:
+        if each.size:
+            key = (each.cluster, each.topic, each.partition, each.topic_id, each.tail)
+            wanted.setdefault(key, []).append((each.first_offset, each.end_offset))
+    read: dict[Key, list[tuple[int, int]]] = {}
+    columns = ["note", "cluster", "topic", "partition", "topic_id", "tail", "first_offset", "last_offset"]
+    for row in notes.filter(pc.equal(notes["note"], NOTE_READ)).select(columns).to_pylist():
+        key = (row["cluster"], row["topic"], row["partition"], row["topic_id"] or "", row["tail"])
+        read.setdefault(key, []).append((row["first_offset"], row["last_offset"] + 1))
+    missing = too_many = 0
+    for key in {*wanted, *read}:
+        of_plan, found = wanted.get(key, []), read.get(key, [])
+        both = _common(_merged(of_plan), _merged(found))
+        missing += _size(of_plan) - both
+        too_many += _size(found) - both
+    return missing, too_many
+
+
+def _merged(stretches: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """In order, those that touch or overlap made one."""
+    merged: list[tuple[int, int]] = []
+    for first, end in sorted(stretches):
+        if merged and first <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((first, end))
+    return merged
+
+
+def _common(some: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -> int:
+    """How many offsets are in both; each is in order, and overlaps nowhere."""
+    size = number = 0
+    for first, end in some:
+        while number < len(others) and others[number][1] <= first:
+            number += 1
+        for other_first, other_end in itertools.islice(others, number, None):
+            if other_first >= end:
+                break
+            size += min(end, other_end) - max(first, other_first)
+    return size
+
+
+def _size(stretches: Iterable[tuple[int, int]]) -> int:
+    return sum(end - first for first, end in stretches)
 
 
 def unread_of(notes: pa.Table, now_ms: int) -> list[UnreadNote]:

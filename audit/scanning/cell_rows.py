@@ -3,6 +3,8 @@
 One row is either a cell (`note` null) or a *note*: a count of records, or a range of offsets, that is in no
 cell and must not vanish. Notes:
 
+    read                 offsets first_offset..last_offset that a task has gone through to their end; the job
+                         compares them with what it had planned (not told by the Kafka connector's reader)
     records              everything read of a range, in `count`
     unaudited            records without a `_mr` header, in `count`
     untrusted: <reason>  what could not be read, in `count`
@@ -25,6 +27,7 @@ from millrace.audit.scanning.cells import Cell
 if TYPE_CHECKING:  # the compiled scan is not needed to read rows
     from millrace.audit.scanning.counting import CellRow, ScanTotals
 
+NOTE_READ = "read"
 NOTE_RECORDS = "records"
 NOTE_UNAUDITED = "unaudited"
 NOTE_UNTRUSTED = "untrusted: "

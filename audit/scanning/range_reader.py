@@ -7,7 +7,8 @@ loop in a thread of its own and keeps the *next* fetch in flight while the calle
 Invariants:
 - read_committed: control batches and batches of aborted transactions are marked as skipped, by the rule of
   KIP-98 (an aborted producer's batches from its first offset until its abort marker);
-- a batch whose CRC is wrong, or of an old format, is marked as skipped and told to `distrust`;
+- a batch whose CRC is wrong, or of an old format, is marked as skipped and told to `distrust`; so are bytes
+  that are no batch at all, and reading goes on at the first offset behind them that has one;
 - every offset of the range is read or told to `unread`; a partition that stops answering raises one
   `ClusterUnreachable` line, so that a job never takes silence for an empty log.
 """
@@ -129,12 +130,18 @@ class RangeReader:
                     offset = resume
                     batches = None
                 else:
-                    batches = index_fetched(fetched.records)
-                    hole = hole_within(batches.index, offset, range_.end_offset)
-                    if hole is not None:
-                        unread(*hole, COMPACTED)
-                    # A damaged header may name any last offset; the next fetch must not be this one again.
-                    offset = max(offset + 1, int(batches.index[-1, B_LAST_OFFSET]) + 1)
+                    batches = leading_batches(fetched.records, offset)
+                    if batches is None:
+                        distrust("stretch of bytes that is no batch")
+                        resume = self._submit(self._first_readable(range_, offset)).result()
+                        unread(offset, resume, DAMAGED)
+                        offset = resume
+                    else:
+                        hole = hole_within(batches.index, offset, range_.end_offset)
+                        if hole is not None:
+                            unread(*hole, COMPACTED)
+                        # A damaged header may name any last offset; never fetch this one again.
+                        offset = max(offset + 1, int(batches.index[-1, B_LAST_OFFSET]) + 1)
                 if offset < range_.end_offset:
                     pending = self._submit(self._fetch(range_, offset))
                 if batches is not None:
@@ -146,10 +153,31 @@ class RangeReader:
         finally:
             pending.cancel()
 
+    async def _first_readable(self, range_: OffsetRange, damaged: int) -> int:
+        """The first offset behind a damaged one at which a fetch finds a batch; the range's end if none does.
+
+        By doubling the step and then halving it: damage is taken for one stretch, as what a disk lost is.
+        """
+
+        async def is_readable(offset: int) -> bool:
+            found = await self._fetch(range_, offset)
+            return found is not None and leading_batches(found.records, offset) is not None
+
+        low, step = damaged, 1
+        while not await is_readable(high := min(damaged + step, range_.end_offset)):
+            if high == range_.end_offset:
+                return high
+            low, step = high, 2 * step
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if await is_readable(middle) else (middle, high)
+        return high
+
     async def _fetch(self, range_: OffsetRange, offset: int) -> FetchedPartition | None:
         """One fetch with at least one whole batch, or OffsetOutOfRange; retries what may heal.
 
-        None where a leader that has the range's end keeps sending nothing: a hole reaches to the end.
+        None where a leader that has the range's end keeps sending nothing: a hole reaches to the end. One
+        that keeps sending less than the batch that it begins with has damaged bytes: they are given as such.
         """
         deadline = time.monotonic() + PATIENCE_S
         reason = "no answer"
@@ -167,7 +195,7 @@ class RangeReader:
                     reason = "no records"
                     empty_count += fetched.last_stable_offset >= range_.end_offset
                     if empty_count >= HOLE_AFTER_EMPTY_COUNT:
-                        return None
+                        return fetched if len(fetched.records) else None
                     continue  # the broker long-polled: no need to wait here
                 problem = error_for_code(fetched.error_code)
                 if not problem.retriable:
@@ -281,6 +309,26 @@ def index_fetched(records: memoryview | bytes | bytearray) -> FetchedBatches:
         rows = max(rows * 8, len(buffer) // 4096)
 
 
+def leading_batches(records: memoryview | bytes | bytearray, offset: int) -> FetchedBatches | None:
+    """The batches that an answer to a fetch from `offset` begins with, as far as each follows on the last.
+
+    What comes behind is asked for again, and begins the next answer. None where nothing does: the bytes are
+    damaged. A batch's CRC does not cover its offset and length, so that a damaged one may look whole.
+    """
+    batches = index_fetched(records)
+    index = batches.index
+    if not len(index):
+        return None
+    old = index[:, B_MAGIC] != 2
+    bases = index[:, B_BASE_OFFSET]
+    lasts = np.where(old, bases, index[:, B_LAST_OFFSET])
+    follows = (lasts >= bases) & (bases >= 0)
+    follows[0] &= bool(lasts[0] >= offset or old[0])
+    follows[1:] &= (bases[1:] > lasts[:-1]) | old[1:]
+    count = len(index) if follows.all() else int(np.argmin(follows))
+    return FetchedBatches(batches.buffer, index[:count]) if count else None
+
+
 def offsets_of(batch: NDArray[np.int64]) -> tuple[int, int]:
     """[first offset, end offset) that a batch's header names; a damaged one may name any."""
     base = int(batch[B_BASE_OFFSET])
@@ -328,13 +376,16 @@ def mark_skipped(
     distrust: Callable[[str], None],
     unread: Callable[[int, int, str], None] | None = None,
 ) -> None:
-    """Set B_MAGIC to 0 in the rows that must not be counted; `unread` is told the offsets of damaged ones."""
+    """Set B_MAGIC to 0 in the rows that must not be counted; `unread` is told the offsets of damaged ones,
+    and of those of an old format as far as they can be known."""
     index = batches.index
     view = batches.buffer.data
     for row, (position, end, crc, magic) in enumerate(index[:, [B_POSITION, B_END, B_CRC, B_MAGIC]].tolist()):
         if magic != 2:
             distrust("batch of an old format")
             index[row, B_MAGIC] = 0
+            if unread is not None:
+                unread(*offsets_of(index[row]), DAMAGED)
         elif crc32c(view[position + 21 : end]) != crc:
             distrust("batch with a wrong CRC")
             index[row, B_MAGIC] = 0

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,13 +23,14 @@ from millrace.audit.config import AuditConfig
 from millrace.audit.keeping.state import StateFolder
 from millrace.audit.keeping.upkeep import late_row
 from millrace.audit.reconciliation.verdict_rows import VERDICT_DDL, VERDICT_SCHEMA, Reconciler
+from millrace.audit.runs.copied_headers import foreign_rows
 from millrace.audit.runs.fact_rows import FACT_DDL, pruned_of
-from millrace.audit.scanning.cell_notes import read_notes
+from millrace.audit.scanning.cell_notes import read_notes, uncounted
 from millrace.audit.scanning.cell_rows import CELL_DDL, CELL_SCHEMA
 from millrace.audit.spark.planning import OffsetRange, ranges_option, task_count_of
-from millrace.audit.spark.shared_state import require_shared
+from millrace.audit.spark.shared_state import CellsIncomplete, require_shared, rows_in
 from millrace.audit.spark.spark_failures import one_line
-from millrace.audit.spark.spark_session import core_count, is_local
+from millrace.audit.spark.spark_session import core_count
 from millrace.audit.spark.spark_source import read_pinned
 from millrace.broker.errors import DiskFull, MillraceError
 
@@ -50,7 +52,12 @@ class RunCells:
         self._notes: pa.Table | None = None
 
     def count(self, config: AuditConfig, ranges: Sequence[OffsetRange], master: str) -> None:
-        """Scan the pinned ranges into Parquet. Rows of the tail lie among the others, for this run only."""
+        """Scan the pinned ranges into Parquet. Rows of the tail lie among the others, for this run only.
+
+        What is found afterwards is compared with what executors wrote and with what was planned: cells that
+        are not there would be missed for ever, since the next run goes on behind them. Raises ConfigError,
+        CellsIncomplete.
+        """
         if not any(each.size for each in ranges):
             return
         options = {
@@ -66,21 +73,40 @@ class RunCells:
             cells = read_through_connector(self._spark, options)
         else:
             cells = read_pinned(self._spark, options)
-        seen = Observation("cells")
+        self._write(cells, self._folder)
+        self._notes = None
+        if config.reader != "spark-kafka":  # the connector does not tell a hole from what was not read
+            missing, too_many = uncounted(ranges, self.all_notes())
+            if missing or too_many:
+                planned = sum(each.size for each in ranges)
+                raise CellsIncomplete(self._state.where, planned, missing, too_many)
+
+    def _write(self, rows: DataFrame, folder: str) -> list[str]:
+        """Write a folder of Parquet; returns its files when they hold every row that was written."""
+        seen = Observation("rows")
         with failing_in_one_line():
-            cells.observe(seen, f.count(lit(1)).alias("rows")).write.parquet(
-                self._state.files.uri(self._folder)
-            )
+            rows.observe(seen, f.count(lit(1)).alias("rows")).write.parquet(self._state.files.uri(folder))
+        files = _parquet_files(self._state, folder)
         local = self._state.local_root
-        if local is not None and not is_local(master):
-            require_shared(local, seen.get["rows"], [local / name for name in self.new_files()])
-        self._state.files.flush(self.new_files())
+        if local is not None:
+            found = rows_in([local / name for name in files])
+        else:
+            with failing_in_one_line():
+                found = self._read(files).count() if files else 0
+        require_shared(self._state.where, seen.get["rows"], found)
+        self._state.files.flush(files)
+        return files
 
     def new_files(self) -> list[str]:
         return _parquet_files(self._state, self._folder)
 
     def notes(self, *, tail: bool) -> pa.Table:
         """The rows that are no cells: of the part to be kept, or of the tail."""
+        notes = self.all_notes()
+        return notes.filter(pc.equal(notes["tail"], tail))
+
+    def all_notes(self) -> pa.Table:
+        """Of both."""
         if self._notes is None:
             local = self._state.local_root
             files = self.new_files()
@@ -93,7 +119,7 @@ class RunCells:
                     )
             else:
                 self._notes = CELL_SCHEMA.empty_table()
-        return self._notes.filter(pc.equal(self._notes["tail"], tail))
+        return self._notes
 
     def all(self) -> DataFrame:
         """Kept cells and new ones, the tail too; no notes."""
@@ -111,7 +137,7 @@ class RunCells:
 
     def reconcile(self, reconciler: Reconciler) -> pa.Table:
         """Every stream's verdicts, from the cells on disk and the facts; late records of pruned windows as
-        rows in state PRUNED."""
+        rows in state PRUNED, copies in other topics as rows in state FOREIGN."""
 
         def rows_of(cells: pa.Table, facts: pa.Table) -> pa.Table:
             return verdicts_of(reconciler, cells, facts)  # Spark counts arguments, and would count self
@@ -158,12 +184,7 @@ class RunCells:
             for folder in {name.rpartition("/")[0] for name in sources}
             for entry in self._state.files.entries(folder)
         )
-        folder = f"{self._folder}-folded"
-        with failing_in_one_line():
-            cells.coalesce(max(1, -(-size // FOLDED_FILE_BYTES))).write.parquet(self._state.files.uri(folder))
-        files = _parquet_files(self._state, folder)
-        self._state.files.flush(files)
-        return files
+        return self._write(cells.coalesce(max(1, -(-size // FOLDED_FILE_BYTES))), f"{self._folder}-folded")
 
 
 def _parquet_files(state: StateFolder, folder: str) -> list[str]:
@@ -183,9 +204,20 @@ def unpruned(cells: pa.Table, facts: pa.Table) -> tuple[pa.Table, pa.Table]:
 
 def verdicts_of(reconciler: Reconciler, cells: pa.Table, facts: pa.Table) -> pa.Table:
     """One stream's rows; runs in Spark's workers."""
+    known = facts.to_pylist()
+    cells, foreign = reconciler.own_cells(cells, known)
+    rows = _own_rows(reconciler, cells, facts, known)
+    if not foreign:
+        return rows
+    copied = foreign_rows(known[0]["stream"], foreign)
+    return pa.concat_tables([rows, pa.Table.from_pylist(copied, VERDICT_SCHEMA)])
+
+
+def _own_rows(
+    reconciler: Reconciler, cells: pa.Table, facts: pa.Table, known: Sequence[Mapping[str, Any]]
+) -> pa.Table:
     living, late = unpruned(cells, facts)
     rows = reconciler.rows(living, facts)
-    known = facts.to_pylist()
     pruned = pruned_of(known[0]) if known else None
     if pruned is None:
         return rows

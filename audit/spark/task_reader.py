@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from millrace.audit.contract.header import HEADER_KEY, InvalidIdentity, decode_identity
-from millrace.audit.scanning.cell_rows import NOTE_UNREAD, Place, RowBuilder
+from millrace.audit.scanning.cell_rows import NOTE_READ, NOTE_UNREAD, Place, RowBuilder
 from millrace.audit.scanning.counting import CellCounter
 from millrace.audit.scanning.range_reader import (
     COMPACTED,
@@ -111,6 +111,7 @@ def _read_cells(
                 yield from _take(counter, rows, place)
         yield from _take(counter, rows, place)
         rows.add_totals(place, counter.totals())
+        rows.add_note(place, NOTE_READ, range_.size, range_.first_offset, range_.end_offset - 1)
     if len(rows):
         yield rows.flush()
 

@@ -158,6 +158,8 @@ class Cluster:
         self._topic_read_at: dict[str, float] = {}
         self._refreshing = asyncio.Lock()
         self._closed = False
+        self.throttled_ms = 0  # asked for by servers over whose quotas this client was, in all
+        self._throttled_until = 0.0
 
     async def __aenter__(self) -> Self:
         return self
@@ -213,6 +215,11 @@ class Cluster:
     def trouble(self) -> str | None:
         """Why connections to the cluster failed last, in one line; None while they do not."""
         return self._reasons(self._gates.failures) or None
+
+    @property
+    def is_throttled(self) -> bool:
+        """Whether a server wants nothing more from one of the connections now (a quota, KIP-219)."""
+        return self._now() < self._throttled_until
 
     # --- metadata -----------------------------------------------------------------------------------
 
@@ -400,7 +407,7 @@ class Cluster:
 
     async def _open(self, address: Address) -> Connection:
         self._check_open()
-        return await open_connection(
+        connection = await open_connection(
             self.name,
             address,
             client_id=self.client_id,
@@ -409,6 +416,12 @@ class Cluster:
             max_response_size=self._max_response_size,
             frame_memory=self._frame_memory,
         )
+        connection.on_throttle = self._throttled
+        return connection
+
+    def _throttled(self, throttle_ms: int) -> None:
+        self.throttled_ms += throttle_ms
+        self._throttled_until = max(self._throttled_until, self._now() + throttle_ms / 1000)
 
     def _reasons(self, errors: Iterable[MillraceError]) -> str:
         return "; ".join(dict.fromkeys(self._without_name(error) for error in errors))

@@ -18,6 +18,10 @@ closes with an error that names cluster and address, and every request under way
 that gets no answer in time closes the connection as well, because all behind it would wait too. A large
 answer that is arriving is not late, however slow the link is: only silence counts. Otherwise a fetch that is
 larger than what the link carries in its timeout would be asked for again for ever.
+
+A server over whose quota this client is says for how long it wants nothing more (KIP-219): nothing is sent
+on the connection until then (`throttle`), and what is under way is not late meanwhile, because the server
+does not read it. Answers of kio types are looked at here; who reads an answer by hand tells.
 """
 
 from __future__ import annotations
@@ -132,6 +136,7 @@ class Connection(asyncio.BufferedProtocol):
         self.address = address
         self.versions = VersionRanges({})
         self.on_close: Callable[[], None] | None = None
+        self.on_throttle: Callable[[int], None] | None = None
         self._access = access
         # Why client and server do not accept each other, once that is known.
         self.refusal: str | None = None
@@ -148,6 +153,9 @@ class Connection(asyncio.BufferedProtocol):
         self._turn = asyncio.Lock()
         self._may_write = asyncio.Event()
         self._may_write.set()
+        self._is_full = False
+        self._throttled_until = -math.inf
+        self._throttle_end: asyncio.TimerHandle | None = None
         self._scratch = bytearray(_SCRATCH_SIZE)
         self._scratch_view = memoryview(self._scratch)
         self._scratch_filled = 0
@@ -181,7 +189,7 @@ class Connection(asyncio.BufferedProtocol):
         frame = await self.exchange(
             lambda correlation_id: (encode_request(request, correlation_id, self._client_id),), timeout_ms
         )
-        return self.decode(_response_type(key, version), frame)
+        return self._read_answer(_response_type(key, version), frame)
 
     async def exchange(self, encode: Encoder, timeout_ms: float) -> memoryview:
         """Send the buffers that `encode(correlation_id)` lays out (size prefix included); wait for the
@@ -204,7 +212,7 @@ class Connection(asyncio.BufferedProtocol):
                     timeout_ms,
                 )
                 key, version = int(request.__api_key__), int(request.__version__)
-                return self.decode(_response_type(key, version), await waiting.answer)
+                return self._read_answer(_response_type(key, version), await waiting.answer)
 
             yield ask
 
@@ -220,6 +228,32 @@ class Connection(asyncio.BufferedProtocol):
             return decode_response(response_type, frame.toreadonly())  # kio reads no writable buffer
         except (ProtocolError, ValueError) as error:
             raise self.breach(str(error)) from error
+
+    def _read_answer(self, response_type: type[ResponsePayload], frame: memoryview) -> Any:
+        answer = self.decode(response_type, frame)
+        if throttle_time := getattr(answer, "throttle_time", None):
+            self.throttle(round(throttle_time.total_seconds() * 1000))
+        return answer
+
+    def throttle(self, throttle_ms: int) -> None:
+        """Send nothing for so long, as the server has asked for in an answer; 0 asks for nothing."""
+        if throttle_ms <= 0 or self._closed_by is not None:
+            return
+        if self.on_throttle is not None:
+            self.on_throttle(throttle_ms)
+        until = self._loop.time() + throttle_ms / 1000
+        if until <= self._throttled_until:
+            return
+        self._throttled_until = until
+        self._may_write.clear()
+        if self._throttle_end is not None:
+            self._throttle_end.cancel()
+        self._throttle_end = self._loop.call_later(throttle_ms / 1000, self._unthrottle)
+
+    def _unthrottle(self) -> None:
+        self._throttle_end = None
+        if not self._is_full:
+            self._may_write.set()
 
     def breach(self, reason: str) -> ProtocolError:
         """Close because the server broke the protocol in a way only the caller could see; the error to
@@ -276,7 +310,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _on_timeout(self, waiting: _Waiting, timeout_ms: float) -> None:
         # Also for those whose turn came with the end of an answer that was long on its way.
-        left_s = self._frame_grew_at + timeout_ms / 1000 - self._loop.time()
+        left_s = max(self._frame_grew_at, self._throttled_until) + timeout_ms / 1000 - self._loop.time()
         if left_s > 0:
             waiting.timer = self._loop.call_later(left_s, self._on_timeout, waiting, timeout_ms)
             return
@@ -296,6 +330,8 @@ class Connection(asyncio.BufferedProtocol):
             # abort, not close: close would first wait until everything queued is written, which a
             # stalled server prevents for ever.
             self._transport.abort()
+        if self._throttle_end is not None:
+            self._throttle_end.cancel()
         self._may_write.set()
         self._frame = None
         if self.on_close is not None:
@@ -339,10 +375,13 @@ class Connection(asyncio.BufferedProtocol):
         return ""
 
     def pause_writing(self) -> None:
+        self._is_full = True
         self._may_write.clear()
 
     def resume_writing(self) -> None:
-        self._may_write.set()
+        self._is_full = False
+        if self._throttle_end is None:
+            self._may_write.set()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._frame is not None:

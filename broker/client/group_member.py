@@ -11,6 +11,8 @@ States, as one task runs through them (`_run`):
                unknown member, illegal generation              joining, under a new member id
                                                                (on_lost first, if a seat was held)
                retriable error, lost connection                joining, after a pause
+               no word of the coordinator for too long         joining, under a new member id
+                                                               (on_lost first, if a seat was held)
                refusal that trying again cannot cure           failed
     assigned   heartbeat says that the group rebalances,
                or `rejoin()` is called                         joining (on_revoke first)
@@ -20,7 +22,11 @@ States, as one task runs through them (`_run`):
 
 Heartbeats run all the time between sync and the next join, also while `on_assign` and `on_revoke` work, so
 that draining takes as long as it must (up to the rebalance timeout). A member that has not reached the
-coordinator for a session timeout calls itself lost, because by then others may have its work.
+coordinator for a session timeout calls itself lost, because by then others may have its work. That holds in
+every state: `on_assign` (and `on_revoke`, where there is an `on_lost`) is cancelled when the seat is lost
+meanwhile, and who kept its work through a rebalance is lost when it cannot join again. Only while the
+coordinator holds an answer back does silence mean nothing, for a rebalance timeout: it keeps the seats of
+those who wait.
 
 A static member (`instance_id`, KIP-345) keeps its seat when it ends: who joins under the name within the
 session timeout takes the seat over, with the share that was last given out and in the same generation, and
@@ -40,6 +46,7 @@ import asyncio
 import datetime
 import enum
 import inspect
+import math
 import random
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from types import TracebackType
@@ -104,6 +111,8 @@ class _Step(enum.Enum):
     RECORDING = "the group's coordinator has not taken the shares yet"
 
 
+# A request is out whose answer waits for others.
+_HELD_BACK = (_Step.JOINING, _Step.FOLLOWING, _Step.RECORDING)
 # The others wait for a member that is here, or may be.
 _WAITED_FOR = (_Step.JOINING, _Step.SHARING)
 
@@ -161,6 +170,7 @@ class GroupMember:
         self._wants_rejoin = False
         self._closing = False
         self._lost_by: MillraceError | None = None
+        self._heard_at = 0.0  # the coordinator has taken this for a member so late at least
         self._trouble = ""
         self._step: _Step | None = None  # None: a share is held, or nothing was begun
         self._step_began_at = 0.0
@@ -276,9 +286,11 @@ class GroupMember:
             self._trouble = ""
 
     async def _join_again_and_again(self) -> bytes | None:
-        failure_count = 0
+        failure_count, pause_s = 0, 0.0
         while not self._closing:
             try:
+                await self._until_closing(asyncio.sleep(pause_s))
+                pause_s = 0.0
                 self._wants_rejoin = False
                 self._enter(_Step.REACHING)
                 return await self._until_closing(self._join_and_sync())
@@ -286,6 +298,7 @@ class GroupMember:
                 continue  # the very next join waits in the server: no pause is needed
             except (KafkaError, ProtocolError, ClusterUnreachable) as error:
                 self._trouble = str(error)
+                self._enter(_Step.REACHING)
                 if isinstance(error, _NOT_A_MEMBER):
                     if self.generation >= 0 and self._on_lost_within_join is not None:
                         await self._on_lost_within_join()
@@ -294,7 +307,6 @@ class GroupMember:
                     raise
                 failure_count += 1
                 pause_s = REQUEST_BACK_OFF.delay_ms(failure_count, self._rng.random()) / 1000
-                await self._until_closing(asyncio.sleep(pause_s))
         return None
 
     def _enter(self, step: _Step) -> None:
@@ -327,10 +339,18 @@ class GroupMember:
         heartbeats.add_done_callback(lambda _: self._wake.set())
         try:
             self._assigned.set()
-            await self._on_assign(share)
+            await self._while_seated(self._on_assign(share), heartbeats)
             await self._wake.wait()
             self._assigned.clear()
-            await (self._on_lost if self._lost_by is not None else self._on_revoke)()
+            if self._lost_by is None:
+                if self._on_lost_within_join is None or heartbeats.done():
+                    await self._on_revoke()
+                else:
+                    await self._while_seated(self._on_revoke(), heartbeats)
+                    if self._lost_by is not None:
+                        await self._on_lost()
+            else:
+                await self._on_lost()
         finally:
             self._assigned.clear()
             heartbeats.cancel()
@@ -342,20 +362,32 @@ class GroupMember:
         if self._lost_by is not None:
             self._forget_seat()
 
+    @staticmethod
+    async def _while_seated(work: Awaitable[None], heartbeats: asyncio.Task[None]) -> None:
+        """Do the work, or cancel it when the heartbeats end: what it is for may be others' by then."""
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait([task, heartbeats], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait([task])
+        if not task.cancelled():
+            task.result()
+
     async def _heartbeat_until_lost(self) -> None:
         """Keep the seat. Ends when it is lost; a rebalance only wakes the holder, and the seat is kept."""
         loop = asyncio.get_running_loop()
         session_s = self._session_timeout_ms / 1000
-        seat_ends_at = loop.time() + session_s
         while self._lost_by is None:
             await asyncio.sleep(self._heartbeat_interval_ms / 1000)
             sent_at = loop.time()
             try:
-                async with asyncio.timeout_at(seat_ends_at):
+                async with asyncio.timeout_at(self._heard_at + session_s):
                     await self._heartbeat()
-                seat_ends_at = sent_at + session_s
+                self._heard_at = sent_at
             except RebalanceInProgress:
-                seat_ends_at = sent_at + session_s
+                self._heard_at = sent_at
                 self._wake.set()
             except (*_NOT_A_MEMBER, FencedInstanceId) as error:
                 self._lost_by = error
@@ -367,23 +399,54 @@ class GroupMember:
                     raise
 
     async def _until_closing(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Do the work, or stop it when the member is closed meanwhile (then None)."""
-        task = asyncio.get_running_loop().create_task(work)
-        while not task.done() and not self._closing:
-            self._wake.clear()
-            waiting = asyncio.get_running_loop().create_task(self._wake.wait())
-            try:
-                await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
-            except asyncio.CancelledError:
+        """Do the work, or stop it when the member is closed meanwhile (then None), or when the seat that it
+        had is over: then `on_lost`, and RequestTimedOut is raised."""
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(work)
+        is_over = False
+        try:
+            while not (task.done() or self._closing or is_over):
+                self._wake.clear()
+                left_s = self._seat_ends_at() - loop.time()
+                waiting = loop.create_task(self._wake.wait())
+                try:
+                    # A request that goes out meanwhile changes how long the seat lasts.
+                    limit_s = max(0.0, min(left_s, self._heartbeat_interval_ms / 1000))
+                    await asyncio.wait([task, waiting], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    waiting.cancel()
+                is_over = loop.time() >= self._seat_ends_at()
+        finally:
+            if not task.done():
                 task.cancel()
-                raise
-            finally:
-                waiting.cancel()
-        if not task.done():
-            task.cancel()
-            await asyncio.wait([task])
-            return None
-        return task.result()
+                await asyncio.wait([task])
+        if not task.cancelled():
+            return task.result()
+        if is_over and not self._closing:
+            await self._lose_seat_within_join()
+        return None
+
+    def _seat_ends_at(self) -> float:
+        """Until when the coordinator keeps the seat of a member that joins again, as far as is known here;
+        for ever where there is none, or nothing is kept through a rebalance."""
+        if self.generation < 0 or self._on_lost_within_join is None:
+            return math.inf
+        session_s = self._session_timeout_ms / 1000
+        if self._step not in _HELD_BACK:
+            return self._heard_at + session_s
+        return self._step_began_at + self._rebalance_timeout_ms / 1000 + session_s
+
+    async def _lose_seat_within_join(self) -> None:
+        what = "not answered" if self._step in _HELD_BACK else "not reached"
+        # A request that is still out there would hold up all that follow on its connection.
+        self.cluster.close_purpose(self._purpose)
+        if self._on_lost_within_join is not None:
+            await self._on_lost_within_join()
+        self._forget_seat()
+        raise RequestTimedOut(f"{self.cluster}: group {self.group_id}: {what} while joining again; seat lost")
+
+    def _hear(self) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
 
     def _forget_seat(self) -> None:
         self.member_id = ""
@@ -434,6 +497,7 @@ class GroupMember:
         if answer.error_code == MemberIdRequired.code:
             self.member_id = answer.member_id
         self._check(answer, "join")
+        self._hear()
         self.member_id = answer.member_id
         self._may_sit_by_name = False
         return answer
@@ -454,6 +518,8 @@ class GroupMember:
         )
         # The answer comes when the leader has shared out the work.
         answer = await self._ask_at_length(request, _Step.RECORDING if self.is_leader else _Step.FOLLOWING)
+        if answer.error_code in (0, RebalanceInProgress.code):
+            self._hear()
         self._check(answer, "sync")
         return bytes(answer.assignment)
 

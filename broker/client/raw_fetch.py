@@ -4,7 +4,9 @@
 the answer's frame: nothing is decoded, decompressed or copied. Called by the mirror, the audit's reader and
 `read_to_end`.
 
-No fetch sessions: a request names every partition, and every partition is answered. Versions 4 to 17 are
+No fetch sessions: a request names every partition, and every partition is answered. A server over whose quota
+this client is answers with no partition at all and a throttle time: that is asked again when it is over, so
+callers never see it. Versions 4 to 17 are
 spoken (leader-epoch checks begin at 9, the diverging epoch at 12, topics go by id from 13 on). Topics are
 asked for by id when the caller knows all of them and the server speaks it: then a topic that was deleted and
 created again answers with an error, never with the records of its namesake. Otherwise they go by name.
@@ -88,7 +90,7 @@ async def fetch(
 
     Errors of partitions are in the answer, and noted in the cluster's metadata. Raises the connection's
     errors (NetworkException, RequestTimedOut, ProtocolError), ClusterUnreachable, and the KafkaError of an
-    answer that is refused as a whole.
+    answer that is refused as a whole. A partition that the server's answer leaves out is a ProtocolError.
     """
     connection = await cluster.connection(node_id, purpose)
     names = {at.topic_id: topic for (topic, _), at in positions.items()}
@@ -112,27 +114,33 @@ async def fetch(
             for (topic, partition), at in positions.items()
         ],
     )
-    frame = await cluster.exchange(
-        connection,
-        lambda correlation_id: (
-            hot_fetch.encode_request(version, correlation_id, cluster.client_id, request),
-        ),
-        # The server may rightly be silent for the whole long poll.
-        cluster.request_timeout_ms + max_wait_ms,
-    )
-    try:
-        answer = hot_fetch.decode_response(frame, version)
-    except ProtocolError as error:
-        raise connection.breach(str(error)) from error
-    if answer.error_code:
-        plain = error_for_code(answer.error_code)
-        raise error_for_code(answer.error_code, f"{connection}: fetch is refused: {plain}")
+    while True:
+        frame = await cluster.exchange(
+            connection,
+            lambda correlation_id: (
+                hot_fetch.encode_request(version, correlation_id, cluster.client_id, request),
+            ),
+            # The server may rightly be silent for the whole long poll.
+            cluster.request_timeout_ms + max_wait_ms,
+        )
+        try:
+            answer = hot_fetch.decode_response(frame, version)
+        except ProtocolError as error:
+            raise connection.breach(str(error)) from error
+        connection.throttle(answer.throttle_ms)
+        if answer.error_code:
+            plain = error_for_code(answer.error_code)
+            raise error_for_code(answer.error_code, f"{connection}: fetch is refused: {plain}")
+        if answer.partitions or not positions or not answer.throttle_ms:
+            break
     fetched = []
     for given in answer.partitions:
         topic = names.get(given.topic) if isinstance(given.topic, UUID) else given.topic
         if topic is None:
             raise connection.breach(f"fetch answers for topic {given.topic}, which was not asked for")
         fetched.append(_checked(cluster, topic, given))
+    if {(each.topic, each.partition) for each in fetched} != positions.keys():
+        raise connection.breach("the fetch answer is not about the partitions that were asked for")
     return fetched
 
 

@@ -75,9 +75,10 @@ async def produce(
         return dict.fromkeys(batches, ProduceOutcome())
     frame = await cluster.exchange(connection, encode, cluster.request_timeout_ms + timeout_ms)
     try:
-        answers, _ = hot_produce.decode_response(frame, version)
+        answers, throttle_ms = hot_produce.decode_response(frame, version)
     except ProtocolError as error:
         raise connection.breach(str(error)) from error
+    connection.throttle(throttle_ms)
     outcomes: dict[TopicPartition, ProduceOutcome] = {}
     for answer in answers:
         if answer.error_code:

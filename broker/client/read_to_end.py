@@ -52,13 +52,18 @@ class TopicRecord:
 
 
 async def read_topic_to_end(
-    cluster: Cluster, topic: str, *, read_committed: bool = True, past_open: bool = False
+    cluster: Cluster,
+    topic: str,
+    *,
+    read_committed: bool = True,
+    past_open: bool = False,
+    since: Mapping[int, int] | None = None,
 ) -> AsyncIterator[TopicRecord]:
     """Every record of the topic up to the ends of its partitions at the time of the call.
 
     With `read_committed` these are the last stable offsets: what is in an open transaction is left out. With
     `past_open` they are the high watermarks, and the reading waits until every transaction that had written
-    below them is decided; only committed records are given.
+    below them is decided; only committed records are given. `since` {partition: offset} begins later.
 
     In order within a partition, partitions mixed. CRCs are checked. Retries through leader changes and lost
     connections as long as the cluster answers at all within its request timeout; records are given once.
@@ -73,10 +78,11 @@ async def read_topic_to_end(
     # The end first: a beginning that moves between the two questions then only skips what has expired.
     ends = await cluster.list_offsets(dict.fromkeys(partitions, LATEST), read_committed and not past_open)
     begins = await cluster.list_offsets(dict.fromkeys(partitions, EARLIEST))
+    first = {key: max(begins[key].offset, (since or {}).get(key[1], 0)) for key in partitions}
     reading = {
-        key: _Reading(key, begins[key].offset, ends[key].offset, read_committed)
+        key: _Reading(key, first[key], ends[key].offset, read_committed)
         for key in partitions
-        if begins[key].offset < ends[key].offset
+        if first[key] < ends[key].offset
     }
     loop = asyncio.get_running_loop()
     while reading:

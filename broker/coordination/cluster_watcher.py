@@ -11,6 +11,10 @@ first write (`rest_states`, not before: what it then leaves alone, no version fe
 state decides is fenced by its version and its epochs, not by the time at which it is heard of. Everything
 else is read at once; nothing that rests is forgotten.
 
+A topic is shown together with its settings or not at all, and only with its own: by others (those of the
+topic that had its name before, or the defaults) a log would be opened, and what it holds deleted. Settings
+belong to the topic that was there before they were read and is there afterwards.
+
 Called by `server/broker.py`, which passes the listener that applies changes to the local replicas and
 wakes the controller.
 """
@@ -271,12 +275,9 @@ class ClusterWatcher:
             old = None
         config = None
         if old is None:
-            # A topic is never shown without its settings: who describes it at once would see the defaults.
-            found = await self._get_or_watch(paths.topic_config_path(name), ("config", name))
-            try:
-                config = {} if found is None else paths.decode_config(found.data)
-            except ValueError:
-                self._mark(("config", name))  # which will say so
+            config = await self._settings_of(name, node)
+            if config is None:
+                return  # the topic's watch brings what has become of it
         self._cache.set_assignment(name, assignment, node.version)
         if config is not None:
             self._cache.set_config(name, config)
@@ -284,6 +285,23 @@ class ClusterWatcher:
         for number in assignment.partitions:
             if old is None or number not in old.partitions:
                 self._mark(("state", name, str(number)))
+
+    async def _settings_of(self, name: str, topic: Node) -> dict[str, str] | None:
+        """Those of the topic that was read as `topic`; None where it has gone meanwhile."""
+        path = paths.topic_config_path(name)
+        node = await self._get_or_watch(path, ("config", name))
+        if node is None or node.created_zxid > topic.created_zxid:
+            # Made after the topic, or not there any more: perhaps not with this topic, but with another.
+            try:
+                again = await self._session.get(paths.topic_path(name))
+            except NodeMissing:
+                return None
+            if again.created_zxid != topic.created_zxid:
+                return None
+        try:
+            return {} if node is None else paths.decode_config(node.data)
+        except ValueError as error:
+            raise ValueError(f"{error}, at {path}: the topic is not shown") from None
 
     async def _read_state(self, name: str, number: str) -> None:
         path, mark = paths.state_path(name, int(number)), ("state", name, number)
@@ -296,8 +314,17 @@ class ClusterWatcher:
     async def _read_config(self, name: str) -> None:
         node = await self._get_or_watch(paths.topic_config_path(name), ("config", name))
         config = {} if node is None else paths.decode_config(node.data)
+        if name not in self._cache.topics:
+            self._mark(("topic", name))  # what kept it from being shown may have been its settings
+            return
+        if dict(self._cache.topics[name].config) == config:
+            return  # as after each reconnection; a topic that was made anew has a mark of its own
+        try:
+            topic = paths.decode_topic((await self._session.get(paths.topic_path(name))).data)
+        except NodeMissing:
+            return
         info = self._cache.topic(name)
-        if info is not None and dict(info.config) != config:
+        if info is not None and info.topic_id == topic.topic_id and dict(info.config) != config:
             self._cache.set_config(name, config)
             self._changes.topics.add(name)
 

@@ -116,7 +116,7 @@ class WriteState:
 @dataclass(frozen=True, slots=True)
 class CompleteMoves:
     """Partitions of a topic that have arrived: their replicas become `replicas`, and the states are written,
-    all in one transaction that holds only while the topic's znode has `version`."""
+    of each partition together, only while the topic's znode has `version`."""
 
     topic: str
     replicas: Mapping[int, tuple[int, ...]]

@@ -1,7 +1,9 @@
 """Asks for changes of the cluster: topics made, widened, deleted, their settings altered.
 
 A change is a write to ZooKeeper; the controller, wherever it is, sees it and does the rest (leaders,
-removal), so any broker may take such a request. Every method waits until this broker's picture shows the
+removal), so any broker may take such a request. A topic and its settings come into being in one transaction,
+and a change of either holds only while no topic was removed since it was read: what was meant for a topic
+never reaches one that was made anew under its name. Every method waits until this broker's picture shows the
 result, or the caller's timeout has passed. Called by the admin handlers, by Metadata (auto-creation) and by
 FindCoordinator (the offsets topic). Expected refusals are raised as KafkaErrors.
 """
@@ -11,7 +13,7 @@ from __future__ import annotations
 import random
 import re
 import uuid
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,20 +26,28 @@ from millrace.broker.coordination.dynamic_configs import check_dynamic
 from millrace.broker.coordination.metadata_cache import MetadataCache, TopicInfo, takers_of_replicas
 from millrace.broker.coordination.paths import TopicAssignment
 from millrace.broker.coordination.session import (
+    Check,
     Create,
+    Delete,
+    Node,
     NodeExists,
     NodeMissing,
+    Operation,
+    RequestTooLarge,
     Session,
     SessionError,
+    SetData,
     VersionConflict,
 )
 from millrace.broker.errors import (
     CoordinatorNotAvailable,
+    InvalidConfig,
     InvalidPartitions,
     InvalidReplicaAssignment,
     InvalidTopic,
     RequestTimedOut,
     TopicAlreadyExists,
+    UnknownTopicId,
     UnknownTopicOrPartition,
 )
 from millrace.broker.replication.partition import NO_LEADER
@@ -104,6 +114,10 @@ def _checked_size(assignment: TopicAssignment) -> bytes:
     return data
 
 
+def _too_large(topic: str, error: RequestTooLarge) -> InvalidConfig:
+    return InvalidConfig(f"the settings of topic {topic} are too long: {error}")
+
+
 class ControllerClient:
     """`check_config` raises InvalidConfig for topic settings that no log could use; `is_applied` says
     whether this broker's own replicas of a topic are as its picture of the cluster shows them."""
@@ -151,20 +165,21 @@ class ControllerClient:
         InvalidReplicaAssignment, InvalidConfig, RequestTimedOut.
         """
         assignment = self.plan_topic(topic)
-        config_path = paths.topic_config_path(topic.name)
+        created = [
+            Create(paths.topic_path(topic.name), _checked_size(assignment)),
+            Create(paths.topic_config_path(topic.name), paths.encode_config(topic.config)),
+        ]
         try:
-            if await self._session.exists(config_path):
-                # Left by a creation that did not come to its end; the topic itself is not there.
-                await self._session.set(config_path, paths.encode_config(topic.config))
-                operations = []
-            else:
-                operations = [Create(config_path, paths.encode_config(topic.config))]
-            await self._session.commit(
-                [*operations, Create(paths.topic_path(topic.name), _checked_size(assignment))]
-            )
+            try:
+                await self._session.commit(created)
+            except NodeExists:
+                # The topic, which comes first; or else settings that were left without one.
+                await self._session.commit([created[0], Delete(created[1].path), created[1]])
         except NodeExists:
             raise TopicAlreadyExists(f"topic {topic.name} exists already") from None
-        except (SessionError, NodeMissing, VersionConflict) as error:
+        except RequestTooLarge as error:
+            raise _too_large(topic.name, error) from None
+        except (SessionError, NodeMissing) as error:
             raise RequestTimedOut(f"ZooKeeper did not take the topic: {error}") from None
         log.info(
             "topic created",
@@ -190,22 +205,55 @@ class ControllerClient:
         await self._wait_for_leaders(topic.name, len(self._known(topic.name).partitions), timeout_ms)
         return self._known(topic.name)
 
-    async def delete_topic(self, name: str, timeout_ms: float) -> None:
-        """Mark the topic for deletion and wait until it is gone. Raises UnknownTopicOrPartition."""
-        topic_id = self._known(name).topic_id
+    async def delete_topic(
+        self, name: str, timeout_ms: float, topic_id: uuid.UUID | None = None
+    ) -> uuid.UUID:
+        """Mark the topic that has this name (and id) now for deletion, and wait until it is gone; its id.
+
+        Raises UnknownTopicOrPartition, UnknownTopicId, RequestTimedOut.
+        """
+        shown = self._known(name)
         try:
-            await self._session.create(paths.delete_topic_path(name))
-        except NodeExists:
-            log.debug("the topic is being deleted already", topic=name)
+            found = paths.decode_topic((await self._session.get(paths.topic_path(name))).data).topic_id
+            if topic_id not in (None, found):
+                raise UnknownTopicId(f"there is no topic with id {topic_id}")
+            # What is not shown yet would look as if it were gone already.
+            known = await self._cache.changed(
+                lambda: self._shows(name, found) or name not in self._cache.topics, timeout_ms
+            )
+            if not known:
+                raise RequestTimedOut(f"topic {name} was made anew just now: ask again")
+            await self._mark_for_deletion(name, found)
+        except NodeMissing:
+            # Who hears that it is gone may make it anew, which is refused while it is shown.
+            await self._cache.changed(lambda: not self._shows(name, shown.topic_id), timeout_ms)
+            raise UnknownTopicOrPartition(f"there is no topic {name}") from None
         except SessionError as error:
             raise RequestTimedOut(f"ZooKeeper did not take the deletion: {error}") from None
-
-        def gone() -> bool:
-            info = self._cache.topic(name)
-            return info is None or info.topic_id != topic_id
-
-        if not await self._cache.changed(gone, timeout_ms):
+        if not await self._cache.changed(lambda: not self._shows(name, found), timeout_ms):
             raise RequestTimedOut(f"topic {name} is marked for deletion and not gone yet")
+        return found
+
+    def _shows(self, name: str, topic_id: uuid.UUID) -> bool:
+        info = self._cache.topic(name)
+        return info is not None and info.topic_id == topic_id
+
+    async def _mark_for_deletion(self, name: str, topic_id: uuid.UUID) -> None:
+        """By its id: the mark of a request that comes late must not take a topic that was made anew."""
+        path, wanted = paths.delete_topic_path(name), paths.encode_deletion(topic_id)
+        while True:
+            try:
+                await self._session.create(path, wanted)
+                return
+            except NodeExists:
+                log.debug("the topic is being deleted already", topic=name)
+            try:
+                mark = await self._session.get(path)
+                if mark.data not in (b"", wanted):
+                    await self._session.set(path, wanted, mark.version)
+                return
+            except (NodeMissing, VersionConflict):
+                continue
 
     async def create_partitions(
         self,
@@ -234,11 +282,14 @@ class ControllerClient:
         if validate_only:
             return
 
-        def widen(data: bytes) -> bytes:
-            old = paths.decode_topic(data)
-            return _checked_size(replace(old, partitions={**old.partitions, **added}))
+        async def widen(topic: Node) -> Sequence[Operation]:
+            old = paths.decode_topic(topic.data)
+            if len(old.partitions) != present:
+                raise InvalidPartitions(f"topic {name} has {len(old.partitions)} partitions by now")
+            data = _checked_size(replace(old, partitions={**old.partitions, **added}))
+            return [SetData(paths.topic_path(name), data, topic.version)]
 
-        await self._rewrite(paths.topic_path(name), widen)
+        await self._change_topic(name, widen)
         log.info("partitions added", topic=name, partitions=count)
         await self._wait_for_leaders(name, count, timeout_ms)
 
@@ -258,21 +309,22 @@ class ControllerClient:
         if validate_only:
             return
         path = paths.topic_config_path(name)
-        try:
-            await self._session.create(path, paths.encode_config(config))
-        except NodeExists:
-            written: dict[str, str] = {}
 
-            def altered(data: bytes) -> bytes:
-                nonlocal written
-                written = dict(change(paths.decode_config(data)))
-                self._check_config(written)
-                return paths.encode_config(written)
+        async def altered(_topic: Node) -> Sequence[Operation]:
+            nonlocal config
+            try:
+                node = await self._session.get(path)
+            except NodeMissing:
+                node = None
+            try:
+                config = dict(change({} if node is None else paths.decode_config(node.data)))
+            except ValueError as error:
+                raise InvalidConfig(f"{path} in ZooKeeper cannot be understood: {error}") from None
+            self._check_config(config)
+            data = paths.encode_config(config)
+            return [Create(path, data) if node is None else SetData(path, data, node.version)]
 
-            await self._rewrite(path, altered)
-            config = written
-        except SessionError as error:
-            raise RequestTimedOut(f"ZooKeeper did not take the settings: {error}") from None
+        await self._change_topic(name, altered)
         log.info("topic settings altered", topic=name, config=config)
 
         def shown() -> bool:
@@ -357,6 +409,25 @@ class ControllerClient:
 
         if not await self._cache.changed(led, timeout_ms):
             raise RequestTimedOut(f"topic {name} was accepted; not every partition has a leader yet")
+
+    async def _change_topic(self, name: str, plan: Callable[[Node], Awaitable[Sequence[Operation]]]) -> None:
+        """Write what `plan` makes of the topic's znode, as often as someone else writes in between. It holds
+        only while no topic was removed since the reading: the versions of a topic that was made anew may be
+        those of the one before."""
+        while True:
+            try:
+                removals = await self._session.get(paths.DELETE_TOPICS)
+                operations = await plan(await self._session.get(paths.topic_path(name)))
+                await self._session.commit([Check(paths.DELETE_TOPICS, removals.version), *operations])
+            except (VersionConflict, NodeExists):
+                continue
+            except NodeMissing:
+                raise UnknownTopicOrPartition(f"there is no topic {name}") from None
+            except RequestTooLarge as error:
+                raise _too_large(name, error) from None
+            except SessionError as error:
+                raise RequestTimedOut(f"ZooKeeper did not take the change: {error}") from None
+            return
 
     async def _rewrite(self, path: str, change: Callable[[bytes], bytes]) -> None:
         """Read, change and write back, until no one else wrote in between."""

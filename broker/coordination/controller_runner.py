@@ -5,9 +5,11 @@ both happen or neither. Every transaction of the controller begins with a check 
 znode version, so a controller that was replaced while it slept cannot write, however fresh its reads are.
 While the session is suspended nothing is decided; when it is lost the office is lost with it.
 
-Transactions are bounded: a topic with many partitions takes several. A topic goes in an order that a crash
-in between leaves for the next controller to continue: first what is below it, last its own znode together
-with the mark that asks for its deletion.
+Transactions are bounded (`transactions.py`): a topic with many partitions takes several. A topic goes in an
+order that a crash in between leaves for the next controller to continue: first what is below it, last its own
+znode together with the mark that asks for its deletion. A mark names the topic by its id: one that was made
+anew under the same name is not what was to be deleted. Only the controller removes topics, so one that it has
+found there is there until it removes it itself.
 
 A state that was written is shown to the metadata cache at once, and `written` hears of its topic: it is what
 the watch would bring, later, and the broker that is the controller need not wait for that to lead.
@@ -18,10 +20,9 @@ Called by `server/broker.py`; woken (`wake`) by the cluster watcher after every 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
-from typing import TypeVar
+from itertools import groupby, islice
 from uuid import UUID
 
 import structlog
@@ -30,6 +31,7 @@ from millrace.broker.coordination import paths
 from millrace.broker.coordination.cluster_watcher import ELECTION_PATHS
 from millrace.broker.coordination.controller import (
     ClearRequest,
+    ClusterPicture,
     CompleteMoves,
     RemoveTopic,
     WriteState,
@@ -42,6 +44,7 @@ from millrace.broker.coordination.session import (
     Check,
     Create,
     Delete,
+    Node,
     NodeExists,
     NodeMissing,
     Operation,
@@ -50,21 +53,15 @@ from millrace.broker.coordination.session import (
     SessionState,
     SetData,
     VersionConflict,
+    operation_bytes,
 )
+from millrace.broker.coordination.transactions import cut
 from millrace.broker.protocol.topic_partition import TopicPartition
 
 log = structlog.get_logger("millrace.broker")
 
-Item = TypeVar("Item")
-
-OPERATIONS_PER_TRANSACTION = 500
-"""Well below ZooKeeper's limit of 1 MB a request, also with the longest names."""
-
 READS_AT_ONCE = 100
 RETRY_MS = 100
-
-NEVER_CHANGED = 0
-"""Version of a znode that is made and deleted, never written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +97,8 @@ class ControllerRunner:
         self._rebalance_timer: asyncio.TimerHandle | None = None
         self._rebalance_due = False
         self._epoch_version = -1
+        self._removed: set[UUID] = set()
+        """Topics that this broker has removed, as long as its picture still shows them."""
         self._may_be_elected = False
         """The answer to an election was lost with the connection."""
         self.epoch = -1
@@ -242,7 +241,7 @@ class ControllerRunner:
         self.wake()
 
     async def _carry_out(self) -> None:
-        picture = picture_of(self._cache, unclean_by_default=self._settings.unclean_leader_election)
+        picture = self._picture()
         rebalancing: frozenset[TopicPartition] = frozenset()
         if self._rebalance_due:
             self._rebalance_due = False
@@ -250,31 +249,46 @@ class ControllerRunner:
             if rebalancing:
                 log.info("preferred leaders take their partitions back", partitions=len(rebalancing))
         states: list[WriteState] = []
-        doomed: list[str] = []
+        doomed: list[RemoveTopic] = []
         after: list[CompleteMoves | ClearRequest] = []
         for decision in decide(replace(picture, rebalancing=rebalancing), self.epoch):
             match decision:
-                case RemoveTopic(topic):
-                    doomed.append(topic)
+                case RemoveTopic():
+                    doomed.append(decision)
                 case WriteState():
                     states.append(decision)
                 case CompleteMoves() | ClearRequest():
                     after.append(decision)
         await self._write_states(states)
-        for decision in after:
-            if isinstance(decision, CompleteMoves):
-                await self._complete_moves(decision)
-            else:
-                await self._commit([Delete(ELECTION_PATHS[decision.kind], decision.version)])
-        # Last, and each for itself: a topic that cannot be removed must not keep others without leaders.
-        failures: list[SessionError | NodeMissing | NodeExists] = []
-        for topic in doomed:
+        # Each for itself: one that cannot be carried out must keep no other waiting. Removals come last.
+        failures: list[SessionError | NodeMissing | NodeExists | VersionConflict] = []
+        for decision in (*after, *doomed):
             try:
-                await self._remove_topic(topic)
-            except (SessionError, NodeMissing, NodeExists) as error:
+                await self._finish(decision)
+            except (SessionError, NodeMissing, NodeExists, VersionConflict) as error:
                 failures.append(error)
         if failures:
-            raise failures[0]
+            # What does not match may be the version of the office itself: that is looked after first.
+            raise next((error for error in failures if isinstance(error, VersionConflict)), failures[0])
+
+    def _picture(self) -> ClusterPicture:
+        """Without the topics that have been removed: what stands under their names by now is others'."""
+        picture = picture_of(self._cache, unclean_by_default=self._settings.unclean_leader_election)
+        self._removed.intersection_update(self._cache.topic_names)
+        if not self._removed:
+            return picture
+        gone = {self._cache.name_of(topic_id) for topic_id in self._removed}
+        topics = {name: partitions for name, partitions in picture.topics.items() if name not in gone}
+        return replace(picture, topics=topics)
+
+    async def _finish(self, decision: CompleteMoves | ClearRequest | RemoveTopic) -> None:
+        match decision:
+            case CompleteMoves():
+                await self._complete_moves(decision)
+            case ClearRequest(kind, version):
+                await self._commit([Delete(ELECTION_PATHS[kind], version)])
+            case RemoveTopic(topic):
+                await self._remove_topic(topic)
 
     async def _write_states(self, decisions: Sequence[WriteState]) -> None:
         """A state that someone else has written meanwhile (a leader its in-sync set) holds up no other."""
@@ -282,11 +296,14 @@ class ControllerRunner:
         ids = {name: info.topic_id for name, info in self._cache.topics.items()}
         for topic, group in groupby(decisions, key=lambda decision: decision.topic):
             folders = await self._folders(topic, [write.partition for write in group if write.version < 0])
-            for chunk in _chunks(folders):
+            for chunk in cut(folders):
                 await self._commit(chunk)
-        for writes in _chunks(decisions):
+        written = 0
+        for operations in cut([_write(decision) for decision in decisions]):
+            writes = decisions[written : written + len(operations)]
+            written += len(operations)
             try:
-                await self._commit([_write(decision) for decision in writes])
+                await self._commit(operations)
             except VersionConflict:
                 overtaken = True
                 await self._write_one_by_one(writes, ids)
@@ -317,27 +334,30 @@ class ControllerRunner:
                 log.debug("a state was overtaken", topic=decision.topic, partition=decision.partition)
 
     async def _complete_moves(self, moves: CompleteMoves) -> None:
-        """The new replicas and states of one topic, at once: there is no moment at which an in-sync member
-        is not a replica, or the other way round."""
+        """The new replicas and states of partitions of one topic, of as many at once as a transaction takes.
+        There is no moment at which an in-sync member is not a replica, or the other way round."""
         path = paths.topic_path(moves.topic)
         node = await self._session.get(path)
         if node.version != moves.version:
             raise VersionConflict(path)
-        old = paths.decode_topic(node.data)
-        assignment = replace(
-            old,
-            partitions={**old.partitions, **moves.replicas},
-            adding=_without(old.adding, moves.replicas),
-            removing=_without(old.removing, moves.replicas),
-        )
-        await self._commit(
-            [
-                SetData(path, paths.encode_topic(assignment), moves.version),
-                *(_write(state) for state in moves.states),
-            ]
-        )
-        for number, replicas in moves.replicas.items():
-            log.info("a partition has moved", topic=moves.topic, partition=number, replicas=list(replicas))
+        assignment, version = paths.decode_topic(node.data), node.version
+        # What has arrived is told in fewer bytes than what moves: the znode only shrinks.
+        beside = operation_bytes(SetData(path, node.data))
+        arrived = iter(moves.states)
+        for states in cut([_write(state) for state in moves.states], beside=beside):
+            done = {each.partition: moves.replicas[each.partition] for each in islice(arrived, len(states))}
+            assignment = replace(
+                assignment,
+                partitions={**assignment.partitions, **done},
+                adding=_without(assignment.adding, done),
+                removing=_without(assignment.removing, done),
+            )
+            await self._commit([SetData(path, paths.encode_topic(assignment), version), *states])
+            version += 1
+            for number, replicas in done.items():
+                log.info(
+                    "a partition has moved", topic=moves.topic, partition=number, replicas=list(replicas)
+                )
 
     async def _folders(self, topic: str, partitions: Sequence[int]) -> list[Operation]:
         """Creations of the znodes above new states, as far as they are missing."""
@@ -357,28 +377,41 @@ class ControllerRunner:
 
     async def _remove_topic(self, topic: str) -> None:
         """Delete the topic's znodes; brokers drop its logs when they see it gone. Every transaction holds
-        only while the mark stands that asks for it: by an old picture, a topic made anew would go too."""
-        mark = paths.delete_topic_path(topic)
-        if not await self._session.exists(mark):
+        only while the mark stands that asks for it."""
+        mark_path, topic_path = paths.delete_topic_path(topic), paths.topic_path(topic)
+        try:
+            mark = await self._session.get(mark_path)
+        except NodeMissing:
             return
-        fence = Check(mark, NEVER_CHANGED)
+        fence = Check(mark_path, mark.version)
+        try:
+            found = await self._session.get(topic_path)
+            topic_id = _meant(mark, found)
+        except (NodeMissing, ValueError) as error:
+            log.info("a deletion is dropped: what it names is not there", topic=topic, error=str(error))
+            await self._commit([fence, Delete(mark_path)])
+            return
         folder = paths.partitions_path(topic)
         numbers = await self._children(folder)
         doomed: list[Operation] = []
-        for chunk in _chunks(numbers, READS_AT_ONCE):
+        for start in range(0, len(numbers), READS_AT_ONCE):
+            chunk = numbers[start : start + READS_AT_ONCE]
             below = await asyncio.gather(*(self._children(f"{folder}/{number}") for number in chunk))
             for number, children in zip(chunk, below, strict=True):
                 doomed += [Delete(f"{folder}/{number}/{child}") for child in children]
                 doomed.append(Delete(f"{folder}/{number}"))
-        for operations in _chunks(doomed):
+        for operations in cut(doomed):
             await self._commit([fence, *operations])
-        last = [
+        beside = [
             Delete(path)
-            for path in (folder, paths.topic_path(topic), paths.topic_config_path(topic))
+            for path in (folder, paths.topic_config_path(topic))
             if await self._session.exists(path)
         ]
-        await self._commit([fence, *last, Delete(mark)])
-        log.info("topic deleted", topic=topic)
+        counted = SetData(paths.DELETE_TOPICS, b"")
+        await self._commit([fence, *beside, Delete(topic_path, found.version), Delete(mark_path), counted])
+        if topic_id is not None:
+            self._removed.add(topic_id)
+        log.info("topic deleted", topic=topic, topic_id=str(topic_id))
 
     async def _children(self, path: str) -> list[str]:
         try:
@@ -390,14 +423,22 @@ class ControllerRunner:
         await self._session.commit([Check(paths.CONTROLLER_EPOCH, self._epoch_version), *operations])
 
 
+def _meant(mark: Node, topic: Node) -> UUID | None:
+    """The id of a topic that a mark asks to delete; None where the mark names none (other tools' do not) and
+    the topic cannot be understood. Raises ValueError when another topic is meant."""
+    named = paths.decode_deletion(mark.data)
+    try:
+        found = paths.decode_topic(topic.data).topic_id
+    except ValueError:
+        found = None
+    if named not in (None, found):
+        raise ValueError(f"the topic {named} is gone, {found} has its name")
+    return found
+
+
 def _write(decision: WriteState) -> Operation:
     path, data = paths.state_path(decision.topic, decision.partition), paths.encode_state(decision.state)
     return Create(path, data) if decision.version < 0 else SetData(path, data, decision.version)
-
-
-def _chunks(items: Sequence[Item], size: int = OPERATIONS_PER_TRANSACTION) -> Iterator[Sequence[Item]]:
-    for start in range(0, len(items), size):
-        yield items[start : start + size]
 
 
 def _without(replicas: Mapping[int, tuple[int, ...]], numbers: Container[int]) -> dict[int, tuple[int, ...]]:

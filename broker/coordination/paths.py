@@ -12,14 +12,17 @@ only. Paths are below the cluster's chroot.
     /controller                                   ephemeral   {"version":1,"brokerid":..,"timestamp":".."}
     /controller_epoch                             persistent  a decimal number, +1 on every election
     /config/topics/<topic>, /config/brokers/<id>  persistent  {"version":1,"config":{...}}
-    /admin/delete_topics/<topic>                  persistent  (empty)
+    /admin/delete_topics                          persistent  (empty; each removal of a topic writes it)
+    /admin/delete_topics/<topic>                  persistent  {"version":1,"topic_id":...}
     /admin/preferred_replica_election             persistent  {"version":1,"partitions":[{"topic":..}]}
     /admin/unclean_leader_election                persistent  the same
     /latest_producer_id_block                     persistent  broker, block_start and block_end as text
 
-`leaving`, `/brokers/offline` and `/admin/unclean_leader_election` are additions of this project: a broker in
-its controlled shutdown, replicas whose disk has failed under a live broker, and the second election type of
-KIP-460, which Apache Kafka asked of its controller directly.
+`leaving`, `/brokers/offline`, `/admin/unclean_leader_election` and what `/admin/delete_topics` holds are
+additions of this project: a broker in its controlled shutdown, replicas whose disk has failed under a live
+broker, the second election type of KIP-460, which Apache Kafka asked of its controller directly, and which
+topic of a name is to be deleted. A topic that is made again has the versions of the one before it, so none of
+them says which of the two it is; that of `/admin/delete_topics` says that none was removed in between.
 
 A payload that cannot be understood raises ValueError: the reader names the path and goes on without it.
 """
@@ -269,6 +272,21 @@ def decode_config(data: bytes) -> dict[str, str]:
     if not isinstance(config, dict):
         raise ValueError("expected config")
     return {str(key): str(value) for key, value in config.items()}
+
+
+def encode_deletion(topic_id: uuid.UUID) -> bytes:
+    """A request to delete this very topic."""
+    return _dump({"version": 1, "topic_id": encode_uuid(topic_id)})
+
+
+def decode_deletion(data: bytes) -> uuid.UUID | None:
+    """The topic that is to be deleted; None for whichever has the name, as other tools ask it."""
+    if not data:
+        return None
+    topic_id = _load(data).get("topic_id")
+    if not isinstance(topic_id, str):
+        raise ValueError("expected topic_id")
+    return decode_uuid(topic_id)
 
 
 def encode_cluster_id(cluster_id: str) -> bytes:

@@ -2,7 +2,8 @@
 `reassignment.py`.
 
 A move stands in the topic's own znode, so any broker may begin it: the topic's znode and the states that
-change with it are written in one transaction, tied to the versions that were read. The controller ends it.
+change with it are written in one transaction, tied to the versions that were read; as many partitions at once
+as a transaction takes. The controller ends it.
 Called by the handlers of AlterPartitionReassignments and ListPartitionReassignments.
 """
 
@@ -16,7 +17,7 @@ import structlog
 
 from millrace.broker.coordination import paths
 from millrace.broker.coordination.controller import PartitionPicture
-from millrace.broker.coordination.controller_client import check_replicas
+from millrace.broker.coordination.controller_client import LARGEST_ZNODE, check_replicas
 from millrace.broker.coordination.metadata_cache import MetadataCache, PartitionInfo
 from millrace.broker.coordination.paths import TopicAssignment
 from millrace.broker.coordination.picture import allows_unclean
@@ -29,8 +30,11 @@ from millrace.broker.coordination.session import (
     SessionError,
     SetData,
     VersionConflict,
+    operation_bytes,
 )
+from millrace.broker.coordination.transactions import MOST_OPERATIONS, cut
 from millrace.broker.errors import (
+    InvalidReplicaAssignment,
     KafkaError,
     RequestTimedOut,
     UnknownTopicOrPartition,
@@ -58,26 +62,28 @@ class Reassignments:
 
         Waits until this broker's picture shows what was written, not until the data has moved.
         """
+        results: dict[int, KafkaError | None] = {}
+        version = -1
         try:
-            while True:
+            while left := {number: target for number, target in targets.items() if number not in results}:
                 try:
-                    results, version = await self._alter(topic, targets)
-                    break
+                    answered, version = await self._alter(topic, left)
                 except VersionConflict:
                     continue
+                results |= answered
         except NodeMissing:
             missing = UnknownTopicOrPartition(f"there is no topic {topic}")
-            return dict.fromkeys(targets, missing)
+            return results | dict.fromkeys(left, missing)
         except SessionError as error:
             failure = RequestTimedOut(f"ZooKeeper did not take the change: {error}")
-            return dict.fromkeys(targets, failure)
+            return results | dict.fromkeys(left, failure)
 
         def shown() -> bool:
             info = self._cache.topic(topic)
             return info is None or info.version >= version
 
         await self._cache.changed(shown, timeout_ms)
-        return results
+        return {number: results[number] for number in targets}
 
     def moving(self) -> dict[TopicPartition, PartitionInfo]:
         """Every partition that is being moved, as this broker knows it."""
@@ -91,36 +97,60 @@ class Reassignments:
     async def _alter(
         self, topic: str, targets: Mapping[int, Target]
     ) -> tuple[dict[int, KafkaError | None], int]:
+        """Begin or call off as many of these as one transaction takes; what was answered, and the version of
+        the topic's znode."""
         if topic in self._cache.deleting:
             raise NodeMissing(topic)
+        removals = await self._session.get(paths.DELETE_TOPICS)
         node = await self._session.get(paths.topic_path(topic))
         assignment = paths.decode_topic(node.data)
         results: dict[int, KafkaError | None] = {}
         planned: dict[int, PlannedMove] = {}
-        operations: list[Operation] = []
-        pictures = await asyncio.gather(*(self._read(topic, number, assignment) for number in targets))
-        for (number, target), partition in zip(targets.items(), pictures, strict=True):
+        operations: dict[int, Operation] = {}
+        numbers = list(targets)[:MOST_OPERATIONS]
+        pictures = await asyncio.gather(*(self._read(topic, number, assignment) for number in numbers))
+        for number, partition in zip(numbers, pictures, strict=True):
             try:
                 if partition is None:
                     raise UnknownTopicOrPartition(f"there is no partition {number} of a topic {topic}")
-                move = self._plan(topic, number, partition, target)
+                move = self._plan(topic, number, partition, targets[number])
             except KafkaError as error:
                 results[number] = error
                 continue
-            results[number] = None
             planned[number] = move
             if partition.version >= 0:
                 path = paths.state_path(topic, number)
-                operations.append(
+                operations[number] = (
                     Check(path, partition.version)
                     if move.state is None
                     else SetData(path, paths.encode_state(move.state), partition.version)
                 )
+        whole = SetData(paths.topic_path(topic), paths.encode_topic(_with_moves(assignment, planned)))
+        if planned and len(whole.data) > LARGEST_ZNODE:
+            refusal = InvalidReplicaAssignment(
+                f"with these moves the znode of {topic} would have {len(whole.data)} bytes, more than "
+                f"ZooKeeper takes ({LARGEST_ZNODE}): move fewer of its partitions at a time"
+            )
+            return results | dict.fromkeys(planned, refusal), node.version
+        fitting = set(next(cut(list(operations.values()), beside=operation_bytes(whole)), ()))
+        planned = {
+            number: move
+            for number, move in planned.items()
+            if number not in operations or operations[number] in fitting
+        }
         if not planned:
             return results, node.version
         written = paths.encode_topic(_with_moves(assignment, planned))
-        await self._session.commit([SetData(paths.topic_path(topic), written, node.version), *operations])
+        await self._session.commit(
+            [
+                # A topic that was made anew meanwhile may have the versions of the one that was read.
+                Check(paths.DELETE_TOPICS, removals.version),
+                SetData(paths.topic_path(topic), written, node.version),
+                *fitting,
+            ]
+        )
         for number, move in planned.items():
+            results[number] = None
             log.info(
                 "a partition moves" if move.adding or move.removing else "a partition stays where it is",
                 topic=topic,

@@ -7,7 +7,8 @@ listeners hear SUSPENDED, and on CONNECTED they must read everything again. LOST
 ended and with it every ephemeral node; kazoo starts a new session by itself, heard as CONNECTED.
 
 Errors: `NodeMissing`, `NodeExists`, `VersionConflict`, and `SessionError` for a connection that was lost
-while the answer was due (the operation may or may not have happened).
+while the answer was due (the operation may or may not have happened). `RequestTooLarge`, a SessionError too,
+is raised before anything is sent.
 """
 
 from __future__ import annotations
@@ -54,6 +55,10 @@ class VersionConflict(MillraceError):
 
 class SessionError(MillraceError):
     """The connection was lost while an answer was due; the operation may have happened."""
+
+
+class RequestTooLarge(SessionError):
+    """ZooKeeper would close the connection on a request of this size: it was not sent."""
 
 
 class SessionState(Enum):
@@ -103,6 +108,27 @@ class Check:
 
 
 Operation = Create | SetData | Delete | Check
+
+LARGEST_REQUEST = 0xFFFFF - 1_024
+"""ZooKeeper's `jute.maxbuffer` where nobody has set it, less the head of a request."""
+
+_HEAD_BYTES = 21
+"""Of an operation in a transaction: its head, the lengths of path and data, the version."""
+_ACCESS_BYTES = 27
+"""Of a creation besides: who may do what, and the flags."""
+
+
+def operation_bytes(operation: Operation) -> int:
+    """How much of a request an operation is, at most, without the chroot."""
+    match operation:
+        case Create(path, data):
+            return _HEAD_BYTES + len(path) + len(data) + _ACCESS_BYTES
+        case SetData(path, data):
+            return _HEAD_BYTES + len(path) + len(data)
+        case Delete(path) | Check(path):
+            return _HEAD_BYTES + len(path)
+
+
 StateListener = Callable[[SessionState], None]
 
 _STATES = {
@@ -248,7 +274,8 @@ class Session:
         return await self._answer(self._kazoo.exists_async(path, watch=self._watch(watch))) is not None
 
     async def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False) -> None:
-        """Raises NodeExists, or NodeMissing when the parent is not there."""
+        """Raises NodeExists, RequestTooLarge, or NodeMissing when the parent is not there."""
+        self._refuse_too_large([Create(path, data)])
         await self._answer(self._kazoo.create_async(path, data, ephemeral=ephemeral))
 
     async def ensure(self, path: str) -> None:
@@ -256,7 +283,8 @@ class Session:
         await self._answer(self._kazoo.ensure_path_async(path))
 
     async def set(self, path: str, data: bytes, version: int = -1) -> None:
-        """Raises NodeMissing, VersionConflict."""
+        """Raises NodeMissing, VersionConflict, RequestTooLarge."""
+        self._refuse_too_large([SetData(path, data)])
         await self._answer(self._kazoo.set_async(path, data, version))
 
     async def delete(self, path: str, version: int = -1) -> None:
@@ -264,7 +292,8 @@ class Session:
         await self._answer(self._kazoo.delete_async(path, version))
 
     async def commit(self, operations: Sequence[Operation]) -> None:
-        """All of it or none of it. Raises the error of the operation that failed."""
+        """All of it or none of it. Raises the error of the operation that failed, and RequestTooLarge."""
+        self._refuse_too_large(operations)
         transaction = self._kazoo.transaction()
         for operation in operations:
             match operation:
@@ -285,6 +314,14 @@ class Session:
         failed = next((result for result in results if isinstance(result, Exception)), None)
         if failed is not None:
             raise SessionError(f"a transaction was rolled back: {failed!r}")
+
+    def _refuse_too_large(self, operations: Sequence[Operation]) -> None:
+        size = sum(operation_bytes(operation) + len(self._chroot) for operation in operations)
+        if size > LARGEST_REQUEST:
+            raise RequestTooLarge(
+                f"a request of {size} bytes, and ZooKeeper takes {LARGEST_REQUEST} (jute.maxbuffer); "
+                f"its first znode is {operations[0].path}"
+            )
 
     def _watch(self, callback: Callable[[], None] | None) -> Callable[[Any], None] | None:
         return None if callback is None else lambda _event: self._cross(callback)

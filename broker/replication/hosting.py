@@ -48,6 +48,11 @@ class LeadershipListeners:
     offline: list[Callable[[], None]] = field(default_factory=list)
 
 
+def _of_log(config: LogConfig) -> LogConfig:
+    """`flush.messages` is kept from the log itself: it would flush on the event loop."""
+    return replace(config, flush_messages=LONGEST)
+
+
 class HostedPartitions:
     """See the module. `on_disk` runs work that may wait for a disk on a thread."""
 
@@ -116,8 +121,8 @@ class HostedPartitions:
         try:
             config = LogConfig.from_topic_config(topic_config, self._log_defaults)
         except KafkaError as error:
-            log.error("topic settings are ignored", topic=topic, error=str(error))
-            config = self._log_defaults
+            log.error("topic settings are ignored, nothing is deleted", topic=topic, error=str(error))
+            config = self._log_defaults.keeping_everything()
         missing: dict[PartitionKey, bool] = {}
         for partition, state in states.items():
             local = self.partitions.get((topic, partition))
@@ -129,8 +134,7 @@ class HostedPartitions:
                 missing[topic, partition] = state.leader_epoch == 0 or self._broker_id not in state.isr
         if missing:
             await self._open(topic_id, config, missing)
-        # `flush.messages` is kept from the log itself: it would flush on the event loop.
-        log_config = replace(config, flush_messages=LONGEST)
+        log_config = _of_log(config)
         for partition, state in states.items():
             local = self.partitions.get((topic, partition))
             if local is None:
@@ -196,13 +200,18 @@ class HostedPartitions:
     ) -> None:
         """Bring partitions of one topic here, with logs made where they are missing (and whether each is
         new); what cannot be had is offline."""
-        create = partial(self._logs.create_all, missing, config, now_ms=self._clock_ms(), topic_id=topic_id)
+        log_config = _of_log(config)
+        create = partial(
+            self._logs.create_all, missing, log_config, now_ms=self._clock_ms(), topic_id=topic_id
+        )
         found: Mapping[PartitionKey, Log | KafkaStorageError] = await self._on_disk(create)
         for key, opened in found.items():
             if isinstance(opened, KafkaStorageError):
                 log.error("a partition is offline", topic=key[0], partition=key[1], reason=str(opened))
                 self._tell_offline()
                 continue
+            # A log that the start has opened has the defaults; retention looks at every log that is hosted.
+            opened.config = log_config
             replica = Replica(
                 self._broker_id,
                 min_insync_replicas=config.min_insync_replicas,

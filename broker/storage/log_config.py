@@ -205,6 +205,11 @@ class LogConfig:
         """Longest time that a segment takes appends: what must be compacted by a time is closed by then."""
         return min(self.segment_ms, self.max_compaction_lag_ms) if self.is_compacted else self.segment_ms
 
+    def keeping_everything(self) -> LogConfig:
+        """For a log whose topic's settings are not known: nothing of it goes by age or size, and nothing is
+        compacted. What the defaults take away, the topic's own settings may be there to keep."""
+        return replace(self, retention_ms=-1, retention_bytes=-1, cleanup_policy=frozenset({"delete"}))
+
     @classmethod
     def from_topic_config(
         cls, settings: Mapping[str, str | None], defaults: LogConfig | None = None

@@ -193,6 +193,9 @@ def _problems(document: Mapping[str, Any]) -> Iterable[str]:
         for each in status["sources"]:
             if _is_down(each):
                 yield f"{status['url']} cannot reach source {_why(each)}"
+        for role, each in (("target", status["target"]), *(("source", each) for each in status["sources"])):
+            if each.get("over_quota"):
+                yield f"{status['url']} is over its quota at {role} {each['cluster']}: it waits as told"
         if status["draining"]:
             yield f"{status['url']} is drained: it carries nothing and can be ended"
         elif not status["ready"]:

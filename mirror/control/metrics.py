@@ -17,6 +17,8 @@ from what the worker owns.
     millrace_mirror_partitions{source,state}
     millrace_mirror_source_up{source}, millrace_mirror_target_up{target},
     millrace_mirror_produce_retries_total{target}
+    millrace_mirror_source_throttled_seconds_total{source}, _target_throttled_seconds_total{target}
+                                                          by quotas of the cluster, summed over connections
     and those of `operators`: millrace_mirror_info{mirror,target,delivery,version}, _ready, _workers,
     _in_flight_bytes, _in_flight_limit_bytes, _paused_partitions{source}, _throttle_bytes_per_second{source}
 

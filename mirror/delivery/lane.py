@@ -14,6 +14,11 @@ Rules, and why:
 - A batch keeps its sequence for every retry: it may be in the log although the answer said otherwise, and
   then so may the ones behind it. Only when a batch was refused for good (it is in no log, so nothing behind
   it is) do the ones behind it move up; they count as never sent, and those that nobody wants any more leave.
+- A refusal says nothing of an earlier try whose outcome nobody knows: limits and timestamps are looked at
+  before duplicates. So the sequence of a batch that may be in the log is never given to another, which would
+  be taken for its duplicate: the batch goes out once more under a new identity, and a refusal there is final.
+  Nor do others move up while one of them may be in the log; they too get a new identity.
+- What is acknowledged never stands at the head of the row, however it came there: nothing would be sent.
 - After any failure nothing new is sent until every batch in flight is answered; then the row is sent again
   from its first batch on. So a batch can never overtake one of its own lane.
 - Only one is in flight until the first batch of the row is settled: after a failure, because the broker
@@ -47,7 +52,8 @@ class Outcome(Enum):
     """What the target's answer (or the lack of one) means for a batch."""
 
     ACKNOWLEDGED = "acknowledged"  # in the log, now or already
-    RETRY = "retry"  # not known to be in the log: send it again with the same sequence
+    RETRY = "retry"  # nobody knows whether it is in the log: send it again with the same sequence
+    NOT_TAKEN = "not_taken"  # not in the log by this request, but may be by the next: as RETRY
     OUT_OF_ORDER = "out_of_order"  # the broker expected another sequence
     REFUSED = "refused"  # not in the log and never will be as it is
 
@@ -72,6 +78,7 @@ class Item(Generic[T]):
     in_flight: bool = False
     was_sent: bool = False
     is_acknowledged: bool = False
+    in_doubt: bool = False  # may be in the log under its sequence, although no answer said so
     is_unwanted: bool = False  # leaves the row as soon as it is known not to be in the log
 
 
@@ -158,6 +165,7 @@ class TargetLane(Generic[T]):
             item.identity = self._identity
             item.base_sequence = self._next_sequence
             self._next_sequence = (self._next_sequence + item.record_count) % SEQUENCE_MODULUS
+            item.in_doubt = False
         item.in_flight = item.was_sent = True
         self._in_flight += 1
         return item
@@ -173,7 +181,8 @@ class TargetLane(Generic[T]):
     ) -> Outcome:
         """Takes the answer for one batch in flight; tells what it came to.
 
-        ACKNOWLEDGED and REFUSED batches have left the row; RETRY ones will be sent again.
+        ACKNOWLEDGED and REFUSED batches have left the row; RETRY ones will be sent again, also where the
+        answer was a refusal that says nothing of an earlier try.
         """
         if not item.in_flight:
             raise RuntimeError("an answer for a batch that is not in flight")
@@ -183,24 +192,27 @@ class TargetLane(Generic[T]):
         is_cause = is_first and not self._recovering
         item.in_flight = False
         self._in_flight -= 1
+        # Its sequence is another's by now, and may be in the log all the same.
+        if item.base_sequence < 0 and outcome in (Outcome.ACKNOWLEDGED, Outcome.RETRY):
+            self.needs_identity = True
         if outcome is Outcome.ACKNOWLEDGED:
             self._acknowledge(item, steady_ms)
             return outcome
         self._recovering = True
         self._confirmed_at_ms = -1
-        if outcome is Outcome.REFUSED and is_cause:
+        item.in_doubt |= outcome is Outcome.RETRY
+        if outcome is Outcome.REFUSED and is_cause and not item.in_doubt:
             self._move_up(item)
             if on_refused is not None:
                 on_refused(item)
-            if item in self._row:
-                self._row.remove(item)
+            self._leave(item)
             return outcome
-        if outcome is Outcome.OUT_OF_ORDER and is_cause:
-            self.needs_identity = True
         if is_cause:
-            self._back_off(steady_ms, jitter)
+            self.needs_identity |= outcome in (Outcome.OUT_OF_ORDER, Outcome.REFUSED)
+            if outcome is not Outcome.REFUSED:
+                self._back_off(steady_ms, jitter)
         if item.is_unwanted and not item.was_sent:
-            self._row.remove(item)
+            self._leave(item)
             return Outcome.REFUSED
         return Outcome.RETRY
 
@@ -244,7 +256,7 @@ class TargetLane(Generic[T]):
             if item.in_flight:
                 item.is_unwanted = True
             else:
-                self._row.remove(item)
+                self._leave(item)
         return [item.payload for item in reversed(gone)]
 
     def _first_unsent(self, window: int) -> Item[T] | None:
@@ -265,21 +277,29 @@ class TargetLane(Generic[T]):
         item.is_acknowledged = True
         # When the first batch failed and one behind it did not, the first is in the log: its retry will be
         # told that it is a duplicate.
-        while self._row and self._row[0].is_acknowledged:
-            self._row.popleft()
+        self._shed_acknowledged()
         if not self._recovering:
             self._confirmed_at_ms = steady_ms
             self._backoff_ms = 0
 
+    def _leave(self, item: Item[T]) -> None:
+        if item in self._row:
+            self._row.remove(item)
+        self._shed_acknowledged()
+
+    def _shed_acknowledged(self) -> None:
+        while self._row and self._row[0].is_acknowledged:
+            self._row.popleft()
+
     def _move_up(self, refused: Item[T]) -> None:
         """The sequence of a refused batch was not used: whatever stands behind it takes its place."""
         self._next_sequence = refused.base_sequence
+        if any(item.is_acknowledged or item.in_doubt for item in self._row):
+            # In the log behind a batch that is not, or perhaps so: no sequence of this identity fits now.
+            self.needs_identity = True
         for item in self._row:
             item.base_sequence = -1
             item.was_sent = item.is_acknowledged
-        if any(item.is_acknowledged for item in self._row):
-            # In the log behind a batch that is not: no sequence of this identity fits any more.
-            self.needs_identity = True
 
     def _back_off(self, steady_ms: int, jitter: float) -> None:
         self._backoff_ms = min(MAX_BACKOFF_MS, max(FIRST_BACKOFF_MS, self._backoff_ms * 2))

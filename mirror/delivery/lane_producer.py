@@ -36,7 +36,14 @@ from millrace.broker.protocol.records import Record, build_batch
 from millrace.mirror.delivery.lane import SEQUENCE_MODULUS, Identity
 from millrace.mirror.delivery.positions_keeper import Records, Writing
 from millrace.mirror.delivery.sink import LOST_SEQUENCE
-from millrace.mirror.delivery.system_records import CLUSTER_FAILURES, NewFailures
+from millrace.mirror.delivery.system_records import (
+    BATCH_SIZE,
+    CLUSTER_FAILURES,
+    LASTING,
+    NewFailures,
+    cut_by_size,
+    smaller_limit,
+)
 from millrace.mirror.delivery.transaction import TRANSACTION_TIMEOUT_MS, LaneTransaction, Seat
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
 
@@ -67,6 +74,7 @@ class LaneProducer:
         self._purpose = purpose
         self._producer = TransactionalProducer(transactional_id, -1, -1)
         self._sequences: dict[TargetPartition, int] = {}
+        self._limits: dict[str, int] = {}  # of a batch's size, by topic, where one takes less than usual
 
     @property
     def identity(self) -> Identity:
@@ -151,36 +159,52 @@ class LaneProducer:
     async def write(
         self, records: Mapping[TargetPartition, Records], now_ms: int
     ) -> dict[TargetPartition, int]:
-        """The mirror's own records, one batch for each partition, in the transaction; their base offsets.
-        Repeated with the same sequences until all are acknowledged. Raises TimeoutError."""
-        left: dict[TargetPartition, bytearray] = {}
-        for target, rows in records.items():
-            sequence = self._sequences.get(target, 0)
-            left[target] = build_batch(
-                [Record(key, value, timestamp_ms=now_ms) for key, value in rows],
-                producer_id=self._producer.producer_id,
-                producer_epoch=self._producer.producer_epoch,
-                base_sequence=sequence,
-                transactional=True,
-            )
-            self._sequences[target] = (sequence + len(rows)) % SEQUENCE_MODULUS
+        """The mirror's own records in the transaction, in batches cut by size; the base offsets of the last
+        ones. Repeated with the same sequences until all are acknowledged. Raises TimeoutError; a batch that
+        is too large raises too, and the next transaction cuts smaller ones (FatalError: it is one record)."""
+        left = {target: cut_by_size(rows, self._limit(target)) for target, rows in records.items() if rows}
+        going = {target: self._build(target, batches[0], now_ms) for target, batches in left.items()}
         base_offsets: dict[TargetPartition, int] = {}
         async with asyncio.timeout(STEP_TIMEOUT_MS / 1000):
-            while True:
-                for target, outcome in (await self._attempt(left)).items():
+            while going:
+                waiting = set(going)
+                for target, outcome in (await self._attempt(going)).items():
                     code = outcome.error_code
                     if code and code != DuplicateSequence.code:
-                        reason = outcome.error_message or error_for_code(code)
-                        error = error_for_code(code, f"{target}: {reason}")
-                        if code in LOST_SEQUENCE or not error.retriable:
-                            raise error
-                        log.debug("writing again", to=str(target), error=str(error))
-                    else:
-                        base_offsets[target] = outcome.base_offset
-                        del left[target]
-                if not left:
-                    return base_offsets
-                await asyncio.sleep(WRITE_PAUSE_S * random.uniform(0.5, 1.0))
+                        self._refused(target, left[target][0], outcome)
+                        continue
+                    base_offsets[target] = outcome.base_offset
+                    waiting.discard(target)
+                    del left[target][0], going[target]
+                    if left[target]:
+                        going[target] = self._build(target, left[target][0], now_ms)
+                if waiting:
+                    await asyncio.sleep(WRITE_PAUSE_S * random.uniform(0.5, 1.0))
+        return base_offsets
+
+    def _limit(self, target: TargetPartition) -> int:
+        return self._limits.get(target.topic, BATCH_SIZE)
+
+    def _build(self, target: TargetPartition, rows: Records, now_ms: int) -> bytearray:
+        sequence = self._sequences.get(target, 0)
+        self._sequences[target] = (sequence + len(rows)) % SEQUENCE_MODULUS
+        return build_batch(
+            [Record(key, value, timestamp_ms=now_ms) for key, value in rows],
+            producer_id=self._producer.producer_id,
+            producer_epoch=self._producer.producer_epoch,
+            base_sequence=sequence,
+            transactional=True,
+        )
+
+    def _refused(self, target: TargetPartition, rows: Records, outcome: ProduceOutcome) -> None:
+        """Raises what ends the transaction; returns where the same batch goes out again."""
+        code = outcome.error_code
+        error = error_for_code(code, f"{target}: {outcome.error_message or error_for_code(code)}")
+        if isinstance(error, LASTING):
+            self._limits[target.topic] = smaller_limit(self._cluster.name, target.topic, rows, error)
+        if code in LOST_SEQUENCE or not error.retriable:
+            raise error
+        log.debug("writing again", to=str(target), error=str(error))
 
     async def _attempt(
         self, batches: Mapping[TargetPartition, bytearray]

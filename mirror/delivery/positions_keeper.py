@@ -31,6 +31,7 @@ from millrace.mirror.delivery.checkpoints import (
 )
 from millrace.mirror.delivery.system_records import (
     CLUSTER_FAILURES,
+    KeyAndValue,
     NewFailures,
     SystemRecords,
     ensure_topic,
@@ -52,7 +53,7 @@ READ_PAUSE_S = 0.2
 # The mirror's own transactions end within 15 s at the latest, by their timeout.
 TOLD_AFTER_S = 10.0
 TOLD_AGAIN_AFTER_S = 30.0
-Records = list[tuple[bytes, bytes | None]]
+Records = list[KeyAndValue]
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ class PositionsKeeper:
                 await self.make_topics()
                 async for record in read_topic_to_end(self._target, self.positions.topic, past_open=True):
                     positions.apply(record.key, record.value)
-                if not positions.known and not positions.unreadable:
+                if not positions.known:
                     await self._find_lost(positions)
                 return positions
             except CLUSTER_FAILURES as error:
@@ -147,11 +148,13 @@ class PositionsKeeper:
     async def _find_lost(self, positions: Positions) -> None:
         """Positions are gone, all of them, when the offset map knows of partitions: somebody deleted the
         topic, or emptied it. To begin anew in silence would lose records or repeat them all. That they are
-        lost is put on record in one batch, so that no other worker takes a part of it for the whole."""
+        lost is put on record before any is written anew: so whoever finds no position, but marks of another
+        worker, which may be a part of them, adds what is missing, and nobody takes them for the whole."""
         lost: set[SourcePartition] = set()
         async for record in read_topic_to_end(self._target, self._offsets_topic):
             if (key := decode_key(record.key)) is not None:
                 lost.add(key.partition)
+        lost -= positions.unreadable
         if not lost:
             return
         log.error("the positions are gone", topic=self.positions.topic, partitions=len(lost))

@@ -31,27 +31,20 @@ from millrace.broker.errors import (
     DuplicateSequence,
     InvalidProducerEpoch,
     InvalidProducerIdMapping,
-    InvalidRecord,
-    InvalidTimestamp,
     InvalidTxnState,
     KafkaError,
     OutOfOrderSequence,
-    PolicyViolation,
     ProducerFenced,
     ProtocolError,
-    RecordListTooLarge,
-    RecordTooLarge,
     TransactionAbortable,
     UnknownProducerId,
-    UnsupportedCompressionType,
-    UnsupportedForMessageFormat,
     error_for_code,
 )
 from millrace.mirror.batches.rebatch import stamp_for_target
 from millrace.mirror.delivery.alternation import Alternation
 from millrace.mirror.delivery.lane import MAX_IN_FLIGHT, Identity, Item, Outcome, TargetLane
 from millrace.mirror.delivery.progress import Span
-from millrace.mirror.delivery.system_records import NewFailures
+from millrace.mirror.delivery.system_records import UNCHANGING, NewFailures
 from millrace.mirror.steady import steady_ms
 from millrace.mirror.topics.routes import TargetPartition
 
@@ -75,20 +68,9 @@ LOST_SEQUENCE = {
         TransactionAbortable,
     )
 }
-# Answers that are about the batch itself and will be the same for ever. Everything else, an unknown code or
-# missing rights included, is asked again for as long as it takes: nothing is given up for want of patience.
-REFUSALS = {
-    error.code
-    for error in (
-        RecordTooLarge,
-        RecordListTooLarge,
-        InvalidTimestamp,
-        InvalidRecord,
-        PolicyViolation,
-        UnsupportedForMessageFormat,
-        UnsupportedCompressionType,
-    )
-}
+# Everything else, an unknown code or missing rights included, is asked again for as long as it takes: nothing
+# is given up for want of patience.
+REFUSALS = {error.code for error in UNCHANGING}
 TARGET_FAILURES = (KafkaError, ClusterUnreachable, ProtocolError, OSError, TimeoutError)
 
 
@@ -157,7 +139,7 @@ class Sink:
         self._pump_handle: asyncio.Handle | None = None
         self._retry_handle: asyncio.TimerHandle | None = None
         self._stale_leaders = asyncio.Event()
-        self._wanted_identities: set[TargetPartition] = set()
+        self._wanted_identities: dict[TargetPartition, str] = {}  # and why
         self._identity_wanted = asyncio.Event()
         self._is_connected = False
         self.was_connected = False
@@ -423,7 +405,9 @@ class Sink:
         if lane.needs_identity and self._transaction is not None:
             self._transaction.doom(f"{target}: {error or 'the sequence is lost'}")
         elif lane.needs_identity and not lane.in_flight:
-            self._wanted_identities.add(target)
+            self._wanted_identities[target] = str(
+                error or "a batch may be in its log under a number used again"
+            )
             self._identity_wanted.set()
         if len(lane):
             self._waiting[target] = None
@@ -469,10 +453,10 @@ class Sink:
         while True:
             await self._identity_wanted.wait()
             self._identity_wanted.clear()
-            wanted, self._wanted_identities = self._wanted_identities, set()
+            wanted, self._wanted_identities = self._wanted_identities, {}
             identity = await self._new_identity()
-            for target in wanted:
-                log.warning("the target lost this producer's state; going on under a new id", to=str(target))
+            for target, reason in wanted.items():
+                log.warning("going on under a new producer id", to=str(target), reason=reason)
                 self._lanes[target].renew(identity)
                 self._waiting[target] = None
             self._schedule()
@@ -507,5 +491,6 @@ def _judge(answer: ProduceOutcome | None, outgoing: Outgoing) -> tuple[Outcome, 
         # Its CRC was right when it was fetched. Bytes that changed on the way are right the next time;
         # bytes that the target finds wrong every time are refused.
         outgoing.corrupt_answers += 1
-        return (Outcome.RETRY if outgoing.corrupt_answers < MAX_CORRUPT_ANSWERS else Outcome.REFUSED), error
+        is_final = outgoing.corrupt_answers >= MAX_CORRUPT_ANSWERS
+        return (Outcome.REFUSED if is_final else Outcome.NOT_TAKEN), error
     return (Outcome.REFUSED if code in REFUSALS else Outcome.RETRY), error

@@ -1,7 +1,9 @@
 """Writing the mirror's own records to the target: positions and gap events.
 
 Called by `worker`. These topics are compacted and the newest record of a key wins, so a write that is
-repeated after an uncertain failure does no harm; writes of one partition go out one after the other.
+repeated after an uncertain failure does no harm; writes of one partition go out one after the other, in
+batches that are cut by size, smaller ones where the target says that one is too large. An answer that will be
+the same for ever ends the process (FatalError): whoever waits for the partition would wait for nothing.
 """
 
 from __future__ import annotations
@@ -9,7 +11,10 @@ from __future__ import annotations
 import asyncio
 import binascii
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import TypeAlias
 
 import structlog
 
@@ -19,10 +24,17 @@ from millrace.broker.client.raw_produce import produce
 from millrace.broker.errors import (
     ClusterUnreachable,
     FatalError,
+    InvalidRecord,
+    InvalidTimestamp,
     KafkaError,
     LeaderNotAvailable,
+    PolicyViolation,
     ProtocolError,
+    RecordListTooLarge,
+    RecordTooLarge,
     TopicAlreadyExists,
+    UnsupportedCompressionType,
+    UnsupportedForMessageFormat,
     error_for_code,
 )
 from millrace.broker.protocol.records import Record, build_batch
@@ -30,6 +42,23 @@ from millrace.broker.protocol.records import Record, build_batch
 log = structlog.get_logger("millrace.mirror.delivery.system_records")
 
 CLUSTER_FAILURES = (KafkaError, ClusterUnreachable, ProtocolError, OSError, TimeoutError)
+TOO_LARGE = (RecordTooLarge, RecordListTooLarge)
+# Answers to a produce request that are about the batch itself and will be the same for ever.
+UNCHANGING = (
+    *TOO_LARGE,
+    InvalidTimestamp,
+    InvalidRecord,
+    PolicyViolation,
+    UnsupportedForMessageFormat,
+    UnsupportedCompressionType,
+)
+# Of the mirror's own records all but their time, which is another at the next try: a clock can be set right.
+LASTING = tuple(error for error in UNCHANGING if error is not InvalidTimestamp)
+# Of a batch of the mirror's own records: a quarter of what a target takes by default.
+BATCH_SIZE = 256 << 10
+# At most, of what a record takes beside key and value.
+RECORD_OVERHEAD = 40
+KeyAndValue: TypeAlias = tuple[bytes, bytes | None]
 FIRST_PAUSE_S = 0.05
 MAX_PAUSE_S = 5.0
 
@@ -49,6 +78,36 @@ class NewFailures:
     def over(self) -> None:
         """It has worked: all is news again."""
         self._told.clear()
+
+
+def _size(record: KeyAndValue) -> int:
+    return len(record[0]) + len(record[1] or b"") + RECORD_OVERHEAD
+
+
+def cut_by_size(records: Iterable[KeyAndValue], limit: int) -> list[list[KeyAndValue]]:
+    """The records in order, in batches of at most `limit` bytes; a record that is larger stands alone."""
+    batches: list[list[KeyAndValue]] = []
+    room = 0
+    for record in records:
+        room -= _size(record)
+        if not batches or room < 0:
+            batches.append([])
+            room = limit - _size(record)
+        batches[-1].append(record)
+    return batches
+
+
+def smaller_limit(cluster: str, topic: str, batch: Sequence[KeyAndValue], error: KafkaError) -> int:
+    """The next limit to cut by, after a batch was refused for good. Raises FatalError where it was not for
+    its size, or where it is one record."""
+    where = f"cluster {cluster}: topic {topic}"
+    if not isinstance(error, TOO_LARGE):
+        raise FatalError(f"{where} refuses the mirror's own records for good ({error}); correct its configs")
+    size = sum(map(_size, batch))
+    if len(batch) == 1:
+        raise FatalError(f"{where} takes no record of {size} bytes ({error}); raise its max.message.bytes")
+    log.warning("the target takes no batch of that size; going on with smaller ones", topic=topic, size=size)
+    return size // 2
 
 
 async def ensure_topic(
@@ -83,7 +142,7 @@ async def refuse_expiring_topic(cluster: Cluster, topic: str) -> None:
 
 
 class SystemRecords:
-    """Writes small batches of records and does not give up."""
+    """Writes records, in small batches, and does not give up for want of patience."""
 
     def __init__(self, cluster: Cluster, now_ms: Callable[[], int], replication_factor: int) -> None:
         self._cluster = cluster
@@ -91,11 +150,12 @@ class SystemRecords:
         self._replication_factor = replication_factor
         self._locks: dict[str, asyncio.Lock] = {}
         self._partition_counts: dict[str, int] = {}
+        self._limits: dict[str, int] = {}  # of a batch's size, where a topic takes less than usual
 
     async def write(
         self,
         topic: str,
-        records: Sequence[tuple[bytes, bytes | None]],
+        records: Sequence[KeyAndValue],
         *,
         partition_of: bytes | None = None,
         partition: int = 0,
@@ -108,11 +168,15 @@ class SystemRecords:
         lock = self._locks.setdefault(f"{topic}-{partition}", asyncio.Lock())
         failures, failure_count = NewFailures(), 0
         async with lock:
-            while True:
+            limit = self._limits.get(topic, BATCH_SIZE)
+            left = deque(cut_by_size(records, limit))
+            while left:
                 try:
-                    await self._attempt(topic, records, partition_of, partition, partitions, configs)
-                    return
+                    await self._attempt(topic, left[0], partition_of, partition, partitions, configs)
+                    left.popleft()
                 except CLUSTER_FAILURES as error:
+                    if (lower := self._limits.get(topic, BATCH_SIZE)) < limit:
+                        limit, left = lower, deque(cut_by_size(chain.from_iterable(left), lower))
                     if failures.is_news(error):
                         log.warning("writing again later", topic=topic, error=str(error))
                     failure_count += 1
@@ -123,7 +187,7 @@ class SystemRecords:
     async def _attempt(
         self,
         topic: str,
-        records: Sequence[tuple[bytes, bytes | None]],
+        records: Sequence[KeyAndValue],
         partition_of: bytes | None,
         partition: int,
         partitions: int,
@@ -146,4 +210,7 @@ class SystemRecords:
         code = outcomes[topic, partition].error_code
         if code:
             self._cluster.observe(code)
-            raise error_for_code(code, outcomes[topic, partition].error_message or "")
+            error = error_for_code(code, outcomes[topic, partition].error_message or "")
+            if isinstance(error, LASTING):
+                self._limits[topic] = smaller_limit(self._cluster.name, topic, records, error)
+            raise error

@@ -184,7 +184,8 @@ class SourceReader:
 
     def status(self) -> dict[str, Any]:
         """For /status. `starting`: it has neither answered nor failed so far; `error`: why it does not
-        answer, in one line."""
+        answer, in one line; `over_quota`: it wants nothing more from here now; `throttled_ms`: for how long
+        it wanted that so far, over all connections."""
         trouble = self.cluster.trouble or self.failure
         is_unknown = not self.was_connected and trouble is None
         return {
@@ -192,6 +193,8 @@ class SourceReader:
             "connected": self.is_connected,
             "starting": is_unknown,
             "error": trouble,
+            "over_quota": self.cluster.is_throttled,
+            "throttled_ms": self.cluster.throttled_ms,
         }
 
     @property

@@ -243,7 +243,9 @@ class SourceLogs:
             for position, header in iterate_batches(answer.records):
                 verify_crc(answer.records, position, header)
                 if header.next_offset > offset:
-                    return header.base_offset
+                    # Its offset is not under its checksum: where the log has nothing, it is wrong.
+                    is_within = header.next_offset <= max(log_end, answer.high_watermark)
+                    return header.base_offset if is_within else None
         except KafkaError:
             return None
         return None

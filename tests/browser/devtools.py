@@ -13,11 +13,12 @@ import select
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from tests.waiting import Deadline, patience, until
 
 TIMEOUT_S = 60.0
 # Puts the pipes where the browser looks for them: away first, so that neither overwrites the other.
@@ -57,7 +58,7 @@ class Page:
         if self._session is not None:
             message["sessionId"] = self._session
         os.write(self._to, json.dumps(message).encode() + b"\0")
-        deadline = time.monotonic() + TIMEOUT_S
+        deadline = Deadline(lambda: f"{method} is answered; {self.messages}", within_s=TIMEOUT_S)
         while True:
             answer = self._next(deadline)
             if answer.get("id") == self._number:
@@ -87,12 +88,9 @@ class Page:
 
     def until(self, expression: str) -> Any:
         """Polls until the expression is true."""
-        deadline = time.monotonic() + TIMEOUT_S
-        while not (value := self.value(expression)):
-            if time.monotonic() > deadline:
-                raise AssertionError(f"never true: {expression}; {self.messages}")
-            time.sleep(0.05)
-        return value
+        return until(
+            lambda: self.value(expression), lambda: f"{expression}; {self.messages}", within_s=TIMEOUT_S
+        )
 
     def screenshot(self, path: Path) -> Path:
         """The whole page, however long."""
@@ -100,16 +98,12 @@ class Page:
         path.write_bytes(base64.b64decode(answer["data"]))
         return path
 
-    def _next(self, deadline: float) -> dict[str, Any]:
+    def _next(self, deadline: Deadline) -> dict[str, Any]:
         while b"\0" not in self._buffer:
-            ready, _, _ = select.select([self._from], [], [], max(0.0, deadline - time.monotonic()))
+            ready, _, _ = select.select([self._from], [], [], deadline.left_s)
             data = os.read(self._from, 1 << 16) if ready else b""
             if not data:
-                raise (
-                    AssertionError("the browser is gone")
-                    if ready
-                    else TimeoutError("the browser does not answer")
-                )
+                raise AssertionError("the browser is gone") if ready else deadline.passed()
             self._buffer += data
         frame, _, self._buffer = self._buffer.partition(b"\0")
         return dict(json.loads(frame))
@@ -159,6 +153,6 @@ def browser(profile: Path) -> Iterator[Page]:
         yield Page(to_browser[1], to_us[0])
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(patience())
         os.close(to_browser[1])
         os.close(to_us[0])

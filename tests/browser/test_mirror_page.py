@@ -23,6 +23,7 @@ from millrace.mirror.control.http.server import HttpServer
 from millrace.mirror.gaps.advice import what_to_do
 from millrace.mirror.gaps.gaps import GapClass
 from tests.browser.devtools import Page, browser
+from tests.waiting import patience
 
 pytestmark = pytest.mark.browser
 
@@ -213,13 +214,13 @@ class PageServer:
 
     def start(self) -> PageServer:
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._server.start(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._server.start(), self._loop).result(patience())
         return self
 
     def stop(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._server.stop(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._server.stop(), self._loop).result(patience())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(patience())
 
     async def _respond(self, request: Request) -> Response:
         if request.path == "/":

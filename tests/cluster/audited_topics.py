@@ -7,7 +7,6 @@ events on a server to verdicts.
 from __future__ import annotations
 
 import secrets
-import time
 from collections import defaultdict
 from typing import Any
 
@@ -21,6 +20,7 @@ from millrace.audit.contract.header import HEADER_KEY, decode_identity, window_s
 from millrace.audit.reconciliation.reconcile import TierReading, reconcile_stream
 from millrace.audit.reconciliation.verdicts import WindowVerdict
 from millrace.audit.scanning.cells import Cell, count_repeats, encode_bitmaps, merge_cells
+from tests.waiting import Deadline, patience, until
 
 DEADLINE_S = 120.0
 WINDOW_MS = 10_000
@@ -34,9 +34,12 @@ def unique(name: str) -> str:
 def make_topic(bootstrap: str, name: str, partitions: int = 3) -> str:
     """A new topic of a name that no other test has."""
     topic, admin = unique(name), AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(DEADLINE_S)
-    while len(admin.list_topics(topic, timeout=DEADLINE_S).topics[topic].partitions) < partitions:
-        time.sleep(0.05)
+    admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(patience(DEADLINE_S))
+    until(
+        lambda: (
+            len(admin.list_topics(topic, timeout=patience(DEADLINE_S)).topics[topic].partitions) == partitions
+        )
+    )
     return topic
 
 
@@ -50,17 +53,18 @@ def read_all(bootstrap: str, topic: str) -> list[Any]:
             "fetch.wait.max.ms": 10,
         }
     )
-    partitions = consumer.list_topics(topic, timeout=DEADLINE_S).topics[topic].partitions
+    partitions = consumer.list_topics(topic, timeout=patience(DEADLINE_S)).topics[topic].partitions
     consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
-    messages, ended, deadline = [], set(), time.monotonic() + DEADLINE_S
-    while len(ended) < len(partitions) and time.monotonic() < deadline:
+    messages, ended = [], set()
+    deadline = Deadline(f"{topic} is read to its end", within_s=DEADLINE_S)
+    while len(ended) < len(partitions):
+        deadline.check(ended)
         for message in consumer.consume(1000, 0.1):
             if message.error() is None:
                 messages.append(message)
             else:
                 ended.add(message.partition())
     consumer.close()
-    assert len(ended) == len(partitions), f"{topic} was not read to its end"
     return messages
 
 

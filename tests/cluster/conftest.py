@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -12,9 +11,7 @@ from tests.cluster.audited_topics import DEADLINE_S
 from tests.cluster.one_broker import create
 from tests.raw_client import RawClient
 from tests.servers import BrokerProcess, ZooKeeper
-
-# `make test-older-kafka` runs it: it fetches 30 MB and takes three minutes.
-collect_ignore = [] if "MILLRACE_OLDER_KAFKA" in os.environ else ["test_mirror_older_kafka.py"]
+from tests.waiting import patience
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +41,6 @@ def mock_cluster() -> Iterator[str]:
     """A broker inside this process; lives as long as the client that hosts it."""
     host = Producer({"test.mock.num.brokers": 1, "bootstrap.servers": "unused", "log_level": 0})
     # This cluster creates topics when it is asked for them, but knows no request for it.
-    (broker,) = host.list_topics("millrace.audit", timeout=DEADLINE_S).brokers.values()
+    (broker,) = host.list_topics("millrace.audit", timeout=patience(DEADLINE_S)).brokers.values()
     yield f"{broker.host}:{broker.port}"
     host.close()

@@ -24,6 +24,7 @@ from millrace.broker.errors import KafkaError
 from millrace.broker.protocol.records import Record, build_batch
 from tests.cluster.mirror_process import MirrorProcess, send, until
 from tests.pairs import Pair
+from tests.waiting import patience
 
 NOW_MS = int(time.time() * 1000)
 
@@ -38,7 +39,7 @@ def post(mirror: MirrorProcess, path: str, **body: Any) -> str:
         {"Content-Type": "application/json"},
     )
     try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=patience(60)) as answer:
             return str(answer.read().decode())
     except urllib.error.HTTPError as error:
         raise AssertionError(f"{path} {body}: {error.code} {error.read().decode()}") from None

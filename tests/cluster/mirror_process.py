@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +23,8 @@ from millrace.broker.errors import KafkaError, LeaderNotAvailable, error_for_cod
 from millrace.broker.protocol.batch import HEADER_SIZE, verify_crc
 from millrace.deploy.processes import spawn
 from tests.ports import free_port
+from tests.servers import PROGRAM
+from tests.waiting import HasLog, patience, source_of, until_async
 
 T = TypeVar("T")
 TIMEOUT_S = 120.0
@@ -49,6 +49,7 @@ class MirrorProcess:
         self.log_path = folder / "mirror.log"
         self.config_path = folder / "mirror.yaml"
         self.process: subprocess.Popen[bytes] | None = None
+        self.program = PROGRAM
         self.settings = {
             "name": "aggregate",
             "target": {"cluster": target_name, "bootstrap": [target]},
@@ -69,7 +70,7 @@ class MirrorProcess:
         return self.log_path.read_text() if self.log_path.exists() else ""
 
     def command(self) -> list[str]:
-        words = [sys.executable, "-m", "millrace.deploy.cli", "mirror", "run"]
+        words = [sys.executable, *self.program, "mirror", "run"]
         return [*words, "--config", str(self.config_path)]
 
     def start(self) -> MirrorProcess:
@@ -79,16 +80,18 @@ class MirrorProcess:
     def kill(self) -> None:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
-            self.process.wait(60)
+            self.process.wait(patience())
 
     def terminate(self) -> int:
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(90)
+        return self.process.wait(patience(90))
 
     def get(self, path: str) -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=30) as answer:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{self.port}{path}", timeout=patience(30)
+            ) as answer:
                 return int(answer.status), answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -101,16 +104,18 @@ class MirrorProcess:
             return {}
 
 
-async def until(condition: Callable[[], Awaitable[T]], describe: Callable[[], str]) -> T:
-    """Polls until the condition gives something true."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while True:
-        value = await condition()
-        if value:
-            return value
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {TIMEOUT_S:.0f} s; {describe()}")
-        await asyncio.sleep(0.1)
+async def until(
+    condition: Callable[[], Awaitable[T]],
+    describe: Callable[[], str] | None = None,
+    *,
+    logs_of: Iterable[HasLog | Path] = (),
+) -> T:
+    """Asks seldom: each look is a question to a server. `describe` says more than the condition does."""
+
+    def what() -> str:
+        return source_of(condition) if describe is None else f"{source_of(condition)}; {describe()}"
+
+    return await until_async(condition, what, within_s=TIMEOUT_S, logs_of=logs_of, every_s=0.1)
 
 
 async def send(cluster: Cluster, topic: str, partition: int, batch: bytes | bytearray) -> int:

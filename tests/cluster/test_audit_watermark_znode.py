@@ -12,6 +12,7 @@ from millrace.audit.config import ZooKeeperConfig
 from millrace.audit.runs.watermark_znode import publish
 from millrace.broker.errors import ZooKeeperUnreachable
 from tests.ports import free_port
+from tests.waiting import patience
 
 pytestmark = pytest.mark.java
 DAY_MS = 86_400_000
@@ -24,7 +25,7 @@ def place(zookeeper):
     config = ZooKeeperConfig(connect=chroot, timeout="20s")
     hosts, _, path = chroot.partition("/")
     client = KazooClient(hosts, timeout=20)
-    client.start(timeout=60)
+    client.start(timeout=patience())
     client.ensure_path(f"/{path}")
     client.chroot = f"/{path}"
     yield config, client
@@ -69,7 +70,7 @@ def test_of_several_runs_at_once_the_newest_has_the_last_word(place):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(patience())
     assert held(client)[0]["run"] == 4
 
 

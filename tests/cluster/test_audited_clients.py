@@ -32,6 +32,7 @@ from tests.cluster.audited_topics import (
     unique,
 )
 from tests.servers import BrokerProcess
+from tests.waiting import patience
 
 COUNT = 300
 CREATED_MS = 1_700_000_000_000
@@ -75,7 +76,7 @@ def with_kafka_python(bootstrap: str, topic: str, own: dict[str, object]) -> Non
         producer.send(topic, value, key, headers=list(HEADERS), timestamp_ms=created_ms)
         for key, value, created_ms in records()
     ]
-    assert producer.close(DEADLINE_S) is True
+    assert producer.close(patience(DEADLINE_S)) is True
     assert all(future.succeeded() for future in futures)
 
 
@@ -163,7 +164,7 @@ def test_kafka_pythons_serializers_and_refusals_are_followed(millrace_broker):
         with pytest.raises((ValueError, TypeError, kafka_errors.KafkaError)):
             producer.send(topic, **wrong)
     producer.send(topic, "second", b"k")
-    assert producer.close(DEADLINE_S)
+    assert producer.close(patience(DEADLINE_S))
     facts = facts_of(ledger_of(millrace_broker, events_topic), topic)
     assert fate(facts, "acknowledged") == {1, 2} and facts.last_assigned == 2
     rows = audit(facts, read_all(millrace_broker, topic))
@@ -250,13 +251,13 @@ async def _lose_the_broker(broker: BrokerProcess, topics: dict[str, str], own: d
         for _ in range(5):
             await looped.send(topics["aiokafka"], b"x")
         answers = [await ours.send(topics["our-client"], key=None, value=b"x") for _ in range(5)]
-        told = await asyncio.wait_for(asyncio.gather(*answers, return_exceptions=True), DEADLINE_S)
+        told = await asyncio.wait_for(asyncio.gather(*answers, return_exceptions=True), patience(DEADLINE_S))
         assert all(isinstance(answer, Exception) for answer in told)
         for future in futures:
             with pytest.raises(kafka_errors.KafkaError):
                 await asyncio.to_thread(future.get, DEADLINE_S)
         broker.start()
-        await asyncio.wait_for(looped.stop(), DEADLINE_S)
+        await asyncio.wait_for(looped.stop(), patience(DEADLINE_S))
         await ours.close()
         assert await asyncio.to_thread(threaded.close, DEADLINE_S)
 
@@ -291,7 +292,9 @@ sys.meta_path.insert(0, Absent())
 )
 def test_an_application_needs_nothing_but_its_own_client(absent, program):
     text = PROGRAM.format(absent=absent, program=program)
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=DEADLINE_S)
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=patience(DEADLINE_S)
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -310,7 +313,11 @@ def test_a_kafka_python_program_that_only_flushed_still_closes_its_streams(millr
     topic, events_topic = make_topic(millrace_broker, "flights"), unique("events")
     text = FORGETFUL.format(bootstrap=millrace_broker, events=events_topic, topic=topic)
     done = subprocess.run(
-        [sys.executable, "-c", text], capture_output=True, text=True, timeout=DEADLINE_S, env=os.environ
+        [sys.executable, "-c", text],
+        capture_output=True,
+        text=True,
+        timeout=patience(DEADLINE_S),
+        env=os.environ,
     )
     assert done.returncode == 0, done.stderr
     facts = facts_of(ledger_of(millrace_broker, events_topic), topic)

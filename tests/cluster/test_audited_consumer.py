@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -30,6 +29,7 @@ from tests.cluster.audited_topics import (
     unique,
 )
 from tests.servers import BrokerProcess
+from tests.waiting import Deadline, patience
 
 COUNT = 240
 PARTITIONS = 3
@@ -80,7 +80,7 @@ class Flow:
                 timestamp=1_700_000_000_000 + number * 3 * WINDOW_MS // count,
                 headers={"own": b"1"},
             )
-        assert producer.close(DEADLINE_S)
+        assert producer.close(patience(DEADLINE_S))
 
     def settings(self, **more) -> dict[str, object]:
         return {
@@ -122,7 +122,7 @@ class Flow:
         """What is committed, by partition."""
         plain = Consumer({"bootstrap.servers": self.bootstrap, "group.id": self.group})
         places = [TopicPartition(self.topic, number) for number in range(self.partitions)]
-        found: list[TopicPartition] = plain.committed(places, timeout=DEADLINE_S)
+        found: list[TopicPartition] = plain.committed(places, timeout=patience(DEADLINE_S))
         plain.close()
         return found
 
@@ -144,9 +144,10 @@ class Flow:
 
 def take(consumer, count: int) -> list:
     """Poll until so many records came."""
-    messages, deadline = [], time.monotonic() + DEADLINE_S
+    messages: list = []
+    deadline = Deadline(lambda: f"{len(messages)} of {count} records came", within_s=DEADLINE_S)
     while len(messages) < count:
-        assert time.monotonic() < deadline, f"{len(messages)} of {count} records came"
+        deadline.check()
         messages += [each for each in consumer.consume(count - len(messages), 0.2) if not each.error()]
     return messages
 
@@ -172,7 +173,10 @@ def test_a_group_that_got_everything_is_proven_with_its_content(bootstrap):
     told = [began for event in flow.ledger().tiers.values() for began in event.began]
     assert sorted(told) == [(number, 0) for number in range(PARTITIONS)]
     (cluster_id,) = {event.cluster_id for event in flow.ledger().tiers.values()}
-    assert cluster_id == AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=60).cluster_id
+    assert (
+        cluster_id
+        == AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=patience(60)).cluster_id
+    )
     rows = flow.rows()
     assert overall_verdict(rows) is Verdict.PROVEN and len(rows) == 3, rows
     assert {row.content_checked for row in rows} == {"compared"}
@@ -236,9 +240,9 @@ def test_every_way_of_committing_goes_out_behind_a_report(millrace_broker):
     consumer.commit(offsets=[TopicPartition(flow.topic, 0, 12)])
     consumer.commit()
     take(consumer, 10)  # after the call: not for this commit
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = Deadline("20 is told to be committed", within_s=DEADLINE_S)
     while 20 not in told:
-        assert time.monotonic() < deadline
+        deadline.check(told)
         consumer.poll(0.05)
     assert flow.committed() == [20]
     assert max(flow.claims().values()) >= 20
@@ -283,9 +287,9 @@ def test_whatever_is_committed_has_the_leader_epoch_of_the_record_before_it(boot
     manner = "later"
     take(consumer, 10)
     consumer.commit()
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = Deadline("20 is told to be committed", within_s=DEADLINE_S)
     while 20 not in told:
-        assert time.monotonic() < deadline
+        deadline.check(told)
         consumer.poll(0.05)
     stands_at(20)
     consumer.close()
@@ -336,7 +340,7 @@ def test_a_member_that_was_killed_leaves_no_false_loss_and_what_it_told_is_repea
         assert process.stdout is not None and process.stdout.readline().strip() == "80"
     finally:
         process.send_signal(signal.SIGKILL)
-        process.wait(DEADLINE_S)
+        process.wait(patience(DEADLINE_S))
     heir = flow.consumer()
     take(heir, 100)
     heir.close()
@@ -357,15 +361,15 @@ def test_a_rebalance_loses_and_repeats_nothing(bootstrap, strategy):
     first.subscribe([flow.topic], on_revoke=lambda _, places: revoked.append(len(places)))
     take(first, COUNT // 2)
     second = flow.consumer(partition_assignment_strategy=strategy)
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = Deadline("both members have a share and its records", within_s=DEADLINE_S)
     while not (revoked and second.assignment() and first.assignment()):
-        assert time.monotonic() < deadline
+        deadline.check()
         for consumer in (first, second):
             assert consumer.poll(0.05) is None
     flow.produce(COUNT // 2)
     got = 0
     while got < COUNT // 2:
-        assert time.monotonic() < deadline
+        deadline.check(got)
         for consumer in (first, second):
             got += sum(message.error() is None for message in consumer.consume(COUNT, 0.05))
     for consumer in (first, second):
@@ -385,9 +389,9 @@ def test_the_regular_report_commits_for_an_application_that_never_asks(millrace_
     flow.produce(20)
     consumer = flow.consumer(millrace_report_interval_ms=50, auto_commit_interval_ms=50)
     take(consumer, 20)
-    deadline = time.monotonic() + DEADLINE_S
-    while flow.committed() != [20]:
-        assert time.monotonic() < deadline
+    deadline = Deadline("the report commits 20", within_s=DEADLINE_S)
+    while (committed := flow.committed()) != [20]:
+        deadline.check(committed)
         consumer.poll(0.05)
     assert sequences(flow.seen(flow.ledger())) == set(range(1, 21))
     consumer.close()

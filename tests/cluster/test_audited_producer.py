@@ -18,6 +18,7 @@ from millrace.audit.producer import AuditedProducer
 from millrace.broker.errors import ConfigError
 from tests.cluster.audited_topics import DEADLINE_S, facts_of, fate, read_all
 from tests.cluster.mock_kafka import identities, settings, told_by
+from tests.waiting import Deadline, patience
 
 
 def test_records_carry_their_identity_and_the_reports_say_exactly_what_was_acknowledged(mock_cluster):
@@ -94,8 +95,9 @@ def test_a_purged_record_has_surely_failed_only_where_nothing_is_sent_twice(retr
         producer.produce("flights", b"", on_delivery=lambda error, message: errors.append(error.code()))
     stream = producer._streams["flights"]
     producer.purge()
-    deadline = time.monotonic() + DEADLINE_S
-    while len(errors) < 5 and time.monotonic() < deadline:
+    deadline = Deadline("five records are given up", within_s=DEADLINE_S)
+    while len(errors) < 5:
+        deadline.check(errors)
         producer.poll(0.1)  # the client's own thread purges, and may do it in parts
     assert errors == [KafkaError._PURGE_QUEUE] * 5
     (window,) = stream.windows.values()
@@ -111,7 +113,7 @@ def test_a_timeout_leaves_the_record_ambiguous():
     producer = AuditedProducer(settings("127.0.0.1:1", message_timeout_ms=50))
     producer.produce("flights", b"")
     stream = producer._streams["flights"]
-    producer.flush(DEADLINE_S)
+    producer.flush(patience(DEADLINE_S))
     (window,) = stream.windows.values()
     assert (set(window.ambiguous), set(window.failed)) == ({1}, set())
     producer.close(0.1)
@@ -243,7 +245,7 @@ def test_reports_do_not_show_in_the_length_of_the_queue(mock_cluster):
     producer.produce("flights", b"")
     producer.report()
     assert len(producer) == 1
-    assert producer.flush(DEADLINE_S) == 0 and len(producer) == 0
+    assert producer.flush(patience(DEADLINE_S)) == 0 and len(producer) == 0
     producer.close()
 
 
@@ -331,10 +333,11 @@ def test_the_client_itself_is_idempotent_by_default(mock_cluster, own, idempoten
         stats_cb=lambda text: told.append(json.loads(text)),
     )
     producer.produce("flights", b"")
-    assert producer.flush(DEADLINE_S) == 0
+    assert producer.flush(patience(DEADLINE_S)) == 0
     told.clear()
-    deadline = time.monotonic() + DEADLINE_S
-    while not told and time.monotonic() < deadline:
+    deadline = Deadline("statistics of the client", within_s=DEADLINE_S)
+    while not told:
+        deadline.check()
         producer.poll(0.1)
     assert told and ("eos" in told[0] and told[0]["eos"]["producer_id"] >= 0) is idempotent
     producer.close()

@@ -12,6 +12,7 @@ from millrace.audit.contract.header import HEADER_KEY, decode_identity
 from millrace.audit.producer import AuditedProducer
 from millrace.audit.reconciliation.verdicts import PRODUCED, Verdict, WindowVerdict, overall_verdict
 from tests.cluster.audited_topics import DEADLINE_S, WINDOW_MS, audit, ledger_of, read_all
+from tests.waiting import patience
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
@@ -64,8 +65,13 @@ def check_events_topic(bootstrap: str) -> None:
     """Compacted and deleted in the end, one partition."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     assert (
-        len(admin.list_topics("millrace.audit", timeout=DEADLINE_S).topics["millrace.audit"].partitions) == 1
+        len(
+            admin.list_topics("millrace.audit", timeout=patience(DEADLINE_S))
+            .topics["millrace.audit"]
+            .partitions
+        )
+        == 1
     )
     resource = ConfigResource(ResourceType.TOPIC, "millrace.audit")
-    settings = admin.describe_configs([resource])[resource].result(DEADLINE_S)
+    settings = admin.describe_configs([resource])[resource].result(patience(DEADLINE_S))
     assert set(settings["cleanup.policy"].value.split(",")) == {"compact", "delete"}

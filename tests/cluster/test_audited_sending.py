@@ -19,9 +19,12 @@ from millrace.audit.contract.events import EventLedger, StreamFacts
 from millrace.audit.contract.header import HEADER_KEY, decode_identity
 from millrace.audit.producer import AuditedProducer
 from tests.servers import BrokerProcess
+from tests.waiting import Deadline, patience, until
 from tests.watermarks import end_offset
 
 DEADLINE_S = 120.0
+LINGER_MS = 900_000
+"""The most that the client takes, and longer than any test waits."""
 _numbers = itertools.count()
 
 
@@ -48,7 +51,7 @@ def bootstrap(request, shared_broker) -> str:
 def create(bootstrap: str, partitions: int) -> str:
     topic = unique("flights")
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(DEADLINE_S)
+    admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(patience(DEADLINE_S))
     return topic
 
 
@@ -65,13 +68,14 @@ def settings(bootstrap: str, **own: object) -> dict[str, object]:
 def read(bootstrap: str, topic: str) -> dict[tuple[int, int], object]:
     """{(partition, offset): message}"""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": unique("reader")})
-    partitions = consumer.list_topics(topic, timeout=DEADLINE_S).topics[topic].partitions
+    partitions = consumer.list_topics(topic, timeout=patience(DEADLINE_S)).topics[topic].partitions
     starts = [TopicPartition(topic, partition, 0) for partition in partitions]
     ends = sum(end_offset(consumer, topic, partition, DEADLINE_S) for partition in partitions)
     consumer.assign(starts)
-    messages, deadline = {}, time.monotonic() + DEADLINE_S
+    messages = {}
+    deadline = Deadline(lambda: f"{len(messages)} of {ends} records of {topic}", within_s=DEADLINE_S)
     while len(messages) < ends:
-        assert time.monotonic() < deadline, f"{topic}: {len(messages)} of {ends} records were read"
+        deadline.check()
         for message in consumer.consume(500, 0.2):
             if message.error() is None:
                 messages[message.partition(), message.offset()] = message
@@ -94,17 +98,15 @@ def fate(facts: StreamFacts, name: str) -> set[int]:
 
 def test_send_waits_and_says_where_each_record_stands(bootstrap):
     topic = create(bootstrap, 3)
-    # Synchronous sending does not wait for others to come.
-    producer = AuditedProducer(settings(bootstrap, linger_ms=60_000))
-    began = time.monotonic()
-    (one,) = producer.send(topic, b"one", "key")
-    many = producer.send(topic, [b"two", b"three"], "key")
+    # Synchronous sending does not wait for others to come: a quarter of an hour.
+    producer = AuditedProducer(settings(bootstrap, linger_ms=LINGER_MS, message_timeout_ms=2 * LINGER_MS))
+    (one,) = producer.send(topic, b"one", "key", timeout=patience())
+    many = producer.send(topic, [b"two", b"three"], "key", timeout=patience())
     data = [
         ProducerData(topic, [b"four", b"five"]),
         ProducerData(topic, b"six", partition=2, timestamp=123_456),
     ]
-    listed = producer.send(data, timeout=DEADLINE_S)
-    assert time.monotonic() - began < 50
+    listed = producer.send(data, timeout=patience())
     producer.close()
     messages = read(bootstrap, topic)
     stands = [one, *many, *listed]
@@ -180,11 +182,11 @@ def test_the_partitioner_learns_of_partitions_that_were_added(shared_broker, mon
     from confluent_kafka.admin import NewPartitions
 
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_partitions([NewPartitions(topic, 3)])[topic].result(DEADLINE_S)
+    admin.create_partitions([NewPartitions(topic, 3)])[topic].result(patience(DEADLINE_S))
     monkeypatch.setattr("millrace.audit.clients.preparation.METADATA_INTERVAL_S", 0.0)
-    deadline = time.monotonic() + DEADLINE_S
-    while producer.send(topic, b"", "k")[0].partition != 2:
-        assert time.monotonic() < deadline
+    deadline = Deadline("a record in the third partition", within_s=DEADLINE_S)
+    while (partition := producer.send(topic, b"", "k")[0].partition) != 2:
+        deadline.check(partition)
         producer.report()
     producer.close()
 
@@ -226,7 +228,7 @@ def test_the_settings_of_kafka_0_7(bootstrap):
     }
     producer = AuditedProducer(old)
     assert producer.send([ProducerData(topic, ["a", "b"], "kkk"), ProducerData(topic, "c", "k")]) == []
-    assert producer.flush(DEADLINE_S) == 0
+    assert producer.flush(patience(DEADLINE_S)) == 0
     producer.close()
     assert sorted(heard) == [(None, 1), (None, 3), (None, 3)]
     assert sorted(m.value() for m in read(bootstrap, topic).values()) == [b"A", b"B", b"C"]
@@ -258,6 +260,7 @@ def test_a_record_waits_for_as_many_others_or_as_long_as_is_set(bootstrap, names
             {
                 **(old if names == "of Kafka 0.7" else new),
                 "on_delivery": lambda error, message: heard.append(error),
+                "message.timeout.ms": 2 * LINGER_MS,
                 "millrace.audit.topic": unique("events"),
                 "log_level": 0,
             }
@@ -268,13 +271,13 @@ def test_a_record_waits_for_as_many_others_or_as_long_as_is_set(bootstrap, names
             producer.produce(topic, b"")
 
     def hear(producer: AuditedProducer, count: int) -> None:
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = Deadline(lambda: f"{len(heard)} of {count} records were acknowledged")
         while len(heard) < count:
-            assert time.monotonic() < deadline, f"{len(heard)} of {count} records were acknowledged"
+            deadline.check()
             producer.poll(0.05)
         assert heard == [None] * count
 
-    patient, began = producer_that_waits(280_000, 10), time.monotonic()
+    patient = producer_that_waits(LINGER_MS, 10)
     send(patient, 10)
     hear(patient, 10)  # from here on it has its connection, and what it sends is there at once
     send(patient, 9)
@@ -285,7 +288,6 @@ def test_a_record_waits_for_as_many_others_or_as_long_as_is_set(bootstrap, names
     prompt = producer_that_waits(50, 100_000)
     send(prompt, 9)
     hear(prompt, 29)
-    assert time.monotonic() - began < 250
     for producer in (patient, prompt):
         producer.close()
 
@@ -311,16 +313,16 @@ def test_a_record_that_was_sent_may_be_purged_from_the_queue_and_stand_in_the_lo
         stats_cb=look,
     )
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-    admin.create_topics([NewTopic("flights", 1, 1)])["flights"].result(DEADLINE_S)
-    assert producer.send("flights", b"first", timeout=DEADLINE_S)
+    admin.create_topics([NewTopic("flights", 1, 1)])["flights"].result(patience(DEADLINE_S))
+    assert producer.send("flights", b"first", timeout=patience(DEADLINE_S))
     errors = []
     os.kill(broker.process.pid, signal.SIGSTOP)
     try:
         before = timed_out[-1] if timed_out else 0
         producer.produce("flights", b"second", on_delivery=lambda error, _: errors.append(error.code()))
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = Deadline("a request that timed out, and the record's fate", within_s=DEADLINE_S)
         while not timed_out or timed_out[-1] <= before or not errors:
-            assert time.monotonic() < deadline
+            deadline.check((timed_out[-1:], errors))
             if timed_out and timed_out[-1] > before:
                 producer.purge(in_flight=False)
             producer.poll(0.1)
@@ -329,9 +331,8 @@ def test_a_record_that_was_sent_may_be_purged_from_the_queue_and_stand_in_the_lo
     assert errors == [KafkaError._PURGE_QUEUE]
     (window,) = producer._streams["flights"].windows.values()
     assert (set(window.ambiguous), set(window.failed)) == ({2}, set())
-    deadline = time.monotonic() + DEADLINE_S
-    while len(messages := read(broker.bootstrap, "flights")) < 2:
-        assert time.monotonic() < deadline
+    until(lambda: len(read(broker.bootstrap, "flights")) == 2, within_s=DEADLINE_S, logs_of=[broker])
+    messages = read(broker.bootstrap, "flights")
     sequences = {decode_identity(dict(m.headers())[HEADER_KEY]).sequence for m in messages.values()}
     assert sequences == {1, 2}
-    producer.close(DEADLINE_S)
+    producer.close(patience(DEADLINE_S))

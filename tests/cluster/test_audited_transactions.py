@@ -18,6 +18,7 @@ from millrace.audit.contract.content_digest import digest_sum, record_digest
 from millrace.audit.contract.events import CLOSED, EventLedger, StreamFacts
 from millrace.audit.contract.header import HEADER_KEY, decode_identity
 from millrace.audit.producer import AuditedProducer
+from tests.waiting import Deadline, patience, until
 
 DEADLINE_S = 120.0
 _numbers = itertools.count()
@@ -66,7 +67,7 @@ class Story:
 
     def producer(self, **own: object) -> AuditedProducer:
         producer = AuditedProducer(self.settings(**own))
-        producer.init_transactions(DEADLINE_S)
+        producer.init_transactions(patience(DEADLINE_S))
         return producer
 
     def read(self, topic: str, isolation: str = "read_committed") -> list:
@@ -79,11 +80,12 @@ class Story:
                 "enable.partition.eof": True,
             }
         )
-        partitions = consumer.list_topics(topic, timeout=DEADLINE_S).topics[topic].partitions
+        partitions = consumer.list_topics(topic, timeout=patience(DEADLINE_S)).topics[topic].partitions
         consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
-        messages, ended, deadline = [], set(), time.monotonic() + DEADLINE_S
+        messages, ended = [], set()
+        deadline = Deadline(f"{topic} is read to its end", within_s=DEADLINE_S)
         while len(ended) < len(partitions):
-            assert time.monotonic() < deadline, f"{topic} was not read to its end"
+            deadline.check(ended)
             for message in consumer.consume(500, 0.5):
                 if message.error() is None:
                     messages.append(message)
@@ -99,7 +101,11 @@ class Story:
 
     def told(self) -> list[StreamFacts]:
         """What the events say now; nothing while their topic is not there yet."""
-        topics = AdminClient({"bootstrap.servers": self.bootstrap}).list_topics(timeout=DEADLINE_S).topics
+        topics = (
+            AdminClient({"bootstrap.servers": self.bootstrap})
+            .list_topics(timeout=patience(DEADLINE_S))
+            .topics
+        )
         return self.facts() if self.events in topics else []
 
     def facts(self) -> list[StreamFacts]:
@@ -132,14 +138,14 @@ def test_what_was_committed_is_acknowledged_and_what_was_aborted_has_failed(boot
     producer = story.producer()
     producer.begin_transaction()
     send(producer, story.topic, 40)
-    producer.commit_transaction(DEADLINE_S)
+    producer.commit_transaction(patience(DEADLINE_S))
     producer.begin_transaction()
     send(producer, story.topic, 30)
-    producer.flush(DEADLINE_S)
-    producer.abort_transaction(DEADLINE_S)
+    producer.flush(patience(DEADLINE_S))
+    producer.abort_transaction(patience(DEADLINE_S))
     producer.begin_transaction()
     send(producer, story.topic, 20)
-    producer.commit_transaction(DEADLINE_S)
+    producer.commit_transaction(patience(DEADLINE_S))
     assert producer.close()
     facts = story.only_facts()
     committed = set(range(1, 41)) | set(range(71, 91))
@@ -154,20 +160,17 @@ def test_nothing_is_acknowledged_or_promised_before_the_commit(bootstrap):
     producer = story.producer(millrace_window_ms=100)
     producer.begin_transaction()
     send(producer, story.topic, 10)
-    producer.flush(DEADLINE_S)
+    producer.flush(patience(DEADLINE_S))
     stream = producer._streams[story.topic]
     first_ms = min(stream.windows)
-    deadline = time.monotonic() + DEADLINE_S
     while time.time() * 1000 < first_ms + 2_000:
-        assert time.monotonic() < deadline
         producer.poll(0.1)
     producer.report()
     # Reports do not wait for the transaction.
-    while not any(facts.last_assigned == 10 for facts in story.told()):
-        assert time.monotonic() < deadline
+    until(lambda: any(facts.last_assigned == 10 for facts in story.told()), within_s=DEADLINE_S)
     assert stream.pending_count == 10
     assert stream.promise_ms is not None and stream.promise_ms <= first_ms
-    producer.commit_transaction(DEADLINE_S)
+    producer.commit_transaction(patience(DEADLINE_S))
     producer.report()
     assert stream.pending_count == 0 and stream.promise_ms > first_ms
     producer.close()
@@ -179,8 +182,8 @@ def test_a_transaction_that_is_left_open_is_aborted_by_closing(bootstrap):
     producer = story.producer()
     producer.begin_transaction()
     send(producer, story.topic, 5)
-    producer.flush(DEADLINE_S)
-    producer.close(DEADLINE_S)
+    producer.flush(patience(DEADLINE_S))
+    producer.close(patience(DEADLINE_S))
     assert fates(story.only_facts()) == (set(), set(), set(range(1, 6)))
     assert story.seen() == set()
 
@@ -192,7 +195,7 @@ def test_a_record_outside_of_a_transaction_is_refused_and_burns_no_number(bootst
         producer.produce(story.topic, b"early")
     producer.begin_transaction()
     send(producer, story.topic, 3)
-    producer.commit_transaction(DEADLINE_S)
+    producer.commit_transaction(patience(DEADLINE_S))
     producer.close()
     assert fates(story.only_facts()) == ({1, 2, 3}, set(), set())
 
@@ -203,18 +206,18 @@ def test_a_fenced_producers_open_transaction_is_in_doubt_and_its_counts_are_told
     old = story.producer()
     old.begin_transaction()
     send(old, story.topic, 7)
-    old.commit_transaction(DEADLINE_S)
+    old.commit_transaction(patience(DEADLINE_S))
     old.begin_transaction()
     send(old, story.topic, 4)
-    old.flush(DEADLINE_S)
+    old.flush(patience(DEADLINE_S))
     new = story.producer()
     with pytest.raises(KafkaException) as fenced:
-        old.commit_transaction(DEADLINE_S)
+        old.commit_transaction(patience(DEADLINE_S))
     assert fenced.value.args[0].fatal()
-    old.close(DEADLINE_S)
+    old.close(patience(DEADLINE_S))
     new.begin_transaction()
     send(new, story.topic, 2)
-    new.commit_transaction(DEADLINE_S)
+    new.commit_transaction(patience(DEADLINE_S))
     new.close()
     first, second = sorted(story.facts(), key=lambda facts: -facts.last_assigned)
     assert fates(first) == (set(range(1, 8)), set(range(8, 12)), set())
@@ -229,7 +232,7 @@ def test_the_digest_of_a_report_covers_what_was_committed_and_nothing_else(boots
         producer.begin_transaction()
         for number in range(25):
             producer.produce(story.topic, f"wert {number} ✈", "schlüssel", headers={"h": "ö", "n": None})
-        producer.flush(DEADLINE_S)
+        producer.flush(patience(DEADLINE_S))
         end(DEADLINE_S)
     producer.close()
     facts = story.only_facts()

@@ -8,7 +8,6 @@ the answer, in their order.
 from __future__ import annotations
 
 import struct
-import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from millrace.broker.server.answers import build_entity, request_type, response_
 from tests.peers.kafka import KafkaPeer
 from tests.raw_client import RawClient
 from tests.servers import BrokerProcess, ZooKeeper
+from tests.waiting import until
 from tests.wire.subjects import Apart
 
 pytestmark = pytest.mark.java
@@ -66,13 +66,6 @@ def ports(broker: BrokerProcess, kafka_peer: KafkaPeer) -> tuple[int, int]:
 def find_coordinator(client: RawClient) -> int:
     answer = client.ask(Api.FIND_COORDINATOR, 3, key="g", key_type=0)
     return int(answer.error_code)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def outcome(port: int, frame: bytes, read: Reader) -> Outcome:

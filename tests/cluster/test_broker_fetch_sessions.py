@@ -19,6 +19,7 @@ from tests.peers.kafka import gather_jars
 from tests.ports import free_port
 from tests.raw_client import RawClient, batch_of
 from tests.servers import BrokerProcess, ZooKeeper
+from tests.waiting import patience, until
 
 pytestmark = pytest.mark.java
 
@@ -121,12 +122,10 @@ def test_session_waits_for_any_of_its_partitions(
     reader = Reader(client, version)
     reader.session = reader.fetch(0, *(reader.asked(number) for number in range(3))).session_id
     with RawClient(shared.port) as other:
-        began = time.monotonic()
-        request = FetchRequest(50_000, 1, 1 << 20, False, (), reader.session, 1)
+        request = FetchRequest(3_600_000, 1, 1 << 20, False, (), reader.session, 1)
         client.send(hot_fetch.encode_request(version, 1, "raw", request))
         other.produce({(reader.name, 2): batch_of(b"value")})
         assert brief(hot_fetch.decode_response(client.receive(), version)) == [(2, True)]
-        assert time.monotonic() - began < 30
 
 
 def test_errors_of_sessions(client: RawClient) -> None:
@@ -163,7 +162,7 @@ def test_full_cache_answers_in_full(client: RawClient) -> None:
 
 def scrape(broker: BrokerProcess) -> str:
     host, _, port = str(broker.settings["metrics.listen"]).rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=30) as connection:
+    with socket.create_connection((host, int(port)), timeout=patience(30)) as connection:
         connection.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
         text = b""
         while chunk := connection.recv(65_536):
@@ -193,20 +192,14 @@ def test_java_consumer_reads_in_a_session(broker_factory: Any) -> None:
             assert consumer.stdout is not None
             lines = [consumer.stdout.readline().strip() for _ in range(300)]
             assert metric(broker, "millrace_broker_fetch_sessions") == 1
-            deadline = time.monotonic() + 60
-            while metric(broker, "millrace_broker_fetch_session_partitions") != 3:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            until(lambda: metric(broker, "millrace_broker_fetch_session_partitions") == 3)
             for number in range(30):
                 client.produce({("t", number % 3): batch_of(b"later-%d" % number)})
             lines += [line.strip() for line in consumer.stdout]
-            assert consumer.wait(120) == 0
+            assert consumer.wait(patience(120)) == 0
         expected = {f"{number}-{n}" for number in range(3) for n in range(100)}
         assert sorted(lines) == sorted(expected | {f"later-{n}" for n in range(30)})
         for code in (70, 71, 106):
             assert metric(broker, f'millrace_broker_errors_total{{code="{code}"}}') == 0
         # It says goodbye with a last full request, which ends its session.
-        deadline = time.monotonic() + 60
-        while metric(broker, "millrace_broker_fetch_sessions") != 0:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: metric(broker, "millrace_broker_fetch_sessions") == 0)

@@ -17,6 +17,7 @@ from millrace.broker.client.read_to_end import read_topic_to_end
 from tests.peers.kafka import KafkaPeer
 from tests.ports import free_port
 from tests.servers import BrokerProcess
+from tests.waiting import patience
 
 RECORD_COUNT = 300
 KILL_AT = 100
@@ -62,8 +63,8 @@ async def produce_through(ewr: Cluster, trouble: Callable[[], Awaitable[None]]) 
             await asyncio.sleep(0.002)
         assert troubling is not None
         await troubling
-        await asyncio.wait_for(asyncio.gather(*futures), 120)
-        async with asyncio.timeout(120):
+        await asyncio.wait_for(asyncio.gather(*futures), patience(120))
+        async with asyncio.timeout(patience(120)):
             while not member.is_assigned:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
     values = [record.value async for record in read_topic_to_end(ewr, "flights")]
@@ -73,7 +74,7 @@ async def produce_through(ewr: Cluster, trouble: Callable[[], Awaitable[None]]) 
 def run(bootstrap: list[str], test: Callable[[Cluster], Awaitable[None]]) -> None:
     async def main() -> None:
         async with Cluster("ewr", bootstrap, request_timeout_ms=30_000) as ewr:
-            await asyncio.wait_for(test(ewr), 300)
+            await asyncio.wait_for(test(ewr), patience(300))
 
     uvloop.run(main())
 

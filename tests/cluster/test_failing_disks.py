@@ -12,7 +12,6 @@ import re
 import shutil
 import struct
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -31,6 +30,7 @@ from tests import root_rights
 from tests.peers import kafka
 from tests.raw_client import RawClient, batch_of
 from tests.servers import BrokerProcess, ZooKeeper
+from tests.waiting import until
 
 pytestmark = pytest.mark.java
 
@@ -121,10 +121,7 @@ def produce(client: RawClient, topic: str, partition: int, value: bytes = b"x") 
 
 
 def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 90) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
+    until(condition, what, within_s=timeout_s)
 
 
 def test_one_folder_fails_and_the_others_serve(

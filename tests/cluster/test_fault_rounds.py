@@ -16,7 +16,7 @@ import pytest
 
 from millrace.deploy.processes import spawn
 from tests import root_rights
-from tests.second_try import Late
+from tests.waiting import DeadlinePassed, patience
 
 pytestmark = [pytest.mark.java, pytest.mark.long]
 
@@ -39,7 +39,7 @@ def run_faults(folder: Path, *options: str, rounds: int) -> tuple[int, str]:
         [*words, *options], log=said, environment={"PYTHONPATH": str(PROJECT)}, die_with_parent=True
     )
     try:
-        status = process.wait(START_S + rounds * MOST_S_PER_ROUND)
+        status = process.wait(patience(START_S + rounds * MOST_S_PER_ROUND))
     finally:
         process.kill()
     return status, said.read_text(errors="replace")
@@ -50,7 +50,7 @@ def test_every_promise_is_kept_through_random_faults(tmp_path: Path) -> None:
     print(said)
     verdict = f"seed {SEED} ended with status {status}; above is what it said"
     if status == LATE:
-        raise Late(verdict)
+        raise DeadlinePassed(verdict)
     assert status == 0, verdict
     root_rights.check_fault_run(said)
 

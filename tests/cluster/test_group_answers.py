@@ -8,7 +8,6 @@ differ, and fails when it no longer does.
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Iterator
 from enum import Enum
 from typing import Any
@@ -19,6 +18,7 @@ from kio.schema.errors import ErrorCode
 from millrace.broker.protocol.frames import Api
 from tests.raw_client import RawClient
 from tests.servers import BrokerProcess
+from tests.waiting import until
 
 pytestmark = [pytest.mark.java, pytest.mark.kafka]
 
@@ -67,24 +67,20 @@ class History:
         return answer
 
     def until_coordinated(self, group: str) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
+        def is_coordinated() -> bool:
             self.client.ask(Api.FIND_COORDINATOR, 0, key=group)
             found = self.client.ask(Api.DESCRIBE_GROUPS, 0, groups=[group]).groups[0].error_code
-            if found not in NO_COORDINATOR:
-                return
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+            return found not in NO_COORDINATOR
+
+        until(is_coordinated, f"{group} has a coordinator", within_s=PATIENCE_S)
 
     def until_led(self, *topics: str) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
+        def are_led() -> bool:
             named = [{"name": topic} for topic in topics]
             shown = self.client.ask(Api.METADATA, 9, topics=named, allow_auto_topic_creation=False).topics
-            if not any(topic.error_code or any(p.error_code for p in topic.partitions) for topic in shown):
-                return
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+            return not any(topic.error_code or any(p.error_code for p in topic.partitions) for topic in shown)
+
+        until(are_led, f"{topics} are led", within_s=PATIENCE_S)
 
     def member(self, label: str, group: str, kind: str = "consumer", instance: str | None = None) -> str:
         """Join, sync and hold all there is; the member's id."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from millrace.deploy import cli
+from tests.waiting import patience, until
 
 PATIENCE_S = 90.0
 
@@ -80,10 +80,7 @@ def names() -> Callable[[str], str]:
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {PATIENCE_S:.0f} s: {what}"
-        time.sleep(0.05)
+    until(condition, what, within_s=PATIENCE_S)
 
 
 def produce(
@@ -94,7 +91,7 @@ def produce(
     for number in range(count):
         for partition in range(partitions):
             producer.produce(topic, b"x", partition=partition, timestamp=timestamp_ms + 1_000 * number)
-    assert producer.flush(PATIENCE_S) == 0
+    assert producer.flush(patience(PATIENCE_S)) == 0
 
 
 def commit(bootstrap: str, group: str, topic: str, offsets: dict[int, int]) -> None:
@@ -132,7 +129,7 @@ def member(bootstrap: str, group: str, topic: str, client_id: str, **settings) -
         yield
     finally:
         ended.set()
-        thread.join(PATIENCE_S)
+        thread.join(patience(PATIENCE_S))
 
 
 def test_groups_from_birth_to_deletion(operator, names):

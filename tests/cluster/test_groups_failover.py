@@ -7,7 +7,6 @@ fencing, every commit that was acknowledged, and offsets in open transactions.
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,6 +19,7 @@ from millrace.broker.protocol.frames import Api
 from tests.conftest import BrokerFactory
 from tests.raw_client import RawClient
 from tests.servers import BrokerProcess
+from tests.waiting import patience, until
 
 pytestmark = pytest.mark.java
 
@@ -37,16 +37,7 @@ AWAY = (OSError, EOFError)
 
 def eventually(probe: Callable[[], Any], what: str) -> Any:
     """The first true value of `probe`; a broker that is just away is no answer."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            value = probe()
-        except AWAY:
-            value = None
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"not within {PATIENCE_S:.0f} s: {what}"
-        time.sleep(0.05)
+    return until(probe, what, within_s=PATIENCE_S, retry=AWAY)
 
 
 class Cluster:
@@ -150,7 +141,7 @@ class Cluster:
         producer = Producer({"bootstrap.servers": self.bootstrap, "enable.idempotence": True})
         for number in numbers:
             producer.produce("t", b"%d" % number, partition=number % PARTITIONS)
-        assert producer.flush(PATIENCE_S) == 0
+        assert producer.flush(patience(PATIENCE_S)) == 0
 
 
 @pytest.fixture
@@ -215,7 +206,7 @@ class Reader:
     def close(self) -> None:
         """A dynamic member leaves the group by this, a static one does not."""
         self._ended.set()
-        self._thread.join(PATIENCE_S)
+        self._thread.join(patience(PATIENCE_S))
 
 
 class Readers:
@@ -455,7 +446,7 @@ def test_member_that_does_not_come_back_to_the_next_coordinator_expires(cluster)
         lambda: stays.heartbeat() is ErrorCode.rebalance_in_progress, "the second member is waited for"
     )
     stays.join()
-    threads[0].join(PATIENCE_S)
+    threads[0].join(patience(PATIENCE_S))
     assert stays.sync(**{stays.id: b"half", goes.id: b"half"}) == goes.sync() == b"half"
     cluster.coordinator("g").kill()
 
@@ -519,7 +510,7 @@ def test_offsets_of_open_transactions_survive_the_coordinator(cluster):
                 "transaction.timeout.ms": 120_000,
             }
         )
-        producer.init_transactions(PATIENCE_S)
+        producer.init_transactions(patience(PATIENCE_S))
         producer.begin_transaction()
         metadata = consumers[-1].consumer_group_metadata()
         producer.send_offsets_to_transaction([TopicPartition("t", 0, 50)], metadata, PATIENCE_S)
@@ -538,8 +529,8 @@ def test_offsets_of_open_transactions_survive_the_coordinator(cluster):
         assert all_open()
         coordinator.start()
         eventually(cluster.in_sync, "all replicas are in sync again")
-    producers["to-commit"].commit_transaction(PATIENCE_S)
-    producers["to-abort"].abort_transaction(PATIENCE_S)
+    producers["to-commit"].commit_transaction(patience(PATIENCE_S))
+    producers["to-abort"].abort_transaction(patience(PATIENCE_S))
     for group, expected in outcomes.items():
         eventually(
             lambda group=group, expected=expected: cluster.committed(group, stable=True) == expected,

@@ -7,7 +7,6 @@ KIP-848, whose records are of kinds that this broker does not know: they are pas
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections.abc import AsyncIterator
 
@@ -21,6 +20,7 @@ from millrace.broker.protocol.frames import Api
 from millrace.broker.protocol.hot_fetch import PartitionFetch
 from millrace.broker.protocol.java_hash import coordinator_partition
 from tests.raw_client import RawClient
+from tests.waiting import Deadline, patience, until
 
 pytestmark = [pytest.mark.java, pytest.mark.kafka]
 
@@ -78,9 +78,9 @@ def commit(bootstrap: str, group: str, topic: str, offset: int) -> None:
 def assigned(member: Consumer, topic: str) -> Consumer:
     """A member that has got its share."""
     member.subscribe([topic])
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = Deadline(f"a share of {topic}", within_s=PATIENCE_S)
     while not member.assignment():
-        assert time.monotonic() < deadline
+        deadline.check()
         member.poll(0.1)
     return member
 
@@ -88,7 +88,7 @@ def assigned(member: Consumer, topic: str) -> Consumer:
 def transaction(bootstrap: str, group: str, topic: str, offset: int) -> Producer:
     """A producer with an open transaction that has the group's offset in it."""
     producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": f"tx-{group}"})
-    producer.init_transactions(PATIENCE_S)
+    producer.init_transactions(patience(PATIENCE_S))
     producer.begin_transaction()
     committer = consumer(bootstrap, group)
     producer.send_offsets_to_transaction(
@@ -100,16 +100,16 @@ def transaction(bootstrap: str, group: str, topic: str, offset: int) -> Producer
 
 def eventually_loaded(log: FetchedLog, group: str, partition: tuple[str, int], offset: int | None) -> Memory:
     """What is loaded once the marker of the group's last transaction is there."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
+
+    def loaded() -> Memory | None:
         memory = log.load(group)
         store = memory.offsets.get(group)
-        if store is not None and not store.is_unstable(partition):
-            found = store.get(partition)
-            assert (found.offset if found else None) == offset
-            return memory
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+        return None if store is None or store.is_unstable(partition) else memory
+
+    memory = until(loaded, f"the marker of the last transaction of {group}", within_s=PATIENCE_S)
+    found = memory.offsets[group].get(partition)
+    assert (found.offset if found else None) == offset
+    return memory
 
 
 def test_everything_in_kafkas_own_log_is_read_or_passed_over(kafka_peer):
@@ -120,23 +120,23 @@ def test_everything_in_kafkas_own_log_is_read_or_passed_over(kafka_peer):
         for kind in ("plain", "static", "new-style", "committed", "aborted", "opened", "deleted")
     )
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(PATIENCE_S)
-    deadline = time.monotonic() + PATIENCE_S
-    while topic not in admin.list_topics(timeout=PATIENCE_S).topics:
-        assert time.monotonic() < deadline, "the broker does not hear of the topic"
-        time.sleep(0.05)
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(patience(PATIENCE_S))
+    until(
+        lambda: topic in admin.list_topics(timeout=patience(PATIENCE_S)).topics,
+        "the broker hears of the topic",
+    )
     partition = (topic, 0)
 
     commit(bootstrap, plain, topic, 5)
     commit(bootstrap, deleted, topic, 5)
-    admin.delete_consumer_groups([deleted])[deleted].result(PATIENCE_S)
+    admin.delete_consumer_groups([deleted])[deleted].result(patience(PATIENCE_S))
     member = assigned(consumer(bootstrap, static, group_instance_id="host-1"), topic)
     member.commit(offsets=[TopicPartition(topic, 0, 6)], asynchronous=False)
     new_style = assigned(consumer(bootstrap, new, group_protocol="consumer"), topic)
     for group in (committed, aborted):
         commit(bootstrap, group, topic, 1)
-    transaction(bootstrap, committed, topic, 7).commit_transaction(PATIENCE_S)
-    transaction(bootstrap, aborted, topic, 7).abort_transaction(PATIENCE_S)
+    transaction(bootstrap, committed, topic, 7).commit_transaction(patience(PATIENCE_S))
+    transaction(bootstrap, aborted, topic, 7).abort_transaction(patience(PATIENCE_S))
     still_open = transaction(bootstrap, opened, topic, 7)
 
     log = FetchedLog(int(bootstrap.rpartition(":")[2]))
@@ -154,6 +154,6 @@ def test_everything_in_kafkas_own_log_is_read_or_passed_over(kafka_peer):
     assert new not in memory.snapshots
     assert all(log.load(group).unreadable == 0 for group in (plain, static, new, committed, aborted, opened))
 
-    still_open.abort_transaction(PATIENCE_S)
+    still_open.abort_transaction(patience(PATIENCE_S))
     member.close()
     new_style.close()

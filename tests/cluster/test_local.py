@@ -18,6 +18,7 @@ from millrace.deploy.local.sandbox import Sandbox
 from millrace.deploy.local.spec import parse_spec
 from millrace.deploy.processes import ProcessFile
 from tests.ports import free_port
+from tests.waiting import patience
 
 pytestmark = pytest.mark.java
 
@@ -59,7 +60,7 @@ def file(content: dict[str, Any], tmp_path: Path) -> Iterator[Path]:
 
 def local(command: str, file: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     words = [*LOCAL, command, "--file", str(file), *arguments]
-    return subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(words, capture_output=True, text=True, timeout=patience(120), check=False)
 
 
 def states(file: Path) -> dict[str, str]:

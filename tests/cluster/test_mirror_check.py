@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +27,7 @@ from tests.peers.kafka import KafkaPeer
 from tests.ports import free_port
 from tests.raw_client import RawClient
 from tests.servers import BrokerProcess, ZooKeeper
+from tests.waiting import until
 
 TOPIC, GROUP, CLUSTER, TRANSACTIONAL_ID = 2, 3, 4, 5
 ALL, DENY, ALLOW, LITERAL = 2, 2, 3, 3
@@ -229,12 +229,14 @@ def deny(peer: KafkaPeer, *denied: tuple[int, str, Operation]) -> None:
 def messages_once(path: Path, complete: Callable[[list[str]], bool]) -> list[str]:
     """The errors, once they are complete: an authorizer learns of its rules a moment later, of one after the
     other."""
-    deadline = time.monotonic() + 90
-    while True:
-        said = sorted(f"{each.place}: {each.where}: {each.message}" for each in findings(path))
-        if complete(said) or time.monotonic() > deadline:
-            return said
-        time.sleep(0.2)
+    said: list[str] = []
+
+    def is_complete() -> bool:
+        said[:] = sorted(f"{each.place}: {each.where}: {each.message}" for each in findings(path))
+        return complete(said)
+
+    until(is_complete, lambda: f"all findings; there are {said}", within_s=90, every_s=0.2)
+    return said
 
 
 @pytest.mark.java
@@ -301,10 +303,9 @@ def test_missing_permissions_on_a_target_are_listed_and_end_the_start(
     for expected in wanted:
         assert expected in said, (expected, said)
     warning = "AlterConfigs on Topic dst-b (its settings would not follow the source's"
-    deadline = time.monotonic() + 90
-    while warning not in (warnings := "\n".join(map(str, findings(path, Severity.WARNING)))):
-        assert time.monotonic() < deadline, warnings
-        time.sleep(0.2)
+    until(
+        lambda: any(warning in str(each) for each in findings(path, Severity.WARNING)), warning, every_s=0.2
+    )
     capfd.readouterr()
     assert run(path) == 2
     assert daemon.run(path) == 2
@@ -343,18 +344,16 @@ def test_missing_permissions_on_groups_are_listed_and_the_start_goes_on(
         path.write_text(path.read_text().replace("cluster: one,", f"cluster: one, {groups},"))
         return path
 
-    def refused(path: Path, wanted: list[str]) -> list[str]:
-        deadline = time.monotonic() + 90
-        while True:
-            said = [str(each) for each in findings(path, Severity.WARNING)]
-            said = sorted(
-                line.split(" (")[0].removeprefix("warning  mirror.yaml:4: sources[0].")
-                for line in said
-                if "not permitted" in line
-            )
-            if said == wanted or time.monotonic() > deadline:
-                return said
-            time.sleep(0.2)
+    def refused(path: Path) -> list[str]:
+        said = [str(each) for each in findings(path, Severity.WARNING)]
+        return sorted(
+            line.split(" (")[0].removeprefix("warning  mirror.yaml:4: sources[0].")
+            for line in said
+            if "not permitted" in line
+        )
+
+    def until_refused(path: Path, wanted: list[str]) -> None:
+        until(lambda: refused(path) == wanted, lambda: f"{wanted}; there is {refused(path)}", every_s=0.2)
 
     wanted = [
         "groups: agg: not permitted: Describe on Group grp-none",
@@ -362,7 +361,7 @@ def test_missing_permissions_on_groups_are_listed_and_the_start_goes_on(
         "groups: agg: not permitted: Read on Topic grp-a",
     ]
     path = config(broker.bootstrap, guarded.bootstrap)
-    assert refused(path, wanted) == wanted
+    until_refused(path, wanted)
     said: list[str] = []
     monkeypatch.setattr(check_module, "log", SimpleNamespace(warning=lambda _, finding: said.append(finding)))
     asyncio.run(refuse_wrong_start(load_config(path)))
@@ -371,7 +370,7 @@ def test_missing_permissions_on_groups_are_listed_and_the_start_goes_on(
         "groups: one: not permitted: Describe on Group grp-none",
         "progress_group: one: not permitted: Read on Group grp-progress",
     ]
-    assert refused(config(guarded.bootstrap, broker.bootstrap), wanted) == wanted
+    until_refused(config(guarded.bootstrap, broker.bootstrap), wanted)
 
 
 @pytest.mark.java
@@ -414,10 +413,7 @@ def test_rights_to_all_transactional_ids_are_looked_for(
         return [str(each) for each in findings(path, severity) if "Transactional" in each.message]
 
     def told_once(name: str, severity: Severity) -> list[str]:
-        deadline = time.monotonic() + 90
-        while not (said := told(name, severity)) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        return said
+        return until(lambda: told(name, severity), f"something is told of {name}", every_s=0.2)
 
     assert told("free", Severity.ERROR) == told("free", Severity.WARNING) == []
     # The second id of the second lane: the first worker cannot do without it.
@@ -432,14 +428,13 @@ def test_rights_to_all_transactional_ids_are_looked_for(
     # A lane that is made when it is needed, and another worker's.
     for name in ("millrace.grows.0.5", "millrace.grows.1.0.b"):
         deny(guarded, (TRANSACTIONAL_ID, name, Operation.DESCRIBE))
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline:
+    wanted = "Describe on TransactionalId millrace.grows.0.5, millrace.grows.1.0.b (further workers"
+
+    def is_told() -> bool:
         (line,) = told_once("grows", Severity.WARNING)
-        if "Describe on TransactionalId millrace.grows.0.5, millrace.grows.1.0.b (further workers" in line:
-            break
-        time.sleep(0.2)
-    else:
-        raise AssertionError(line)
+        return wanted in line
+
+    until(is_told, lambda: f"{wanted}; told is {told('grows', Severity.WARNING)}", every_s=0.2)
     assert told("grows", Severity.ERROR) == []
 
 
@@ -450,13 +445,12 @@ def test_target_whose_transactions_can_never_be_in_sync_is_told(
     target = broker_factory(transaction_state_log_replication_factor=1, transaction_state_log_min_isr=2)
     make_topics(broker.bootstrap, {"sync-a": (1, {})})
     path = write_config(tmp_path, target.bootstrap, {"one": broker.bootstrap}, ["sync-a"], name="sync")
-    deadline = time.monotonic() + 90
-    found: list[str] = []
-    while not found:  # the first look may be what makes the topic
-        assert time.monotonic() < deadline, "nothing is said of transactions"
-        found = [str(each) for each in findings(path) if "min.insync.replicas" in each.message]
-        time.sleep(0.1)
-    (line,) = found
+    # The first look may be what makes the topic.
+    (line,) = until(
+        lambda: [str(each) for each in findings(path) if "min.insync.replicas" in each.message],
+        "something is said of transactions",
+        every_s=0.1,
+    )
     what = "min.insync.replicas of __transaction_state is 2, and the topic that transactions are kept in"
     assert line.startswith(
         f"error    mirror.yaml: delivery: agg: it lacks transactions: {what} has 1 replica(s)"

@@ -27,6 +27,7 @@ from millrace.mirror.control.wishes import Wishes, control_topic
 from tests.cluster.mirror_process import MirrorProcess, end_offset, send, until
 from tests.openapi import undescribed
 from tests.pairs import Pair, in_pairs
+from tests.waiting import patience
 
 PATH = {"PATH": os.environ["PATH"]}
 
@@ -37,7 +38,7 @@ def command(mirror: MirrorProcess, *words: str, expect: int = 0) -> str:
         [sys.executable, "-m", "millrace.deploy.cli", "mirror", *words, "--config", str(mirror.config_path)],
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=patience(90),
         check=False,
         # A terminal's settings and proxies of the machine that runs the tests mean nothing here.
         env={**PATH, "http_proxy": "http://127.0.0.1:1"},
@@ -59,7 +60,7 @@ def call(
     request = urllib.request.Request(f"http://127.0.0.1:{mirror.port}{path}", data, named, method=method)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        answer = opener.open(request, timeout=20)
+        answer = opener.open(request, timeout=patience())
     except urllib.error.HTTPError as error:
         answer = error
     with answer:
@@ -100,11 +101,11 @@ class Watching:
     def interrupt(self) -> int:
         """As Ctrl-C does; the exit status."""
         self._process.send_signal(signal.SIGINT)
-        return self._process.wait(60)
+        return self._process.wait(patience())
 
     def kill(self) -> None:
         self._process.kill()
-        self._process.wait(60)
+        self._process.wait(patience())
 
 
 def batch(count: int = 1, size: int = 10) -> bytearray:
@@ -124,17 +125,13 @@ def states(*mirrors: MirrorProcess) -> set[str]:
     return {each["state"] for each in partitions(*mirrors).values()}
 
 
-def logs(*mirrors: MirrorProcess) -> str:
-    return "\n".join(mirror.log[-4000:] for mirror in mirrors)
-
-
 async def runs(mirror: MirrorProcess, count: int) -> None:
     """Until this worker carries `count` partitions."""
 
     async def carried() -> bool:
         return len(partitions(mirror)) == count and states(mirror) <= {"running", "paused"}
 
-    await until(carried, lambda: mirror.log)
+    await until(carried, logs_of=[mirror])
 
 
 async def arrives(target: Cluster, topic: str, count: int, *mirrors: MirrorProcess) -> None:
@@ -145,7 +142,7 @@ async def arrives(target: Cluster, topic: str, count: int, *mirrors: MirrorProce
             return False
         return len([record async for record in read_topic_to_end(target, topic)]) == count
 
-    await until(seen, lambda: logs(*mirrors))
+    await until(seen, logs_of=mirrors)
 
 
 async def wishes_left(target: Cluster, mirror: MirrorProcess) -> Wishes:
@@ -224,7 +221,7 @@ def test_one_gap_is_let_pass_by_a_worker_that_does_not_carry_it(pair: Pair) -> N
             async def both_know() -> bool:
                 return all(len(call(each, "GET", "/mirror")[2]["workers"]) == 2 for each in (owner, other))
 
-            await until(lambda: answered(both_know), lambda: logs(owner, other))
+            await until(lambda: answered(both_know), logs_of=[owner, other])
             if partitions(other):
                 owner, other = other, owner
             assert not partitions(other)
@@ -234,7 +231,7 @@ def test_one_gap_is_let_pass_by_a_worker_that_does_not_carry_it(pair: Pair) -> N
             async def paused() -> bool:
                 return states(owner) == {"paused"}
 
-            await until(paused, lambda: owner.log)
+            await until(paused, logs_of=[owner])
             for _ in range(9):
                 await send(source, topic, 0, batch())
             await delete_records(source, {(topic, 0): 7})
@@ -243,7 +240,7 @@ def test_one_gap_is_let_pass_by_a_worker_that_does_not_carry_it(pair: Pair) -> N
             async def stopped() -> bool:
                 return states(owner) == {"stopped"}
 
-            await until(stopped, lambda: owner.log)
+            await until(stopped, logs_of=[owner])
             gap = partitions(owner)[topic, 0]["gap"]
             assert (gap["from"], gap["to"], gap["class"]) == (1, 7, "expired")
 
@@ -268,7 +265,7 @@ def test_one_gap_is_let_pass_by_a_worker_that_does_not_carry_it(pair: Pair) -> N
             async def forgotten() -> bool:
                 return not (await wishes_left(target, owner)).skipped_partitions
 
-            await until(forgotten, lambda: owner.log)
+            await until(forgotten, logs_of=[owner])
 
             async def shown_no_more() -> bool:
                 return "is stopped" not in command(other, "status")
@@ -303,14 +300,14 @@ def test_a_throttle_slows_one_source_and_can_be_lifted(pair: Pair) -> None:
                 (found,) = mirror.status()["sources"]
                 return bool(found["throttle_bytes_per_second"] == 200_000)
 
-            await until(limited, lambda: mirror.log)
+            await until(limited, logs_of=[mirror])
             # All of it lies there before the first of it is read: 3 MB, 15 s at this rate.
             command(mirror, "pause", "src")
 
             async def paused() -> bool:
                 return states(mirror) == {"paused"}
 
-            await until(paused, lambda: mirror.log)
+            await until(paused, logs_of=[mirror])
             for _ in range(60):
                 await send(source, topic, 0, batch(50, 1_000))
             before = sum(each["bytes"] for each in mirror.status()["topics"])
@@ -324,7 +321,7 @@ def test_a_throttle_slows_one_source_and_can_be_lifted(pair: Pair) -> None:
             async def flows() -> bool:
                 return carried() > 0
 
-            await until(flows, lambda: mirror.log)
+            await until(flows, logs_of=[mirror])
             grown = carried()
             elapsed_s = time.monotonic() - begun
             # A bucket may hold a moment's worth, and a fetch is of 64 KiB.
@@ -340,7 +337,7 @@ def test_a_throttle_slows_one_source_and_can_be_lifted(pair: Pair) -> None:
                 (found,) = mirror.status()["sources"]
                 return found["throttle_bytes_per_second"] is None
 
-            await until(lifted, lambda: mirror.log)
+            await until(lifted, logs_of=[mirror])
 
     asyncio.run(story())
 
@@ -382,7 +379,7 @@ def test_a_reload_takes_new_topics_and_sources_and_refuses_the_rest_by_name(pair
             async def gone() -> bool:
                 return {topic for topic, _ in partitions(mirror)} == {old, new}
 
-            await until(gone, lambda: mirror.log)
+            await until(gone, logs_of=[mirror])
 
             # What needs a restart is refused, and what came with it is not half applied.
             rewrite(
@@ -423,7 +420,7 @@ def test_a_drained_worker_gives_all_up_and_a_silent_one_is_named(pair: Pair) -> 
                     "running"
                 }
 
-            await until(shared, lambda: logs(first, second))
+            await until(shared, logs_of=[first, second])
 
             # What a worker knows of the others may be a second old.
             async def shown_by_both() -> bool:
@@ -446,7 +443,7 @@ def test_a_drained_worker_gives_all_up_and_a_silent_one_is_named(pair: Pair) -> 
             async def moved() -> bool:
                 return len(partitions(second)) == 4 and states(second) == {"running"}
 
-            await until(moved, lambda: logs(first, second))
+            await until(moved, logs_of=[first, second])
             for number in range(4):
                 await send(source, topic, number, batch())
 
@@ -454,11 +451,11 @@ def test_a_drained_worker_gives_all_up_and_a_silent_one_is_named(pair: Pair) -> 
                 ends = [await end_offset(target, topic, number) for number in range(4)]
                 return min(ends) >= 1
 
-            await until(all_there, lambda: logs(first, second))
+            await until(all_there, logs_of=[first, second])
             assert first.terminate() == 0, first.log
 
             third = pair.mirror([topic], name=first.settings["name"])
-            await until(lambda: answered(both_in(second, third)), lambda: logs(second, third))
+            await until(lambda: answered(both_in(second, third)), logs_of=[second, third])
             assert second.process is not None
             second.process.send_signal(signal.SIGSTOP)
             try:
@@ -467,7 +464,7 @@ def test_a_drained_worker_gives_all_up_and_a_silent_one_is_named(pair: Pair) -> 
                     workers = call(third, "GET", "/mirror")[2]["workers"]
                     return any(worker["error"] is not None for worker in workers)
 
-                await until(noticed, lambda: third.log)
+                await until(noticed, logs_of=[third])
                 shown = status_of(third)
                 assert f"http://127.0.0.1:{second.port} does not answer: no answer within 2 s" in shown
                 assert "1 of 2 workers did not answer" in shown
@@ -498,7 +495,7 @@ def status_of(mirror: MirrorProcess) -> str:
         ],
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=patience(90),
         check=False,
     )
     assert done.returncode == 2, (done.stdout, done.stderr)
@@ -560,7 +557,7 @@ def test_control_is_closed_to_pages_and_to_the_network(pair: Pair) -> None:
         async def ready() -> bool:
             return mirror.get("/healthz")[0] == 200
 
-        await until(lambda: answered(ready), lambda: mirror.log)
+        await until(lambda: answered(ready), logs_of=[mirror])
 
     local = pair.mirror([topic])
     wide = pair.mirror([topic], control={"listen": f"0.0.0.0:{port}", "advertised": f"127.0.0.1:{port}"})
@@ -591,7 +588,7 @@ def test_control_is_closed_to_pages_and_to_the_network(pair: Pair) -> None:
     async def taken() -> bool:
         return call(wide, "POST", "/retry", pause, Authorization="Bearer a-secret-for-this-test")[0] == 200
 
-    asyncio.run(until(taken, lambda: wide.log))
+    asyncio.run(until(taken, logs_of=[wide]))
     assert "is tried again" in command(wide, "retry", "--all")
     # The token may change without a restart, and is said nowhere.
     token.write_text("another-secret")

@@ -20,6 +20,7 @@ from millrace.mirror.daemon import Mirror, run
 from tests.cluster.mirror_process import end_offset, send, until
 from tests.ports import free_port
 from tests.servers import BrokerProcess
+from tests.waiting import patience
 
 BrokerFactory = Callable[..., BrokerProcess]
 
@@ -135,7 +136,7 @@ def test_positions_topic_that_expires_is_refused_before_anything_is_carried(
             await create_topic(target, "millrace.positions.aggregate", 1, 1, {"cleanup.policy": "delete"})
             mirror = Mirror(config(agg.bootstrap, ewr.bootstrap))
             with pytest.raises(FatalError, match=r"cleanup\.policy=delete.*set it to compact"):
-                await asyncio.wait_for(mirror.run(), 120)
+                await asyncio.wait_for(mirror.run(), patience(120))
             assert await end_offset(target, "flights", 0) == 0
 
     asyncio.run(story())

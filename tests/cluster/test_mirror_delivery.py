@@ -139,17 +139,17 @@ async def kill_in_mid_flow(pair: Pair, second_source: End, delivery: str) -> Non
             async def has_grown(before: int = before) -> bool:
                 return await end_offset(target, topic, 0) > before
 
-            await until(has_grown, lambda: mirror.log)
+            await until(has_grown, logs_of=[mirror])
             mirror.kill()
             mirror.start()
         for traffic in traffics:
             traffic.stop()
         await asyncio.gather(*flowing)
-        await until(lambda: arrived(mirror, traffics), lambda: mirror.log)
+        await until(lambda: arrived(mirror, traffics), logs_of=[mirror])
         repeats = await check_target(target, traffics, repeats_allowed=delivery == "at_least_once")
         print(f"repeats after {KILLS} kills: {repeats}")
         assert len((await target.metadata([topic], max_age_ms=0)).topics[topic].partitions) == PARTITIONS
-        await until(lambda: ready(mirror), lambda: mirror.log)
+        await until(lambda: ready(mirror), logs_of=[mirror])
         assert mirror.terminate() == 0, mirror.log
         positions = Positions()
         async for record in read_topic_to_end(target, positions_topic(mirror.settings["name"])):
@@ -182,24 +182,24 @@ def test_two_workers_share_and_a_stopped_one_hands_over_at_once(pair: Pair, seco
                 counts = [len(worker.status().get("partitions", [])) for worker in (leaving, heir)]
                 return counts == [2, 2] and all(worker.status().get("ready") for worker in (leaving, heir))
 
-            await until(shared_evenly, lambda: leaving.log + heir.log)
+            await until(shared_evenly, logs_of=[leaving, heir])
             flowing = [asyncio.create_task(traffic.flow()) for traffic in traffics]
             first_moving = leaving.status()["partitions"][0]["partition"]
 
             async def has_grown(before: int) -> bool:
                 return await end_offset(target, topic, first_moving) > before
 
-            await until(lambda: has_grown(0), lambda: leaving.log)
+            await until(lambda: has_grown(0), logs_of=[leaving])
             assert await asyncio.to_thread(leaving.terminate) == 0, leaving.log
 
             async def all_with_the_other() -> bool:
                 return len(heir.status().get("partitions", [])) == 4
 
-            await until(all_with_the_other, lambda: heir.log)
+            await until(all_with_the_other, logs_of=[heir])
             for traffic in traffics:
                 traffic.stop()
             await asyncio.gather(*flowing)
-            await until(lambda: arrived(heir, traffics), lambda: heir.log)
+            await until(lambda: arrived(heir, traffics), logs_of=[heir])
             await check_target(target, traffics, repeats_allowed=False)
             assert heir.status()["transactions"]["aborted"] == 0, heir.log
             source, metrics = pair.source.name, ""

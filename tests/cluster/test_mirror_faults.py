@@ -19,6 +19,7 @@ from millrace.deploy.processes import spawn
 from tests import root_rights
 from tests.cluster.mirror_faults.plan import Kind
 from tests.pairs import PAIRS
+from tests.waiting import patience
 
 pytestmark = [pytest.mark.java, pytest.mark.long]
 
@@ -54,7 +55,7 @@ def run_faults(folder: Path, *options: str, events: int) -> tuple[int, str]:
         [*words, *options], log=said, environment={"PYTHONPATH": str(PROJECT)}, die_with_parent=True
     )
     try:
-        status = process.wait(START_S + events * MOST_S_PER_EVENT)
+        status = process.wait(patience(START_S + events * MOST_S_PER_EVENT))
     finally:
         process.kill()
     return status, said.read_text(errors="replace")

@@ -19,8 +19,10 @@ import yaml
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from tests import waiting
 from tests.cluster.mirror_process import MirrorProcess
 from tests.pairs import End, Pair, in_pairs
+from tests.waiting import Deadline, patience
 from tests.watermarks import end_offset
 
 TIMEOUT_S = 120.0
@@ -38,17 +40,15 @@ Read = tuple[str, bytes]
 # --- reading and writing -------------------------------------------------------------------------------
 
 
-def until(condition: Callable[[], Any], what: Callable[[], str]) -> Any:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not (found := condition()):
-        assert time.monotonic() < deadline, what()
-        time.sleep(0.1)
-    return found
+def until(condition: Callable[[], Any], what: Callable[[], str] | str = "", **options: Any) -> Any:
+    return waiting.until(condition, what, within_s=TIMEOUT_S, every_s=0.1, **options)
 
 
 def create(end: End, topic: str, partitions: int, config: dict[str, str] | None = None) -> None:
     admin = AdminClient({"bootstrap.servers": end.bootstrap})
-    admin.create_topics([NewTopic(topic, partitions, 1, config=config or {})])[topic].result(TIMEOUT_S)
+    admin.create_topics([NewTopic(topic, partitions, 1, config=config or {})])[topic].result(
+        patience(TIMEOUT_S)
+    )
 
 
 def produce(end: End, topic: str, partitions: int, numbers: range) -> None:
@@ -57,23 +57,23 @@ def produce(end: End, topic: str, partitions: int, numbers: range) -> None:
     for number in numbers:
         producer.produce(topic, f"{topic}:{number}".encode(), partition=number % partitions)
         if number % 7 == 0:
-            producer.flush(TIMEOUT_S)
-    assert producer.flush(TIMEOUT_S) == 0
+            producer.flush(patience(TIMEOUT_S))
+    assert producer.flush(patience(TIMEOUT_S)) == 0
 
 
 def produce_in_transactions(end: End, topic: str, partitions: int, numbers: range) -> None:
     """Transactions of five records; every third is aborted."""
     producer = Producer({"bootstrap.servers": end.bootstrap, "transactional.id": f"writes-{topic}"})
-    producer.init_transactions(TIMEOUT_S)
+    producer.init_transactions(patience(TIMEOUT_S))
     for first in range(numbers.start, numbers.stop, 5):
         producer.begin_transaction()
         for number in range(first, min(first + 5, numbers.stop)):
             producer.produce(topic, f"{topic}:{number}".encode(), partition=number % partitions)
-        producer.flush(TIMEOUT_S)
+        producer.flush(patience(TIMEOUT_S))
         if first // 5 % 3 == 2:
-            producer.abort_transaction(TIMEOUT_S)
+            producer.abort_transaction(patience(TIMEOUT_S))
         else:
-            producer.commit_transaction(TIMEOUT_S)
+            producer.commit_transaction(patience(TIMEOUT_S))
 
 
 def produce_by_keys(end: End, topic: str, numbers: range) -> None:
@@ -82,7 +82,7 @@ def produce_by_keys(end: End, topic: str, numbers: range) -> None:
     for number in numbers:
         key = b"once-%d" % number if number % 4 == 0 else b"often-%d" % (number % 3)
         producer.produce(topic, f"{topic}:{number}".encode(), key, partition=0)
-        producer.flush(TIMEOUT_S)
+        producer.flush(patience(TIMEOUT_S))
 
 
 @contextmanager
@@ -111,10 +111,10 @@ def read(end: End, group: str, topics: dict[str, int], at_least: int | None = No
     seen: set[tuple[str, int]] = set()
     ended: set[tuple[str, int]] = set()
     count = sum(topics.values())
-    deadline = time.monotonic() + TIMEOUT_S
+    deadline = Deadline(lambda: f"{len(found)} records, ends of {ended}", within_s=TIMEOUT_S)
     with reader(end, group, list(topics)) as consumer:
         while len(ended) < count and (at_least is None or len(found) < at_least or len(seen) < count):
-            assert time.monotonic() < deadline, f"{len(found)} records, ends of {ended}"
+            deadline.check()
             message = consumer.poll(0.2)
             if message is None:
                 continue
@@ -216,7 +216,7 @@ def translate(config: Path, group: str, *words: str) -> tuple[int, dict[str, Any
         [*command, "--group", group, "--json", *words],
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=patience(180),
         check=False,
     )
     return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
@@ -292,7 +292,7 @@ def test_a_group_is_kept_in_step_and_moves_at_any_time(pair: Pair) -> None:
         return {(f"{topic}-{number}", offset) for (topic, number), offset in found.items()} == wanted
 
     until(is_synced, lambda: f"{move.mirror.status().get('groups')}\n{move.mirror.log}")
-    (shown,) = until(lambda: move.mirror.status().get("groups"), lambda: move.mirror.log)
+    (shown,) = until(lambda: move.mirror.status().get("groups"), logs_of=[move.mirror])
     assert (shown["group"], shown["state"]) == (move.group, "synced")
     assert committed(pair.target, other, {move.plain: 2}) == {}
 
@@ -324,7 +324,7 @@ def test_a_partition_of_which_nothing_was_carried_begins_where_the_target_does(p
     consumer = Consumer({"bootstrap.servers": pair.source.bootstrap, "group.id": group})
     consumer.commit(offsets=[TopicPartition(topic, 0, 0), TopicPartition(topic, 1, 3)], asynchronous=False)
     consumer.close()
-    until(lambda: len(mirror.status().get("partitions", [])) == 2, lambda: mirror.log)
+    until(lambda: len(mirror.status().get("partitions", [])) == 2, logs_of=[mirror])
 
     def row(number: int) -> dict[str, Any]:
         _, shown, said = translate(mirror.config_path, group)
@@ -372,7 +372,7 @@ def test_where_sources_merge_it_is_refused_or_leaves_nothing_out(
     )
     mirror.start()
     try:
-        until(lambda: len(everything(target, {topic: 1})) == 100, lambda: mirror.log)
+        until(lambda: len(everything(target, {topic: 1})) == 100, logs_of=[mirror])
         at_one = read(one, group, {topic: 1}, at_least=30)
         at_two = read(two, group, {topic: 1}, at_least=20)
 

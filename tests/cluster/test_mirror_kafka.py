@@ -15,6 +15,7 @@ from millrace.broker.protocol.records import Record, build_batch
 from tests import seeds
 from tests.cluster.mirror_process import end_offset, record_bytes, send, until
 from tests.pairs import Pair, in_pairs
+from tests.waiting import patience
 
 PARTITIONS = 2
 
@@ -46,7 +47,7 @@ async def carry(pair: Pair) -> None:
             async def all_there(partition: int = partition, end: int = end) -> bool:
                 return await end_offset(target, topic, partition) >= end
 
-            await until(all_there, lambda: mirror.log)
+            await until(all_there, logs_of=[mirror])
             sent = await record_bytes(source, topic, partition)
             assert await record_bytes(target, topic, partition) == sent
             for end_of_pair in (pair.source, pair.target):
@@ -58,7 +59,7 @@ async def carry(pair: Pair) -> None:
             return {key: committed.offset for key, committed in found.items()} == ends
 
         # Tools at the source see the mirror there as a group that has read everything.
-        await until(is_told, lambda: mirror.log)
+        await until(is_told, logs_of=[mirror])
 
 
 @in_pairs("kafka-millrace", "millrace-millrace")
@@ -77,7 +78,7 @@ def test_offsets_of_a_real_group_at_the_source_are_never_overwritten(pair: Pair)
             await commit_offsets(source, group, mine)
             command = ["check" if word == "run" else word for word in mirror.command()]
             done = await asyncio.to_thread(
-                subprocess.run, command, capture_output=True, text=True, timeout=60, check=False
+                subprocess.run, command, capture_output=True, text=True, timeout=patience(60), check=False
             )
             assert done.returncode == 0, done.stdout + done.stderr
             (said,) = (line for line in done.stdout.splitlines() if group in line)
@@ -88,7 +89,7 @@ def test_offsets_of_a_real_group_at_the_source_are_never_overwritten(pair: Pair)
             async def is_refused() -> bool:
                 return "progress is not committed" in mirror.log and await end_offset(target, topic, 0) >= 2
 
-            await until(is_refused, lambda: mirror.log)
+            await until(is_refused, logs_of=[mirror])
             assert {key: at.offset for key, at in (await fetch_offsets(source, group)).items()} == {
                 key: at.offset for key, at in mine.items()
             }

@@ -81,7 +81,7 @@ def test_clash_that_appears_later_is_refused_and_settled_by_a_reload(pair: Pair)
                     found = mirror.status().get("refused_topics", [])
                     return [found] if [each["topic"] for each in found] == list(topics) else None
 
-                return (await until(lambda: said(), lambda: mirror.log))[0]
+                return (await until(lambda: said(), logs_of=[mirror]))[0]
 
             await fill(source, old)
             await arrived([old.encode()] * 10)

@@ -33,8 +33,10 @@ from tests.pairs import SETTINGS, SOURCE_NAME, TARGET_NAME, End, Kind, Pair
 from tests.peers.kafka import KafkaPeer
 from tests.peers.older_kafka import OlderKafkaPeer
 from tests.servers import ZooKeeper
+from tests.waiting import patience
 
-pytestmark = [pytest.mark.java, pytest.mark.kafka]
+# It fetches 30 MB and takes three minutes.
+pytestmark = [pytest.mark.java, pytest.mark.kafka, pytest.mark.long]
 
 AS_SOURCE, AS_TARGET = ("older-millrace", "older-kafka"), ("millrace-older", "kafka-older")
 NEWEST_FETCH = 11
@@ -86,7 +88,7 @@ async def is_fine(mirror: MirrorProcess) -> None:
     async def nothing_is_said() -> bool:
         nonlocal said
         done = await asyncio.to_thread(
-            subprocess.run, command, capture_output=True, text=True, timeout=60, check=False
+            subprocess.run, command, capture_output=True, text=True, timeout=patience(60), check=False
         )
         said = done.stdout + done.stderr
         assert done.returncode == 0, said
@@ -133,11 +135,11 @@ def test_each_record_arrives_once_although_mirror_and_broker_are_killed(
                 return await end_offset(target, topic, 0) > than
 
             flowing = asyncio.create_task(traffic.flow())
-            await until(lambda: has_grown(0), lambda: mirror.log)
+            await until(lambda: has_grown(0), logs_of=[mirror])
             mirror.kill()
             mirror.start()
             before = await end_offset(target, topic, 0)
-            await until(lambda: has_grown(before), lambda: mirror.log)
+            await until(lambda: has_grown(before), logs_of=[mirror])
             # Batches that a crash leaves unanswered would be sent twice by this test's own producer.
             traffic.stop()
             await flowing
@@ -145,7 +147,7 @@ def test_each_record_arrives_once_although_mirror_and_broker_are_killed(
                 await traffic.send(20)
             await restart(older)
             await traffic.send(20)
-            await until(lambda: arrived(mirror, [traffic]), lambda: mirror.log)
+            await until(lambda: arrived(mirror, [traffic]), logs_of=[mirror])
             assert await check_target(target, [traffic], repeats_allowed=False) == 0
             assert [each.get("gap") for each in mirror.status()["partitions"]] == [None] * PARTITIONS
             assert await asyncio.to_thread(mirror.terminate) == 0, mirror.log
@@ -181,16 +183,16 @@ def test_settings_partitions_and_groups_follow_the_source(pair: Pair) -> None:
                     return False
                 return (await describe_configs(target, topic))["retention.ms"] == value
 
-            await until(lambda: setting_is("700000000"), lambda: mirror.log)
+            await until(lambda: setting_is("700000000"), logs_of=[mirror])
             await alter_configs(source, topic, {"retention.ms": "800000000"})
-            await until(lambda: setting_is("800000000"), lambda: mirror.log)
+            await until(lambda: setting_is("800000000"), logs_of=[mirror])
             await create_partitions(source, topic, 2)
             await send(source, topic, 1, build_batch([one(b"first of the second")]))
 
             async def all_there() -> bool:
                 return [len(await record_bytes(target, topic, number)) for number in (0, 1)] == [1, 1]
 
-            await until(all_there, lambda: mirror.log)
+            await until(all_there, logs_of=[mirror])
             for number in (0, 1):
                 there = await record_bytes(target, topic, number)
                 assert there == await record_bytes(source, topic, number)
@@ -201,8 +203,8 @@ def test_settings_partitions_and_groups_follow_the_source(pair: Pair) -> None:
                     (topic, number): offset for number, offset in offsets.items()
                 }
 
-            await until(lambda: committed(target, group, {0: 4}), lambda: mirror.log)
-            await until(lambda: committed(source, progress, {0: 10, 1: 1}), lambda: mirror.log)
+            await until(lambda: committed(target, group, {0: 4}), logs_of=[mirror])
+            await until(lambda: committed(source, progress, {0: 10, 1: 1}), logs_of=[mirror])
 
     asyncio.run(story())
 
@@ -242,14 +244,14 @@ def test_source_with_an_unclean_election(
                 await create_topic(gap.source, gap.topic, 1, 2, unclean)
                 await gap.send(*SHOWN[:KEPT])
                 second.kill()
-                await until(lambda: is_led(1, 1), lambda: second.log_file.read_text())
+                await until(lambda: is_led(1, 1), logs_of=[second.log_file])
                 await gap.send(*SHOWN[KEPT:])
                 gap.start()
                 for policy in (STOP, SKIP):
                     await gap.has(policy, *SHOWN)
                 first.kill()
                 second.launch()
-                await until(lambda: is_led(2, 2), lambda: second.log_file.read_text())
+                await until(lambda: is_led(2, 2), logs_of=[second.log_file])
                 await gap.send(*LATER)
                 await has_lost_its_end(gap, SHOWN, KEPT, LATER)
         finally:

@@ -99,7 +99,7 @@ def test_topics_of_old_formats_arrive_as_they_were(
         async def are_made() -> bool:
             return all(any(folder.glob("*.log")) for folder in folders)
 
-        await until(are_made, lambda: own_kafka.log_file.read_text())
+        await until(are_made, logs_of=[own_kafka.log_file])
         own_kafka.kill()
         for folder, (data, _) in zip(folders, logs, strict=True):
             put(folder, data)
@@ -128,7 +128,7 @@ def test_topics_of_old_formats_arrive_as_they_were(
                     ends = [await end_offset(target, old_topic, number) for number in range(len(logs))]
                     return ends == [len(contents) for _, contents in logs]
 
-                await until(arrived, lambda: mirror.log)
+                await until(arrived, logs_of=[mirror])
                 found: list[list[Content]] = [[] for _ in logs]
                 async for record in read_topic_to_end(target, old_topic):
                     content = (record.offset, record.key, record.value, record.timestamp_ms)
@@ -207,18 +207,18 @@ def test_target_frozen_for_longer_than_its_transactions_may_take_loses_and_repea
 
             feeding = asyncio.gather(feed(0), feed(1))
             try:
-                await until(lambda: has([100, 100]), lambda: mirror.log)
+                await until(lambda: has([100, 100]), logs_of=[mirror])
                 os.kill(pid, signal.SIGSTOP)
                 try:
                     await asyncio.sleep(FROZEN_S)
                 finally:
                     os.kill(pid, signal.SIGCONT)
                 before = list(sent)
-                await until(lambda: has(before), lambda: mirror.log)
+                await until(lambda: has(before), logs_of=[mirror])
             finally:
                 is_over.set()
                 await feeding
-            await until(lambda: has(sent), lambda: mirror.log)
+            await until(lambda: has(sent), logs_of=[mirror])
             assert await seen() == [list(range(count)) for count in sent]
             assert mirror.process is not None
             assert mirror.process.poll() is None, mirror.log

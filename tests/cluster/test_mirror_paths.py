@@ -25,6 +25,7 @@ from millrace.broker.protocol.compression import CODEC_NAMES
 from millrace.broker.protocol.records import Record, build_batch, read_records
 from tests.cluster.mirror_process import MirrorProcess, end_offset, send, until
 from tests.pairs import End, Pair, in_pairs
+from tests.waiting import Deadline
 
 
 def now_ms() -> int:
@@ -59,9 +60,10 @@ def read(end: End, topic: str) -> list[Seen]:
     )
     consumer.assign([TopicPartition(topic, 0, 0)])
     found: list[Seen] = []
-    deadline = time.monotonic() + READ_S
+    deadline = Deadline(lambda: f"the end of {topic} at {end.name}; {len(found)} came", within_s=READ_S)
     try:
-        while time.monotonic() < deadline:
+        while True:
+            deadline.check()
             for message in consumer.consume(10_000, timeout=0.2):
                 if message.error() is not None:
                     if message.error().name() == "_PARTITION_EOF":
@@ -69,7 +71,6 @@ def read(end: End, topic: str) -> list[Seen]:
                     continue  # a leader that is not known yet
                 headers = tuple(message.headers() or ())
                 found.append(Seen(message.key(), message.value(), headers, message.timestamp()[1]))
-        raise AssertionError(f"no end of {topic} at {end.name} within {READ_S:.0f} s")
     finally:
         consumer.close()
 

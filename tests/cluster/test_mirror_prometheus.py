@@ -27,6 +27,7 @@ from millrace.deploy.processes import spawn
 from tests.cluster.mirror_process import MirrorProcess, end_offset, send, until
 from tests.pairs import End, Pair, in_pairs
 from tests.ports import free_port
+from tests.waiting import Deadline, patience
 
 DASHBOARDS = Path(__file__).parents[2] / "dashboards"
 SCRAPE_INTERVAL = "1s"
@@ -68,7 +69,7 @@ class Prometheus:
         query = f"?{urllib.parse.urlencode(parameters)}" if parameters else ""
         url = f"http://127.0.0.1:{self.port}/api/v1/{path}{query}"
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(url, timeout=60) as answer:
+        with opener.open(url, timeout=patience()) as answer:
             document = json.load(answer)
         assert document["status"] == "success", document
         return document["data"]
@@ -80,7 +81,7 @@ class Prometheus:
 
     def stop(self) -> None:
         self.process.kill()
-        self.process.wait(60)
+        self.process.wait(patience())
 
 
 @pytest.fixture
@@ -169,13 +170,12 @@ def look(prometheus: Prometheus, ewr: str, lhr: str) -> None:
         for target in panel["targets"]
     }
     alerts: set[str] = set()
-    deadline = time.monotonic() + 240
     healthy = False
+    deadline = Deadline(
+        lambda: f"data for {missing}; healthy {healthy}; {alerts}", within_s=240, logs_of=[prometheus]
+    )
     while not healthy or missing or "MirrorGapOpen" not in alerts or "MirrorGapMet" not in alerts:
-        if time.monotonic() > deadline:
-            raise AssertionError(
-                f"no data for {missing}; healthy {healthy}; {alerts}\n{prometheus.log_path.read_text()}"
-            )
+        deadline.check()
         time.sleep(0.5)
         try:
             missing = {key: query for key, query in missing.items() if not prometheus.query(query)}
@@ -226,5 +226,5 @@ def post(mirror: MirrorProcess, path: str, body: dict[str, Any]) -> None:
         {"Content-Type": "application/json"},
     )
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(request, timeout=60) as answer:
+    with opener.open(request, timeout=patience()) as answer:
         assert answer.status == 200

@@ -16,6 +16,7 @@ from millrace.broker.client.admin import create_topic
 from tests.cluster.mirror_process import MirrorProcess, until
 from tests.cluster.test_mirror_exactly_once import Feed, finish, logs, owners, until_shared
 from tests.pairs import Pair, in_pairs
+from tests.waiting import patience
 
 PARTITIONS = 4
 # No test waits for the end of such a session: what it finds has come before that.
@@ -54,14 +55,14 @@ async def flowing(*workers: MirrorProcess) -> None:
         now = positions(workers)
         return len(now) == PARTITIONS and all(now[each] > before.get(each, 0) for each in now)
 
-    await until(has_grown, lambda: logs([*workers]))
+    await until(has_grown, logs_of=[*workers])
 
 
 async def until_owned(worker: MirrorProcess, others: Sequence[MirrorProcess], wanted: set[int]) -> None:
     async def has_them() -> bool:
         return (await owners([worker]))[0] == wanted
 
-    await until(has_them, lambda: logs([worker, *others]))
+    await until(has_them, logs_of=[worker, *others])
 
 
 @in_pairs("millrace-millrace", "kafka-kafka")
@@ -89,7 +90,7 @@ def test_a_worker_with_a_name_is_restarted_replaced_and_drained(pair: Pair) -> N
                 later.config_path.write_text(yaml.safe_dump(later.settings))
                 later.start()
                 assert earlier.process is not None
-                assert await asyncio.to_thread(earlier.process.wait, 60) == 1, logs([earlier, later])
+                assert await asyncio.to_thread(earlier.process.wait, patience()) == 1, logs([earlier, later])
             assert "another process has taken this worker's place" in earlier.log
             assert "group.instance_id worker-0 too" in earlier.log and "Traceback" not in earlier.log
             await asyncio.to_thread(drain, other)
@@ -113,10 +114,10 @@ async def nothing_moves(
 
     async def known_anew() -> bool:
         is_led = sorted([each.status().get("leader", False) for each in (heir, other)]) == [False, True]
-        return is_led and other.status().get("generation", -1) > generation
+        is_anew = other.status().get("generation", -1) > generation
+        return is_led and is_anew and await owners([heir, other]) == [mine, theirs]
 
-    await until(known_anew, lambda: logs([heir, other]))
-    assert await owners([heir, other]) == [mine, theirs], logs([heir, other])
+    await until(known_anew, logs_of=[heir, other])
     assert len(moves(other)) == seen_moves
 
 
@@ -124,7 +125,7 @@ def drain(worker: MirrorProcess) -> None:
     call = urllib.request.Request(
         f"http://127.0.0.1:{worker.port}/drain", b"{}", {"Content-Type": "application/json"}, method="POST"
     )
-    with urllib.request.urlopen(call, timeout=60) as answer:
+    with urllib.request.urlopen(call, timeout=patience(60)) as answer:
         assert answer.status == 200
 
 
@@ -149,7 +150,7 @@ def test_a_name_that_the_group_did_not_wait_for_carries_nothing_twice(pair: Pair
                 async def carries() -> bool:
                     return bool(positions([heir]))
 
-                await until(carries, lambda: heir.log)
+                await until(carries, logs_of=[heir])
             finally:
                 late.process.send_signal(signal.SIGCONT)
             await until_shared([late, heir])

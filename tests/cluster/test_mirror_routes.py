@@ -20,6 +20,7 @@ from tests.cluster.mirror_process import MirrorProcess, end_offset, send, until
 from tests.conftest import BrokerFactory
 from tests.pairs import Pair, in_pairs
 from tests.peers.kafka import KafkaPeer
+from tests.waiting import patience
 
 NOW_MS = int(time.time() * 1000)
 
@@ -38,7 +39,7 @@ async def values(cluster: Cluster, topic: str) -> list[bytes]:
 def check(mirror: MirrorProcess) -> tuple[int, str]:
     """`millrace mirror check` with the config of a mirror: exit status and what it says."""
     words = ["check" if word == "run" else word for word in mirror.command()]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=patience(120), check=False)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -84,7 +85,7 @@ def test_two_datacenters_with_local_and_aggregate_clusters_have_every_record_onc
                 async def all_there(target: Cluster = target) -> bool:
                     return len(await values(target, topic)) >= len(sent)
 
-                await until(all_there, lambda mirror=mirror: mirror.log)
+                await until(all_there, logs_of=[mirror])
             # Once both are known to each other's side nothing is refused, and nothing comes twice.
             for mirror in mirrors:
                 status, said = check(mirror)
@@ -129,7 +130,7 @@ def test_mirror_that_would_close_a_loop_does_not_start_and_says_why(pair: Pair) 
             async def arrived() -> bool:
                 return await end_offset(target, topic, 0) >= 1
 
-            await until(arrived, lambda: there.log)
+            await until(arrived, logs_of=[there])
             closing = back(pair, [topic])
             status, said = check(closing)
             name, home = there.settings["name"], f"{pair.source.name}/{topic}"
@@ -234,7 +235,7 @@ def test_of_two_mirrors_that_begin_against_each_other_at_once_one_goes_on(pair: 
                 both = {len(await values(source, topic)), len(await values(target, topic))}
                 return both == {1, 2} and gave_way(there) != gave_way(other)
 
-            await until(is_settled, lambda: there.log + other.log)
+            await until(is_settled, logs_of=[there, other])
             # The one that goes on carries; nothing of it comes back.
             winner, home, away = (other, target, source) if gave_way(there) else (there, source, target)
             await send(home, topic, 0, one(b"later"))
@@ -242,7 +243,7 @@ def test_of_two_mirrors_that_begin_against_each_other_at_once_one_goes_on(pair: 
             async def carried() -> bool:
                 return len(await values(away, topic)) == 3
 
-            await until(carried, lambda: winner.log)
+            await until(carried, logs_of=[winner])
             assert len(await values(home, topic)) == 2
 
     asyncio.run(story())

@@ -28,6 +28,7 @@ from millrace.mirror.config import load_config
 from tests.cluster.mirror_process import MirrorProcess, send, until
 from tests.pairs import Pair, in_pairs
 from tests.secure_kafka import CHANGING_USER, PASSWORD, SESSION_MS, USER, SecureKafka
+from tests.waiting import patience
 
 pytestmark = [pytest.mark.java, pytest.mark.kafka]
 
@@ -199,7 +200,7 @@ def test_what_is_wrong_at_start_is_said_once_and_cured_without_a_restart(
                 errors = {each["cluster"]: each["error"] for each in mirror.status().get("sources", ())}
                 return all(errors.get(name) for name in ("ewr", "jfk"))
 
-            await until(refused, lambda: mirror.log)
+            await until(refused, logs_of=[mirror])
             status = mirror.status()
             errors = {each["cluster"]: each["error"] for each in status["sources"]}
             assert "the login by SCRAM-SHA-256 is refused; check security.sasl's username" in errors["jfk"]
@@ -220,7 +221,7 @@ def test_what_is_wrong_at_start_is_said_once_and_cured_without_a_restart(
                 ],
                 capture_output=True,
                 text=True,
-                timeout=180,
+                timeout=patience(180),
                 check=False,
             )
             assert checked.returncode != 0, checked
@@ -239,7 +240,7 @@ def test_what_is_wrong_at_start_is_said_once_and_cured_without_a_restart(
             async def all_is_well() -> bool:
                 return [each["error"] for each in mirror.status()["sources"]] == [None, None]
 
-            await until(all_is_well, lambda: mirror.log)
+            await until(all_is_well, logs_of=[mirror])
             assert "wrong\n" not in mirror.log
 
     asyncio.run(run())
@@ -265,7 +266,7 @@ def test_a_source_of_another_host_name_is_named_with_its_cluster(
         return source.get("error")
 
     # A start waits for the certificate to be mended, as for a password.
-    said = asyncio.run(until(refused, lambda: mirror.log))
+    said = asyncio.run(until(refused, logs_of=[mirror]))
     assert said == found.message
     (line,) = (each for each in mirror.log.splitlines() if "is not for" in each)
     assert "source=ewr" in line and said in line, line
@@ -305,14 +306,14 @@ def test_a_target_whose_certificate_is_refused_is_named_until_it_is_renewed(
                 (found,) = (each for each in checked if each.severity is Severity.ERROR)
                 assert found.where == "agg" and cause in found.message
                 assert re.fullmatch(r"mirror\.yaml:\d+: target\.security", found.place)
-                said = await until(lambda mirror=mirror: refused(mirror), lambda mirror=mirror: mirror.log)
+                said = await until(lambda mirror=mirror: refused(mirror), logs_of=[mirror])
                 assert said == found.message
 
                 async def is_logged(mirror: MirrorProcess = mirror, cause: str = cause) -> bool:
                     lines = [line for line in mirror.log.splitlines() if cause in line]
                     return any("cluster=agg" in line for line in lines)
 
-                await until(is_logged, lambda mirror=mirror: mirror.log)
+                await until(is_logged, logs_of=[mirror])
                 assert mirror.get("/healthz")[0] == 200
             await secure_kafka.renew_certificate()
             await arrived(kafka, topic, values, mirrors["ROTATED"])
@@ -354,7 +355,7 @@ def test_a_target_that_refuses_is_asked_until_it_does_not(
             async def refused() -> Any:
                 return mirror.status().get("target", {}).get("error")
 
-            said = await until(refused, lambda: mirror.log)
+            said = await until(refused, logs_of=[mirror])
             assert f"the login by {mechanism} is refused; check security.sasl's username" in said
             assert mirror.process is not None and mirror.process.poll() is None
             password.write_text(PASSWORD)
@@ -363,7 +364,7 @@ def test_a_target_that_refuses_is_asked_until_it_does_not(
             async def is_well() -> bool:
                 return mirror.status()["target"]["error"] is None
 
-            await until(is_well, lambda: mirror.log)
+            await until(is_well, logs_of=[mirror])
 
     asyncio.run(run())
 
@@ -431,7 +432,7 @@ def test_a_password_changed_under_way(
                 (source,) = mirror.status().get("sources", ({},))
                 return source.get("error")
 
-            said = await until(refused, lambda: mirror.log)
+            said = await until(refused, logs_of=[mirror])
             assert "the login by SCRAM-SHA-256 is refused" in said
             sent += await more(kafka, topic, len(sent), 20)
             password.write_text("a new one")
@@ -487,7 +488,7 @@ def test_security_settings_that_are_read_again_at_a_reload(
                 async def is_read() -> bool:
                     return mirror.log.count(" reloaded ") > count
 
-                await until(is_read, lambda: mirror.log)
+                await until(is_read, logs_of=[mirror])
 
             wrong = tmp_path / "wrong"
             wrong.write_text("not the password")
@@ -497,7 +498,7 @@ def test_security_settings_that_are_read_again_at_a_reload(
                 (source,) = mirror.status().get("sources", ({},))
                 return source.get("error")
 
-            assert "the login by SCRAM-SHA-512 is refused" in await until(refused, lambda: mirror.log)
+            assert "the login by SCRAM-SHA-512 is refused" in await until(refused, logs_of=[mirror])
             sent += await more(kafka, topic, len(sent), 20)
             await reload(by("SCRAM-SHA-512"))
             await arrived(target, topic, sent, mirror)
@@ -529,7 +530,7 @@ def test_a_certificate_that_has_expired_and_is_renewed(
                 (source,) = mirror.status().get("sources", ({},))
                 return source.get("error")
 
-            assert "the server's certificate has expired" in await until(refused, lambda: mirror.log)
+            assert "the server's certificate has expired" in await until(refused, logs_of=[mirror])
             await secure_kafka.renew_certificate()
             await arrived(target, topic, sent, mirror)
 

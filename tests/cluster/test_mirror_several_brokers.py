@@ -88,18 +88,18 @@ def test_partition_without_a_leader_holds_up_no_other(pair: Pair, several: Sever
 
             for partition in (0, 1):
                 await send_some(partition)
-                await until(lambda partition=partition: arrived(partition), lambda: mirror.log)
+                await until(lambda partition=partition: arrived(partition), logs_of=[mirror])
             cluster.brokers[3].kill()
             for _ in range(20):
                 await send_some(0)
                 await send_some(1)
-            await until(lambda: arrived(0), lambda: mirror.log)
+            await until(lambda: arrived(0), logs_of=[mirror])
             await send_some(0)
-            await until(lambda: arrived(0), lambda: mirror.log)
+            await until(lambda: arrived(0), logs_of=[mirror])
             cluster.brokers[3].launch()
             await asyncio.to_thread(cluster.brokers[3].wait_until_serving)
             for partition in (0, 1):
-                await until(lambda partition=partition: arrived(partition), lambda: mirror.log)
+                await until(lambda partition=partition: arrived(partition), logs_of=[mirror])
 
     asyncio.run(story())
 
@@ -189,11 +189,11 @@ def test_mirror_follows_a_broker_to_another_port(pair: Pair, several: Several) -
                 return topic in (await target.metadata([topic], max_age_ms=0)).topics
 
             await send_all("before")
-            await until(is_there, lambda: mirror.log)
-            await until(all_arrived, lambda: mirror.log)
+            await until(is_there, logs_of=[mirror])
+            await until(all_arrived, logs_of=[mirror])
             move(cluster.brokers[2], free_port())
             await send_all("after")
-            await until(all_arrived, lambda: mirror.log)
+            await until(all_arrived, logs_of=[mirror])
             for number, batches in sent.items():
                 assert await record_bytes(target, topic, number) == batches
 
@@ -258,7 +258,7 @@ async def fill_one_aggregate(
                 return []
             return got if len(got) >= len(sent) else []
 
-        got = await until(all_there, lambda: mirror.log)
+        got = await until(all_there, logs_of=[mirror])
         assert Counter(got) == Counter(sent)
         for name, (_, partitions, _) in sources.items():
             for partition in range(partitions):

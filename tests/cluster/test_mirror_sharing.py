@@ -18,7 +18,7 @@ from millrace.broker.client.read_to_end import read_topic_to_end
 from millrace.broker.protocol.records import Record, build_batch
 from tests.cluster.mirror_process import MirrorProcess, send, until
 from tests.pairs import Pair, in_pairs
-from tests.second_try import Late
+from tests.waiting import DeadlinePassed
 
 PARTITIONS = 4
 LOAD_PAUSE_S = 0.03
@@ -135,7 +135,7 @@ def quickest_change(
             allowed_ms = max(limit_ms, limit_ms - LEAST_LIMIT_MS + ORDINARY_WAYS * ordinary_ms)
         if longest_ms < allowed_ms:
             return
-    raise Late(f"more than {limit_ms} ms in each run: {', '.join(measured)}")
+    raise DeadlinePassed(f"more than {limit_ms} ms in each run: {', '.join(measured)}")
 
 
 @in_pairs("millrace-millrace", "kafka-kafka")

@@ -25,7 +25,7 @@ from millrace.broker.protocol.records import Record, build_batch
 from millrace.mirror.topics.routes import AUDIT_TOPIC
 from tests.cluster.mirror_process import send, until
 from tests.pairs import Pair, in_pairs
-from tests.second_try import Late
+from tests.waiting import DeadlinePassed
 
 # Retention is on in some of these topics: records of another year would not stay.
 NOW_MS = int(time.time() * 1000)
@@ -128,7 +128,7 @@ def test_new_topic_and_new_partition_arrive_from_their_first_record(pair: Pair) 
             took: list[float] = []
             loading = asyncio.create_task(load())
             try:
-                await until(lambda: arrived(running, 0), lambda: mirror.log)
+                await until(lambda: arrived(running, 0), logs_of=[mirror])
                 skipped = int((await values(target, running))[0])
                 # Not `latest`, and not one record too late: each is produced at once after the creation.
                 for topic, partition, make in (
@@ -138,7 +138,7 @@ def test_new_topic_and_new_partition_arrive_from_their_first_record(pair: Pair) 
                     await make()
                     await send(source, topic, partition, one(b"first"))
                     began = time.monotonic()
-                    await until(lambda t=topic, p=partition: arrived(t, p), lambda: mirror.log)
+                    await until(lambda t=topic, p=partition: arrived(t, p), logs_of=[mirror])
                     took_s = time.monotonic() - began
                     print(f"{topic}-{partition}: first record after {took_s:.1f} s")
                     took.append(took_s)
@@ -150,12 +150,12 @@ def test_new_topic_and_new_partition_arrive_from_their_first_record(pair: Pair) 
             async def all_there() -> bool:
                 return len(await values(target, running)) > len(wanted)
 
-            await until(all_there, lambda: mirror.log)
+            await until(all_there, logs_of=[mirror])
             assert await values(target, later) == [b"first"]
             assert Counter(await values(target, running)) == Counter([*wanted, b"first"])
             if min(took) >= DISCOVERY_S:  # a busy machine may hold one of them up
                 seconds = " and ".join(f"{each:.1f}" for each in took)
-                raise Late(f"first records after {seconds} s, neither within {DISCOVERY_S:.0f}")
+                raise DeadlinePassed(f"first records after {seconds} s, neither within {DISCOVERY_S:.0f}")
 
     asyncio.run(story())
 
@@ -185,7 +185,7 @@ def test_start_at_a_time_and_what_is_found_later_from_its_first_record(pair: Pai
                 parts = [each for each in mirror.status().get("partitions", []) if each["topic"] == topic]
                 return sum(each["position"] is not None for each in parts) == 2
 
-            await until(begun, lambda: mirror.log)
+            await until(begun, logs_of=[mirror])
             await send(source, topic, 1, dated(b"since", NOW_MS))
             await create_topic(source, later, 1, 1)
             await send(source, later, 0, dated(b"first", old))
@@ -193,7 +193,7 @@ def test_start_at_a_time_and_what_is_found_later_from_its_first_record(pair: Pai
             async def all_there() -> bool:
                 return len(await values(target, topic)) >= 3 and len(await values(target, later)) >= 1
 
-            await until(all_there, lambda: mirror.log)
+            await until(all_there, logs_of=[mirror])
             found = [(each.partition, each.value) async for each in read_topic_to_end(target, topic)]
             assert sorted(found) == [(0, b"middle"), (0, b"new"), (1, b"since")]
             assert await values(target, later) == [b"first"]
@@ -235,16 +235,16 @@ def test_everything_means_never_the_internal_topics(pair: Pair) -> None:
             async def is_carried() -> bool:
                 return len(await values(target, f"{made}.{first}")) == 1
 
-            await until(is_carried, lambda: mirror.log)
+            await until(is_carried, logs_of=[mirror])
             await create_topic(source, second, 1, 1)
             await send(source, second, 0, one(second.encode()))
-            await until(lambda: carried(second), lambda: mirror.log)
+            await until(lambda: carried(second), logs_of=[mirror])
 
             async def audit_goes_along() -> bool:
                 keys = [record.key async for record in read_topic_to_end(target, AUDIT_TOPIC)]
                 return said.key in keys
 
-            await until(audit_goes_along, lambda: mirror.log)
+            await until(audit_goes_along, logs_of=[mirror])
             there = (await target.metadata(max_age_ms=0)).topics
             assert {name for name in there if made in name} == {
                 f"{made}.{topic}" for topic in (first, second)
@@ -274,7 +274,7 @@ def test_partition_offset_and_rename_say_where_records_go(pair: Pair) -> None:
             async def all_there() -> bool:
                 return len(await values(target, renamed)) == 2
 
-            await until(all_there, lambda: mirror.log)
+            await until(all_there, logs_of=[mirror])
             assert await width(target, renamed) == 6
             where = {record.partition: record.value async for record in read_topic_to_end(target, renamed)}
             assert where == {4: b"0", 5: b"1"}

@@ -18,6 +18,7 @@ from millrace.mirror.delivery.system_records import SystemRecords
 from millrace.mirror.topics.routes import SourcePartition
 from tests.cluster.mirror_process import until
 from tests.servers import BrokerProcess
+from tests.waiting import patience
 
 pytestmark = pytest.mark.java
 
@@ -49,7 +50,7 @@ async def reading(broker: BrokerProcess, topic: str) -> AsyncIterator[Heard]:
         heard = Heard(cluster, topic)
         task = asyncio.create_task(heard.reader.run())
         try:
-            async with asyncio.timeout(120):
+            async with asyncio.timeout(patience(120)):
                 await heard.reader.ready()
             yield heard
         finally:

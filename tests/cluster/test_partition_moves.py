@@ -111,8 +111,12 @@ def test_throttled_move_is_slow_can_be_listed_and_called_off(three: ThreeBrokers
     }
     assert "called off 1 partition" in millrace("topics", "reassign", "--cancel", bootstrap=three.bootstrap)
     eventually(lambda: three.moving() == {}, "nothing moves any more")
-    part = three.wait_for("t", 0, "is where it was", lambda part: tuple(part.replica_nodes) == (1,))
-    assert (part.leader_id, tuple(part.isr_nodes)) == (1, (1,))
+    three.wait_for(
+        "t",
+        0,
+        "is where it was",
+        lambda part: (tuple(part.replica_nodes), part.leader_id, tuple(part.isr_nodes)) == ((1,), 1, (1,)),
+    )
     assert three.reassign("t", {0: None}) == {0: NoReassignmentInProgress.code}
     eventually(lambda: throttle_of(three, 2)[0] == 5, "the rate is gone")
     for number in (2, 3):

@@ -16,6 +16,7 @@ from millrace.broker.client.admin import create_topic
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.raw_produce import produce
 from tests.benchmarks.audit.load import BatchMaker, Shape
+from tests.waiting import patience
 
 SIZES = {0: 200, 1: 1600}
 BATCHES = 20
@@ -66,10 +67,10 @@ def test_bytes_an_offset_are_known_either_way_and_make_tasks_even(broker, monkey
 
 def test_a_server_that_cannot_tell_is_probed_and_one_that_is_gone_is_left_out():
     producer = Producer({"bootstrap.servers": "mock", "test.mock.num.brokers": 1, "log_level": 2})
-    (server,) = producer.list_topics(timeout=60).brokers.values()
+    (server,) = producer.list_topics(timeout=patience(60)).brokers.values()
     for _ in range(50):
         producer.produce("sizes", b"x" * 100, partition=0)
-    assert producer.flush(60) == 0
+    assert producer.flush(patience(60)) == 0
     found = asyncio.run(ask(f"{server.host}:{server.port}", "sizes", {0: (0, 50), 1: (0, 10)}))
     assert 100 < found[0] < 200 and set(found) == {0}, "librdkafka's mock has no DescribeLogDirs"
 

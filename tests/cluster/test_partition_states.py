@@ -17,6 +17,7 @@ from millrace.broker.coordination.session import Session, SessionError
 from millrace.broker.replication.in_sync_sets import StateConflict
 from millrace.broker.replication.partition import PartitionState
 from tests.servers import ZooKeeper
+from tests.waiting import patience
 
 pytestmark = pytest.mark.java
 
@@ -116,7 +117,7 @@ def test_a_topic_whose_replicas_keep_changing_is_written_in_the_end(
             await commit(operations)  # type: ignore[arg-type]
 
         monkeypatch.setattr(session, "commit", overtaken)
-        assert await asyncio.wait_for(states.write("t", ID, 0, replace(STATE, isr=(1, 2))), 90) == 1
+        assert await asyncio.wait_for(states.write("t", ID, 0, replace(STATE, isr=(1, 2))), patience(90)) == 1
         assert changes == 12
 
     run(zookeeper, scenario)
@@ -131,6 +132,6 @@ def test_while_the_session_is_away_nothing_is_written_and_the_write_comes_after(
             assert not done
         finally:
             zookeeper.resume()
-        assert await asyncio.wait_for(writing, 90) == 1
+        assert await asyncio.wait_for(writing, patience(90)) == 1
 
     run(zookeeper, scenario)

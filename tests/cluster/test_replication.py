@@ -10,7 +10,7 @@ import asyncio
 import json
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,10 @@ from millrace.broker.protocol.records import read_records
 from tests.conftest import BrokerFactory
 from tests.raw_client import RawClient, batch_of
 from tests.servers import BrokerProcess
+from tests.waiting import until
 
 pytestmark = pytest.mark.java
 
-DEADLINE_S = 40.0
 LAG_MS = 2_000
 """Where a test waits for a follower to be late."""
 NEVER_LATE_MS = 60_000
@@ -43,18 +43,9 @@ ALL = -1
 EARLIEST, LATEST = -2, -1
 
 
-def eventually(probe: Callable[[], Any], what: str) -> Any:
+def eventually(probe: Callable[[], Any], what: str, logs_of: Iterable[BrokerProcess] = ()) -> Any:
     """The first true value of `probe`; a broker that is just away is no answer."""
-    deadline = time.monotonic() + DEADLINE_S
-    while True:
-        try:
-            value = probe()
-        except (OSError, EOFError):
-            value = None
-        if value:
-            return value
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
+    return until(probe, what, retry=(OSError, EOFError), logs_of=logs_of)
 
 
 class Cluster:
@@ -111,7 +102,11 @@ class Cluster:
         return json.loads(asyncio.run(read()))
 
     def wait_for_isr(self, *brokers: int, topic: str = "t") -> None:
-        eventually(lambda: sorted(self.state(topic)["isr"]) == sorted(brokers), f"in sync are {brokers}")
+        eventually(
+            lambda: sorted(self.state(topic)["isr"]) == sorted(brokers),
+            f"in sync are {brokers}",
+            self.brokers.values(),
+        )
 
     def leader(self, *, but_not: int = 0) -> BrokerProcess:
         def probe() -> BrokerProcess | None:
@@ -121,7 +116,7 @@ class Cluster:
                 return None
             return broker if list_offset(broker, EARLIEST)[0] == 0 else None
 
-        return eventually(probe, "a broker leads")
+        return eventually(probe, "a broker leads", self.brokers.values())
 
     def log_of(self, broker: int, topic: str = "t", partition: int = 0) -> bytes:
         """Everything in the log of a partition, as it lies on the disk."""
@@ -133,7 +128,7 @@ class Cluster:
             logs = {self.log_of(broker) for broker in brokers}
             return logs.pop() if len(logs) == 1 else None
 
-        return eventually(same, f"the logs of {brokers} are the same")
+        return eventually(same, f"the logs of {brokers} are the same", self.brokers.values())
 
 
 def is_running(broker: BrokerProcess) -> bool:
@@ -291,10 +286,8 @@ def test_a_write_is_refused_where_too_few_are_in_sync(broker_factory: BrokerFact
     for other in others:
         pause(other)
     # Appended while three were in sync: after it only one is left.
-    started = time.monotonic()
-    code, _ = produce(first, b"in doubt")
-    assert code == NotEnoughReplicasAfterAppend.code
-    assert time.monotonic() - started < 4 * LAG_MS / 1000
+    code, _ = produce(first, b"in doubt", timeout_ms=NEVER_LATE_MS)
+    assert code == NotEnoughReplicasAfterAppend.code  # and not that its time was up
     assert produce(first, b"refused")[0] == NotEnoughReplicas.code
     assert produce(first, b"taken", acks=1) == (0, 2)
     # Under min.insync.replicas nothing new is shown (KIP-966).

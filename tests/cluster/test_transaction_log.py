@@ -30,6 +30,7 @@ from tests.cluster.transactional import TIMEOUT_S, RawProducer, coordinator_of, 
 from tests.peers.kafka import KafkaPeer, gather_jars
 from tests.raw_client import RawClient
 from tests.servers import BrokerProcess
+from tests.waiting import patience
 
 pytestmark = [pytest.mark.java, pytest.mark.kafka]
 
@@ -57,7 +58,7 @@ def story(port: int) -> None:
     assert successor.begin(timeout_ms=70_000) is ErrorCode.none
     former = {"producer_id": successor.producer_id, "producer_epoch": successor.epoch}
     assert successor.begin(timeout_ms=70_000, **former) is ErrorCode.none
-    assert until(lambda: successor.state() == "Empty")
+    until(lambda: successor.state() == "Empty")
 
 
 def records_of(port: int) -> list[Record]:
@@ -143,11 +144,11 @@ def test_records_of_a_cluster_with_kip_890(kafka_peer):
     port = port_of(kafka_peer)
     coordinator_of(port, "orders")
     producer = Producer({"bootstrap.servers": kafka_peer.bootstrap, "transactional.id": "orders"})
-    producer.init_transactions(TIMEOUT_S)
+    producer.init_transactions(patience(TIMEOUT_S))
     for _ in range(2):
         producer.begin_transaction()
         producer.produce(topic, b"x")
-        producer.commit_transaction(TIMEOUT_S)
+        producer.commit_transaction(patience(TIMEOUT_S))
     records = records_of(port)
     assert len(records) >= 5
     for record in records:
@@ -184,7 +185,7 @@ def test_the_java_client_copies_exactly_once(narrow, java):
     plain = Producer({"bootstrap.servers": narrow.bootstrap})
     for number in range(200):
         plain.produce("source", b"%d" % number)
-    plain.flush(TIMEOUT_S)
+    plain.flush(patience(TIMEOUT_S))
     java(
         "org.apache.kafka.tools.TransactionalMessageCopier",
         *("--broker-list", narrow.bootstrap, "--input-topic", "source", "--input-partition", "0"),
@@ -246,7 +247,7 @@ def test_a_hanging_transaction_is_found_and_ended_by_the_tool(broker_factory, ja
     java(tool, *server, "abort", "--topic", "flights", "--partition", "0", "--start-offset", "0")
     plain = Producer({"bootstrap.servers": broker.bootstrap})
     plain.produce("flights", b"behind")
-    plain.flush(TIMEOUT_S)
+    plain.flush(patience(TIMEOUT_S))
     assert read(broker, "flights", 1) == [b"behind"]
     client = producer.leader
     (topic,) = client.ask(

@@ -20,6 +20,7 @@ from tests.cluster.transactional import (
     until,
 )
 from tests.servers import BrokerProcess
+from tests.waiting import Deadline, patience
 
 pytestmark = pytest.mark.java  # ZooKeeper
 
@@ -27,15 +28,15 @@ pytestmark = pytest.mark.java  # ZooKeeper
 def test_commit_and_abort_with_confluent(broker):
     create_topic(broker, "flights", 2)
     producer = transactional(broker, "orders")
-    producer.init_transactions(TIMEOUT_S)
+    producer.init_transactions(patience(TIMEOUT_S))
     for number in range(6):
         producer.begin_transaction()
         for partition in range(2):
             producer.produce("flights", b"%d" % number, partition=partition)
         if number % 2:
-            producer.abort_transaction(TIMEOUT_S)
+            producer.abort_transaction(patience(TIMEOUT_S))
         else:
-            producer.commit_transaction(TIMEOUT_S)
+            producer.commit_transaction(patience(TIMEOUT_S))
     assert sorted(read(broker, "flights", 100, partitions=2)) == sorted([b"0", b"2", b"4"] * 2)
     assert len(read(broker, "flights", 100, isolation="read_uncommitted", partitions=2)) >= 6
 
@@ -43,18 +44,18 @@ def test_commit_and_abort_with_confluent(broker):
 def test_a_second_producer_fences_the_first(broker):
     create_topic(broker, "flights")
     first = transactional(broker, "orders")
-    first.init_transactions(TIMEOUT_S)
+    first.init_transactions(patience(TIMEOUT_S))
     first.begin_transaction()
     first.produce("flights", b"of the first")
-    first.flush(TIMEOUT_S)
+    first.flush(patience(TIMEOUT_S))
     second = transactional(broker, "orders")
-    second.init_transactions(TIMEOUT_S)  # aborts what the first had open
+    second.init_transactions(patience(TIMEOUT_S))  # aborts what the first had open
     with pytest.raises(KafkaException) as caught:
-        first.commit_transaction(TIMEOUT_S)
+        first.commit_transaction(patience(TIMEOUT_S))
     assert caught.value.args[0].code() in (KafkaError._FENCED, KafkaError.PRODUCER_FENCED)
     second.begin_transaction()
     second.produce("flights", b"of the second")
-    second.commit_transaction(TIMEOUT_S)
+    second.commit_transaction(patience(TIMEOUT_S))
     assert read(broker, "flights", 10) == [b"of the second"]
 
 
@@ -62,17 +63,17 @@ def test_nothing_behind_an_open_transaction_is_committed(broker):
     create_topic(broker, "flights")
     plain = Producer({"bootstrap.servers": broker.bootstrap})
     plain.produce("flights", b"before")
-    plain.flush(TIMEOUT_S)
+    plain.flush(patience(TIMEOUT_S))
     producer = transactional(broker, "orders", transaction_timeout_ms=60_000)
-    producer.init_transactions(TIMEOUT_S)
+    producer.init_transactions(patience(TIMEOUT_S))
     producer.begin_transaction()
     producer.produce("flights", b"in it")
-    producer.flush(TIMEOUT_S)
+    producer.flush(patience(TIMEOUT_S))
     plain.produce("flights", b"behind")
-    plain.flush(TIMEOUT_S)
+    plain.flush(patience(TIMEOUT_S))
     assert read(broker, "flights", 10) == [b"before"]
     assert read(broker, "flights", 10, isolation="read_uncommitted") == [b"before", b"in it", b"behind"]
-    producer.commit_transaction(TIMEOUT_S)
+    producer.commit_transaction(patience(TIMEOUT_S))
     assert read(broker, "flights", 3) == [b"before", b"in it", b"behind"]
 
 
@@ -80,17 +81,17 @@ def test_a_transaction_that_takes_too_long_is_aborted(broker_factory):
     broker = broker_factory(transaction_abort_timed_out_transaction_cleanup_interval_ms=200)
     create_topic(broker, "flights")
     producer = transactional(broker, "orders", transaction_timeout_ms=1_500)
-    producer.init_transactions(TIMEOUT_S)
+    producer.init_transactions(patience(TIMEOUT_S))
     producer.begin_transaction()
     producer.produce("flights", b"too late")
-    producer.flush(TIMEOUT_S)
+    producer.flush(patience(TIMEOUT_S))
     plain = Producer({"bootstrap.servers": broker.bootstrap})
     plain.produce("flights", b"behind")
-    plain.flush(TIMEOUT_S)
-    assert until(lambda: read(broker, "flights", 10) == [b"behind"])
+    plain.flush(patience(TIMEOUT_S))
+    until(lambda: read(broker, "flights", 10) == [b"behind"])
     assert "a transaction timed out" in broker.log
     with pytest.raises(KafkaException):
-        producer.commit_transaction(TIMEOUT_S)
+        producer.commit_transaction(patience(TIMEOUT_S))
 
 
 def test_consume_transform_produce(broker):
@@ -100,7 +101,7 @@ def test_consume_transform_produce(broker):
     plain = Producer({"bootstrap.servers": broker.bootstrap})
     for number in range(40):
         plain.produce("source", b"%d" % number, partition=number % 2)
-    plain.flush(TIMEOUT_S)
+    plain.flush(patience(TIMEOUT_S))
     carried = 0
     for attempt in range(3):  # a new member and producer each time, as after a crash
         consumer = Consumer(
@@ -114,7 +115,7 @@ def test_consume_transform_produce(broker):
         )
         consumer.subscribe(["source"])
         producer = transactional(broker, "transformer")
-        producer.init_transactions(TIMEOUT_S)
+        producer.init_transactions(patience(TIMEOUT_S))
         for batch in range(3):
             messages = consumer.consume(5, 10.0)
             if not messages:
@@ -127,9 +128,9 @@ def test_consume_transform_produce(broker):
                 consumer.position(consumer.assignment()), consumer.consumer_group_metadata(), TIMEOUT_S
             )
             if batch == 2 and attempt < 2:
-                producer.abort_transaction(TIMEOUT_S)  # and its messages come again
+                producer.abort_transaction(patience(TIMEOUT_S))  # and its messages come again
             else:
-                producer.commit_transaction(TIMEOUT_S)
+                producer.commit_transaction(patience(TIMEOUT_S))
                 carried += len(messages)
         consumer.close()
     # The rest.
@@ -143,10 +144,10 @@ def test_consume_transform_produce(broker):
     )
     consumer.subscribe(["source"])
     producer = transactional(broker, "transformer")
-    producer.init_transactions(TIMEOUT_S)
-    deadline = time.monotonic() + TIMEOUT_S
+    producer.init_transactions(patience(TIMEOUT_S))
+    deadline = Deadline(lambda: f"40 messages; {carried} were carried", within_s=TIMEOUT_S, logs_of=[broker])
     while carried < 40:
-        assert time.monotonic() < deadline, f"only {carried} messages were carried"
+        deadline.check()
         messages = consumer.consume(100, 0.5)
         if not messages:
             continue
@@ -156,7 +157,7 @@ def test_consume_transform_produce(broker):
         producer.send_offsets_to_transaction(
             consumer.position(consumer.assignment()), consumer.consumer_group_metadata(), TIMEOUT_S
         )
-        producer.commit_transaction(TIMEOUT_S)
+        producer.commit_transaction(patience(TIMEOUT_S))
         carried += len(messages)
     consumer.close()
     values = read(broker, "target", 1_000)
@@ -401,7 +402,7 @@ def test_a_restart_keeps_idempotence_and_open_transactions(flights):
         coordinator_of(flights.port, "orders")
         again = RawProducer(flights.port, "orders")
         again.producer_id, again.epoch = producer.producer_id, producer.epoch
-        assert until(lambda again=again: again.state() == "Ongoing")
+        until(lambda again=again: again.state() == "Ongoing")
         # Stored once, however often; its leader may know its office a moment later.
         assert until(
             lambda again=again: again.produce("flights", 0, b"a", b"b", sequence=0) is ErrorCode.none
@@ -420,7 +421,7 @@ def test_an_id_that_nobody_uses_expires(broker_factory):
     producer = RawProducer(broker.port, "orders")
     producer.begin()
     first = producer.producer_id
-    assert until(lambda: producer.state() == "")
+    until(lambda: producer.state() == "")
     producer.begin(producer_id=first, producer_epoch=0)
     assert (producer.producer_id, producer.epoch) == (first + 1, 0)
     broker.restart()

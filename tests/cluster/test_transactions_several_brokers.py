@@ -24,6 +24,7 @@ from tests.cluster.transactional import (
 )
 from tests.raw_client import RawClient, batch_of
 from tests.servers import BrokerProcess
+from tests.waiting import patience
 
 pytestmark = pytest.mark.java  # ZooKeeper
 
@@ -41,7 +42,7 @@ def pair(zookeeper, broker_factory) -> tuple[BrokerProcess, BrokerProcess]:
     create_topic(coordinator, "flights", replica_assignment=[[leader.id]], replication_factor=-1)
     # The one that was asked knows of the leader; the leader itself may hear of it a moment later.
     with RawClient(leader.port) as asking:
-        assert until(lambda: not asking.fetch(PartitionFetch("flights", 0, 0, 1)).partitions[0].error_code)
+        until(lambda: not asking.fetch(PartitionFetch("flights", 0, 0, 1)).partitions[0].error_code)
     return coordinator, leader
 
 
@@ -93,7 +94,7 @@ def test_a_coordinator_that_cannot_be_asked_makes_the_producer_come_again(pair):
     coordinator.kill()
     assert producer.produce("flights", 0, b"x") is ErrorCode.not_enough_replicas
     coordinator.start()
-    assert until(lambda: producer.produce("flights", 0, b"x") is ErrorCode.none)
+    until(lambda: producer.produce("flights", 0, b"x") is ErrorCode.none)
 
 
 def test_a_commit_survives_the_death_of_its_coordinator(pair):
@@ -113,7 +114,7 @@ def test_a_commit_survives_the_death_of_its_coordinator(pair):
         os.kill(leader.process.pid, signal.SIGCONT)
     assert read(leader, "flights", 1) == []
     coordinator.start()
-    assert until(lambda: read(leader, "flights", 1) == [b"kept"])
+    until(lambda: read(leader, "flights", 1) == [b"kept"])
     assert "a transaction is ended where the coordinator before this one stopped" in coordinator.log
     producer = RawProducer(leader.port, "orders", coordinator.port)
     assert producer.begin() is ErrorCode.none
@@ -131,7 +132,7 @@ def test_markers_wait_for_a_leader_that_is_away(pair):
     assert producer.state() == "PrepareCommit"
     assert producer.add("flights", 0) is ErrorCode.concurrent_transactions
     leader.start()
-    assert until(lambda: producer.state() == "CompleteCommit")
+    until(lambda: producer.state() == "CompleteCommit")
     assert read(leader, "flights", 1) == [b"kept"]
 
 
@@ -142,7 +143,7 @@ def test_a_deleted_topic_holds_no_transaction_up(pair):
     producer.add("flights", 0)
     assert producer.produce("flights", 0, b"lost") is ErrorCode.none
     admin = AdminClient({"bootstrap.servers": leader.bootstrap})
-    admin.delete_topics(["flights"])["flights"].result(TIMEOUT_S)
+    admin.delete_topics(["flights"])["flights"].result(patience(TIMEOUT_S))
     producer.end_everywhere()
 
 
@@ -161,7 +162,7 @@ def test_another_broker_takes_over_as_coordinator(zookeeper, broker_factory):
     everywhere = ",".join(broker.bootstrap for broker in brokers)
     committed: list[bytes] = []
     producer = transactional(brokers[0], "orders", bootstrap_servers=everywhere)
-    producer.init_transactions(TIMEOUT_S)
+    producer.init_transactions(patience(TIMEOUT_S))
     with RawClient(brokers[0].port) as client:
         (kept,) = client.ask(Api.METADATA, 9, topics=[{"name": "__transaction_state"}]).topics
     assert {len(part.replica_nodes) for part in kept.partitions} == {3}
@@ -174,12 +175,12 @@ def test_another_broker_takes_over_as_coordinator(zookeeper, broker_factory):
             for partition in range(3):
                 producer.produce("flights", value, partition=partition)
             if number == 2:
-                producer.flush(TIMEOUT_S)
+                producer.flush(patience(TIMEOUT_S))
                 coordinator.kill()
             if number % 2 and number != 3:
-                producer.abort_transaction(TIMEOUT_S)
+                producer.abort_transaction(patience(TIMEOUT_S))
             else:
-                producer.commit_transaction(TIMEOUT_S)
+                producer.commit_transaction(patience(TIMEOUT_S))
                 committed.append(value)
         coordinator.start()
     values = read(brokers[0], "flights", 1_000, partitions=3)

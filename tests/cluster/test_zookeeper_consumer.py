@@ -40,6 +40,7 @@ from tests.cluster.zookeeper_consumer_tools import (
 from tests.conftest import BrokerFactory
 from tests.raw_client import RawClient, batch_of
 from tests.servers import BrokerProcess
+from tests.waiting import patience
 
 pytestmark = pytest.mark.java
 
@@ -244,7 +245,7 @@ def test_a_claim_that_another_session_holds_is_tried_again_until_it_is_free(
     path = f"/consumers/{GROUP}/owners/orders/1"
     peek.create(path, b"someone-0", ephemeral=True, makepath=True)
     made: list[MessageStream] = []
-    settings = {**FAST, "rebalance_backoff_ms": 60_000}
+    settings = {**FAST, "rebalance_backoff_ms": 3_600_000}
     with ZookeeperConsumer(broker.zookeeper, GROUP, **settings) as consumer:
         maker = threading.Thread(target=lambda: made.append(stream_of(consumer)))
         maker.start()
@@ -257,10 +258,8 @@ def test_a_claim_that_another_session_holds_is_tried_again_until_it_is_free(
         assert frozenset({1}) in seen
         assert owners(peek)[1] == "someone-0" and not made
         peek.delete(path)
-        freed_at = time.monotonic()
-        eventually(lambda: len(consumer.owned_partitions()) == 2, "the claim is not tried again")
-        # It does not sleep the back-off to its end.
-        assert time.monotonic() - freed_at < 30
+        # It does not sleep the back-off to its end, which is in an hour.
+        eventually(lambda: len(consumer.owned_partitions()) == 2, "the claim is tried again")
         maker.join()
         assert next(made[0]).value == b"x"
 
@@ -276,8 +275,10 @@ def test_a_claim_that_never_succeeds_fails_and_leaves_the_group(
     with pytest.raises(RebalanceFailed, match="orders-1"):
         consumer.create_message_streams({"orders": 1})
     assert time.monotonic() - begun > 3.0
-    eventually(lambda: not peek.get_children(f"/consumers/{GROUP}/ids"), "it stays registered")
-    assert set(owners(peek)) == {1}
+    eventually(
+        lambda: not peek.get_children(f"/consumers/{GROUP}/ids") and set(owners(peek)) == {1},
+        "it has left, with what it owned",
+    )
     with pytest.raises(RebalanceFailed):
         consumer.commit_offsets()
     consumer.shutdown()
@@ -393,7 +394,7 @@ def test_shutdown_without_zookeeper_ends_also_the_calls_of_other_threads(
         committer = threading.Thread(target=commit)
         committer.start()
         consumer.shutdown()
-        committer.join(60)
+        committer.join(patience())
         assert not committer.is_alive() and outcomes[0] is not None
     finally:
         zookeeper.resume()

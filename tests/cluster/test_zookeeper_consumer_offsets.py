@@ -37,6 +37,7 @@ from tests.conftest import BrokerFactory
 from tests.ports import free_port
 from tests.raw_client import RawClient
 from tests.servers import BrokerProcess
+from tests.waiting import patience
 
 pytestmark = pytest.mark.java
 
@@ -254,7 +255,7 @@ def test_shutdown_ends_waiting_streams(broker: BrokerProcess) -> None:
     eventually(lambda: consumer._connector._readings["orders", 0].delivered == 1, "nothing is delivered")
     consumer.shutdown()
     consumer.shutdown()
-    reader.join(60)
+    reader.join(patience(60))
     assert not reader.is_alive() and [each.value for each in seen] == [b"only"]
     with pytest.raises(ConsumerClosed):
         consumer.commit_offsets()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
@@ -16,20 +15,15 @@ from millrace.broker.protocol.frames import Api
 from tests.conftest import BrokerFactory
 from tests.raw_client import RawClient
 from tests.servers import BrokerProcess
+from tests.waiting import Deadline, patience, until
 
 DEADLINE_S = 120.0
 TIMEOUT_MS = 60_000
 
 
-def eventually(probe: Callable[[], Any], what: str) -> Any:
+def eventually(probe: Callable[[], Any], what: str, logs_of: Iterable[BrokerProcess] = ()) -> Any:
     """The first true value of `probe`."""
-    deadline = time.monotonic() + DEADLINE_S
-    while True:
-        value = probe()
-        if value:
-            return value
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
+    return until(probe, what, within_s=DEADLINE_S, logs_of=logs_of)
 
 
 class ThreeBrokers:
@@ -87,7 +81,7 @@ class ThreeBrokers:
                 {known.node_id for known in self.metadata(at=number).brokers} == set(ids) for number in ids
             )
 
-        eventually(seen, f"brokers {ids} know each other")
+        eventually(seen, f"brokers {ids} know each other", self.brokers.values())
 
     def create(self, name: str, partitions: int = 1, factor: int = 3, **configs: str) -> None:
         answer = self._create(name, partitions, factor, configs)
@@ -100,7 +94,7 @@ class ThreeBrokers:
             code = self._create(name, partitions, factor, configs).error_code
             return code in (0, TopicAlreadyExists.code)
 
-        eventually(is_there, f"{name} is created")
+        eventually(is_there, f"{name} is created", self.brokers.values())
 
     def _create(self, name: str, partitions: int, factor: int, configs: Mapping[str, str]) -> Any:
         topic = {
@@ -134,7 +128,7 @@ class ThreeBrokers:
             part = self.partitions(topic).get(number)
             return part if part is not None and holds(part) else None
 
-        return eventually(found, f"{topic}-{number}: {what}")
+        return eventually(found, f"{topic}-{number}: {what}", self.brokers.values())
 
     def wait_in_sync(self, topic: str, number: int, *members: int) -> Any:
         return self.wait_for(
@@ -223,7 +217,7 @@ class Load:
             self._producer.produce(self._topic, str(number).encode(), on_delivery=self._settled(number))
             number += 1
             self._producer.poll(0.002)
-        assert self._producer.flush(DEADLINE_S) == 0
+        assert self._producer.flush(patience(DEADLINE_S)) == 0
 
     def _settled(self, number: int) -> Callable[[KafkaError | None, Any], None]:
         def settled(error: KafkaError | None, _message: Any) -> None:
@@ -241,9 +235,9 @@ def read_all(bootstrap: str, topic: str, partitions: int = 1) -> list[int]:
     consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
     numbers: list[int] = []
     ended = 0
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = Deadline(lambda: f"the end of {topic}; {len(numbers)} records were read", within_s=DEADLINE_S)
     while ended < partitions:
-        assert time.monotonic() < deadline, f"only {len(numbers)} records were read"
+        deadline.check()
         message = consumer.poll(0.5)
         if message is None:
             continue
@@ -258,7 +252,7 @@ def read_all(bootstrap: str, topic: str, partitions: int = 1) -> list[int]:
 def millrace(*words: str, bootstrap: str, expect: int = 0) -> str:
     """What the command line says; it must end with `expect`."""
     command = [sys.executable, "-m", "millrace.deploy.cli", *words, "--bootstrap", bootstrap]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(120), check=False)
     assert done.returncode == expect, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -268,7 +262,7 @@ def produce_numbers(bootstrap: str, topic: str, count: int, partitions: int = 1,
     for number in range(count):
         producer.produce(topic, str(number).rjust(size, "0").encode(), partition=number % partitions)
         producer.poll(0)
-    assert producer.flush(DEADLINE_S) == 0
+    assert producer.flush(patience(DEADLINE_S)) == 0
 
 
 def folders(broker: BrokerProcess, topic: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -11,6 +12,7 @@ from kio.schema.errors import ErrorCode
 from millrace.broker.protocol.frames import Api
 from tests.raw_client import RawClient, batch_of
 from tests.servers import BrokerProcess
+from tests.waiting import Deadline, patience, until
 
 TIMEOUT_S = 90.0
 
@@ -30,13 +32,13 @@ def create_topic(broker: BrokerProcess, name: str, partitions: int = 1, **option
     """A new topic; this broker knows the leaders of all its partitions when this returns."""
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     topic = NewTopic(name, partitions, **{"replication_factor": 1, **options})
-    admin.create_topics([topic])[name].result(TIMEOUT_S)
+    admin.create_topics([topic])[name].result(patience(TIMEOUT_S))
 
     def is_led() -> bool:
-        shown = admin.list_topics(timeout=TIMEOUT_S).topics.get(name)
+        shown = admin.list_topics(timeout=patience(TIMEOUT_S)).topics.get(name)
         return bool(shown and shown.partitions and all(p.leader >= 0 for p in shown.partitions.values()))
 
-    assert until(is_led), f"{name} is not led"
+    until(is_led, f"{name} is led", within_s=TIMEOUT_S, logs_of=[broker])
 
 
 def wait_for_brokers(*brokers: BrokerProcess) -> None:
@@ -50,7 +52,7 @@ def wait_for_brokers(*brokers: BrokerProcess) -> None:
                     return False
         return True
 
-    assert until(know_each_other), f"brokers {ids} do not know each other"
+    until(know_each_other, f"brokers {ids} know each other", within_s=TIMEOUT_S, logs_of=brokers)
 
 
 def read(
@@ -76,9 +78,10 @@ def read(
     consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
     values: list[bytes] = []
     ended: set[int] = set()
-    deadline = time.monotonic() + timeout_s
+    deadline = Deadline(f"{count} records of {topic}, or its end", within_s=timeout_s, logs_of=[broker])
     try:
-        while len(values) < count and len(ended) < partitions and time.monotonic() < deadline:
+        while len(values) < count and len(ended) < partitions:
+            deadline.check(values)
             message = consumer.poll(0.2)
             if message is None:
                 continue
@@ -89,16 +92,6 @@ def read(
         return values
     finally:
         consumer.close()
-
-
-def until(holds, timeout_s: float = TIMEOUT_S) -> bool:
-    """Poll until it holds."""
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 class RawProducer:
@@ -113,8 +106,8 @@ class RawProducer:
 
     def begin(self, version: int = 4, timeout_ms: int = 60_000, **former: int) -> ErrorCode:
         """InitProducerId, repeated while an older transaction is being ended."""
-        deadline = time.monotonic() + TIMEOUT_S
-        while True:
+
+        def begun() -> Any:
             answer = self.coordinator.ask(
                 Api.INIT_PRODUCER_ID,
                 version,
@@ -122,9 +115,11 @@ class RawProducer:
                 transaction_timeout=timeout_ms,
                 **{"producer_id": -1, "producer_epoch": -1, **former},
             )
-            if answer.error_code not in RETRIED or time.monotonic() > deadline:
-                break
-            time.sleep(0.02)
+            return None if answer.error_code in RETRIED else answer
+
+        answer = until(
+            begun, f"the end of an older transaction of {self.transactional_id}", within_s=TIMEOUT_S
+        )
         if answer.error_code is ErrorCode.none:
             self.producer_id, self.epoch = answer.producer_id, answer.producer_epoch
             self.sequences.clear()
@@ -142,7 +137,7 @@ class RawProducer:
         return answer.results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code
 
     def add_until_accepted(self, topic: str, *partitions: int) -> None:
-        assert until(lambda: self.add(topic, *partitions) is ErrorCode.none)
+        until(lambda: self.add(topic, *partitions) is ErrorCode.none)
 
     def produce(self, topic: str, partition: int, *values: bytes, version: int = 9, **options) -> ErrorCode:
         key = (topic, partition)
@@ -173,8 +168,8 @@ class RawProducer:
 
     def end_everywhere(self, committed: bool = True) -> None:
         """Until the markers are there: then the same request says that it was done."""
-        assert until(lambda: self.end(committed) is ErrorCode.none)
-        assert until(lambda: self.state() in ("CompleteCommit", "CompleteAbort"))
+        until(lambda: self.end(committed) is ErrorCode.none)
+        until(lambda: self.state() in ("CompleteCommit", "CompleteAbort"))
 
     def state(self) -> str:
         answer = self.coordinator.ask(
@@ -197,12 +192,11 @@ RETRIED = {
 def coordinator_of(port: int, transactional_id: str) -> int:
     """Makes the transactions topic on first use; the coordinator's port."""
     with RawClient(port) as client:
-        deadline = time.monotonic() + TIMEOUT_S
-        while True:
+
+        def port_of_it() -> int | None:
             answer = client.ask(
                 Api.FIND_COORDINATOR, 4, key_type=1, coordinator_keys=[transactional_id]
             ).coordinators[0]
-            if answer.error_code is ErrorCode.none:
-                return int(answer.port)
-            assert time.monotonic() < deadline, answer
-            time.sleep(0.05)
+            return int(answer.port) if answer.error_code is ErrorCode.none else None
+
+        return until(port_of_it, f"a coordinator of {transactional_id}", within_s=TIMEOUT_S)

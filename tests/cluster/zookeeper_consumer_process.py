@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from millrace.deploy.processes import spawn
+from tests.waiting import patience
+
+PROJECT = Path(__file__).resolve().parents[2]
 
 
 class ConsumerProcess:
@@ -25,7 +28,13 @@ class ConsumerProcess:
     def __init__(self, folder: Path, name: str, **plan: Any) -> None:
         self.log_path = folder / f"{name}.log"
         command = [sys.executable, __file__, json.dumps(plan)]
-        self.process = spawn(command, log=self.log_path, stdout=subprocess.PIPE, die_with_parent=True)
+        self.process = spawn(
+            command,
+            log=self.log_path,
+            stdout=subprocess.PIPE,
+            environment={"PYTHONPATH": str(PROJECT)},
+            die_with_parent=True,
+        )
         self.lines: list[dict[str, Any]] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -50,8 +59,8 @@ class ConsumerProcess:
         """SIGKILL; waits until everything it said has been read."""
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait(60)
-        self._reader.join(60)
+        self.process.wait(patience(60))
+        self._reader.join(patience(60))
 
 
 def main(plan: dict[str, Any]) -> None:

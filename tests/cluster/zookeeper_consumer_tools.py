@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +14,7 @@ from millrace.broker.errors import NotLeaderOrFollower
 from millrace.broker.protocol.frames import Api
 from tests.raw_client import RawClient, batch_of
 from tests.servers import BrokerProcess
+from tests.waiting import until
 
 DEADLINE_S = 120.0
 GROUP = "billing"
@@ -29,13 +29,7 @@ FAST: dict[str, Any] = {
 
 def eventually(probe: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S) -> Any:
     """The first true value of `probe`."""
-    deadline = time.monotonic() + deadline_s
-    while True:
-        value = probe()
-        if value:
-            return value
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
+    return until(probe, what, within_s=deadline_s)
 
 
 def create(broker: BrokerProcess, topic: str, partitions: int, **configs: str) -> None:

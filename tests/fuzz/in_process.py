@@ -33,6 +33,7 @@ from millrace.broker.server.connection import Connection
 from millrace.broker.server.dispatch import Dispatcher
 from millrace.broker.telemetry.memory import resident_size, trim_heap
 from tests.fuzz.frames import TOPICS, Seeds, mutate
+from tests.waiting import until_async
 
 SETTINGS = {
     "group.initial.rebalance.delay.ms": 0,
@@ -250,13 +251,13 @@ class Fuzzer:
         room[: len(request)] = request
         room.release()
         connection.buffer_updated(len(request))
-        deadline = time.monotonic() + 20
-        while (
-            len(transport.sent) < 4 or len(transport.sent) < 4 + struct.unpack_from(">i", transport.sent)[0]
-        ):
-            if time.monotonic() > deadline or transport.closed:
-                raise AssertionError("the next client is not served")
-            await asyncio.sleep(0.001)
+
+        def is_answered() -> bool:
+            assert not transport.closed, "the next client is not served"
+            sent = transport.sent
+            return len(sent) >= 4 and len(sent) >= 4 + struct.unpack_from(">i", sent)[0]
+
+        await until_async(is_answered, "the next client is served")
         return memoryview(bytes(transport.sent))[4:]
 
     async def _look_at_memory(self, began: float) -> None:

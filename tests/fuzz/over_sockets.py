@@ -16,6 +16,7 @@ from tests.fuzz.frames import TOPICS, Seeds, mutate
 from tests.fuzz.in_process import HEALTH_TOPIC, SETTINGS, Findings
 from tests.raw_client import RawClient, batch_of
 from tests.servers import BrokerProcess
+from tests.waiting import patience
 
 FRAMES_A_CONNECTION = 40
 CONNECTIONS_AT_ONCE = 8
@@ -51,7 +52,7 @@ def fuzz_over_sockets(zookeeper_path: str, folder: Path, seed: int, count: int) 
                 burst += mutate(frame, other, rng)
                 other = frame
             findings.frames += FRAMES_A_CONNECTION
-            peers.append(socket.create_connection(("127.0.0.1", broker.port), timeout=10))
+            peers.append(socket.create_connection(("127.0.0.1", broker.port), timeout=patience(10)))
             peers[-1].setblocking(False)
             with contextlib.suppress(OSError):
                 peers[-1].send(burst)

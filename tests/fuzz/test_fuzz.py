@@ -19,6 +19,7 @@ from millrace.broker.server.handlers import list_offsets
 from millrace.broker.server.registry import handlers
 from tests import seeds
 from tests.fuzz.frames import Seeds, broken_inside, mutate
+from tests.waiting import patience
 
 ROOT = Path(__file__).resolve().parents[2]
 HANDLERS = handlers()
@@ -28,7 +29,7 @@ HANDLERS = handlers()
 def test_sample_of_the_fuzzer_finds_nothing() -> None:
     seed = seeds.given()
     command = [sys.executable, "-m", "tests.fuzz", "--runs", "10000", "--seed", str(seed)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=patience(240))
     assert done.returncode == 0, f"seed {seed}\n{done.stdout[-6000:]}\n{done.stderr[-2000:]}"
 
 

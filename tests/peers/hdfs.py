@@ -17,7 +17,6 @@ import os
 import re
 import signal
 import subprocess
-import time
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +26,7 @@ import pyspark
 from millrace.deploy.processes import spawn
 from tests.peers.jars import ROOT, gather
 from tests.ports import free_port
+from tests.waiting import patience, until
 
 POM = Path(__file__).with_name("hdfs.xml")
 LIBS = ROOT / ".peers" / "hdfs" / "libs"
@@ -77,7 +77,7 @@ class HdfsPeer:
             env=self._environment(),
             capture_output=True,
             text=True,
-            timeout=START_TIMEOUT_S,
+            timeout=patience(START_TIMEOUT_S),
             check=False,
         )
         if not (self.directory / "name" / "current" / "VERSION").exists():
@@ -89,13 +89,18 @@ class HdfsPeer:
     def start_name_node(self) -> None:
         """Start it, and wait until it has left safe mode and knows its data node."""
         self._name_node = self._spawn("namenode.NameNode")
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not self._serves():
+
+        def is_serving() -> bool:
             for process in (self._name_node, self._data_node):
-                if process is None or process.poll() is not None or time.monotonic() > deadline:
-                    self.stop()
+                if process is None or process.poll() is not None:
                     raise RuntimeError(f"HDFS did not start: {self._log_tails()}")
-            time.sleep(0.05)
+            return self._serves()
+
+        try:
+            until(is_serving, lambda: f"HDFS serves: {self._log_tails()}", within_s=START_TIMEOUT_S)
+        except BaseException:
+            self.stop()
+            raise
 
     def kill_name_node(self) -> None:
         """SIGKILL, as a crash would."""
@@ -153,7 +158,7 @@ class HdfsPeer:
     def _serves(self) -> bool:
         address = f"http://127.0.0.1:{self._web_port}/jmx?qry=Hadoop:service=NameNode,name=NameNodeInfo"
         try:
-            with urllib.request.urlopen(address, timeout=5) as answer:
+            with urllib.request.urlopen(address, timeout=patience(5)) as answer:
                 (told,) = json.load(answer)["beans"]
         except (OSError, ValueError):
             return False
@@ -167,7 +172,7 @@ class HdfsPeer:
     def _end(process: subprocess.Popen[bytes] | None) -> None:
         if process is not None:
             process.send_signal(signal.SIGKILL)
-            process.wait(STOP_TIMEOUT_S)
+            process.wait(patience(STOP_TIMEOUT_S))
 
 
 def _write_settings(path: Path, settings: Mapping[str, str]) -> None:

@@ -12,6 +12,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.waiting import patience
+
 ROOT = Path(__file__).resolve().parents[2]
 MAVEN_TIMEOUT_S = 600.0
 
@@ -33,7 +35,9 @@ def gather(pom: Path, libs: Path, newest: str, only: Sequence[str] = ()) -> Path
         command = [maven, "-B", "-q", "-f", str(pom), "dependency:copy-dependencies"]
         command += ["-DincludeScope=runtime", f"-DoutputDirectory={staging}"]
         command += [f"-DincludeArtifactIds={','.join(only)}"] if only else []
-        done = subprocess.run(command, capture_output=True, text=True, timeout=MAVEN_TIMEOUT_S, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=patience(MAVEN_TIMEOUT_S), check=False
+        )
         if done.returncode != 0:
             raise RuntimeError(f"Maven could not gather {newest}: {(done.stdout + done.stderr)[-2000:]}")
         _publish(staging, libs, newest)

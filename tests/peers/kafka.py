@@ -16,7 +16,6 @@ import re
 import signal
 import socket
 import subprocess
-import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +23,7 @@ from pathlib import Path
 from millrace.deploy.processes import spawn
 from tests.peers.jars import ROOT, gather
 from tests.ports import free_port
+from tests.waiting import patience, until
 
 POM = Path(__file__).with_name("pom.xml")
 LIBS = ROOT / ".peers" / "kafka" / "libs"
@@ -134,16 +134,22 @@ class KafkaPeer:
         self._launch(libs, properties)
 
     def wait_until_serving(self) -> None:
-        """Raises RuntimeError with the end of the log when it ends instead, or takes too long."""
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not self._serves(self._log_start):
-            ended = self._process is None or self._process.poll() is not None
-            if ended or time.monotonic() > deadline:
-                self.kill()
-                reason = "ended" if ended else f"did not serve within {START_TIMEOUT_S:.0f} s"
-                failure = RuntimeError if ended else TimeoutError
-                raise failure(f"Kafka at {self.bootstrap} {reason}: {self._log_tail(self._log_start)}")
-            time.sleep(0.05)
+        """Raises RuntimeError with the end of the log when it ends instead, DeadlinePassed when it takes too
+        long."""
+
+        def is_serving() -> bool:
+            if self._serves(self._log_start):
+                return True
+            if self._process is None or self._process.poll() is not None:
+                raise RuntimeError(f"Kafka at {self.bootstrap} ended: {self._log_tail(self._log_start)}")
+            return False
+
+        try:
+            what = f"Kafka at {self.bootstrap} serves"
+            until(is_serving, what, within_s=START_TIMEOUT_S, logs_of=[self.log_file], every_s=0.05)
+        except BaseException:
+            self.kill()
+            raise
 
     def stop(self) -> None:
         """Controlled shutdown; falls back to SIGKILL when it takes too long."""
@@ -216,7 +222,7 @@ class KafkaPeer:
             self._command(libs, "kafka.tools.StorageTool", *words),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=patience(),
             check=False,
         )
         if done.returncode != 0:
@@ -251,7 +257,7 @@ class KafkaPeer:
         if process.poll() is None:
             process.send_signal(how)
         try:
-            process.wait(STOP_TIMEOUT_S)
+            process.wait(patience(STOP_TIMEOUT_S))
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -13,6 +13,7 @@ from pathlib import Path
 from millrace.deploy.processes import spawn
 from tests.peers.kafka import TEST_JVM_OPTIONS, gather_jars
 from tests.ports import free_port
+from tests.waiting import patience
 
 MAIN_CLASS = "org.apache.kafka.connect.mirror.MirrorMaker"
 STOP_TIMEOUT_S = 30.0
@@ -53,7 +54,7 @@ class MirrorMaker:
         if self.process.poll() is None:
             self.process.terminate()
             try:
-                self.process.wait(STOP_TIMEOUT_S)
+                self.process.wait(patience(STOP_TIMEOUT_S))
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()

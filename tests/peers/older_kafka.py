@@ -9,7 +9,6 @@ on first use by Maven into `.peers/older-kafka/libs`; `python -m tests.peers.old
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,12 +17,12 @@ from kazoo.client import KazooClient
 from tests.peers.jars import ROOT, gather
 from tests.peers.kafka import TEST_JVM_OPTIONS, KafkaPeer
 from tests.ports import free_port
+from tests.waiting import until
 
 POM = Path(__file__).with_name("older_kafka.xml")
 LIBS = ROOT / ".peers" / "older-kafka" / "libs"
 
 SESSION_TIMEOUT_MS = 2_000
-FORGOTTEN_TIMEOUT_S = 60.0
 LOGGING = ("defaultLogLevel=warn", "log.kafka.server.KafkaServer=info", "showDateTime=true")
 
 
@@ -63,11 +62,11 @@ class OlderKafkaPeer(KafkaPeer):
         zookeeper = KazooClient(hosts)
         zookeeper.start()
         try:
-            deadline = time.monotonic() + FORGOTTEN_TIMEOUT_S
-            while zookeeper.exists(f"/{chroot}/brokers/ids/{self.node_id}"):
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"the session of Kafka at {self.bootstrap} does not end")
-                time.sleep(0.05)
+            until(
+                lambda: not zookeeper.exists(f"/{chroot}/brokers/ids/{self.node_id}"),
+                f"the end of the session of Kafka at {self.bootstrap}",
+                logs_of=[self.log_file],
+            )
         finally:
             zookeeper.stop()
             zookeeper.close()

@@ -169,7 +169,8 @@ class Case:
         windows = set(told.reports) | {each.rec.window for copies in self.copies.values() for each in copies}
         rows: dict[int | None, Expected] = {window: Expected() for window in windows}
         for window in windows:
-            rows[window].state = "SETTLED" if self.settled(window) else "OPEN"
+            rows[window].settled = self.settled(window)
+            rows[window].over = self.world.now_ms >= window + WINDOW_MS + GRACE_MS
         if told.counted_only:
             self._count(rows)
         else:
@@ -432,7 +433,7 @@ class Case:
                 surplus = counts[tier] - counts[upstream]
                 if not surplus:
                     continue
-                doubt = self.unknowable(tier, window) or row.state == "OPEN"
+                doubt = self.unknowable(tier, window) or not row.settled
                 if upstream == PRODUCED:
                     doubt = doubt or (surplus > 0 and (told.state != "closed" or self._uncounted()))
                 elif surplus > 0:
@@ -471,7 +472,7 @@ class Case:
         uncounted = told.counted_only and self._uncounted()
         if told.state and not silent and not holes and not uncounted:
             return None
-        own = Expected("UNKNOWN", "SETTLED", unknown=holes, silent=silent)
+        own = Expected("UNKNOWN", settled=True, unknown=holes, silent=silent)
         if silent and not holes and not uncounted:
             own.not_before_ms = told.promise_ms
         return own

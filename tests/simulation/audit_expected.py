@@ -34,7 +34,10 @@ class Expected:
     """One window's row as it should be."""
 
     verdict: str = "PROVEN"
-    state: str = "OPEN"
+    settled: bool = False
+    """by what its producer told"""
+    over: bool = False
+    """its end and the grace: from then on what is not proven counts"""
     lost: dict[tuple[str, str], set[int]] = field(default_factory=dict)
     in_flight: dict[tuple[str, str], set[int]] = field(default_factory=dict)
     explained: set[int] = field(default_factory=set)
@@ -78,3 +81,8 @@ class Expected:
             or self.undecided
         ):
             self.verdict = "UNKNOWN"
+
+    @property
+    def state(self) -> str:
+        doubtful = self.verdict not in ("PROVEN", "COUNT_MATCH")
+        return "SETTLED" if self.settled or (self.over and doubtful) else "OPEN"

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from millrace.audit.config import AuditConfig, parse_config
 from millrace.audit.contract.events import EventLedger, event_to_keep, kept_event
-from millrace.audit.job import Findings, _status
+from millrace.audit.job import Findings
 from millrace.audit.keeping.state import Commit
 from millrace.audit.reconciliation.reconcile import roster_rows
 from millrace.audit.reconciliation.settled import settle
@@ -99,6 +99,7 @@ class _Client:
                 name: SimpleNamespace(topic_id=of[0].topic_id if of else capture_module.NO_TOPIC_ID)
                 for name, of in logs.items()
             },
+            topic_errors={},
             partitions=lambda name: [(name, log.partition) for log in logs.get(name, ())],
         )
 
@@ -217,7 +218,7 @@ class Audit:
             watermarks=found.watermarks,
             now_ms=captured.taken_ms,
             untrusted={each.what: each.count for each in found.doubts.told()},
-            exit_status=_status(found),
+            exit_status=summary["exit_status"],
             summary=summary,
         )
 
@@ -245,6 +246,7 @@ class Audit:
             grace_ms=config.grace_ms,
             window_ms=config.window_ms,
             untrusted={each.what: each.count for each in doubts.told()},
+            in_doubt=bool(doubts.holding()),
             unaudited=Counter(unaudited_of(notes)) + Counter(unaudited_of(tail_notes)),
             watermarks={topic: iso_time(at) for topic, at in watermarks.items()},
         )
@@ -255,16 +257,16 @@ class Audit:
     ) -> Any:
         world = self.world
 
-        async def read_to_end(cluster: _Client, topic: str) -> Any:
-            between(topic)
+        async def read_to_end(cluster: _Client, topic: str, **options: Any) -> Any:
+            between(f"{topic}, since" if options else topic)
             if topic == "millrace.audit":
                 records = [
                     encoded(each.event) for each in world.sent if each.where == cluster.name and not each.lost
                 ]
-                records += world.rng.sample(
-                    records, len(records) // 4
-                )  # read from several clusters, or again
-                world.rng.shuffle(records)
+                if not options:
+                    # Read from several clusters, or again.
+                    records += world.rng.sample(records, len(records) // 4)
+                    world.rng.shuffle(records)
             elif topic.startswith("millrace.positions"):
                 records = positions_of(world, cluster.name)
                 answers.tell_positions(world, cluster.name)

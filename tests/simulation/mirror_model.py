@@ -29,6 +29,7 @@ class Refused(Exception):
 
 @dataclass(eq=False)
 class Transaction:
+    holder: tuple[int, int]  # producer id and epoch
     state: str = "open"  # open, commit, abort
     partitions: set[TargetPartition] = field(default_factory=set)
     unmarked: set[TargetPartition] = field(default_factory=set)
@@ -47,6 +48,15 @@ class Log:
 
     entries: list[tuple[Transaction, list[Record] | None]] = field(default_factory=list)
     sequences: dict[tuple[int, int], deque[tuple[int, int]]] = field(default_factory=dict)
+    forgotten: set[tuple[int, int]] = field(default_factory=set)
+
+    def forget_idle(self) -> None:
+        """Producers that have no transaction open here are known no more: any sequence of theirs fits."""
+        marked = {id(transaction) for transaction, records in self.entries if records is None}
+        busy = {transaction.holder for transaction, _ in self.entries if id(transaction) not in marked}
+        for holder in [each for each in self.sequences if each not in busy]:
+            del self.sequences[holder]
+            self.forgotten.add(holder)
 
     def last_stable_offset(self) -> int:
         marked = {id(transaction) for transaction, records in self.entries if records is None}
@@ -65,6 +75,7 @@ class Target:
     def __init__(self) -> None:
         self.logs: dict[TargetPartition, Log] = {}
         self.ids: dict[str, TransactionalId] = {}
+        self.refused: set[Record] = set()  # limits and timestamps are looked at before sequences
         self.members: set[str] = set()
         self.generation = 0
 
@@ -94,7 +105,7 @@ class Target:
         if transaction is not None and transaction.unmarked:
             raise Refused("concurrent")
         if transaction is None or transaction.state != "open":
-            transaction = known.transaction = Transaction()
+            transaction = known.transaction = Transaction((known.producer_id, known.epoch))
         transaction.partitions |= set(partitions)
 
     def end(self, name: str, epoch: int, *, commit: bool) -> None:
@@ -144,10 +155,13 @@ class Target:
         """Five batches of a producer are remembered, as by `lane`'s rules; raises Refused."""
         transaction = self._open_with(name, epoch, partition)
         log = self.log(partition)
-        recent = log.sequences.setdefault((self.ids[name].producer_id, epoch), deque(maxlen=5))
+        if partition != POSITIONS and not self.refused.isdisjoint(records):
+            return Outcome.REFUSED
+        holder = (self.ids[name].producer_id, epoch)
+        recent = log.sequences.setdefault(holder, deque(maxlen=5))
         if (sequence, len(records)) in recent:
             return Outcome.ACKNOWLEDGED
-        if sequence != (sum(recent[-1]) if recent else 0):
+        if sequence != (sum(recent[-1]) if recent else 0) and (recent or holder not in log.forgotten):
             return Outcome.OUT_OF_ORDER
         recent.append((sequence, len(records)))
         log.entries.append((transaction, records))

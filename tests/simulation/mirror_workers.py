@@ -9,7 +9,7 @@ get lost, or arrive late.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +44,7 @@ class Call:
     is_executed: bool = False
     was_slow: bool = False
     result: Any = None
+    records: list[Record] = field(default_factory=list)
 
     def arrive(self) -> None:
         """The target works on it, once."""
@@ -168,7 +169,7 @@ class Lane:
     def fetch(self, pipeline: Pipeline) -> None:
         world, progress = self.worker.world, pipeline.progress
         first, end = progress.fetch_offset, world.ends[pipeline.partition]
-        if first >= end or pipeline.is_draining:
+        if first >= end or pipeline.is_draining or progress.is_blocked:
             return
         if first in world.control[pipeline.partition]:
             progress.fetched(first + 1, 0)
@@ -198,6 +199,7 @@ class Lane:
             "produce",
             lambda: world.target.produce(name, epoch, target, sequence, records),
             lambda answer: self.produced(era, target, item, answer),
+            records,
         )
 
     def produced(self, era: int, target: TargetPartition, item: Item[Batch], answer: Any) -> None:
@@ -206,10 +208,27 @@ class Lane:
         result, refusal = answer or (Outcome.RETRY, None)
         outcome = Outcome.OUT_OF_ORDER if refusal else result
         row = self.rows[target]
-        if row.answered(item, outcome, self.worker.world.now_ms) is Outcome.ACKNOWLEDGED:
+        if row.answered(item, outcome, self.worker.world.now_ms, on_refused=self.refused) is (
+            Outcome.ACKNOWLEDGED
+        ):
             item.payload.pipeline.progress.acknowledged(item.payload.span)
         if row.needs_identity:
             self.rules.doom("the sequence is lost")
+
+    def refused(self, item: Item[Batch]) -> None:
+        """Halves go instead of a batch; a record that is refused by itself is a gap, which is skipped."""
+        batch = item.payload
+        progress, half = batch.pipeline.progress, len(batch.offsets) // 2
+        if half:
+            parts = [batch.offsets[:half], batch.offsets[half:]]
+            spans = progress.split(batch.span, [part[-1] + 1 for part in parts])
+            instead = [Batch(batch.pipeline, span, part) for part, span in zip(parts, spans, strict=True)]
+            size = self.worker.world.record_size
+            row = self.rows[batch.pipeline.target]
+            row.replace(item, [(each, len(each.offsets), len(each.offsets) * size) for each in instead])
+            return
+        progress.failed(batch.span)
+        self.worker.world.unrecorded.append((self.worker, batch.pipeline, progress, batch))
 
     # --- steps -----------------------------------------------------------------------------------
 
@@ -400,8 +419,14 @@ class Worker:
         """It still does what its last share asks for; it joins again only after that."""
         return bool(self.coming) or any(each.is_draining for each in self.owned.values())
 
-    def call(self, kind: str, execute: Callable[[], Any], take: Callable[[Any], None]) -> None:
-        self.world.calls.append(Call(self, kind, execute, take))
+    def call(
+        self,
+        kind: str,
+        execute: Callable[[], Any],
+        take: Callable[[Any], None],
+        records: Iterable[Record] = (),
+    ) -> None:
+        self.world.calls.append(Call(self, kind, execute, take, records=list(records)))
 
     # --- positions -------------------------------------------------------------------------------
 

@@ -186,6 +186,7 @@ def check_bounds(row: WindowVerdict, expected: Expected) -> None:
     told = named.union(*map(members, row.in_flight.values()), *map(members, row.explained.values()))
     assert missing <= told | members(row.unknown), "something missing is not told"
     assert not (missing or expected.unreported) or row.verdict > Verdict.COUNT_MATCH, "a false proof"
+    expected.verdict = str(row.verdict)
     assert str(row.state) == expected.state, f"{row.state}, not {expected.state}"
 
 
@@ -292,10 +293,8 @@ def check_run(
             inexact = each.approximate or each.softened or each.open or each.open_copies
             seen.rows["by inequality" if inexact else "exactly"] += 1
             exactly = exactly and not inexact
-            verdict = str(row.verdict) if each.approximate else each.verdict
-            outcome.rows.append(
-                RowSaid(row.topic, stream, start_ms, verdict, each.state, each.silent, each.not_before_ms)
-            )
+            said_of = (each.verdict, each.state, each.silent, each.not_before_ms)
+            outcome.rows.append(RowSaid(row.topic, stream, start_ms, *said_of))
     seen.rows["looks exactly" if exactly else "looks by inequality"] += 1
     check_outcome(world, oracle, result, outcome)
     check_truth(world, result, acknowledged)

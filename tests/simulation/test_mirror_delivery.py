@@ -1,12 +1,17 @@
 """The mirror's delivery rules (`progress` and `lane`) against a model of an idempotent broker.
 
 Each history drives a worker with two source partitions that merge into one target partition through lost
-requests, lost answers, retriable errors, refusals, brokers that forget producers, revocations and kills.
+requests, lost answers, retriable errors, refusals, brokers that forget producers, revocations and kills. A
+`capricious` target also lowers its limits at any moment, so that a batch which may be in the log is refused
+when it comes again (limits and timestamps are looked at before duplicates), and forgets producers with
+batches under way.
+
 What must hold, whatever happens:
 
 - a position that was written never passes a record that the target's log does not hold (or a gap that was
   recorded);
-- in the end every record is in the target's log, first occurrences in their source's order;
+- in the end every record is in the target's log, first occurrences in their source's order (but for a target
+  that forgets producers with batches under way: it takes the later one first);
 - without kills, revocations and forgetting brokers nothing is there twice, and one identity is enough.
 """
 
@@ -23,6 +28,9 @@ from millrace.mirror.delivery.progress import PartitionProgress, Span
 from tests import seeds
 
 HISTORY_COUNT = seeds.runs(500)
+# Of the first 1,200: some that show a loss when the sequence of a refused batch is given to the next although
+# it may be in the log, and some in which the row stands still when what is acknowledged stays at its head.
+CAPRICIOUS_SEEDS = (45, 106, 386, 443, 502, 589, 46, 67, 81, 124, 127, 164)
 SOURCES = ("ewr", "jfk")
 
 
@@ -74,9 +82,10 @@ class Sent:
 class History:
     """One seeded run."""
 
-    def __init__(self, seed: int, *, harsh: bool) -> None:
+    def __init__(self, seed: int, *, harsh: bool, capricious: bool = False) -> None:
         self.random = random.Random(seed)
         self.harsh = harsh
+        self.capricious = capricious
         self.broker = ModelBroker()
         self.source_ends = {source: self.random.randint(5, 40) for source in SOURCES}
         self.poison = {source: set() for source in SOURCES}
@@ -90,6 +99,8 @@ class History:
         # What no record is expected for: control batches, and refused records once their gap is recorded.
         self.recorded_gaps: dict[str, set[int]] = {source: set(self.control[source]) for source in SOURCES}
         self.written = dict.fromkeys(SOURCES, 0)
+        self.unanswered: list[Batch] = []
+        self.late: list[tuple[int, int, Batch]] = []
         self.next_producer_id = 0
         self.now_ms = 0
         self.start_worker()
@@ -157,11 +168,16 @@ class History:
         for _ in range(self.random.randint(0, len(self.wire))):
             self.serve()
         while self.wire:
-            self.take_answer(self.wire.popleft().item, Outcome.RETRY)
+            sent = self.wire.popleft()
+            if self.capricious and sent.outcome is None and self.random.random() < 0.5:
+                self.late.append((sent.producer_id, sent.base_sequence, sent.item.payload))
+            self.take_answer(sent.item, Outcome.RETRY)
 
     def take_answer(self, item: Item[Batch], outcome: Outcome) -> None:
         result = self.lane.answered(item, outcome, self.now_ms, on_refused=self.refused)
         batch = item.payload
+        if outcome is Outcome.RETRY:
+            self.unanswered.append(batch)
         if result is Outcome.ACKNOWLEDGED:
             batch.assignment.progress.acknowledged(batch.span)
         if self.lane.needs_identity and not self.lane.in_flight:
@@ -221,6 +237,28 @@ class History:
             self.now_ms += REST_AFTER_MS + 1
             self.broker.producers.clear()
 
+    def refuse_more(self) -> None:
+        """The target's limit is lowered, or a timestamp bound is crossed, for a record that may be in its
+        log already."""
+        source = self.random.choice(SOURCES)
+        offset = self.random.randrange(self.source_ends[source])
+        if self.unanswered:
+            batch = self.unanswered[-1]
+            source, offset = batch.source, self.random.choice(batch.offsets)
+        self.poison[source].add(offset)
+
+    def arrive_late(self) -> None:
+        """The target reads a request from a connection that the sender has given up."""
+        if self.late:
+            producer_id, base_sequence, batch = self.late.pop(0)
+            if not self.poison[batch.source] & set(batch.offsets):
+                records = [(batch.source, offset) for offset in batch.offsets]
+                self.broker.append(producer_id, base_sequence, records)
+
+    def forget_now(self) -> None:
+        """A broker forgets producers whose batches are under way."""
+        self.broker.producers.clear()
+
     # --- running and checking --------------------------------------------------------------------
 
     def check_position(self, source: str) -> None:
@@ -239,11 +277,15 @@ class History:
             self.record_gap,
         ]
         rough = [*calm * 4, self.cut]
-        harsh = [*rough * 3, self.reassign, self.kill, self.forget]
+        steps = rough
+        if self.harsh:
+            steps = [*rough * 3, self.reassign, self.kill, self.forget]
+        if self.capricious:
+            steps = [*steps, self.refuse_more, self.forget_now, self.cut, self.arrive_late]
         for _ in range(self.random.randint(50, 400)):
             self.now_ms += self.random.randint(0, 40)
-            self.random.choice(harsh if self.harsh else rough)()
-        for _ in range(3_000):
+            self.random.choice(steps)()
+        for _ in range(10_000):
             self.now_ms += 10
             for step in calm:
                 step()
@@ -252,10 +294,12 @@ class History:
         raise AssertionError(f"not delivered in the end: {self.written} of {self.source_ends}")
 
     def check_log(self) -> None:
-        if not self.harsh:
+        if not (self.harsh or self.capricious or any(self.poison.values())):
             assert self.next_producer_id == 1, "a new identity was needed although no state was lost"
         for source in SOURCES:
             self.check_position(source)
+            if self.capricious:
+                continue
             order = [offset for name, offset in self.broker.log if name == source]
             firsts = list(dict.fromkeys(order))
             assert firsts == sorted(firsts), f"{source} arrived out of order: {firsts}"
@@ -263,13 +307,24 @@ class History:
                 assert len(firsts) == len(order), f"{source} has repeats: {order}"
 
 
+def run(seed: int, *, harsh: bool, capricious: bool = False) -> None:
+    history = History(seed, harsh=harsh, capricious=capricious)
+    try:
+        history.run()
+        history.check_log()
+    except Exception as error:
+        told = f"History(seed={seed}, harsh={harsh}, capricious={capricious}) broke a rule: {error}"
+        raise AssertionError(told) from error
+
+
 @pytest.mark.parametrize("harsh", [False, True], ids=["failing_network", "kills_and_revocations"])
 def test_random_histories_lose_nothing_and_keep_order(harsh: bool) -> None:
     first_seed = seeds.given()
     for seed in range(first_seed, first_seed + HISTORY_COUNT):
-        history = History(seed, harsh=harsh)
-        try:
-            history.run()
-            history.check_log()
-        except Exception as error:
-            raise AssertionError(f"History(seed={seed}, harsh={harsh}) broke a rule: {error}") from error
+        run(seed, harsh=harsh)
+
+
+@pytest.mark.parametrize("harsh", [False, True], ids=["failing_network", "kills_and_revocations"])
+def test_late_refusals_and_forgotten_producers_lose_and_stall_nothing(harsh: bool) -> None:
+    for seed in CAPRICIOUS_SEEDS:
+        run(seed, harsh=harsh, capricious=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,9 +20,7 @@ from millrace.audit.config import AuditConfig, parse_config
 from millrace.audit.contract.events import CLOSED, CountEvent, Event, StreamEvent, encode_event
 from millrace.audit.contract.header import encode_identity, encode_prefix
 from millrace.audit.contract.sequence_set import from_ranges
-
-# `make test-hdfs` runs it: it fetches 56 MB and takes two minutes.
-collect_ignore = [] if "MILLRACE_HDFS" in os.environ else ["test_state_on_hdfs.py"]
+from tests.waiting import patience
 
 DAY_MS = 86_400_000
 START_MS = 1_356_998_400_000  # 2013-01-01T00:00:00Z
@@ -51,7 +48,7 @@ class MockCluster:
         self._producer.poll(0)
 
     def flush(self) -> None:
-        assert self._producer.flush(60) == 0
+        assert self._producer.flush(patience(60)) == 0
 
 
 @dataclass

@@ -28,6 +28,7 @@ from confluent_kafka import Producer
 from tests.spark.end_to_end_senders import Sender, producer_settings, told_by_events
 from tests.spark.end_to_end_truth import Stream, Truth
 from tests.spark.end_to_end_world import AGGREGATE, DEADLINE_S, EVENTS_TOPIC, World
+from tests.waiting import patience
 
 MISHAPS = ("corrupt-identity", "lost-counts", "skewed-clocks")
 OTHER_NAME = "ZZ@elsewhere"
@@ -69,7 +70,7 @@ def write_strange_records(
                 partition=rng.randrange(partitions),
                 headers=[("_mr", header)],
             )
-    assert client.flush(DEADLINE_S) == 0
+    assert client.flush(patience(DEADLINE_S)) == 0
 
 
 def untrusted(truth: Truth) -> dict[str, int]:
@@ -205,7 +206,7 @@ class SkewedSender:
 
     def learn(self) -> None:
         """Wait for its end; what it was told of its records."""
-        told, _ = self._process.communicate(timeout=DEADLINE_S)
+        told, _ = self._process.communicate(timeout=patience(DEADLINE_S))
         assert self._process.returncode == 0
         created, acknowledged = json.loads(told)
         stream = self.stream

@@ -35,6 +35,7 @@ from tests.spark.end_to_end_rows import RANKS, iso, kinds_of, numbers, status_of
 from tests.spark.end_to_end_senders import NEVER_MS, CountingSender, MortalSender, Sender
 from tests.spark.end_to_end_truth import WINDOW_MS, Group, Row, Truth
 from tests.spark.end_to_end_world import AGGREGATE, DEADLINE_S, EVENTS_TOPIC, SOURCES, Logged, World
+from tests.waiting import Deadline, patience
 
 OLD_MS = 1_356_998_400_000  # 2013-01-01T00:00:00Z
 SKEW_MS = 4 * 3_600_000
@@ -366,7 +367,7 @@ class Scenario:
                 headers=message.headers(),
                 timestamp=message.timestamp()[1],
             )
-        assert client.flush(DEADLINE_S) == 0
+        assert client.flush(patience(DEADLINE_S)) == 0
 
     # --- what happens to it ----------------------------------------------------------------------
 
@@ -440,9 +441,9 @@ class Scenario:
         )
         last = {each.partition: each.offset for each in log}
         consumer.assign([TopicPartition(self.topic, number, 0) for number in last])
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = Deadline(lambda: f"the group reads {last}", within_s=DEADLINE_S)
         while last:
-            assert time.monotonic() < deadline, f"the group has not read {last}"
+            deadline.check()
             message = consumer.poll(0.1)
             if message is None:
                 continue
@@ -479,7 +480,7 @@ class Scenario:
         """kill -9 of a job between two runs; one that died after its commit has told nobody."""
         point = self.rng.choice(["counted", "committed"])
         given = [json.dumps(self.settings), point, str(self._now_ms())]
-        child = subprocess.run([sys.executable, "-c", _CHILD, *given], timeout=240, check=False)
+        child = subprocess.run([sys.executable, "-c", _CHILD, *given], timeout=patience(240), check=False)
         assert child.returncode == -9
         self.found[f"killed when {point}"] += 1
         if point == "committed":

@@ -20,6 +20,7 @@ from millrace.audit.producer import AuditedProducer
 from millrace.audit.stream_reporter import StreamReporter
 from tests.spark.end_to_end_truth import WINDOW_MS, Stream, Truth
 from tests.spark.end_to_end_world import DEADLINE_S, EVENTS_TOPIC, World, until
+from tests.waiting import patience
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 NEVER_MS = 3_600_000
@@ -56,7 +57,7 @@ class Sender:
             }
         )
         if transactional:
-            self._producer.init_transactions(DEADLINE_S)
+            self._producer.init_transactions(patience(DEADLINE_S))
 
     @property
     def number(self) -> int:
@@ -77,10 +78,10 @@ class Sender:
             self._send(part, partitions, size)
             sequences = set(range(first, self._number + 1))
             if self.rng.random() < 0.4:
-                self._producer.abort_transaction(DEADLINE_S)
+                self._producer.abort_transaction(patience(DEADLINE_S))
                 self.stream.failed |= sequences
             else:
-                self._producer.commit_transaction(DEADLINE_S)
+                self._producer.commit_transaction(patience(DEADLINE_S))
                 self.stream.acknowledged |= sequences & self._delivered
 
     def _send(self, count: int, partitions: int, size: int) -> None:
@@ -95,7 +96,7 @@ class Sender:
                 on_delivery=self._told(self._number),
             )
             self._producer.poll(0)
-        assert self._producer.flush(DEADLINE_S) == 0
+        assert self._producer.flush(patience(DEADLINE_S)) == 0
         self.stream.last_assigned = self._number
 
     def _told(self, sequence: int) -> Callable[[Any, Any], None]:
@@ -109,11 +110,11 @@ class Sender:
     def report(self) -> None:
         """Tell everything so far, and live on."""
         self._producer.report()
-        assert self._producer.flush(DEADLINE_S) == 0
+        assert self._producer.flush(patience(DEADLINE_S)) == 0
         self.stream.alive = True
 
     def close(self) -> None:
-        assert self._producer.close(DEADLINE_S)
+        assert self._producer.close(patience(DEADLINE_S))
         self.stream.alive = False
 
 
@@ -147,7 +148,7 @@ class CountingSender:
                 timestamp=stamp.created_ms,
                 on_delivery=on_delivery,
             )
-        assert self._client.flush(DEADLINE_S) == 0
+        assert self._client.flush(patience(DEADLINE_S)) == 0
 
     def close(self) -> None:
         events = self._reporter.close()
@@ -155,7 +156,7 @@ class CountingSender:
             self._client.produce(
                 EVENTS_TOPIC, event.value, event.key, 0, lambda *_, told=event: told.delivered()
             )
-        assert self._client.flush(DEADLINE_S) == 0
+        assert self._client.flush(patience(DEADLINE_S)) == 0
         for event in events:
             event.delivered()
         self._reporter.finish()
@@ -226,13 +227,13 @@ class MortalSender:
         self.process.stdin.flush()
         assert self.process.stdout.readline() == b"ready\n"
         self.process.kill()
-        self.process.wait(DEADLINE_S)
+        self.process.wait(patience(DEADLINE_S))
         self.process.stdin.close()
         self.process.stdout.close()
         if self._has_journal:
             again = AuditedProducer(self.settings)
             again.report()
-            assert again.close(DEADLINE_S)
+            assert again.close(patience(DEADLINE_S))
 
     def _told(self) -> list[dict[str, Any]]:
         """Its events, once it has sent one of the stream: that one follows the counts."""

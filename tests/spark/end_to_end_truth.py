@@ -69,10 +69,12 @@ class Partition:
 
 @dataclass(slots=True)
 class Row:
-    """One row as it must be."""
+    """One row as it must be. `settled` is what its producer told, `over` its end; from then on what is not
+    proven counts."""
 
     verdict: str = "PROVEN"
-    state: str = "SETTLED"
+    settled: bool = True
+    over: bool = True
     published: int = 0
     seen: dict[str, int] = field(default_factory=dict)
     missing: dict[Hop, set[int]] = field(default_factory=dict)
@@ -86,6 +88,11 @@ class Row:
     content_differs: bool = False
     may_lag: dict[Hop, set[int]] = field(default_factory=dict)
     """of `missing`: nothing that arrived proves it of a mirror that keeps no positions"""
+
+    @property
+    def state(self) -> str:
+        doubtful = self.verdict not in ("PROVEN", "COUNT_MATCH")
+        return "SETTLED" if self.settled or (self.over and doubtful) else "OPEN"
 
     def decide(self, proven: str) -> None:
         self.verdict = proven
@@ -246,7 +253,7 @@ class Truth:
         doubted = self.is_doubted(stream)
         for start_ms in sorted({stream.window(each) for each in everything} | stream.told_windows):
             row = rows[stream.producer, start_ms] = Row(
-                state="OPEN" if stream.alive or stream.ahead else "SETTLED"
+                settled=not (stream.alive or stream.ahead), over=not stream.ahead
             )
             mine = stream.in_window(everything, start_ms)
             row.published = len(mine & stream.acknowledged)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -23,10 +22,12 @@ from typing import Any, TypeVar
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
+from tests import waiting
 from tests.cluster.mirror_process import MirrorProcess
 from tests.kafka_fixture import JVM_OPTIONS, SAME_SETTINGS
 from tests.peers.kafka import KafkaPeer
 from tests.servers import BrokerProcess, ZooKeeper
+from tests.waiting import Deadline, patience
 from tests.watermarks import end_offset
 
 T = TypeVar("T")
@@ -42,13 +43,7 @@ OF_ANY_TIME = {**SAME_SETTINGS, "log.message.timestamp.after.max.ms": str((1 << 
 
 def until(condition: Callable[[], T], describe: Callable[[], str]) -> T:
     """What the condition gives as soon as it is true."""
-    deadline = time.monotonic() + DEADLINE_S
-    while True:
-        found = condition()
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"not within {DEADLINE_S:.0f} s: {describe()}"
-        time.sleep(POLL_S)
+    return waiting.until(condition, describe, within_s=DEADLINE_S, every_s=POLL_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +77,10 @@ class Reader:
         try:
             partitions = self._partitions(consumer, topic)
             consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in partitions])
-            found, ended, deadline = [], set(), time.monotonic() + DEADLINE_S
+            found, ended = [], set()
+            deadline = Deadline(f"{topic} is read to its end", within_s=DEADLINE_S)
             while len(ended) < len(partitions):
-                assert time.monotonic() < deadline, f"{topic} was not read to its end"
+                deadline.check(ended)
                 for message in consumer.consume(1000, 0.05):
                     if message.error() is None:
                         found.append(message)
@@ -111,7 +107,7 @@ class Reader:
 
     @staticmethod
     def _partitions(consumer: Consumer, topic: str) -> list[int]:
-        described = consumer.list_topics(topic, timeout=DEADLINE_S).topics.get(topic)
+        described = consumer.list_topics(topic, timeout=patience(DEADLINE_S)).topics.get(topic)
         return [] if described is None or described.error else sorted(described.partitions)
 
 
@@ -158,7 +154,7 @@ class Positions:
     def known(self) -> Mapping[tuple[str, str, int], tuple[int, str]]:
         """{(source, topic, partition): (next offset, topic id)} by now."""
         if not self._assigned:
-            described = self._consumer.list_topics(POSITIONS_TOPIC, timeout=DEADLINE_S)
+            described = self._consumer.list_topics(POSITIONS_TOPIC, timeout=patience(DEADLINE_S))
             partitions = described.topics[POSITIONS_TOPIC].partitions
             if not partitions:
                 return {}
@@ -240,7 +236,7 @@ class World:
         def made() -> bool:
             new = NewTopic(topic, partitions, 1, config=dict(settings or {}))
             try:
-                self._admins[cluster].create_topics([new])[topic].result(DEADLINE_S)
+                self._admins[cluster].create_topics([new])[topic].result(patience(DEADLINE_S))
             except KafkaException as error:
                 told.append(str(error))
                 return False
@@ -250,18 +246,20 @@ class World:
         until(lambda: len(self.readers[cluster].ends(topic)) == partitions, lambda: f"{topic} in {cluster}")
 
     def recreate(self, cluster: str, topic: str, partitions: int) -> None:
-        self._admins[cluster].delete_topics([topic])[topic].result(DEADLINE_S)
+        self._admins[cluster].delete_topics([topic])[topic].result(patience(DEADLINE_S))
         until(lambda: not self.readers[cluster].ends(topic), lambda: f"{topic} is still in {cluster}")
         self.create(cluster, topic, partitions)
 
     def widen(self, cluster: str, topic: str, partitions: int) -> None:
-        self._admins[cluster].create_partitions([NewPartitions(topic, partitions)])[topic].result(DEADLINE_S)
+        self._admins[cluster].create_partitions([NewPartitions(topic, partitions)])[topic].result(
+            patience(DEADLINE_S)
+        )
         until(lambda: len(self.readers[cluster].ends(topic)) == partitions, lambda: f"{topic} in {cluster}")
 
     def expire(self, cluster: str, topic: str, partition: int, before: int) -> None:
         """Delete the records below an offset, as retention does."""
         place = TopicPartition(topic, partition, before)
-        self._admins[cluster].delete_records([place])[place].result(DEADLINE_S)
+        self._admins[cluster].delete_records([place])[place].result(patience(DEADLINE_S))
 
     def events(self, cluster: str) -> dict[str, Any]:
         """The newest event of every key."""
@@ -309,7 +307,7 @@ class World:
 
         def answered() -> bool:
             try:
-                with urllib.request.urlopen(request, timeout=10) as answer:
+                with urllib.request.urlopen(request, timeout=patience(10)) as answer:
                     return bool(answer.status == 200)
             except urllib.error.HTTPError:
                 return False  # the mirror has not found the topic yet

@@ -11,7 +11,6 @@ import json
 import subprocess
 import sys
 import sysconfig
-import time
 import urllib.request
 import venv
 from pathlib import Path
@@ -21,6 +20,7 @@ import pyspark
 
 from millrace.deploy.processes import spawn
 from tests.ports import free_port
+from tests.waiting import patience, until
 
 START_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 60.0
@@ -45,7 +45,9 @@ class StandaloneCluster:
 
     def state(self) -> dict[str, Any]:
         """What the master's own page says, as JSON."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._web_port}/json/", timeout=30) as answer:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{self._web_port}/json/", timeout=patience(30)
+        ) as answer:
             found: dict[str, Any] = json.load(answer)
         return found
 
@@ -55,14 +57,19 @@ class StandaloneCluster:
             words = ["--cores", "1", "--memory", "1g", "--webui-port", "0"]
             words += ["--work-dir", str(self.folder / f"work-{number}"), self.master]
             self._start("Worker", f"worker-{number}", *words)
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while self._alive_workers() < WORKER_COUNT:
-            ended = [each for each in self._processes if each.poll() is not None]
-            if ended or time.monotonic() > deadline:
-                said = "\n".join(path.read_text()[-1500:] for path in sorted(self.folder.glob("*.log")))
-                self.__exit__()
+        logs = sorted(self.folder.glob("*.log"))
+
+        def are_alive() -> bool:
+            if any(each.poll() is not None for each in self._processes):
+                said = "\n".join(path.read_text()[-1500:] for path in logs)
                 raise RuntimeError(f"the standalone cluster did not start: {said}")
-            time.sleep(0.1)
+            return self._alive_workers() == WORKER_COUNT
+
+        try:
+            until(are_alive, within_s=START_TIMEOUT_S, logs_of=logs, every_s=0.1)
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -71,7 +78,7 @@ class StandaloneCluster:
                 process.terminate()
         for process in self._processes:
             try:
-                process.wait(STOP_TIMEOUT_S)
+                process.wait(patience(STOP_TIMEOUT_S))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import signal
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +17,7 @@ from tests.conftest import BrokerFactory
 from tests.spark.end_to_end_scenario import OLD_MS
 from tests.spark.end_to_end_senders import Sender
 from tests.spark.end_to_end_truth import Truth
+from tests.waiting import until
 
 pytestmark = pytest.mark.java
 TOPIC = "flights"
@@ -62,13 +62,16 @@ def test_a_cluster_that_dies_in_the_middle_of_a_run_is_one_line_and_the_next_run
 
     def die_during_the_scan() -> None:
         """jfk is frozen before a task asks it, so that none can be done with it when it is killed."""
-        tracker, deadline = spark.sparkContext.statusTracker(), time.monotonic() + DEADLINE_S
-        while time.monotonic() < deadline:
+        tracker = spark.sparkContext.statusTracker()
+
+        def is_scanning() -> bool:
             stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
-            if any(stage is not None and stage.numActiveTasks > 0 for stage in stages):
-                break
-            time.sleep(0.02)
-        brokers["jfk"].kill()
+            return any(stage is not None and stage.numActiveTasks > 0 for stage in stages)
+
+        try:
+            until(is_scanning, within_s=DEADLINE_S)
+        finally:  # or the job would wait for it
+            brokers["jfk"].kill()
 
     killer = threading.Thread(target=die_during_the_scan)
 

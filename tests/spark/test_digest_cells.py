@@ -12,6 +12,7 @@ from millrace.audit.contract.header import encode_identity, encode_prefix
 from millrace.audit.spark.planning import OffsetRange, ranges_option
 from millrace.audit.spark.spark_source import parse_options, read_pinned
 from millrace.broker.errors import ConfigError
+from tests.waiting import patience
 
 COUNT = 300
 
@@ -28,7 +29,7 @@ def test_cells_carry_the_digests_that_were_asked_for(spark):
         key, value = f"{sequence}".encode(), b"v" * sequence
         producer.produce("digests", value, key, partition=0, headers=headers)
         expected.append(record_digest(sequence, key, value, headers))
-    assert producer.flush(30) == 0
+    assert producer.flush(patience(30)) == 0
     range_ = OffsetRange("c", "c", "digests", "digests", 0, 0, COUNT)
     options = {
         "bootstraps": json.dumps({"c": [f"{server.host}:{server.port}"]}),

@@ -21,6 +21,7 @@ from tests.spark.end_to_end_scenario import OLD_MS
 from tests.spark.end_to_end_senders import Sender
 from tests.spark.end_to_end_truth import Truth
 from tests.spark.end_to_end_world import AGGREGATE, DEADLINE_S, EVENTS_TOPIC, Positions, Reader, World, until
+from tests.waiting import patience
 
 pytestmark = pytest.mark.java
 TOPIC = "flights"
@@ -48,7 +49,8 @@ class Datacenter(World):
         self.readers = {name: Reader(self.bootstrap(name)) for name in ("ewr", AGGREGATE)}
         admin = AdminClient({"bootstrap.servers": self.bootstrap("ewr")})
         until(
-            lambda: len(admin.list_topics(timeout=DEADLINE_S).brokers) == 2, lambda: "broker 2 is not there"
+            lambda: len(admin.list_topics(timeout=DEADLINE_S).brokers) == 2,
+            lambda: "broker 2 is not there",
         )
         compacted = {"cleanup.policy": "compact,delete"}
         topics = [
@@ -56,7 +58,7 @@ class Datacenter(World):
             NewTopic(EVENTS_TOPIC, 1, replica_assignment=[[1]], config=compacted),
         ]
         for made in admin.create_topics(topics).values():
-            made.result(DEADLINE_S)
+            made.result(patience(DEADLINE_S))
         until(lambda: self.readers["ewr"].ends(TOPIC), lambda: f"no topic {TOPIC}")
         self.mirror = MirrorProcess(
             self.folder / "mirror",

@@ -17,6 +17,7 @@ from millrace.audit.producer import AuditedProducer
 from tests.peers.kafka import KafkaPeer
 from tests.peers.mirror_maker import MirrorMaker
 from tests.servers import BrokerProcess
+from tests.waiting import Deadline, patience, until
 from tests.watermarks import end_offset
 
 pytestmark = [pytest.mark.java, pytest.mark.kafka]
@@ -57,7 +58,7 @@ def topic(clusters: dict[str, str]) -> str:
 def create(bootstrap: str, topic: NewTopic) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     (made,) = admin.create_topics([topic]).values()
-    made.result(TIMEOUT_S)
+    made.result(patience(TIMEOUT_S))
 
 
 def publish(bootstrap: str, topic: str, producer: str, count: int = COUNT, start_ms: int = START_MS) -> None:
@@ -79,7 +80,7 @@ def publish(bootstrap: str, topic: str, producer: str, count: int = COUNT, start
             timestamp=start_ms + 20 * number,
         )
         sender.poll(0)
-    assert sender.flush(TIMEOUT_S) == 0
+    assert sender.flush(patience(TIMEOUT_S)) == 0
     sender.close()
 
 
@@ -100,14 +101,19 @@ def delete_before(bootstrap: str, topic: str, partition: int, offset: int) -> No
     """Retention, told to hurry: the records below `offset` are gone."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     for each in admin.delete_records([TopicPartition(topic, partition, offset)]).values():
-        assert each.result(TIMEOUT_S).low_watermark == offset
+        assert each.result(patience(TIMEOUT_S)).low_watermark == offset
 
 
 def wait_for(mirror: MirrorMaker, aggregate: str, expected: dict[str, int]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while (found := {topic: sum(ends(aggregate, topic)) for topic in expected}) != expected:
-        assert mirror.process.poll() is None and time.monotonic() < deadline, (found, mirror.tail())
-        time.sleep(0.2)
+    def are_carried() -> bool:
+        found.update({topic: sum(ends(aggregate, topic)) for topic in expected})
+        assert mirror.process.poll() is None, (found, mirror.tail())
+        return found == expected
+
+    found: dict[str, int] = {}
+    until(
+        are_carried, lambda: f"{expected}; there is {found}; {mirror.tail()}", within_s=TIMEOUT_S, every_s=0.2
+    )
 
 
 def config_of(clusters: dict[str, str], topic: str, folder: Path, **more: Any) -> AuditConfig:
@@ -186,11 +192,12 @@ def test_a_mirror_that_began_at_the_end_lost_what_was_before_across_streams(spar
     mirror = MirrorMaker(tmp_path / "mm2", {"ewr": clusters["ewr"]}, clusters["agg"], topic, latest)
     try:
         publish(clusters["jfk"], topic, "B6@jfk", 100)
-        deadline = time.monotonic() + TIMEOUT_S
+        deadline = Deadline(lambda: f"records of {topic}; {mirror.tail()}", within_s=TIMEOUT_S)
         start_ms, sent = START_MS + 60_000, 0
         while not all(ends(clusters["agg"], f"ewr.{topic}")):
             # Nothing tells when its consumer has found the end: records go on coming until some arrive.
-            assert mirror.process.poll() is None and time.monotonic() < deadline, mirror.tail()
+            assert mirror.process.poll() is None, mirror.tail()
+            deadline.check()
             publish(clusters["ewr"], topic, f"probe-{sent}@ewr", 10, start_ms + 1000 * sent)
             sent += 1
         publish(clusters["ewr"], topic, "AA@ewr", 200, START_MS + 6_000_000)
@@ -212,10 +219,12 @@ def test_a_mirror_that_began_at_the_end_lost_what_was_before_across_streams(spar
 def wait_until_still(mirror: MirrorMaker, clusters: dict[str, str], topic: str) -> None:
     """Until the last record of each partition of ewr has arrived: then nothing is under way."""
     wanted = [last_value(clusters["ewr"], topic, number) for number in range(PARTITIONS)]
-    deadline = time.monotonic() + TIMEOUT_S
-    while [last_value(clusters["agg"], f"ewr.{topic}", number) for number in range(PARTITIONS)] != wanted:
-        assert mirror.process.poll() is None and time.monotonic() < deadline, mirror.tail()
-        time.sleep(0.2)
+
+    def is_still() -> bool:
+        assert mirror.process.poll() is None, mirror.tail()
+        return [last_value(clusters["agg"], f"ewr.{topic}", n) for n in range(PARTITIONS)] == wanted
+
+    until(is_still, lambda: f"the ends {wanted}; {mirror.tail()}", within_s=TIMEOUT_S, every_s=0.2)
 
 
 def last_value(bootstrap: str, topic: str, partition: int) -> bytes | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 
 import pytest
@@ -12,6 +11,7 @@ from millrace.audit import job
 from millrace.audit.config import parse_config
 from millrace.audit.contract.header import HEADER_KEY, decode_identity
 from millrace.audit.producer import AuditedProducer
+from tests.waiting import Deadline, patience
 from tests.watermarks import end_offset
 
 pytestmark = pytest.mark.java
@@ -34,7 +34,7 @@ def publish(bootstrap: str, name: str, identity: str) -> None:
     for number in range(COUNT):
         producer.produce("flights", f"flight {number}".encode(), key=b"k", timestamp=START_MS + 10 * number)
         producer.poll(0)
-    assert producer.flush(20) == 0
+    assert producer.flush(patience(20)) == 0
     producer.close()
 
 
@@ -46,9 +46,10 @@ def copy(source: str, target: str, lose: set[int]) -> Counter[str]:
     producer = Producer({"bootstrap.servers": target, "linger.ms": 5})
     end = end_offset(consumer, "flights", 0, 90)
     consumer.assign([TopicPartition("flights", 0, OFFSET_BEGINNING)])
-    deadline = time.monotonic() + 120
     position = 0
-    while position < end and time.monotonic() < deadline:
+    deadline = Deadline(lambda: f"{end} records; {position} were read", within_s=120)
+    while position < end:
+        deadline.check()
         for message in consumer.consume(500, 0.2):
             assert message.error() is None
             position = message.offset() + 1
@@ -56,7 +57,7 @@ def copy(source: str, target: str, lose: set[int]) -> Counter[str]:
             if message.offset() not in lose:
                 producer.produce("flights", message.value(), message.key(), headers=message.headers())
     assert position == end == 2 * COUNT
-    assert producer.flush(20) == 0
+    assert producer.flush(patience(20)) == 0
     consumer.close()
     return named
 

@@ -17,6 +17,7 @@ from millrace.audit.keeping.untrusted_waivers import accept
 from millrace.audit.keeping.waivers import give_waiver
 from millrace.audit.status import lines, read_status
 from tests.ports import free_port
+from tests.waiting import patience
 
 pytestmark = pytest.mark.java
 DAY_MS = 86_400_000
@@ -49,7 +50,7 @@ def watermark(world) -> str | None:
     found = told["watermarks"]["flights"]["watermark"]
     if world.config.zookeeper is not None:
         client = KazooClient(world.config.zookeeper.connect, timeout=20)
-        client.start(timeout=60)
+        client.start(timeout=patience(60))
         try:
             content, _ = client.get("/millrace/audit/flights/watermark")
         finally:

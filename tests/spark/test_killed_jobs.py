@@ -1,77 +1,89 @@
-"""kill -9 at several points of the job's process: the next run says exactly what an undisturbed one says."""
+"""The job dies at named points around its commit: no half of a commit is to be seen, the next run says
+exactly what an undisturbed one says, and nothing is counted twice."""
 
 from __future__ import annotations
 
-import json
-import signal
-import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from millrace.audit import job
 from millrace.audit.keeping.state import StateFolder
+from millrace.deploy.processes import spawn
+from tests.points.fault import Fault
+from tests.points.launcher import DIED
+from tests.spark.conftest import World
+from tests.waiting import patience
 
 pytestmark = pytest.mark.java
-NOW_MS = 1_356_998_400_000 + 400 * 86_400_000
 
-CHILD = """
-import json, os, signal, sys
-from pathlib import Path
-from millrace.audit import job
-from millrace.audit.config import AuditConfig
-from millrace.audit.spark.spark_cells import RunCells
-from millrace.audit.keeping.state import StateFolder
-
-config, point = AuditConfig.model_validate(json.loads(sys.argv[1])), sys.argv[2]
-config = config.model_copy(update={"state": Path(sys.argv[3]), "report": Path(sys.argv[4])})
-
-def die(*_, **__):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def after(kind, name):
-    original = getattr(kind, name)
-    setattr(kind, name, lambda *given, **more: die(original(*given, **more)))
-
-match point:
-    case "cells are written":
-        after(RunCells, "count")
-    case "committed, nothing told":
-        after(StateFolder, "commit")
-job.run(config, "local[1]", clock_ms=lambda: int(sys.argv[5]))
-"""
-POINTS = ("cells are written", "committed, nothing told")
+COMMITS = {
+    "commit written aside, without its name": 0,
+    "committed, nothing told": 1,
+}
 
 
-def test_a_job_that_was_killed_changes_nothing_of_what_the_next_one_says(spark, world, tmp_path):
+def test_a_job_that_died_around_its_commit_changes_nothing_of_what_the_next_one_says(
+    spark: Any, world: World, tmp_path: Path
+) -> None:
     stream = world.of_sixty()
     world.carry(stream, lose=[7, 8], repeat=[20])
     world.position("ewr", 55)
     world.flush()
 
-    def audit(state):
-        world.config = world.config.model_copy(update={"state": state})
-        return job.run(world.config, "local[2]", clock_ms=lambda: NOW_MS)
+    def audit(folder: Path) -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
+        """Status, summary (but for its time) and rows of a run in the folder."""
+        config = world.config.model_copy(update={"state": folder / "state", "report": folder / "report"})
+        result = job.run(config, "local[2]")
+        assert result.summary is not None, result.problem
+        rows = pq.read_table(folder / "report" / "reconciliation.parquet").to_pylist()
+        return result.exit_status, {**result.summary, "at": ""}, rows
 
-    settings = world.config.model_dump(mode="json", by_alias=True)
-    for name in ("window", "grace", "keep"):
-        settings[name] = f"{settings[name]}ms"
-    del settings["zookeeper"]
-    children = [
-        subprocess.Popen(
-            [
-                sys.executable, "-c", CHILD, json.dumps(settings), point, str(tmp_path / point),
-                str(tmp_path / f"report of {point}"), str(NOW_MS),
-            ]
-        )
-        for point in POINTS
-    ]  # fmt: skip
+    died = {name: Died(world, tmp_path / name, name) for name in COMMITS}
     undisturbed = audit(tmp_path / "undisturbed")
-    assert undisturbed.exit_status == 1 and undisturbed.summary["counts"]["missing"] == 2
-    for point, child in zip(POINTS, children, strict=True):
-        assert child.wait(240) == -signal.SIGKILL, point
-    for point in POINTS:
-        known = StateFolder.open(tmp_path / point).latest().number
-        assert known == (1 if point == "committed, nothing told" else 0)
-        after = audit(tmp_path / point)
-        assert (after.exit_status, after.summary) == (undisturbed.exit_status, undisturbed.summary), point
+    status, summary, _ = undisturbed
+    assert (status, summary["counts"]["missing"], summary["counts"]["duplicates"]) == (1, 2, 1)
+    for name, child in died.items():
+        child.wait()
+        assert StateFolder.open(child.folder / "state").latest().number == COMMITS[name], name
+        (left,) = (child.folder / "state" / "commits").iterdir()
+        assert left.name.startswith(".") is (COMMITS[name] == 0), name
+        assert not (child.folder / "report" / "summary.json").exists(), name
+        assert audit(child.folder) == undisturbed, name
+        assert StateFolder.open(child.folder / "state").latest().number == 1, name
+
+
+class Died:
+    """`millrace audit run` with a state of its own, which dies at the point."""
+
+    def __init__(self, world: World, folder: Path, point: str) -> None:
+        self.folder = folder
+        self._fault = Fault(folder / "fault", point)
+        config = {
+            "clusters": {
+                name: {
+                    "bootstrap": [cluster.bootstrap],
+                    "tier": "aggregate" if name == "agg" else "source",
+                }
+                for name, cluster in world.clusters.items()
+            },
+            "topics": ["flights"],
+            "window": "1d",
+            "grace": "1s",
+            "state": str(folder / "state"),
+            "report": str(folder / "report"),
+        }
+        path = folder / "audit.yaml"
+        path.write_text(yaml.safe_dump(config))
+        words = [sys.executable, *self._fault.program, "audit", "run", "--config", str(path)]
+        self._log = folder / "audit.log"
+        self._process = spawn([*words, "--master", "local[1]"], log=self._log, die_with_parent=True)
+
+    def wait(self) -> None:
+        self._process.wait(patience(240))
+        self._fault.check()
+        assert self._process.returncode == DIED, self._log.read_text()

@@ -22,6 +22,7 @@ from millrace.audit.spark.spark_source import MillraceReader, parse_options
 from millrace.audit.spark.task_reader import _read_records, pin_ranges
 from millrace.broker.errors import ConfigError
 from tests.cluster.transactional import create_topic, transactional
+from tests.waiting import Deadline, patience
 
 pytestmark = pytest.mark.java
 IDENTITY = encode_identity(encode_prefix("00000000000000aa"), 7, 1_356_998_400_123, b"UA@ewr")
@@ -42,7 +43,7 @@ def publish(bootstrap: str, topic: str) -> None:
         ]
         for shape in shapes:
             producer.produce(topic, partition=number % 2, timestamp=1_356_998_400_000 + number, **shape)
-        assert producer.flush(30) == 0
+        assert producer.flush(patience(30)) == 0
 
 
 def as_kafka_python_reads(bootstrap: str, topic: str, count: int) -> list[tuple[Any, ...]]:
@@ -51,8 +52,9 @@ def as_kafka_python_reads(bootstrap: str, topic: str, count: int) -> list[tuple[
     )
     consumer.assign([TopicPartition(topic, number) for number in range(2)])
     found: list[tuple[Any, ...]] = []
-    deadline = time.monotonic() + 180
-    while len(found) < count and time.monotonic() < deadline:
+    deadline = Deadline(lambda: f"{len(found)} of {count} records", within_s=180)
+    while len(found) < count:
+        deadline.check()
         for records in consumer.poll(timeout_ms=500).values():
             found += [
                 (r.partition, r.offset, r.timestamp, r.key, r.value, [tuple(each) for each in r.headers])
@@ -68,12 +70,12 @@ def test_rows_are_what_kafka_python_reads(spark, broker_factory, times):
     create_topic(broker, "shapes", 2, config={"message.timestamp.type": times})
     publish(broker.bootstrap, "shapes")
     producer = transactional(broker, "t-1", compression_type="lz4")
-    producer.init_transactions(30)
+    producer.init_transactions(patience(30))
     for ending in ("abort_transaction", "commit_transaction"):
         producer.begin_transaction()
         for number in range(5):
             producer.produce("shapes", f"{ending} {number}".encode(), partition=0)
-        producer.flush(30)
+        producer.flush(patience(30))
         getattr(producer, ending)(30)
     table = (
         spark.read.format("millrace")
@@ -139,14 +141,14 @@ def test_what_retention_took_since_the_plan_is_told_as_that_and_the_rest_is_read
     else:
         bootstrap = request.getfixturevalue("kafka_peer").bootstrap
     topic, admin = f"expiring-{time.monotonic_ns()}", AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(60)
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(patience(60))
     producer = Producer({"bootstrap.servers": bootstrap})
     for number in range(10):  # each in a batch of its own
         producer.produce(topic, b"%d" % number)
-        assert producer.flush(60) == 0
+        assert producer.flush(patience(60)) == 0
     planned = OffsetRange("cluster", "cluster", topic, topic, 0, 0, 10)
     (deleted,) = admin.delete_records([Place(topic, 0, 6)]).values()
-    assert deleted.result(60).low_watermark == 6
+    assert deleted.result(patience(60)).low_watermark == 6
     unread: list[tuple[int, int, str]] = []
     with RangeReader({"cluster": [bootstrap]}, 1 << 20) as reader:
         found = [

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.waiting import patience
+
 pytestmark = pytest.mark.java
 
 PROGRAM = """
@@ -40,7 +42,7 @@ def test_secrets_are_not_on_the_command_line(tmp_path) -> None:
         [sys.executable, "-c", PROGRAM, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=patience(240),
         check=False,
     )
     assert done.returncode == 0, done.stderr

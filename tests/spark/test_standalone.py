@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +16,7 @@ import yaml
 
 from tests.ports import free_port
 from tests.spark.standalone import StandaloneCluster
+from tests.waiting import patience, until
 
 pytestmark = pytest.mark.java
 TIMEOUT_S = 400
@@ -63,11 +63,12 @@ def write_config(world: Any, path: Path, **more: Any) -> Path:
 
 def completed(standalone: StandaloneCluster, name: str) -> dict[str, Any]:
     """The one application of that name, once the master has heard of its end."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while not (found := [each for each in standalone.state()["completedapps"] if name in each["name"]]):
-        assert time.monotonic() < deadline, standalone.state()
-        time.sleep(0.1)
-    (application,) = found
+    (application,) = until(
+        lambda: [each for each in standalone.state()["completedapps"] if name in each["name"]],
+        lambda: f"the end of {name}; {standalone.state()}",
+        within_s=TIMEOUT_S,
+        every_s=0.1,
+    )
     return dict(application)
 
 
@@ -92,7 +93,7 @@ def audit(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=patience(TIMEOUT_S),
         check=False,
     )
 
@@ -191,12 +192,12 @@ def test_a_users_program_reads_cells_and_records_there(standalone, world, tmp_pa
         env=environment(standalone, SETTINGS=json.dumps({**SPARK, "spark.ui.enabled": "false"})),
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=patience(TIMEOUT_S),
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    assert (found["cells"], found["records"], found["notes"]) == (120, 120, ["records"])
+    assert (found["cells"], found["records"], found["notes"]) == (120, 120, ["read", "records"])
     assert found["sequences"] == list(range(1, 121)) and found["parts"] > 1
 
 

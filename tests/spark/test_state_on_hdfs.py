@@ -22,8 +22,10 @@ from millrace.audit.keeping.state import Commit, CommitConflict, StateFolder
 from millrace.audit.keeping.waivers import give_waiver
 from millrace.broker.errors import DiskFull, MillraceError
 from tests.peers.hdfs import SUPERUSER, HdfsPeer
+from tests.waiting import patience
 
-pytestmark = pytest.mark.java
+# It fetches 56 MB and takes two minutes.
+pytestmark = [pytest.mark.java, pytest.mark.long]
 DAY_MS = 86_400_000
 START_MS = 1_356_998_400_000
 NOW_MS = START_MS + 400 * DAY_MS
@@ -143,7 +145,7 @@ def test_a_job_killed_before_its_commit_leaves_the_last_good_state(world, stream
         settings[name] = f"{settings[name]}ms"
     del settings["zookeeper"]
     child = [sys.executable, "-c", CHILD, json.dumps(settings), place, str(tmp_path / "child"), str(NOW_MS)]
-    assert subprocess.run(child, timeout=600, check=False).returncode == -signal.SIGKILL
+    assert subprocess.run(child, timeout=patience(600), check=False).returncode == -signal.SIGKILL
     assert StateFolder.look(place).latest() == good
     left = set(names(files)) - set(there)
     assert any(name.startswith("verdicts/") for name in left)  # it had come as far as that
@@ -180,7 +182,7 @@ def test_of_many_commits_of_one_number_one_wins(hdfs, place):
     together = threading.Barrier(len(states))
 
     def commit(which: int, number: int) -> None:
-        together.wait(60)
+        together.wait(patience(60))
         with contextlib.suppress(CommitConflict):
             states[which].commit(Commit(number=number, at_ms=which))
             won.append(which)
@@ -191,7 +193,7 @@ def test_of_many_commits_of_one_number_one_wins(hdfs, place):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(patience(60))
         assert len(won) == 1 and states[0].latest() == Commit(number=number, at_ms=won[0])
     assert names(states[0].files, "commits") == [f"commits/{number:08d}.json" for number in range(1, 9)]
 

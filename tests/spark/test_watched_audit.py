@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from tests.spark.conftest import DAY_MS, Stream
+from tests.waiting import patience
 
 pytestmark = pytest.mark.java
 
@@ -41,7 +42,7 @@ def test_watch_audits_and_tells_how_it_went(world, tmp_path: Path):
         [*command, "--config", str(config), "--master", "local[1]"],
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=patience(180),
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -10,6 +10,7 @@ import pytest
 
 from tests import second_try
 from tests.second_try import MOST, Failure
+from tests.waiting import patience
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -69,7 +70,7 @@ def test_a_run_writes_down_what_failed_first_and_what_guards_data(tmp_path):
         cwd=PROJECT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patience(120),
     )
     assert ran.returncode == 1, ran.stdout + ran.stderr
     found = {each.test.partition("::")[2]: (each.is_safety, each.text) for each in second_try.read(written)}
@@ -132,7 +133,11 @@ def test_the_suite_passes_with_a_test_that_failed_once_and_lists_it(tmp_path, wr
         (copied / "cluster" / name).write_text("def test_fine(): pass")
     (copied / "wire" / "test_x.py").write_text(written)
     ran = subprocess.run(
-        [sys.executable, "-m", "tests.suite"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "tests.suite"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=patience(120),
     )
     assert ran.returncode == status, ran.stdout + ran.stderr
     assert said in ran.stdout

@@ -12,6 +12,7 @@ import aiokafka
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
+from tests.waiting import patience
 from tests.wire.client_face import (
     FETCH_WAIT_MS,
     HEARTBEAT_INTERVAL_MS,
@@ -100,13 +101,13 @@ class AioKafkaTransactions(TransactionalProducer):
         with contextlib.suppress(Exception):
             self._run(self._producer.stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(PATIENCE_S)
+        self._thread.join(patience(PATIENCE_S))
         self._loop.close()
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return future.result(PATIENCE_S)
+            return future.result(patience(PATIENCE_S))
         except aiokafka.errors.KafkaError as error:
             raise refused(error) from error
 
@@ -143,7 +144,7 @@ class AioKafkaAdmin(ForeignAdmin):
             admin = AIOKafkaAdminClient(bootstrap_servers=self._bootstrap)
             await admin.start()
             try:
-                return await asyncio.wait_for(work(admin), PATIENCE_S)
+                return await asyncio.wait_for(work(admin), patience(PATIENCE_S))
             except aiokafka.errors.KafkaError as error:
                 raise refused(error) from error
             finally:
@@ -170,7 +171,7 @@ async def produce_all(producer: Any, topic: str, records: Any) -> list[int]:
         )
         for record in records
     ]
-    sent = [await asyncio.wait_for(future, PATIENCE_S) for future in futures]
+    sent = [await asyncio.wait_for(future, patience(PATIENCE_S)) for future in futures]
     return [metadata.offset if metadata is not None else -1 for metadata in sent]
 
 
@@ -294,7 +295,7 @@ class AioKafka(ForeignClient):
             consumer = aiokafka.AIOKafkaConsumer(**settings | options)
             await consumer.start()
             try:
-                return await asyncio.wait_for(work(consumer), PATIENCE_S)
+                return await asyncio.wait_for(work(consumer), patience(PATIENCE_S))
             except aiokafka.errors.KafkaError as error:
                 raise refused(error) from error
             finally:

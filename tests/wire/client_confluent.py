@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import confluent_kafka
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
+from tests.waiting import Deadline, patience
 from tests.wire.client_face import (
     FETCH_WAIT_MS,
     HEARTBEAT_INTERVAL_MS,
@@ -149,7 +149,7 @@ def produce_all(producer: Any, topic: str, records: Any) -> list[int]:
                 partition=record.partition,
                 on_delivery=delivered(number),
             )
-        assert producer.flush(PATIENCE_S) == 0
+        assert producer.flush(patience(PATIENCE_S)) == 0
     except confluent_kafka.KafkaException as error:
         raise reason_of(error.args[0]) from error
     if refusals:
@@ -194,9 +194,9 @@ class Confluent(ForeignClient):
         consumer.assign([confluent_kafka.TopicPartition(topic, partition, start) for partition in partitions])
         received: list[Received] = []
         try:
-            deadline = time.monotonic() + PATIENCE_S
+            deadline = Deadline(lambda: f"{len(received)} of {count} records", within_s=PATIENCE_S)
             while len(received) < count:
-                assert time.monotonic() < deadline, f"{len(received)} of {count} records"
+                deadline.check()
                 received += [_from_confluent(m) for m in consumer.consume(count - len(received), 0.2)]
         finally:
             consumer.close()
@@ -214,9 +214,9 @@ class Confluent(ForeignClient):
         consumer.assign([confluent_kafka.TopicPartition(topic, partition, 0)])
         received: list[Received] = []
         try:
-            deadline = time.monotonic() + PATIENCE_S
+            deadline = Deadline(lambda: f"the end of {topic}, {len(received)} came", within_s=PATIENCE_S)
             while True:
-                assert time.monotonic() < deadline, f"no end of {topic} after {len(received)} records"
+                deadline.check()
                 message = consumer.poll(0.2)
                 if message is None:
                     continue
@@ -231,9 +231,9 @@ class Confluent(ForeignClient):
         consumer = self._consumer("unused", {"auto.offset.reset": reset})
         consumer.assign([confluent_kafka.TopicPartition(topic, 0, start)])
         try:
-            deadline = time.monotonic() + PATIENCE_S
+            deadline = Deadline(f"something is read from {topic}", within_s=PATIENCE_S)
             while (message := consumer.poll(0.2)) is None:
-                assert time.monotonic() < deadline, f"nothing is read from {topic}"
+                deadline.check()
             return _from_confluent(message)
         finally:
             consumer.close()
@@ -242,7 +242,7 @@ class Confluent(ForeignClient):
         consumer = self._consumer("unused")
         try:
             asked = confluent_kafka.TopicPartition(topic, partition, timestamp_ms)
-            (found,) = consumer.offsets_for_times([asked], timeout=PATIENCE_S)
+            (found,) = consumer.offsets_for_times([asked], timeout=patience(PATIENCE_S))
         finally:
             consumer.close()
         assert found.error is None
@@ -257,7 +257,9 @@ class Confluent(ForeignClient):
             else confluent_kafka.IsolationLevel.READ_UNCOMMITTED
         )
         low, high = (
-            admin.list_offsets({place: spec}, isolation_level=level)[place].result(PATIENCE_S).offset
+            admin.list_offsets({place: spec}, isolation_level=level)[place]
+            .result(patience(PATIENCE_S))
+            .offset
             for spec in (OffsetSpec.earliest(), OffsetSpec.latest())
         )
         return low, high
@@ -266,7 +268,7 @@ class Confluent(ForeignClient):
         consumer = self._consumer(group)
         try:
             (found,) = consumer.committed(
-                [confluent_kafka.TopicPartition(topic, partition)], timeout=PATIENCE_S
+                [confluent_kafka.TopicPartition(topic, partition)], timeout=patience(PATIENCE_S)
             )
         finally:
             consumer.close()

@@ -12,7 +12,6 @@ clients; what a client refuses on its own keeps the client's name.
 from __future__ import annotations
 
 import threading
-import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kio.schema.errors import ErrorCode
+
+from tests.waiting import patience, until
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 PATIENCE_S = 90.0
@@ -84,10 +85,7 @@ def handed_out(record: Any) -> Received:
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}"
-        time.sleep(POLL_S)
+    until(condition, what, within_s=timeout_s)
 
 
 class GroupMember:
@@ -117,7 +115,7 @@ class GroupMember:
     def leave(self) -> None:
         """Commit, leave the group, and end the thread."""
         self._leaving.set()
-        self._thread.join(PATIENCE_S)
+        self._thread.join(patience(PATIENCE_S))
         assert not self._thread.is_alive(), f"a member of {self.group} does not come to its end"
         assert self.failure is None, self.failure
 
@@ -128,7 +126,7 @@ class GroupMember:
     def abandon(self) -> None:
         """End the thread of a member that its test did not let leave, whatever became of it."""
         self._leaving.set()
-        self._thread.join(5.0)
+        self._thread.join(patience(5.0))
 
     @property
     def is_running(self) -> bool:

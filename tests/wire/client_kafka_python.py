@@ -10,6 +10,7 @@ import kafka
 from kafka.admin import ConfigResource, ConfigResourceType
 from kafka.structs import OffsetAndMetadata
 
+from tests.waiting import Deadline, patience
 from tests.wire.client_face import (
     FETCH_WAIT_MS,
     HEARTBEAT_INTERVAL_MS,
@@ -195,7 +196,7 @@ def produce_all(producer: Any, topic: str, records: Any) -> list[int]:
         )
         for record in records
     ]
-    producer.flush(PATIENCE_S)
+    producer.flush(patience(PATIENCE_S))
     return [future.get(PATIENCE_S).offset for future in futures]
 
 
@@ -239,9 +240,9 @@ class KafkaPython(ForeignClient):
             for partition in assigned:
                 consumer.seek(partition, start)
             received: list[Received] = []
-            deadline = time.monotonic() + PATIENCE_S
+            deadline = Deadline(lambda: f"{len(received)} of {count} records", within_s=PATIENCE_S)
             while len(received) < count:
-                assert time.monotonic() < deadline, f"{len(received)} of {count} records"
+                deadline.check()
                 with _refusals():
                     polled = consumer.poll(timeout_ms=200, max_records=count - len(received))
                 for records in polled.values():
@@ -258,9 +259,9 @@ class KafkaPython(ForeignClient):
             consumer.seek_to_beginning(place)
             end = consumer.end_offsets([place])[place]
             received: list[Received] = []
-            deadline = time.monotonic() + PATIENCE_S
+            deadline = Deadline(lambda: f"offset {end} of {topic}, {len(received)} came", within_s=PATIENCE_S)
             while consumer.position(place) < end:
-                assert time.monotonic() < deadline, f"{len(received)} records, not at {end} of {topic}"
+                deadline.check()
                 for records in consumer.poll(timeout_ms=200).values():
                     received += map(handed_out, records)
         finally:
@@ -273,10 +274,10 @@ class KafkaPython(ForeignClient):
             place = kafka.TopicPartition(topic, 0)
             consumer.assign([place])
             consumer.seek(place, start)
-            deadline = time.monotonic() + PATIENCE_S
+            deadline = Deadline(f"something is read from {topic}", within_s=PATIENCE_S)
             with _refusals():
                 while not (polled := consumer.poll(timeout_ms=200, max_records=1)):
-                    assert time.monotonic() < deadline, f"nothing is read from {topic}"
+                    deadline.check()
             return handed_out(polled[place][0])
         finally:
             consumer.close()

@@ -21,6 +21,7 @@ from tests.kafka_fixture import JVM_OPTIONS, SAME_SETTINGS
 from tests.peers.kafka import KafkaPeer
 from tests.raw_client import RawClient
 from tests.servers import BrokerProcess, ZooKeeper
+from tests.waiting import patience
 from tests.wire.client_face import MEMBERS
 from tests.wire.foreign_clients import CLIENTS, PATIENCE_S, ForeignClient, wait_until
 from tests.wire.java_tools import JavaTools
@@ -156,7 +157,7 @@ def new_topic(server: Subject, admin: AdminClient, fresh_name: Callable[[str], s
         topic = fresh_name("topic")
         settings = {name.replace("_", "."): str(value) for name, value in configs.items()}
         made = admin.create_topics([NewTopic(topic, partitions, 1, config=settings)])
-        made[topic].result(PATIENCE_S)
+        made[topic].result(patience(PATIENCE_S))
         wait_until(lambda: is_served(server, topic, partitions), f"every partition of {topic} is served")
         return topic
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.peers.kafka import gather_jars
+from tests.waiting import patience
 
 TIMEOUT_S = 240.0
 SIDE_BY_SIDE = 2
@@ -90,7 +91,7 @@ class JavaTools:
             input=given,
             capture_output=True,
             text=True,
-            timeout=TIMEOUT_S,
+            timeout=patience(TIMEOUT_S),
             check=False,
         )
         return Outcome(done.returncode, done.stdout, done.stderr)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import patience
 from tests.wire.client_face import PATIENCE_S
 
 # How long kcat lets a transaction's requests take, in seconds.
@@ -45,7 +46,7 @@ class KcatMember:
     def leave(self) -> None:
         """It says goodbye to the group, unless its name is static."""
         self._process.terminate()
-        self._process.wait(PATIENCE_S)
+        self._process.wait(patience(PATIENCE_S))
 
 
 class Kcat:
@@ -60,7 +61,11 @@ class Kcat:
     def run(self, *arguments: str, given: bytes = b"") -> bytes:
         """What it prints; a failure of the test when it does not end well."""
         done = subprocess.run(
-            [*self._start, *arguments], input=given, capture_output=True, timeout=2 * PATIENCE_S, check=False
+            [*self._start, *arguments],
+            input=given,
+            capture_output=True,
+            timeout=patience(2 * PATIENCE_S),
+            check=False,
         )
         assert done.returncode == 0, done.stderr.decode()
         return done.stdout

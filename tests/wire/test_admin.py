@@ -10,13 +10,14 @@ from confluent_kafka import ConsumerGroupState, ConsumerGroupTopicPartitions, Ka
 from confluent_kafka.admin import ConfigResource, NewPartitions, NewTopic, OffsetSpec
 from kafka import KafkaAdminClient
 
+from tests.waiting import patience
 from tests.wire.conftest import is_served
 from tests.wire.foreign_clients import CLIENTS, PATIENCE_S, Refused, Sent, wait_until
 
 
 def error_name(future) -> str:
     with pytest.raises(KafkaException) as refused:
-        future.result(PATIENCE_S)
+        future.result(patience(PATIENCE_S))
     return refused.value.args[0].name()
 
 
@@ -33,23 +34,23 @@ def partition_count(admin, topic) -> int:
 def test_topics_are_made_described_widened_and_deleted(admin, fresh_name):
     topic = fresh_name("topic")
     new = NewTopic(topic, 3, 1, config={"retention.ms": "12345", "cleanup.policy": "compact"})
-    admin.create_topics([new])[topic].result(PATIENCE_S)
+    admin.create_topics([new])[topic].result(patience(PATIENCE_S))
     wait_until(lambda: partition_count(admin, topic) == 3, "three partitions")
     assert error_name(admin.create_topics([new])[topic]) == "TOPIC_ALREADY_EXISTS"
 
     resource = ConfigResource("topic", topic)
     (described,) = admin.describe_configs([resource]).values()
-    configs = described.result(PATIENCE_S)
+    configs = described.result(patience(PATIENCE_S))
     assert configs["retention.ms"].value == "12345"
     assert configs["cleanup.policy"].value == "compact"
     assert not configs["retention.ms"].is_default
     assert configs["segment.bytes"].is_default
 
-    admin.create_partitions([NewPartitions(topic, 5)])[topic].result(PATIENCE_S)
+    admin.create_partitions([NewPartitions(topic, 5)])[topic].result(patience(PATIENCE_S))
     wait_until(lambda: partition_count(admin, topic) == 5, "five partitions")
     assert error_name(admin.create_partitions([NewPartitions(topic, 2)])[topic]) == "INVALID_PARTITIONS"
 
-    admin.delete_topics([topic])[topic].result(PATIENCE_S)
+    admin.delete_topics([topic])[topic].result(patience(PATIENCE_S))
     wait_until(lambda: topic not in topics_of(admin), "the topic is gone")
     assert error_name(admin.delete_topics([topic])[topic]) == "UNKNOWN_TOPIC_OR_PART"
 
@@ -75,9 +76,9 @@ def test_topic_made_again_under_its_name_is_empty(server, admin, readers, new_to
     client = readers[0]
     topic = new_topic()
     client.produce(topic, [Sent(b"old")])
-    admin.delete_topics([topic])[topic].result(PATIENCE_S)
+    admin.delete_topics([topic])[topic].result(patience(PATIENCE_S))
     wait_until(lambda: topic not in topics_of(admin), "the topic is gone")
-    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(PATIENCE_S)
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(patience(PATIENCE_S))
     wait_until(lambda: is_served(server, topic, 1), "the new topic is served")
     assert client.bounds(topic, 0) == (0, 0)
     assert client.produce(topic, [Sent(b"new")]) == [0]
@@ -88,11 +89,11 @@ def test_settings_are_altered_and_take_effect(admin, readers, new_topic):
     topic = new_topic()
     resource = ConfigResource("topic", topic, set_config={"max.message.bytes": "1000"})
     (altered,) = admin.alter_configs([resource]).values()
-    altered.result(PATIENCE_S)
+    altered.result(patience(PATIENCE_S))
 
     def limit() -> str:
         (described,) = admin.describe_configs([ConfigResource("topic", topic)]).values()
-        return described.result(PATIENCE_S)["max.message.bytes"].value
+        return described.result(patience(PATIENCE_S))["max.message.bytes"].value
 
     wait_until(lambda: limit() == "1000", "the new limit")
     with pytest.raises(Refused) as refused:
@@ -104,7 +105,7 @@ def test_records_below_an_offset_are_deleted(admin, readers, new_topic):
     client, topic = readers[0], new_topic()
     client.produce(topic, [Sent(b"%d" % number) for number in range(10)])
     (deleted,) = admin.delete_records([TopicPartition(topic, 0, 6)]).values()
-    assert deleted.result(PATIENCE_S).low_watermark == 6
+    assert deleted.result(patience(PATIENCE_S)).low_watermark == 6
     for reader in readers:
         assert reader.bounds(topic, 0) == (6, 10)
         assert [record.offset for record in reader.consume(topic, [0], 4, start=6)] == [6, 7, 8, 9]
@@ -117,7 +118,7 @@ def test_offsets_by_specification(admin, readers, new_topic):
 
     def offset(spec) -> int:
         (found,) = admin.list_offsets({TopicPartition(topic, 0): spec}).values()
-        return found.result(PATIENCE_S).offset
+        return found.result(patience(PATIENCE_S)).offset
 
     assert offset(OffsetSpec.earliest()) == 0
     assert offset(OffsetSpec.latest()) == 3
@@ -134,13 +135,13 @@ def test_groups_are_listed_described_and_deleted(admin, client, new_topic, fresh
     seen: list[Any] = []
 
     def is_in(state: ConsumerGroupState) -> bool:
-        seen.append(admin.describe_consumer_groups([group])[group].result(PATIENCE_S))
+        seen.append(admin.describe_consumer_groups([group])[group].result(patience(PATIENCE_S)))
         return bool(seen[-1].state == state)
 
     # A client that reads already may join once more, when it hears of the topic's partitions anew.
     wait_until(lambda: is_in(ConsumerGroupState.STABLE), "the group is stable")
     described = seen[-1]
-    listed = {g.group_id: g for g in admin.list_consumer_groups().result(PATIENCE_S).valid}
+    listed = {g.group_id: g for g in admin.list_consumer_groups().result(patience(PATIENCE_S)).valid}
     assert group in listed
     (shown,) = described.members
     assert described.partition_assignor in ("range", "roundrobin")
@@ -153,7 +154,7 @@ def test_groups_are_listed_described_and_deleted(admin, client, new_topic, fresh
     member.leave()
     wait_until(lambda: is_in(ConsumerGroupState.EMPTY), "the group is empty")
     assert client.committed(group, topic, 0) == 1
-    admin.delete_consumer_groups([group])[group].result(PATIENCE_S)
+    admin.delete_consumer_groups([group])[group].result(patience(PATIENCE_S))
     assert client.committed(group, topic, 0) is None
     assert error_name(admin.delete_consumer_groups([group])[group]) == "GROUP_ID_NOT_FOUND"
 
@@ -163,13 +164,13 @@ def test_offsets_of_an_empty_group_are_set_and_read(admin, readers, new_topic, f
     readers[0].produce(topic, [Sent(b"%d" % number) for number in range(5)])
     wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0, 3)])
     (altered,) = admin.alter_consumer_group_offsets([wanted]).values()
-    altered.result(PATIENCE_S)
+    altered.result(patience(PATIENCE_S))
     for reader in readers:
         assert reader.committed(group, topic, 0) == 3
     (listed,) = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)]).values()
-    assert [(p.topic, p.partition, p.offset) for p in listed.result(PATIENCE_S).topic_partitions] == [
-        (topic, 0, 3)
-    ]
+    assert [
+        (p.topic, p.partition, p.offset) for p in listed.result(patience(PATIENCE_S)).topic_partitions
+    ] == [(topic, 0, 3)]
 
 
 @pytest.mark.parametrize("library", [c for c in CLIENTS if c.admin_type], ids=lambda library: library.name)
@@ -214,7 +215,7 @@ def test_every_admin_client_makes_alters_widens_and_deletes_topics(admin, bootst
 
     def retention() -> str:
         (described,) = admin.describe_configs([ConfigResource("topic", topic)]).values()
-        return str(described.result(PATIENCE_S)["retention.ms"].value)
+        return str(described.result(patience(PATIENCE_S))["retention.ms"].value)
 
     try:
         other.create_topic(topic, 2, 1, {"retention.ms": "12345"})

@@ -15,6 +15,7 @@ import pytest
 from millrace.deploy.processes import spawn
 from tests.ports import free_port
 from tests.servers import ZooKeeper
+from tests.waiting import patience
 from tests.wire.client_face import wait_until
 from tests.wire.foreign_clients import Sent
 from tests.wire.subjects import Subject
@@ -105,7 +106,7 @@ def burrow(server: Subject, zookeeper: ZooKeeper, tmp_path: Path) -> Iterator[Bu
         yield Burrow(port, tmp_path)
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(patience(30))
 
 
 def test_burrow_tells_the_lag_of_a_group(server, burrow, readers, new_topic, fresh_name):

@@ -22,6 +22,7 @@ from tests.cluster.audited_topics import (
     unique,
 )
 from tests.peers.kafka import gather_jars
+from tests.waiting import patience
 
 COUNT = 500
 pytestmark = [pytest.mark.java, pytest.mark.kafka]
@@ -43,7 +44,7 @@ def test_the_java_example_is_audited_like_everything_else(broker, tmp_path):
         [*command, bootstrap, topic, events_topic, str(COUNT)],
         capture_output=True,
         text=True,
-        timeout=2 * DEADLINE_S,
+        timeout=patience(2 * DEADLINE_S),
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr[-2000:]

@@ -16,6 +16,7 @@ from confluent_kafka import ConsumerGroupState
 from confluent_kafka.admin import ConfigResource
 
 from millrace.deploy.processes import spawn
+from tests.waiting import patience
 from tests.wire.conftest import is_served
 from tests.wire.foreign_clients import PATIENCE_S, Sent, wait_until
 from tests.wire.java_tools import together, words
@@ -266,11 +267,11 @@ def test_topic_and_config_commands(java, server, admin, fresh_name, new_topic):
 
 def setting(admin, topic: str, name: str) -> str:
     (described,) = admin.describe_configs([ConfigResource("topic", topic)]).values()
-    return str(described.result(PATIENCE_S)[name].value)
+    return str(described.result(patience(PATIENCE_S))[name].value)
 
 
 def is_empty(admin, group: str) -> bool:
-    described = admin.describe_consumer_groups([group])[group].result(PATIENCE_S)
+    described = admin.describe_consumer_groups([group])[group].result(patience(PATIENCE_S))
     return bool(described.state == ConsumerGroupState.EMPTY)
 
 
@@ -578,7 +579,7 @@ def test_java_members_share_with_each_other(java, readers, new_topic, fresh_name
         for member in members:
             member.terminate()
         for member in members:
-            member.wait(120)
+            member.wait(patience(120))
 
 
 def test_java_client_finds_every_feature_that_it_looks_for(java, server, fresh_name):

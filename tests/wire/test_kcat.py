@@ -9,6 +9,7 @@ import struct
 import pytest
 
 from millrace.broker.protocol.hot_fetch import PartitionFetch
+from tests.waiting import patience
 from tests.wire.foreign_clients import CODECS, PATIENCE_S, Refused, Sent, wait_until
 
 NEW_YEAR_MS = 1_357_034_400_000
@@ -91,7 +92,7 @@ def test_kcat_fences_and_is_fenced_and_reads_at_both_levels(kcat, readers, new_t
             fenced.stdin.flush()
             wait_until(lambda: readers[0].bounds(topic, 0)[1] > 7, "kcat's records")
             second = readers[0].transactional(transactional_id)
-            _, said = fenced.communicate(timeout=PATIENCE_S)
+            _, said = fenced.communicate(timeout=patience(PATIENCE_S))
         finally:
             fenced.kill()
         assert fenced.returncode != 0

@@ -8,6 +8,7 @@ import struct
 
 import pytest
 
+from tests.waiting import patience
 from tests.wire.foreign_clients import CODECS, PATIENCE_S, Refused, Sent, wait_until
 
 LARGEST_BATCH = 1_048_588
@@ -68,7 +69,7 @@ def test_reading_past_the_end_is_told_apart_from_having_nothing_to_read(readers,
 def call(bootstrap: str, frame: bytes) -> bytes:
     """Send raw bytes on a connection of their own; what comes back until silence or the end."""
     host, _, port = bootstrap.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=30) as connection:
+    with socket.create_connection((host, int(port)), timeout=patience(30)) as connection:
         connection.sendall(frame)
         connection.settimeout(30)
         answer = b""
@@ -168,7 +169,7 @@ def test_unsupported_version_of_api_versions_is_answered_in_version_0(bootstrap)
 
 def test_idle_clients_do_not_disturb(bootstrap, readers, new_topic):
     host, _, port = bootstrap.rpartition(":")
-    idle = [socket.create_connection((host, int(port)), timeout=30) for _ in range(50)]
+    idle = [socket.create_connection((host, int(port)), timeout=patience(30)) for _ in range(50)]
     try:
         for connection in idle[::2]:
             connection.sendall(b"\x00\x00")  # half of a size, then silence
@@ -204,7 +205,7 @@ def test_writing_to_a_topic_that_was_deleted(client, readers, admin, new_topic):
     """It is made again by the write: an empty topic of the same name, which is another topic."""
     topic = new_topic(partitions=3)
     client.produce(topic, [Sent(b"old", partition=2)])
-    admin.delete_topics([topic])[topic].result(PATIENCE_S)
+    admin.delete_topics([topic])[topic].result(patience(PATIENCE_S))
     wait_until(lambda: topic not in admin.list_topics(timeout=PATIENCE_S).topics, "the topic is gone")
     assert client.produce(topic, [Sent(b"new")]) == [0]
     (shown,) = [t for name, t in admin.list_topics(timeout=PATIENCE_S).topics.items() if name == topic]

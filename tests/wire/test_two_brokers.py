@@ -7,6 +7,7 @@ import json
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from tests.waiting import patience
 from tests.wire.foreign_clients import CLIENTS, PATIENCE_S, Confluent, KafkaPython, Refused, Sent, wait_until
 from tests.wire.java_tools import JavaTools
 
@@ -33,7 +34,7 @@ def test_writes_wait_for_enough_replicas_and_leaders_move(mortal_pair, fresh_nam
         ]
     )
     for future in made.values():
-        future.result(PATIENCE_S)
+        future.result(patience(PATIENCE_S))
     wait_until(lambda: partition_of(admin, strict) == (1, {1, 2}, {1, 2}), "the first leads")
     wait_until(lambda: partition_of(admin, loose) == (2, {1, 2}, {1, 2}), "the second leads")
     client = Confluent(both)

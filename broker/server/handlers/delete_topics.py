@@ -40,13 +40,13 @@ async def _delete(
     try:
         if not broker.config.settings.delete_topic_enable:
             raise TopicDeletionDisabled("delete.topic.enable is false on this broker")
+        asked_id = topic_id if name is None else None
         if name is None:
             name = broker.metadata_cache.name_of(topic_id)
             if name is None:
                 raise UnknownTopicId(f"there is no topic with id {topic_id}")
-        info = broker.metadata_cache.topic(name)
-        await broker.controller.delete_topic(name, timeout_ms)
+        deleted_id = await broker.controller.delete_topic(name, timeout_ms, asked_id)
     except KafkaError as error:
         broker.metrics.count_error(error.code)
         return result | {"error_code": error.code, "error_message": str(error)}
-    return result | {"name": name, "topic_id": None if info is None else info.topic_id}
+    return result | {"name": name, "topic_id": deleted_id}

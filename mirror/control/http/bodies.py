@@ -124,22 +124,28 @@ class PartitionAnswer(_Answer):
 
 
 class SourceAnswer(_Answer):
-    """`starting`: it has neither answered nor failed so far."""
+    """`starting`: it has neither answered nor failed so far. `over_quota`: it wants nothing more from this
+    worker now; `throttled_ms`: for how long it wanted that so far, summed over connections."""
 
     cluster: str
     connected: bool
     starting: bool = False
     error: str | None = None
+    over_quota: bool = False
+    throttled_ms: int = 0
     throttle_bytes_per_second: float | None
 
 
 class TargetAnswer(_Answer):
-    """`starting`: it has neither answered nor failed so far, or the worker has no share yet."""
+    """`starting`: it has neither answered nor failed so far, or the worker has no share yet. `over_quota` and
+    `throttled_ms` as of a source."""
 
     cluster: str
     connected: bool
     starting: bool = False
     error: str | None = None
+    over_quota: bool = False
+    throttled_ms: int = 0
     retries: int
     queued_batches: int
 

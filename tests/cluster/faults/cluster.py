@@ -28,6 +28,7 @@ from tests.cluster.faults.network import Network, mount_memory
 from tests.cluster.faults.timeline import Timeline
 from tests.ports import free_port
 from tests.servers import BrokerProcess
+from tests.waiting import Deadline, patience
 
 BROKERS = (1, 2, 3)
 SESSION_TIMEOUT_MS = 2_500
@@ -151,7 +152,7 @@ class ZooKeeperServer:
 
     def wait_until_serving(self) -> None:
         host, _, port = self.address.rpartition(":")
-        zookeeper.wait_until_serving(int(port), host, timeout_s=60)
+        zookeeper.wait_until_serving(int(port), host, timeout_s=patience())
 
     @property
     def is_running(self) -> bool:
@@ -165,7 +166,7 @@ class ZooKeeperServer:
     def kill(self) -> None:
         if self._process is not None:
             self._process.kill()
-            self._process.wait(20)
+            self._process.wait(patience(20))
 
 
 class Cluster:
@@ -240,17 +241,18 @@ class Cluster:
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
         wanted = [NewTopic(name, count, replication_factor=3) for name, count in topics.items()]
         for created in admin.create_topics(wanted, operation_timeout=30).values():
-            created.result(60)
+            created.result(patience())
 
     # -- what it lacks -------------------------------------------------------------------------------
 
     def wait_until_whole(self, timeout_s: float) -> list[str]:
         """What is still missing when the time is up; nothing, as a rule."""
-        deadline = time.monotonic() + timeout_s
+        deadline = Deadline("the cluster is whole", within_s=timeout_s)
         while True:
+            is_last = deadline.has_passed
             self.tend()
             missing = self.missing()
-            if not missing or time.monotonic() > deadline:
+            if not missing or is_last:
                 return missing
             time.sleep(POLL_S)
 

@@ -15,6 +15,7 @@ from tests.cluster.faults.checks import check_compacted, check_replicas
 from tests.cluster.faults.cluster import BROKERS, Broker, Cluster
 from tests.cluster.faults.producers import CLIENT
 from tests.cluster.faults.records import TOPICS, Contents, Found
+from tests.waiting import Deadline
 
 READ_TIMEOUT_S = 90.0
 AGREE_TIMEOUT_S = 90.0
@@ -51,11 +52,11 @@ def read_contents(bootstrap: str) -> Contents:
     keys = [(topic, number) for topic, count in TOPICS.items() for number in range(count)]
     contents: dict[tuple[str, int], list[Found]] = {key: [] for key in keys}
     missing = set(keys)
-    deadline = time.monotonic() + READ_TIMEOUT_S
+    deadline = Deadline("everything is read", within_s=READ_TIMEOUT_S)
     try:
         consumer.assign([TopicPartition(topic, number, 0) for topic, number in keys])
         while missing:
-            if time.monotonic() > deadline:
+            if deadline.has_passed:
                 raise Unreadable(f"within {READ_TIMEOUT_S:.0f} s nobody can read to the end of {missing}")
             for message in consumer.consume(MOST_AT_ONCE, 0.2):
                 key = message.topic(), message.partition()
@@ -75,13 +76,13 @@ def committed_offsets(bootstrap: str, group: str, topics: Iterable[str]) -> dict
     """What is committed, -1 for nothing. Raises Unreadable."""
     consumer = Consumer({**CLIENT, "bootstrap.servers": bootstrap, "group.id": group})
     wanted = [TopicPartition(topic, number) for topic in topics for number in range(TOPICS[topic])]
-    deadline = time.monotonic() + READ_TIMEOUT_S
+    deadline = Deadline(f"the offsets of {group}", within_s=READ_TIMEOUT_S)
     try:
         while True:
             try:
                 found = consumer.committed(wanted, 10)
             except KafkaException as error:
-                if time.monotonic() > deadline:
+                if deadline.has_passed:
                     raise Unreadable(f"the offsets of group {group}: {error}") from error
                 continue
             return {(each.topic, each.partition): max(each.offset, -1) for each in found}
@@ -91,8 +92,9 @@ def committed_offsets(bootstrap: str, group: str, topics: Iterable[str]) -> dict
 
 def wait_until_replicas_agree(cluster: Cluster) -> list[str]:
     """Nothing is written any more: what still differs between the files of the replicas in the end."""
-    deadline = time.monotonic() + AGREE_TIMEOUT_S
+    deadline = Deadline("the replicas agree", within_s=AGREE_TIMEOUT_S)
     while True:
+        is_last = deadline.has_passed
         breaches = []
         for topic, count in TOPICS.items():
             for number in range(count):
@@ -100,7 +102,7 @@ def wait_until_replicas_agree(cluster: Cluster) -> list[str]:
                 breaches += check_replicas(
                     name, {each: log_of(cluster.brokers[each], name) for each in BROKERS}
                 )
-        if not breaches or time.monotonic() > deadline:
+        if not breaches or is_last:
             break
         time.sleep(0.2)
     for topic, count in COMPACTED.items():

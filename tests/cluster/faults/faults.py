@@ -19,6 +19,7 @@ from pathlib import Path
 from tests.cluster.faults import power
 from tests.cluster.faults.cluster import NODES, ZOOKEEPER, Broker, Cluster, freeze, thaw
 from tests.cluster.faults.plan import Fault, Kind
+from tests.waiting import patience
 
 STEP_S = 0.05
 STOP_TIMEOUT_S = 30.0
@@ -229,7 +230,7 @@ class Faults:
     def _has_overstayed(self, broker: Broker) -> bool:
         """Whether a broker that was asked to stop had its time; it is killed then."""
         assert broker.stopping_since is not None
-        if time.monotonic() - broker.stopping_since < STOP_TIMEOUT_S:
+        if time.monotonic() - broker.stopping_since < patience(STOP_TIMEOUT_S):
             return False
         self.problems.append(f"broker {broker.id} did not stop within {STOP_TIMEOUT_S:.0f} s")
         broker.kill()

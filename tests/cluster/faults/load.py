@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from tests.cluster.faults.consumers import GroupReader
@@ -10,6 +9,7 @@ from tests.cluster.faults.producers import IdempotentProducer
 from tests.cluster.faults.records import EVENTS, READERS, GroupJournal
 from tests.cluster.faults.transactions import Copier, Writer
 from tests.cluster.faults.workers import Worker
+from tests.waiting import Deadline
 
 
 class Load:
@@ -44,14 +44,14 @@ class Load:
 
     def halt(self, timeout_s: float) -> list[str]:
         """Nothing is being written any more; readers go on. Whoever cannot come to an end is named."""
-        deadline = time.monotonic() + timeout_s
+        deadline = Deadline("the load comes to an end", within_s=timeout_s)
         sources: list[Worker] = [*self.producers, *self.writers]
         for worker in sources:
             worker.halt()
-        late = [each for each in sources if not each.wait_until_halted(deadline - time.monotonic())]
+        late = [each for each in sources if not each.wait_until_halted(deadline)]
         # What it has to copy is all there only now, so its time begins now.
         self.copier.halt()
-        if not self.copier.wait_until_halted(timeout_s):
+        if not self.copier.wait_until_halted(Deadline("the copier comes to an end", within_s=timeout_s)):
             late.append(self.copier)
         return [f"{worker.name} does not come to an end within {timeout_s:.0f} s" for worker in late]
 

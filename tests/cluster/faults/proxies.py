@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tests.cluster.faults.network import Endpoint
 from tests.ports import free_port
+from tests.waiting import patience
 
 CHUNK_SIZE = 64 << 10
 CONNECT_RETRY_S = 0.02
@@ -42,7 +43,7 @@ class ProxyNetwork:
         """Each of a node's ports is reached at a port of its own."""
         self._targets[node] = port
         if (node, port) not in self._proxies:
-            asyncio.run_coroutine_threadsafe(self._serve(node, port), self._loop).result(10)
+            asyncio.run_coroutine_threadsafe(self._serve(node, port), self._loop).result(patience(10))
         return Endpoint(f"127.0.0.1:{port}", f"127.0.0.1:{self._proxies[node, port][0]}")
 
     def way(self, node: str, to: str) -> str:
@@ -72,7 +73,7 @@ class ProxyNetwork:
             self._loop.call_soon(self._loop.stop)
 
         self._loop.call_soon_threadsafe(stop)
-        self._thread.join(10)
+        self._thread.join(patience(10))
 
     # -- on the thread -------------------------------------------------------------------------------
 

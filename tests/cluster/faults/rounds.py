@@ -19,6 +19,7 @@ from tests.cluster.faults.plan import Fault, Kind, rounds
 from tests.cluster.faults.proxies import ProxyNetwork
 from tests.cluster.faults.records import COPIES, EVENTS, ORDERS, TOPICS, TRANSFORMERS
 from tests.cluster.faults.timeline import Timeline
+from tests.waiting import Deadline
 
 WHOLE_TIMEOUT_S = 75.0
 HALT_TIMEOUT_S = 75.0
@@ -130,9 +131,9 @@ class Run:
             found += evidence.suspect_lines(broker)
 
     def _wait_until_seen(self, contents: checks.Contents) -> list[str]:
-        deadline = time.monotonic() + SEEN_TIMEOUT_S
+        deadline = Deadline("the group has seen everything", within_s=SEEN_TIMEOUT_S)
         while missing := checks.unseen(self.load.group, contents):
-            if time.monotonic() > deadline or self.load.failures:
+            if deadline.has_passed or self.load.failures:
                 return [*missing[: checks.MOST_LINES], f"{len(missing)} in all"]
             time.sleep(0.1)
         return []

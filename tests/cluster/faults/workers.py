@@ -7,9 +7,10 @@ with what was begun. A worker that fails says so: the run must not go on with le
 from __future__ import annotations
 
 import threading
-import time
 import traceback
 from abc import ABC, abstractmethod
+
+from tests.waiting import Deadline, patience
 
 STEP_S = 0.05
 
@@ -43,10 +44,9 @@ class Worker(ABC):
     def halt(self) -> None:
         self._halt.set()
 
-    def wait_until_halted(self, timeout_s: float) -> bool:
-        deadline = time.monotonic() + timeout_s
+    def wait_until_halted(self, deadline: Deadline) -> bool:
         while not self._halted.wait(STEP_S):
-            if self.failure is not None or time.monotonic() > deadline:
+            if self.failure is not None or deadline.has_passed:
                 return False
         return True
 
@@ -56,7 +56,7 @@ class Worker(ABC):
 
     def stop(self) -> None:
         self._stop.set()
-        self._thread.join(30)
+        self._thread.join(patience(30))
 
     def pause(self, seconds: float) -> None:
         self._stop.wait(seconds)

@@ -22,6 +22,7 @@ from millrace.audit.producer import AuditedProducer
 from tests.cluster.faults.producers import CLIENT
 from tests.cluster.mirror_faults.plan import SOURCES
 from tests.cluster.mirror_faults.records import AUDITED, PARTITIONS_AUDITED, Journal, Stream, record_of
+from tests.waiting import patience
 
 PAUSE_S = 0.1
 MOST_RECORDS = 20
@@ -60,7 +61,7 @@ class AuditedLoad:
             writer.halted.set()
         for writer in self._writers:
             if writer.thread.is_alive():
-                writer.thread.join(2 * CLOSE_TIMEOUT_S)
+                writer.thread.join(patience(2 * CLOSE_TIMEOUT_S))
 
 
 class _Writer:

@@ -13,7 +13,7 @@ import random
 import threading
 import time
 import traceback
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
 from millrace.broker.client.admin import create_topic, delete_topic
@@ -31,6 +31,7 @@ from tests.cluster.mirror_faults.records import (
     Stream,
     record_of,
 )
+from tests.waiting import patience, until, until_async
 
 T = TypeVar("T")
 MOST_RECORDS = 20
@@ -82,21 +83,17 @@ class Load:
         self._audited.start()
 
     def call(self, work: Coroutine[Any, Any, T], timeout_s: float = ADMIN_TIMEOUT_S) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(patience(timeout_s))
 
     def stop(self) -> None:
         self._audited.halt(in_order=False)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(patience(10))
 
     def halt(self) -> None:
         """Nothing more is written, and what is under way is settled."""
         self._paused = True
-        deadline = time.monotonic() + ADMIN_TIMEOUT_S
-        while any(self._sending.values()):
-            if time.monotonic() > deadline:
-                raise TimeoutError("the load does not come to an end")
-            time.sleep(0.05)
+        until(lambda: not any(self._sending.values()), "the load comes to an end", every_s=0.05)
         self._audited.halt()
 
     def hurry(self, batches: int) -> None:
@@ -182,7 +179,7 @@ class Load:
     async def _recreate(self, source: str, topic: str) -> None:
         where = (source, topic)
         self._closed_topics.add(where)
-        await _until(lambda: not self._sending[where])
+        await until_async(lambda: not self._sending[where], "no batch is under way", every_s=0.02)
         cluster = self._clusters[source]
         journals = [self._current[source, topic, partition] for partition in range(TOPICS[topic])]
         for journal in journals:
@@ -194,19 +191,8 @@ class Load:
         self._closed_topics.discard(where)
 
 
-async def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + ADMIN_TIMEOUT_S
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError("a batch is under way for ever")
-        await asyncio.sleep(0.02)
-
-
 async def _until_gone(cluster: Cluster, topic: str) -> None:
-    deadline = time.monotonic() + ADMIN_TIMEOUT_S
-    while True:
-        if topic not in (await cluster.metadata(max_age_ms=0)).topics:
-            return
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{topic} of {cluster} is not deleted")
-        await asyncio.sleep(0.05)
+    async def is_gone() -> bool:
+        return topic not in (await cluster.metadata(max_age_ms=0)).topics
+
+    await until_async(is_gone, f"{topic} of {cluster} is deleted", every_s=0.05)

@@ -28,6 +28,7 @@ from tests.cluster.mirror_process import MirrorProcess
 from tests.peers.kafka import TEST_JVM_OPTIONS, KafkaPeer, gather_jars
 from tests.ports import free_port
 from tests.servers import BrokerProcess
+from tests.waiting import Deadline
 
 NODES = (*SOURCES, TARGET, *WORKERS, ZOOKEEPER)
 MIRROR = "aggregate"
@@ -285,10 +286,10 @@ class Places:
 
     def wait_until_serving(self) -> None:
         """Until every server answers; raises RuntimeError with the end of a log."""
-        deadline = time.monotonic() + SERVING_TIMEOUT_S
+        deadline = Deadline("every server answers", within_s=SERVING_TIMEOUT_S)
         while missing := [name for name, server in self.servers.items() if not _answers(server.bootstrap)]:
             self.tend()
-            if time.monotonic() > deadline:
+            if deadline.has_passed:
                 said = "\n".join(self.servers[missing[0]].tail[-10:])
                 raise RuntimeError(f"{missing} do not answer; the first says:\n{said}")
             time.sleep(0.05)

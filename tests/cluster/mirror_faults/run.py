@@ -24,6 +24,7 @@ from tests.cluster.mirror_faults.places import NODES, Places
 from tests.cluster.mirror_faults.plan import SOURCES, WORKERS, Event, Kind, rounds
 from tests.cluster.mirror_faults.records import Gap, Journal, Stream
 from tests.cluster.mirror_faults.witness import Witness, gap_events, read_again_at
+from tests.waiting import Deadline, patience
 
 ARRIVE_TIMEOUT_S = 90.0
 START_TIMEOUT_S = 120.0
@@ -93,10 +94,10 @@ class Run:
         self.load.start()
         for name in WORKERS:
             self.places.start_worker(name)
-        deadline = time.monotonic() + START_TIMEOUT_S
+        deadline = Deadline("the mirror creates its topics", within_s=START_TIMEOUT_S)
         while not self.witness.topics_exist():
             self.places.tend()
-            if time.monotonic() > deadline or self.places.problems:
+            if deadline.has_passed or self.places.problems:
                 raise RuntimeError(
                     "the mirror does not create its topics\n" + "\n".join(self.places.tails(30))
                 )
@@ -163,9 +164,9 @@ class Run:
     def _end_workers(self) -> None:
         """An orderly end, after which nothing can come any more. A worker that was started a moment ago does
         not even handle signals yet."""
-        deadline = time.monotonic() + START_TIMEOUT_S
+        deadline = Deadline("every worker has a share", within_s=START_TIMEOUT_S)
         while not all(worker.has_joined for worker in self.places.workers.values()):
-            if time.monotonic() > deadline:
+            if deadline.has_passed:
                 self.problems.append("a worker that was started again has no share")
                 break
             self.places.tend()
@@ -182,7 +183,7 @@ class Run:
         verdict = self._judge(up_to)
         is_late = False
         while verdict.missing and not is_late and not self._is_broken(verdict):
-            is_late = time.monotonic() - healed > self._arrive_s
+            is_late = time.monotonic() - healed > patience(self._arrive_s)
             self.places.tend()
             time.sleep(0.25)
             verdict = self._judge(up_to)

@@ -25,6 +25,7 @@ from tests.cluster.faults.producers import CLIENT
 from tests.cluster.mirror_faults.checks import Seen
 from tests.cluster.mirror_faults.plan import TARGET
 from tests.cluster.mirror_faults.records import ALL_TOPICS, AUDITED, Gap, Stream, identity_of, record_of
+from tests.waiting import Deadline, patience
 
 MOST_AT_ONCE = 5_000
 MOST_PROBLEMS = 10
@@ -54,12 +55,12 @@ class Witness:
     def stop(self) -> None:
         self._stop.set()
         if self._thread.is_alive():
-            self._thread.join(30)
+            self._thread.join(patience(30))
 
     def wait_until_quiet(self) -> None:
         """Until nothing has come for a while. For when nobody writes any more."""
-        deadline = time.monotonic() + READ_TIMEOUT_S
-        while time.monotonic() < min(deadline, self._heard_at + QUIET_S):
+        deadline = Deadline("nothing comes any more", within_s=READ_TIMEOUT_S)
+        while not deadline.has_passed and time.monotonic() < self._heard_at + QUIET_S:
             time.sleep(0.05)
 
     def topics_exist(self) -> bool:
@@ -161,8 +162,8 @@ def read_again_at(bootstrap: str, stream: Stream) -> Counter[int]:
     seen = Seen()
     try:
         consumer.assign([TopicPartition(stream.topic, stream.partition, 0)])
-        deadline = time.monotonic() + READ_TIMEOUT_S
-        while time.monotonic() < deadline:
+        deadline = Deadline(f"{stream} is read", within_s=READ_TIMEOUT_S)
+        while not deadline.has_passed:
             for message in consumer.consume(MOST_AT_ONCE, 0.2):
                 error = message.error()
                 if error is None:
@@ -184,7 +185,7 @@ def gap_events(bootstrap: str) -> list[Gap]:
 
 
 async def _gap_events(bootstrap: str) -> list[Gap]:
-    deadline = time.monotonic() + READ_TIMEOUT_S
+    deadline = Deadline("the gaps are read", within_s=READ_TIMEOUT_S)
     while True:
         try:
             async with Cluster(TARGET, [bootstrap], request_timeout_ms=5_000) as cluster:
@@ -198,6 +199,6 @@ async def _gap_events(bootstrap: str) -> list[Gap]:
         except UnknownTopicOrPartition:
             return []
         except (MillraceError, OSError, TimeoutError):
-            if time.monotonic() > deadline:
+            if deadline.has_passed:
                 raise
             await asyncio.sleep(0.2)

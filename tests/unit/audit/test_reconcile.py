@@ -440,10 +440,13 @@ def test_a_count_only_producer_gets_verdicts_by_count(source, aggregate, positio
     assert row.verdict is verdict
 
 
-def test_counts_of_a_living_count_only_producer_are_not_judged_yet():
+@pytest.mark.parametrize(
+    ("now_ms", "state"), [(MINUTE_MS + 29_999, WindowState.OPEN), (NOW_MS, WindowState.SETTLED)]
+)
+def test_counts_of_a_living_count_only_producer_are_in_doubt_and_no_loss(now_ms, state):
     stream = facts({0: 3}, count_only=True, state=HEARTBEAT, lease_ms=10 * MINUTE_MS)
-    (row,) = audit(stream, cells("source", [0] * 2), cells("aggregate", [0] * 2))
-    assert (row.verdict, row.state) == (Verdict.UNKNOWN, WindowState.OPEN)
+    (row,) = audit(stream, cells("source", [0] * 2), cells("aggregate", [0] * 2), now_ms=now_ms)
+    assert (row.verdict, row.state) == (Verdict.UNKNOWN, state)
 
 
 def test_an_unreadable_report_of_a_count_only_producer_forbids_a_match():

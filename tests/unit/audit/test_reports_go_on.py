@@ -19,6 +19,7 @@ from millrace.audit.clients.consumer_counts import SessionCounts
 from millrace.audit.clients.loop_reports import LoopReports
 from millrace.audit.consumer import LOOK_UP_S, AuditedConsumer
 from millrace.audit.contract.header import HEADER_KEY, encode_identity, encode_prefix
+from tests.waiting import patience
 
 FATAL = KafkaException(KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, "on purpose", fatal=True))
 
@@ -168,7 +169,7 @@ def test_close_that_is_given_up_ends_whenever_that_comes(turns: int) -> None:
         for _ in range(turns):
             await asyncio.sleep(0)
         closing.cancel()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patience()):
             await asyncio.wait([closing])
         assert closing.cancelled()
 

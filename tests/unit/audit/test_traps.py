@@ -20,7 +20,7 @@ from millrace.audit.keeping import state_files
 from millrace.audit.reconciliation import reconcile, stream_case, watermark
 from millrace.audit.reconciliation.tier_reading import TierReading
 from millrace.audit.reconciliation.verdict_rows import Reconciler
-from millrace.audit.reconciliation.verdicts import overall_verdict
+from millrace.audit.reconciliation.verdicts import Fold
 from millrace.audit.runs import reading_plan, reconciling
 from millrace.audit.scanning import cells as cells_module
 from millrace.audit.scanning import range_reader
@@ -118,7 +118,8 @@ TRAPS: list[tuple[str, Callable[[Scene], None], Breakage]] = [
     ("topic re-created", topic_recreated, lambda patch: (
         patch.setattr(reading_plan, "passages", passages_of_any_topic),
         patch.setattr(reconciling, "passages", passages_of_any_topic))[0]),
-    ("topics merged by a rename", merged_topics, replacing(Reconciler, "_is_reread", lambda *_: False)),
+    ("topics merged by a rename", merged_topics,
+     rewriting(Reconciler.verdicts, " if audited_topic(cell.topic) == topic]", "]")),
     ("partitions added", partition_added,
      rewriting(reading_plan.plan_ranges, "elif is_source and pin.cluster in mirrored:", "elif False:")),
     ("LogAppendTime on one hop", log_append_time,
@@ -146,7 +147,7 @@ TRAPS: list[tuple[str, Callable[[Scene], None], Breakage]] = [
     ("gap within a range", gap_within_a_range,
      replacing(reading_plan, "_cut_at", lambda whole, bounds: [whole])),
     ("total loss", total_loss, replacing(stream_case.StreamCase, "window_starts", only_seen)),
-    ("nothing at all", nothing_at_all, rewriting(overall_verdict, "if settled == 0", "if False")),
+    ("nothing at all", nothing_at_all, rewriting(Fold.verdict, "not self.settled", "False")),
 ]  # fmt: skip
 SCENES: dict[Any, dict[str, Any]] = {
     merged_topics: {"topics": {"flights": "all", "hotels": "all"}},

@@ -19,13 +19,14 @@ def cell(
     partition: int = 0,
     topic_id: str = "id-1",
     copies: int = 0,
+    topic: str = "flights",
 ) -> Cell:
     ((base, bitmap),) = encode_bitmaps(np.array(sequences, np.uint64))
     count = len(sequences) + copies
     return Cell(
         tier=cluster,
         cluster=cluster,
-        topic="flights",
+        topic=topic,
         partition=partition,
         stream=stream,
         producer="AA@ewr",
@@ -111,3 +112,10 @@ def test_each_partition_and_cluster_for_itself_and_the_furthest_counts():
 def test_a_cluster_without_topic_ids_is_believed_by_name():
     cells = [cell("ewr", [1, 2], 0, topic_id=""), cell("agg", [1, 2], 0, topic_id="")]
     assert passages(cells, pin(topic_id="")) == {("ewr", "flights", 0): Passage(2, "")}
+
+
+def test_copies_in_another_topic_neither_hide_nor_pass_the_records():
+    """Somebody writes the stream's records, headers and all, into another topic that is audited too."""
+    upstream = [cell("ewr", [1, 2], 0), cell("ewr", [3], 2), cell("ewr", [1, 2, 3], 0, topic="hotels")]
+    ahead = [cell("agg", [1, 2], 0), cell("agg", [1, 2, 3], 0, topic="hotels")]
+    assert passages([*upstream, *ahead]) == {("ewr", "flights", 0): Passage(2, "id-1")}

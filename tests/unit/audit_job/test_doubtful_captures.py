@@ -139,8 +139,9 @@ def test_a_topic_made_anew_before_the_first_look_is_known_by_the_mirrors_positio
 
 
 class FakeCluster:
-    def __init__(self, name, cluster_id=None, topics=(), ends=None):
+    def __init__(self, name, cluster_id=None, topics=(), ends=None, refused=()):
         self.name, self.cluster_id, self.topics, self.ends = name, cluster_id, topics, ends or {}
+        self.refused = dict(refused)
 
     async def metadata(self, topics=None, max_age_ms=0):
         names = self.topics if topics is None else [t for t in topics if t in self.topics]
@@ -148,6 +149,7 @@ class FakeCluster:
         return SimpleNamespace(
             cluster_id=self.cluster_id,
             topics=dict.fromkeys(names, described),
+            topic_errors=self.refused,
             partitions=lambda topic: [(topic, 0)] if topic in names else [],
         )
 
@@ -248,8 +250,6 @@ def test_topics_merged_by_a_rename_are_no_conflict():
     cells = [cell("ewr", [1, 2]), cell("agg", [1, 2]), cell("agg", [1, 2], topic="hotels")]
     rows = verdicts(captured, cells, settings)
     assert overall_verdict(rows) is Verdict.PROVEN
-    elsewhere = [*cells, cell("ewr", [1, 2], topic="hotels")]
-    assert overall_verdict(verdicts(captured, elsewhere, settings)) is Verdict.UNKNOWN
 
 
 def test_a_stream_of_a_cluster_that_is_not_audited_is_in_doubt_and_not_lost():
@@ -300,9 +300,9 @@ def test_what_is_read_when_makes_a_missing_record_a_loss_and_not_lag(monkeypatch
     monkeypatch.setattr(capture_module, "_read_events", noting("events"))
     monkeypatch.setattr(capture_module, "_pin", noting("pins"))
     monkeypatch.setattr(capture_module, "_read_positions", noting("positions"))
-    monkeypatch.setattr(capture_module, "check_topics", lambda *_: None)
+    monkeypatch.setattr(capture_module, "_read_new_gaps", noting("gaps"))
     asyncio.run(capture_module.capture(config(groups={"ewr": ["billing"]}), EventLedger(), lambda: 1))
-    assert order == ["commits", "events", "events", "pins of ewr", "positions", "pins of agg"]
+    assert order == ["commits", "events", "events", "pins of ewr", "positions", "gaps", "gaps", "pins of agg"]
 
 
 def test_other_names_of_a_topic_need_another_state():

@@ -190,11 +190,10 @@ def test_what_stands_in_a_commits_metadata_is_read(monkeypatch):
     async def described(clusters):
         return {name: SimpleNamespace(cluster_id=name, topics={}) for name in clusters}
 
-    for name in ("_read_events", "_pin", "_read_positions"):
+    for name in ("_read_events", "_pin", "_read_positions", "_read_new_gaps"):
         monkeypatch.setattr(capture_module, name, nothing)
     monkeypatch.setattr(capture_module, "fetch_offsets", committed)
     monkeypatch.setattr(capture_module, "_describe", described)
-    monkeypatch.setattr(capture_module, "check_topics", lambda *_: None)
     settings = config(groups={"ewr": ["billing"]})
     captured = asyncio.run(capture_module.capture(settings, EventLedger(), lambda: 1))
     assert captured.commits == {("ewr", "billing"): {PLACE: 7}}

@@ -5,11 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from concurrent.futures import Future
+from dataclasses import replace
+from itertools import product
 from types import SimpleNamespace
+
+import pytest
 
 from millrace.audit.scanning import range_reader
 from millrace.audit.scanning.counting import CellCounter
-from millrace.audit.scanning.range_reader import AbortedTransactions, hole_within, index_fetched, mark_skipped
+from millrace.audit.scanning.range_reader import (
+    AbortedTransactions,
+    hole_within,
+    index_fetched,
+    leading_batches,
+    mark_skipped,
+)
 from millrace.audit.spark.planning import OffsetRange
 from millrace.audit.spark.task_reader import count_batches
 from millrace.broker.client.raw_fetch import FetchedPartition
@@ -180,3 +190,61 @@ def test_the_broker_is_asked_to_wait_for_records_rather_than_asked_again_and_aga
     finally:
         reader._loop.close()
     assert [(each["max_wait_ms"] >= 200, each["min_bytes"]) for each in asked] == [(True, 1)] * 2
+
+
+class Damaged(Counted):
+    """A log of one record a batch, of which some offsets hold `instead` of their batch."""
+
+    def __init__(self, build, damaged, instead) -> None:
+        super().__init__(build)
+        self.damaged, self.instead = damaged, instead
+
+    async def _fetch(self, range_, offset):
+        self.asked.append(offset)
+        records = b"".join(
+            self.instead if each in self.damaged else bytes(answer(self.build, each).records)
+            for each in range(offset, min(offset + 3, range_.end_offset))
+        )
+        return replace(answer(self.build, offset, empty=True), records=memoryview(records))
+
+
+def is_not_there(build):
+    """A batch whose offset, which no CRC covers, was lost."""
+    return bytes(8) + build.batch(0, [build.stamped(0, 1, 99)])[8:]
+
+
+STRETCHES = [{5}, {4, 5, 6, 7, 8}, {98, 99}, set(range(1, 100))]
+
+
+@pytest.mark.parametrize(
+    ("damaged", "instead"),
+    [
+        *product([{0}, set(range(100)), *STRETCHES], [lambda _: bytes(100), lambda _: b"\xff" * 100]),
+        *product(STRETCHES, [is_not_there]),
+    ],
+)
+def test_damaged_bytes_are_told_and_reading_goes_on_behind_them(build, damaged, instead):
+    whole = replace(RANGE, end_offset=100)
+    distrusted: list[str] = []
+    unread: list[tuple] = []
+    reader = Damaged(build, damaged, instead(build))
+    counter = CellCounter(1000, 1 << 20)
+    for batches in reader.read(whole, distrusted.append, lambda *hole: unread.append(hole)):
+        count_batches(counter, batches, 0, 100)
+    seen = {sequence - 1 for row in counter.take() for sequence in row.sequences}
+    assert seen == set(range(100)) - damaged
+    assert unread == [(min(damaged), max(damaged) + 1, "damaged")]
+    assert distrusted == ["stretch of bytes that is no batch"] and len(reader.asked) < 80
+
+
+def test_a_batch_that_never_becomes_whole_is_damaged_and_no_hole(build, monkeypatch):
+    """Its length, which no CRC covers, reaches beyond all that the broker has."""
+    records = bytearray(answer(build, 0).records)
+    records[8:12] = (1 << 20).to_bytes(4, "big")
+
+    async def fetch_once(self, range_, offset, fresh):
+        return replace(answer(build, offset), records=memoryview(records))
+
+    monkeypatch.setattr(range_reader.RangeReader, "_fetch_once", fetch_once)
+    fetched = asyncio.run(range_reader.RangeReader._fetch(Counted(build), RANGE, 0))
+    assert fetched is not None and leading_batches(fetched.records, 0) is None

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from millrace.audit.spark.shared_state import require_shared
+from millrace.audit.spark.shared_state import require_shared, rows_in
 from millrace.audit.spark.spark_failures import one_line
 from millrace.broker.errors import ConfigError
 
@@ -62,8 +62,8 @@ def test_a_defect_keeps_its_trace():
 
 def test_cells_that_the_driver_does_not_find_are_not_taken_for_a_loss(tmp_path):
     pq.write_table(pa.table({"n": [1, 2, 3]}), tmp_path / "part.parquet")
-    require_shared(tmp_path, 3, [tmp_path / "part.parquet"])
-    require_shared(tmp_path, 0, [])
+    require_shared("state", 3, rows_in([tmp_path / "part.parquet"]))
+    require_shared("state", 0, rows_in([]))
     for files in ([], [tmp_path / "part.parquet"]):
         with pytest.raises(ConfigError, match="every executor shares with the driver: 5 rows"):
-            require_shared(tmp_path, 5, files)
+            require_shared("state", 5, rows_in(files))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from millrace.audit.spark.spark_package import build_package
+from tests.waiting import patience
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def imported_from(
         cwd=home,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patience(120),
         check=True,
     )
     return Path(done.stdout.strip())

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from millrace.audit.watch import FILE_NAME, Watch, timed
+from tests.waiting import patience, until
 
 
 def script(*statuses: int) -> list[str]:
@@ -121,12 +122,9 @@ def test_told_to_end_it_ends_the_run_and_keeps_the_last_finished_status(tmp_path
     found: list[int] = []
     thread = threading.Thread(target=lambda: found.append(watching.run()))
     thread.start()
-    deadline = time.monotonic() + 60
-    while not marker.exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert marker.exists()
+    until(marker.exists)
     watching.stop()
-    thread.join(60)
+    thread.join(patience())
     assert found == [1] and (tmp_path / "ended").exists()
 
 
@@ -172,7 +170,7 @@ def test_a_run_that_hangs_is_ended_at_the_limit_with_all_that_it_started(tmp_pat
     command = [sys.executable, "-c", STUCK, str(tmp_path), hears]
     report = tmp_path / "report"
     watching = Watch(command, 1, report, runs=2, limit_ms=90_000_000, clock=clock, say=said.append)
-    ending = threading.Timer(120, watching.stop)
+    ending = threading.Timer(patience(120), watching.stop)
     ending.start()
     try:
         assert watching.run() == 0, "the next run went well"
@@ -181,10 +179,7 @@ def test_a_run_that_hangs_is_ended_at_the_limit_with_all_that_it_started(tmp_pat
     assert len(said) == 1 and said[0].startswith("run 1 failed (ended after 25h, the limit of one run);")
     assert metric(report, "millrace_audit_watch_failed_runs_total") == 1
     child = int((tmp_path / "child").read_text())
-    deadline = time.monotonic() + 30
-    while is_running(child) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not is_running(child), "what the run had started is still there"
+    until(lambda: not is_running(child), "the end of what the run had started")
 
 
 def test_that_a_run_ended_without_a_word_stands_in_the_report(tmp_path):
@@ -201,11 +196,9 @@ def test_between_runs_it_ends_at_once(tmp_path):
     found: list[int] = []
     thread = threading.Thread(target=lambda: found.append(watching.run()))
     thread.start()
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "report" / FILE_NAME).exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
+    until((tmp_path / "report" / FILE_NAME).exists)
     watching.stop()
-    thread.join(60)
+    thread.join(patience())
     assert found == [0]
 
 
@@ -245,7 +238,7 @@ def test_it_ends_with_its_reader_and_leaves_no_run_waiting_for_one(tmp_path):
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(60)
+    thread.join(patience())
     assert len(found) == 1 and watching._process is None
 
 
@@ -269,6 +262,6 @@ def test_the_command_ends_quietly_with_its_reader(tmp_path):
     assert child.stdout.readline().endswith(b" 1\n")
     child.stdout.close()
     try:
-        assert child.wait(60) == 0 and child.stderr.read() == b""
+        assert child.wait(patience()) == 0 and child.stderr.read() == b""
     finally:
         child.kill()

@@ -12,6 +12,7 @@ from kazoo.protocol.states import KeeperState
 from millrace.audit.config import ZooKeeperConfig
 from millrace.audit.runs.watermark_znode import publish
 from millrace.broker.errors import ZooKeeperUnreachable
+from tests.waiting import patience
 
 
 @pytest.mark.parametrize("chroot", ["", "/data"])
@@ -38,6 +39,6 @@ def test_question_between_two_connections_is_not_waited_for_without_end(
     with ours, theirs:
         telling = threading.Thread(target=tell, daemon=True)
         telling.start()
-        telling.join(20)
+        telling.join(patience())
         assert not telling.is_alive()
     assert "no answer within 0.1 s" in str(told[0])

@@ -220,10 +220,3 @@ class ScriptedServer:
         finally:
             self._tasks.discard(task)
             writer.transport.abort()
-
-
-async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    """Wait for something that sends no signal; TimeoutError when it never happens."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)

@@ -22,9 +22,10 @@ from tests.unit.client.scripted_server import (
     Peer,
     ScriptedServer,
     response,
-    until,
     versions_answer,
 )
+from tests.waiting import patience
+from tests.waiting import until_async as until
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 HEARTBEAT = HeartbeatRequest(group_id="g", generation_id=1, member_id="m")
@@ -389,12 +390,12 @@ def test_a_replaced_connection_whose_rest_is_not_waited_for_any_more_closes_at_o
     async def main() -> None:
         async with ScriptedServer(script) as server:
             connection = await connect(server)
-            under_way = asyncio.ensure_future(connection.call(HEARTBEAT, 60_000))
+            under_way = asyncio.ensure_future(connection.call(HEARTBEAT, 3_600_000))
             await until(lambda: connection.waiting_count == 1)
-            ending = asyncio.ensure_future(connection.close_when_idle(60_000))
+            ending = asyncio.ensure_future(connection.close_when_idle(3_600_000))
             await asyncio.sleep(0)
             ending.cancel()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(patience()):
                 with pytest.raises(NetworkException):
                     await under_way
 

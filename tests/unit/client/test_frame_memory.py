@@ -11,6 +11,7 @@ import pytest
 
 from millrace.broker.client.frame_memory import FrameMemory
 from tests import seeds
+from tests.waiting import patience
 
 KIB = 1024
 
@@ -135,7 +136,7 @@ print("lived")
         [sys.executable, "-c", f"is_known = {is_known}\n{story}"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patience(60),
         check=False,
     )
     assert done.stdout == "lived\n", done.stderr

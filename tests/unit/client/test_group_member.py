@@ -16,8 +16,10 @@ from millrace.broker.client.group_offsets import CommittedOffset
 from millrace.broker.errors import FencedInstanceId, GroupMaxSizeReached, IllegalGeneration
 from millrace.broker.protocol.frames import Api, RequestHead
 from tests.servers import free_port
-from tests.unit.client.scripted_server import ScriptedServer, nested, response, until
+from tests.unit.client.scripted_server import ScriptedServer, nested, response
 from tests.unit.client.test_cluster import FakeBroker, cluster, hold
+from tests.waiting import patience
+from tests.waiting import until_async as until
 
 
 class Coordinator:
@@ -280,7 +282,7 @@ def test_refusal_without_cure_ends_the_membership(
         async with coordinator.broker as broker, cluster(broker.server.address) as ewr:
             async with member(ewr, events, instance_id="worker-1") as one:
                 with pytest.raises(error, match="cluster ewr: group workers: "):
-                    await asyncio.wait_for(one.wait(), 5)
+                    await asyncio.wait_for(one.wait(), patience())
             assert events.seen == (["assign meta!", "lost"] if heartbeats else [])
 
     asyncio.run(main())
@@ -297,7 +299,7 @@ def test_error_in_a_callback_ends_the_membership_with_that_error() -> None:
         async with coordinator.broker as broker, cluster(broker.server.address) as ewr:
             async with member(ewr, events) as one:
                 with pytest.raises(RuntimeError, match="no room"):
-                    await asyncio.wait_for(one.wait(), 5)
+                    await asyncio.wait_for(one.wait(), patience())
             assert coordinator.asked[-1] == "leave"
 
     asyncio.run(main())
@@ -400,7 +402,7 @@ def test_what_a_join_waits_for_is_told_by_its_step(
         async with coordinator.broker as broker, cluster(broker.server.address) as ewr:
             async with member(ewr, events, instance_id="worker-1", **options) as one:
                 coordinator.held = {held}
-                await until(lambda: told in one.trouble, 30)
+                await until(lambda: told in one.trouble)
                 coordinator.held = set()
             assert one.trouble == "", "it has ended"
 
@@ -421,10 +423,12 @@ def test_coordinator_that_cannot_be_reached_is_not_said_to_wait(monkeypatch: pyt
                     one = member(ewr, Events())
                     one.start()
                     said: set[str] = set()
-                    async with asyncio.timeout(30):
-                        while not any(reason in each for each in said):
-                            await asyncio.sleep(0.005)
-                            said.add(one.trouble)
+
+                    def is_told(one=one, reason=reason, said=said) -> bool:
+                        said.add(one.trouble)
+                        return reason in one.trouble
+
+                    await until(is_told, reason)
                     assert not [each for each in said if "waits" in each]
                     assert all(address in each for each in said - {""})
                     one.abandon()
@@ -498,9 +502,137 @@ def test_static_member_that_ends_within_a_join_leaves_where_the_others_wait_for_
         async with coordinator.broker as broker, cluster(broker.server.address) as ewr:
             one = member(ewr, events, instance_id="worker-1", assign=assign)
             one.start()
-            await until(lambda: where in coordinator.asked, 30)
+            await until(lambda: where in coordinator.asked)
             await one.close()
             assert coordinator.leaving == leaving
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("why", ["not_answered", "not_answered_yet_shared", "refused", "away"])
+def test_member_that_cannot_join_again_is_lost(why: str) -> None:
+    """It kept its work through the rebalance; by now others may have it."""
+
+    async def main() -> None:
+        coordinator, events = Coordinator(), Events()
+        async with (
+            coordinator.broker as broker,
+            cluster(broker.server.address, request_timeout_ms=30_000) as ewr,
+            member(ewr, events, session_timeout_ms=150, rebalance_timeout_ms=100) as one,
+        ):
+            await until(lambda: one.is_assigned)
+            find = coordinator.broker.handlers[Api.FIND_COORDINATOR]
+            is_over = asyncio.Event()
+
+            async def never(head: RequestHead, request: Any) -> None:
+                coordinator.broker.handlers[Api.JOIN_GROUP] = coordinator.join
+                await is_over.wait()
+
+            if why == "not_answered":
+                coordinator.broker.handlers[Api.JOIN_GROUP] = never
+            elif why == "not_answered_yet_shared":
+                coordinator.held.add("sync")
+            elif why == "refused":
+                coordinator.joins = [14] * 1_000
+            else:
+                coordinator.joins = [16]
+                coordinator.broker.handlers[Api.FIND_COORDINATOR] = lambda head, request: None
+            one.rejoin()
+            await until(lambda: "lost" in events.seen)
+            coordinator.held.clear()
+            coordinator.joins.clear()
+            coordinator.broker.handlers[Api.FIND_COORDINATOR] = find
+            await until(lambda: events.seen.count("assign meta!") == 2)
+            assert events.seen == ["assign meta!", "revoke", "lost", "assign meta!"]
+            assert one.member_id != "member-1"
+            is_over.set()
+
+    asyncio.run(main())
+
+
+def test_member_whose_join_waits_for_others_is_not_lost_by_its_session() -> None:
+    """The coordinator keeps the seats of those who wait, for a rebalance timeout."""
+
+    async def main() -> None:
+        coordinator, events = Coordinator(), Events()
+        async with (
+            coordinator.broker as broker,
+            cluster(broker.server.address) as ewr,
+            member(ewr, events, session_timeout_ms=60) as one,
+        ):
+            await until(lambda: one.is_assigned)
+            loop = asyncio.get_running_loop()
+            for held in ("join", "sync"):
+                coordinator.held.add(held)
+                seen = events.seen.count("assign meta!")
+                before = coordinator.asked.count(held)
+                one.rejoin()
+                await until(lambda held=held, before=before: coordinator.asked.count(held) > before)
+                began_at = loop.time()
+                await until(lambda began_at=began_at: loop.time() > began_at + 0.2)
+                coordinator.held.clear()
+                await until(lambda seen=seen: events.seen.count("assign meta!") > seen)
+            assert "lost" not in events.seen
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_share_that_is_still_being_taken_is_given_up_when_the_seat_is_lost(is_silent: bool) -> None:
+    """What the callback waits for may never come."""
+
+    async def main() -> None:
+        coordinator, events = Coordinator(), Events()
+        is_over = asyncio.Event()
+
+        async def wait(share: bytes) -> None:
+            events.seen.append("wait")
+            try:
+                await is_over.wait()
+            except asyncio.CancelledError:
+                events.seen.append("cancelled")
+                raise
+
+        taken = events.on_assign
+        events.on_assign = wait  # type: ignore[method-assign]
+        async with (
+            coordinator.broker as broker,
+            cluster(broker.server.address) as ewr,
+            member(ewr, events, session_timeout_ms=150) as one,
+        ):
+            await until(lambda: events.seen == ["wait"])
+            one._on_assign = taken
+            if is_silent:
+                coordinator.silent = True
+            else:
+                coordinator.heartbeats = [0, 25]
+            try:
+                await until(lambda: "lost" in events.seen)
+                coordinator.silent = False
+                await until(lambda: events.seen == ["wait", "cancelled", "lost", "assign meta!"])
+            finally:
+                is_over.set()
+
+    asyncio.run(main())
+
+
+def test_share_that_is_being_given_back_is_lost_with_the_seat() -> None:
+    async def main() -> None:
+        coordinator, events = Coordinator(), Events()
+        events.draining = asyncio.Event()
+        async with (
+            coordinator.broker as broker,
+            cluster(broker.server.address) as ewr,
+            member(ewr, events) as one,
+        ):
+            await until(lambda: one.is_assigned)
+            one.rejoin()
+            await until(lambda: events.seen[-1:] == ["revoke"])
+            coordinator.heartbeats = [25]
+            try:
+                await until(lambda: events.seen[1:] == ["revoke", "lost", "assign meta!"])
+            finally:
+                events.draining.set()
 
     asyncio.run(main())
 
@@ -530,10 +662,10 @@ def test_member_closed_while_it_waits_to_join_ends_at_once() -> None:
 
         coordinator.broker.handlers[Api.JOIN_GROUP] = never
         async with coordinator.broker as broker, cluster(broker.server.address) as ewr:
-            one = member(ewr, events)
+            one = member(ewr, events, session_timeout_ms=3_600_000, rebalance_timeout_ms=3_600_000)
             one.start()
             await until(lambda: "join" in coordinator.asked)
-            await asyncio.wait_for(one.close(), 5)
+            await asyncio.wait_for(one.close(), patience())
             assert events.seen == []
 
     asyncio.run(main())
@@ -567,7 +699,7 @@ def test_member_whose_heartbeats_fail_for_no_foreseen_reason_does_not_hold_its_s
             one = member(ewr, events)
             one._heartbeat = fail  # type: ignore[method-assign]
             one.start()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(patience()):
                 with pytest.raises(RuntimeError, match="on purpose"):
                     await one.wait()
             assert events.seen == ["assign meta!", "revoke"]

@@ -17,6 +17,7 @@ from millrace.broker.errors import (
 from millrace.broker.protocol.frames import Api, RequestHead
 from tests.unit.client.scripted_server import Handler, nested, response
 from tests.unit.client.test_cluster import FakeBroker, cluster
+from tests.waiting import patience
 
 NO_LEADER = -1
 ENDS = {2: 90, 1: 60, 0: 20}
@@ -118,11 +119,11 @@ def test_refusal_for_good_is_told_at_once_whatever_else_could_be_cured() -> None
     async def main() -> None:
         one = FakeBroker({Api.OFFSET_FOR_LEADER_EPOCH: epochs({0: NotLeaderOrFollower.code})})
         two = FakeBroker({Api.OFFSET_FOR_LEADER_EPOCH: epochs({1: TopicAuthorizationFailed.code})})
-        async with one, two, cluster(one.server.address, request_timeout_ms=60_000) as ewr:
+        async with one, two, cluster(one.server.address, request_timeout_ms=3_600_000) as ewr:
             one.brokers = two.brokers = {1: one.server.port, 2: two.server.port}
             one.topics["flights"] = two.topics["flights"] = {0: 1, 1: 2}
             asked = epoch_histories(ewr, {("flights", 0): (2, 0), ("flights", 1): (2, 0)})
             with pytest.raises(TopicAuthorizationFailed, match="epochs of flights-1"):
-                await asyncio.wait_for(asked, 30)
+                await asyncio.wait_for(asked, patience())
 
     asyncio.run(main())

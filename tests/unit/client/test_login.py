@@ -6,6 +6,7 @@ import asyncio
 import base64
 import datetime
 import gc
+import itertools
 import weakref
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from kio.static.primitive import i64Timedelta
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.connection import Address, open_connection, request_schema
 from millrace.broker.client.login import Access
+from millrace.broker.client.retry import REFUSED_BACK_OFF
 from millrace.broker.client.security import Security
 from millrace.broker.errors import AccessRefused, ClusterUnreachable, KafkaError, NetworkException
 from millrace.broker.protocol.frames import Api
@@ -27,8 +29,9 @@ from tests.unit.client.scripted_server import (
     brokerlike,
     metadata_answer,
     response,
-    until,
 )
+from tests.waiting import patience
+from tests.waiting import until_async as until
 
 HEARTBEAT = request_schema(Api.HEARTBEAT, 4)
 
@@ -109,7 +112,7 @@ def test_the_session_is_renewed_with_nothing_in_between(password: Path) -> None:
                 while len(logins) < 5:
                     await connection.call(heartbeat(), 5_000)
 
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(patience()):
                 await asyncio.gather(*(load() for _ in range(8)))
             assert connection.is_open
             connection.close()
@@ -243,8 +246,9 @@ def test_refused_logins_are_tried_one_at_a_time_with_growing_pauses(password: Pa
 
     asyncio.run(run())
     assert len(moments) == 3
-    assert moments[1] - moments[0] > 0.3
-    assert moments[2] - moments[1] > (moments[1] - moments[0]) * 1.2
+    least_s = [each * (1 - REFUSED_BACK_OFF.jitter) / 1000 for each in (500, 1_000)]
+    pauses_s = [after - before for before, after in itertools.pairwise(moments)]
+    assert all(pause > least for pause, least in zip(pauses_s, least_s, strict=True)), pauses_s
 
 
 def test_trouble_ends_when_the_cluster_lets_us_in(password: Path) -> None:

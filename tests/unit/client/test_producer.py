@@ -18,6 +18,7 @@ from millrace.broker.protocol.records import read_records
 from tests import seeds
 from tests.unit.client.scripted_server import response
 from tests.unit.client.test_cluster import FakeBroker, cluster
+from tests.waiting import patience
 
 
 @pytest.mark.parametrize(
@@ -138,10 +139,10 @@ def test_full_batch_goes_out_before_it_lingers() -> None:
     async def main() -> None:
         log = Log([])
         async with log.broker() as broker, cluster(broker.server.address) as ewr:
-            async with Producer(ewr, linger_ms=60_000, batch_size=1000) as producer:
+            async with Producer(ewr, linger_ms=3_600_000, batch_size=1000) as producer:
                 first = await producer.send("flights", key=None, value=bytes(600), partition=0)
                 second = await producer.send("flights", key=None, value=bytes(600), partition=0)
-                assert (await asyncio.wait_for(first, 5)).partition == 0
+                assert (await asyncio.wait_for(first, patience())).partition == 0
                 assert not second.done()
             assert second.done()
 
@@ -153,7 +154,7 @@ def test_a_record_that_cannot_be_encoded_fails_and_holds_up_no_other() -> None:
         log = Log([])
         no_bytes: Any = "text"
         async with (
-            asyncio.timeout(10),
+            asyncio.timeout(patience()),
             log.broker() as broker,
             cluster(broker.server.address) as ewr,
             Producer(ewr) as producer,
@@ -170,7 +171,7 @@ def test_a_record_that_cannot_be_encoded_fails_and_holds_up_no_other() -> None:
 def test_a_record_that_is_late_for_the_closing_is_refused() -> None:
     async def main() -> None:
         log = Log([])
-        async with log.broker() as broker, cluster(broker.server.address) as ewr, asyncio.timeout(10):
+        async with log.broker() as broker, cluster(broker.server.address) as ewr, asyncio.timeout(patience()):
             producer = Producer(ewr)
             late = asyncio.ensure_future(producer.send("flights", key=None, value=b"v"))
             await asyncio.sleep(0)  # it asks for the topic's partitions

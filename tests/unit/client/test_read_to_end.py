@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from millrace.broker.client import read_to_end
+from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.read_to_end import TopicRecord, read_topic_to_end
 from millrace.broker.errors import (
     CorruptMessage,
@@ -31,7 +34,8 @@ def batch(offset: int, count: int = 1) -> bytes:
 class Topic:
     """Fetch and ListOffsets over batches written out by hand; `answers` come first, then the truth."""
 
-    def __init__(self, batches: dict[int, bytes], begin: int, end: int) -> None:
+    def __init__(self, batches: dict[int, bytes], begin: int, end: int, name: str = "flights") -> None:
+        self.name = name
         self.batches = batches
         self.begin = begin
         self.end = end
@@ -54,7 +58,7 @@ class Topic:
         if self.stable_ends:
             found = [data for data in found if parse_header(memoryview(data)).last_offset < stable_end]
         given = hot_fetch.PartitionData(
-            "flights",
+            self.name,
             0,
             code,
             high_watermark=-1 if code else self.grown_end,
@@ -77,15 +81,20 @@ class Topic:
             leader_epoch=0,
         )
         topic = nested(
-            Api.LIST_OFFSETS, head.version, "ListOffsetsTopicResponse", name="flights", partitions=(part,)
+            Api.LIST_OFFSETS, head.version, "ListOffsetsTopicResponse", name=self.name, partitions=(part,)
         )
         return response(Api.LIST_OFFSETS, head.version, topics=(topic,))
 
-    async def read(self, **options: bool) -> list[TopicRecord]:
+    @asynccontextmanager
+    async def serve(self) -> AsyncIterator[Cluster]:
         broker = FakeBroker({Api.FETCH: self.fetch, Api.LIST_OFFSETS: self.list_offsets})
-        broker.topics = {"flights": {0: 1}}
+        broker.topics = {self.name: {0: 1}}
         async with broker, cluster(broker.server.address) as ewr:
-            return [record async for record in read_topic_to_end(ewr, "flights", **options)]
+            yield ewr
+
+    async def read(self, **options: Any) -> list[TopicRecord]:
+        async with self.serve() as ewr:
+            return [record async for record in read_topic_to_end(ewr, self.name, **options)]
 
     def offsets(self) -> list[int]:
         return [record.offset for record in asyncio.run(self.read())]
@@ -97,6 +106,16 @@ def test_everything_up_to_the_end_is_read_once() -> None:
     assert [record.offset for record in records] == list(range(9))
     assert records[6] == TopicRecord("flights", 0, 6, 1, b"k", b"6", ())
     assert topic.asked == [0, 8]
+
+
+def test_it_may_begin_where_an_earlier_reading_ended() -> None:
+    topic = Topic({4: batch(0, 5), 7: batch(5, 3), 8: batch(8)}, 0, 9)
+    assert [record.offset for record in asyncio.run(topic.read(since={0: 6}))] == [6, 7, 8]
+    assert topic.asked == [6]
+    for at_its_end in (9, 12):
+        assert asyncio.run(topic.read(since={0: at_its_end})) == [] and len(topic.asked) == 1
+    gone = Topic({7: batch(5, 3)}, 5, 8)
+    assert [record.offset for record in asyncio.run(gone.read(since={0: 2, 1: 7}))] == [5, 6, 7]
 
 
 def test_records_behind_the_pinned_end_are_left_out() -> None:

@@ -1,11 +1,11 @@
-"""What the watcher shows of a cluster, and when."""
+"""What the watcher shows of a topic and its settings, whatever happens between two of its reads."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from millrace.broker.coordination import paths
 from millrace.broker.coordination.cluster_watcher import ClusterWatcher
@@ -13,65 +13,220 @@ from millrace.broker.coordination.metadata_cache import MetadataCache
 from millrace.broker.coordination.paths import TopicAssignment
 from millrace.broker.coordination.session import Node, NodeMissing
 
-TOPIC = paths.encode_topic(TopicAssignment(uuid4(), {0: (1,)}))
+TOPIC, SETTINGS = paths.topic_path("t"), paths.topic_config_path("t")
+OLD, NEW = uuid4(), uuid4()
+OF_OLD, OF_NEW = {"cleanup.policy": "compact"}, {"retention.ms": "-1"}
+
+Shown = tuple[UUID, Mapping[str, str]]
 
 
-class Nodes:
-    """A session over a few nodes; `before_read` is called with every path that is read."""
+class Tree:
+    """A session over znodes with one-shot watches. `before_read` is called with every path just before the
+    server reads it; what watches an `unheard` path is told of nothing until it is taken out again."""
 
-    def __init__(self, nodes: dict[str, bytes], before_read: Callable[[str], None]) -> None:
-        self._nodes, self._before_read = nodes, before_read
+    def __init__(self) -> None:
+        self.nodes: dict[str, Node] = {}
+        self.before_read: Callable[[str], None] = lambda _path: None
+        self.unheard: set[str] = set()
+        self._zxid = 0
+        self._watches: dict[str, list[Callable[[], None]]] = {}
 
     def on_state(self, _listener: object) -> None:
         return
 
-    async def get(self, path: str, _watch: object = None) -> Node:
+    def commit(self, **written: bytes | None) -> None:
+        """One transaction: `topic` and `settings` are made, written, or (None) deleted."""
+        self._zxid += 1
+        for name, data in written.items():
+            path = {"topic": TOPIC, "settings": SETTINGS}[name]
+            old = self.nodes.pop(path, None)
+            if data is not None and old is not None:
+                self.nodes[path] = Node(data, old.version + 1, 0, old.created_zxid)
+            elif data is not None:
+                self.nodes[path] = Node(data, 0, 0, self._zxid)
+            if path not in self.unheard:
+                self.tell(path)
+                if old is None or data is None:
+                    self.tell(path.rpartition("/")[0])
+
+    def make(self, topic_id: UUID, settings: Mapping[str, str] | None) -> None:
+        """The topic, in the place of the one that has its name."""
+        if TOPIC in self.nodes:
+            self.commit(topic=None, settings=None)
+        told = {} if settings is None else {"settings": paths.encode_config(settings)}
+        self.commit(topic=paths.encode_topic(TopicAssignment(topic_id, {0: (1,)})), **told)
+
+    def tell(self, path: str) -> None:
+        for watch in self._watches.pop(path, []):
+            watch()
+
+    async def _asked(self, path: str, watch: Callable[[], None] | None) -> None:
         await asyncio.sleep(0)
-        self._before_read(path)
-        if path not in self._nodes:
+        self.before_read(path)
+        if watch is not None:
+            self._watches.setdefault(path, []).append(watch)
+
+    async def get(self, path: str, watch: Callable[[], None] | None = None) -> Node:
+        await self._asked(path, watch)
+        if path not in self.nodes:
             raise NodeMissing(path)
-        return Node(self._nodes[path], version=0, owner=0, created_zxid=1)
+        return self.nodes[path]
 
-    async def exists(self, path: str, _watch: object = None) -> bool:
-        return path in self._nodes
+    async def exists(self, path: str, watch: Callable[[], None] | None = None) -> bool:
+        await self._asked(path, watch)
+        return path in self.nodes
 
-    async def children(self, path: str, _watch: object = None) -> list[str]:
-        return [name.removeprefix(f"{path}/") for name in self._nodes if name.rpartition("/")[0] == path]
+    async def children(self, path: str, watch: Callable[[], None] | None = None) -> list[str]:
+        await self._asked(path, watch)
+        return [name.removeprefix(f"{path}/") for name in self.nodes if name.rpartition("/")[0] == path]
 
 
-def watched(nodes: dict[str, bytes], before_read: Callable[[MetadataCache, str], None]) -> MetadataCache:
-    cache = MetadataCache()
+class Watched:
+    """A watcher over `tree`, and everything that its cache has shown of topic "t" at any of its reads."""
 
-    async def read() -> None:
-        session: Any = Nodes(nodes, lambda path: before_read(cache, path))
-        watcher = ClusterWatcher(session, cache, lambda _changes: None)
-        await watcher.start()
-        await watcher.stop()
+    def __init__(self) -> None:
+        self.tree = Tree()
+        self.cache = MetadataCache()
+        self.shown: list[Shown] = []
+        session: Any = self.tree
+        self.watcher = ClusterWatcher(session, self.cache, lambda _changes: self.look())
 
-    asyncio.run(read())
-    return cache
+    def look(self) -> None:
+        info = self.cache.topic("t")
+        if info is not None and (info.topic_id, info.config) not in self.shown:
+            self.shown.append((info.topic_id, dict(info.config)))
+
+    def at(self, path: str, act: Callable[[], None]) -> None:
+        """Just before the next read of this path; the cache is looked at before each."""
+
+        def before(read: str) -> None:
+            self.look()
+            if read == path:
+                self.tree.before_read = lambda _path: self.look()
+                act()
+
+        self.tree.before_read = before
+
+    async def idle(self) -> None:
+        """Long enough for any rounds of reading here, where nothing waits for a server."""
+        for _ in range(100):
+            await asyncio.sleep(0)
+        self.look()
+
+
+def story(told: Callable[[Watched], Any]) -> Watched:
+    watched = Watched()
+
+    async def run() -> None:
+        await told(watched)
+        await watched.idle()
+        await watched.watcher.stop()
+
+    asyncio.run(run())
+    return watched
 
 
 def test_a_new_topic_is_never_shown_without_its_settings() -> None:
     shown: list[str] = []
 
-    def before_read(cache: MetadataCache, path: str) -> None:
-        if path == paths.topic_config_path("t"):
-            shown.extend(cache.topics)
+    async def told(watched: Watched) -> None:
+        watched.tree.make(OLD, OF_OLD)
+        watched.at(SETTINGS, lambda: shown.extend(watched.cache.topics))
+        await watched.watcher.start()
 
-    settings = {"cleanup.policy": "compact"}
-    cache = watched(
-        {paths.topic_path("t"): TOPIC, paths.topic_config_path("t"): paths.encode_config(settings)},
-        before_read,
-    )
+    watched = story(told)
     assert shown == [], "the topic was there before its settings were read"
-    topic = cache.topic("t")
-    assert topic is not None
-    assert dict(topic.config) == settings
+    assert watched.shown == [(OLD, OF_OLD)]
 
 
-def test_a_topic_whose_settings_cannot_be_understood_is_shown_all_the_same() -> None:
-    cache = watched(
-        {paths.topic_path("t"): TOPIC, paths.topic_config_path("t"): b"{not json"}, lambda *_: None
-    )
-    assert cache.topic("t") is not None
+def test_a_topic_that_is_made_anew_before_its_settings_are_read_gets_its_own() -> None:
+    async def told(watched: Watched) -> None:
+        watched.tree.make(OLD, OF_OLD)
+        watched.at(SETTINGS, lambda: watched.tree.make(NEW, OF_NEW))
+        await watched.watcher.start()
+
+    assert story(told).shown == [(NEW, OF_NEW)]
+
+
+def test_a_topic_that_is_deleted_before_its_settings_are_read_is_not_shown() -> None:
+    async def told(watched: Watched) -> None:
+        watched.tree.make(OLD, OF_OLD)
+        watched.at(SETTINGS, lambda: watched.tree.commit(topic=None, settings=None))
+        await watched.watcher.start()
+
+    assert story(told).shown == []
+
+
+def test_a_topic_that_is_deleted_keeps_its_settings_to_its_end() -> None:
+    """The watch of its settings is heard first, and what is read then says that there are none."""
+
+    async def told(watched: Watched) -> None:
+        watched.tree.make(OLD, OF_OLD)
+        await watched.watcher.start()
+        await watched.idle()
+        watched.tree.unheard.add(TOPIC)
+        watched.tree.commit(topic=None, settings=None)
+        await watched.idle()
+        watched.tree.tell(TOPIC)
+        await watched.idle()
+        assert watched.cache.topic("t") is None
+
+    assert story(told).shown == [(OLD, OF_OLD)]
+
+
+def test_a_topic_that_was_made_anew_never_shows_settings_under_the_old_ones_id() -> None:
+    async def told(watched: Watched) -> None:
+        watched.tree.make(OLD, OF_OLD)
+        await watched.watcher.start()
+        await watched.idle()
+        watched.tree.unheard.add(TOPIC)
+        watched.tree.make(NEW, OF_NEW)
+        await watched.idle()
+        watched.tree.tell(TOPIC)
+
+    assert story(told).shown == [(OLD, OF_OLD), (NEW, OF_NEW)]
+
+
+def test_settings_that_are_altered_are_shown_also_those_that_were_made_later() -> None:
+    async def told(watched: Watched) -> None:
+        watched.tree.make(OLD, None)
+        await watched.watcher.start()
+        await watched.idle()
+        watched.tree.commit(settings=paths.encode_config(OF_OLD))
+        await watched.idle()
+        watched.tree.commit(settings=paths.encode_config(OF_NEW))
+
+    assert story(told).shown == [(OLD, {}), (OLD, OF_OLD), (OLD, OF_NEW)]
+
+
+def test_settings_younger_than_their_topic_are_shown_at_a_start() -> None:
+    async def told(watched: Watched) -> None:
+        watched.tree.make(OLD, None)
+        watched.tree.commit(settings=paths.encode_config(OF_OLD))
+        await watched.watcher.start()
+
+    assert story(told).shown == [(OLD, OF_OLD)]
+
+
+def test_a_topic_whose_settings_cannot_be_understood_is_not_shown_until_they_can() -> None:
+    async def told(watched: Watched) -> None:
+        watched.tree.make(OLD, OF_OLD)
+        watched.tree.commit(settings=b"{not json")
+        await watched.watcher.start()
+        await watched.idle()
+        assert watched.cache.topic("t") is None
+        watched.tree.commit(settings=paths.encode_config(OF_NEW))
+
+    assert story(told).shown == [(OLD, OF_NEW)]
+
+
+def test_settings_that_are_spoilt_later_leave_those_that_were_known() -> None:
+    async def told(watched: Watched) -> None:
+        watched.tree.make(OLD, OF_OLD)
+        await watched.watcher.start()
+        await watched.idle()
+        watched.tree.commit(settings=b"{not json")
+        await watched.idle()
+        assert watched.cache.topic("t") is not None
+
+    assert story(told).shown == [(OLD, OF_OLD)]

@@ -26,8 +26,8 @@ from millrace.broker.coordination.session import (
     VersionConflict,
 )
 from millrace.broker.replication.partition import PartitionState
+from tests.waiting import patience, source_of, until_async
 
-DEADLINE_S = 10.0
 OWN_ID = 1
 OWN_SESSION, OTHER_SESSION = 77, 78
 STATE = paths.state_path("t", 0)
@@ -138,11 +138,12 @@ class Office:
         return paths.decode_state(self.keeper.nodes[STATE].data).leader
 
     async def until(self, condition: Callable[[], bool], *, looks: bool = True) -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            while not condition():
-                if looks:
-                    self.look()
-                await asyncio.sleep(0.001)
+        def holds() -> bool:
+            if looks:
+                self.look()
+            return condition()
+
+        await until_async(holds, lambda: source_of(condition))
 
     async def stays_quiet(self) -> None:
         """Asks ZooKeeper nothing, however often it is woken."""
@@ -245,7 +246,7 @@ def test_who_stops_does_not_wait_for_a_zookeeper_that_is_gone() -> None:
         keeper.put(paths.broker_path(OWN_ID), b"", owner=OWN_SESSION)
         keeper.is_silent = True
         session: Any = keeper
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(patience()):
             await office.runner.stop()
             await deregister(session, OWN_ID)
 

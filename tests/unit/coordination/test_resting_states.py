@@ -15,6 +15,7 @@ from millrace.broker.coordination.metadata_cache import MetadataCache
 from millrace.broker.coordination.paths import BrokerRegistration, TopicAssignment
 from millrace.broker.coordination.session import Node, NodeMissing
 from millrace.broker.replication.partition import PartitionState
+from tests.waiting import until_async
 
 PARTITIONS = 3
 STATE = paths.state_path("t", 0)
@@ -38,7 +39,7 @@ class Tree:
             for watch in self._watches.pop(watched, []):
                 watch()
 
-    async def get(self, path: str, watch: Callable[[], None]) -> Node:
+    async def get(self, path: str, watch: Callable[[], None] = lambda: None) -> Node:
         await asyncio.sleep(0)
         self.reads.append(path)
         if path not in self.nodes:
@@ -93,9 +94,7 @@ class Started:
         return part.leader
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(30):
-            while not holds():
-                await self.idle()
+        await until_async(holds)
 
     async def register(self, broker_id: int) -> None:
         """Something else that changes, and has been read when this returns."""

@@ -13,9 +13,9 @@ from millrace.broker.coordination.zookeeper_consumer.options import ConsumerOpti
 from millrace.broker.coordination.zookeeper_consumer.registry import StoredOffset
 from millrace.broker.coordination.zookeeper_consumer.rules import Pattern, Subscription, ThreadId
 from millrace.broker.coordination.zookeeper_consumer.streams import StreamQueue
+from tests.waiting import until_async
 
 KEY = ("t", 0)
-DEADLINE_S = 10.0
 
 
 class InterruptedRegistry:
@@ -43,8 +43,6 @@ def test_a_share_that_is_taken_just_as_zookeeper_goes_is_not_read_for_ever() -> 
             "t/0", max_chunks=1, max_size=1, read_committed=True, on_room=lambda: None
         )
         await connector._start_streams({KEY: ThreadId("c", 0)}, connector._session_number)
-        async with asyncio.timeout(DEADLINE_S):
-            while connector.owned_partitions():  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        await until_async(lambda: not connector.owned_partitions())
 
     asyncio.run(run())

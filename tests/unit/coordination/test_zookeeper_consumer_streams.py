@@ -16,6 +16,7 @@ from millrace.broker.coordination.zookeeper_consumer.streams import ConsumerClos
 from millrace.broker.errors import CorruptMessage
 from millrace.broker.protocol.batch import parse_header, seal
 from millrace.broker.protocol.records import Record, build_batch, read_records
+from tests.waiting import patience
 
 ME = "this thread"
 
@@ -243,7 +244,7 @@ def test_a_closed_queue_and_a_failed_one_say_so_at_once() -> None:
     waiting = threading.Thread(target=lambda: queue.wait(None))
     waiting.start()
     queue.close()
-    waiting.join(10)
+    waiting.join(patience())
     assert not waiting.is_alive()
     with pytest.raises(ConsumerClosed):
         queue.take(ME)
@@ -254,7 +255,7 @@ def test_waiting_ends_with_news_or_with_the_time() -> None:
     one = reading(queue)
     assert not queue.wait(0.01)
     threading.Timer(0.05, lambda: queue.put(one, one.epoch, joined(batch(0, 1)), ())).start()
-    assert queue.wait(20)
+    assert queue.wait(patience())
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -292,7 +293,7 @@ def test_threads_that_take_while_partitions_come_and_go_see_no_stale_message(see
         elif rng.random() < 0.2:
             queue.revoke([one])
     stop.set()
-    reader.join(10)
+    reader.join(patience())
     assert count > 0 and not wrong, f"seed {seed}: (delivered, expected) {wrong[:3]}"
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import yaml
 
+from tests.waiting import patience
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -26,7 +28,13 @@ def promtool(*words: str, cwd: Path | None = None, stdin: str | None = None) -> 
     binary = shutil.which("promtool")
     assert binary, "promtool is needed: apt-get install prometheus"
     done = subprocess.run(
-        [binary, *words], cwd=cwd, input=stdin, capture_output=True, text=True, timeout=60, check=False
+        [binary, *words],
+        cwd=cwd,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=patience(60),
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr

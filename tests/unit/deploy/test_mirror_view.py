@@ -201,6 +201,12 @@ def test_colour_is_never_the_only_sign() -> None:
     assert {"red", "bold"} <= seen
 
 
+def test_cluster_that_holds_a_worker_back_by_its_quota_is_named() -> None:
+    agg = {"cluster": "agg", "connected": True, "over_quota": True}
+    text = "\n".join(shown(document(worker(target=agg)), None))
+    assert "http://10.0.0.1:8090 is over its quota at target agg: it waits as told" in text
+
+
 @pytest.mark.parametrize(
     ("whole", "word"),
     [

@@ -19,6 +19,7 @@ from millrace.broker.groups.values import (
 )
 from millrace.broker.protocol.java_hash import coordinator_partition
 from millrace.broker.protocol.records import read_records
+from tests.waiting import patience
 
 GROUP = "flights-readers"
 WALL_MS = 1_700_000_000_000
@@ -102,13 +103,4 @@ class Bench:
 
 
 def run(coroutine):
-    return asyncio.run(asyncio.wait_for(coroutine, 10))
-
-
-async def until(condition) -> None:
-    """Let the loop run until it is so; gives up after a second."""
-    for _ in range(1_000):
-        if condition():
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError("it did not come to that")
+    return asyncio.run(asyncio.wait_for(coroutine, patience(120)))

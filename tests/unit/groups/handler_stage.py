@@ -26,6 +26,7 @@ from millrace.broker.protocol.frames import (
 )
 from millrace.broker.server.answers import _builder, request_type, response_type
 from millrace.broker.transactions.values import ProducerIdentity
+from tests.waiting import patience
 
 NAMES = [
     "join_group",
@@ -141,7 +142,7 @@ def with_broker(offsets_log, scenario, **settings):
             await groups.load(partition)
         await scenario(Broker(groups))
 
-    asyncio.run(asyncio.wait_for(main(), 10))
+    asyncio.run(asyncio.wait_for(main(), patience(120)))
 
 
 def versions(name: str) -> range:

@@ -11,7 +11,9 @@ from millrace.broker.errors import NotEnoughReplicas, NotEnoughReplicasAfterAppe
 from millrace.broker.groups.record_layout import GroupKey, OffsetKey
 from millrace.broker.groups.values import CommitRequest, LeaveRequest, OffsetToCommit, SyncRequest
 from millrace.broker.protocol.java_hash import coordinator_partition
-from tests.unit.groups.coordinator_bench import GROUP, Bench, run, until
+from tests.unit.groups.coordinator_bench import GROUP, Bench, run
+from tests.waiting import patience
+from tests.waiting import until_async as until
 
 
 def test_commit_is_visible_after_it_is_in_the_log_and_survives_a_restart(offsets_log):
@@ -52,8 +54,7 @@ def test_commit_of_a_client_that_has_gone_is_remembered_all_the_same(offsets_log
         await asyncio.sleep(0.01)
         committing.cancel()
         offsets_log.gate.set()
-        await asyncio.sleep(0.01)
-        assert bench.committed() == 42
+        await until(lambda: bench.committed() == 42)
 
     run(scenario())
 
@@ -340,8 +341,7 @@ def test_write_that_takes_too_long_is_refused_and_comes_true_when_the_log_has_it
         assert await bench.commit(42) is ErrorCode.coordinator_not_available
         assert bench.committed() == 1, "not committed, not seen"
         offsets_log.gate.set()
-        await asyncio.sleep(0.01)
-        assert bench.committed() == 42
+        await until(lambda: bench.committed() == 42)
         await bench.restart()
         assert bench.committed() == 42
 
@@ -482,7 +482,7 @@ def test_timers_run_on_when_the_clock_is_set(offsets_log, jump_ms):
         await asyncio.sleep(0)
         bench.now_ms += jump_ms
         bench.steady_ms += 3_000
-        joined = await asyncio.wait_for(joining, 5)
+        joined = await asyncio.wait_for(joining, patience())
         sync = SyncRequest(joined.member_id, None, 1, None, None, {joined.member_id: b"all"})
         assert (await bench.groups.sync(GROUP, sync)).error is ErrorCode.none
         bench.now_ms += jump_ms

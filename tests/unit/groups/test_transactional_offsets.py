@@ -17,7 +17,8 @@ from millrace.broker.groups.values import CommitRequest, LeaveRequest, OffsetToC
 from millrace.broker.protocol.batch import parse_header
 from millrace.broker.protocol.java_hash import coordinator_partition
 from millrace.broker.protocol.records import Record, build_batch
-from tests.unit.groups.coordinator_bench import GROUP, Bench, run, until
+from tests.unit.groups.coordinator_bench import GROUP, Bench, run
+from tests.waiting import until_async as until
 
 PARTITION = coordinator_partition(GROUP, 4)
 FLIGHTS = ("flights", 0)

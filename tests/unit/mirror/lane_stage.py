@@ -20,7 +20,13 @@ import pytest
 
 from millrace.broker.client.raw_produce import ProduceOutcome
 from millrace.broker.client.transactions import TransactionalProducer
-from millrace.broker.errors import CoordinatorNotAvailable, InvalidProducerEpoch
+from millrace.broker.errors import (
+    CoordinatorNotAvailable,
+    InvalidProducerEpoch,
+    NetworkException,
+    RecordTooLarge,
+)
+from millrace.broker.protocol.batch import iterate_batches
 from millrace.broker.protocol.records import Record, read_records
 from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.mirror.delivery import lane_producer, sink
@@ -33,10 +39,11 @@ from millrace.mirror.offsets.offset_map import decode_chunk, decode_key
 from millrace.mirror.pipeline import PartitionPipeline, State
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
 from tests.unit.mirror.test_pipeline_gaps import ORIGIN, Around, answer
+from tests.waiting import patience
+from tests.waiting import until_async as until
 
 MIRROR = "m"
 INTERVAL_MS = 50
-DEADLINE_S = 5
 
 
 @dataclass(eq=False)
@@ -55,7 +62,12 @@ class Target:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.away: set[str] = set()  # ids whose coordinator does not answer
         self.refuses_ends = False  # the coordinators have aborted by themselves what a lane wants to commit
+        self.script: list[
+            str
+        ] = []  # what becomes of the next batches of data: lost (taken, not answered), refused
         self.strays: list[TargetPartition] = []  # written to, but not part of the writer's transaction
+        self.own_limit = 1 << 20  # the largest batch of the mirror's own records
+        self.own_batches: list[tuple[int, int]] = []  # of positions, as taken: sequence and count
         self.read_count = 0
         self.committed_count = 0
         self._transactions: dict[str, Transaction] = {}
@@ -93,6 +105,10 @@ class Target:
 
     def positions(self) -> dict[SourcePartition, Position]:
         return self._positions().known
+
+    def carried(self, partition: TargetPartition) -> list[bytes | None]:
+        """The values that a reader of committed records sees."""
+        return [record.value for record in self._committed(partition)]
 
     def mapped(self, partition: SourcePartition) -> list[tuple[UUID, int, int, int]]:
         """The runs of its offset map: of which log, the first offset, the end, the target's offset."""
@@ -167,13 +183,24 @@ class Target:
         await self._let("write" if is_own else "produce")
         current = self._transactions[transactional_id]
         outcomes = {}
+        fate = self.script.pop(0) if self.script and not is_own else ""
+        if fate == "refused":
+            return {key: ProduceOutcome(RecordTooLarge.code) for key in batches}
         for key, batch in batches.items():
             partition = TargetPartition(*key)
+            if is_own and len(batch) > self.own_limit:
+                outcomes[key] = ProduceOutcome(RecordTooLarge.code)
+                continue
+            if partition == self.keeper().positions:
+                header = next(iterate_batches(batch))[1]
+                self.own_batches.append((header.base_sequence, header.record_count))
             if partition not in current.partitions:
                 self.strays.append(partition)
             rows = self._log.setdefault(partition, [])
             outcomes[key] = ProduceOutcome(0, len(rows))
             rows += [(current, record) for record in read_records(batch)]
+        if fate == "lost":
+            raise NetworkException("the connection is lost")
         return outcomes
 
     async def read_positions(self) -> Positions:
@@ -263,7 +290,7 @@ class Stage:
 
     async def settled(self, *pipelines: PartitionPipeline) -> None:
         """Until all that was carried is committed, as far as the lane knows, and nothing is open."""
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(patience()):
             await self.lane.settle(pipelines)
         await until(lambda: self.target.is_decided)
 
@@ -274,10 +301,3 @@ def position(offset: int) -> Position:
 
 def now_ms() -> int:
     return time.monotonic_ns() // 1_000_000
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Polls what sends no signal; TimeoutError when it never holds."""
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)

@@ -48,6 +48,8 @@ class Source:
     """A cluster whose topics are as the test says."""
 
     trouble = None
+    is_throttled = False
+    throttled_ms = 0
 
     def __init__(self, *topics: str) -> None:
         self.names = list(topics)
@@ -118,4 +120,5 @@ def test_source_that_has_not_been_asked_is_neither_up_nor_down() -> None:
     cluster: Any = Source()
     view: Any = None
     reader = SourceReader(CONFIG.sources[0], cluster, CONFIG.fetch, FetchBudget(1), 10, lambda: 0, view, view)
-    assert reader.status() == {"cluster": "ewr", "connected": False, "starting": True, "error": None}
+    told = {"cluster": "ewr", "connected": False, "starting": True, "error": None}
+    assert reader.status() == {**told, "over_quota": False, "throttled_ms": 0}

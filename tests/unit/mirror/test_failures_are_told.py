@@ -22,6 +22,7 @@ from millrace.mirror.pipeline import State
 from millrace.mirror.sources import source as source_module
 from millrace.mirror.sources import source_logs
 from tests.unit.mirror.test_source_answers import Source, answered, logs_of, pipeline_at, reader_of, taken
+from tests.waiting import patience
 
 AWAY = ClusterUnreachable("agg", "no server answers")
 REFUSED = TopicAuthorizationFailed("cluster agg: not authorized")
@@ -82,7 +83,7 @@ def test_reason_that_persists_is_told_though_another_came_first(
     async def story() -> None:
         cluster = Cluster()
         working = asyncio.create_task(work(cluster))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(patience()):
             await cluster.many.wait()
         working.cancel()
         await asyncio.wait([working])

@@ -21,6 +21,7 @@ from millrace.mirror.sources import source as source_module
 from millrace.mirror.sources.source import FetchBudget, SourceReader
 from millrace.mirror.sources.source_logs import SourceLogs
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
+from tests.waiting import patience
 
 TOPIC_ID = UUID(int=7)
 
@@ -53,7 +54,7 @@ class _BrokenOwner:
 
 async def _ends_with(work: Any, expected: type[BaseException]) -> None:
     with pytest.raises(BaseExceptionGroup) as caught:
-        await asyncio.wait_for(work, 5)
+        await asyncio.wait_for(work, patience())
     assert caught.value.subgroup(expected) is not None
 
 

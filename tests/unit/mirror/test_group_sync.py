@@ -25,6 +25,7 @@ from millrace.mirror.offsets.group_sync import (
 from millrace.mirror.offsets.translate import Outcome, Row
 from millrace.mirror.reload import plan_reload
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
+from tests.waiting import patience
 
 NOW_MS = 10**12
 KEY = ("agg.flights", 3)
@@ -186,5 +187,5 @@ def test_commit_that_is_not_answered_is_given_up_and_not_counted(monkeypatch: py
     late = Late(monkeypatch, stands_still)
     monkeypatch.setattr(group_sync, "COMMIT_WITHIN_S", 0.01)
     with pytest.raises(RequestTimedOut, match="s old"):
-        asyncio.run(asyncio.wait_for(late.round(), 30))
+        asyncio.run(asyncio.wait_for(late.round(), patience()))
     assert (late.committed, late.source.groups) == ([], {}), "nothing is said of what nobody knows"

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from millrace.mirror.delivery.lane import REST_AFTER_MS, SEQUENCE_MODULUS, Identity, Item, Outcome, TargetLane
 
 
@@ -81,6 +83,103 @@ def test_refused_batch_leaves_and_the_others_take_its_sequence() -> None:
     made.answered(second, Outcome.OUT_OF_ORDER, 0)
     assert send_all(made, 10_000) == [second]
     assert second.base_sequence == 10
+
+
+def test_refusal_behind_a_failure_frees_no_sequence() -> None:
+    """The one that failed may be in the log: its number, and those behind it, are taken."""
+    made = confirmed(2)
+    first, second = send_all(made)
+    made.answered(first, Outcome.RETRY, 0)
+    assert made.answered(second, Outcome.REFUSED, 0) is Outcome.RETRY
+    assert send_all(made, 10_000) == [first]
+    made.answered(first, Outcome.ACKNOWLEDGED, 10_000)
+    assert send_all(made, 10_000) == [second]
+    assert [first.base_sequence, second.base_sequence] == [10, 20]
+
+
+def test_refusal_of_a_batch_that_may_be_in_the_log_gives_its_sequence_to_nobody() -> None:
+    """It was appended, the answer was lost, and by the second try a limit was lowered. The batch behind it
+    would be taken for its duplicate, and be lost."""
+    made = confirmed(2)
+    first, second = send_all(made)
+    made.answered(first, Outcome.RETRY, 0)
+    made.answered(second, Outcome.OUT_OF_ORDER, 0)
+    assert send_all(made, 10_000) == [first]
+    refused: list[int] = []
+    result = made.answered(
+        first, Outcome.REFUSED, 10_000, on_refused=lambda item: refused.append(item.payload)
+    )
+    assert (result, refused, made.needs_identity) == (Outcome.RETRY, [], True)
+    made.renew(Identity(8, 0))
+    assert send_all(made, 10_000) == [first]
+    result = made.answered(
+        first, Outcome.REFUSED, 10_000, on_refused=lambda item: refused.append(item.payload)
+    )
+    assert (result, refused, made.needs_identity) == (Outcome.REFUSED, [1], False)
+    assert send_all(made, 10_000) == [second]
+    assert (second.base_sequence, second.identity) == (0, Identity(8, 0))
+
+
+def test_refusal_after_tries_that_are_known_to_be_in_no_log_is_final() -> None:
+    made = confirmed(2)
+    first, second = send_all(made)
+    made.answered(first, Outcome.NOT_TAKEN, 0)
+    made.answered(second, Outcome.OUT_OF_ORDER, 0)
+    (again,) = send_all(made, 10_000)
+    assert made.answered(again, Outcome.REFUSED, 10_000) is Outcome.REFUSED
+    assert not made.needs_identity
+    assert send_all(made, 10_000) == [second]
+    assert second.base_sequence == 10
+
+
+@pytest.mark.parametrize("lost_before_the_refusal", [True, False])
+def test_nothing_moves_up_while_a_batch_behind_the_refused_one_may_be_in_the_log(
+    lost_before_the_refusal: bool,
+) -> None:
+    """A request that was given up may arrive late: just when its sequence is the next one, and then whoever
+    has got that sequence meanwhile is taken for a duplicate."""
+    made = confirmed(3)
+    first, second, third = send_all(made)
+    if lost_before_the_refusal:
+        made.answered(first, Outcome.NOT_TAKEN, 0)
+        made.answered(second, Outcome.RETRY, 0)
+        made.answered(third, Outcome.OUT_OF_ORDER, 0)
+        (first,) = send_all(made, 10_000)
+        made.answered(first, Outcome.REFUSED, 10_000)
+    else:
+        made.answered(first, Outcome.REFUSED, 0)
+        made.answered(second, Outcome.RETRY, 0)
+        made.answered(third, Outcome.OUT_OF_ORDER, 0)
+    assert made.needs_identity
+    assert send_all(made, 20_000) == []
+
+
+def test_batch_acknowledged_ahead_of_a_refused_one_holds_up_nobody() -> None:
+    made = confirmed(3)
+    first, second, third = send_all(made)
+    made.answered(first, Outcome.NOT_TAKEN, 0)
+    made.answered(second, Outcome.ACKNOWLEDGED, 0)
+    made.answered(third, Outcome.OUT_OF_ORDER, 0)
+    assert send_all(made, 10_000) == [first]
+    assert made.answered(first, Outcome.REFUSED, 10_000) is Outcome.REFUSED
+    assert made.needs_identity, "in the log behind one that is not"
+    made.renew(Identity(8, 0))
+    assert send_all(made, 10_000) == [third]
+    assert len(made) == 1
+
+
+def test_batch_acknowledged_ahead_of_withdrawn_ones_holds_up_nobody() -> None:
+    made = confirmed(4)
+    first, second, third, last = send_all(made)
+    made.answered(first, Outcome.NOT_TAKEN, 0)
+    made.answered(second, Outcome.NOT_TAKEN, 0)
+    made.answered(third, Outcome.ACKNOWLEDGED, 0)
+    made.answered(last, Outcome.OUT_OF_ORDER, 0)
+    (first,) = send_all(made, 10_000)
+    made.answered(first, Outcome.REFUSED, 10_000)
+    assert made.withdraw(lambda payload: payload == 2) == [2]
+    made.renew(Identity(8, 0))
+    assert send_all(made, 10_000) == [last]
 
 
 def test_halves_take_the_place_of_a_refused_batch() -> None:

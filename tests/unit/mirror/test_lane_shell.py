@@ -29,9 +29,9 @@ from tests.unit.mirror.lane_stage import (
     Target,
     now_ms,
     position,
-    until,
 )
 from tests.unit.mirror.test_pipeline_gaps import ORIGIN, answer, batch
+from tests.waiting import until_async as until
 
 EWR = SourcePartition("ewr", "flights", 0)
 JFK = SourcePartition("jfk", "flights", 1)
@@ -86,6 +86,32 @@ def test_offset_map_has_no_hole_behind_a_log_that_was_cut(monkeypatch: pytest.Mo
             assert (found.next_offset, found.leader_epoch) == (10, 1)
             runs = [(first, end, at) for _, first, end, at in stage.target.mapped(EWR)]
             assert runs == [(0, 10, 0), (7, 10, 10)]
+
+    asyncio.run(story())
+
+
+# --- a refusal of what may be in the log ------------------------------------------------------------
+
+
+def test_late_refusal_aborts_what_may_hold_the_batch_and_tells_no_gap(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The batch was taken, the answer was lost, and the second try is refused. Its record is in the open
+    transaction: that must not be committed beside a gap's event, nor the next batch go under its sequence."""
+
+    async def story() -> None:
+        async with Stage(monkeypatch, GapClass.TOO_LARGE) as stage:
+            pipeline = stage.joins(EWR, TARGET)
+            pipeline.ready(0, -1, ORIGIN)
+            stage.target.script = ["lost", "refused"]
+            pipeline.accept(answer(batch(0, [9]), end=2))
+            await until(lambda: stage.target.script == [] and pipeline.progress.fetch_offset == 0)
+            await stage.fetches(pipeline, batch(0, [9]), end=2)
+            await stage.fetches(pipeline, batch(1, [5]), end=2)
+            await until(lambda: pipeline.progress.settled_position == 2)
+            await stage.settled(pipeline)
+            assert stage.around.events == []
+            assert stage.target.carried(TARGET) == [b"x" * 9, b"x" * 5]
 
     asyncio.run(story())
 

@@ -549,6 +549,43 @@ def test_answer_that_never_reaches_what_was_asked_for_is_damage_and_not_asked_fo
     asyncio.run(story())
 
 
+FLIPPED_BIT = 1 << 29
+
+
+def test_batch_that_claims_to_stand_behind_the_logs_end_is_damage() -> None:
+    """Its own offset is not under its checksum: one flipped bit, and the position would be 536,870,913 where
+    the log ends at 2."""
+
+    async def story() -> None:
+        pipeline, target, _ = started()
+        flipped = batch(FLIPPED_BIT, [9])
+        for count in range(4):
+            assert pipeline.damage is None, count
+            pipeline.accept(answer(flipped, batch(1, [9]), end=2))
+            pipeline.retry_at_ms = 0
+        assert "a batch claims to end at 536870913, and the log ends at 2" in (pipeline.damage or "")
+        assert (pipeline.progress.fetch_offset, target.offsets()) == (0, [])
+
+    asyncio.run(story())
+
+
+def test_log_that_grew_while_it_was_read_is_not_damaged() -> None:
+    """The source had read its end before the batches."""
+
+    async def story() -> None:
+        pipeline, target, _ = started()
+        pipeline.accept(answer(batch(0, [9]), batch(1, [9]), end=1))
+        assert pipeline.wants_fetch(SECOND, 1 << 20)
+        pipeline.accept(answer(batch(0, [9]), batch(1, [9]), end=2))
+        for base, end in ((2, 2), (2, 3), (3, 3), (3, 4)):  # it grows again, and again
+            pipeline.accept(answer(batch(base, [9]), end=end))
+            assert pipeline.wants_fetch(SECOND, 1 << 20), "at once"
+        assert pipeline.progress.fetch_offset == 4
+        assert [offset for offsets in target.offsets() for offset in offsets] == [0, 1, 2, 3]
+
+    asyncio.run(story())
+
+
 def test_position_says_what_was_known_of_the_log() -> None:
     async def story() -> None:
         pipeline, target, around = started()

@@ -10,8 +10,8 @@ from millrace.mirror.config import parse_config
 from millrace.mirror.delivery import positions_keeper
 from millrace.mirror.delivery.positions_keeper import PositionsKeeper
 from millrace.mirror.topics.routes import positions_topic
-from tests.unit.client.scripted_server import until
 from tests.unit.client.test_open_transactions import Brokers
+from tests.waiting import until_async as until
 
 CONFIG = parse_config(
     {
@@ -36,7 +36,7 @@ def told(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> str:
 
             monkeypatch.setattr(keeper, "_read", hang)
             reading = asyncio.create_task(keeper.read())
-            await until(lambda: keeper.trouble != "", 30)
+            await until(lambda: keeper.trouble != "")
             said = keeper.trouble
             reading.cancel()
             await asyncio.wait([reading])

@@ -19,6 +19,7 @@ from millrace.mirror.topics.proposals import DEAD_AFTER_MS
 from millrace.mirror.topics.route_guard import TOLD_AT_ONCE, RouteGuard
 from millrace.mirror.topics.route_records import WITHDRAWN, RouteKey, encode_key, encode_value, read_routes
 from millrace.mirror.topics.routes import Route, routes_topic
+from tests.waiting import patience
 
 BACK = {("agg", "flights"): Route("id-agg", "flights", "id-ewr", "flights", "back", 5)}
 
@@ -100,7 +101,7 @@ def test_what_gave_way_is_not_carried_again_untold(monkeypatch: pytest.MonkeyPat
         clusters.is_held.clear()
         clusters.hold.clear()
         giving_way = asyncio.create_task(admit(ewr, "flights"))
-        await asyncio.wait_for(clusters.is_held.wait(), 5)
+        await asyncio.wait_for(clusters.is_held.wait(), patience())
         beside = asyncio.create_task(admit(lga, "orders"))  # a new topic: what was told is read again
         for _ in range(10):
             await asyncio.sleep(0)
@@ -136,7 +137,7 @@ def test_worker_that_gives_way_takes_back_no_word_of_another(monkeypatch: pytest
         slow, quick = (RouteGuard(CONFIG, agg, cast(SystemRecords, clusters), lambda: 1000) for _ in range(2))
         clusters.hold.clear()
         proposing = asyncio.create_task(slow.admit(ewr, view, ["flights"]), name="slow")
-        await asyncio.wait_for(clusters.is_held.wait(), 5)
+        await asyncio.wait_for(clusters.is_held.wait(), patience())
         await quick.admit(ewr, view, ["flights"])
         assert quick.is_admitted("ewr", "flights")
         clusters.others = {key: replace(route, is_proposed=True) for key, route in BACK.items()}

@@ -13,9 +13,10 @@ from millrace.mirror.config import parse_config
 from millrace.mirror.seat import WorkerSeat
 from millrace.mirror.sharing.assignment import Share, encode_share
 from millrace.mirror.sharing.peers import add_crew, crew_of
-from tests.unit.client.scripted_server import until
 from tests.unit.client.test_cluster import cluster
 from tests.unit.client.test_group_member import Coordinator, Events
+from tests.waiting import patience
+from tests.waiting import until_async as until
 
 
 def seat(target: Cluster, events: Events, **group: Any) -> WorkerSeat:
@@ -61,7 +62,7 @@ def test_whoever_lost_its_name_to_another_process_ends_with_what_to_do() -> None
         coordinator.heartbeats = [82]
         async with coordinator.broker as broker, cluster(broker.server.address) as target:
             with pytest.raises(FatalError, match="another process has taken this worker's place") as ended:
-                await asyncio.wait_for(seat(target, events, instance_id="one").keep(), 30)
+                await asyncio.wait_for(seat(target, events, instance_id="one").keep(), patience())
             assert "group.instance_id one too. Give each worker a name of its own" in str(ended.value)
         assert events.seen[-1] == "lost", "others may own it all by then"
 

@@ -15,6 +15,7 @@ from millrace.mirror.delivery.lane import Identity
 from millrace.mirror.delivery.progress import Span
 from millrace.mirror.delivery.sink import Outgoing, Sink
 from millrace.mirror.topics.routes import TargetPartition
+from tests.waiting import until_async
 
 TARGET = TargetPartition("t", 0)
 
@@ -50,13 +51,10 @@ def test_batch_whose_transaction_was_aborted_before_it_left_is_not_sent(
         sink = make_sink()
         running = asyncio.create_task(sink.run())
         sink.enqueue(TARGET, outgoing())
-        async with asyncio.timeout(5):
-            while not sink._tasks:  # noqa: ASYNC110 - the request is built, its task has not run yet
-                await asyncio.sleep(0)
+        # In each turn: the request is built, its task has not run yet.
+        await until_async(lambda: sink._tasks, every_s=0)
         sink.reset()
-        async with asyncio.timeout(5):
-            while sink._tasks:  # noqa: ASYNC110
-                await asyncio.sleep(0)
+        await until_async(lambda: not sink._tasks)
         assert not running.done(), "the worker ended"
         running.cancel()
         await asyncio.wait([running])

@@ -35,6 +35,7 @@ from millrace.mirror.sources.source import FetchBudget, SourceReader
 from millrace.mirror.sources.source_logs import SourceLogs
 from millrace.mirror.topics.routes import SourcePartition
 from tests.unit.mirror.old_entries import entry, packed
+from tests.waiting import until_async as until
 
 OLD, NEW = UUID(int=7), UUID(int=8)
 
@@ -347,12 +348,6 @@ def test_every_loop_may_fetch_and_a_source_that_goes_gives_its_share_back(
     assert budget.loop_count == 2
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0)
-
-
 # --- where to begin -----------------------------------------------------------------------------------
 
 
@@ -488,6 +483,24 @@ def test_damage_in_a_log_of_old_formats_ends_with_the_damaged_entry(monkeypatch:
         pipeline = pipeline_at(first, epoch=4, damage="bad")
         asyncio.run(logs_of(Source()).survey(pipeline))
         assert pipeline.gaps == [("corrupt", end, {"resume_at": end, "resume_epoch": 4})]
+
+
+@pytest.mark.parametrize(("bases", "end"), [((10, 11), 11), ((10,), 100)])
+def test_damage_of_a_batchs_own_offset_ends_with_the_next_batch_or_the_log(
+    monkeypatch: pytest.MonkeyPatch, bases: tuple[int, ...], end: int
+) -> None:
+    """The offset is not under the checksum, so the batch looks whole."""
+    log = dict(zip(bases, batches_at(*bases), strict=True))
+    log[10][:8] = (10 + (1 << 29)).to_bytes(8, "big")
+
+    async def fetch(_cluster: object, _node: int, positions: Any, **_: object) -> list[FetchedPartition]:
+        (asked,) = positions.values()
+        return [with_records(b"".join(data for base, data in log.items() if base >= asked.offset))]
+
+    monkeypatch.setattr(logs_module, "fetch", fetch)
+    pipeline = pipeline_at(10, epoch=4, damage="bad")
+    asyncio.run(logs_of(Source()).survey(pipeline))
+    assert pipeline.gaps == [("corrupt", end, {"resume_at": end, "resume_epoch": 4})]
 
 
 def with_records(data: bytes) -> FetchedPartition:

@@ -9,6 +9,7 @@ from millrace.mirror.config import parse_config
 from millrace.mirror.delivery.checkpoints import Positions
 from millrace.mirror.topics.routes import SourcePartition
 from millrace.mirror.worker import Worker
+from tests.waiting import patience
 
 CONFIG = parse_config(
     {
@@ -24,7 +25,7 @@ def test_partitions_that_come_while_their_source_is_given_up_are_given_up_too() 
     async def story() -> None:
         clusters = {name: Cluster(name, ["127.0.0.1:1"], request_timeout_ms=100) for name in ("agg", "ewr")}
         worker = Worker(CONFIG, clusters["agg"], {"ewr": clusters["ewr"]}, lambda: 1_000)
-        async with asyncio.timeout(30), asyncio.TaskGroup() as worker._tasks:
+        async with asyncio.timeout(patience()), asyncio.TaskGroup() as worker._tasks:
             worker._begin([SourcePartition("ewr", "flights", 0)], Positions())
             leaving = asyncio.create_task(worker.remove_source("ewr"))
             await asyncio.sleep(0)

@@ -13,8 +13,9 @@ from millrace.broker.protocol.frames import Api, RequestHead
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.mirror.control.wish_reader import WishReader
 from millrace.mirror.control.wishes import Scope, Wishes
-from tests.unit.client.scripted_server import nested, response, until
+from tests.unit.client.scripted_server import nested, response
 from tests.unit.client.test_cluster import FakeBroker, cluster
+from tests.waiting import until_async as until
 
 TOPIC = "wishes"
 

@@ -18,6 +18,7 @@ from millrace.broker.protocol.entity_shape import NO_LIMIT, checked
 from millrace.broker.protocol.frames import Api, decode_entity
 from millrace.broker.server.answers import build_entity, request_type, response_type
 from tests.fuzz.frames import Seeds
+from tests.waiting import patience
 
 
 def known_types() -> list[type[Any]]:
@@ -134,7 +135,9 @@ for _ in range(20_000):
         pass
 print("alive")
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=patience(120)
+    )
     assert done.stdout == "alive\n", done.stderr[-500:]
 
 

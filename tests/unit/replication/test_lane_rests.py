@@ -13,9 +13,9 @@ from millrace.broker.replication.lanes import Lane
 from millrace.broker.replication.partition import Role
 from millrace.broker.replication.replica_fetcher import NO_EPOCH, Following, LaneFetcher
 from millrace.broker.replication.throttle import ReplicationThrottle
+from tests.waiting import patience
 
 LEADER = 1
-DEADLINE_S = 10.0
 
 
 class Clock:
@@ -63,7 +63,7 @@ async def ended(lane: LaneFetcher) -> None:
 def test_a_rest_that_ends_between_two_looks_at_the_clock_is_over() -> None:
     async def run() -> None:
         lane, owner = lane_with(Following(partition(), ready_at=10.0), Clock(9.999, 10.001))
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(patience()):
             await owner.connections.asked.wait()
         await ended(lane)
 
@@ -90,7 +90,7 @@ def test_what_kept_a_partition_from_being_due_may_end_without_a_word(
         local.replica.role, owner.own_epoch = Role.FOLLOWER, 7
         if local.turn.locked():
             local.turn.release()
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(patience()):
             await owner.connections.asked.wait()
         await ended(lane)
 
@@ -105,7 +105,7 @@ def test_a_lane_that_is_woken_and_cancelled_at_once_ends() -> None:
         lane.wake.set()
         await asyncio.sleep(0)
         lane.cancel()
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(patience()):
             await asyncio.gather(lane.task, return_exceptions=True)
 
     asyncio.run(run())

@@ -6,6 +6,7 @@ import asyncio
 import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,8 +16,10 @@ from millrace.broker.errors import (
     NotLeaderOrFollower,
     UnknownTopicOrPartition,
 )
+from millrace.broker.protocol.batch import iterate_batches
+from millrace.broker.protocol.control_records import build_marker
 from millrace.broker.protocol.records import Record, build_batch
-from millrace.broker.replication.local_partition import MustReadCold
+from millrace.broker.replication.local_partition import MustReadCold, PartitionRead
 from millrace.broker.replication.partition import PartitionState
 from millrace.broker.replication.replica_manager import ACKS_ALL, ReplicaManager
 from millrace.broker.storage.log import Log
@@ -29,9 +32,9 @@ TOPIC_ID = uuid.UUID(int=7)
 Scenario = Callable[[ReplicaManager], Awaitable[None]]
 
 
-def batch(*values: bytes) -> memoryview:
+def batch(*values: bytes, **header: Any) -> memoryview:
     records = [Record(key=None, value=v, headers=(), timestamp_ms=1, offset=n) for n, v in enumerate(values)]
-    return memoryview(build_batch(records))
+    return memoryview(build_batch(records, **header))
 
 
 def led(epoch: int = 0, leader: int = 1) -> dict[int, PartitionState]:
@@ -73,6 +76,33 @@ def test_leader_appends_and_serves_up_to_the_high_watermark(tmp_path: Path) -> N
         assert len(read.records) == len(batch(b"a", b"b")) + len(batch(b"c"))
         batches = [bytes(view) async for view in manager.read_all("t", 0)]
         assert b"".join(batches) == bytes(read.records)
+
+    run(tmp_path, scenario)
+
+
+def test_reader_of_committed_data_stops_at_an_open_transaction_and_is_told_of_aborted_ones(
+    tmp_path: Path,
+) -> None:
+    def offsets(found: PartitionRead) -> list[int]:
+        return [header.base_offset for _, header in iterate_batches(memoryview(found.records))]
+
+    async def scenario(manager: ReplicaManager) -> None:
+        def read(*, read_committed: bool) -> PartitionRead:
+            return manager.read_now("t", 0, 0, 1 << 20, at_least_one=True, read_committed=read_committed)
+
+        await manager.hosted.apply_topic("t", TOPIC_ID, led(), {})
+        append(manager, b"before")
+        producer = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0, "transactional": True}
+        manager.append_now("t", 0, batch(b"of the transaction", **producer), 1)
+        append(manager, b"behind")
+        assert offsets(read(read_committed=False)) == [0, 1, 2]
+        committed = read(read_committed=True)
+        assert (offsets(committed), committed.last_stable_offset, committed.aborted) == ([0], 1, ())
+        marker = memoryview(build_marker(7, 0, 0, False, 1_000))
+        manager.append_now("t", 0, marker, 1, "internal")
+        ended = read(read_committed=True)
+        assert (offsets(ended), ended.aborted) == ([0, 1, 2, 3], ((7, 1),))
+        assert read(read_committed=False).aborted == ()
 
     run(tmp_path, scenario)
 

@@ -20,8 +20,9 @@ from millrace.broker.errors import (
     UnknownLeaderEpoch,
 )
 from millrace.broker.protocol.records import Record, build_batch
+from millrace.broker.replication import hosting
 from millrace.broker.replication.in_sync_sets import StateConflict
-from millrace.broker.replication.local_partition import FollowerFetch, PartitionRead
+from millrace.broker.replication.local_partition import FollowerFetch, LocalPartition, PartitionRead
 from millrace.broker.replication.partition import PartitionState
 from millrace.broker.replication.replica_fetcher import FetchLimits
 from millrace.broker.replication.replica_manager import ACKS_ALL, ReplicaManager
@@ -29,11 +30,11 @@ from millrace.broker.server.internal_topics import COMMITTED_POLL_SECONDS, Inter
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
 from millrace.broker.telemetry.metrics import BrokerMetrics
+from tests.waiting import patience, until_async
 
 TOPIC_ID = uuid.UUID(int=7)
 REPLICAS = {0: (1, 2, 3)}
 LAG_MS = 1_000
-DEADLINE_S = 30
 
 
 def batch(*values: bytes) -> memoryview:
@@ -108,7 +109,7 @@ def run(folder: Path, scenario: Callable[[Bench], Awaitable[None]], **options: A
     async def main() -> None:
         bench = Bench(folder, **options)
         try:
-            async with asyncio.timeout(DEADLINE_S):
+            async with asyncio.timeout(patience(120)):
                 await scenario(bench)
         finally:
             await bench.manager.leave()
@@ -116,6 +117,37 @@ def run(folder: Path, scenario: Callable[[Bench], Awaitable[None]], **options: A
             bench.logs.close(0)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_opened_before", [True, False])
+def test_a_log_is_hosted_with_its_own_settings_from_the_first_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_opened_before: bool
+) -> None:
+    """Retention, on its thread, looks at whatever is hosted; a start opens logs with the defaults."""
+    of_hosted: list[LogConfig] = []
+
+    class Noted(LocalPartition):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            of_hosted.append(self.log.config)
+
+    async def scenario(bench: Bench) -> None:
+        if is_opened_before:
+            bench.logs.create(("t", 0), topic_id=TOPIC_ID)
+        monkeypatch.setattr(hosting, "LocalPartition", Noted)
+        await bench.lead(1, retention_ms="-1")
+        assert [config.retention_ms for config in of_hosted] == [-1]
+
+    run(tmp_path, scenario)
+
+
+def test_settings_that_cannot_be_used_keep_everything(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.lead(1, cleanup_policy="compact", retention_ms="for ever")
+        config = bench.manager.leader_of("t", 0).log.config
+        assert (config.retention_ms, config.retention_bytes, config.is_compacted) == (-1, -1, False)
+
+    run(tmp_path, scenario)
 
 
 async def turns(count: int = 5) -> None:
@@ -182,7 +214,7 @@ def test_in_sync_set_that_becomes_too_small_fails_what_was_appended(tmp_path: Pa
         bench.fetch(2, 1)
         await bench.manager.check_in_sync_sets()
         with pytest.raises(NotEnoughReplicasAfterAppend):
-            await asyncio.wait_for(asyncio.shield(wait), 10)
+            await asyncio.wait_for(asyncio.shield(wait), patience())
         assert [state.isr for state in bench.written] == [(1, 2)]
         assert bench.metrics.isr_shrinks == 1
         assert (bench.manager.under_replicated_count, bench.manager.under_min_isr_count) == (1, 1)
@@ -206,7 +238,7 @@ def test_coordinator_waits_for_the_fate_of_its_write_when_too_few_are_in_sync(tm
         assert bench.manager.under_min_isr_count == 1
         assert not wait.done()
         bench.fetch(3, 1)
-        await asyncio.wait_for(asyncio.shield(wait), 10)
+        await asyncio.wait_for(asyncio.shield(wait), patience())
         assert bench.high_watermark == 1
 
     run(tmp_path, scenario)
@@ -225,7 +257,7 @@ def test_smaller_in_sync_set_that_is_large_enough_answers_at_once(tmp_path: Path
         await turns()
         assert not wait.done(), "before the change stands, the late one counts"
         bench.write_gate.set()
-        await asyncio.wait_for(wait, 10)
+        await asyncio.wait_for(wait, patience())
 
     run(tmp_path, scenario)
 
@@ -419,12 +451,8 @@ def test_only_what_all_in_sync_have_flushed_is_visible_with_flushed_visibility(t
         assert bench.high_watermark == 0, "the leader has not flushed it"
         wait = bench.append(b"b")
         assert wait is not None
-        for _ in range(5_000):
-            if bench.manager.leader_of("t", 0).log.recovery_point == 2:
-                break
-            await asyncio.sleep(0.001)
-        await turns()
-        assert bench.high_watermark == 1
+        await until_async(lambda: bench.high_watermark == 1)
+        assert bench.manager.leader_of("t", 0).log.recovery_point == 2
         for follower in (2, 3):
             bench.fetch(follower, 2)
         assert wait.done()
@@ -483,7 +511,7 @@ def test_a_coordinator_that_loads_from_an_in_sync_set_that_is_too_small(
         assert (loading.done(), bench.high_watermark) == (from_too_few, 0)
         bench.fetch(2, 1, epoch=2)
         await bench.lead(1, 2, epoch=2, version=3, min_insync_replicas="2")
-        await asyncio.wait_for(loading, DEADLINE_S)
+        await asyncio.wait_for(loading, patience())
 
     run(tmp_path, scenario)
 

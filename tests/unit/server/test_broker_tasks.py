@@ -15,6 +15,7 @@ from millrace.broker.errors import MillraceError, ZooKeeperUnreachable
 from millrace.broker.server import broker as broker_module
 from millrace.broker.server.broker import Broker
 from millrace.broker.server.start_report import StartReport
+from tests.waiting import patience, until_async
 
 CONFIG = {"id": 1, "listen": "127.0.0.1:9092", "zookeeper": "127.0.0.1:2181/dc1", "data": ["d"]}
 
@@ -26,7 +27,7 @@ def test_task_of_a_part_that_fails_ends_the_broker() -> None:
     async def scenario() -> None:
         broker: Any = Broker(load_config(None, CONFIG))
         broker._watch(asyncio.get_running_loop().create_task(fail()))
-        await asyncio.wait_for(broker.serve_until_stopped(), 5)
+        await asyncio.wait_for(broker.serve_until_stopped(), patience())
 
     with pytest.raises(RuntimeError, match="on purpose"):
         asyncio.run(scenario())
@@ -39,7 +40,7 @@ def test_task_that_is_given_up_by_nobody_ends_the_broker() -> None:
     async def scenario() -> None:
         broker: Any = Broker(load_config(None, CONFIG))
         broker._spawn("flush", give_up())
-        await asyncio.wait_for(broker.serve_until_stopped(), 5)
+        await asyncio.wait_for(broker.serve_until_stopped(), patience())
 
     with pytest.raises(MillraceError, match="flush"):
         asyncio.run(scenario())
@@ -55,9 +56,7 @@ def test_start_that_stands_still_says_what_it_waits_for(monkeypatch: pytest.Monk
         session: Any = SimpleNamespace(state=SessionState.CONNECTED)
 
         async def until_told(of: str) -> None:
-            async with asyncio.timeout(30):
-                while not any(of in line.get("waiting_for", "") for line in lines):  # noqa: ASYNC110
-                    await asyncio.sleep(0.001)
+            await until_async(lambda: any(of in line.get("waiting_for", "") for line in lines), of)
 
         async def open_logs() -> None:
             await until_told("its logs to be opened")

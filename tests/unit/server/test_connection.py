@@ -25,6 +25,7 @@ from millrace.broker.server.memory_limits import (
 from millrace.broker.telemetry.logs import RateLimit
 from millrace.broker.telemetry.metrics import BrokerMetrics
 from tests import seeds
+from tests.waiting import until_async as until
 
 BUFFER_SIZE = 4096
 LARGEST_REQUEST = 1 << 20
@@ -124,15 +125,6 @@ class Server:
             self.connection.buffer_updated(count)
             taken += count
         return taken
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Let the event loop turn until the condition holds; it takes a few turns or never comes."""
-    for _ in range(100):
-        if condition():
-            return
-        await asyncio.sleep(0)
-    raise AssertionError("it never came")
 
 
 def request(body: bytes) -> bytes:
@@ -358,8 +350,7 @@ def test_control_request_runs_alone() -> None:
         await asyncio.sleep(0)
         assert server.seen == [b"control"]
         release.set()
-        await until(lambda: len(server.seen) == 2)
-        assert bytes(server.transport.written) == b"<control><next>"
+        await until(lambda: bytes(server.transport.written) == b"<control><next>")
 
     asyncio.run(scenario())
 
@@ -440,9 +431,7 @@ def test_throttled_client_is_answered_at_once_and_then_not_heard_for_a_while() -
         assert server.seen == [b"slow"]
         assert server.metrics.throttled_requests == 1
         assert not server.connection.idle  # the tidying must not close it
-        while len(server.seen) < 3:
-            await asyncio.sleep(0.005)
-            assert loop.time() < began + 5
+        await until(lambda: len(server.seen) == 3)
         assert loop.time() - began >= 0.059
         assert bytes(server.transport.written) == b"<slow><next><more>"
 
@@ -468,8 +457,7 @@ def test_throttled_answer_waits_for_its_turn() -> None:
         assert server.metrics.throttled_requests == 2
         server.receive(request(b"third"))
         assert len(server.seen) == 2
-        await asyncio.sleep(0.04)
-        assert len(server.seen) == 3
+        await until(lambda: len(server.seen) == 3)
 
     asyncio.run(scenario())
 

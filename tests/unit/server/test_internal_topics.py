@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from millrace.broker.errors import KafkaStorageError
 from millrace.broker.server import internal_topics
 from millrace.broker.server.internal_topics import CoordinatorLoader, InternalTopicLog
+from tests.waiting import patience, until_async
 
 
 class Coordinator:
@@ -19,7 +20,6 @@ class Coordinator:
         self.failures: list[Exception] = []
         self.gate = asyncio.Event()
         self.gate.set()
-        self.changed = asyncio.Event()
         self.loader = CoordinatorLoader("topic", "things", self.load, self.unload, first_retry_seconds=0.001)
 
     async def load(self, partition: int) -> None:
@@ -34,13 +34,11 @@ class Coordinator:
 
     def note(self, what: str, partition: int) -> None:
         self.calls.append((what, partition))
-        self.changed.set()
 
     async def until(self, *calls: tuple[str, int]) -> None:
-        async with asyncio.timeout(5):
-            while self.calls != list(calls):
-                self.changed.clear()
-                await self.changed.wait()
+        await until_async(
+            lambda: self.calls == list(calls), lambda: f"{calls} and no more; there are {self.calls}"
+        )
 
 
 def run(scenario) -> None:
@@ -80,7 +78,7 @@ def test_a_lost_leadership_ends_the_trying():
     async def scenario(it: Coordinator) -> None:
         it.failures = [OSError("gone")] * 1_000
         it.loader.gained("topic", 0)
-        await asyncio.sleep(0.01)
+        await until_async(lambda: len(it.calls) > 2)
         it.loader.lost("topic", 0)
         count = len(it.calls)
         await asyncio.sleep(0.02)
@@ -114,13 +112,11 @@ def test_a_coordinator_that_waits_long_for_its_log_to_be_committed_says_so_once(
 
     async def scenario() -> None:
         waiting = asyncio.ensure_future(topic.until_committed(3, 5))
-        async with asyncio.timeout(10):
-            while not told:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+        await until_async(lambda: told)
         await asyncio.sleep(0.05)
         assert not waiting.done()
         partition.replica.high_watermark = 5
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patience()):
             await waiting
 
     with capture_logs() as told:

@@ -19,6 +19,8 @@ from millrace.broker.server import listener as listener_module
 from millrace.broker.server.listener import Listener, bind
 from millrace.broker.server.memory_limits import SEND_STALL_SECONDS, STALL_SECONDS, AnswerBacklog
 from millrace.broker.telemetry.metrics import BrokerMetrics
+from tests.waiting import patience
+from tests.waiting import until_async as until
 
 MIB = 1 << 20
 ANSWER = bytes(4 * MIB)
@@ -63,16 +65,9 @@ async def ask(peer: socket.socket) -> bool:
     loop = asyncio.get_running_loop()
     try:
         await loop.sock_sendall(peer, request(b"x"))
-        return await asyncio.wait_for(loop.sock_recv(peer, 2), 5) == b"ok"
+        return await asyncio.wait_for(loop.sock_recv(peer, 2), patience()) == b"ok"
     except ConnectionError:
         return False
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, "it never came"
-        await asyncio.sleep(0.005)
 
 
 def run(scenario: Callable[[], Any]) -> None:
@@ -88,21 +83,18 @@ def test_reader_that_stalls_is_closed_when_the_backlog_is_full_and_others_are_no
             loop = asyncio.get_running_loop()
             for peer in stalled:
                 await loop.sock_sendall(peer, request(b"much") * 3)
-            await until(lambda: len(listener.backlog) == 4)
-            assert listener.backlog.held >= 16 * MIB
+            await until(lambda: len(listener.backlog) == 4 and listener.backlog.held >= 16 * MIB)
             now = time.monotonic()
             listener.tidy(now)
             listener.tidy(now + STALL_SECONDS - 1)
             assert metrics.closes == {}
             listener.tidy(now + STALL_SECONDS + 1)
             assert metrics.closes == {"stalled reader": 2}  # enough to be half empty again
-            await until(lambda: listener.connection_count == 3)
-            assert listener.backlog.held <= 8 * MIB
+            await until(lambda: listener.connection_count == 3 and listener.backlog.held <= 8 * MIB)
             assert await ask(good)
             for peer in (*stalled, good):
                 peer.close()
-            await until(lambda: listener.connection_count == 0)
-            assert listener.backlog.held == 0
+            await until(lambda: listener.connection_count == 0 and listener.backlog.held == 0)
 
     run(scenario)
 
@@ -126,12 +118,11 @@ def test_half_requests_are_closed_only_while_others_wait_for_memory() -> None:
             for seconds in (30.0, 30.0 + SEND_STALL_SECONDS):
                 listener.tidy(now + seconds)
             assert metrics.closes["stalled request"] >= 1
-            await asyncio.wait_for(sending, 10)
-            assert await asyncio.wait_for(loop.sock_recv(late, 2), 10) == b"ok"
+            await asyncio.wait_for(sending, patience())
+            assert await asyncio.wait_for(loop.sock_recv(late, 2), patience()) == b"ok"
             for peer in (*half, late):
                 peer.close()
-            await until(lambda: listener.connection_count == 0)
-            assert listener.memory.used == 0
+            await until(lambda: listener.connection_count == 0 and listener.memory.used == 0)
 
     run(scenario)
 

@@ -12,6 +12,7 @@ from millrace.broker.coordination.metadata_cache import MetadataCache
 from millrace.broker.coordination.paths import TopicAssignment
 from millrace.broker.replication.partition import PartitionState
 from millrace.broker.server.local_replicas import LOGS_MADE_AT_ONCE, LocalReplicas
+from tests.waiting import patience
 
 
 class Parts:
@@ -98,7 +99,7 @@ def test_a_large_new_topic_does_not_hold_up_the_leaders_of_others() -> None:
                 parts.cache.set_state(topic, number, PartitionState(1, 0, (1,), 1), 0)
         parts.local.changed(ClusterChanges(topics={"large"}))
         parts.local.changed(ClusterChanges(topics={"small"}))
-        await asyncio.wait_for(parts.local.apply(), 10)
+        await asyncio.wait_for(parts.local.apply(), patience())
         return parts
 
     parts = asyncio.run(scenario())

@@ -9,6 +9,7 @@ from pathlib import Path
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
 from tests.unit.storage.conftest import append
+from tests.waiting import patience
 
 PROCESS = """
 import asyncio, gc, sys
@@ -37,7 +38,11 @@ def test_a_clean_start_opens_logs_without_the_compiler(tmp_path: Path) -> None:
     append(logs.create(("t", 0)), 2)
     logs.close()
     done = subprocess.run(
-        [sys.executable, "-c", PROCESS, tmp_path], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-c", PROCESS, tmp_path],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=patience(120),
     )
     printed = [line for line in done.stdout.splitlines() if line.startswith("[")]
     assert printed == ["[]", "['numba', 'numpy'] True True"], done.stderr

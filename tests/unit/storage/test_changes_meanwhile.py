@@ -12,11 +12,11 @@ from millrace.broker.storage import checkpoints, leader_epochs
 from millrace.broker.storage.checkpoints import LEADER_EPOCH_CHECKPOINT
 from millrace.broker.storage.log import Log
 from millrace.broker.storage.segment import LogFile
+from tests.waiting import patience
 
 from .conftest import append, make_batch
 
 OpenLog = Callable[..., Log]
-DEADLINE_S = 30
 
 
 @pytest.mark.parametrize("when", ["before the bytes are read", "after the bytes are read"])
@@ -77,7 +77,7 @@ def test_epochs_are_changed_one_after_the_other(
     def write_epochs(*arguments: Any, **options: Any) -> None:
         if threading.current_thread() is housekeeping:
             is_writing.set()
-            assert may_go_on.wait(DEADLINE_S)
+            assert may_go_on.wait(patience())
         original(*arguments, **options)
 
     def on_loop() -> None:
@@ -88,7 +88,7 @@ def test_epochs_are_changed_one_after_the_other(
     done = threading.Event()
     housekeeping = threading.Thread(target=log.advance_start_offset, args=(1,))
     housekeeping.start()
-    assert is_writing.wait(DEADLINE_S)
+    assert is_writing.wait(patience())
     loop = threading.Thread(target=on_loop)
     loop.start()
     assert not done.wait(0.05), "it waits for the log's lock"

@@ -55,6 +55,11 @@ REFUSED: dict[str, tuple[Callable[[], bytes | bytearray], type[errors.KafkaError
     "cut": (lambda: make_batch()[:-1], errors.InvalidRecord),
     "two batches": (lambda: make_batch() + make_batch(), errors.InvalidRecord),
     "wrong CRC": (lambda: _with(make_batch(), 65, b"\xff", sealed=False), errors.CorruptMessage),
+    # Records that can be read all the same: nothing but the CRC tells.
+    "wrong CRC of a value": (
+        lambda: _with(make_batch(timestamp_ms=200_000), -2, b"w", sealed=False),
+        errors.CorruptMessage,
+    ),
     "count that lies": (lambda: _with(make_batch(), 57, b"\0\0\0\2"), errors.InvalidRecord),
     "count and delta that lie": (
         lambda: _with(_with(make_batch(), 57, b"\0\0\0\2"), 23, b"\0\0\0\1"),

@@ -17,6 +17,7 @@ from millrace.broker.transactions.coordinator import TransactionCoordinator
 from millrace.broker.transactions.markers import Marker
 from millrace.broker.transactions.records import decode_key, decode_value, encode_key
 from millrace.broker.transactions.values import ProducerIdentity, TransactionState
+from tests.waiting import until_async as until
 
 A, B = ("flights", 0), ("flights", 1)
 NONE = ErrorCode.none
@@ -114,16 +115,7 @@ class Surroundings:
         return producer
 
     async def state_is(self, state: TransactionState) -> None:
-        async with asyncio.timeout(5):
-            await until(lambda: self.coordinator.describe("orders").state == state.value)
-
-
-async def until(holds) -> None:
-    """Poll; the caller bounds the time."""
-    while True:
-        if holds():
-            return
-        await asyncio.sleep(0.001)
+        await until(lambda: self.coordinator.describe("orders").state == state.value)
 
 
 def run(scenario, **config: int) -> None:
@@ -421,7 +413,7 @@ def test_a_new_coordinator_ends_what_the_one_before_had_decided():
         await coordinator.add_partitions("orders", producer, [A, B])
         around.markers_pass.clear()
         await coordinator.end("orders", producer, True)
-        await asyncio.sleep(0.01)
+        await until(lambda: around.sent)
         coordinator.unload(ORDERS)
         around.markers_pass.set()  # an answer to the old one
         await asyncio.sleep(0.01)
@@ -512,8 +504,7 @@ def test_timeouts_and_expiry_by_the_clock():
         await around.state_is(TransactionState.COMPLETE_ABORT)
         assert coordinator.timed_out_count == 1
         around.now_ms += 10_000_000
-        async with asyncio.timeout(5):
-            await until(lambda: coordinator.describe("orders").error is not NONE)
+        await until(lambda: coordinator.describe("orders").error is not NONE)
         assert around.log.states()[-1] is None
         running.cancel()
         again = Surroundings(around.log)

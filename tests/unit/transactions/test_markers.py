@@ -11,6 +11,7 @@ from kio.schema.errors import ErrorCode
 from millrace.broker.errors import NetworkException
 from millrace.broker.transactions.markers import NO_LEADER, Marker, MarkerSender
 from millrace.broker.transactions.values import ProducerIdentity
+from tests.waiting import until_async
 
 A, B, C = ("t", 0), ("t", 1), ("t", 2)
 NONE = ErrorCode.none
@@ -30,7 +31,6 @@ class Cluster:
         self.gates: dict[int, asyncio.Event] = {}
         self.done: list[tuple[str, frozenset]] = []
         self.wanted = True
-        self.changed = asyncio.Event()
         self.sender = MarkerSender(
             lambda topic, partition: self.leaders[(topic, partition)],
             self.write,
@@ -41,7 +41,6 @@ class Cluster:
 
     async def write(self, broker_id: int, markers: Sequence[Marker]):
         self.requests.append((broker_id, list(markers)))
-        self.changed.set()
         if broker_id in self.gates:
             await self.gates[broker_id].wait()
         planned = self.answers.get(broker_id)
@@ -52,16 +51,12 @@ class Cluster:
 
     def report(self, marker: Marker, partitions: frozenset) -> None:
         self.done.append((marker.transactional_id, partitions))
-        self.changed.set()
 
     def partitions_done(self) -> set:
         return {partition for _, partitions in self.done for partition in partitions}
 
     async def until(self, holds) -> None:
-        async with asyncio.timeout(5):
-            while not holds():
-                self.changed.clear()
-                await self.changed.wait()
+        await until_async(holds)
 
 
 def run(scenario) -> None:
@@ -119,10 +114,13 @@ def test_what_comes_up_while_a_request_is_under_way_goes_together():
 def test_what_was_not_written_is_sent_again_to_the_leader_of_then(error):
     async def scenario(cluster: Cluster) -> None:
         cluster.answers[1] = [{A: error}]
+        cluster.gates[1] = asyncio.Event()
         cluster.sender.send(marker(A, B))
-        await cluster.until(lambda: cluster.partitions_done() == {B})
+        await cluster.until(lambda: len(cluster.requests) == 1)
         cluster.leaders[A] = 2
+        cluster.gates[1].set()
         await cluster.until(lambda: cluster.partitions_done() == {A, B})
+        assert cluster.done == [("orders", frozenset({B})), ("orders", frozenset({A}))]
         assert cluster.requests[-1][0] == 2
         assert cluster.requests[-1][1][0].partitions == {A}
         assert cluster.sender.retry_count >= 1
@@ -180,7 +178,7 @@ def test_a_newer_coordinator_is_left_to_do_it():
         cluster.sender.send(marker(A, B))
         await cluster.until(lambda: len(cluster.requests) == 1)
         await asyncio.sleep(0.01)
-        assert not cluster.done
+        assert not cluster.done and len(cluster.requests) == 1
         assert cluster.sender.waiting_count == 0
 
     run(scenario)
@@ -192,8 +190,7 @@ def test_markers_that_nobody_wants_any_more_are_dropped():
         cluster.sender.send(marker(A))
         await cluster.until(lambda: len(cluster.requests) >= 2)
         cluster.wanted = False
-        await asyncio.sleep(0.01)
-        assert cluster.sender.waiting_count == 0
+        await cluster.until(lambda: cluster.sender.waiting_count == 0)
         count = len(cluster.requests)
         await asyncio.sleep(0.01)
         assert len(cluster.requests) == count

@@ -34,6 +34,7 @@ from millrace.mirror.sharing.rates import SAMPLE_INTERVAL_S, level_of
 from millrace.mirror.topics.routes import SourcePartition
 from millrace.mirror.worker import Worker
 from tests.openapi import undescribed
+from tests.waiting import patience
 
 
 def with_control(story: Callable[[Control, Worker], Awaitable[None]], **control: Any) -> None:
@@ -53,7 +54,7 @@ def with_control(story: Callable[[Control, Worker], Awaitable[None]], **control:
         serving = Control(worker, lambda source: clusters["ewr"])
         await serving.start()
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(patience(120)):
                 await story(serving, worker)
         finally:
             await serving.stop()
@@ -249,6 +250,24 @@ async def own(control: Control, document: dict[str, Any]) -> dict[str, Any]:
     return {**document["workers"][0], "status": json.loads((await get(control, "/status")).body)}
 
 
+def test_throttle_times_are_told() -> None:
+    """By quotas of a cluster; what an operator asks for is told elsewhere."""
+
+    async def story(control: Control, worker: Worker) -> None:
+        source = worker.readers["ewr"].cluster
+        source._throttled(3_600_000)
+        worker.target._throttled(1_500)
+        status = json.loads((await get(control, "/status")).body)
+        (told,) = (each for each in status["sources"] if each["cluster"] == "ewr")
+        assert (told["over_quota"], told["throttled_ms"]) == (True, 3_600_000)
+        assert status["target"]["throttled_ms"] == 1_500
+        metrics = (await get(control, "/metrics")).body.decode()
+        assert 'millrace_mirror_source_throttled_seconds_total{source="ewr"} 3600.0' in metrics
+        assert 'millrace_mirror_target_throttled_seconds_total{target="agg"} 1.5' in metrics
+
+    with_control(story)
+
+
 def test_what_has_answered_once_is_down_when_it_does_not() -> None:
     async def story(control: Control, worker: Worker) -> None:
         reader = worker.readers["ewr"]
@@ -357,7 +376,7 @@ def test_what_is_delivered_weighs_in_the_claim_of_the_worker(monkeypatch: pytest
 
         monkeypatch.setattr(worker_module.asyncio, "sleep", pass_time)
         measuring = asyncio.get_running_loop().create_task(worker._measure())
-        await asyncio.wait_for(asked_again.wait(), 20)
+        await asyncio.wait_for(asked_again.wait(), patience())
         measuring.cancel()
         monkeypatch.undo()
         await asyncio.wait([measuring])

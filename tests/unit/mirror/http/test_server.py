@@ -13,6 +13,8 @@ from millrace.mirror.control.http import server as server_module
 from millrace.mirror.control.http.client import NoAnswer, get_json
 from millrace.mirror.control.http.messages import Request, Response, json_response
 from millrace.mirror.control.http.server import MAX_BODY_SIZE, HttpServer
+from tests.waiting import patience
+from tests.waiting import until_async as until
 
 Story = Callable[[HttpServer], Awaitable[None]]
 
@@ -27,7 +29,7 @@ def run(story: Story, respond: Callable[[Request], Awaitable[Response]] = echo) 
         server = HttpServer("127.0.0.1:0", respond)
         await server.start()
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(patience(120)):
                 await story(server)
         finally:
             await server.stop()
@@ -44,12 +46,6 @@ async def talk(server: HttpServer, *pieces: bytes) -> bytes:
     data = await reader.read()
     writer.close()
     return data
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Bounded by the limit of `run`."""
-    while not condition():  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
 
 
 def status_of(answer: bytes) -> int:

@@ -1,0 +1,143 @@
+"""A mirror that dies, or loses its seat, at named points of a transaction: a read-committed reader of the
+target sees every record once and in order, and the position says what is committed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from millrace.broker.client.groups import describe_group
+from millrace.broker.client.open_transactions import open_transactions
+from millrace.broker.client.read_to_end import read_topic_to_end
+from millrace.mirror.topics.routes import positions_topic
+from tests.cluster.transactional import create_topic, read
+from tests.pairs import Pair, in_pairs
+from tests.points.fault import FaultAt, until
+from tests.raw_client import RawClient, batch_of
+
+pytestmark = pytest.mark.safety
+
+COUNT = 30
+ALL = 1_000_000
+SHORT_SESSION = {"session_timeout_ms": 1_500, "rebalance_timeout_ms": 10_000}
+
+
+def values(pair: Pair, topic: str, isolation: str = "read_committed") -> list[bytes]:
+    return read(pair.target.server, topic, ALL, isolation=isolation)
+
+
+def numbers(count: int) -> list[bytes]:
+    return [b"%d" % number for number in range(count)]
+
+
+def position(pair: Pair, mirror: str, topic: str) -> int:
+    """Where the positions topic, read committed, says that the mirror is."""
+
+    async def last() -> int:
+        found = 0
+        async with pair.target.cluster() as target:
+            async for record in read_topic_to_end(target, positions_topic(mirror)):
+                if record.value and json.loads(record.key or b"{}").get("topic") == topic:
+                    found = int(json.loads(record.value)["next_offset"])
+        return found
+
+    return asyncio.run(last())
+
+
+def produce(pair: Pair, topic: str, first: int) -> int:
+    """Sends COUNT more to the source; how many there are now."""
+    with RawClient(pair.source.server.port) as client:
+        for start in range(first, first + COUNT, 10):
+            batch = batch_of(*(b"%d" % number for number in range(start, start + 10)))
+            (answer,) = client.produce({(topic, 0): batch}, acks=-1)
+            assert (answer.error_code, answer.base_offset) == (0, start)
+    return first + COUNT
+
+
+def has_open_transaction(pair: Pair, topic: str) -> bool:
+    async def look() -> bool:
+        async with pair.target.cluster() as target:
+            return bool(await open_transactions(target, topic, 0))
+
+    return asyncio.run(look())
+
+
+@in_pairs("millrace-millrace")
+def test_mirror_dies_at_each_point_of_a_transaction_and_every_record_is_there_once(
+    pair: Pair, fault_at: FaultAt
+) -> None:
+    topic, name = pair.unique("points"), pair.unique("mirror")
+    create_topic(pair.source.server, topic)
+    # Known by its name: it need not wait for the session of its predecessor.
+    mirror = pair.mirror([topic], start=False, name=name, group={"instance_id": "one"})
+    sent = 0
+    for point, nth, is_open in (
+        ("records acknowledged, positions not written", 2, True),
+        ("positions written, fence not asked", 1, True),
+        ("fence passed, end not asked for", 1, True),
+        ("end answered, lane not told", 1, False),
+    ):
+        fault = fault_at(mirror, point, nth=nth)
+        sent = produce(pair, topic, sent)
+        mirror.start()
+        fault.wait_until_died()
+        assert has_open_transaction(pair, topic) is is_open
+    mirror.start()
+    until(lambda: len(values(pair, topic)) == sent, "all is carried")
+    assert values(pair, topic) == numbers(sent)
+    until(lambda: position(pair, name, topic) == sent, "the position is the end")
+
+
+@in_pairs("millrace-millrace")
+def test_mirror_whose_session_ends_between_positions_and_fence_is_refused_and_carries_again(
+    pair: Pair, fault_at: FaultAt
+) -> None:
+    """Nobody else is there who would begin a new epoch of its producer: only the fence is in its way."""
+    topic, name = pair.unique("points"), pair.unique("mirror")
+    create_topic(pair.source.server, topic)
+    sent = produce(pair, topic, 0)
+    mirror = pair.mirror([topic], start=False, name=name, group=SHORT_SESSION)
+    fault = fault_at(mirror, "positions written, fence not asked", "wait")
+    mirror.start()
+    fault.wait_until_reached()
+    until(lambda: members(pair, name) == 0, "the group has no member any more")
+    assert has_open_transaction(pair, topic)
+    fault.go()
+    until(lambda: len(values(pair, topic)) == sent, "all is carried")
+    assert values(pair, topic) == numbers(sent)
+    # Once in the transaction that was refused, and once more when the worker had a seat again.
+    assert values(pair, topic, "read_uncommitted") == numbers(sent) * 2
+    until(lambda: position(pair, name, topic) == sent, "the position is the end")
+
+
+@in_pairs("millrace-millrace")
+def test_mirror_that_was_replaced_between_acknowledgement_and_positions_commits_nothing(
+    pair: Pair, fault_at: FaultAt
+) -> None:
+    topic, name = pair.unique("points"), pair.unique("mirror")
+    create_topic(pair.source.server, topic)
+    sent = produce(pair, topic, 0)
+    mirror = pair.mirror([topic], start=False, name=name, group=SHORT_SESSION)
+    fault = fault_at(mirror, "records acknowledged, positions not written", "wait")
+    mirror.start()
+    fault.wait_until_reached()
+    pair.mirror([topic], name=name, group=SHORT_SESSION)
+    until(lambda: len(values(pair, topic)) == sent, "the heir has carried all")
+    fault.go()
+    until(lambda: members(pair, name) == 2, "both are members")
+    sent = produce(pair, topic, sent)
+    until(lambda: len(values(pair, topic)) >= sent, "they go on")
+    assert values(pair, topic) == numbers(sent)
+    until(lambda: position(pair, name, topic) == sent, "the position is the end")
+
+
+def members(pair: Pair, mirror: str) -> int:
+    """How many workers the mirror's group has."""
+
+    async def look() -> int:
+        async with pair.target.cluster() as target:
+            return len((await describe_group(target, f"millrace-mirror.{mirror}")).members)
+
+    return asyncio.run(look())

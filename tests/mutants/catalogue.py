@@ -1,0 +1,9 @@
+"""Every mutant, in the order in which they are tried."""
+
+from __future__ import annotations
+
+from tests.mutants.of_audit import OF_AUDIT
+from tests.mutants.of_broker import OF_BROKER
+from tests.mutants.of_mirror import OF_MIRROR
+
+MUTANTS = (*OF_BROKER, *OF_MIRROR, *OF_AUDIT)

@@ -1,0 +1,91 @@
+"""The audit's rules that keep a verdict true, each taken out."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+UNIT = "tests/unit/audit"
+JOB = "tests/unit/audit_job"
+ORDER = f"{JOB}/test_doubtful_captures.py::test_what_is_read_when_makes_a_missing_record_a_loss_and_not_lag"
+
+EVENTS = (
+    "        await asyncio.gather(*(_read_events(captured, config, clusters[name]) for name in clusters))\n"
+)
+SOURCES = "        await _pin(captured, config, clusters, config.sources())\n"
+POSITIONS = "        await _read_positions(captured, config, clusters, metadata)\n"
+NEW_GAPS = "        await asyncio.gather(*(_read_new_gaps(captured, clusters[name]) for name in clusters))\n"
+AGGREGATES = "        await _pin(captured, config, clusters, config.aggregates())\n"
+
+OF_AUDIT = (
+    Mutant(
+        name="sources-pinned-before-events",
+        promise="Sources are pinned after the events are read: what they acknowledge lies below the pins.",
+        file="audit/runs/capture.py",
+        rule=EVENTS + SOURCES,
+        instead=SOURCES + EVENTS,
+        red=(ORDER,),
+    ),
+    Mutant(
+        name="aggregates-pinned-before-positions",
+        promise="Aggregates are pinned after the positions are read: what was carried lies below the pins.",
+        file="audit/runs/capture.py",
+        rule=POSITIONS + NEW_GAPS + AGGREGATES,
+        instead=AGGREGATES + POSITIONS + NEW_GAPS,
+        red=(ORDER,),
+    ),
+    Mutant(
+        name="event-read-last-wins",
+        promise="Of two cumulative events the newer one counts, in whatever order they are read.",
+        file="audit/contract/event_ledger.py",
+        rule="            self.windows[event.window_start_ms] = newer\n",
+        instead="            self.windows[event.window_start_ms] = event\n",
+        red=(f"{UNIT}/test_events.py::test_the_newest_report_wins_in_any_order_of_reading",),
+    ),
+    Mutant(
+        name="cells-believed-uncounted",
+        promise="Cells are believed only when the driver finds as many rows as executors wrote.",
+        file="audit/spark/shared_state.py",
+        rule="    if found != written:\n",
+        instead="    if found > written:\n",
+        red=(
+            f"{JOB}/test_spark_failures.py::test_cells_that_the_driver_does_not_find_are_not_taken_for_a_loss",
+        ),
+    ),
+    Mutant(
+        name="cells-of-a-cluster-uncounted",
+        promise="On a cluster, rows written and rows found are compared before cells are used.",
+        file="audit/spark/spark_cells.py",
+        rule='require_shared(self._state.where, seen.get["rows"], found)',
+        instead="pass",
+        red=(
+            f"{JOB}/test_run_cells.py::test_cells_that_executors_wrote_to_a_disk_of_their_own_stop_the_run",
+        ),
+    ),
+    Mutant(
+        name="second-job-overwrites-commit",
+        promise="Of two audits that commit the same run one is refused, and the other's state stays.",
+        file="audit/keeping/state_files.py",
+        rule="            os.link(temporary, path)\n",
+        instead="            os.replace(temporary, path)\n",
+        red=(f"{JOB}/test_state.py::test_second_job_with_the_same_number_stops_and_changes_nothing",),
+    ),
+    Mutant(
+        name="commit-names-unsynced-cells",
+        promise="The cells that a commit of the audit names are durable before it.",
+        file="audit/keeping/state_files.py",
+        rule="os.fsync(handle)\n            finally:\n                os.close(handle)\n        for",
+        instead="pass\n            finally:\n                os.close(handle)\n        for",
+        red=(f"{JOB}/test_run_cells.py::test_cells_are_durable_before_anything_names_them",),
+    ),
+    Mutant(
+        name="passage-of-a-deleted-topic",
+        promise="A mirror's position in a deleted topic has passed nothing of the new one.",
+        file="audit/runs/reading_plan.py",
+        rule="            passage = Passage(0, topic_id)\n",
+        instead="            passage = Passage(next_offset, topic_id)\n",
+        red=(
+            f"{JOB}/test_doubtful_captures.py"
+            "::test_the_position_of_a_deleted_topic_has_passed_nothing_of_the_new_one",
+        ),
+    ),
+)

@@ -1,0 +1,319 @@
+"""The broker's rules that protect data, each taken out."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+REPLICATION = "tests/unit/replication"
+STORAGE = "tests/unit/storage"
+COMMITTED_READER = (
+    f"{REPLICATION}/test_replica_manager.py"
+    "::test_reader_of_committed_data_stops_at_an_open_transaction_and_is_told_of_aborted_ones"
+)
+
+OF_REPLICATION = (
+    Mutant(
+        name="follower-cuts-at-high-watermark",
+        promise="A follower cuts its log where epochs part from its leader's, never by the high watermark.",
+        file="broker/replication/follower.py",
+        rule="return Truncate(truncation_offset(answer.diverging, epochs, position.end_offset))",
+        instead="return Truncate(position.high_watermark)",
+        red=(f"{REPLICATION}/test_follower.py::test_cutting_ends_with_a_prefix_of_the_leaders_history",),
+    ),
+    Mutant(
+        name="leader-tells-no-divergence",
+        promise="A leader tells a reader of another history where the two part.",
+        file="broker/replication/reading.py",
+        rule="return (epoch, end_offset) if epoch < last_fetched_epoch or end_offset < offset else None",
+        instead="return None",
+        red=(
+            f"{REPLICATION}/test_replicated_partitions.py"
+            "::test_follower_of_another_history_is_told_where_they_part",
+        ),
+    ),
+    Mutant(
+        name="high-watermark-waits-for-nobody",
+        promise="The high watermark waits for the whole in-sync set.",
+        file="broker/replication/partition.py",
+        rule="            reached = self._reached(own_end, steady_ms)\n",
+        instead="            reached = own_end\n",
+        red=(
+            f"{REPLICATION}/test_partition.py"
+            "::test_high_watermark_is_the_slowest_in_sync_replicas_end_and_never_falls",
+            f"{REPLICATION}/test_replicated_partitions.py"
+            "::test_acks_all_is_answered_when_the_whole_in_sync_set_has_it",
+        ),
+    ),
+    Mutant(
+        name="high-watermark-passes-joining-member",
+        promise="While a new member of the in-sync set is being written, the high watermark waits for it.",
+        file="broker/replication/partition.py",
+        rule="                or broker in joining\n                or (steady_ms",
+        instead="                or (steady_ms",
+        red=(
+            f"{REPLICATION}/test_partition.py"
+            "::test_joining_member_holds_the_high_watermark_before_the_change_stands_and_a_leaving_one_until",
+        ),
+    ),
+    Mutant(
+        name="acks-all-with-too-few",
+        promise="acks=all is refused, and nothing written, while fewer than min.insync.replicas are in sync.",
+        file="broker/replication/replica_manager.py",
+        rule="            and len(replica.isr) < replica.min_insync_replicas\n",
+        instead="            and len(replica.isr) < 1\n",
+        red=(
+            f"{REPLICATION}/test_replica_manager.py"
+            "::test_too_few_in_sync_replicas_refuse_acks_all_before_anything_is_written",
+        ),
+    ),
+    Mutant(
+        name="election-outside-in-sync-set",
+        promise="Only a member of the in-sync set is elected, unless the topic allows otherwise.",
+        file="broker/coordination/controller.py",
+        rule="    in_sync = tuple(broker for broker in state.isr if broker in staying)\n",
+        instead="    in_sync = tuple(staying)\n",
+        red=(
+            "tests/unit/coordination/test_controller.py::test_election_follows_the_table",
+            "tests/unit/coordination/test_controller.py"
+            "::test_unclean_election_only_where_allowed_and_only_when_no_member_lives",
+        ),
+    ),
+    Mutant(
+        name="restarted-broker-stays-in-sync",
+        promise="A broker that ended uncleanly leaves each in-sync set that has another member.",
+        file="broker/coordination/broker_registry.py",
+        rule="    if was_clean or not others:\n",
+        instead="    if was_clean or others:\n",
+        red=("tests/unit/coordination/test_restarted_broker.py",),
+    ),
+    Mutant(
+        name="read-committed-to-high-watermark",
+        promise="A reader of committed data stops at the last stable offset.",
+        file="broker/replication/replica_manager.py",
+        rule="visible = local.last_stable_offset if read_committed else replica.high_watermark",
+        instead="visible = replica.high_watermark",
+        red=(COMMITTED_READER,),
+    ),
+    Mutant(
+        name="aborted-transactions-untold",
+        promise="A reader of committed data is told which transactions were aborted.",
+        file="broker/replication/reading.py",
+        rule="    aborted = local.log.aborted_transactions(offset, read.next_offset)\n",
+        instead="    aborted = ()\n",
+        red=(COMMITTED_READER,),
+    ),
+    Mutant(
+        name="answer-before-flush",
+        promise="Where flush.messages asks for it, a produce request is answered after its flush.",
+        file="broker/replication/replica_manager.py",
+        rule="            wait = flush if wait is None else _both(wait, flush)\n",
+        instead="            flush.add_done_callback(retrieve)\n",
+        red=(
+            f"{REPLICATION}/test_replica_manager.py"
+            "::test_flush_messages_is_awaited_and_never_on_the_event_loop",
+        ),
+    ),
+)
+
+OF_STORAGE = (
+    Mutant(
+        name="append-without-crc",
+        promise="A batch whose CRC does not fit is refused by the log.",
+        file="broker/storage/batch_validation.py",
+        rule="    if crc32c(view[ATTRIBUTES_POSITION:]) != header.crc:\n",
+        instead="    if crc32c(view[ATTRIBUTES_POSITION:]) < 0:\n",
+        red=(f"{STORAGE}/test_log_append.py::test_bad_batch_is_refused_and_leaves_no_trace",),
+    ),
+    Mutant(
+        name="flush-without-sync",
+        promise="A flush syncs every batch that it calls flushed.",
+        file="broker/storage/log_durability.py",
+        rule="        segment.sync(with_indexes=segment is not active)\n",
+        instead="        continue\n",
+        red=(f"{STORAGE}/test_new_partitions.py::test_first_flush_makes_the_directory_durable",),
+    ),
+    Mutant(
+        name="recovery-point-before-sync",
+        promise="The recovery point, which checkpoints name, moves only after everything below it is synced.",
+        file="broker/storage/log_durability.py",
+        rule="        snapshot: bytes | None = None\n",
+        instead="        snapshot: bytes | None = None\n        log.recovery_point = end_offset\n",
+        red=(f"{STORAGE}/test_failed_logs.py", f"{STORAGE}/test_new_partitions.py"),
+    ),
+    Mutant(
+        name="checkpoint-without-sync",
+        promise="A checkpoint takes the old one's place only when it is on the disk itself.",
+        file="broker/storage/checkpoints.py",
+        rule="        if sync:\n            os.fsync(fd)\n",
+        instead="",
+        red=(f"{STORAGE}/test_new_partitions.py::test_disk_is_waited_for_once_for_many_logs",),
+    ),
+    Mutant(
+        name="leader-epochs-unsynced",
+        promise="Leader epochs are on the disk before the recovery point passes the batches that carry them.",
+        file="broker/storage/log_durability.py",
+        rule="    log.leader_epochs.sync()\n",
+        instead="",
+        red=(f"{STORAGE}/test_synced.py::test_flush_syncs_all_that_the_recovery_point_vouches_for",),
+    ),
+    Mutant(
+        name="aborted-transactions-unsynced",
+        promise="Aborted transactions are on the disk before the recovery point passes their markers.",
+        file="broker/storage/segment.py",
+        rule="        self.aborted.sync()\n",
+        instead="",
+        red=(f"{STORAGE}/test_synced.py::test_flush_syncs_all_that_the_recovery_point_vouches_for",),
+    ),
+    Mutant(
+        name="new-segment-unlisted",
+        promise="A new segment's name is on the disk before the recovery point passes its batches.",
+        file="broker/storage/log_durability.py",
+        rule="    if has_new_files:\n        sync_directory(log.directory)\n",
+        instead="",
+        red=(f"{STORAGE}/test_synced.py::test_flush_syncs_all_that_the_recovery_point_vouches_for",),
+    ),
+    Mutant(
+        name="compacted-segment-unsynced",
+        promise="A compacted segment is on the disk before it takes the place of those that it replaces.",
+        file="broker/storage/segment_swap.py",
+        rule="    cleaned.sync(with_indexes=True)\n",
+        instead="",
+        red=(
+            f"{STORAGE}/test_synced.py"
+            "::test_compacted_segment_is_durable_before_it_counts_and_counts_before_the_old_ones_go",
+        ),
+    ),
+    Mutant(
+        name="mark-of-a-clean-end-comes-back",
+        promise="The mark of a clean end is gone for good before anything is written behind it.",
+        file="broker/storage/data_folder.py",
+        rule=".unlink(missing_ok=True)\n            sync_directory(self.path)\n",
+        instead=".unlink(missing_ok=True)\n",
+        red=(
+            f"{STORAGE}/test_synced.py::test_mark_of_a_clean_end_is_gone_for_good_before_anything_is_written",
+        ),
+    ),
+    Mutant(
+        name="duplicate-batch-is-appended",
+        promise="A batch that a producer sends again is answered with its first offset and not stored twice.",
+        file="broker/storage/producer_state.py",
+        rule="batch.first_sequence == header.base_sequence:\n                return batch\n",
+        instead="batch.first_sequence == header.base_sequence:\n                return None\n",
+        red=(
+            f"{STORAGE}/test_producer_state.py"
+            "::test_each_of_the_last_five_batches_is_a_duplicate_and_the_sixth_is_not",
+        ),
+    ),
+    Mutant(
+        name="sequence-gap-is-appended",
+        promise="A producer's batch behind one that is missing is refused.",
+        file="broker/storage/producer_state.py",
+        rule="        if in_order:\n",
+        instead="        if in_order or header.base_sequence > last_sequence:\n",
+        red=(f"{STORAGE}/test_producer_state.py::test_other_sequences_are_refused",),
+    ),
+    Mutant(
+        name="older-producer-epoch-is-appended",
+        promise="A batch of an older producer epoch is refused by the log.",
+        file="broker/storage/producer_state.py",
+        rule=(
+            "        if header.producer_epoch < entry.epoch:\n"
+            "            raise _fenced(header.producer_id, header.producer_epoch, entry.epoch)\n"
+            "        stored = "
+        ),
+        instead="        stored = ",
+        red=(f"{STORAGE}/test_producer_state.py::test_newer_epoch_begins_at_zero_and_fences_the_older",),
+    ),
+    Mutant(
+        name="stable-offset-trusts-unreplicated-marker",
+        promise="A transaction holds readers of committed data back until its marker is committed itself.",
+        file="broker/storage/producer_state.py",
+        rule="        if self._unreplicated:\n            with",
+        instead="        if not self.entries:\n            with",
+        red=(f"{STORAGE}/test_transactions.py::test_last_stable_offset_waits_for_the_marker_s_replication",),
+    ),
+    Mutant(
+        name="compaction-keeps-the-oldest",
+        promise="Compaction keeps the newest record of a key.",
+        file="broker/protocol/compaction_kernels.py",
+        rule="            stays = np.uint64(offset + 1) >= table[_slot(table, hash0, hash1) + 2]\n",
+        instead="            stays = np.uint64(offset + 1) < table[_slot(table, hash0, hash1) + 2]\n",
+        red=(f"{STORAGE}/test_cleaner.py::test_last_record_of_each_key_stays_as_it_was",),
+    ),
+    Mutant(
+        name="tombstone-goes-at-once",
+        promise="A tombstone stays for delete.retention.ms, so that every reader hears of the deletion.",
+        file="broker/storage/cleaner.py",
+        rule="keeps_tombstones = not header.has_delete_horizon or self._now_ms < header.base_timestamp",
+        instead="keeps_tombstones = False",
+        red=(f"{STORAGE}/test_cleaner.py::test_tombstone_stays_its_time_and_then_goes",),
+    ),
+    Mutant(
+        name="compaction-passes-stable-offset",
+        promise="Nothing at or above the last stable offset is compacted.",
+        file="broker/storage/compaction_plan.py",
+        rule="        if is_young or segment.next_base > stable_offset:\n",
+        instead="        if is_young:\n",
+        red=(f"{STORAGE}/test_cleaner.py::test_plan_ends_before_the_active_segment_and_the_stable_offset",),
+    ),
+    Mutant(
+        name="new-topic-inherits-checkpoints",
+        promise="A re-created topic does not inherit the start offset of the old one.",
+        file="broker/storage/log_manager.py",
+        rule="                    self._forget_checkpoints(partitions)\n",
+        instead="",
+        red=(
+            f"{STORAGE}/test_log_manager.py::test_topic_made_anew_after_a_start_does_not_inherit_checkpoints",
+            f"{STORAGE}/test_log_manager.py::test_topic_made_anew_does_not_inherit_checkpoints_after_a_kill",
+        ),
+    ),
+    Mutant(
+        name="new-topic-inherits-log",
+        promise="A re-created topic does not go on in the log of the old one.",
+        file="broker/storage/log_manager.py",
+        rule="log.topic_id and log.topic_id != topic_id:\n            self.delete(tp)\n",
+        instead="log.topic_id and log.topic_id != topic_id:\n            log.set_topic_id(topic_id)\n",
+        red=(f"{STORAGE}/test_log_manager.py::test_topic_made_again_does_not_get_the_old_topic_s_log",),
+    ),
+)
+
+OF_COORDINATORS = (
+    Mutant(
+        name="transaction-without-epoch-fence",
+        promise="Of all producers of a transactional id only the last may add to its transaction or end it.",
+        file="broker/transactions/state.py",
+        rule="        if producer.epoch != self.record.epoch:\n",
+        instead="        if producer.epoch > self.record.epoch:\n",
+        red=("tests/unit/transactions/test_state.py::test_an_older_producer_is_fenced_by_a_newer_one",),
+    ),
+    Mutant(
+        name="markers-before-the-outcome-is-safe",
+        promise="No marker goes out before a transaction's outcome is on enough replicas.",
+        file="broker/transactions/state.py",
+        rule="if error is not ErrorCode.none and self._must_be_written(pending, too_few):",
+        instead="if error is not ErrorCode.none and self._must_be_written(pending, False):",
+        red=(
+            "tests/unit/transactions/test_state.py"
+            "::test_a_decision_on_too_few_replicas_sends_no_markers_until_it_is_safe",
+        ),
+    ),
+    Mutant(
+        name="commit-of-an-older-generation",
+        promise="A group takes no offsets from a member of an older generation.",
+        file="broker/groups/membership.py",
+        rule=(
+            "        if request.generation != self.generation:\n"
+            "            return ErrorCode.illegal_generation\n"
+            "        if transactional:\n"
+        ),
+        instead="        if transactional:\n",
+        red=(
+            "tests/unit/groups/test_membership.py"
+            "::test_commit_while_rebalancing_is_taken_from_the_old_generation_only_until_it_ends",
+            "tests/unit/groups/test_coordinator.py"
+            "::test_commit_with_the_old_generation_is_refused_by_the_next_coordinator",
+        ),
+    ),
+)
+
+OF_BROKER = (*OF_REPLICATION, *OF_STORAGE, *OF_COORDINATORS)

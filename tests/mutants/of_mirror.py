@@ -1,0 +1,148 @@
+"""The mirror's rules that protect data, each taken out."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+UNIT = "tests/unit/mirror"
+
+OF_MIRROR = (
+    Mutant(
+        name="large-batch-unchecked",
+        promise="A large batch's CRC is checked before the mirror gives it a new one.",
+        file="mirror/batches/intake.py",
+        rule="            if unchecked_crc >= 0 and crc32c(",
+        instead="            if unchecked_crc < -1 and crc32c(",
+        red=(f"{UNIT}/test_rebatch_paths.py::test_a_wrong_checksum_stops_at_its_batch",),
+    ),
+    Mutant(
+        name="small-batch-unchecked",
+        promise="A small batch's CRC is checked in the walk over a fetch answer.",
+        file="mirror/batches/coalesce_kernels.py",
+        rule="        if not is_crc_unchecked:\n            computed",
+        instead="        if size < 0:\n            computed",
+        red=(f"{UNIT}/test_rebatch_paths.py::test_a_wrong_checksum_stops_at_its_batch",),
+    ),
+    Mutant(
+        name="position-passes-unacknowledged",
+        promise="A position never passes a batch that the target has not acknowledged.",
+        file="mirror/delivery/progress.py",
+        rule="return self.outstanding == 0 and self.unrecorded_gaps == 0",
+        instead="return self.unrecorded_gaps == 0",
+        red=(
+            f"{UNIT}/test_progress.py::test_position_waits_for_the_oldest_piece",
+            f"{UNIT}/test_progress.py::test_stretch_of_several_batches_is_not_exact_between_them",
+        ),
+    ),
+    Mutant(
+        name="position-passes-unrecorded-gap",
+        promise="A position never passes a gap that is not on record.",
+        file="mirror/delivery/progress.py",
+        rule="return self.outstanding == 0 and self.unrecorded_gaps == 0",
+        instead="return self.outstanding == 0",
+        red=(
+            f"{UNIT}/test_progress.py::test_failed_piece_holds_the_position_until_its_gap_is_recorded",
+            f"{UNIT}/test_progress.py::test_each_of_two_gaps_in_a_span_must_be_recorded",
+        ),
+    ),
+    Mutant(
+        name="retry-takes-a-new-sequence",
+        promise="A batch keeps its sequence number for every retry.",
+        file="mirror/delivery/lane.py",
+        rule="        if item.base_sequence < 0 or item.identity is not self._identity:\n",
+        instead="        if not item.in_flight:\n",
+        red=(f"{UNIT}/test_lane.py::test_failed_row_is_sent_again_from_its_first_with_the_same_sequences",),
+    ),
+    Mutant(
+        name="sequence-freed-behind-a-failure",
+        promise="A sequence number is given to another batch only when its own is known to be in no log.",
+        file="mirror/delivery/lane.py",
+        rule="        if outcome is Outcome.REFUSED and is_cause and not item.in_doubt:\n",
+        instead="        if outcome is Outcome.REFUSED and not item.in_doubt:\n",
+        red=(f"{UNIT}/test_lane.py::test_refusal_behind_a_failure_frees_no_sequence",),
+    ),
+    Mutant(
+        name="sequence-of-a-doubtful-batch-freed",
+        promise="A refusal says nothing of an earlier try: what may be in the log keeps its sequence.",
+        file="mirror/delivery/lane.py",
+        rule="        if outcome is Outcome.REFUSED and is_cause and not item.in_doubt:\n",
+        instead="        if outcome is Outcome.REFUSED and is_cause:\n",
+        red=(
+            f"{UNIT}/test_lane.py::test_refusal_of_a_batch_that_may_be_in_the_log_gives_its_sequence_to_nobody",
+        ),
+    ),
+    Mutant(
+        name="new-identity-sends-at-once",
+        promise="A new identity has one batch in flight until its first acknowledgement.",
+        file="mirror/delivery/lane.py",
+        rule="        if self._confirmed_at_ms < 0:\n            return 1\n",
+        instead="",
+        red=(f"{UNIT}/test_lane.py::test_first_batch_of_an_identity_goes_alone",),
+    ),
+    Mutant(
+        name="end-without-fence",
+        promise="A transaction ends only after the group's coordinator has let its worker pass.",
+        file="mirror/delivery/transaction.py",
+        rule="        if self.phase is Phase.WRITING:\n            self.phase = Phase.FENCING\n",
+        instead="        if self.phase is Phase.WRITING:\n            self.phase = Phase.READY\n",
+        red=(f"{UNIT}/test_transaction.py::test_older_generation_waits_for_the_answer_to_the_join",),
+    ),
+    Mutant(
+        name="second-transaction-ends-first",
+        promise="Of a lane's two transactions the later ends only after the other is known to be committed.",
+        file="mirror/delivery/transaction.py",
+        rule=(
+            "            if ahead is not None:\n"
+            "                return Step(Act.WAIT)\n"
+            "            self.phase = Phase.ENDING\n"
+        ),
+        instead="            self.phase = Phase.ENDING\n",
+        red=(f"{UNIT}/test_alternation.py::test_second_ends_only_after_the_first",),
+    ),
+    Mutant(
+        name="refused-end-is-guessed",
+        promise="What became of a refused EndTxn is read from the positions, never guessed.",
+        file="mirror/delivery/transaction.py",
+        rule="        self._in_doubt = self._is_lost = True\n",
+        instead="        self._is_lost = True\n",
+        red=(f"{UNIT}/test_transaction.py::test_refused_end_is_never_guessed",),
+    ),
+    Mutant(
+        name="positions-read-below-open-transaction",
+        promise="Who takes over reads the positions until every open transaction in them is decided.",
+        file="mirror/delivery/positions_keeper.py",
+        rule="read_topic_to_end(self._target, self.positions.topic, past_open=True)",
+        instead="read_topic_to_end(self._target, self.positions.topic)",
+        red=(f"{UNIT}/test_positions_keeper.py::test_positions_of_an_open_transaction_are_waited_for",),
+    ),
+    Mutant(
+        name="position-before-its-offset-map",
+        promise="Below a position on record the offset map is whole: the map is written first.",
+        file="mirror/delivery/at_least_once.py",
+        rule=(
+            "            # The map first: below a position that is on record it is whole.\n"
+            "            for target, records in writing.records.items():\n"
+        ),
+        instead=(
+            "            if writing.moved:\n"
+            "                await self._write_positions(writing.records[self._keeper.positions])\n"
+            "            for target, records in writing.records.items():\n"
+        ),
+        red=(
+            f"{UNIT}/test_positions_keeper.py"
+            "::test_at_least_once_the_offset_map_is_on_record_before_the_position",
+        ),
+    ),
+    Mutant(
+        name="new-source-topic-inherits-position",
+        promise="The position in a topic that was re-created means nothing in the new one.",
+        file="mirror/sources/source_logs.py",
+        rule="return NO_TOPIC_ID not in (before.topic_id, now.topic_id) and before.topic_id != now.topic_id",
+        instead="return False",
+        red=(
+            f"{UNIT}/test_source_answers.py::test_another_topic_of_the_name_is_found_at_once",
+            f"{UNIT}/test_source_answers.py"
+            "::test_position_of_another_topic_is_a_gap_up_to_the_end_that_was_known",
+        ),
+    ),
+)

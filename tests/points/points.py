@@ -1,0 +1,73 @@
+"""The points at which tests make processes die, fail or wait: name -> where that is in the product.
+
+`module:function` is named as it is looked up: a function that a module has imported by `from` is that
+module's. `nth` counts calls; with `only` those alone in whose arguments' text
+this pattern is found. A test may ask for
+another call than the table's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    at: str
+    when: str
+    nth: int = 1
+    only: str = ""
+
+
+BEFORE, AFTER = "before", "after"
+STORAGE, GROUPS = "millrace.broker.storage", "millrace.broker.groups"
+SERVER, DELIVERY = "millrace.broker.server", "millrace.mirror.delivery"
+KEEPING, LANE = "millrace.audit.keeping", "transactional_lane:TransactionalLane"
+
+POINTS = {
+    # -- a broker's log
+    "batches appended, answer not made": Point(f"{SERVER}.handlers.produce:_answer", BEFORE),
+    "log flushed, recovery point not written": Point(f"{STORAGE}.log_durability:flush", AFTER),
+    "recovery point written aside, not renamed": Point(
+        f"{STORAGE}.checkpoints:os.replace", BEFORE, only=r"recovery-point-offset-checkpoint\.tmp$"
+    ),
+    "roll: new segment made, index of the old one not written": Point(
+        f"{STORAGE}.segment:Segment.close_indexes", BEFORE
+    ),
+    "roll: index written, producers not": Point(f"{STORAGE}.log_reshaping:producer_snapshot.write", BEFORE),
+    "roll: both written, batch not appended": Point(f"{STORAGE}.segment_list:SegmentList.begin", AFTER),
+    # -- its recovery
+    "recovery: two segments recovered, the others not": Point(f"{STORAGE}.recovery:_recover", AFTER, nth=2),
+    "recovery: torn batch cut off, indexes not rebuilt": Point(
+        f"{STORAGE}.segment:Segment.rebuild_indexes", BEFORE
+    ),
+    "recovery: first log after the torn one removed": Point(
+        f"{STORAGE}.recovery:Path.unlink", AFTER, only=r"\.log$"
+    ),
+    # -- its compaction
+    "compaction: new segment counts, old ones not removed": Point(
+        f"{STORAGE}.segment_swap:remove_replaced", BEFORE
+    ),
+    "compaction: indexes of the first old segment removed, its log not": Point(
+        f"{STORAGE}.segment_swap:os.unlink", BEFORE, only=r"\.log$"
+    ),
+    "compaction: indexes have their final names, the log has not": Point(
+        f"{STORAGE}.segment:Segment.rename_log", BEFORE, nth=2
+    ),
+    # -- its coordinators
+    "offsets appended, commit not answered": Point(f"{GROUPS}.journal:Journal.append", AFTER),
+    "marker of the first partition written, of the second not": Point(
+        f"{SERVER}.transaction_markers:MarkerWriter._append", AFTER
+    ),
+    "commit decided, no marker written": Point(f"{SERVER}.transaction_markers:MarkerWriter._append", BEFORE),
+    # -- a mirror's transaction; the first of a lane puts down where partitions begin
+    "records acknowledged, positions not written": Point(
+        f"{DELIVERY}.{LANE}._write_positions", BEFORE, nth=2
+    ),
+    "positions written, fence not asked": Point(f"{DELIVERY}.{LANE}._fence", BEFORE, nth=2),
+    "fence passed, end not asked for": Point(f"{DELIVERY}.{LANE}._end", BEFORE, nth=2),
+    "end answered, lane not told": Point(f"{DELIVERY}.{LANE}._committed", BEFORE, nth=2),
+    # -- the audit's job
+    "commit written aside, without its name": Point(f"{KEEPING}.state_files:os.link", BEFORE),
+    "committed, nothing told": Point(f"{KEEPING}.state:StateFolder.commit", AFTER),
+}

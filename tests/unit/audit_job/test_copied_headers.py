@@ -1,0 +1,94 @@
+"""A consumer that writes what it reads into another audited topic, with all headers: the stream is judged by
+the topic that its events name, and the copies are counted."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pytest
+
+from millrace.audit.keeping.upkeep import prune_facts, split_late
+from millrace.audit.reconciliation.verdict_rows import verdict_rows
+from millrace.audit.reconciliation.verdicts import Verdict, overall_verdict
+from millrace.audit.report.summary import summarise
+from millrace.audit.runs.copied_headers import foreign_notes, split_foreign
+from millrace.audit.runs.fact_rows import facts_table
+from millrace.audit.scanning.cell_rows import CELL_SCHEMA
+from millrace.audit.spark.spark_cells import verdicts_of
+from tests.unit.audit_job.test_doubtful_captures import (
+    _reconciler,
+    captured_of,
+    cell,
+    config,
+    position,
+    run_of,
+    verdicts,
+)
+
+TOPICS = ["flights", "hotels"]
+OWN = [cell("ewr", [1, 2]), cell("agg", [1, 2])]
+COPIES = [cell("ewr", [1, 2], topic="hotels", first=4), cell("agg", [2], topic="hotels", first=4)]
+
+
+def table_of(cells):
+    rows = [
+        {**{name: getattr(each, name, None) for name in CELL_SCHEMA.names}, "repeats": []} for each in cells
+    ]
+    return pa.Table.from_pylist(rows, CELL_SCHEMA)
+
+
+@pytest.fixture
+def captured():
+    return captured_of(positions=[position(2)])
+
+
+def told(captured, cells, settings):
+    """As the workers tell it and the driver takes it: (rows, copies)."""
+    job = run_of(captured, settings)
+    table = table_of(cells)
+    return split_foreign(verdicts_of(_reconciler(job, job.before), table, job.facts))
+
+
+def test_copies_in_another_topic_leave_the_stream_proven_and_are_counted(captured):
+    settings = config(topics=TOPICS)
+    assert overall_verdict(verdicts(captured, [*OWN, *COPIES], settings)) is Verdict.PROVEN
+    rows, copies = told(captured, [*OWN, *COPIES], settings)
+    assert [(row["topic"], row["verdict"]) for row in rows.to_pylist()] == [("flights", "PROVEN")]
+    assert copies == {("hotels", "agg"): 1, ("hotels", "ewr"): 2}
+    assert next(foreign_notes(copies)).startswith("1 record of topic hotels in agg came with the identity of")
+    made = summarise(
+        rows, tiers=["ewr", "agg"], at_ms=0, window_ms=1, untrusted={}, unaudited={}, foreign=copies
+    )
+    assert made["foreign"][0] == {"topic": "hotels", "tier": "agg", "count": 1}
+    assert made["verdict"] == "PROVEN" and json.dumps(made)
+
+
+def test_a_copy_is_not_the_record_that_was_lost(captured):
+    """Copied before the mirror lost it; the copy arrived."""
+    rows = verdicts(captured, [cell("ewr", [1, 2]), cell("agg", [1]), *COPIES], config(topics=TOPICS))
+    assert rows[0].missing == {("ewr", "agg"): ((2, 2),)}
+
+
+def test_records_in_two_topics_of_which_no_event_tells_are_nobodys(captured):
+    captured.ledger.streams.clear()
+    rows = verdicts(captured, [*OWN, *COPIES], config(topics=TOPICS))
+    assert "records of this stream lie in more than one topic" in rows[0].reasons
+
+
+def test_what_a_cluster_merges_is_no_copy(captured):
+    merged = {"agg": {"topics": {"flights": "all", "hotels": "all"}}}
+    cells = [*OWN, cell("agg", [1, 2], topic="hotels")]
+    assert told(captured, cells, config(topics=TOPICS, clusters=merged))[1] == {}
+
+
+def test_a_copy_of_a_record_whose_evidence_was_pruned_is_not_late(captured):
+    settings = config(topics=TOPICS)
+    job = run_of(captured, settings)
+    before = verdict_rows(verdicts(captured, OWN, settings))
+    stream = captured.ledger.streams[OWN[0].stream].stream
+    pruned = prune_facts(captured.ledger, {}, {("flights", 0): {stream: 60_000}}, before, 60_000)
+    facts = facts_table(captured.ledger, captured.origins, pruned)
+    table = table_of(COPIES)
+    rows, copies = split_foreign(verdicts_of(_reconciler(job, job.before), table, facts))
+    assert split_late(rows)[1] == {} and sum(copies.values()) == 3

@@ -1,0 +1,86 @@
+"""What a run does with the files of cells that Spark has written, before anything is read from them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from millrace.audit.config import parse_config
+from millrace.audit.keeping.state import StateFolder
+from millrace.audit.scanning.cell_rows import CELL_SCHEMA, NOTE_READ, NOTE_RECORDS, Place, RowBuilder
+from millrace.audit.spark import spark_cells
+from millrace.audit.spark.planning import OffsetRange
+from millrace.audit.spark.spark_cells import RunCells
+from millrace.broker.errors import ConfigError
+
+OFFSETS, WRITTEN = 5, 8
+CONFIG = parse_config(
+    {
+        "clusters": {
+            "ewr": {"bootstrap": ["h:1"], "tier": "source"},
+            "agg": {"bootstrap": ["h:2"], "tier": "aggregate"},
+        },
+        "topics": ["flights"],
+    }
+)
+RANGE = OffsetRange("ewr", "source", "flights", "flights", 0, 0, OFFSETS)
+
+
+class Executors:
+    """Spark's face to a run: they write WRITTEN rows, first one for each offset that they have read; `found`
+    of them are where the driver looks."""
+
+    def __init__(self, found: int) -> None:
+        self.found = found
+        self.get = {"rows": WRITTEN}
+        self.write = self
+
+    def observe(self, *_: object) -> Executors:
+        return self
+
+    def parquet(self, uri: str) -> None:
+        folder = Path(urlsplit(uri).path)
+        folder.mkdir()
+        rows = RowBuilder(1000)
+        place = Place(RANGE.tier, RANGE.cluster, RANGE.topic, RANGE.topic_id, RANGE.partition, RANGE.tail)
+        for number in range(self.found):
+            if number < OFFSETS:
+                rows.add_note(place, NOTE_READ, 1, number, number)
+            else:
+                rows.add_note(place, NOTE_RECORDS, 1)
+        pq.write_table(pa.Table.from_batches([rows.flush()], CELL_SCHEMA), folder / "part-0.parquet")
+
+
+def counted(executors: Executors, place: Path, master: str, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(spark_cells, "read_pinned", lambda *_: executors)
+    patch.setattr(spark_cells, "Observation", lambda _: executors)
+    # What is to be observed is a column, and those need a running JVM.
+    patch.setattr(spark_cells, "f", SimpleNamespace(count=lambda _: SimpleNamespace(alias=str)))
+    patch.setattr(spark_cells, "lit", int)
+    RunCells(None, StateFolder.open(place), "run", [], "").count(CONFIG, [RANGE], master)  # type: ignore[arg-type]
+
+
+def test_cells_that_executors_wrote_to_a_disk_of_their_own_stop_the_run(tmp_path, monkeypatch):
+    counted(Executors(WRITTEN), tmp_path / "shared", "spark://h:7077", monkeypatch)
+    with pytest.raises(ConfigError, match="8 rows of cells were written there, 6 are found here"):
+        counted(Executors(6), tmp_path / "alone", "spark://h:7077", monkeypatch)
+
+
+def test_cells_are_durable_before_anything_names_them(tmp_path, monkeypatch):
+    synced = []
+    fsync = os.fsync
+
+    def noted(handle: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{handle}"))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    counted(Executors(WRITTEN), tmp_path, "local[2]", monkeypatch)
+    folder = tmp_path / "cells" / "run"
+    assert synced == [str(folder / "part-0.parquet"), str(folder), str(folder.parent)]

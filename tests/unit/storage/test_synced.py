@@ -1,0 +1,96 @@
+"""What is on the disk, and not in the page cache alone, before something vouches for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millrace.broker.storage.checkpoints import LEADER_EPOCH_CHECKPOINT
+from millrace.broker.storage.data_folder import CLEAN_SHUTDOWN_MARKER
+from millrace.broker.storage.log import Log
+from millrace.broker.storage.log_config import LogConfig
+from millrace.broker.storage.log_manager import LogManager
+
+from .compaction import NOW_MS, clean, end, put, roll
+
+OF_A_TRANSACTION = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0, "transactional": True}
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """(what, name of the file) of each sync, renaming (its new name) and removal, in order."""
+    noted: list[tuple[str, str]] = []
+
+    def noting(what: str, name_of: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **options: Any) -> Any:
+            noted.append((what, Path(name_of(*given)).name))
+            return original(*given, **options)
+
+        return call
+
+    for function in ("fsync", "fdatasync"):
+        file_of = lambda fd: os.readlink(f"/proc/self/fd/{fd}")  # noqa: E731
+        monkeypatch.setattr(os, function, noting("sync", file_of, getattr(os, function)))
+    for function in ("rename", "replace"):
+        monkeypatch.setattr(os, function, noting("rename", lambda _, new: new, getattr(os, function)))
+    monkeypatch.setattr(os, "unlink", noting("unlink", lambda path: path, os.unlink))
+    return noted
+
+
+def synced(calls: list[tuple[str, str]]) -> set[str]:
+    return {name for what, name in calls if what == "sync"}
+
+
+def place_of(call: tuple[str, str], calls: list[tuple[str, str]], behind: int = 0) -> int:
+    assert call in calls[behind:]
+    return calls.index(call, behind)
+
+
+def test_flush_syncs_all_that_the_recovery_point_vouches_for(log: Log, calls: list[tuple[str, str]]) -> None:
+    put(log, ("a", "1"), **OF_A_TRANSACTION)
+    end(log, 7, False)
+    log.flush(NOW_MS)
+    first = f"{0:020d}"
+    assert {f"{first}.log", f"{first}.txnindex", LEADER_EPOCH_CHECKPOINT, "t-0"} <= synced(calls)
+    put(log, ("b", "2"))
+    roll(log)
+    put(log, ("c", "3"))
+    calls.clear()
+    log.flush(NOW_MS)
+    second = f"{log.segments[-1].base_offset:020d}"
+    files = {f"{first}.log", f"{first}.index", f"{first}.timeindex", f"{second}.log"}
+    assert synced(calls) == {*files, "t-0"}, "the folder has a new file"
+
+
+def test_compacted_segment_is_durable_before_it_counts_and_counts_before_the_old_ones_go(
+    log: Log, calls: list[tuple[str, str]]
+) -> None:
+    for value in ("1", "2", "3"):
+        put(log, ("a", value), ("b", value))
+        roll(log)
+    log.flush(NOW_MS)
+    calls.clear()
+    clean(log)
+    name = f"{0:020d}.log"
+    written = place_of(("sync", f"{name}.cleaned"), calls)
+    counts = place_of(("rename", f"{name}.swap"), calls)
+    known = place_of(("sync", "t-0"), calls, counts)
+    removed = place_of(("unlink", name), calls)
+    assert written < counts < known < removed
+
+
+def test_mark_of_a_clean_end_is_gone_for_good_before_anything_is_written(
+    tmp_path: Path, calls: list[tuple[str, str]]
+) -> None:
+    """Brought back by a power loss, it would have torn writes taken for damage."""
+    for _ in range(2):
+        calls.clear()
+        manager = LogManager([tmp_path / "data"], LogConfig())
+        manager.start(0)
+        started = list(calls)
+        manager.close()
+    place_of(("sync", "data"), started, place_of(("unlink", CLEAN_SHUTDOWN_MARKER), started))

@@ -1,0 +1,99 @@
+"""The long suite's parts, its table, and the command that does a failed part again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import hunt, long_suite
+from tests.long_suite import COLUMNS, PARTS, Command, Figures, Result, Size
+from tests.second_try import Failure
+
+PROJECT = Path(__file__).resolve().parents[2]
+SIZE = Size(seed=7)
+
+
+def test_parts_are_chosen_by_name_and_two_only_when_they_are_named() -> None:
+    usual = {part.name for part in long_suite.chosen("")}
+    assert {part.name for part in PARTS} - usual == {"soak", "hunt"}
+    assert [part.name for part in long_suite.chosen("soak,fuzz")] == ["soak", "fuzz"]
+    with pytest.raises(ValueError, match="no such part: sok; the parts are matrix, "):
+        long_suite.chosen("fuzz,sok")
+
+
+def test_a_wrong_part_is_one_line_and_starts_nothing() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.long_suite", "--only", "sok"],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ran.returncode == 2
+    assert ran.stderr.startswith("millrace: no such part: sok") and ran.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
+def test_every_part_names_files_and_modules_that_are_there(part: long_suite.Part) -> None:
+    commands = list(part.commands(SIZE))
+    assert commands and len({command.name for command in commands}) == len(commands)
+    for command in commands:
+        for word in command.words:
+            path = word.removeprefix("--ignore=")
+            if path.startswith("tests/"):
+                assert (PROJECT / path).exists(), path
+        module = command.words[1]
+        if module != "pytest":
+            path = PROJECT / module.replace(".", "/")
+            assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module
+
+
+def test_what_draws_is_told_the_seed() -> None:
+    for part in PARTS:
+        for command in part.commands(SIZE):
+            if command.seed is not None:
+                assert str(command.seed) in {*command.words, *command.environment.values()}, command.name
+
+
+def test_a_command_is_replayed_by_what_a_shell_takes() -> None:
+    command = Command("x", ["-m", "pytest", "-m", "long and not pairs", "-m", ""], {"A": "1"})
+    assert command.replay() == "A=1 .venv/bin/python -m pytest -m 'long and not pairs' -m ''"
+
+
+def test_figures_are_read_from_what_the_runs_print() -> None:
+    faults = "12.0 the cluster is up: 5 acknowledged, 0 given up\n77 acknowledged, 1 given up\n"
+    faults += "20 rounds of seed 7, 55 faults: every promise was kept (60 s)\n"
+    assert long_suite.faults_run(faults) == Figures("20", "55", "77", "0", "0")
+    mirrors = "events                 30 in 11 rounds\n  cut   3\nrecords in the aggregate     4711\n"
+    mirrors += "lost      0\nduplicated      2\n"
+    assert long_suite.mirror_faults_run(mirrors) == Figures("11", "30", "4711", "0", "2")
+    assert long_suite.tests_run("== 3 failed, 897 passed, 2 warnings in 1 s ==").runs == "897"
+    assert long_suite.tests_run("11 passed in 26.13s").runs == "11"
+    assert long_suite.fuzz_run("1,000,032 frames read, 0 failures, seed 1").runs == "1,000,032"
+
+
+def test_the_table_has_a_row_a_run_under_its_columns() -> None:
+    part = next(part for part in PARTS if part.name == "fuzz")
+    command = Command("fuzz", ["-m", "tests.fuzz"], seed=7)
+    passed = Result(command, part, 0, 61.4, "30,000 frames read, 0 failures", Path("x"))
+    assert passed.row() == ("fuzz", "30,000", "", "", "", "", "61", "7", "passed")
+    broken = Result(command, part, 1, 2.0, "", Path("x"))
+    lines = long_suite.table([passed.row(), broken.row()]).splitlines()
+    assert lines[0].split() == list(COLUMNS)
+    assert lines[1].endswith("passed") and lines[2].endswith("FAILED")
+
+
+def test_the_hunt_lists_every_test_that_was_ever_red_the_most_frequent_first() -> None:
+    late = Failure("tests/cluster/test_x.py::test_late", False, "not within 60 s")
+    other = Failure("tests/wire/test_y.py::test_other", False, "assert 1 == 2")
+    said = hunt.report([[late], [], [other, late]])
+    assert said.splitlines() == [
+        "3 rounds, 2 tests were red in one or more",
+        "  2 of 3: tests/cluster/test_x.py::test_late",
+        "      not within 60 s",
+        "  1 of 3: tests/wire/test_y.py::test_other",
+        "      assert 1 == 2",
+    ]
