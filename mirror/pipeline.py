@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol, TypeAlias
 
@@ -32,7 +33,13 @@ from millrace.broker.errors import (
     RecordTooLarge,
 )
 from millrace.broker.protocol.batch import LOG_APPEND_TIME_BIT, iterate_batches
-from millrace.mirror.batches.coalesce import BatchWalk, holds_whole_batch
+from millrace.mirror.batches.coalesce import (
+    NO_END,
+    BatchWalk,
+    BeyondTheEnd,
+    OutOfOrder,
+    holds_whole_batch,
+)
 from millrace.mirror.batches.intake import Prepared, prepare
 from millrace.mirror.batches.rebatch import BatchPath, split
 from millrace.mirror.delivery.checkpoints import NO_TOPIC_ID, Position
@@ -55,6 +62,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 # A batch whose checksum is wrong is fetched this often before it counts as corrupt at the source.
 MAX_CORRUPT_FETCHES = 3
+MAX_PAUSE_MS = 5_000
 # A record whose creation time is older than this is being replayed: latency cannot be told from it.
 LIVE_DATA_MS = 3_600_000
 # One record of a batch can be the reason for these, so halving the batch finds it.
@@ -69,6 +77,15 @@ class State(StrEnum):
     STOPPED = "stopped"
     DRAINING = "draining"
     CLOSED = "closed"
+
+
+@dataclass(slots=True)
+class Doubt:
+    """What was wrong with the answers at one fetch offset; the first batch that is taken ends it."""
+
+    fetches: int = 0
+    was_beyond_the_end: bool = False
+    is_out_of_order: bool = False
 
 
 class Surroundings(Protocol):
@@ -130,8 +147,8 @@ class PartitionPipeline:
         self._between = between
         self._walk = BatchWalk(0) if between is not None else walk or BatchWalk()
         self.damage: str | None = None
-        self._corrupt_fetches = 0
-        self._was_beyond_the_end = False
+        self._doubt = Doubt()
+        self.passes_over = False  # batches of this log that stand out of their place
         self._written = Position(0, "", NO_TOPIC_ID, -1, 0)  # the position that is on record
         self._settled = asyncio.Event()
         self._is_paused = False
@@ -203,6 +220,11 @@ class PartitionPipeline:
         return not progress.is_transactional or progress.position_to_write() is None
 
     @property
+    def is_out_of_order(self) -> bool:
+        """Whether what stands at the fetch offset, or stood there, claims offsets that cannot be its own."""
+        return self._doubt.is_out_of_order
+
+    @property
     def has_begun(self) -> bool:
         """Whether its start is known and its assignment has not ended."""
         return self.state not in (State.STARTING, State.CLOSED)
@@ -237,8 +259,7 @@ class PartitionPipeline:
         self.origin = Origin(back_to.cluster_id, back_to.topic_id)
         self.runs.restart(back_to.next_offset, self._around.now_ms(), back_to.topic_id)
         self._written = back_to
-        self._corrupt_fetches = 0
-        self._was_beyond_the_end = False
+        self._doubt = Doubt()
         if is_at_gap:
             self._keep_extent()
         else:
@@ -283,31 +304,34 @@ class PartitionPipeline:
         data = fetched.records
         from_offset = self.progress.fetch_offset
         max_size = self._around.max_batch_size(self.target.topic)
+        log_end = fetched.high_watermark if fetched.high_watermark >= 0 else NO_END
         try:
-            for ready in prepare(self._walk, data, fetched.aborted, from_offset, max_size, self._count):
-                if 0 <= fetched.high_watermark < ready.next_offset:
-                    self._beyond_the_end(ready.next_offset, fetched.high_watermark)
-                    return
-                self._corrupt_fetches, self._was_beyond_the_end = 0, False
+            for ready in prepare(
+                self._walk, data, fetched.aborted, from_offset, max_size, self._count, log_end,
+                self.passes_over,
+            ):  # fmt: skip
+                if self._doubt.is_out_of_order and ready.base_offset > self.progress.fetch_offset:
+                    raise OutOfOrder("the source passes over a batch that it gave before, out of its place")
+                self._doubt = Doubt()
                 self._dispatch(ready, now_ms)
                 if self.progress.is_blocked:
                     return
+            if not data and self._doubt.is_out_of_order and from_offset < log_end:
+                raise OutOfOrder("the source gives nothing where a batch stood that was out of its place")
             if self.progress.fetch_offset == from_offset and holds_whole_batch(data):
                 # It would be asked for, and answered so, for ever.
                 raise CorruptMessage(
                     f"the source answers with records that all lie before offset {from_offset}"
                 )
+        except BeyondTheEnd as error:
+            # Taken for damage only when it is told twice: a source reads its end before the batches, and both
+            # may have grown in between.
+            if self._doubt.was_beyond_the_end:
+                self.corrupt(str(error), steady_ms())
+            self._doubt.was_beyond_the_end = True
         except KafkaError as error:
+            self._doubt.is_out_of_order |= isinstance(error, OutOfOrder)
             self.corrupt(str(error), steady_ms())
-
-    def _beyond_the_end(self, next_offset: int, high_watermark: int) -> None:
-        """A batch's own offset is not under its checksum: one wrong bit, and the position would stand where
-        the log has nothing. Taken for damage only when it is told twice: a source reads its end before the
-        batches, and both may have grown in between. Raises CorruptMessage."""
-        if not self._was_beyond_the_end:
-            self._was_beyond_the_end = True
-            return
-        raise CorruptMessage(f"a batch claims to end at {next_offset}, and the log ends at {high_watermark}")
 
     def _count(self, path: BatchPath, batches: int, records: int, size: int) -> None:
         self._around.count_batch(self.partition, path, batches, records, size)
@@ -370,10 +394,10 @@ class PartitionPipeline:
     def corrupt(self, reason: str, steady_ms: int) -> None:
         """What stands at the fetch offset cannot be trusted. It is fetched again first: the wire may have
         been at fault. After that `damage` asks the source to find out how far it goes (`at_gap` follows)."""
-        self._corrupt_fetches += 1
-        self.retry_at_ms = steady_ms + 100 * self._corrupt_fetches
+        self._doubt.fetches += 1
+        self.retry_at_ms = steady_ms + min(MAX_PAUSE_MS, 100 * self._doubt.fetches)
         log.warning("fetching a batch again", of=str(self.partition), error=reason)
-        if self._corrupt_fetches >= MAX_CORRUPT_FETCHES:
+        if self._doubt.fetches >= MAX_CORRUPT_FETCHES:
             self.damage = reason
 
     # --- from the sink ---------------------------------------------------------------------------
@@ -538,8 +562,10 @@ class PartitionPipeline:
             topic_id = (to.origin or self.origin).topic_id
             self.runs.cut(to.offset, self._around.now_ms(), topic_id)
         self.progress.jump(to.offset, to.leader_epoch)
+        self._doubt = Doubt()
         if to.origin is not None and to.origin != self.origin:
             self.origin = to.origin
+            self.passes_over = False
             self.lag = LagSamples()  # the ends of another log say nothing of this one
 
     def _go_on(self) -> None:
@@ -572,8 +598,8 @@ class PartitionPipeline:
     def _forget_gaps(self) -> None:
         """What they lie in has been forgotten and is fetched again: they will be met again."""
         self._gaps.forget()
-        self._corrupt_fetches = self.retry_at_ms = 0
-        self._was_beyond_the_end = False
+        self._doubt = Doubt()
+        self.retry_at_ms = 0
         self.damage = None
         if self.state in (State.SKIPPING, State.STOPPED):
             self._run()

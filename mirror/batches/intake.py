@@ -18,7 +18,7 @@ from millrace.broker.protocol.batch import (
     verify_crc,
 )
 from millrace.broker.protocol.checksum import crc32c
-from millrace.mirror.batches.coalesce import BatchWalk, Step, StepKind
+from millrace.mirror.batches.coalesce import NO_END, BatchWalk, Step, StepKind
 from millrace.mirror.batches.old_messages import Unreadable, as_batches
 from millrace.mirror.batches.rebatch import BatchPath, Piece, choose_path, coalesce, rebuild
 
@@ -56,12 +56,15 @@ def prepare(
     from_offset: int,
     max_batch_size: int,
     count: Count,
+    log_end: int = NO_END,
+    passes_over: bool = False,
 ) -> Iterator[Prepared]:
     """What one partition's fetch answer becomes, from `from_offset` on, in order and without a hole.
 
-    Raises CorruptMessage at a batch that cannot be trusted, after all that lies before it.
+    `log_end` and `passes_over` as in `BatchWalk.rows`, which says what is raised at a batch that cannot be
+    trusted, after all that lies before it.
     """
-    for rows in walk.rows(data, aborted, from_offset, max_batch_size):
+    for rows in walk.rows(data, aborted, from_offset, max_batch_size, log_end, passes_over):
         for row in rows:
             (
                 kind, start, end, next_offset, leader_epoch, base_offset, attributes, max_timestamp,

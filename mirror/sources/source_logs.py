@@ -17,18 +17,17 @@ import structlog
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.metadata import ClusterMetadata
 from millrace.broker.client.offsets import EARLIEST, LATEST
-from millrace.broker.client.raw_fetch import FetchPosition, fetch
+from millrace.broker.client.raw_fetch import FetchedPartition, FetchPosition, fetch
 from millrace.broker.errors import (
     CorruptMessage,
-    KafkaError,
     KafkaStorageError,
     LeaderNotAvailable,
     UnknownServerError,
     UnknownTopicOrPartition,
     error_for_code,
 )
-from millrace.broker.protocol.batch import iterate_batches, verify_crc
 from millrace.mirror.batches.old_messages import first_reaching
+from millrace.mirror.batches.placement import Beginning, beginning_at
 from millrace.mirror.delivery.checkpoints import NO_TOPIC_ID, Position
 from millrace.mirror.delivery.system_records import CLUSTER_FAILURES, NewFailures
 from millrace.mirror.gaps.gaps import GapClass
@@ -195,27 +194,55 @@ class SourceLogs:
         ahead, then halves what lies between, so that damage farther on is left to its own gap."""
         key = (pipeline.partition.topic, pipeline.partition.partition)
         log_end = (await self._cluster.list_offsets({key: LATEST}, True))[key].offset
-        if await self._readable_at(pipeline, first, log_end) is not None:
-            return None
+        found = await self._readable_at(pipeline, first, log_end)
+        if found is not None:
+            # A batch whose offset was wrong is passed over by the source itself, once it is asked for.
+            is_damaged = found.is_behind or pipeline.is_out_of_order
+            return found.base_offset if is_damaged and found.base_offset > first else None
         bad = good = first
-        end: int | None = None
-        while end is None or end <= first:
+        while found is None or found.base_offset <= first:
             if good >= log_end:
                 return None
             bad, good = good, min(log_end, good + max(1, good - first))
-            end = await self._readable_at(pipeline, good, log_end)
+            found = await self._readable_at(pipeline, good, log_end)
+        end = found.base_offset
         while bad + 1 < good:
             middle = (bad + good) // 2
-            begins = await self._readable_at(pipeline, middle, log_end)
-            if begins is None or begins <= first:
+            found = await self._readable_at(pipeline, middle, log_end)
+            if found is None or found.base_offset <= first:
                 bad = middle
             else:
-                good, end = middle, begins
+                good, end = middle, found.base_offset
         return end
 
-    async def _readable_at(self, pipeline: PartitionPipeline, offset: int, log_end: int) -> int | None:
-        """The base offset of the batch that holds `offset`, or of the next one, or `offset` at the log's end;
-        None when the source cannot give it as it was written. Raises what makes the source unreachable."""
+    async def _readable_at(self, pipeline: PartitionPipeline, offset: int, log_end: int) -> Beginning | None:
+        """The batch that holds `offset`, or the next one, or an empty one at the log's end; None when the
+        source cannot give it as it was written. Raises what makes the source unreachable."""
+        key = (pipeline.partition.topic, pipeline.partition.partition)
+        nothing = Beginning(offset, offset, True, False)
+        answer = await self._look(pipeline, offset, PROBE_SIZE)
+        if answer.error_code in CANNOT_GIVE:
+            return None
+        if answer.error_code:
+            raise error_for_code(answer.error_code)
+        if not len(answer.records):
+            # Nothing below the log's end: behind a wrong length the source does not find its own batches.
+            return nothing if offset >= log_end else None
+        if (begins := first_reaching(answer.records, offset)) is not None:
+            return Beginning(begins, begins, True, False)
+        found = beginning_at(answer.records, offset, max(log_end, answer.high_watermark))
+        if found is None or not found.is_vouched_for:
+            # More of the log may tell more, and it may have grown since its end was asked for.
+            answer = await self._look(pipeline, offset, len(answer.records) + PROBE_SIZE)
+            log_end = (await self._cluster.list_offsets({key: LATEST}))[key].offset
+            found = beginning_at(answer.records, offset, max(log_end, answer.high_watermark))
+        if found is None:
+            return nothing if offset >= log_end else None
+        pipeline.passes_over |= found.is_behind
+        return found
+
+    async def _look(self, pipeline: PartitionPipeline, offset: int, size: int) -> FetchedPartition:
+        """About `size` bytes of what the source has from `offset` on, and at least one batch."""
         key = (pipeline.partition.topic, pipeline.partition.partition)
         view = await self._cluster.metadata([key[0]])
         leader = view.leader(*key)
@@ -226,29 +253,11 @@ class SourceLogs:
             leader,
             {key: FetchPosition(offset, topic_id=pipeline.origin.topic_id)},
             max_wait_ms=0,
-            max_bytes=PROBE_SIZE,
-            partition_max_bytes=PROBE_SIZE,
+            max_bytes=size,
+            partition_max_bytes=size,
             purpose="survey",
         )
-        if answer.error_code in CANNOT_GIVE:
-            return None
-        if answer.error_code:
-            raise error_for_code(answer.error_code)
-        if not len(answer.records):
-            # Nothing below the log's end: behind a wrong length the source does not find its own batches.
-            return offset if offset >= log_end else None
-        if (begins := first_reaching(answer.records, offset)) is not None:
-            return begins
-        try:
-            for position, header in iterate_batches(answer.records):
-                verify_crc(answer.records, position, header)
-                if header.next_offset > offset:
-                    # Its offset is not under its checksum: where the log has nothing, it is wrong.
-                    is_within = header.next_offset <= max(log_end, answer.high_watermark)
-                    return header.base_offset if is_within else None
-        except KafkaError:
-            return None
-        return None
+        return answer
 
     # --- how far behind --------------------------------------------------------------------------
 

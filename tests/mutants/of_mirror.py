@@ -24,6 +24,27 @@ OF_MIRROR = (
         red=(f"{UNIT}/test_rebatch_paths.py::test_a_wrong_checksum_stops_at_its_batch",),
     ),
     Mutant(
+        name="wrong-offset-believed",
+        promise="A batch whose offset contradicts its neighbours is not carried under it.",
+        file="mirror/batches/coalesce_kernels.py",
+        rule="            status = np.int64(OUT_OF_ORDER)\n            break\n        if last_offset",
+        instead="            pass\n        if last_offset",
+        red=(
+            f"{UNIT}/test_misplaced_batches.py::test_wrong_bit_in_an_offset_costs_that_batch_at_most_and_is_told",
+        ),
+    ),
+    Mutant(
+        name="offset-beyond-the-end-believed",
+        promise="No position passes the end of the source's log.",
+        file="mirror/batches/coalesce_kernels.py",
+        rule="        if last_offset >= limits[L_LOG_END]:",
+        instead="        if last_offset < base_offset:",
+        red=(
+            f"{UNIT}/test_misplaced_batches.py"
+            "::test_batch_beyond_the_end_is_found_behind_good_ones_of_the_same_step",
+        ),
+    ),
+    Mutant(
         name="position-passes-unacknowledged",
         promise="A position never passes a batch that the target has not acknowledged.",
         file="mirror/delivery/progress.py",

@@ -49,7 +49,7 @@ def test_one_refused_record_of_many_merged_batches_is_found() -> None:
         singles = [
             raw_batch([Raw(0, 0, value=b"%d" % offset)], base_offset=offset) for offset in range(0, 90, 3)
         ]
-        pipeline.accept(answer(*singles[:20], marker(58, 5, abort=False), *singles[20:]))
+        pipeline.accept(answer(*singles[:20], marker(58, 5, abort=False), *singles[20:], end=88))
         assert target.offsets() == [list(range(0, 90, 3))], "one batch"
         taken = deliver_but(target, b"42")
         await around.rest()

@@ -91,6 +91,8 @@ def pipeline_at(offset: int, *, epoch: int = 0, topic_id: UUID = OLD, **more: An
         lag=LagSamples(),
         origin=Origin("c", topic_id),
         damage=None,
+        is_out_of_order=False,
+        passes_over=False,
         gaps=[],
         accepted=[],
     )
