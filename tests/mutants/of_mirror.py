@@ -27,8 +27,8 @@ OF_MIRROR = (
         name="wrong-offset-believed",
         promise="A batch whose offset contradicts its neighbours is not carried under it.",
         file="mirror/batches/coalesce_kernels.py",
-        rule="            status = np.int64(OUT_OF_ORDER)\n            break\n        if last_offset",
-        instead="            pass\n        if last_offset",
+        rule="        if base_offset < behind:",
+        instead="        if base_offset < 0:",
         red=(
             f"{UNIT}/test_misplaced_batches.py::test_wrong_bit_in_an_offset_costs_that_batch_at_most_and_is_told",
         ),
