@@ -14,7 +14,7 @@ import structlog
 # Tests share helper modules (`tests.servers`, `tests.peers`), also when pytest is started by its script.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests import log_tails, seeds
+from tests import forked, log_tails, seeds
 from tests.kafka_fixture import kafka_peer  # noqa: F401
 from tests.pairs import (  # noqa: F401
     mortal_kafka_source,
@@ -45,6 +45,8 @@ TESTS = Path(__file__).resolve().parent
 GUARDING = ("properties", "simulation")
 
 BrokerFactory = Callable[..., BrokerProcess]
+
+forked.turn_on()
 
 
 @pytest.hookimpl(wrapper=True)
