@@ -257,6 +257,28 @@ OF_STORAGE = (
         red=(f"{STORAGE}/test_cleaner.py::test_plan_ends_before_the_active_segment_and_the_stable_offset",),
     ),
     Mutant(
+        name="one-setting-takes-the-others",
+        promise="A topic's setting that cannot be used weakens none of the others.",
+        file="broker/storage/log_config.py",
+        rule="        config = cls.from_topic_config(usable, defaults).keeping_everything()\n",
+        instead="        config = cls.from_topic_config({}, defaults).keeping_everything()\n",
+        red=(
+            f"{REPLICATION}/test_replicated_partitions.py"
+            "::test_a_setting_that_cannot_be_used_leaves_the_others_as_they_are",
+        ),
+    ),
+    Mutant(
+        name="unreadable-settings-are-none",
+        promise="A topic whose settings cannot be read is not served by the defaults, which would delete.",
+        file="broker/coordination/paths.py",
+        rule="        return {UNREADABLE: ",
+        instead="        return {} if error else {UNREADABLE: ",
+        red=(
+            "tests/unit/coordination/test_cluster_watcher.py"
+            "::test_a_topic_whose_settings_cannot_be_read_is_shown_with_a_mark_until_they_can",
+        ),
+    ),
+    Mutant(
         name="new-topic-inherits-checkpoints",
         promise="A re-created topic does not inherit the start offset of the old one.",
         file="broker/storage/log_manager.py",
