@@ -9,8 +9,8 @@ the leader ends its open transactions (`delivery.fence`) before it shares out wh
 How batches and positions reach the target is the `delivery`'s: `exactly_once` or `at_least_once`.
 
 Order of a partition's life here, none of it can be left out:
-assigned → positions topic read to its end → start found (and written, when new) → carried → drained →
-position written → claim given up.
+assigned → what was begun, then the positions topic read to its end → start found (and written, when new, with
+its mark) → carried → drained → position written → claim given up.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from millrace.mirror.config import MirrorConfig, SourceConfig
 from millrace.mirror.control.metrics import MirrorMetrics
 from millrace.mirror.control.operators import Operators
 from millrace.mirror.delivery.at_least_once import AtLeastOnce
-from millrace.mirror.delivery.checkpoints import Positions
+from millrace.mirror.delivery.beginnings import Beginnings, Begun
+from millrace.mirror.delivery.checkpoints import Position, Positions
 from millrace.mirror.delivery.delivery import Delivery
 from millrace.mirror.delivery.exactly_once import ExactlyOnce
 from millrace.mirror.delivery.positions_keeper import PositionsKeeper
@@ -106,6 +107,8 @@ class Worker:
             if config.delivery == "exactly_once"
             else AtLeastOnce(config, target, keeper, self._system, now_ms)
         )
+        factor = config.target.replication_factor
+        self._beginnings = Beginnings(config.name, target, self._system, factor, now_ms)
         self._slots: dict[int, int] = {}  # in use as of the last share: slot -> lanes
         self._workload = Workload()
         self._levels: dict[SourcePartition, int] = {}  # what the leader knows of all partitions
@@ -200,7 +203,7 @@ class Worker:
             self.config.discovery_interval_ms,
             self._clock,
             self._on_view,
-            self.delivery.record_start,
+            self._record_start,
         )
         if self._tasks is not None:
             self._reader_tasks[source.cluster] = self._tasks.create_task(reader.run())
@@ -329,7 +332,10 @@ class Worker:
             await self._release(going)
         if coming:
             await self.operators.ready()
-            self._begin(coming, await self.delivery.read_positions())
+            begun = await self._beginnings.read()  # before the positions: see there
+            positions = await self.delivery.read_positions()
+            first = await self._beginnings.take_stock(begun, positions, coming, self._widths())
+            self._begin(coming, positions, begun, first)
         self.operators.take_crew(crew)
         self.is_assigned = True
         if is_inherited:
@@ -380,8 +386,25 @@ class Worker:
         if self.owned.get(pipeline.partition) is pipeline:
             del self.owned[pipeline.partition]
 
-    def _begin(self, coming: Iterable[SourcePartition], positions: Positions) -> None:
-        seen_sources = {key.source for key in (*positions.known, *positions.unreadable)}
+    def _widths(self) -> dict[str, dict[str, int]]:
+        """What the sources have now of what is to be carried: topics with their numbers of partitions."""
+        return {
+            reader.name: {
+                topic.name: max(topic.partitions, default=-1) + 1 for topic in reader.selected_topics()
+            }
+            for reader in self.readers.values()
+            if reader.view is not None
+        }
+
+    async def _record_start(self, partition: SourcePartition, position: Position) -> None:
+        """Returns when a first position is on record, and apart from it that there is one."""
+        await self.delivery.record_start(partition, position)
+        await self._beginnings.mark(partition)
+
+    def _begin(
+        self, coming: Iterable[SourcePartition], positions: Positions, begun: Begun, first: set[str]
+    ) -> None:
+        """`first`: the sources whose first run begins now."""
         for partition in coming:
             reader = self.readers.get(partition.source)
             if reader is None:
@@ -392,8 +415,8 @@ class Worker:
             self.owned[partition] = pipeline
             self.delivery.began(pipeline)
             self.operators.began(pipeline)
-            # `start` is for the first run. A partition that appears later begins with its first record.
-            start = "earliest" if partition.source in seen_sources else reader.config.start
+            is_first = partition.source in first
+            start = begun.start(partition, reader.config.start, is_first=is_first)
             is_lost = partition in positions.unreadable
             self.spawn(reader.begin(pipeline, positions.known.get(partition), is_lost=is_lost, start=start))
 

@@ -56,6 +56,7 @@ from millrace.mirror.topics.routes import (
     find_origins,
     positions_topic,
     routes_topic,
+    starts_topic,
 )
 
 log = structlog.get_logger("millrace.mirror.checks.check")
@@ -373,6 +374,7 @@ async def _target(config: MirrorConfig, picture: _Picture) -> list[Finding]:
     }
     own = {
         positions_topic(config.name): "positions cannot be kept",
+        starts_topic(config.name): "a lost position cannot be told from none",
         routes_topic(config.name): "loops with other mirrors cannot be seen",
         offsets_topic(config.name): "offsets cannot be translated",
         control_topic(config.name): "pauses and throttles cannot be kept",

@@ -29,7 +29,7 @@ ROUTES_TOPIC_PREFIX = "millrace.routes."
 INTERNAL_TOPICS = (
     re.compile(r"__.*"),  # __consumer_offsets, __transaction_state, __cluster_metadata, __share_group_state
     re.compile(r"millrace\.positions\..*"),
-    re.compile(r"millrace\.(offsets|control|routes)\..*"),
+    re.compile(r"millrace\.(offsets|control|routes|starts)\..*"),
     re.compile(r"heartbeats|.*\.heartbeats"),  # MirrorMaker 2
     re.compile(r"mm2-.*\.internal|.*\.checkpoints\.internal|mm2-offset-syncs\..*"),  # MirrorMaker 2
     re.compile(r"connect-(configs|offsets|status)"),
@@ -68,6 +68,10 @@ def positions_topic(mirror: str) -> str:
 
 def routes_topic(mirror: str) -> str:
     return f"{ROUTES_TOPIC_PREFIX}{mirror}"
+
+
+def starts_topic(mirror: str) -> str:
+    return f"millrace.starts.{mirror}"
 
 
 class TopicSelector:
