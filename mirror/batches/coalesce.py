@@ -153,7 +153,9 @@ class BatchWalk:
                 self._state[kernels.STATE_OFFSET] = step.next_offset
                 status = kernels.AGAIN
         if status == kernels.BAD_CONTROL:
-            yield [list(_unreadable_step(parse_header(data, position), position))]
+            header = parse_header(data, position)
+            verify_batch(data, position, header)
+            yield [list(_unreadable_step(header, position))]
         elif status != kernels.DONE:
             self._raise(data, position)
 
@@ -191,8 +193,20 @@ class BatchWalk:
     @staticmethod
     def _raise(data: memoryview, position: int) -> None:
         """Says in words what the walk stopped at."""
-        verify_crc(data, position, parse_header(data, position))
+        verify_batch(data, position, parse_header(data, position))
         raise CorruptMessage("a batch was refused that nothing is wrong with")
+
+
+def verify_batch(data: memoryview, position: int, header: BatchHeader) -> None:
+    """Raises CorruptMessage unless a batch is whole, its checksum right, and its header one that a log can
+    hold: what ends before it begins, or holds bytes and no records, would else be passed over."""
+    verify_crc(data, position, header)
+    has_lost_records = header.record_count == 0 and header.size > HEADER_SIZE and not header.compression
+    if header.last_offset_delta < 0 or has_lost_records:
+        raise CorruptMessage(
+            f"record batch at offset {header.base_offset} of {header.size} bytes claims "
+            f"{header.record_count} records and a last offset of {header.last_offset}"
+        )
 
 
 def holds_whole_batch(data: memoryview) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable
 import structlog
 
 from millrace.broker.client.cluster import Cluster
+from millrace.broker.client.leader_epochs import epoch_ends
 from millrace.broker.client.metadata import ClusterMetadata
 from millrace.broker.client.offsets import EARLIEST, LATEST
 from millrace.broker.client.raw_fetch import FetchPosition, fetch
@@ -25,9 +26,11 @@ from millrace.broker.errors import (
     LeaderNotAvailable,
     UnknownServerError,
     UnknownTopicOrPartition,
+    UnsupportedVersion,
     error_for_code,
 )
-from millrace.broker.protocol.batch import iterate_batches, verify_crc
+from millrace.broker.protocol.batch import iterate_batches
+from millrace.mirror.batches.coalesce import verify_batch
 from millrace.mirror.batches.old_messages import first_reaching
 from millrace.mirror.delivery.checkpoints import NO_TOPIC_ID, Position
 from millrace.mirror.delivery.system_records import CLUSTER_FAILURES, NewFailures
@@ -157,9 +160,11 @@ class SourceLogs:
                 resume_at=latest,
             )
         else:
-            self._leave_unexplained(pipeline, earliest)
+            await self._leave_unexplained(pipeline, earliest)
 
-    def _leave_unexplained(self, pipeline: PartitionPipeline, earliest: int) -> None:
+    async def _leave_unexplained(self, pipeline: PartitionPipeline, earliest: int) -> None:
+        """The offset is within the log, and out of range all the same: what the source does not know is the
+        epoch of what was fetched last. A log that was restored from a backup has an older history."""
         offset = pipeline.progress.fetch_offset
         before, count = self._unexplained.get(pipeline.partition, (offset, 0))
         count = count + 1 if before == offset else 1
@@ -167,13 +172,45 @@ class SourceLogs:
         if count < MAX_UNEXPLAINED or pipeline.progress.fetched_leader_epoch < 0:
             log.warning("fetching again what should be there", of=str(pipeline.partition), offset=offset)
             return
+        try:
+            parted = await self._parted(pipeline)
+        except CLUSTER_FAILURES as error:
+            log.warning("asking again", of=str(pipeline.partition), error=str(error))
+            return
         del self._unexplained[pipeline.partition]
+        if pipeline.progress.fetch_offset != offset:
+            return
+        if parted is not None:
+            pipeline.at_gap(
+                GapClass.TRUNCATED,
+                offset,
+                f"the source's log has another history from offset {parted[0]} on",
+                first=parted[0],
+                resume_at=parted[0],
+                resume_epoch=parted[1],
+            )
+            return
         pipeline.at_gap(
             GapClass.RECREATED,
             max(offset, pipeline.lag.log_end),
             "the source has never seen the leader epoch of what was fetched: its log is another one",
             resume_at=earliest,
         )
+
+    async def _parted(self, pipeline: PartitionPipeline) -> tuple[int, int] | None:
+        """Where the source's history leaves what was fetched, and the epoch to go on with: by the newest of
+        our epochs that it can tell of. None when there is none."""
+        key = (pipeline.partition.topic, pipeline.partition.partition)
+        progress = pipeline.progress
+        ours = progress.epochs.newest_first()
+        for epoch in ours:
+            try:
+                found, end = (await epoch_ends(self._cluster, {key: epoch}))[key]
+            except UnsupportedVersion:
+                return None
+            if found >= 0 and end >= 0 and min(ours) <= found:
+                return progress.epochs.parts_at(found, end, progress.fetch_offset)
+        return None
 
     async def survey(self, pipeline: PartitionPipeline) -> None:
         """Finds where a damaged stretch at the fetch offset ends: at the first batch behind it that the
@@ -241,7 +278,7 @@ class SourceLogs:
             return begins
         try:
             for position, header in iterate_batches(answer.records):
-                verify_crc(answer.records, position, header)
+                verify_batch(answer.records, position, header)
                 if header.next_offset > offset:
                     # Its offset is not under its checksum: where the log has nothing, it is wrong.
                     is_within = header.next_offset <= max(log_end, answer.high_watermark)

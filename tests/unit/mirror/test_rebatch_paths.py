@@ -355,6 +355,44 @@ def test_a_wrong_checksum_stops_at_its_batch(size: int) -> None:
     assert seen == [0, 1]
 
 
+@pytest.mark.parametrize("is_sealed", [True, False], ids=["sealed", "damaged"])
+@pytest.mark.parametrize("size", [20, 20_000], ids=["small", "large"])
+@pytest.mark.parametrize(
+    ("position", "value"), [(23, b"\x80\0\0\0"), (57, b"\0\0\0\0")], ids=["ends before", "no records"]
+)
+def test_a_batch_whose_header_hides_its_records_is_not_passed_over(
+    position: int, value: bytes, size: int, is_sealed: bool
+) -> None:
+    """It would look like one of before the wanted offset, or like one that compaction has emptied."""
+    bad, good = (raw_batch([Raw(0, 0, value=b"x" * size)], base_offset=at) for at in (5, 6))
+    bad[position : position + 4] = value
+    if is_sealed:
+        seal(memoryview(bad))
+    with pytest.raises(CorruptMessage, match="claims" if is_sealed else "has CRC"):
+        taken(Answer(bad + good, [], 5, 7), 5)
+
+
+def test_a_large_batch_of_before_the_wanted_offset_is_passed_over_only_by_its_checksum() -> None:
+    """A fetch may begin within a batch: what its header says of its end must be true."""
+    records = [Raw(delta, 0, value=b"x" * 9_000) for delta in range(4)]
+    bad, good = raw_batch(records, base_offset=5), raw_batch([Raw(0, 0)], base_offset=9)
+    assert [list(each.offsets) for each in taken(Answer(bad + good, [], 5, 10), 7)] == [[7, 8], [9]]
+    assert [list(each.offsets) for each in taken(Answer(bad + good, [], 5, 10), 9)] == [[9]]
+    bad[26] = 1
+    with pytest.raises(CorruptMessage, match="has CRC"):
+        taken(Answer(bad + good, [], 5, 10), 7)
+
+
+def test_a_damaged_end_of_a_transaction_is_not_said_to_have_a_right_checksum() -> None:
+    """It can be fetched again, and be right then."""
+    data = raw_batch(
+        [], base_offset=5, producer_id=4, bits=0x30, record_count=1, body=b"\x10\x00" + bytes(20_000)
+    )
+    data[-1] ^= 1
+    with pytest.raises(CorruptMessage, match="has CRC"):
+        taken(Answer(data, [(4, 5)], 5, 6), 5)
+
+
 def test_a_batch_with_offsets_outside_it_cannot_be_read() -> None:
     for deltas in ((0, 5), (3, 2), (1, 1), (-1, 2)):
         data = raw_batch([Raw(delta, 0) for delta in deltas], base_offset=8, last_offset_delta=3)
