@@ -278,8 +278,8 @@ class PartitionPipeline:
         if self.state is not State.RUNNING or self.progress.is_blocked:
             return
         now_ms = self._around.now_ms()
-        end = fetched.last_stable_offset
-        self.lag.sample(end if end >= 0 else fetched.high_watermark, now_ms)
+        stable_end = fetched.last_stable_offset
+        self.lag.sample(max(stable_end, fetched.high_watermark), now_ms, stable_end)
         data = fetched.records
         from_offset = self.progress.fetch_offset
         max_size = self._around.max_batch_size(self.target.topic)

@@ -63,6 +63,7 @@ from millrace.mirror.steady import steady_ms
 from millrace.mirror.topics.route_guard import RouteGuard
 from millrace.mirror.topics.routes import AUDIT_TOPIC, SourcePartition
 from millrace.mirror.topics.topics import TargetTopics, WantedTopic
+from millrace.mirror.troubles import HANGING_AFTER_MS, LASTING_AFTER_MS, Trouble
 
 log = structlog.get_logger("millrace.mirror.worker")
 
@@ -74,6 +75,7 @@ MAX_SHARE_OF_REBALANCE = 0.5
 # Nor its leader while it fences.
 MAX_SHARE_OF_SESSION = 0.5
 MAX_FENCING_S = 5.0
+MOST_TROUBLES_TOLD = 5  # by /readyz, which is read by people in a hurry
 
 
 class Worker:
@@ -96,7 +98,7 @@ class Worker:
         self.is_assigned = False
         self.handover = Handover()
         self._naming = config.naming_rule
-        self._topics = TargetTopics(config, target, steady_ms)
+        self._topics = TargetTopics(config, target, steady_ms, now_ms)
         self._system = SystemRecords(target, now_ms, config.target.replication_factor)
         self._guard = RouteGuard(config, target, self._system, now_ms, leads=self._leads_if_known)
         # Sources of which it is known what is to be carried and what the target has a place for.
@@ -515,12 +517,43 @@ class Worker:
             self.is_assigned
             and self._is_connected
             and not any(pipeline.state is State.STARTING for pipeline in self.owned.values())
+            and not self._lasting_troubles()
         )
 
     def waits_for(self) -> list[str]:
-        """Why there is no share, or none that is carried, where that lasts."""
+        """Why there is no share, or a part of it that is not carried, where that lasts."""
         wishes = "" if self.operators.reader.is_ready else "the wishes of operators have not been read yet"
-        return [text for text in (self._member.trouble, wishes, self._keeper.trouble) if text]
+        waits = [text for text in (self._member.trouble, wishes, self._keeper.trouble) if text]
+        lasting, now_ms = self._lasting_troubles(), self.now_ms()
+        waits += [each.describe(now_ms) for each in lasting[:MOST_TROUBLES_TOLD]]
+        if (more := len(lasting) - MOST_TROUBLES_TOLD) > 0:
+            waits.append(f"and {more} more, see /status")
+        return waits
+
+    def troubles(self) -> list[Trouble]:
+        """What is tried without end now: fetches that the source refuses, batches that the target refuses,
+        topics that it does not take, what waits behind a transaction that nobody ends. The oldest first."""
+        now_ms = self.now_ms()
+        found = [Trouble(source, topic, None, *failure) for (source, topic), failure in self._topics.failures]
+        refused = {target: failure for sink in self.delivery.sinks for target, failure in sink.failures}
+        for key, pipeline in self.owned.items():
+            reader = self.readers.get(key.source)
+            failures = [refused.get(pipeline.target)]
+            if reader is not None:
+                failures.append(reader.failures.get((key.topic, key.partition)))
+            found += [Trouble(*key, *failure) for failure in failures if failure is not None]
+            held_ms = pipeline.lag.held_ms(now_ms)
+            if held_ms >= HANGING_AFTER_MS:
+                reason = (
+                    "a transaction at the source has been open for long and holds back what follows offset "
+                    f"{pipeline.lag.stable_end}; see kafka-transactions.sh find-hanging there"
+                )
+                found.append(Trouble(*key, reason, now_ms - held_ms))
+        return sorted(found, key=lambda each: (each.since_ms, each.source, each.topic, each.partition or 0))
+
+    def _lasting_troubles(self) -> list[Trouble]:
+        now_ms = self.now_ms()
+        return [each for each in self.troubles() if each.for_ms(now_ms) >= LASTING_AFTER_MS]
 
     def status(self) -> dict[str, Any]:
         now_ms = self.now_ms()
@@ -549,6 +582,7 @@ class Worker:
                 {"source": source, "topic": topic, "reason": reason}
                 for (source, topic), reason in sorted(self._guard.refusals().items())
             ],
+            "troubles": [each.as_row() for each in self.troubles()],
             "groups": self._group_sync.status(),
             "partitions": [_partition_status(self.owned[key], now_ms) for key in sorted(self.owned)],
         }
@@ -591,6 +625,17 @@ class Worker:
         ]
         refused, text = float(len(self._guard.refusals())), "Topics that would go round, or mix with another"
         rows.append(("millrace_mirror_refused_topics", text, {}, refused))
+        now_ms = self.now_ms()
+        for trouble in self.troubles():
+            of = "" if trouble.partition is None else str(trouble.partition)
+            rows.append(
+                (
+                    "millrace_mirror_trouble_seconds",
+                    "For how long a partition, or a whole topic (no partition), has not been carried",
+                    {"source": trouble.source, "topic": trouble.topic, "partition": of},
+                    trouble.for_ms(now_ms) / 1000,
+                )
+            )
         for name, reader in self.readers.items():
             up = float(reader.is_connected)
             rows.append(("millrace_mirror_source_up", "Whether the source answers", {"source": name}, up))
@@ -617,6 +662,7 @@ def _partition_status(pipeline: PartitionPipeline, now_ms: int) -> dict[str, Any
         "state": pipeline.state.value,
         "position": progress.position if is_started else None,
         "log_end": pipeline.lag.log_end if pipeline.lag.log_end >= 0 else None,
+        "stable_end": pipeline.lag.stable_end if pipeline.lag.stable_end >= 0 else None,
         "outstanding_bytes": progress.outstanding_size,
     }
     if is_started and pipeline.lag.log_end >= 0:

@@ -53,6 +53,7 @@ from millrace.mirror.sources.rate import TokenBucket
 from millrace.mirror.sources.source_logs import FIRST_PAUSE_S, MAX_PAUSE_S, SourceLogs, is_other_log
 from millrace.mirror.steady import steady_ms
 from millrace.mirror.topics.routes import SourcePartition, TopicSelector
+from millrace.mirror.troubles import Failures
 
 log = structlog.get_logger("millrace.mirror.sources.source")
 
@@ -143,6 +144,7 @@ class SourceReader:
         self._on_view = on_view
         self._logs = SourceLogs(config.cluster, cluster, now_ms, record_start)
         self._refusals: dict[tuple[str, int], int] = {}  # of a partition's fetches, in a row
+        self.failures: Failures[tuple[str, int]] = Failures()  # of what is fetched here
         self._compared: dict[tuple[str, int], int] = {}  # the leader epoch whose history is known to be ours
         self._bucket = TokenBucket()
         self._pipelines: dict[tuple[str, int], PartitionPipeline] = {}
@@ -171,6 +173,7 @@ class SourceReader:
         if self._pipelines.get(key) is pipeline:
             del self._pipelines[key]
             self._refusals.pop(key, None)
+            self.failures.over(key)
             self._compared.pop(key, None)
             for loop in self._loops.values():
                 loop.partitions.pop(key, None)
@@ -455,6 +458,7 @@ class SourceReader:
             return
         if self._refusals:
             self._refusals.pop((answer.topic, answer.partition), None)
+        self.failures.over((answer.topic, answer.partition))
         if answer.diverging is not None:
             self._parted(pipeline, answer.diverging)
         else:
@@ -487,17 +491,18 @@ class SourceReader:
 
     def _refused(self, pipeline: PartitionPipeline, code: int) -> None:
         pipeline.retry_at_ms = steady_ms() + ERROR_PAUSE_MS
+        key, error = (pipeline.partition.topic, pipeline.partition.partition), error_for_code(code)
+        self.failures.failed(key, f"the source refuses the fetch: {error}", self._now_ms())
         if code in ANOTHER_LOG:
             self._resolve(pipeline)
             return
         if code in UNREADABLE:
-            pipeline.corrupt(f"the source says: {error_for_code(code)}", steady_ms())
+            pipeline.corrupt(f"the source says: {error}", steady_ms())
             if pipeline.damage is not None:
                 self._tasks.create_task(self._logs.survey(pipeline))
             return
         self.cluster.observe(code)
         self._look_again.set()
-        key, error = (pipeline.partition.topic, pipeline.partition.partition), error_for_code(code)
         count = self._refusals.get(key, 0) + 1
         if count == 1 and not error.retriable:
             count = MANY_REFUSALS  # that will not go away by itself

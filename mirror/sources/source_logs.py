@@ -304,7 +304,8 @@ class SourceLogs:
         for topic_name, wanted in by_topic.items():
             try:
                 async with asyncio.timeout(SAMPLE_TIMEOUT_S):
-                    ends = await self._cluster.list_offsets(dict.fromkeys(wanted, LATEST), True)
+                    stable = await self._cluster.list_offsets(dict.fromkeys(wanted, LATEST), True)
+                    ends = await self._cluster.list_offsets(dict.fromkeys(wanted, LATEST))
                     later = await self._cluster.metadata([topic_name], max_age_ms=0)
             except CLUSTER_FAILURES as error:
                 log.debug("no log ends", source=self._name, topic=topic_name, error=str(error))
@@ -315,7 +316,7 @@ class SourceLogs:
             now, now_ms = Origin(later.cluster_id or "", topic.topic_id), self._now_ms()
             for key, pipeline in wanted.items():
                 if not is_other_log(pipeline.origin, now):
-                    pipeline.lag.sample(ends[key].offset, now_ms)
+                    pipeline.lag.sample(ends[key].offset, now_ms, stable[key].offset)
 
     async def _log_of(self, partition: SourcePartition) -> tuple[Origin, int, int]:
         """Which log it is now, its first offset and its end (the high watermark)."""
