@@ -40,7 +40,8 @@ from millrace.mirror.troubles import Failures
 
 log = structlog.get_logger("millrace.mirror.topics.topics")
 
-DEFAULT_MAX_BATCH_SIZE = 1_048_588
+# The largest size that a batch can say; no target takes more.
+NO_LIMIT = (1 << 31) - 1
 LIMITS_MAX_AGE_MS = 60_000
 LIMIT_KEY = "max.message.bytes"
 
@@ -89,8 +90,9 @@ class TargetTopics:
         self._one_at_a_time = asyncio.Lock()
 
     def max_batch_size(self, topic: str) -> int:
-        """The target's max.message.bytes for a topic, or Kafka's default while it is not known."""
-        return self._max_batch_size.get(topic, DEFAULT_MAX_BATCH_SIZE)
+        """The target's max.message.bytes for a topic. While that is not known, or may not be asked, there is
+        none: the target itself says what is too large, and nothing is given up by a guess."""
+        return self._max_batch_size.get(topic, NO_LIMIT)
 
     def has_partition(self, target: TargetPartition) -> bool:
         return target.partition < self._partition_counts.get(target.topic, 0)
