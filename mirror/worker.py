@@ -117,6 +117,7 @@ class Worker:
         self._walk = BatchWalk(config.coalesce_below)
         self._budget = FetchBudget(config.in_flight_bytes)
         self._shared_out: frozenset[SourcePartition] = frozenset()
+        self._uneven_sources: dict[str, list[str]] = {}  # as last told of
         self._generation = -1
         self._stopping = False
         self._tasks: asyncio.TaskGroup | None = None
@@ -260,6 +261,7 @@ class Worker:
             self._slots,
             self._workload.tell(steady_ms()),
             self._workload.is_settling,
+            frozenset(self.readers),
             self._member.member_id,
         )
         return [(PROTOCOL_NAME, add_address(encode_claim(claim), self.operators.url))]
@@ -276,6 +278,7 @@ class Worker:
         levels = known_levels(claims, self._levels)
         self._levels = {partition: level for partition, level in levels.items() if partition in partitions}
         ideal = assign(partitions, claims, self._levels)
+        self._tell_of_uneven_sources(claims)
         log.info("sharing out", workers=len(members), partitions=len(partitions))
         now = withhold_claimed(ideal, claims)
         slots = give_slots(claims)
@@ -286,6 +289,27 @@ class Worker:
             )
             for member, share in now.items()
         }
+
+    def _tell_of_uneven_sources(self, claims: Mapping[str, Claim]) -> None:
+        """Workers whose configs have different sources: what only some have they alone carry, and what the
+        leader's lacks nobody does."""
+        mine = frozenset(self.readers)
+        uneven = {
+            member: sorted(mine ^ claim.sources)
+            for member, claim in claims.items()
+            if claim.sources is not None and claim.sources != mine
+        }
+        if uneven != self._uneven_sources:
+            self._uneven_sources = uneven
+            for member, sources in sorted(uneven.items()):
+                missing = sorted(set(sources) & mine)
+                unknown = sorted(set(sources) - mine)
+                log.warning(
+                    "a worker's config has other sources than the leader's; reload it everywhere",
+                    worker=member,
+                    carries_none_of=",".join(missing),
+                    not_carried_at_all=",".join(unknown),
+                )
 
     async def _fence(self, departed: Mapping[int, int]) -> dict[int, int]:
         """Ends the transactions of workers that left, so that nobody waits for their timeouts; the slots for
@@ -324,6 +348,9 @@ class Worker:
             self.delivery.seated(given.slot, self._seat)
         going = [pipeline for key, pipeline in self.owned.items() if key not in set(wanted)]
         coming = [key for key in wanted if key not in self.owned and key.source in self.readers]
+        if unknown := {key.source for key in wanted} - self.readers.keys():
+            # Given by a leader that does not know of claims' sources, or while a reload takes one away.
+            log.warning("a share of sources that this config lacks is not carried", sources=sorted(unknown))
         if self._stopping:
             coming = []
         elif coming and self.delivery.lane_limit and given.slot is None:
