@@ -321,9 +321,8 @@ class PartitionPipeline:
                 return
             span = self.progress.fetched(next_offset, 1, 0, leader_epoch)
             self.progress.failed(span)
-            gap_class = GapClass.CORRUPT if ready.unreadable else GapClass.TOO_LARGE
             reason = ready.unreadable or "one record over the limit"
-            self._gap_in_span(span, offsets[0], offsets[-1] + 1, gap_class, reason)
+            self._gap_in_span(span, offsets[0], offsets[-1] + 1, ready.gap_class, reason)
             return
         measured_from_ms, measured_from = self._latency_start(ready, now_ms)
         if self._between is None:

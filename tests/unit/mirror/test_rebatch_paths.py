@@ -18,9 +18,11 @@ from millrace.broker.protocol import crc_kernels
 from millrace.broker.protocol.batch import HEADER_SIZE, parse_header, seal, verify_crc
 from millrace.broker.protocol.checksum import crc32c
 from millrace.broker.protocol.rewrite import rewrite, section_of
+from millrace.mirror.batches import rebatch
 from millrace.mirror.batches.coalesce import COALESCE_BELOW, MERGED_SIZE, BatchWalk, StepKind, section_rows
 from millrace.mirror.batches.intake import Prepared, prepare
 from millrace.mirror.batches.rebatch import BatchPath, split, stamp_for_target
+from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.offsets.offset_runs import ranges_of
 from tests.unit.mirror.fetch_answers import (
     Answer,
@@ -307,6 +309,33 @@ def test_an_end_of_a_transaction_that_cannot_be_read_is_named() -> None:
         ([], 6, False),
         ([6], 7, True),
     ]
+
+
+def test_a_batch_that_takes_too_much_room_unpacked_is_a_gap_of_its_own_class(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing is wrong with it: 70 KB of zstd may hold 70 MB. It passes as it is, but with holes it has to be
+    written anew."""
+    monkeypatch.setattr(rebatch, "MAX_DECOMPRESSED_SIZE", 10_000)
+    records = [Raw(delta, 0, value=b"x" * 6_000) for delta in (0, 2)]
+    large = raw_batch(records, base_offset=5, codec=4)
+    behind = raw_batch([Raw(0, 0, value=b"behind")], base_offset=8)
+    prepared = taken(Answer(large + behind, [], 5, 9), 5)
+    assert [(list(each.offsets), each.batch is None) for each in prepared] == [
+        ([5, 6, 7], True),
+        ([8], False),
+    ]
+    assert prepared[0].gap_class is GapClass.UNPACKED_TOO_LARGE
+    assert "has to be written anew" in prepared[0].unreadable
+    dense = raw_batch([Raw(delta, 0, value=b"x" * 6_000) for delta in (0, 1)], base_offset=5, codec=4)
+    (passed,) = taken(Answer(dense, [], 5, 7), 5)
+    assert passed.batch is not None
+
+
+def test_a_batch_whose_records_are_malformed_is_a_gap_of_damage() -> None:
+    data = raw_batch([], base_offset=10, record_count=2, last_offset_delta=9, bits=0x08, body=b"\x10\x00")
+    (each,) = taken(Answer(data, [], 10, 20), 10)
+    assert (each.batch, each.gap_class) == (None, GapClass.CORRUPT)
 
 
 def test_a_bomb_in_a_run_is_not_unpacked_whole() -> None:
