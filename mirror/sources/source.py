@@ -16,7 +16,8 @@ while its partitions have less than that outstanding, so a slow target slows fet
 most a quarter of a share, and one whose lane fails gets nothing more: it cannot take the others' room.
 The next fetch is under way while the last one's batches are being produced.
 
-A source that is away is asked again with growing pauses, for ever; nobody else waits for it.
+A source that is away is asked again with growing pauses, for ever; nobody else waits for it, and following
+its leaders waits for no other cluster.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from millrace.broker.errors import (
 )
 from millrace.mirror.config import FetchConfig, SourceConfig
 from millrace.mirror.delivery.checkpoints import Position
-from millrace.mirror.delivery.system_records import CLUSTER_FAILURES
+from millrace.mirror.delivery.system_records import CLUSTER_FAILURES, NewFailures
 from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.gaps.open_gaps import Origin
 from millrace.mirror.pipeline import PartitionPipeline, State
@@ -150,6 +151,7 @@ class SourceReader:
         self._pipelines: dict[tuple[str, int], PartitionPipeline] = {}
         self._loops: dict[_Way, _FetchLoop] = {}
         self._look_again = asyncio.Event()
+        self._has_new_view = asyncio.Event()
         self._tasks = asyncio.TaskGroup()
 
     # --- what is carried -------------------------------------------------------------------------
@@ -235,6 +237,7 @@ class SourceReader:
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 self._tasks.create_task(self._discover())
+                self._tasks.create_task(self._tell_of_views())
                 self._tasks.create_task(self._keep_log_ends())
         finally:
             # Their share of the bytes in flight is the other sources' again.
@@ -247,18 +250,16 @@ class SourceReader:
         failure_count = 0
         while True:
             self._look_again.clear()
-            has_answered = False
             try:
                 self.view = await self.cluster.metadata(max_age_ms=0)
-                has_answered, self.failure = True, None
+                self.failure = None
                 self._place()
                 self._check_origins(self.view)
-                await self._on_view(self)
+                self._has_new_view.set()
                 self.is_connected = self.was_connected = True
                 failure_count = 0
             except CLUSTER_FAILURES as error:
-                if not has_answered:  # otherwise it may be the target that is away
-                    self.failure = str(error)
+                self.failure = str(error)
                 if failure_count == 0:
                     log.warning("discovery fails; trying again", source=self.name, error=str(error))
                 failure_count += 1
@@ -269,6 +270,21 @@ class SourceReader:
                 await asyncio.sleep(min(pause_s, FIRST_PAUSE_S * (1 + failure_count)))
             except TimeoutError:
                 continue
+
+    async def _tell_of_views(self) -> None:
+        """What follows from a look (topics to admit, to make and to widen) asks the target too, which may be
+        slow or away: beside the looking, as this source's leaders are followed all the same. What comes
+        meanwhile is one look; what fails is done anew with the next."""
+        failures = NewFailures()
+        while True:
+            await self._has_new_view.wait()
+            self._has_new_view.clear()
+            try:
+                await self._on_view(self)
+                failures.over()
+            except CLUSTER_FAILURES as error:
+                if failures.is_news(error):
+                    log.warning("cannot prepare topics; trying again", source=self.name, error=str(error))
 
     def _check_origins(self, view: ClusterMetadata) -> None:
         for (name, _), pipeline in self._pipelines.items():

@@ -364,6 +364,66 @@ def test_partitions_are_spread_over_a_brokers_connections_and_stay_where_they_ar
     asyncio.run(story())
 
 
+def test_leader_that_moves_is_followed_while_the_target_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a look at the source brings is asked of the target, which may be away for long."""
+    leader, fetched_from, looks = 1, set[int](), 0
+
+    async def fetch(_cluster: object, node: int, *_: object, **__: object) -> Any:
+        fetched_from.add(node)
+        await asyncio.sleep(0)
+        return []
+
+    async def never(_reader: SourceReader) -> None:
+        nonlocal looks
+        looks += 1
+        await asyncio.Event().wait()
+
+    async def story() -> None:
+        nonlocal leader
+        source = Source()
+        view = source.view
+        source.view = lambda: SimpleNamespace(  # type: ignore[method-assign]
+            cluster_id="c", topics=view().topics, leader=lambda *_: leader
+        )
+        reader = reader_of(source)
+        reader._on_view = never
+        reader.add(pipeline_at(40))
+        running = asyncio.create_task(reader.run())
+        await until(lambda: fetched_from == {1})
+        leader = 2
+        await until(lambda: fetched_from == {1, 2})
+        assert looks == 1, "one at a time"
+        assert reader.is_connected
+        running.cancel()
+        await asyncio.wait([running])
+
+    monkeypatch.setattr(source_module, "fetch", fetch)
+    asyncio.run(story())
+
+
+def test_target_that_fails_is_asked_again_with_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+
+    async def on_view(_reader: SourceReader) -> None:
+        nonlocal looks
+        looks += 1
+        if looks < 3:
+            raise RequestTimedOut("the target is away")
+
+    async def story() -> None:
+        reader = reader_of(Source())
+        reader._on_view = on_view
+        running = asyncio.create_task(reader.run())
+        await until(lambda: looks > 3)
+        assert (reader.is_connected, reader.failure) == (True, None)
+        running.cancel()
+        await asyncio.wait([running])
+
+    asyncio.run(story())
+
+
 def test_every_loop_may_fetch_and_a_source_that_goes_gives_its_share_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
