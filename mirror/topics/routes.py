@@ -116,6 +116,17 @@ class Naming:
             return renamed
         return self.pattern.replace("{cluster}", source).replace("{topic}", topic)
 
+    def original(self, source: str, topic: str, cluster: str) -> str | None:
+        """The topic of another `cluster` that a mirror with this pattern would call `topic` at the source;
+        None where the pattern names no cluster, the name is not of that kind, or `rename` names the topic."""
+        rename = self.rename or {}
+        if "{cluster}" not in self.pattern or topic in rename or f"{source}/{topic}" in rename:
+            return None
+        parts = re.split(r"(\{cluster\}|\{topic\})", self.pattern)
+        known = {"{cluster}": re.escape(cluster), "{topic}": "(.+)"}
+        found = re.fullmatch("".join(known.get(part, re.escape(part)) for part in parts), topic)
+        return found.group(1) if found is not None else None
+
     def partition_offset(self, source: str, topic: str) -> int:
         return 0 if topic == AUDIT_TOPIC else (self.partition_offsets or {}).get(source, 0)
 
