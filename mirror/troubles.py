@@ -6,7 +6,7 @@ status, the metrics and the readiness: what is tried without end must not be tri
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -37,6 +37,10 @@ class Trouble:
 
     def for_ms(self, now_ms: int) -> int:
         return max(0, now_ms - self.since_ms)
+
+    def order(self) -> tuple[int, str, str, int]:
+        """The oldest first."""
+        return self.since_ms, self.source, self.topic, -1 if self.partition is None else self.partition
 
     def describe(self, now_ms: int) -> str:
         where = self.topic if self.partition is None else f"{self.topic}-{self.partition}"
@@ -72,3 +76,19 @@ class Failures(Generic[K]):
 
     def __iter__(self) -> Iterator[tuple[K, Failure]]:
         return iter(list(self._failures.items()))
+
+
+def topic_troubles(failures: Iterable[tuple[tuple[str, str], Failure]]) -> list[Trouble]:
+    """Of whole topics, by source and topic."""
+    return [Trouble(source, topic, None, *failure) for (source, topic), failure in failures]
+
+
+def held_back(held_ms: int, stable_end: int, now_ms: int) -> Failure | None:
+    """What an open transaction at the source holds back, once it has for so long that nobody may end it."""
+    if held_ms < HANGING_AFTER_MS:
+        return None
+    reason = (
+        "a transaction at the source has been open for long and holds back what follows offset "
+        f"{stable_end}; see kafka-transactions.sh find-hanging there"
+    )
+    return Failure(reason, now_ms - held_ms)

@@ -28,6 +28,14 @@ from millrace.mirror.batches.rebatch import BatchPath
 from millrace.mirror.config import MirrorConfig, SourceConfig
 from millrace.mirror.control.metrics import MirrorMetrics
 from millrace.mirror.control.operators import Operators
+from millrace.mirror.control.sight import (
+    GaugeRow,
+    partition_status,
+    source_gauges,
+    throttle_gauges,
+    trouble_gauges,
+    troubles_of,
+)
 from millrace.mirror.delivery.at_least_once import AtLeastOnce
 from millrace.mirror.delivery.beginnings import Beginnings, Begun
 from millrace.mirror.delivery.checkpoints import Position, Positions
@@ -53,6 +61,7 @@ from millrace.mirror.sharing.assignment import (
     encode_share,
     give_slots,
     known_levels,
+    uneven_sources,
     withhold_claimed,
 )
 from millrace.mirror.sharing.peers import add_address, add_crew, crew_of
@@ -63,7 +72,7 @@ from millrace.mirror.steady import steady_ms
 from millrace.mirror.topics.route_guard import RouteGuard
 from millrace.mirror.topics.routes import AUDIT_TOPIC, SourcePartition
 from millrace.mirror.topics.topics import TargetTopics, WantedTopic
-from millrace.mirror.troubles import HANGING_AFTER_MS, LASTING_AFTER_MS, Trouble
+from millrace.mirror.troubles import LASTING_AFTER_MS, Trouble
 
 log = structlog.get_logger("millrace.mirror.worker")
 
@@ -75,6 +84,7 @@ MAX_SHARE_OF_REBALANCE = 0.5
 # Nor its leader while it fences.
 MAX_SHARE_OF_SESSION = 0.5
 MAX_FENCING_S = 5.0
+FIRST_LOOK_S = 5.0
 MOST_TROUBLES_TOLD = 5  # by /readyz, which is read by people in a hurry
 
 
@@ -117,7 +127,7 @@ class Worker:
         self._walk = BatchWalk(config.coalesce_below)
         self._budget = FetchBudget(config.in_flight_bytes)
         self._shared_out: frozenset[SourcePartition] = frozenset()
-        self._uneven_sources: dict[str, list[str]] = {}  # as last told of
+        self._uneven_sources: dict[str, tuple[list[str], list[str]]] = {}  # as last told of
         self._generation = -1
         self._stopping = False
         self._tasks: asyncio.TaskGroup | None = None
@@ -291,19 +301,10 @@ class Worker:
         }
 
     def _tell_of_uneven_sources(self, claims: Mapping[str, Claim]) -> None:
-        """Workers whose configs have different sources: what only some have they alone carry, and what the
-        leader's lacks nobody does."""
-        mine = frozenset(self.readers)
-        uneven = {
-            member: sorted(mine ^ claim.sources)
-            for member, claim in claims.items()
-            if claim.sources is not None and claim.sources != mine
-        }
+        uneven = uneven_sources(claims, self.readers)
         if uneven != self._uneven_sources:
             self._uneven_sources = uneven
-            for member, sources in sorted(uneven.items()):
-                missing = sorted(set(sources) & mine)
-                unknown = sorted(set(sources) - mine)
+            for member, (missing, unknown) in sorted(uneven.items()):
                 log.warning(
                     "a worker's config has other sources than the leader's; reload it everywhere",
                     worker=member,
@@ -363,7 +364,7 @@ class Worker:
             await self.operators.ready()
             begun = await self._beginnings.read()  # before the positions: see there
             positions = await self.delivery.read_positions()
-            first = await self._beginnings.take_stock(begun, positions, coming, self._widths())
+            first = await self._beginnings.take_stock(begun, positions, coming, self._widths)
             self._begin(coming, positions, begun, first)
         self.operators.take_crew(crew)
         self.is_assigned = True
@@ -415,13 +416,22 @@ class Worker:
         if self.owned.get(pipeline.partition) is pipeline:
             del self.owned[pipeline.partition]
 
-    def _widths(self) -> dict[str, dict[str, int]]:
-        """What the sources have now of what is to be carried: topics with their numbers of partitions."""
+    async def _widths(self, sources: Iterable[str]) -> dict[str, dict[str, int]]:
+        """What these sources have now of what is to be carried: topics with their numbers of partitions. The
+        leader has looked at them; this worker may still be about to, or find them away (left out)."""
+        readers = [self.readers[name] for name in sources]
+        try:
+            async with asyncio.timeout(FIRST_LOOK_S):
+                await asyncio.gather(*(reader.has_looked.wait() for reader in readers))
+        except TimeoutError:
+            log.warning(
+                "no first look at all sources in time; what appears later begins with its first record"
+            )
         return {
             reader.name: {
                 topic.name: max(topic.partitions, default=-1) + 1 for topic in reader.selected_topics()
             }
-            for reader in self.readers.values()
+            for reader in readers
             if reader.view is not None
         }
 
@@ -560,23 +570,8 @@ class Worker:
     def troubles(self) -> list[Trouble]:
         """What is tried without end now: fetches that the source refuses, batches that the target refuses,
         topics that it does not take, what waits behind a transaction that nobody ends. The oldest first."""
-        now_ms = self.now_ms()
-        found = [Trouble(source, topic, None, *failure) for (source, topic), failure in self._topics.failures]
         refused = {target: failure for sink in self.delivery.sinks for target, failure in sink.failures}
-        for key, pipeline in self.owned.items():
-            reader = self.readers.get(key.source)
-            failures = [refused.get(pipeline.target)]
-            if reader is not None:
-                failures.append(reader.failures.get((key.topic, key.partition)))
-            found += [Trouble(*key, *failure) for failure in failures if failure is not None]
-            held_ms = pipeline.lag.held_ms(now_ms)
-            if held_ms >= HANGING_AFTER_MS:
-                reason = (
-                    "a transaction at the source has been open for long and holds back what follows offset "
-                    f"{pipeline.lag.stable_end}; see kafka-transactions.sh find-hanging there"
-                )
-                found.append(Trouble(*key, reason, now_ms - held_ms))
-        return sorted(found, key=lambda each: (each.since_ms, each.source, each.topic, each.partition or 0))
+        return troubles_of(self.owned, self.readers, refused, self._topics.failures, self.now_ms())
 
     def _lasting_troubles(self) -> list[Trouble]:
         now_ms = self.now_ms()
@@ -611,7 +606,7 @@ class Worker:
             ],
             "troubles": [each.as_row() for each in self.troubles()],
             "groups": self._group_sync.status(),
-            "partitions": [_partition_status(self.owned[key], now_ms) for key in sorted(self.owned)],
+            "partitions": [partition_status(self.owned[key], now_ms) for key in sorted(self.owned)],
         }
 
     def _leads(self) -> bool:
@@ -623,9 +618,9 @@ class Worker:
             return False
         return self._member.is_leader if self.is_assigned else None
 
-    def _gauges(self) -> list[tuple[str, str, dict[str, str], float]]:
+    def _gauges(self) -> list[GaugeRow]:
         target = {"target": self.target.name}
-        rows = [
+        rows: list[GaugeRow] = [
             (
                 "millrace_mirror_target_up",
                 "Whether the target answers",
@@ -639,33 +634,10 @@ class Worker:
                 float(self._retry_count),
             ),
         ]
-        throttled = [("target", self.target.name, self.target)]
-        throttled += [("source", name, reader.cluster) for name, reader in self.readers.items()]
-        rows += [
-            (
-                f"millrace_mirror_{role}_throttled_seconds_total",
-                f"For how long a {role} wanted no more requests, by its quotas, summed over connections",
-                {role: name},
-                cluster.throttled_ms / 1000,
-            )
-            for role, name, cluster in throttled
-        ]
+        rows += throttle_gauges(self.target, self.readers.values())
         refused, text = float(len(self._guard.refusals())), "Topics that would go round, or mix with another"
         rows.append(("millrace_mirror_refused_topics", text, {}, refused))
-        now_ms = self.now_ms()
-        for trouble in self.troubles():
-            of = "" if trouble.partition is None else str(trouble.partition)
-            rows.append(
-                (
-                    "millrace_mirror_trouble_seconds",
-                    "For how long a partition, or a whole topic (no partition), has not been carried",
-                    {"source": trouble.source, "topic": trouble.topic, "partition": of},
-                    trouble.for_ms(now_ms) / 1000,
-                )
-            )
-        for name, reader in self.readers.items():
-            up = float(reader.is_connected)
-            rows.append(("millrace_mirror_source_up", "Whether the source answers", {"source": name}, up))
+        rows += source_gauges(self.readers.values()) + trouble_gauges(self.troubles(), self.now_ms())
         return rows + self.operators.gauges() + self._group_sync.gauges()
 
 
@@ -676,31 +648,3 @@ def _claim_of(member: str, data: bytes) -> Claim:
     except ValueError as error:
         log.warning("a worker's claim cannot be read", member=member, error=str(error))
         return Claim()
-
-
-def _partition_status(pipeline: PartitionPipeline, now_ms: int) -> dict[str, Any]:
-    where, progress, gap = pipeline.partition, pipeline.progress, pipeline.gap
-    is_started = pipeline.state is not State.STARTING
-    status: dict[str, Any] = {
-        "source": where.source,
-        "topic": where.topic,
-        "partition": where.partition,
-        "to": str(pipeline.target),
-        "state": pipeline.state.value,
-        "position": progress.position if is_started else None,
-        "log_end": pipeline.lag.log_end if pipeline.lag.log_end >= 0 else None,
-        "stable_end": pipeline.lag.stable_end if pipeline.lag.stable_end >= 0 else None,
-        "outstanding_bytes": progress.outstanding_size,
-    }
-    if is_started and pipeline.lag.log_end >= 0:
-        status["lag_records"] = pipeline.lag.records_behind(progress.position)
-        status["lag_seconds"] = pipeline.lag.seconds_behind(progress.position, now_ms)
-    if gap is not None:
-        status["gap"] = {
-            "from": gap.from_offset,
-            "to": gap.to_offset,
-            "class": gap.gap_class.value,
-            "reason": gap.reason,
-            "at_ms": gap.at_ms,
-        }
-    return status

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import structlog
@@ -46,6 +46,8 @@ READ_PAUSE_S = 0.2
 _MARK = b'{"version":1}'
 Width = Mapping[str, int]
 """Topics of a source, with their numbers of partitions."""
+Look = Callable[[Collection[str]], Awaitable[Mapping[str, Width]]]
+"""What sources have, those that answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,25 +153,21 @@ class Beginnings:
                 await asyncio.sleep(READ_PAUSE_S)
 
     async def take_stock(
-        self,
-        begun: Begun,
-        positions: Positions,
-        coming: Iterable[SourcePartition],
-        there: Mapping[str, Width],
+        self, begun: Begun, positions: Positions, coming: Iterable[SourcePartition], look: Look
     ) -> set[str]:
         """Lost positions are noted as such in `positions`; positions without a mark (of a version that set
         none, or of a worker that was killed between the two) get theirs. Gives the sources whose first run
-        begins now; their first look is on record then, as far as what is `there` says."""
+        begins now; their first look is on record then, as far as `look` tells what they have."""
         lost = begun.lost(positions)
         if lost:
             log.error("positions are gone", topic=self._topic, partitions=len(lost))
             positions.unreadable |= lost
         seen = {*positions.known, *positions.unreadable}
         new = {each.source for each in coming} - {each.source for each in seen} - begun.first_looks.keys()
-        for source in sorted(new & there.keys()):
-            look = FirstLook(self._now_ms(), dict(there[source]))
-            await self._write(encode_first_look(source, look))
-            begun.first_looks[source] = look
+        for source, topics in sorted((await look(new)).items() if new else ()):
+            first = FirstLook(self._now_ms(), dict(topics))
+            await self._write(encode_first_look(source, first))
+            begun.first_looks[source] = first
         if unmarked := positions.known.keys() - begun.partitions:
             await self._write(encode_marks(unmarked))
         return new

@@ -22,7 +22,7 @@ end their open transactions before it hands out their partitions. What nobody re
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -84,6 +84,18 @@ def known_levels(
     for worker in sorted(workers, key=lambda name: (workers[name].generation, name)):
         levels.update(workers[worker].levels)
     return levels
+
+
+def uneven_sources(
+    workers: Mapping[str, Claim], mine: Collection[str]
+) -> dict[str, tuple[list[str], list[str]]]:
+    """Workers whose configs have other sources than the leader's (`mine`): the ones that each lacks, which
+    the others carry, and the ones that the leader's lacks, which nobody does."""
+    return {
+        worker: (sorted(set(mine) - claim.sources), sorted(claim.sources - set(mine)))
+        for worker, claim in workers.items()
+        if claim.sources is not None and claim.sources != set(mine)
+    }
 
 
 def withhold_claimed(

@@ -143,15 +143,16 @@ class SourceReader:
         self._discovery_interval_ms = discovery_interval_ms
         self._now_ms = now_ms
         self._on_view = on_view
-        self._logs = SourceLogs(config.cluster, cluster, now_ms, record_start)
         self._refusals: dict[tuple[str, int], int] = {}  # of a partition's fetches, in a row
-        self.failures: Failures[tuple[str, int]] = Failures()  # of what is fetched here
+        self.failures: Failures[tuple[str, int]] = Failures()  # of what is begun and fetched here
+        self._logs = SourceLogs(config.cluster, cluster, now_ms, record_start, self.failures)
         self._compared: dict[tuple[str, int], int] = {}  # the leader epoch whose history is known to be ours
         self._bucket = TokenBucket()
         self._pipelines: dict[tuple[str, int], PartitionPipeline] = {}
         self._loops: dict[_Way, _FetchLoop] = {}
         self._look_again = asyncio.Event()
         self._has_new_view = asyncio.Event()
+        self.has_looked = asyncio.Event()  # once `view` is there
         self._tasks = asyncio.TaskGroup()
 
     # --- what is carried -------------------------------------------------------------------------
@@ -256,6 +257,7 @@ class SourceReader:
                 self._place()
                 self._check_origins(self.view)
                 self._has_new_view.set()
+                self.has_looked.set()
                 self.is_connected = self.was_connected = True
                 failure_count = 0
             except CLUSTER_FAILURES as error:

@@ -38,6 +38,7 @@ from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.gaps.open_gaps import Origin
 from millrace.mirror.pipeline import PartitionPipeline, State
 from millrace.mirror.topics.routes import SourcePartition
+from millrace.mirror.troubles import Failures
 
 log = structlog.get_logger("millrace.mirror.sources.source_logs")
 
@@ -61,8 +62,11 @@ class SourceLogs:
         cluster: Cluster,
         now_ms: Callable[[], int],
         record_start: Callable[[SourcePartition, Position], Awaitable[None]],
+        failures: Failures[tuple[str, int]] | None = None,
     ) -> None:
-        """`record_start` returns when a first position is durable."""
+        """`record_start` returns when a first position is durable. `failures` are told what cannot begin, by
+        topic and partition."""
+        self._failures: Failures[tuple[str, int]] = Failures() if failures is None else failures
         self._name = name
         self._cluster = cluster
         self._now_ms = now_ms
@@ -77,10 +81,13 @@ class SourceLogs:
         """Finds where a newly assigned partition goes on. Tries until it is known or the assignment ends.
         `start` counts only for a partition that was never mirrored before."""
         failures, failure_count = NewFailures(), 0
+        key = (pipeline.partition.topic, pipeline.partition.partition)
         while pipeline.state is State.STARTING:
             try:
                 await self._begin(pipeline, known, is_lost, start)
+                self._failures.over(key)
             except CLUSTER_FAILURES as error:
+                self._failures.failed(key, f"it cannot begin: {error}", self._now_ms())
                 if failures.is_news(error):
                     log.warning("cannot begin yet", of=str(pipeline.partition), error=str(error))
                 failure_count += 1

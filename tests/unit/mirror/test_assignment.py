@@ -15,6 +15,7 @@ from millrace.mirror.sharing.assignment import (
     encode_share,
     give_slots,
     known_levels,
+    uneven_sources,
     withhold_claimed,
 )
 from millrace.mirror.sharing.balance import WORTH
@@ -69,6 +70,16 @@ def test_worker_whose_config_lacks_a_source_is_given_nothing_of_it() -> None:
     # What it carried of a source that a reload has taken from it goes to the others.
     claims["b"] = Claim(frozenset(partitions(6, source="jfk")), 3, sources=frozenset({"ewr"}))
     assert {key.source for key in assign(everything, claims)["b"]} == {"ewr"}
+
+
+def test_workers_whose_sources_are_not_the_leaders_are_named() -> None:
+    claims = {
+        "leader": Claim(sources=frozenset({"ewr", "jfk"})),
+        "less": Claim(sources=frozenset({"ewr"})),
+        "other": Claim(sources=frozenset({"ewr", "jfk", "lhr"})),
+        "old": Claim(),
+    }
+    assert uneven_sources(claims, {"ewr", "jfk"}) == {"less": (["jfk"], []), "other": ([], ["lhr"])}
 
 
 def test_source_that_no_worker_has_is_nobodys() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from millrace.broker.client.cluster import Cluster
+from millrace.mirror import worker as worker_module
 from millrace.mirror.config import MirrorConfig, parse_config
 from millrace.mirror.delivery import beginnings as module
 from millrace.mirror.delivery.beginnings import (
@@ -49,6 +50,7 @@ class Stage:
         self.positions: list[tuple[bytes, bytes]] = []
         self.done: list[str] = []
         self.is_killed_before_marks = False
+        self.looks_late = False
 
         async def nothing(*_: object) -> int:
             return 1
@@ -89,7 +91,15 @@ class Stage:
             name: SimpleNamespace(name=name, internal=False, partitions=dict.fromkeys(range(width)))
             for name, width in self.widths.items()
         }
-        reader.view = SimpleNamespace(topics=topics)
+
+        def looks() -> None:
+            reader.view = SimpleNamespace(topics=topics)
+            reader.has_looked.set()
+
+        if self.looks_late:
+            asyncio.get_running_loop().call_later(0.01, looks)
+        else:
+            looks()
 
         async def begin(pipeline: Any, known: Position | None, *, is_lost: bool, start: str | int) -> None:
             begun[pipeline.partition] = "lost" if is_lost else start if known is None else "known"
@@ -164,6 +174,30 @@ def test_second_wave_of_a_first_run_begins_when_that_did(monkeypatch: pytest.Mon
             part(2): "earliest",
             part(0, "new"): "earliest",
         }
+
+    asyncio.run(story())
+
+
+def test_worker_that_has_not_looked_yet_waits_for_the_first_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leader had, and shared it out: what comes late is of the first run all the same."""
+
+    async def story() -> None:
+        stage = Stage(monkeypatch, "latest")
+        stage.looks_late = True
+        assert await stage.assigned(part(0)) == {part(0): "latest"}
+        assert await stage.assigned(part(1)) == {part(1): START_MS}
+
+    asyncio.run(story())
+
+
+def test_source_that_does_not_answer_holds_nothing_up_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "FIRST_LOOK_S", 0.001)
+
+    async def story() -> None:
+        stage = Stage(monkeypatch, "latest")
+        stage.looks_late = True
+        assert await stage.assigned(part(0)) == {part(0): "latest"}
+        assert stage.starts == encode_marks([part(0)])
 
     asyncio.run(story())
 

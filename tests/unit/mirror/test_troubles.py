@@ -16,15 +16,18 @@ from millrace.broker.client.raw_produce import ProduceOutcome
 from millrace.broker.errors import TopicAuthorizationFailed
 from millrace.mirror.config import parse_config
 from millrace.mirror.control.http.bodies import StatusAnswer
+from millrace.mirror.control.sight import trouble_gauges
+from millrace.mirror.delivery.checkpoints import Position
 from millrace.mirror.delivery.lane import Identity
-from millrace.mirror.pipeline import PartitionPipeline
+from millrace.mirror.pipeline import PartitionPipeline, State
 from millrace.mirror.topics import topics as topics_module
 from millrace.mirror.topics.routes import SourcePartition
 from millrace.mirror.topics.topics import WantedTopic
-from millrace.mirror.troubles import HANGING_AFTER_MS, LASTING_AFTER_MS, Failure, Failures
+from millrace.mirror.troubles import HANGING_AFTER_MS, LASTING_AFTER_MS, Failure, Failures, Trouble
 from millrace.mirror.worker import Worker
 from tests.unit.mirror.test_pipeline_gaps import ORIGIN, answer, batch
 from tests.unit.mirror.test_source_answers import answered, taken
+from tests.waiting import until_async as until
 
 WHERE = SourcePartition("ewr", "flights", 0)
 CONFIG = parse_config(
@@ -203,6 +206,37 @@ def test_transaction_that_may_still_end_is_no_trouble() -> None:
         assert scene.told() == []
         scene.passes(1)
         assert len(scene.told()) == 1
+
+    with_scene(story)
+
+
+def test_partition_with_two_troubles_has_one_gauge() -> None:
+    """Prometheus takes no sample twice."""
+    troubles = [Trouble(*WHERE, "fetch", 5_000), Trouble(*WHERE, "batch", 9_000)]
+    ((_, _, labels, seconds),) = trouble_gauges(troubles, 10_000)
+    assert (labels, seconds) == ({"source": "ewr", "topic": "flights", "partition": "0"}, 5.0)
+
+
+def test_partition_that_cannot_begin_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(scene: Scene) -> None:
+        may_begin = asyncio.Event()
+
+        async def log_of(_partition: object) -> Any:
+            if not may_begin.is_set():
+                raise TopicAuthorizationFailed("no")
+            return ORIGIN, 0, 0
+
+        monkeypatch.setattr(scene.reader._logs, "_log_of", log_of)
+        scene.pipeline.state = State.STARTING
+        known = Position(0, ORIGIN.cluster_id, ORIGIN.topic_id, -1, 0)
+        beginning = asyncio.create_task(
+            scene.reader.begin(scene.pipeline, known, is_lost=False, start="earliest")
+        )
+        await until(lambda: scene.told() != [])
+        assert "it cannot begin: no" in scene.told()[0][2]
+        may_begin.set()
+        await beginning
+        assert scene.told() == []
 
     with_scene(story)
 
