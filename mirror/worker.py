@@ -419,7 +419,7 @@ class Worker:
     async def _widths(self, sources: Iterable[str]) -> dict[str, dict[str, int]]:
         """What these sources have now of what is to be carried: topics with their numbers of partitions. The
         leader has looked at them; this worker may still be about to, or find them away (left out)."""
-        readers = [self.readers[name] for name in sources]
+        readers = [self.readers[name] for name in sources if name in self.readers]
         try:
             async with asyncio.timeout(FIRST_LOOK_S):
                 await asyncio.gather(*(reader.has_looked.wait() for reader in readers))
