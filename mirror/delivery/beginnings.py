@@ -84,7 +84,7 @@ class Begun:
                 self._widths.setdefault(source, {})[str(named["topic"])] = int(told["partitions"])
             else:
                 self.first_looks[source] = FirstLook(int(told["at_ms"]), self._widths.setdefault(source, {}))
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, OverflowError):
             return
 
     def lost(self, positions: Positions) -> set[SourcePartition]:

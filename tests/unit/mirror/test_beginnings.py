@@ -233,7 +233,13 @@ def test_format_is_the_documented_one_and_reads_as_written() -> None:
         (b'{"source":"ewr","topic":"flights","partition":0}', b'{"version":1}'),
     ]
     begun = Begun()
-    for key, value in [*rows, (b"of another kind", b"{}"), (None, None), (b'{"source":"x"}', b"{}")]:
+    for key, value in [
+        *rows,
+        (b"of another kind", b"{}"),
+        (None, None),
+        (b'{"source":"x"}', b"{}"),
+        (b'{"source":"x"}', b'{"at_ms":1e999}'),
+    ]:
         begun.apply(key, value)
     assert (begun.partitions, begun.first_looks) == ({part(0)}, {"ewr": FirstLook(9, {"flights": 3})})
 
