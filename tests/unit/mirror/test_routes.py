@@ -33,6 +33,7 @@ from tests import seeds
         "millrace.offsets.aggregate",
         "millrace.control.aggregate",
         "millrace.routes.aggregate",
+        "millrace.starts.aggregate",
         "heartbeats",
         "ewr.heartbeats",
         "mm2-offsets.ewr.internal",
