@@ -299,8 +299,8 @@ class PartitionPipeline:
         if self.state is not State.RUNNING or self.progress.is_blocked:
             return
         now_ms = self._around.now_ms()
-        end = fetched.last_stable_offset
-        self.lag.sample(end if end >= 0 else fetched.high_watermark, now_ms)
+        stable_end = fetched.last_stable_offset
+        self.lag.sample(max(stable_end, fetched.high_watermark), now_ms, stable_end)
         data = fetched.records
         from_offset = self.progress.fetch_offset
         max_size = self._around.max_batch_size(self.target.topic)
@@ -345,9 +345,8 @@ class PartitionPipeline:
                 return
             span = self.progress.fetched(next_offset, 1, 0, leader_epoch)
             self.progress.failed(span)
-            gap_class = GapClass.CORRUPT if ready.unreadable else GapClass.TOO_LARGE
             reason = ready.unreadable or "one record over the limit"
-            self._gap_in_span(span, offsets[0], offsets[-1] + 1, gap_class, reason)
+            self._gap_in_span(span, offsets[0], offsets[-1] + 1, ready.gap_class, reason)
             return
         measured_from_ms, measured_from = self._latency_start(ready, now_ms)
         if self._between is None:

@@ -26,13 +26,12 @@ from millrace.broker.protocol.batch import (
     LOG_OVERHEAD,
     BatchHeader,
     parse_header,
-    verify_crc,
 )
 from millrace.broker.protocol.records import load_compiler
 from millrace.broker.protocol.rewrite import warm_kernels as warm_rewrite_kernels
 from millrace.broker.telemetry.memory import release_compiler_pages
 from millrace.mirror.batches.old_messages import end_of_entries, last_offset
-from millrace.mirror.batches.placement import position_of
+from millrace.mirror.batches.placement import position_of, verify_batch
 
 if TYPE_CHECKING:
     import numpy as np
@@ -190,7 +189,9 @@ class BatchWalk:
                 self._state[kernels.STATE_OFFSET] = step.next_offset
                 status = kernels.AGAIN
         if status == kernels.BAD_CONTROL:
-            yield [list(_unreadable_step(parse_header(data, position), position))]
+            header = parse_header(data, position)
+            verify_batch(data, position, header)
+            yield [list(_unreadable_step(header, position))]
         elif status == kernels.BEYOND_THE_END:
             claimed = parse_header(data, position).next_offset
             raise BeyondTheEnd(f"a batch claims to end at {claimed}, and the log ends at {log_end}")
@@ -237,7 +238,7 @@ class BatchWalk:
     @staticmethod
     def _raise(data: memoryview, position: int) -> None:
         """Says in words what the walk stopped at."""
-        verify_crc(data, position, parse_header(data, position))
+        verify_batch(data, position, parse_header(data, position))
         raise CorruptMessage("a batch was refused that nothing is wrong with")
 
 

@@ -155,7 +155,12 @@ def walk(buffer: Any, state: Any, aborted: Any, aborting: Any, limits: Any, step
         size = batch_length + 12
         if size > end - position:
             break
+        last_delta = _int32_at(buffer, position + 23)
+        record_count = _int32_at(buffer, position + 57)
         attributes = np.int64(_unsigned(buffer, position + 21, 2))
+        if last_delta < 0 or (record_count == 0 and size > _HEADER_SIZE and attributes & 7 == 0):
+            status = np.int64(BAD_HEADER)  # it would be passed over as one without records, or of before
+            break
         codec = attributes & 7
         is_crc_unchecked = size >= limits[L_CRC_BELOW] and size >= limits[L_BELOW + codec]
         if not is_crc_unchecked:
@@ -165,8 +170,7 @@ def walk(buffer: Any, state: Any, aborted: Any, aborting: Any, limits: Any, step
                 break
         unchecked_crc = np.int64(_unsigned(buffer, position + 17, 4)) if is_crc_unchecked else np.int64(-1)
         base_offset = _int64_at(buffer, position)
-        last_offset = base_offset + _int32_at(buffer, position + 23)
-        record_count = _int32_at(buffer, position + 57)
+        last_offset = base_offset + last_delta
         producer_id = _int64_at(buffer, position + 43)
         is_control = attributes & 0x20 != 0
 
@@ -223,8 +227,14 @@ def walk(buffer: Any, state: Any, aborted: Any, aborting: Any, limits: Any, step
         start = position
         position += size
         behind = last_offset + 1
-        if last_offset < expected:
-            continue  # the source may begin before the offset that was asked for
+        if last_offset < expected:  # the source may begin before the offset that was asked for
+            if is_crc_unchecked:
+                computed = crc32c_within(buffer, start + 21, position)
+                if np.uint64(computed) != np.uint64(unchecked_crc):
+                    position = start
+                    status = np.int64(BAD_CRC)
+                    break
+            continue
         leader_epoch = _int32_at(buffer, start + 12)
 
         if not is_data:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from millrace.broker.errors import CorruptMessage
-from millrace.broker.protocol.batch import HEADER_SIZE, iterate_batches, parse_header, verify_crc
+from millrace.broker.protocol.batch import HEADER_SIZE, BatchHeader, iterate_batches, parse_header, verify_crc
 
 Buffer = bytes | bytearray | memoryview
 
@@ -37,6 +37,18 @@ class _Batch(NamedTuple):
     base_offset: int
     next_offset: int
     place: int  # how many stand before it, whole or not
+
+
+def verify_batch(data: Buffer, position: int, header: BatchHeader) -> None:
+    """Raises CorruptMessage unless a batch is whole, its checksum right, and its header one that a log can
+    hold: what ends before it begins, or holds bytes and no records, would else be passed over."""
+    verify_crc(data, position, header)
+    has_lost_records = header.record_count == 0 and header.size > HEADER_SIZE and not header.compression
+    if header.last_offset_delta < 0 or has_lost_records:
+        raise CorruptMessage(
+            f"record batch at offset {header.base_offset} of {header.size} bytes claims "
+            f"{header.record_count} records and a last offset of {header.last_offset}"
+        )
 
 
 def beginning_at(data: Buffer, offset: int, log_end: int) -> Beginning | None:
@@ -87,7 +99,7 @@ def _batches(data: Buffer) -> list[_Batch]:
         for place, (position, header) in enumerate(iterate_batches(data), 1):
             end = position + header.size
             try:
-                verify_crc(data, position, header)
+                verify_batch(data, position, header)
             except CorruptMessage:
                 continue
             found.append(_Batch(header.base_offset, header.next_offset, place - 1))

@@ -119,7 +119,7 @@ def decode_value(value: bytes) -> Position:
             int(fields.get("log_end", -1)),
             int(fields.get("waiting_since_ms", -1)),
         )
-    except (TypeError, KeyError, AttributeError) as error:
+    except (TypeError, KeyError, AttributeError, OverflowError) as error:
         raise ValueError(f"not a position: {error}") from None
     if position.next_offset < 0:
         raise ValueError(f"a position before the log: {position.next_offset}")

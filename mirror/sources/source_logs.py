@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable
 import structlog
 
 from millrace.broker.client.cluster import Cluster
+from millrace.broker.client.leader_epochs import epoch_ends
 from millrace.broker.client.metadata import ClusterMetadata
 from millrace.broker.client.offsets import EARLIEST, LATEST
 from millrace.broker.client.raw_fetch import FetchedPartition, FetchPosition, fetch
@@ -24,6 +25,7 @@ from millrace.broker.errors import (
     LeaderNotAvailable,
     UnknownServerError,
     UnknownTopicOrPartition,
+    UnsupportedVersion,
     error_for_code,
 )
 from millrace.mirror.batches.old_messages import first_reaching
@@ -34,6 +36,7 @@ from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.gaps.open_gaps import Origin
 from millrace.mirror.pipeline import PartitionPipeline, State
 from millrace.mirror.topics.routes import SourcePartition
+from millrace.mirror.troubles import Failures
 
 log = structlog.get_logger("millrace.mirror.sources.source_logs")
 
@@ -57,8 +60,11 @@ class SourceLogs:
         cluster: Cluster,
         now_ms: Callable[[], int],
         record_start: Callable[[SourcePartition, Position], Awaitable[None]],
+        failures: Failures[tuple[str, int]] | None = None,
     ) -> None:
-        """`record_start` returns when a first position is durable."""
+        """`record_start` returns when a first position is durable. `failures` are told what cannot begin, by
+        topic and partition."""
+        self._failures: Failures[tuple[str, int]] = Failures() if failures is None else failures
         self._name = name
         self._cluster = cluster
         self._now_ms = now_ms
@@ -73,10 +79,13 @@ class SourceLogs:
         """Finds where a newly assigned partition goes on. Tries until it is known or the assignment ends.
         `start` counts only for a partition that was never mirrored before."""
         failures, failure_count = NewFailures(), 0
+        key = (pipeline.partition.topic, pipeline.partition.partition)
         while pipeline.state is State.STARTING:
             try:
                 await self._begin(pipeline, known, is_lost, start)
+                self._failures.over(key)
             except CLUSTER_FAILURES as error:
+                self._failures.failed(key, f"it cannot begin: {error}", self._now_ms())
                 if failures.is_news(error):
                     log.warning("cannot begin yet", of=str(pipeline.partition), error=str(error))
                 failure_count += 1
@@ -156,9 +165,11 @@ class SourceLogs:
                 resume_at=latest,
             )
         else:
-            self._leave_unexplained(pipeline, earliest)
+            await self._leave_unexplained(pipeline, earliest)
 
-    def _leave_unexplained(self, pipeline: PartitionPipeline, earliest: int) -> None:
+    async def _leave_unexplained(self, pipeline: PartitionPipeline, earliest: int) -> None:
+        """The offset is within the log, and out of range all the same: what the source does not know is the
+        epoch of what was fetched last. A log that was restored from a backup has an older history."""
         offset = pipeline.progress.fetch_offset
         before, count = self._unexplained.get(pipeline.partition, (offset, 0))
         count = count + 1 if before == offset else 1
@@ -166,13 +177,45 @@ class SourceLogs:
         if count < MAX_UNEXPLAINED or pipeline.progress.fetched_leader_epoch < 0:
             log.warning("fetching again what should be there", of=str(pipeline.partition), offset=offset)
             return
+        try:
+            parted = await self._parted(pipeline)
+        except CLUSTER_FAILURES as error:
+            log.warning("asking again", of=str(pipeline.partition), error=str(error))
+            return
         del self._unexplained[pipeline.partition]
+        if pipeline.progress.fetch_offset != offset:
+            return
+        if parted is not None:
+            pipeline.at_gap(
+                GapClass.TRUNCATED,
+                offset,
+                f"the source's log has another history from offset {parted[0]} on",
+                first=parted[0],
+                resume_at=parted[0],
+                resume_epoch=parted[1],
+            )
+            return
         pipeline.at_gap(
             GapClass.RECREATED,
             max(offset, pipeline.lag.log_end),
             "the source has never seen the leader epoch of what was fetched: its log is another one",
             resume_at=earliest,
         )
+
+    async def _parted(self, pipeline: PartitionPipeline) -> tuple[int, int] | None:
+        """Where the source's history leaves what was fetched, and the epoch to go on with: by the newest of
+        our epochs that it can tell of. None when there is none."""
+        key = (pipeline.partition.topic, pipeline.partition.partition)
+        progress = pipeline.progress
+        ours = progress.epochs.newest_first()
+        for epoch in ours:
+            try:
+                found, end = (await epoch_ends(self._cluster, {key: epoch}))[key]
+            except UnsupportedVersion:
+                return None
+            if found >= 0 and end >= 0 and min(ours) <= found:
+                return progress.epochs.parts_at(found, end, progress.fetch_offset)
+        return None
 
     async def survey(self, pipeline: PartitionPipeline) -> None:
         """Finds where a damaged stretch at the fetch offset ends: at the first batch behind it that the
@@ -276,7 +319,8 @@ class SourceLogs:
         for topic_name, wanted in by_topic.items():
             try:
                 async with asyncio.timeout(SAMPLE_TIMEOUT_S):
-                    ends = await self._cluster.list_offsets(dict.fromkeys(wanted, LATEST), True)
+                    stable = await self._cluster.list_offsets(dict.fromkeys(wanted, LATEST), True)
+                    ends = await self._cluster.list_offsets(dict.fromkeys(wanted, LATEST))
                     later = await self._cluster.metadata([topic_name], max_age_ms=0)
             except CLUSTER_FAILURES as error:
                 log.debug("no log ends", source=self._name, topic=topic_name, error=str(error))
@@ -287,7 +331,7 @@ class SourceLogs:
             now, now_ms = Origin(later.cluster_id or "", topic.topic_id), self._now_ms()
             for key, pipeline in wanted.items():
                 if not is_other_log(pipeline.origin, now):
-                    pipeline.lag.sample(ends[key].offset, now_ms)
+                    pipeline.lag.sample(ends[key].offset, now_ms, stable[key].offset)
 
     async def _log_of(self, partition: SourcePartition) -> tuple[Origin, int, int]:
         """Which log it is now, its first offset and its end (the high watermark)."""

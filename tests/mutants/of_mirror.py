@@ -45,6 +45,26 @@ OF_MIRROR = (
         ),
     ),
     Mutant(
+        name="hidden-batch-passed-over",
+        promise="A batch is passed over as one of before only when its header can be true.",
+        file="mirror/batches/coalesce_kernels.py",
+        rule="        if last_delta < 0 or (",
+        instead="        if size < 0 and (",
+        red=(
+            f"{UNIT}/test_rebatch_paths.py::test_a_batch_whose_header_hides_its_records_is_not_passed_over",
+        ),
+    ),
+    Mutant(
+        name="lost-position-begins-anew",
+        promise="A partition that was begun and whose position is gone is a gap, not a new beginning.",
+        file="mirror/delivery/beginnings.py",
+        rule="            positions.unreadable |= lost\n",
+        instead="            pass\n",
+        red=(
+            f"{UNIT}/test_beginnings.py::test_position_that_is_gone_is_lost_wherever_a_first_run_would_begin",
+        ),
+    ),
+    Mutant(
         name="position-passes-unacknowledged",
         promise="A position never passes a batch that the target has not acknowledged.",
         file="mirror/delivery/progress.py",

@@ -73,6 +73,7 @@ def test_foreign_key_is_ignored(key: bytes | None) -> None:
         b"7",
         encode_value(POSITION).replace(b'"version":1', b'"version":2'),
         encode_value(POSITION).replace(b'"next_offset":42', b'"next_offset":-1'),
+        encode_value(POSITION).replace(b'"next_offset":42', b'"next_offset":1e999'),
         encode_value(POSITION).replace(b'"topic_id":"1', b'"topic_id":"x'),
     ],
 )
