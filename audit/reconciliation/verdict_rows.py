@@ -350,6 +350,7 @@ def _row(verdict: WindowVerdict, evidence: Evidence = _NO_EVIDENCE) -> dict[str,
         "reasons": list(verdict.reasons),
         "append_ms": dict(evidence.append_ms),
         "not_before_ms": verdict.not_before_ms,
+        "unpromised": not verdict.promised,
     }
     return {
         "topic": verdict.topic,
