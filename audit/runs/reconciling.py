@@ -274,14 +274,18 @@ def tiers_of(config: AuditConfig) -> list[dict[str, object]]:
 
 
 def streams_of(config: AuditConfig, captured: Capture) -> list[StreamFacts]:
-    """What events told, by the audited topics: a producer knows its topic by its own cluster's name."""
+    """What events told, by the audited topics: a producer knows its topic by its own cluster's name. One of
+    an audited topic's name in a cluster where another topic is the audited one has none."""
     found = []
     for facts in captured.ledger.streams.values():
-        origins = captured.origins.get(facts.stream)
-        for name, cluster in config.sources().items():
-            named = [topic for topic in config.topics if facts.topic in cluster.topics_here(topic)]
-            if named and (not origins or name in origins):
-                facts = replace(facts, topic=named[0])
-                break
+        origins = captured.origins.get(facts.stream, set()) & set(config.sources())
+        named = [
+            topic
+            for name, cluster in config.sources().items()
+            for topic in config.topics
+            if facts.topic in cluster.topics_here(topic) and (not origins or name in origins)
+        ]
+        if named or (origins and facts.topic in config.topics):
+            facts = replace(facts, topic=named[0] if named else "")
         found.append(facts)
     return found
