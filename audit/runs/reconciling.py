@@ -47,6 +47,7 @@ def reconciler_of(
                 each.cause,
                 each.until_ms,
                 _is_cut_off(each, config, captured, unread),
+                by_window=True,
             )
         )
     passed: dict[str, Mapping[Place, Passage]] = {
