@@ -35,6 +35,11 @@ def reasons_of(detail: Mapping[str, Any]) -> list[str]:
 
 _ADVICE = (
     (
+        "a producer of the roster told nothing of this window",
+        "Did it run then, and reach its own cluster? If it did, its records are in no count; if it had "
+        f"nothing to send, {_WAIVE}",
+    ),
+    (
         "a producer of the roster",
         "Is it running, and does it reach its own cluster? It stays here until its first event is read.",
     ),

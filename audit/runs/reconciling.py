@@ -17,7 +17,8 @@ from millrace.audit.contract.group_counts import group_doubts
 from millrace.audit.contract.header import MAX_CREATED_MS
 from millrace.audit.keeping.state import UnreadNote
 from millrace.audit.reconciliation.online_tiers import OnlineGroup, online_groups
-from millrace.audit.reconciliation.reconcile import Gap, Passage, Place, UnreadRange, roster_rows
+from millrace.audit.reconciliation.reconcile import Gap, Passage, Place, UnreadRange
+from millrace.audit.reconciliation.roster import roster_rows
 from millrace.audit.reconciliation.verdict_rows import ClusterReading, Reconciler
 from millrace.audit.reconciliation.verdicts import WindowState, WindowVerdict
 from millrace.audit.runs.capture import Capture, MirrorPosition
@@ -90,17 +91,19 @@ def roster_of(config: AuditConfig, captured: Capture, rows: pa.Table) -> list[Wi
             streams_of(config, captured),
             topic,
             config.window_ms,
-            window_starts=_settled_starts(rows, topic),
+            windows=_settled_windows(rows, topic),
             grace_ms=config.grace_ms,
         )
     ]
 
 
-def _settled_starts(rows: pa.Table, topic: str) -> list[int]:
-    """When the topic's settled windows began; one that a wrong clock put into the future is open."""
+def _settled_windows(rows: pa.Table, topic: str) -> set[tuple[int, int]]:
+    """[start, end) of the topic's settled windows; one that a wrong clock put into the future is open."""
     settled = pc.and_(pc.equal(rows["topic"], topic), pc.equal(rows["state"], str(WindowState.SETTLED)))
-    starts: list[int] = rows.filter(settled)["window_start_ms"].drop_null().to_pylist()
-    return starts
+    of_windows = rows.filter(pc.and_(settled, pc.is_valid(rows["window_start_ms"])))
+    found = of_windows.select(["window_start_ms", "window_ms"]).group_by(["window_start_ms", "window_ms"])
+    told = found.aggregate([]).to_pylist()
+    return {(each["window_start_ms"], each["window_start_ms"] + each["window_ms"]) for each in told}
 
 
 def _gone(captured: Capture, read: Iterable[str]) -> list[UnreadNote]:
