@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from millrace.audit.config import AuditConfig
+from millrace.audit.contract.events import GapEvent
 from millrace.audit.contract.header import MAX_CREATED_MS
 from millrace.audit.keeping.state import Commit, ReadPosition, UnreadNote
 from millrace.audit.reconciliation.reconcile import Gap, Passage, Place
@@ -116,7 +117,7 @@ def known_gaps(captured: Capture, config: AuditConfig, aggregate: str | None = N
     }
     gaps = []
     for gap in captured.ledger.gaps.values():
-        if aggregate is not None and aggregate not in captured.carriers.get(gap.mirror, {aggregate}):
+        if aggregate is not None and not _is_into(captured, aggregate, gap):
             continue
         source = captured.source_names.get((gap.mirror, gap.source), gap.source)
         topic = named.get((source, gap.topic))
@@ -126,6 +127,14 @@ def known_gaps(captured: Capture, config: AuditConfig, aggregate: str | None = N
             known = {"", *ids[gap.place_key], now.get(place, "")} if is_replaceable else None
             gaps.append(Gap(place, gap.from_offset, gap.to_offset, gap.cause, gap.topic_id, known))
     return gaps
+
+
+def _is_into(captured: Capture, aggregate: str, gap: GapEvent) -> bool:
+    """Whether the gap may be one before this aggregate."""
+    here = captured.cluster_ids.get(aggregate, "")
+    if gap.target and here and gap.target != here:
+        return False
+    return aggregate in captured.carriers.get(gap.mirror, {aggregate})
 
 
 def groups_began(config: AuditConfig, captured: Capture) -> dict[str, dict[Place, int]]:
