@@ -23,7 +23,13 @@ from millrace.audit.reconciliation.verdict_rows import ClusterReading, Reconcile
 from millrace.audit.reconciliation.verdicts import WindowState, WindowVerdict
 from millrace.audit.runs.capture import Capture, MirrorPosition
 from millrace.audit.runs.log_history import holds_to
-from millrace.audit.runs.reading_plan import groups_began, hidden_by_transactions, known_gaps, passages
+from millrace.audit.runs.reading_plan import (
+    groups_began,
+    hidden_by_transactions,
+    known_gaps,
+    never_begun,
+    passages,
+)
 from millrace.broker.client.leader_epochs import EpochStarts
 
 
@@ -69,7 +75,11 @@ def reconciler_of(
         ],
         passed={**passed, **(arrivals or {})},
         gaps={
-            name: [*gaps_of(config, captured, name), *_given_again(name, config, captured, unread)]
+            name: [
+                *gaps_of(config, captured, name),
+                *_given_again(name, config, captured, unread),
+                *never_begun(captured, name),
+            ]
             for name in config.aggregates()
         },
         window_ms=config.window_ms,
