@@ -150,20 +150,24 @@ class PartitionPipeline:
         self._doubt = Doubt()
         self.passes_over = False  # batches of this log that stand out of their place
         self._written = Position(0, "", NO_TOPIC_ID, -1, 0)  # the position that is on record
+        self._began = -1
         self._settled = asyncio.Event()
         self._is_paused = False
         self._gaps = OpenGaps()
 
     # --- life ------------------------------------------------------------------------------------
 
-    def ready(self, position: int, leader_epoch: int, origin: Origin) -> None:
-        """The position is known (and written): fetching may begin."""
+    def ready(self, position: int, leader_epoch: int, origin: Origin, began: int = -1) -> None:
+        """The position is known (and written): fetching may begin. `began` is as in `Position`."""
         if self.state is State.STARTING:
             self.progress = PartitionProgress(
                 position, leader_epoch, transactional=self._sink.is_transactional
             )
             self.origin = origin
-            self._written = Position(position, origin.cluster_id, origin.topic_id, leader_epoch, 0)
+            self._began = began
+            self._written = Position(
+                position, origin.cluster_id, origin.topic_id, leader_epoch, 0, began=began
+            )
             self.runs = Runs(self.partition, position, self._around.now_ms(), origin.topic_id)
             self._run()
 
@@ -257,6 +261,7 @@ class PartitionPipeline:
         self.progress.close()
         self.progress = PartitionProgress(back_to.next_offset, back_to.leader_epoch, transactional=True)
         self.origin = Origin(back_to.cluster_id, back_to.topic_id)
+        self._began = back_to.began
         self.runs.restart(back_to.next_offset, self._around.now_ms(), back_to.topic_id)
         self._written = back_to
         self._doubt = Doubt()
@@ -290,6 +295,7 @@ class PartitionPipeline:
             now_ms,
             lag.log_end,
             -1 if waiting_since_ms is None else waiting_since_ms,
+            self._began,
         )
 
     # --- from the source -------------------------------------------------------------------------
@@ -562,8 +568,10 @@ class PartitionPipeline:
             self.runs.cut(to.offset, self._around.now_ms(), topic_id)
         self.progress.jump(to.offset, to.leader_epoch)
         self._doubt = Doubt()
+        self._began = min(self._began, to.offset)  # what lies behind it in a shortened log is carried
         if to.origin is not None and to.origin != self.origin:
             self.origin = to.origin
+            self._began = 0  # a topic that is made anew is carried as a whole
             self.passes_over = False
             self.lag = LagSamples()  # the ends of another log say nothing of this one
 

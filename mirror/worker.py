@@ -509,9 +509,18 @@ class Worker:
                 await asyncio.sleep(READ_PAUSE_S)
 
     async def record_gap(self, gap: Gap) -> None:
-        key, value = gap_event(self.config.name, gap)
+        key, value = gap_event(self.config.name, gap, await self._target_id())
         self.metrics.count_gap(key, gap.partition.source, gap.gap_class.value)
         await self._system.write(AUDIT_TOPIC, [(key, value)], partition_of=key, configs=AUDIT_TOPIC_CONFIGS)
+
+    async def _target_id(self) -> str:
+        """The target's cluster id, "" where it has none. Asks until it is told."""
+        while True:
+            try:
+                return (await self.target.metadata([])).cluster_id or ""
+            except CLUSTER_FAILURES as error:
+                log.warning("cannot ask the target for its id yet", error=str(error))
+                await asyncio.sleep(READ_PAUSE_S)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         if self._tasks is None:

@@ -105,7 +105,7 @@ class SourceLogs:
             recorded = Origin(known.cluster_id, known.topic_id)
             is_other = is_other_log(recorded, origin)
             now = recorded if is_other else _joined(recorded, origin)
-            pipeline.ready(known.next_offset, known.leader_epoch, now)
+            pipeline.ready(known.next_offset, known.leader_epoch, now, known.began)
             if is_other:
                 reason = "the position is of another topic or cluster of this name"
                 following = max(known.next_offset, known.log_end)
@@ -122,9 +122,11 @@ class SourceLogs:
                 return
             # Durable before the first record is carried: otherwise a crash could make `latest` mean a
             # later offset the next time, and what lies between would be lost.
-            first = Position(offset, origin.cluster_id, origin.topic_id, -1, self._now_ms(), latest)
+            first = Position(
+                offset, origin.cluster_id, origin.topic_id, -1, self._now_ms(), latest, began=offset
+            )
             await self._record_start(partition, first)
-            pipeline.ready(offset, -1, origin)
+            pipeline.ready(offset, -1, origin, offset)
         if known is not None:
             pipeline.lag.resume(known.next_offset, known.waiting_since_ms, known.log_end)
         if not is_other_log(pipeline.origin, origin):

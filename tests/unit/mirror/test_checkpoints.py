@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -26,6 +27,9 @@ def test_format_is_the_documented_one() -> None:
         b'"log_end":-1,"waiting_since_ms":-1}'
     )
     assert decode_value(encode_value(POSITION)) == POSITION
+    later = replace(POSITION, began=7)
+    assert encode_value(later).endswith(b'"waiting_since_ms":-1,"began":7}')
+    assert decode_value(encode_value(later)) == later
 
 
 def test_newest_record_of_a_key_counts() -> None:

@@ -461,8 +461,8 @@ def test_every_loop_may_fetch_and_a_source_that_goes_gives_its_share_back(
 def begun(source: Source, known: Position, **more: Any) -> Any:
     pipeline = pipeline_at(0, state=State.STARTING)
 
-    def ready(offset: int, epoch: int, origin: Origin) -> None:
-        pipeline.began = (offset, epoch, origin)
+    def ready(offset: int, epoch: int, origin: Origin, began: int) -> None:
+        pipeline.began, pipeline.first = (offset, epoch, origin), began
         pipeline.state = State.RUNNING
 
     pipeline.ready = ready
@@ -493,6 +493,22 @@ def test_end_of_the_log_is_known_from_the_beginning() -> None:
     # Known already, and grown since: what was on record is not the last that is known.
     assert begun(Source(latest=100), Position(40, "c", OLD, 2, 0, 55, 900)).lag.log_end == 100
     assert begun(Source(NEW, latest=3), Position(40, "c", OLD, 2, 0, 55, 900)).lag.log_end == 55
+
+
+def test_a_position_keeps_the_place_where_the_mirroring_began() -> None:
+    """Whoever reads positions must know that nothing of what was there before was carried."""
+    recorded: list[Position] = []
+
+    async def record(_partition: SourcePartition, position: Position) -> None:
+        recorded.append(position)
+
+    pipeline = pipeline_at(0, state=State.STARTING)
+    pipeline.ready = lambda *given: setattr(pipeline, "state", State.RUNNING)
+    source: Any = Source(latest=100)
+    logs = SourceLogs("ewr", source, lambda: 5_000, record)
+    asyncio.run(logs.begin(pipeline, None, is_lost=False, start="latest"))
+    assert [(each.next_offset, each.began) for each in recorded] == [(100, 100)]
+    assert begun(source, Position(100, "c", OLD, 2, 0, began=40)).first == 40
 
 
 def test_position_without_an_id_takes_the_one_that_the_source_has_by_now() -> None:
