@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -130,3 +131,10 @@ def _broker_factory(zookeeper: ZooKeeper, tmp_path: Path) -> Iterator[BrokerFact
 def broker(broker_factory: BrokerFactory) -> BrokerProcess:
     """One running broker in a cluster of its own."""
     return broker_factory()
+
+
+@pytest.fixture(autouse=True)
+def garbage_is_collected() -> Iterator[None]:
+    """A command that runs in this process turns the collector off, as it does at the start of its own."""
+    yield
+    gc.enable()

@@ -15,9 +15,9 @@ from tests.unit.mirror.fetch_answers import Raw, marker, raw_batch
 from tests.unit.mirror.test_pipeline_gaps import Target, started
 
 
-def answer(*batches: bytearray, aborted: Any = ()) -> FetchedPartition:
+def answer(*batches: bytearray, aborted: Any = (), end: int = 1_000) -> FetchedPartition:
     data = memoryview(bytearray(b"".join(batches)))
-    return FetchedPartition("flights", 0, 0, 1_000, 1_000, 0, tuple(aborted), None, data)
+    return FetchedPartition("flights", 0, 0, end, end, 0, tuple(aborted), None, data)
 
 
 def unreadable(base_offset: int, last_offset_delta: int) -> bytearray:
