@@ -45,8 +45,7 @@ class Appended(NamedTuple):
 
 class PartitionRead(NamedTuple):
     """What a reader gets of one partition. `diverging` is (epoch, its end offset) of the leader's history;
-    `aborted` are (producer id, first offset) of aborted transactions, for readers of committed data;
-    `has_more`: the next batch was too large for what was left of the room."""
+    `aborted` are (producer id, first offset) of aborted transactions, for readers of committed data."""
 
     high_watermark: int
     last_stable_offset: int
@@ -55,7 +54,6 @@ class PartitionRead(NamedTuple):
     diverging: tuple[int, int] | None = None
     error_code: int = 0
     aborted: tuple[tuple[int, int], ...] = ()
-    has_more: bool = False
 
 
 class FollowerFetch(NamedTuple):

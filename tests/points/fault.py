@@ -12,6 +12,7 @@ fault has happened. A test whose fault was never reached fails with that word, w
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -21,7 +22,7 @@ from typing import Protocol
 
 import pytest
 
-from tests import forked, waiting
+from tests import waiting
 from tests.points.launcher import DIED, GO, REACHED
 from tests.points.points import POINTS
 
@@ -32,7 +33,7 @@ class Process(Protocol):
     """A broker or a mirror as tests start them."""
 
     program: Sequence[str]
-    process: forked.Process | None
+    process: subprocess.Popen[bytes] | None
 
     @property
     def log(self) -> str: ...
@@ -121,7 +122,7 @@ class Fault:
                 return
             time.sleep(waiting.POLL_S)
 
-    def _running(self) -> forked.Process:
+    def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.process is None:
             raise RuntimeError("the fault is in no process that was started")
         return self._process.process
