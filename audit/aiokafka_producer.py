@@ -71,7 +71,14 @@ class AuditedAIOKafkaProducer(AIOKafkaProducer):
         self._serializers = (configs.get("key_serializer"), configs.get("value_serializer"))
         self._admin_settings = dict(configs)
         configs["key_serializer"] = configs["value_serializer"] = _content_of
-        self._reports = LoopReports(self._reporter, self._send_event, self._make_topic, Exception, _log)
+        self._reports = LoopReports(
+            self._reporter,
+            self._send_event,
+            self._make_topic,
+            not_taken=Exception,
+            too_large=kafka_errors.MessageSizeTooLargeError,
+            log=_log,
+        )
         try:
             super().__init__(**configs)
         except BaseException:

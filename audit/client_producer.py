@@ -26,7 +26,13 @@ from millrace.audit.stream_reporter import OutgoingEvent
 from millrace.broker.client.admin import create_topic
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.producer import Acknowledgement, Producer
-from millrace.broker.errors import InvalidReplicationFactor, KafkaError, MillraceError, TopicAlreadyExists
+from millrace.broker.errors import (
+    InvalidReplicationFactor,
+    KafkaError,
+    MillraceError,
+    RecordTooLarge,
+    TopicAlreadyExists,
+)
 
 _log = logging.getLogger("millrace.audit.client_producer")
 
@@ -37,7 +43,14 @@ class AuditedClientProducer(Producer):
     def __init__(self, cluster: Cluster, **settings: Any) -> None:
         self._reporter = open_reporter(settings)
         super().__init__(cluster, **settings)
-        self._reports = LoopReports(self._reporter, self._send_event, self._make_topic, MillraceError, _log)
+        self._reports = LoopReports(
+            self._reporter,
+            self._send_event,
+            self._make_topic,
+            not_taken=MillraceError,
+            too_large=RecordTooLarge,
+            log=_log,
+        )
 
     async def send(
         self,

@@ -419,6 +419,7 @@ class AuditedConsumer(Consumer):
     def _produce(
         self, key: bytes, value: bytes, on_delivery: Callable[[Any, Any], None], deadline: float
     ) -> bool:
+        """Whether to go on: False where no event is taken now."""
         while True:
             try:
                 self._events.produce(self._config.events_topic, value, key, 0, on_delivery)
@@ -429,7 +430,8 @@ class AuditedConsumer(Consumer):
                 self._events.poll(0.1)
             except KafkaException as error:
                 _log.warning("a report of %d bytes was not taken: %s", len(value), error)
-                return False
+                # One that is too large keeps the offsets that wait for it back, and no other report.
+                return bool(error.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE)
 
     def _prepare_topic(self, deadline: float) -> bool:
         """Whether events can be sent; a cluster that answers but creates nothing must do so unasked."""

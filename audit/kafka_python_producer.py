@@ -168,12 +168,18 @@ class AuditedKafkaProducer(KafkaProducer):
         return delivered and all(future is not None and future.succeeded() for future in futures)
 
     def _publish(self, events: list[OutgoingEvent]) -> list[Any]:
-        """Send the events in order; after one that is not taken the others wait for the next report."""
+        """Send the events in order; after one that is not taken the others wait for the next report. One that
+        is larger than a request may be keeps none back."""
         futures: list[Any] = []
         for number, event in enumerate(events):
             try:
                 key, value = self._as_they_are(event.key, event.value)
                 future = super().send(self._reporter.events_topic, value, key, partition=0)
+            except kafka_errors.MessageSizeTooLargeError as error:
+                _log.warning("report %s is refused: %s", event.key, error)
+                event.failed()
+                futures.append(None)
+                continue
             except Exception as error:
                 _log.warning("a report could not be sent, it will be repeated: %s", error)
                 fail_all(events[number:])

@@ -100,6 +100,7 @@ class AuditedProducer(Producer):
         extras = {name: settings.pop(name) for name in ("logger",) if name in settings}
         merged.update(settings)
         self._refusal: str | None = _UNFINISHED
+        self._ended_whole = False
         self._config: ProducerConfig = read_config(merged)
         self._default_callback: DeliveryCallback | None = self._config.on_delivery
         super().__init__(self._config.client, **extras)
@@ -341,12 +342,12 @@ class AuditedProducer(Producer):
         """Deliver what is queued, report the final counts and that the streams are closed. Safe to repeat.
 
         An open transaction is aborted. Without a timeout (seconds) it ends when all is delivered or given up
-        by its own timeout; with one, what is left is purged. Returns whether all was delivered, reports too;
-        a journal keeps what was not. Raises a callback's first error at its end, and RuntimeError at once in
-        a signal's handler that would wait for what it interrupted.
+        by its own timeout; with one, what is left is purged. Returns whether all was delivered, reports too,
+        and the same when it is repeated; a journal keeps what was not. Raises a callback's first error at its
+        end, and RuntimeError at once in a signal's handler that would wait for what it interrupted.
         """
         if self._refusal is not None:
-            return self._refusal == _CLOSED
+            return self._ended_whole
         refuse_inside(self, "close", _LOCKED)
         deadline = math.inf if timeout < 0 else time.monotonic() + timeout
         ended = self._abort_open(seconds_left(deadline, share=3))
@@ -362,10 +363,10 @@ class AuditedProducer(Producer):
         if self._publisher.own_connection is not None:
             self._publisher.own_connection.close()
         # The client's own `close` aborts what is open, and waits for that without an end.
-        closed = bool(super().close()) if ended else False
+        self._ended_whole = bool(super().close()) and delivered if ended else False
         if raised:
             raise raised[0]
-        return closed and delivered
+        return self._ended_whole
 
     def _end_streams(self) -> list[StreamSession]:
         with self._streams_lock:

@@ -23,7 +23,7 @@ from millrace.audit.config import AuditConfig
 from millrace.audit.keeping.state import StateFolder
 from millrace.audit.keeping.untrusted_waivers import read_accepted, standing_accepted, told_untrusted
 from millrace.audit.keeping.waivers import read_waivers, standing_waivers
-from millrace.audit.reconciliation.settled import SETTLED_SCHEMA
+from millrace.audit.reconciliation.settled import SETTLED_SCHEMA, settled_now
 from millrace.audit.reconciliation.verdict_rows import iso_time
 from millrace.audit.reconciliation.verdicts import Verdict
 from millrace.audit.report.failure import FILE_NAME as LAST_FAILURE
@@ -38,7 +38,8 @@ def read_status(config: AuditConfig) -> dict[str, Any]:
     """Raises StateDamaged, DataFolderNotWritable."""
     state = StateFolder.look(config.state, config.spark)
     latest = state.latest()
-    settled = state.read_table(latest.verdicts) if latest.verdicts else SETTLED_SCHEMA.empty_table()
+    kept = state.read_table(latest.verdicts) if latest.verdicts else SETTLED_SCHEMA.empty_table()
+    settled = settled_now(kept)
     standing = standing_waivers(read_waivers(state), settled)
     files, size = state.size(latest)
     topics: dict[str, dict[str, Any]] = {}

@@ -1,16 +1,16 @@
 """Leaves out libraries that others load only because they are there.
 
 `structlog` loads `rich` for a console that the servers do not use, and `kio` loads `hypothesis`, where a
-developer has installed it, to offer strategies for tests: together a third of the time that a broker's
-imports take. Called by the commands that start a server, around the import of it; never in a process that is
-somebody else's, whose `structlog` may well want `rich`.
+developer has installed it, to offer strategies for tests: together a third to a half of the time that imports
+take. Called by the commands that start a server or speak with a cluster, around the import of what does;
+never in a process that is somebody else's, whose `structlog` may well want `rich`.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 
 @contextmanager
@@ -25,3 +25,8 @@ def without(*names: str) -> Iterator[None]:
         for name in hidden:
             if sys.modules.get(name, name) is None:
                 del sys.modules[name]
+
+
+def lean() -> AbstractContextManager[None]:
+    """`without` what the libraries of this program load for nothing."""
+    return without("hypothesis", "rich")

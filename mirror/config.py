@@ -121,6 +121,7 @@ class GapsConfig(Section):
     recreated: GapPolicy | None = None
     truncated: GapPolicy | None = None
     too_large: GapPolicy | None = None
+    unpacked_too_large: GapPolicy | None = None
     refused: GapPolicy | None = None
     corrupt: GapPolicy | None = None
     position_lost: GapPolicy | None = None

@@ -24,6 +24,7 @@ import uvloop
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.frame_memory import FrameMemory
 from millrace.broker.errors import FatalError
+from millrace.broker.telemetry.garbage import settle
 from millrace.broker.telemetry.logs import configure
 from millrace.mirror.batches.coalesce import load_kernels
 from millrace.mirror.checks.check import refuse_wrong_start
@@ -82,6 +83,7 @@ class Mirror:
         end ran out."""
         config = self.config
         load_kernels()  # before there is a seat in the group to lose: it may take seconds
+        settle()
         client_id = f"millrace-mirror-{config.name}"
         target = self._cluster(config.target, client_id)
 

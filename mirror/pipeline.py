@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol, TypeAlias
 
@@ -32,7 +33,13 @@ from millrace.broker.errors import (
     RecordTooLarge,
 )
 from millrace.broker.protocol.batch import LOG_APPEND_TIME_BIT, iterate_batches
-from millrace.mirror.batches.coalesce import BatchWalk, holds_whole_batch
+from millrace.mirror.batches.coalesce import (
+    NO_END,
+    BatchWalk,
+    BeyondTheEnd,
+    OutOfOrder,
+    holds_whole_batch,
+)
 from millrace.mirror.batches.intake import Prepared, prepare
 from millrace.mirror.batches.rebatch import BatchPath, split
 from millrace.mirror.delivery.checkpoints import NO_TOPIC_ID, Position
@@ -55,6 +62,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 # A batch whose checksum is wrong is fetched this often before it counts as corrupt at the source.
 MAX_CORRUPT_FETCHES = 3
+MAX_PAUSE_MS = 5_000
 # A record whose creation time is older than this is being replayed: latency cannot be told from it.
 LIVE_DATA_MS = 3_600_000
 # One record of a batch can be the reason for these, so halving the batch finds it.
@@ -69,6 +77,15 @@ class State(StrEnum):
     STOPPED = "stopped"
     DRAINING = "draining"
     CLOSED = "closed"
+
+
+@dataclass(slots=True)
+class Doubt:
+    """What was wrong with the answers at one fetch offset; the first batch that is taken ends it."""
+
+    fetches: int = 0
+    was_beyond_the_end: bool = False
+    is_out_of_order: bool = False
 
 
 class Surroundings(Protocol):
@@ -130,23 +147,27 @@ class PartitionPipeline:
         self._between = between
         self._walk = BatchWalk(0) if between is not None else walk or BatchWalk()
         self.damage: str | None = None
-        self._corrupt_fetches = 0
-        self._was_beyond_the_end = False
+        self._doubt = Doubt()
+        self.passes_over = False  # batches of this log that stand out of their place
         self._written = Position(0, "", NO_TOPIC_ID, -1, 0)  # the position that is on record
+        self._began = -1
         self._settled = asyncio.Event()
         self._is_paused = False
         self._gaps = OpenGaps()
 
     # --- life ------------------------------------------------------------------------------------
 
-    def ready(self, position: int, leader_epoch: int, origin: Origin) -> None:
-        """The position is known (and written): fetching may begin."""
+    def ready(self, position: int, leader_epoch: int, origin: Origin, began: int = -1) -> None:
+        """The position is known (and written): fetching may begin. `began` is as in `Position`."""
         if self.state is State.STARTING:
             self.progress = PartitionProgress(
                 position, leader_epoch, transactional=self._sink.is_transactional
             )
             self.origin = origin
-            self._written = Position(position, origin.cluster_id, origin.topic_id, leader_epoch, 0)
+            self._began = began
+            self._written = Position(
+                position, origin.cluster_id, origin.topic_id, leader_epoch, 0, began=began
+            )
             self.runs = Runs(self.partition, position, self._around.now_ms(), origin.topic_id)
             self._run()
 
@@ -203,6 +224,11 @@ class PartitionPipeline:
         return not progress.is_transactional or progress.position_to_write() is None
 
     @property
+    def is_out_of_order(self) -> bool:
+        """Whether what stands at the fetch offset, or stood there, claims offsets that cannot be its own."""
+        return self._doubt.is_out_of_order
+
+    @property
     def has_begun(self) -> bool:
         """Whether its start is known and its assignment has not ended."""
         return self.state not in (State.STARTING, State.CLOSED)
@@ -235,10 +261,10 @@ class PartitionPipeline:
         self.progress.close()
         self.progress = PartitionProgress(back_to.next_offset, back_to.leader_epoch, transactional=True)
         self.origin = Origin(back_to.cluster_id, back_to.topic_id)
+        self._began = back_to.began
         self.runs.restart(back_to.next_offset, self._around.now_ms(), back_to.topic_id)
         self._written = back_to
-        self._corrupt_fetches = 0
-        self._was_beyond_the_end = False
+        self._doubt = Doubt()
         if is_at_gap:
             self._keep_extent()
         else:
@@ -269,6 +295,7 @@ class PartitionPipeline:
             now_ms,
             lag.log_end,
             -1 if waiting_since_ms is None else waiting_since_ms,
+            self._began,
         )
 
     # --- from the source -------------------------------------------------------------------------
@@ -278,36 +305,39 @@ class PartitionPipeline:
         if self.state is not State.RUNNING or self.progress.is_blocked:
             return
         now_ms = self._around.now_ms()
-        end = fetched.last_stable_offset
-        self.lag.sample(end if end >= 0 else fetched.high_watermark, now_ms)
+        stable_end = fetched.last_stable_offset
+        self.lag.sample(max(stable_end, fetched.high_watermark), now_ms, stable_end)
         data = fetched.records
         from_offset = self.progress.fetch_offset
         max_size = self._around.max_batch_size(self.target.topic)
+        log_end = fetched.high_watermark if fetched.high_watermark >= 0 else NO_END
         try:
-            for ready in prepare(self._walk, data, fetched.aborted, from_offset, max_size, self._count):
-                if 0 <= fetched.high_watermark < ready.next_offset:
-                    self._beyond_the_end(ready.next_offset, fetched.high_watermark)
-                    return
-                self._corrupt_fetches, self._was_beyond_the_end = 0, False
+            for ready in prepare(
+                self._walk, data, fetched.aborted, from_offset, max_size, self._count, log_end,
+                self.passes_over,
+            ):  # fmt: skip
+                if self._doubt.is_out_of_order and ready.base_offset > self.progress.fetch_offset:
+                    raise OutOfOrder("the source passes over a batch that it gave before, out of its place")
+                self._doubt = Doubt()
                 self._dispatch(ready, now_ms)
                 if self.progress.is_blocked:
                     return
+            if not data and self._doubt.is_out_of_order and from_offset < log_end:
+                raise OutOfOrder("the source gives nothing where a batch stood that was out of its place")
             if self.progress.fetch_offset == from_offset and holds_whole_batch(data):
                 # It would be asked for, and answered so, for ever.
                 raise CorruptMessage(
                     f"the source answers with records that all lie before offset {from_offset}"
                 )
+        except BeyondTheEnd as error:
+            # Taken for damage only when it is told twice: a source reads its end before the batches, and both
+            # may have grown in between.
+            if self._doubt.was_beyond_the_end:
+                self.corrupt(str(error), steady_ms())
+            self._doubt.was_beyond_the_end = True
         except KafkaError as error:
+            self._doubt.is_out_of_order |= isinstance(error, OutOfOrder)
             self.corrupt(str(error), steady_ms())
-
-    def _beyond_the_end(self, next_offset: int, high_watermark: int) -> None:
-        """A batch's own offset is not under its checksum: one wrong bit, and the position would stand where
-        the log has nothing. Taken for damage only when it is told twice: a source reads its end before the
-        batches, and both may have grown in between. Raises CorruptMessage."""
-        if not self._was_beyond_the_end:
-            self._was_beyond_the_end = True
-            return
-        raise CorruptMessage(f"a batch claims to end at {next_offset}, and the log ends at {high_watermark}")
 
     def _count(self, path: BatchPath, batches: int, records: int, size: int) -> None:
         self._around.count_batch(self.partition, path, batches, records, size)
@@ -321,9 +351,8 @@ class PartitionPipeline:
                 return
             span = self.progress.fetched(next_offset, 1, 0, leader_epoch)
             self.progress.failed(span)
-            gap_class = GapClass.CORRUPT if ready.unreadable else GapClass.TOO_LARGE
             reason = ready.unreadable or "one record over the limit"
-            self._gap_in_span(span, offsets[0], offsets[-1] + 1, gap_class, reason)
+            self._gap_in_span(span, offsets[0], offsets[-1] + 1, ready.gap_class, reason)
             return
         measured_from_ms, measured_from = self._latency_start(ready, now_ms)
         if self._between is None:
@@ -370,10 +399,10 @@ class PartitionPipeline:
     def corrupt(self, reason: str, steady_ms: int) -> None:
         """What stands at the fetch offset cannot be trusted. It is fetched again first: the wire may have
         been at fault. After that `damage` asks the source to find out how far it goes (`at_gap` follows)."""
-        self._corrupt_fetches += 1
-        self.retry_at_ms = steady_ms + 100 * self._corrupt_fetches
+        self._doubt.fetches += 1
+        self.retry_at_ms = steady_ms + min(MAX_PAUSE_MS, 100 * self._doubt.fetches)
         log.warning("fetching a batch again", of=str(self.partition), error=reason)
-        if self._corrupt_fetches >= MAX_CORRUPT_FETCHES:
+        if self._doubt.fetches >= MAX_CORRUPT_FETCHES:
             self.damage = reason
 
     # --- from the sink ---------------------------------------------------------------------------
@@ -538,8 +567,12 @@ class PartitionPipeline:
             topic_id = (to.origin or self.origin).topic_id
             self.runs.cut(to.offset, self._around.now_ms(), topic_id)
         self.progress.jump(to.offset, to.leader_epoch)
+        self._doubt = Doubt()
+        self._began = min(self._began, to.offset)  # what lies behind it in a shortened log is carried
         if to.origin is not None and to.origin != self.origin:
             self.origin = to.origin
+            self._began = 0  # a topic that is made anew is carried as a whole
+            self.passes_over = False
             self.lag = LagSamples()  # the ends of another log say nothing of this one
 
     def _go_on(self) -> None:
@@ -572,8 +605,8 @@ class PartitionPipeline:
     def _forget_gaps(self) -> None:
         """What they lie in has been forgotten and is fetched again: they will be met again."""
         self._gaps.forget()
-        self._corrupt_fetches = self.retry_at_ms = 0
-        self._was_beyond_the_end = False
+        self._doubt = Doubt()
+        self.retry_at_ms = 0
         self.damage = None
         if self.state in (State.SKIPPING, State.STOPPED):
             self._run()

@@ -9,8 +9,8 @@ the leader ends its open transactions (`delivery.fence`) before it shares out wh
 How batches and positions reach the target is the `delivery`'s: `exactly_once` or `at_least_once`.
 
 Order of a partition's life here, none of it can be left out:
-assigned → positions topic read to its end → start found (and written, when new) → carried → drained →
-position written → claim given up.
+assigned → what was begun, then the positions topic read to its end → start found (and written, when new, with
+its mark) → carried → drained → position written → claim given up.
 """
 
 from __future__ import annotations
@@ -28,8 +28,17 @@ from millrace.mirror.batches.rebatch import BatchPath
 from millrace.mirror.config import MirrorConfig, SourceConfig
 from millrace.mirror.control.metrics import MirrorMetrics
 from millrace.mirror.control.operators import Operators
+from millrace.mirror.control.sight import (
+    GaugeRow,
+    partition_status,
+    source_gauges,
+    throttle_gauges,
+    trouble_gauges,
+    troubles_of,
+)
 from millrace.mirror.delivery.at_least_once import AtLeastOnce
-from millrace.mirror.delivery.checkpoints import Positions
+from millrace.mirror.delivery.beginnings import Beginnings, Begun
+from millrace.mirror.delivery.checkpoints import Position, Positions
 from millrace.mirror.delivery.delivery import Delivery
 from millrace.mirror.delivery.exactly_once import ExactlyOnce
 from millrace.mirror.delivery.positions_keeper import PositionsKeeper
@@ -52,6 +61,7 @@ from millrace.mirror.sharing.assignment import (
     encode_share,
     give_slots,
     known_levels,
+    uneven_sources,
     withhold_claimed,
 )
 from millrace.mirror.sharing.peers import add_address, add_crew, crew_of
@@ -62,6 +72,7 @@ from millrace.mirror.steady import steady_ms
 from millrace.mirror.topics.route_guard import RouteGuard
 from millrace.mirror.topics.routes import AUDIT_TOPIC, SourcePartition
 from millrace.mirror.topics.topics import TargetTopics, WantedTopic
+from millrace.mirror.troubles import LASTING_AFTER_MS, Trouble
 
 log = structlog.get_logger("millrace.mirror.worker")
 
@@ -73,6 +84,8 @@ MAX_SHARE_OF_REBALANCE = 0.5
 # Nor its leader while it fences.
 MAX_SHARE_OF_SESSION = 0.5
 MAX_FENCING_S = 5.0
+FIRST_LOOK_S = 5.0
+MOST_TROUBLES_TOLD = 5  # by /readyz, which is read by people in a hurry
 
 
 class Worker:
@@ -95,7 +108,7 @@ class Worker:
         self.is_assigned = False
         self.handover = Handover()
         self._naming = config.naming_rule
-        self._topics = TargetTopics(config, target, steady_ms)
+        self._topics = TargetTopics(config, target, steady_ms, now_ms)
         self._system = SystemRecords(target, now_ms, config.target.replication_factor)
         self._guard = RouteGuard(config, target, self._system, now_ms, leads=self._leads_if_known)
         # Sources of which it is known what is to be carried and what the target has a place for.
@@ -106,12 +119,15 @@ class Worker:
             if config.delivery == "exactly_once"
             else AtLeastOnce(config, target, keeper, self._system, now_ms)
         )
+        factor = config.target.replication_factor
+        self._beginnings = Beginnings(config.name, target, self._system, factor, now_ms)
         self._slots: dict[int, int] = {}  # in use as of the last share: slot -> lanes
         self._workload = Workload()
         self._levels: dict[SourcePartition, int] = {}  # what the leader knows of all partitions
         self._walk = BatchWalk(config.coalesce_below)
         self._budget = FetchBudget(config.in_flight_bytes)
         self._shared_out: frozenset[SourcePartition] = frozenset()
+        self._uneven_sources: dict[str, tuple[list[str], list[str]]] = {}  # as last told of
         self._generation = -1
         self._stopping = False
         self._tasks: asyncio.TaskGroup | None = None
@@ -200,7 +216,7 @@ class Worker:
             self.config.discovery_interval_ms,
             self._clock,
             self._on_view,
-            self.delivery.record_start,
+            self._record_start,
         )
         if self._tasks is not None:
             self._reader_tasks[source.cluster] = self._tasks.create_task(reader.run())
@@ -255,6 +271,7 @@ class Worker:
             self._slots,
             self._workload.tell(steady_ms()),
             self._workload.is_settling,
+            frozenset(self.readers),
             self._member.member_id,
         )
         return [(PROTOCOL_NAME, add_address(encode_claim(claim), self.operators.url))]
@@ -271,6 +288,7 @@ class Worker:
         levels = known_levels(claims, self._levels)
         self._levels = {partition: level for partition, level in levels.items() if partition in partitions}
         ideal = assign(partitions, claims, self._levels)
+        self._tell_of_uneven_sources(claims)
         log.info("sharing out", workers=len(members), partitions=len(partitions))
         now = withhold_claimed(ideal, claims)
         slots = give_slots(claims)
@@ -281,6 +299,18 @@ class Worker:
             )
             for member, share in now.items()
         }
+
+    def _tell_of_uneven_sources(self, claims: Mapping[str, Claim]) -> None:
+        uneven = uneven_sources(claims, self.readers)
+        if uneven != self._uneven_sources:
+            self._uneven_sources = uneven
+            for member, (missing, unknown) in sorted(uneven.items()):
+                log.warning(
+                    "a worker's config has other sources than the leader's; reload it everywhere",
+                    worker=member,
+                    carries_none_of=",".join(missing),
+                    not_carried_at_all=",".join(unknown),
+                )
 
     async def _fence(self, departed: Mapping[int, int]) -> dict[int, int]:
         """Ends the transactions of workers that left, so that nobody waits for their timeouts; the slots for
@@ -319,6 +349,9 @@ class Worker:
             self.delivery.seated(given.slot, self._seat)
         going = [pipeline for key, pipeline in self.owned.items() if key not in set(wanted)]
         coming = [key for key in wanted if key not in self.owned and key.source in self.readers]
+        if unknown := {key.source for key in wanted} - self.readers.keys():
+            # Given by a leader that does not know of claims' sources, or while a reload takes one away.
+            log.warning("a share of sources that this config lacks is not carried", sources=sorted(unknown))
         if self._stopping:
             coming = []
         elif coming and self.delivery.lane_limit and given.slot is None:
@@ -329,7 +362,10 @@ class Worker:
             await self._release(going)
         if coming:
             await self.operators.ready()
-            self._begin(coming, await self.delivery.read_positions())
+            begun = await self._beginnings.read()  # before the positions: see there
+            positions = await self.delivery.read_positions()
+            first = await self._beginnings.take_stock(begun, positions, coming, self._widths)
+            self._begin(coming, positions, begun, first)
         self.operators.take_crew(crew)
         self.is_assigned = True
         if is_inherited:
@@ -380,8 +416,34 @@ class Worker:
         if self.owned.get(pipeline.partition) is pipeline:
             del self.owned[pipeline.partition]
 
-    def _begin(self, coming: Iterable[SourcePartition], positions: Positions) -> None:
-        seen_sources = {key.source for key in (*positions.known, *positions.unreadable)}
+    async def _widths(self, sources: Iterable[str]) -> dict[str, dict[str, int]]:
+        """What these sources have now of what is to be carried: topics with their numbers of partitions. The
+        leader has looked at them; this worker may still be about to, or find them away (left out)."""
+        readers = [self.readers[name] for name in sources if name in self.readers]
+        try:
+            async with asyncio.timeout(FIRST_LOOK_S):
+                await asyncio.gather(*(reader.has_looked.wait() for reader in readers))
+        except TimeoutError:
+            log.warning(
+                "no first look at all sources in time; what appears later begins with its first record"
+            )
+        return {
+            reader.name: {
+                topic.name: max(topic.partitions, default=-1) + 1 for topic in reader.selected_topics()
+            }
+            for reader in readers
+            if reader.view is not None
+        }
+
+    async def _record_start(self, partition: SourcePartition, position: Position) -> None:
+        """Returns when a first position is on record, and apart from it that there is one."""
+        await self.delivery.record_start(partition, position)
+        await self._beginnings.mark(partition)
+
+    def _begin(
+        self, coming: Iterable[SourcePartition], positions: Positions, begun: Begun, first: set[str]
+    ) -> None:
+        """`first`: the sources whose first run begins now."""
         for partition in coming:
             reader = self.readers.get(partition.source)
             if reader is None:
@@ -392,8 +454,8 @@ class Worker:
             self.owned[partition] = pipeline
             self.delivery.began(pipeline)
             self.operators.began(pipeline)
-            # `start` is for the first run. A partition that appears later begins with its first record.
-            start = "earliest" if partition.source in seen_sources else reader.config.start
+            is_first = partition.source in first
+            start = begun.start(partition, reader.config.start, is_first=is_first)
             is_lost = partition in positions.unreadable
             self.spawn(reader.begin(pipeline, positions.known.get(partition), is_lost=is_lost, start=start))
 
@@ -447,9 +509,18 @@ class Worker:
                 await asyncio.sleep(READ_PAUSE_S)
 
     async def record_gap(self, gap: Gap) -> None:
-        key, value = gap_event(self.config.name, gap)
+        key, value = gap_event(self.config.name, gap, await self._target_id())
         self.metrics.count_gap(key, gap.partition.source, gap.gap_class.value)
         await self._system.write(AUDIT_TOPIC, [(key, value)], partition_of=key, configs=AUDIT_TOPIC_CONFIGS)
+
+    async def _target_id(self) -> str:
+        """The target's cluster id, "" where it has none. Asks until it is told."""
+        while True:
+            try:
+                return (await self.target.metadata([])).cluster_id or ""
+            except CLUSTER_FAILURES as error:
+                log.warning("cannot ask the target for its id yet", error=str(error))
+                await asyncio.sleep(READ_PAUSE_S)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         if self._tasks is None:
@@ -492,12 +563,28 @@ class Worker:
             self.is_assigned
             and self._is_connected
             and not any(pipeline.state is State.STARTING for pipeline in self.owned.values())
+            and not self._lasting_troubles()
         )
 
     def waits_for(self) -> list[str]:
-        """Why there is no share, or none that is carried, where that lasts."""
+        """Why there is no share, or a part of it that is not carried, where that lasts."""
         wishes = "" if self.operators.reader.is_ready else "the wishes of operators have not been read yet"
-        return [text for text in (self._member.trouble, wishes, self._keeper.trouble) if text]
+        waits = [text for text in (self._member.trouble, wishes, self._keeper.trouble) if text]
+        lasting, now_ms = self._lasting_troubles(), self.now_ms()
+        waits += [each.describe(now_ms) for each in lasting[:MOST_TROUBLES_TOLD]]
+        if (more := len(lasting) - MOST_TROUBLES_TOLD) > 0:
+            waits.append(f"and {more} more, see /status")
+        return waits
+
+    def troubles(self) -> list[Trouble]:
+        """What is tried without end now: fetches that the source refuses, batches that the target refuses,
+        topics that it does not take, what waits behind a transaction that nobody ends. The oldest first."""
+        refused = {target: failure for sink in self.delivery.sinks for target, failure in sink.failures}
+        return troubles_of(self.owned, self.readers, refused, self._topics.failures, self.now_ms())
+
+    def _lasting_troubles(self) -> list[Trouble]:
+        now_ms = self.now_ms()
+        return [each for each in self.troubles() if each.for_ms(now_ms) >= LASTING_AFTER_MS]
 
     def status(self) -> dict[str, Any]:
         now_ms = self.now_ms()
@@ -526,8 +613,9 @@ class Worker:
                 {"source": source, "topic": topic, "reason": reason}
                 for (source, topic), reason in sorted(self._guard.refusals().items())
             ],
+            "troubles": [each.as_row() for each in self.troubles()],
             "groups": self._group_sync.status(),
-            "partitions": [_partition_status(self.owned[key], now_ms) for key in sorted(self.owned)],
+            "partitions": [partition_status(self.owned[key], now_ms) for key in sorted(self.owned)],
         }
 
     def _leads(self) -> bool:
@@ -539,9 +627,9 @@ class Worker:
             return False
         return self._member.is_leader if self.is_assigned else None
 
-    def _gauges(self) -> list[tuple[str, str, dict[str, str], float]]:
+    def _gauges(self) -> list[GaugeRow]:
         target = {"target": self.target.name}
-        rows = [
+        rows: list[GaugeRow] = [
             (
                 "millrace_mirror_target_up",
                 "Whether the target answers",
@@ -555,22 +643,10 @@ class Worker:
                 float(self._retry_count),
             ),
         ]
-        throttled = [("target", self.target.name, self.target)]
-        throttled += [("source", name, reader.cluster) for name, reader in self.readers.items()]
-        rows += [
-            (
-                f"millrace_mirror_{role}_throttled_seconds_total",
-                f"For how long a {role} wanted no more requests, by its quotas, summed over connections",
-                {role: name},
-                cluster.throttled_ms / 1000,
-            )
-            for role, name, cluster in throttled
-        ]
+        rows += throttle_gauges(self.target, self.readers.values())
         refused, text = float(len(self._guard.refusals())), "Topics that would go round, or mix with another"
         rows.append(("millrace_mirror_refused_topics", text, {}, refused))
-        for name, reader in self.readers.items():
-            up = float(reader.is_connected)
-            rows.append(("millrace_mirror_source_up", "Whether the source answers", {"source": name}, up))
+        rows += source_gauges(self.readers.values()) + trouble_gauges(self.troubles(), self.now_ms())
         return rows + self.operators.gauges() + self._group_sync.gauges()
 
 
@@ -581,30 +657,3 @@ def _claim_of(member: str, data: bytes) -> Claim:
     except ValueError as error:
         log.warning("a worker's claim cannot be read", member=member, error=str(error))
         return Claim()
-
-
-def _partition_status(pipeline: PartitionPipeline, now_ms: int) -> dict[str, Any]:
-    where, progress, gap = pipeline.partition, pipeline.progress, pipeline.gap
-    is_started = pipeline.state is not State.STARTING
-    status: dict[str, Any] = {
-        "source": where.source,
-        "topic": where.topic,
-        "partition": where.partition,
-        "to": str(pipeline.target),
-        "state": pipeline.state.value,
-        "position": progress.position if is_started else None,
-        "log_end": pipeline.lag.log_end if pipeline.lag.log_end >= 0 else None,
-        "outstanding_bytes": progress.outstanding_size,
-    }
-    if is_started and pipeline.lag.log_end >= 0:
-        status["lag_records"] = pipeline.lag.records_behind(progress.position)
-        status["lag_seconds"] = pipeline.lag.seconds_behind(progress.position, now_ms)
-    if gap is not None:
-        status["gap"] = {
-            "from": gap.from_offset,
-            "to": gap.to_offset,
-            "class": gap.gap_class.value,
-            "reason": gap.reason,
-            "at_ms": gap.at_ms,
-        }
-    return status

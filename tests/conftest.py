@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import structlog
 # Tests share helper modules (`tests.servers`, `tests.peers`), also when pytest is started by its script.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests import log_tails, seeds
+from tests import forked, log_tails, seeds
 from tests.kafka_fixture import kafka_peer  # noqa: F401
 from tests.pairs import (  # noqa: F401
     mortal_kafka_source,
@@ -45,6 +46,8 @@ TESTS = Path(__file__).resolve().parent
 GUARDING = ("properties", "simulation")
 
 BrokerFactory = Callable[..., BrokerProcess]
+
+forked.turn_on()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -128,3 +131,10 @@ def _broker_factory(zookeeper: ZooKeeper, tmp_path: Path) -> Iterator[BrokerFact
 def broker(broker_factory: BrokerFactory) -> BrokerProcess:
     """One running broker in a cluster of its own."""
     return broker_factory()
+
+
+@pytest.fixture(autouse=True)
+def garbage_is_collected() -> Iterator[None]:
+    """A command that runs in this process turns the collector off, as it does at the start of its own."""
+    yield
+    gc.enable()

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests import hunt, preflight, seeds
+from tests import forked, hunt, preflight, seeds
 from tests.pairs import PAIRS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -170,7 +170,7 @@ def _unstable(_size: Size) -> Iterator[Command]:
 
 def _hunt(size: Size) -> Iterator[Command]:
     words = ["-m", hunt.__name__, "--rounds", str(size.rounds or 20), "--seed", str(size.seed)]
-    yield Command("hunt", words, seed=size.seed)
+    yield Command("hunt", words, {forked.VARIABLE: "as in the gate"}, size.seed)
 
 
 def _first(pattern: str, said: str) -> str:
@@ -272,7 +272,12 @@ def carry_out(part: Part, command: Command, folder: Path) -> Result:
         process = subprocess.Popen(
             [sys.executable, *command.words],
             cwd=ROOT,
-            env={**os.environ, **command.environment, "PYTHONUNBUFFERED": "1"},
+            env={
+                forked.VARIABLE: forked.WHOLE,
+                **os.environ,
+                **command.environment,
+                "PYTHONUNBUFFERED": "1",
+            },
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

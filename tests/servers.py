@@ -1,4 +1,5 @@
-"""Real servers for tests: ZooKeeper from PySpark's jars, and broker processes as a user starts them.
+"""Real servers for tests: ZooKeeper from PySpark's jars, and broker processes as a user starts them, but for
+what `forked.py` spares them.
 
 `conftest.py` makes fixtures of these. Every process dies with the test session, even when that is killed;
 ports are free ones, data lies in folders that the caller gives.
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from millrace.deploy import zookeeper
 from millrace.deploy.processes import spawn
+from tests import forked
 from tests.ports import free_port
 from tests.waiting import patience, until
 
@@ -101,7 +103,7 @@ class BrokerProcess:
             "offsets.topic.num.partitions": 5,
             **(settings or {}),
         }
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: forked.Process | None = None
         folder.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -128,7 +130,7 @@ class BrokerProcess:
 
     def launch(self) -> None:
         """Start the process and do not wait."""
-        self.process = spawn(self.command(), log=self.log_path, die_with_parent=True)
+        self.process = forked.start(self.command(), log=self.log_path)
 
     def start(self) -> BrokerProcess:
         self.launch()

@@ -3,9 +3,10 @@
     python -m tests.suite
 
 What is random, long or a matrix (markers `long` and `unstable`) is left to `make test-long`. The tests of
-running servers mostly wait for elections, sessions and restarts; the others mostly want a processor. So three
-runs of pytest go side by side (`parts`), each with servers of its own. The first one's output comes as it is
-made, the others' in one piece each after it; what is returned is not 0 when any failed.
+running servers mostly wait for elections, sessions and restarts, those on Spark for its start and its tasks;
+the others mostly want a processor. So four runs of pytest go side by side (`parts`), each with servers of its
+own. The first one's output comes as it is made, the others' in one piece each after it; what is returned is
+not 0 when any failed.
 
 A few failed tests are run once more, alone, when all is over (`tests/second_try.py` says which). They are
 listed at the end and in `tests/unsteady.txt`, whatever came of it; `make lint` wants that file empty: each
@@ -35,7 +36,7 @@ TESTS_FAILED = 1
 
 BUDGET_S = 840
 """What each part may take on two cores; one that takes longer says so (tests/README.md)."""
-CLUSTER = "cluster"
+CLUSTER, SPARK = "cluster", "spark"
 MIRRORS = "test_mirror_*.py"
 
 
@@ -49,11 +50,12 @@ class Part:
 
 def parts() -> list[Part]:
     """All of the gate; the first one's output is shown as it comes."""
-    folders = {path.relative_to(TESTS).parts[0] for path in TESTS.glob("*/**/test_*.py")} - {CLUSTER}
+    folders = {path.relative_to(TESTS).parts[0] for path in TESTS.glob("*/**/test_*.py")} - {CLUSTER, SPARK}
     mirrors = sorted(f"tests/{CLUSTER}/{path.name}" for path in (TESTS / CLUSTER).glob(MIRRORS))
     return [
         Part("mirrors", tuple(mirrors)),
         Part("clusters", (f"tests/{CLUSTER}", f"--ignore-glob=*/{MIRRORS}")),
+        Part(SPARK, (f"tests/{SPARK}",)),
         Part("all others", tuple(f"tests/{folder}" for folder in sorted(folders))),
     ]
 

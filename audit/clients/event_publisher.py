@@ -6,7 +6,8 @@ event of a transactional producer must not wait for a transaction, nor be aborte
 had a fatal error takes nothing any more, while its counts must still be told.
 
 Must stay true: what a report tells is in the journal before it is sent (`ProducerJournal.reported`); an event
-that was not delivered is told again, and one of an earlier session stays owed until it is delivered.
+that was not delivered is told again, and one of an earlier session stays owed until it is delivered; one that
+the client refuses as it is (it is larger than a request may be) keeps no other one back.
 """
 
 from __future__ import annotations
@@ -90,7 +91,10 @@ class EventPublisher:
     def publish(
         self, client: Producer, stream: StreamSession, events: list[Event], deadline: float | None = None
     ) -> None:
-        """Send a stream's events; with a deadline (monotonic seconds) it waits for room in the queue."""
+        """Send a stream's events; with a deadline (monotonic seconds) it waits for room in the queue.
+
+        One that is refused is told again next time, and so is everything from where there is no room.
+        """
         unsent = list(events)
         try:
             while unsent:
@@ -98,8 +102,12 @@ class EventPublisher:
                 if self._journal is not None and isinstance(event, CountEvent):
                     self._journal.reported(stream, event)
                 key, value = encode_event(event)
-                if not self._send(client, key, value, partial(self._delivered, stream, event), deadline):
-                    return
+                try:
+                    if not self._send(client, key, value, partial(self._delivered, stream, event), deadline):
+                        return
+                except KafkaException as refusal:
+                    _log.warning("report %s is refused: %s", key.decode(), refusal.args[0].str())
+                    self._not_delivered(stream, event, refusal.args[0])
                 unsent.pop(0)
         finally:
             for event in unsent:
@@ -107,18 +115,19 @@ class EventPublisher:
 
     def publish_owed(self, client: Producer) -> None:
         """Send what an earlier session still owes, in its order."""
-        while self._owed:
-            key = next(iter(self._owed))
-            value = self._owed.pop(key)
+        for key, value in list(self._owed.items()):
+            del self._owed[key]
             sent = False
             try:
                 delivered = partial(self._owed_delivered, key, value)
                 sent = self._send(client, key.encode(), value.encode(), delivered, None)
+                if not sent:
+                    return
+            except KafkaException as refusal:
+                _log.warning("report %s is refused: %s", key, refusal.args[0].str())
             finally:
                 if not sent:
                     self._owed[key] = value
-            if not sent:
-                return
 
     def serve(self) -> None:
         """Learn what became of events that went through the connection of their own."""

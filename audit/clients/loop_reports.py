@@ -3,7 +3,8 @@
 `aiokafka_producer` and `client_producer` hold one each; the clients themselves are told apart by two
 coroutines that they give: one sends an event, one sees that the events topic is there. Runs in the producer's
 event loop and belongs to it alone. What must stay true: events are sent in order, and after one that is not
-taken the others wait for the next report; a future that the application cancelled says nothing of its record.
+taken the others wait for the next report, unless it is larger than a request may be; a future that the
+application cancelled says nothing of its record.
 """
 
 from __future__ import annotations
@@ -24,18 +25,21 @@ SendEvent = Callable[[OutgoingEvent], Awaitable["asyncio.Future[Any]"]]
 
 class LoopReports:
     """The reports of one producer. `not_taken` are the errors of `send` after which an event is sent again
-    with the next report; `make_topic` says whether the cluster could be asked."""
+    with the next report, `too_large` that of one which keeps none back; `make_topic` says whether the cluster
+    could be asked."""
 
     def __init__(
         self,
         reporter: StreamReporter,
         send: SendEvent,
         make_topic: Callable[[], Awaitable[bool]],
+        *,
         not_taken: type[Exception],
+        too_large: type[Exception],
         log: logging.Logger,
     ) -> None:
         self._reporter, self._send, self._make_topic = reporter, send, make_topic
-        self._not_taken, self._log = not_taken, log
+        self._not_taken, self._too_large, self._log = not_taken, too_large, log
         self._task: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
         self._topic_ready = False
@@ -89,6 +93,10 @@ class LoopReports:
         for number, event in enumerate(events):
             try:
                 future = await self._send(event)
+            except self._too_large as error:
+                self._log.warning("report %s is refused: %s", event.key, error)
+                event.failed()
+                continue  # it keeps no other one back
             except BaseException as error:
                 fail_all(events[number:])
                 if not isinstance(error, self._not_taken):

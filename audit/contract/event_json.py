@@ -186,6 +186,7 @@ _GAP_FIELDS = (
     _Field("class", _TEXT, "cause"),
     _Field("at_ms", _TIME_MS),
     _Field("topic_id", _TEXT, absent="", quiet=True),
+    _Field("target", _TEXT, absent="", quiet=True),
 )
 _TIER_FIELDS = (
     _Field("tier", _NAME),

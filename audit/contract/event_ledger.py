@@ -146,8 +146,8 @@ def _says(event: CountEvent) -> tuple[object, ...]:
 
 
 class EventLedger:
-    """All events read so far, merged by stream; gaps (by key and topic id) and what online consumers got
-    beside them.
+    """All events read so far, merged by stream; gaps (by key, topic id and target) and what online consumers
+    got beside them.
 
     `untrusted` are the sentences of what could not be read (the first MAX_UNTRUSTED_KEPT of
     `untrusted_count`), `untrusted_streams` {sentence: stream that its key names}.
@@ -189,7 +189,7 @@ class EventLedger:
             case CountEvent():
                 self.facts(event.stream).learn_count(event)
             case GapEvent():
-                place = f"{event.key} {event.topic_id}"
+                place = f"{event.key} {event.topic_id} {event.target}"
                 known = self.gaps.get(place)
                 if known is None or (event.at_ms, event.to_offset) >= (known.at_ms, known.to_offset):
                     self.gaps[place] = event

@@ -83,6 +83,7 @@ class GapEvent:
     """Source offsets [from_offset, to_offset) that a mirror could not carry, with the class of the cause.
 
     `topic_id` is Kafka's id of the topic ("" = not known): one that is made anew gives its offsets out again.
+    `target` is that of the cluster into which they were not carried ("" = not known).
     `older_key` says that the event came under the key that ends with `from`: there, the event of a newer
     topic, or of another class, may have taken the place of this one's predecessor.
     """
@@ -97,6 +98,7 @@ class GapEvent:
     at_ms: int
     topic_id: str = ""
     older_key: bool = False
+    target: str = ""
 
     @property
     def key(self) -> str:

@@ -87,7 +87,8 @@ def prunable(
         window = (row["topic"], start_ms)
         good = Verdict[row["verdict"]] <= Verdict.COUNT_MATCH or window in waived
         if good and now_ms - row["settled_ms"] >= keep_ms and (row["stream"], start_ms) not in held_back:
-            found.setdefault(window, {})[row["stream"]] = row["window_ms"]
+            if row["stream"]:  # a row of the roster has no evidence
+                found.setdefault(window, {})[row["stream"]] = row["window_ms"]
         else:
             stay.add(window)
     for row in rows.select(["topic", "state", "window_start_ms"]).to_pylist():

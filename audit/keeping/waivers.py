@@ -29,6 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.audit.keeping.state import StateDamaged, StateFolder, guard_fits, guarded, guarded_body
+from millrace.audit.reconciliation.settled import settled_now
 from millrace.audit.reconciliation.verdict_rows import iso_time
 from millrace.audit.reconciliation.verdicts import Verdict, WindowState
 from millrace.audit.reconciliation.watermark import Waiver
@@ -107,7 +108,7 @@ def give_waiver(state: StateFolder, topic: str, target: int | str, who: str, why
     latest = state.latest()
     worst = {}
     if latest.verdicts:
-        worst = _by_target(state.read_table(latest.verdicts).to_pylist())
+        worst = _by_target(settled_now(state.read_table(latest.verdicts)).to_pylist())
     found = worst.get((topic, target))
     place = f"stream {target}" if isinstance(target, str) else f"{iso_time(target)}"
     if found is None:

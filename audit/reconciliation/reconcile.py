@@ -59,7 +59,6 @@ __all__ = [
     "UnreadRange",
     "passage_by_arrivals",
     "reconcile_stream",
-    "roster_rows",
 ]
 
 
@@ -94,59 +93,6 @@ def reconcile_stream(
     verdicts = [case.verdict(rows[start_ms]) for start_ms in sorted(rows)]
     own = _own_row(case)
     return verdicts if own is None else [*verdicts, own]
-
-
-def roster_rows(
-    roster: Iterable[str],
-    streams: Iterable[StreamFacts],
-    topic: str,
-    window_ms: int,
-    *,
-    window_starts: Iterable[int] = (),
-    grace_ms: int = 0,
-) -> list[WindowVerdict]:
-    """A row for every producer that must report on the topic and is silent: UNKNOWN, never an empty PROVEN.
-
-    Silent is who has never reported, and who closed all of its streams and has said nothing of windows that
-    others have begun since (`window_starts`, of the topic's rows). One that fell silent without a word has a
-    row of its own (`reconcile_stream`).
-    """
-    known: dict[str, list[StreamFacts]] = {}
-    for facts in streams:
-        if facts.topic == topic:
-            known.setdefault(facts.producer, []).append(facts)
-    newest_ms = max(window_starts, default=-1)
-    rows = []
-    for name in sorted(set(roster)):
-        until_ms = _heard_until(known.get(name, ()))
-        if name not in known:
-            rows.append(_roster_row(name, topic, window_ms, None, "has never reported"))
-        elif until_ms is not None and newest_ms >= until_ms + grace_ms:
-            rows.append(_roster_row(name, topic, window_ms, until_ms, "closed and has not come back"))
-    return rows
-
-
-def _heard_until(streams: Sequence[StreamFacts]) -> int | None:
-    """When the last of a producer's streams closed; None while one is not closed."""
-    if any(facts.state != CLOSED for facts in streams):
-        return None
-    return max((facts.at_ms for facts in streams), default=None)
-
-
-def _roster_row(
-    producer: str, topic: str, window_ms: int, not_before_ms: int | None, what: str
-) -> WindowVerdict:
-    return WindowVerdict(
-        topic=topic,
-        producer=producer,
-        stream="",
-        window_start_ms=None,
-        window_ms=window_ms,
-        state=WindowState.SETTLED,
-        verdict=Verdict.UNKNOWN,
-        not_before_ms=not_before_ms,
-        reasons=(f"a producer of the roster {what}",),
-    )
 
 
 def _file_duplicates(case: StreamCase, rows: dict[int, WindowFindings]) -> None:

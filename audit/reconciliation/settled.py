@@ -8,10 +8,13 @@ Kept by `job` as `verdicts/<run>.parquet`, read by the next run, `status` and `w
     before         the verdict before the last revision; "" in the first one
     settled_ms     when this revision was made
     content        digest of what a revision compares: all that the row says of records, by name
+    open           true: the window is open again, and has no settled verdict now; the line keeps the last one
+                   for its number
     folded         true: the line of a whole topic and window whose evidence was pruned (`upkeep`): its counts
                    are sums over its streams, its verdict is their worst
 
-A window that is open again (a silent producer came back) keeps its last settled verdict here.
+A window is open again when its doubt is gone and its producer has not promised that it is complete, or has
+come back after a silence.
 """
 
 from __future__ import annotations
@@ -43,11 +46,12 @@ SETTLED_SCHEMA = pa.schema(
         ("settled_ms", pa.int64()),
         ("content", pa.string()),
         ("folded", pa.bool_()),
+        ("open", pa.bool_()),
     ]
 )
 _KEY = ("topic", "stream", "producer", "window_start_ms")
 _READ = (*_KEY, "window_ms", "state", "verdict", *COUNTS, "ambiguous", "consumed", "detail")
-_NOT_COMPARED = ("reasons", "append_ms", "not_before_ms")
+_NOT_COMPARED = ("reasons", "append_ms", "not_before_ms", "unpromised")
 _BATCH_ROWS = 20_000
 
 Key = tuple[str, str, str, int | None]
@@ -82,13 +86,14 @@ def settle(rows: pa.Table, before: pa.Table | None, topics: Collection[str], now
             earlier = known.get(key)
             if row["state"] != WindowState.SETTLED:
                 if earlier is not None:
-                    kept[key] = earlier
+                    kept[key] = {**earlier, "open": True}
                 numbers.append(0 if earlier is None else earlier["revision"])
                 continue
             kept[key] = _settled(row, earlier, now_ms)
             numbers.append(kept[key]["revision"])
     for key, earlier in known.items():
-        if key not in kept and key[3] is not None and (key[0], key[3]) not in gone:
+        # A row of the roster (no stream) or of a stream itself (no window) is there as long as its doubt is.
+        if key not in kept and key[1] and key[3] is not None and (key[0], key[3]) not in gone:
             kept[key] = earlier
     ordered = sorted(kept.values(), key=_order)
     return Settlement(
@@ -98,7 +103,7 @@ def settle(rows: pa.Table, before: pa.Table | None, topics: Collection[str], now
 
 def _settled(row: Mapping[str, Any], earlier: Mapping[str, Any] | None, now_ms: int) -> dict[str, Any]:
     content = _content(row)
-    told = {name: row[name] for name in (*_KEY, "window_ms", "verdict", *COUNTS)}
+    told = {name: row[name] for name in (*_KEY, "window_ms", "verdict", *COUNTS)} | {"open": False}
     if earlier is not None and earlier["content"] == content:
         return {
             **told,
@@ -132,6 +137,13 @@ def _key(row: Mapping[str, Any]) -> Key:
 def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
     start_ms = row["window_start_ms"]
     return (row["topic"], row["producer"], row["stream"], start_ms is None, start_ms or 0)
+
+
+def settled_now(table: pa.Table) -> pa.Table:
+    """Without the lines of windows that are open again. An older program's table does not tell of any."""
+    return (
+        table.filter(pc.invert(pc.fill_null(table["open"], False))) if "open" in table.column_names else table
+    )
 
 
 def revisions_of(table: pa.Table) -> list[dict[str, Any]]:

@@ -218,6 +218,7 @@ class StreamCase:
             explained={cause: to_ranges(sequences) for cause, sequences in found.explained.items()},
             missing_count=found.missing_count,
             content_checked=found.content_checked,
+            promised=self.settled(start_ms),
             reasons=tuple(sorted(found.reasons)),
         )
 

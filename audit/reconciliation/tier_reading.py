@@ -38,13 +38,17 @@ from pyroaring import BitMap64
 from millrace.audit.reconciliation.verdicts import PRODUCED, Hop
 from millrace.audit.scanning.cells import Cell
 
+NOT_BEGUN = "not begun"
+"""The cause of what lies before the place at which a partition's first mirror began; no gap event has it."""
+
 Place = tuple[str, str, int]
 """(cluster, topic, partition), as in `Cell.place`"""
 
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """How far an upstream partition had been carried into a tier: every offset below `next_offset`.
+    """How far an upstream partition had been carried into a tier: every offset below `next_offset`, but for
+    the `holes` [from, to) that none of its mirrors has passed (one that began at the log's end).
 
     `topic_id` is the upstream topic's id when that was said ("" = not known). Cells of another id belong to a
     deleted topic of the same name; nothing of it can arrive any more.
@@ -52,11 +56,14 @@ class Passage:
 
     next_offset: int
     topic_id: str = ""
+    holes: tuple[tuple[int, int], ...] = ()
 
     def covers(self, cell: Cell) -> bool:
         """Whether nothing of the cell can arrive any more."""
         if cell.topic_id and self.topic_id and cell.topic_id != self.topic_id:
             return True
+        if any(first <= cell.last_offset and cell.first_offset < end for first, end in self.holes):
+            return False
         return cell.last_offset < self.next_offset
 
 

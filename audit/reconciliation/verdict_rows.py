@@ -143,15 +143,17 @@ class Reconciler:
         self, cells: pa.Table, facts_rows: Sequence[Mapping[str, Any]]
     ) -> tuple[pa.Table, dict[tuple[str, str], int]]:
         """(a stream's cells without, {(topic, tier): how many records are in} those that lie in other topics
-        than its events name: somebody copied its records with their headers."""
-        told = self._told_topic(facts_rows[0]["topic"] or "", _origins(facts_rows)) if facts_rows else None
+        than its events name: somebody copied its records with their headers. Of a stream whose own topic is
+        not audited, all of them do."""
+        name = (facts_rows[0]["topic"] or "") if facts_rows else ""
+        told = self._told_topic(name, _origins(facts_rows)) if name else None
         foreign: Counter[tuple[str, str]] = Counter()
-        if told is None:
+        if told is None and not (name and _is_one_producers(facts_of(facts_rows[0]))):
             return cells, foreign
         columns = [cells[name].to_pylist() for name in ("cluster", "topic", "tier", "count")]
         mine = []
         for cluster, place, tier, count in zip(*columns, strict=True):
-            mine.append(self._is_in(cluster, place, told))
+            mine.append(told is not None and self._is_in(cluster, place, told))
             if not mine[-1]:
                 foreign[audited_topic(place), tier] += count
         return cells.filter(pa.array(mine, pa.bool_())), foreign
@@ -159,14 +161,17 @@ class Reconciler:
     def verdicts(
         self, cells: Sequence[Cell], facts_rows: Sequence[Mapping[str, Any]]
     ) -> Iterator[tuple[WindowVerdict, Evidence]]:
-        """Each window's verdict with its evidence. Records in other topics than the stream's events name are
-        not its; where no event names one, nobody knows which are."""
+        """Each window's verdict with its evidence; none for a stream whose events name a topic that is not
+        audited. Records in other topics than the stream's events name are not its; where no event names one,
+        nobody knows which are."""
         stream = cells[0].stream if cells else facts_rows[0]["stream"]
         origins = _origins(facts_rows)
         facts = facts_of(facts_rows[0]) if facts_rows else StreamFacts(stream)
         events = tier_events_of(facts_rows) if self.groups else []
-        told = self._told_topic(facts.topic, origins)
-        topic = told or self._guessed_topic(facts, cells, origins, events)
+        told = self._told_topic(facts.topic, origins) if facts.topic else None
+        if told is None and facts.topic and _is_one_producers(facts):
+            return
+        topic = told or self._guessed_topic(cells, events)
         if topic is None:
             return
         facts.topic = topic
@@ -208,27 +213,28 @@ class Reconciler:
         )
 
     def _told_topic(self, name: str, origins: set[str]) -> str | None:
-        """The audited topic that a stream's events call by this name; None where they name none of them."""
-        for cluster in self.clusters:
-            if cluster.name in origins and name in cluster.topics:
-                return cluster.topics[name]
-        return name if name in self.topics else None
+        """The audited topic that a stream's events call by this name; None where they name none of them.
 
-    def _guessed_topic(
-        self, facts: StreamFacts, cells: Sequence[Cell], origins: set[str], events: Sequence[TierEvent]
-    ) -> str | None:
-        """The same by where its records are; None for a stream of a topic that is not audited."""
-        if not facts.topic:
-            # An aggregate may merge topics; its source tells which of them it was.
-            sources = {cluster.name for cluster in self.clusters if cluster.is_source}
-            told = [cell for cell in cells if cell.cluster in sources] or cells
-            topics = {audited_topic(cell.topic) for cell in told} or self._topics_of_groups(events)
-            return min(topics, default=None)
-        named = {audited_topic(cell.topic) for cell in cells}
-        if not named and not origins:
-            # All that is left of it came with a mirror: a producer names its topic as its own cluster does.
-            named = {each.topics[facts.topic] for each in self.clusters if facts.topic in each.topics}
-        return min(named, default=None)
+        A producer names its topic as its own cluster does; which that is, nobody knows of a stream whose
+        events came with a mirror.
+        """
+        own = [cluster for cluster in self.clusters if cluster.name in origins]
+        for cluster in own:
+            if name in cluster.topics:
+                return cluster.topics[name]
+        if own:
+            return None
+        if name in self.topics:
+            return name
+        return min((each.topics[name] for each in self.clusters if name in each.topics), default=None)
+
+    def _guessed_topic(self, cells: Sequence[Cell], events: Sequence[TierEvent]) -> str | None:
+        """The audited topic of a stream of which no event says for sure, by where its records are."""
+        # An aggregate may merge topics; its source tells which of them it was.
+        sources = {cluster.name for cluster in self.clusters if cluster.is_source}
+        told = [cell for cell in cells if cell.cluster in sources] or cells
+        topics = {audited_topic(cell.topic) for cell in told} or self._topics_of_groups(events)
+        return min(topics, default=None)
 
     def _topics_of_groups(self, events: Sequence[TierEvent]) -> set[str]:
         """The audited topics that groups got a stream from: it may be all that is left of the stream."""
@@ -309,6 +315,11 @@ class Reconciler:
         return passage_by_arrivals([cell for cell in cells if cell.cluster in sources], arrived)
 
 
+def _is_one_producers(facts: StreamFacts) -> bool:
+    """Whether the name of its topic can be believed: two producers of one stream id may write to two."""
+    return not facts.conflicts
+
+
 def _origins(facts_rows: Sequence[Mapping[str, Any]]) -> set[str]:
     return set(facts_rows[0]["origins"] or ()) if facts_rows else set()
 
@@ -350,6 +361,7 @@ def _row(verdict: WindowVerdict, evidence: Evidence = _NO_EVIDENCE) -> dict[str,
         "reasons": list(verdict.reasons),
         "append_ms": dict(evidence.append_ms),
         "not_before_ms": verdict.not_before_ms,
+        "unpromised": not verdict.promised,
     }
     return {
         "topic": verdict.topic,

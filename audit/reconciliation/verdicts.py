@@ -71,9 +71,10 @@ class WindowVerdict:
     streams `missing_count`/`extra_copies` hold what the sets cannot name. `not_before_ms`, in a stream's
     own row: windows that end by then are not in doubt.
 
-    `content_checked` is empty where no tier and no report told a digest, else COMPARED (every hop into a tier
-    that has records held the same content), NOT_COMPARED (some hop could not be compared: repeats, other
-    sets, a producer without digests; presence is proven all the same) or DIFFERS (the verdict is LOSS).
+    `promised`: no more is to come, as its producer has said or because it is over. `content_checked` is empty
+    where no tier and no report told a digest, else COMPARED (every hop into a tier that has records held the
+    same content), NOT_COMPARED (some hop could not be compared: repeats, other sets, a producer without
+    digests; presence is proven all the same) or DIFFERS (the verdict is LOSS).
     `revision` numbers the settled verdicts of a window, from 1; 0 while nobody has numbered them.
     """
 
@@ -100,6 +101,7 @@ class WindowVerdict:
     reasons: tuple[str, ...] = ()
     content_checked: str = ""
     revision: int = 0
+    promised: bool = True
 
     @property
     def window_end_ms(self) -> int | None:

@@ -13,10 +13,12 @@ from typing import Any
 
 from millrace.audit.contract.group_counts import TIER_PREFIX
 from millrace.audit.contract.producer_names import NO_NAME
+from millrace.audit.reconciliation.tier_reading import NOT_BEGUN
 
 ON_THE_WAY = "in flight to tier "
 UNREPORTED = "records were seen that no report tells of"
 GAP = "a gap that the mirror recorded: "
+BEFORE = "records lie before the place at which their mirror began"
 _WAIVE = "`millrace audit waive` goes on without them."
 
 
@@ -29,11 +31,16 @@ def reasons_of(detail: Mapping[str, Any]) -> list[str]:
             told.append(f"{ON_THE_WAY}{tier}")
     if detail.get("unreported"):
         told.append(UNREPORTED)
-    told += [f"{GAP}{cause}" for cause in detail.get("explained", {})]
+    told += [BEFORE if cause == NOT_BEGUN else f"{GAP}{cause}" for cause in detail.get("explained", {})]
     return list(dict.fromkeys(told))
 
 
 _ADVICE = (
+    (
+        "a producer of the roster told nothing of this window",
+        "Did it run then, and reach its own cluster? If it did, its records are in no count; if it had "
+        f"nothing to send, {_WAIVE}",
+    ),
     (
         "a producer of the roster",
         "Is it running, and does it reach its own cluster? It stays here until its first event is read.",
@@ -62,6 +69,11 @@ _ADVICE = (
     (
         "a gap",
         "The mirror recorded that it could not carry these offsets; `millrace mirror status` tells why.",
+    ),
+    (
+        BEFORE,
+        "It began at the source's end (`start: latest`, or a time) and never carries what was there already; "
+        f"{_WAIVE}",
     ),
     ("two producers use one stream id", "A copied machine or journal: give each its own journal folder."),
     (

@@ -221,7 +221,7 @@ class _Gathered:
         topic.add(row, detail, seen, "OPEN" if is_open else str(verdict))
         if row["window_start"] is not None:
             self.windows["OPEN" if is_open else str(verdict)] += 1
-            self._note_lateness(row, detail, is_open)
+            self._note_lateness(row, detail)
         if row["content"]:
             self.content[row["content"]] += 1
         if "append_ms" in detail:
@@ -265,7 +265,7 @@ class _Gathered:
             for row in batch.to_pylist():
                 detail = json.loads(row["detail"])
                 self.latencies.add(row["topic"], detail["append_ms"])
-                self._note_lateness(row, detail, False)
+                self._note_lateness(row, detail)
 
     def _add_calm_producers(self, rows: pa.Table, tiers: Sequence[str]) -> None:
         columns: dict[str, Any] = {name: rows[name] for name in ("topic", "producer", "published")}
@@ -293,13 +293,13 @@ class _Gathered:
             topic = self.topics[name] = _Topic(name, self._tiers)
         return topic
 
-    def _note_lateness(self, row: Mapping[str, Any], detail: Mapping[str, Any], is_open: bool) -> None:
+    def _note_lateness(self, row: Mapping[str, Any], detail: Mapping[str, Any]) -> None:
         end_ms = row["window_start_ms"] + row["window_ms"]
         appended = detail.get("append_ms", {})
         first_tier = next((tier for tier in appended), None)
         if first_tier is not None and appended[first_tier][1] - end_ms > self._grace_ms:
             self._add_late(row, appended[first_tier][1] - end_ms, "records")
-        if is_open and self._at_ms - end_ms > self._grace_ms:
+        if detail.get("unpromised") and self._at_ms - end_ms > self._grace_ms:
             self._add_late(row, self._at_ms - end_ms, "report")
 
     def _add_late(self, row: Mapping[str, Any], by_ms: int, kind: str) -> None:

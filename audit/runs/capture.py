@@ -90,8 +90,9 @@ class PartitionPin:
 
 @dataclass(frozen=True, slots=True)
 class MirrorPosition:
-    """How far a mirror had carried one source partition into an aggregate; `leader_epoch` is that of the last
-    batch before, -1 where it is not told."""
+    """How far a mirror had carried one source partition into an aggregate, from the offset on at which it
+    `began` (0 where it does not tell). `leader_epoch` is that of the last batch before, -1 where it is not
+    told."""
 
     aggregate: str
     mirror: str
@@ -101,6 +102,7 @@ class MirrorPosition:
     next_offset: int
     topic_id: str
     leader_epoch: int = -1
+    began: int = 0
 
 
 @dataclass(slots=True)
@@ -463,6 +465,9 @@ def _parse_position(
     leader_epoch = what.get("leader_epoch", -1)
     if type(leader_epoch) is not int:
         raise ValueError("leader_epoch is a whole number")
+    began = what.get("began", 0)
+    if type(began) is not int:
+        raise ValueError("began is a whole number")
     topic_id = what.get("topic_id") or ""
     # The mirror and the audit may call a cluster by different names: its own id decides.
     cluster_id, source = what.get("cluster_id"), str(where["source"])
@@ -479,6 +484,7 @@ def _parse_position(
         next_offset=next_offset,
         topic_id="" if topic_id == str(NO_TOPIC_ID) else str(topic_id),
         leader_epoch=leader_epoch,
+        began=max(began, 0),
     )
 
 

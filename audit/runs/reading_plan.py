@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import pairwise
+from typing import NamedTuple
 
 from millrace.audit.config import AuditConfig
+from millrace.audit.contract.events import GapEvent
 from millrace.audit.contract.header import MAX_CREATED_MS
 from millrace.audit.keeping.state import Commit, ReadPosition, UnreadNote
 from millrace.audit.reconciliation.reconcile import Gap, Passage, Place
+from millrace.audit.reconciliation.tier_reading import NOT_BEGUN
 from millrace.audit.runs.capture import Capture, PartitionPin
 from millrace.audit.runs.log_history import holds_to, parts_at, until
 from millrace.audit.spark.planning import OffsetRange
@@ -36,6 +39,8 @@ def plan_ranges(
     for carried in passages(captured).values():
         for place, passage in carried.items():
             bounds.setdefault(place, []).append(passage.next_offset)
+            for hole in passage.holes:
+                bounds[place].extend(hole)
     resumed: dict[str, int] = {}
     unread: list[UnreadNote] = []
     for pin in captured.pins:
@@ -116,7 +121,7 @@ def known_gaps(captured: Capture, config: AuditConfig, aggregate: str | None = N
     }
     gaps = []
     for gap in captured.ledger.gaps.values():
-        if aggregate is not None and aggregate not in captured.carriers.get(gap.mirror, {aggregate}):
+        if aggregate is not None and not _is_into(captured, aggregate, gap):
             continue
         source = captured.source_names.get((gap.mirror, gap.source), gap.source)
         topic = named.get((source, gap.topic))
@@ -126,6 +131,14 @@ def known_gaps(captured: Capture, config: AuditConfig, aggregate: str | None = N
             known = {"", *ids[gap.place_key], now.get(place, "")} if is_replaceable else None
             gaps.append(Gap(place, gap.from_offset, gap.to_offset, gap.cause, gap.topic_id, known))
     return gaps
+
+
+def _is_into(captured: Capture, aggregate: str, gap: GapEvent) -> bool:
+    """Whether the gap may be one before this aggregate."""
+    here = captured.cluster_ids.get(aggregate, "")
+    if gap.target and here and gap.target != here:
+        return False
+    return aggregate in captured.carriers.get(gap.mirror, {aggregate})
 
 
 def groups_began(config: AuditConfig, captured: Capture) -> dict[str, dict[Place, int]]:
@@ -237,22 +250,58 @@ def _passed_everywhere(captured: Capture) -> dict[Place, Passage]:
 
 
 def passages(captured: Capture) -> dict[str, dict[Place, Passage]]:
-    """Positions by aggregate; of several mirrors into one, the furthest tells how much was carried.
+    """What was carried, by aggregate: of each mirror from where it began to its position, of several mirrors
+    into one all of these together. What lies between them nobody has passed.
 
     The position in a topic that was deleted and made anew has passed nothing of the new one; that in a log
     which was shortened since, nothing that was written since.
     """
+    return {
+        aggregate: {place: _together(each) for place, each in places.items()}
+        for aggregate, places in _carried(captured).items()
+    }
+
+
+def never_begun(captured: Capture, aggregate: str) -> list[Gap]:
+    """What lies below where the first mirror of a partition began: none of it is on its way."""
+    firsts = {
+        place: min(carried, key=lambda each: each.first)
+        for place, carried in _carried(captured).get(aggregate, {}).items()
+    }
+    return [
+        Gap(place, 0, each.first, NOT_BEGUN, each.topic_id) for place, each in firsts.items() if each.first
+    ]
+
+
+class _Carried(NamedTuple):
+    """Source offsets [first, end) that one mirror has carried, in the topic of this id."""
+
+    first: int
+    end: int
+    topic_id: str
+
+
+def _carried(captured: Capture) -> dict[str, dict[Place, list[_Carried]]]:
     ids = {(pin.cluster, pin.topic, pin.partition): pin.topic_id for pin in captured.pins}
     histories = {(pin.cluster, pin.topic, pin.partition): pin.epochs for pin in captured.pins}
-    found: dict[str, dict[Place, Passage]] = {}
+    found: dict[str, dict[Place, list[_Carried]]] = {}
     for position in captured.positions:
         place = (position.source, position.topic, position.partition)
-        carried = found.setdefault(position.aggregate, {})
-        known, topic_id = carried.get(place), ids.get(place, "")
+        topic_id = ids.get(place, "")
         next_offset = holds_to(histories.get(place, ()), position.next_offset, position.leader_epoch)
-        passage = Passage(next_offset, position.topic_id)
+        carried = _Carried(min(position.began, next_offset), next_offset, position.topic_id)
         if topic_id and position.topic_id and topic_id != position.topic_id:
-            passage = Passage(0, topic_id)
-        if known is None or passage.next_offset > known.next_offset:
-            carried[place] = passage
+            carried = _Carried(0, 0, topic_id)
+        found.setdefault(position.aggregate, {}).setdefault(place, []).append(carried)
     return found
+
+
+def _together(carried: Iterable[_Carried]) -> Passage:
+    holes: list[tuple[int, int]] = []
+    end, topic_id = -1, ""
+    for each in sorted(carried):
+        if each.first > max(end, 0):
+            holes.append((max(end, 0), each.first))
+        if each.end > end:
+            end, topic_id = each.end, each.topic_id
+    return Passage(end, topic_id, tuple(holes))

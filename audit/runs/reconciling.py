@@ -17,12 +17,19 @@ from millrace.audit.contract.group_counts import group_doubts
 from millrace.audit.contract.header import MAX_CREATED_MS
 from millrace.audit.keeping.state import UnreadNote
 from millrace.audit.reconciliation.online_tiers import OnlineGroup, online_groups
-from millrace.audit.reconciliation.reconcile import Gap, Passage, Place, UnreadRange, roster_rows
+from millrace.audit.reconciliation.reconcile import Gap, Passage, Place, UnreadRange
+from millrace.audit.reconciliation.roster import roster_rows
 from millrace.audit.reconciliation.verdict_rows import ClusterReading, Reconciler
 from millrace.audit.reconciliation.verdicts import WindowState, WindowVerdict
 from millrace.audit.runs.capture import Capture, MirrorPosition
 from millrace.audit.runs.log_history import holds_to
-from millrace.audit.runs.reading_plan import groups_began, hidden_by_transactions, known_gaps, passages
+from millrace.audit.runs.reading_plan import (
+    groups_began,
+    hidden_by_transactions,
+    known_gaps,
+    never_begun,
+    passages,
+)
 from millrace.broker.client.leader_epochs import EpochStarts
 
 
@@ -47,6 +54,7 @@ def reconciler_of(
                 each.cause,
                 each.until_ms,
                 _is_cut_off(each, config, captured, unread),
+                by_window=True,
             )
         )
     passed: dict[str, Mapping[Place, Passage]] = {
@@ -67,7 +75,11 @@ def reconciler_of(
         ],
         passed={**passed, **(arrivals or {})},
         gaps={
-            name: [*gaps_of(config, captured, name), *_given_again(name, config, captured, unread)]
+            name: [
+                *gaps_of(config, captured, name),
+                *_given_again(name, config, captured, unread),
+                *never_begun(captured, name),
+            ]
             for name in config.aggregates()
         },
         window_ms=config.window_ms,
@@ -89,17 +101,19 @@ def roster_of(config: AuditConfig, captured: Capture, rows: pa.Table) -> list[Wi
             streams_of(config, captured),
             topic,
             config.window_ms,
-            window_starts=_settled_starts(rows, topic),
+            windows=_settled_windows(rows, topic),
             grace_ms=config.grace_ms,
         )
     ]
 
 
-def _settled_starts(rows: pa.Table, topic: str) -> list[int]:
-    """When the topic's settled windows began; one that a wrong clock put into the future is open."""
+def _settled_windows(rows: pa.Table, topic: str) -> set[tuple[int, int]]:
+    """[start, end) of the topic's settled windows; one that a wrong clock put into the future is open."""
     settled = pc.and_(pc.equal(rows["topic"], topic), pc.equal(rows["state"], str(WindowState.SETTLED)))
-    starts: list[int] = rows.filter(settled)["window_start_ms"].drop_null().to_pylist()
-    return starts
+    of_windows = rows.filter(pc.and_(settled, pc.is_valid(rows["window_start_ms"])))
+    found = of_windows.select(["window_start_ms", "window_ms"]).group_by(["window_start_ms", "window_ms"])
+    told = found.aggregate([]).to_pylist()
+    return {(each["window_start_ms"], each["window_start_ms"] + each["window_ms"]) for each in told}
 
 
 def _gone(captured: Capture, read: Iterable[str]) -> list[UnreadNote]:
@@ -274,14 +288,18 @@ def tiers_of(config: AuditConfig) -> list[dict[str, object]]:
 
 
 def streams_of(config: AuditConfig, captured: Capture) -> list[StreamFacts]:
-    """What events told, by the audited topics: a producer knows its topic by its own cluster's name."""
+    """What events told, by the audited topics: a producer knows its topic by its own cluster's name. One of
+    an audited topic's name in a cluster where another topic is the audited one has none."""
     found = []
     for facts in captured.ledger.streams.values():
-        origins = captured.origins.get(facts.stream)
-        for name, cluster in config.sources().items():
-            named = [topic for topic in config.topics if facts.topic in cluster.topics_here(topic)]
-            if named and (not origins or name in origins):
-                facts = replace(facts, topic=named[0])
-                break
+        origins = captured.origins.get(facts.stream, set()) & set(config.sources())
+        named = [
+            topic
+            for name, cluster in config.sources().items()
+            for topic in config.topics
+            if facts.topic in cluster.topics_here(topic) and (not origins or name in origins)
+        ]
+        if named or (origins and facts.topic in config.topics):
+            facts = replace(facts, topic=named[0] if named else "")
         found.append(facts)
     return found

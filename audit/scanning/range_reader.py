@@ -8,7 +8,8 @@ Invariants:
 - read_committed: control batches and batches of aborted transactions are marked as skipped, by the rule of
   KIP-98 (an aborted producer's batches from its first offset until its abort marker);
 - a batch whose CRC is wrong, or of an old format, is marked as skipped and told to `distrust`; so are bytes
-  that are no batch at all, and reading goes on at the first offset behind them that has one;
+  that are no batch at all, or that the broker itself finds damaged, and reading goes on at the first offset
+  behind them that has one;
 - every offset of the range is read or told to `unread`; a partition that stops answering raises one
   `ClusterUnreachable` line, so that a job never takes silence for an empty log.
 """
@@ -59,10 +60,13 @@ LONG_WAY_S = 0.05
 PATIENCE_S = 30.0  # how long a partition may give nothing below its own end before the job gives up
 RETRY_WAIT_S = 0.1
 HOLE_AFTER_EMPTY_COUNT = 3  # empty answers before a hole that reaches the pinned end is believed
+DAMAGED_AFTER_COUNT = 5  # answers "corrupt" before it is believed: another leader may have whole bytes
 _SMALLEST_BATCH = 61
 _OFFSET_OUT_OF_RANGE = 1
+_CORRUPT_MESSAGE = 2
 _ABORT_MARKER = 0
 COMPACTED, DAMAGED = "compacted", "damaged"
+REFUSED = "stretch of bytes that its broker finds corrupt"
 
 T = TypeVar("T")
 
@@ -132,7 +136,8 @@ class RangeReader:
                 else:
                     batches = leading_batches(fetched.records, offset)
                     if batches is None:
-                        distrust("stretch of bytes that is no batch")
+                        is_refused = fetched.error_code == _CORRUPT_MESSAGE
+                        distrust(REFUSED if is_refused else "stretch of bytes that is no batch")
                         resume = self._submit(self._first_readable(range_, offset)).result()
                         unread(offset, resume, DAMAGED)
                         offset = resume
@@ -177,12 +182,13 @@ class RangeReader:
         """One fetch with at least one whole batch, or OffsetOutOfRange; retries what may heal.
 
         None where a leader that has the range's end keeps sending nothing: a hole reaches to the end. One
-        that keeps sending less than the batch that it begins with has damaged bytes: they are given as such.
+        that keeps sending less than the batch that it begins with has damaged bytes: they are given as such,
+        and so is the answer of one that keeps finding them corrupt itself (it sends none of them).
         """
         deadline = time.monotonic() + PATIENCE_S
         reason = "no answer"
         fresh_metadata = False
-        empty_count = 0
+        empty_count = corrupt_count = 0
         while time.monotonic() < deadline:
             try:
                 fetched = await self._fetch_once(range_, offset, fresh_metadata)
@@ -197,6 +203,9 @@ class RangeReader:
                     if empty_count >= HOLE_AFTER_EMPTY_COUNT:
                         return fetched if len(fetched.records) else None
                     continue  # the broker long-polled: no need to wait here
+                corrupt_count += fetched.error_code == _CORRUPT_MESSAGE
+                if corrupt_count >= DAMAGED_AFTER_COUNT:
+                    return replace(fetched, records=memoryview(b""))
                 problem = error_for_code(fetched.error_code)
                 if not problem.retriable:
                     raise problem

@@ -116,6 +116,15 @@ class _Lane:
     not_before: float = 0.0
     is_given_up: bool = False
 
+    @property
+    def is_open(self) -> bool:
+        return self.connection is not None and self.connection.is_open
+
+    @property
+    def is_throttled(self) -> bool:
+        """Whether nothing would be sent on it now, by a quota of the server."""
+        return self.connection is not None and self.is_open and self.connection.throttle_left_ms > 0
+
 
 class Cluster:
     """See the module's text. An async context manager; `close()` ends every connection."""
@@ -355,15 +364,15 @@ class Cluster:
         raise ClusterUnreachable(self.name, f"no broker it names can be reached: {self._reasons(failed)}")
 
     def _in_random_order(self, node_ids: Iterable[int], purpose: str) -> list[int]:
-        """A random order, those with an open connection first."""
+        """A random order: those with an open connection first, and last those that want nothing more now."""
         order = list(node_ids)
         self._rng.shuffle(order)
 
-        def is_closed(node_id: int) -> bool:
-            lane = self._lanes.get((node_id, purpose))
-            return lane is None or lane.connection is None or not lane.connection.is_open
+        def place(node_id: int) -> tuple[bool, bool]:
+            lane = self._lanes.get((node_id, purpose)) or _Lane()
+            return lane.is_throttled, not lane.is_open
 
-        return sorted(order, key=is_closed)
+        return sorted(order, key=place)
 
     def _lane(self, node_id: int, purpose: str) -> _Lane:
         return self._lanes.setdefault((node_id, purpose), _Lane())
@@ -432,8 +441,8 @@ class Cluster:
     # --- the way in ---------------------------------------------------------------------------------
 
     async def _read_view(self, topics: Sequence[str] | None) -> ClusterMetadata:
-        """Ask the known brokers in random order, then the bootstrap servers in random order, then pause
-        and begin again, until `request_timeout_ms` is over."""
+        """Ask the known brokers in random order, then the bootstrap servers in random order, last those that
+        want nothing more now; then pause and begin again, until `request_timeout_ms` is over."""
         deadline = self._now() + self.request_timeout_ms / 1000
         reasons: dict[Address, str] = {}
         for pass_count in itertools.count(1):
@@ -457,7 +466,8 @@ class Cluster:
         raise ClusterUnreachable(self.name, f"no server answers; tried {tried}")
 
     def _ways_in(self) -> list[tuple[Address, _Lane | None]]:
-        """Where to ask, in order: brokers by their lanes, bootstrap servers by passing connections."""
+        """Where to ask, in order: brokers by their lanes, bootstrap servers by passing connections; then what
+        refused when it was last tried, then what wants nothing more now."""
         brokers = self._view.brokers if self._view else {}
         ways: list[tuple[Address, _Lane | None]] = [
             (brokers[node_id].address, self._lane(node_id, "control"))
@@ -466,7 +476,12 @@ class Cluster:
         known = {address for address, _ in ways}
         others = [address for address in self._bootstrap if address not in known]
         ways += [(address, None) for address in self._rng.sample(others, len(others))]
-        return sorted(ways, key=lambda way: self._gates.is_shut(way[0]))
+
+        def place(way: tuple[Address, _Lane | None]) -> tuple[bool, bool]:
+            address, lane = way
+            return lane is not None and lane.is_throttled, self._gates.is_shut(address)
+
+        return sorted(ways, key=place)
 
     async def _ask_metadata_at(
         self, address: Address, lane: _Lane | None, topics: Sequence[str] | None

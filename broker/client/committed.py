@@ -6,17 +6,14 @@ batches, with a list of aborted transactions beside them; the reader drops those
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
-from millrace.broker.protocol.batch import BatchHeader, iterate_batches
-from millrace.broker.protocol.records import read_records
+from millrace.broker.errors import CorruptMessage, KafkaError
+from millrace.broker.protocol.batch import BatchHeader, iterate_batches, verify_crc
+from millrace.broker.protocol.control_records import ABORT, control_type
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
-
-_ABORT = 0
-_CONTROL_KEY = struct.Struct(">hh")
 
 
 def committed_batches(
@@ -34,15 +31,18 @@ def committed_batches(
         while still_to_come and still_to_come[-1][1] <= header.last_offset:
             aborting.add(still_to_come.pop()[0])
         if header.is_control:
-            if header.producer_id in aborting and _is_abort(batch):
+            if header.producer_id in aborting and _is_abort(batch, header):
                 aborting.discard(header.producer_id)
             yield batch, header, False
         else:
             yield batch, header, not (header.is_transactional and header.producer_id in aborting)
 
 
-def _is_abort(batch: memoryview) -> bool:
-    """Whether a control batch ends its producer's transaction by aborting it."""
-    markers = [record.key for record in read_records(batch)]
-    # Other kinds of control record (leader changes, snapshots) end no transaction.
-    return any(key is not None and _CONTROL_KEY.unpack_from(key)[1] == _ABORT for key in markers)
+def _is_abort(batch: memoryview, header: BatchHeader) -> bool:
+    """Whether a control batch ends its producer's transaction by aborting it. Other kinds of control record
+    (leader changes, snapshots) end none. Its checksum comes first: what it says decides about others."""
+    verify_crc(batch, 0, header)
+    try:
+        return control_type(batch) == ABORT
+    except KafkaError as error:
+        raise CorruptMessage(f"the end of a transaction cannot be read: {error}") from None

@@ -21,7 +21,9 @@ larger than what the link carries in its timeout would be asked for again for ev
 
 A server over whose quota this client is says for how long it wants nothing more (KIP-219): nothing is sent
 on the connection until then (`throttle`), and what is under way is not late meanwhile, because the server
-does not read it. Answers of kio types are looked at here; who reads an answer by hand tells.
+does not read it. Answers of kio types are looked at here; who reads an answer by hand tells. Those times have
+no bound (KIP-599): a request that does not get its turn to be sent within its timeout fails alone, with
+nothing sent, and the connection stays.
 """
 
 from __future__ import annotations
@@ -151,6 +153,7 @@ class Connection(asyncio.BufferedProtocol):
         # Requests are sent in the order in which they were made, also when the socket is full: the lock is
         # fair, whereas those who wait for an event can be overtaken by one who comes just as it is set.
         self._turn = asyncio.Lock()
+        self._queued_count = 0  # who may have to wait for the turn, or has it and waits for the server
         self._may_write = asyncio.Event()
         self._may_write.set()
         self._is_full = False
@@ -174,11 +177,17 @@ class Connection(asyncio.BufferedProtocol):
         """Requests whose answers are still to come."""
         return len(self._waiting)
 
+    @property
+    def throttle_left_ms(self) -> float:
+        """For how long the server wants nothing more from now on; 0: it takes requests."""
+        return max(0.0, (self._throttled_until - self._loop.time()) * 1000)
+
     async def call(self, request: RequestPayload, timeout_ms: float) -> Any:
         """Send a request made of kio types and read its answer.
 
         Raises UnsupportedVersion before anything is sent where the server does not offer the version,
-        NetworkException when the connection is lost, RequestTimedOut, ProtocolError.
+        NetworkException when the connection is lost, RequestTimedOut (also where the request could not be
+        sent for so long), ProtocolError.
         """
         key, version = int(request.__api_key__), int(request.__version__)
         if not self.versions.offers(key, version):
@@ -193,20 +202,25 @@ class Connection(asyncio.BufferedProtocol):
 
     async def exchange(self, encode: Encoder, timeout_ms: float) -> memoryview:
         """Send the buffers that `encode(correlation_id)` lays out (size prefix included); wait for the
-        answer's frame, which begins with the correlation id."""
-        async with self._turn:
-            await self._until_writable()
+        answer's frame, which begins with the correlation id. The timeout holds for the turn to send, and
+        from then on for the answer."""
+        await self._take_turn(timeout_ms)
+        try:
             waiting = self._send(encode, timeout_ms)
+        finally:
+            self._turn.release()
         return await waiting.answer
 
     @asynccontextmanager
     async def alone(self, timeout_ms: float) -> AsyncIterator[Callable[[RequestPayload], Awaitable[Any]]]:
         """The turn to send, kept: what is called in this context goes out with nothing between it, after
-        what was sent before. Gives a function like `call`."""
-        async with self._turn:
+        what was sent before. Gives a function like `call`. A throttle time is waited out: what has to be said
+        on this very connection cannot go another way."""
+        await self._take_turn(timeout_ms + self.throttle_left_ms)
+        try:
 
             async def ask(request: RequestPayload) -> Any:
-                await self._until_writable()
+                await self._until_writable(timeout_ms)
                 waiting = self._send(
                     lambda correlation_id: (encode_request(request, correlation_id, self._client_id),),
                     timeout_ms,
@@ -215,12 +229,16 @@ class Connection(asyncio.BufferedProtocol):
                 return self._read_answer(_response_type(key, version), await waiting.answer)
 
             yield ask
+        finally:
+            self._turn.release()
 
-    async def post(self, encode: Encoder) -> None:
+    async def post(self, encode: Encoder, timeout_ms: float) -> None:
         """Send a request that the server does not answer (a produce request with acks=0)."""
-        async with self._turn:
-            await self._until_writable()
+        await self._take_turn(timeout_ms)
+        try:
             self._write(encode(self._take_correlation_id()))
+        finally:
+            self._turn.release()
 
     def decode(self, response_type: type[ResponsePayload], frame: memoryview) -> Any:
         """Read an answer; one that cannot be read closes the connection, as nothing after it is safe."""
@@ -282,11 +300,46 @@ class Connection(asyncio.BufferedProtocol):
     def __str__(self) -> str:
         return f"cluster {self.cluster} at {self.address}"
 
-    async def _until_writable(self) -> None:
-        if self._closed_by is None:
-            await self._may_write.wait()
+    async def _take_turn(self, timeout_ms: float) -> None:
+        """The turn to send, which the caller gives back, with a server that takes more. Raises
+        RequestTimedOut where that takes longer."""
+        if not self._queued_count and not self._turn.locked() and self._may_write.is_set():
+            await self._turn.acquire()  # nobody is before this one: it is there at once
+            if self._closed_by is not None:
+                self._turn.release()
+                raise _again(self._closed_by)
+            return
+        self._queued_count += 1
+        try:
+            deadline = self._loop.time() + timeout_ms / 1000
+            await self._within(self._turn.acquire(), deadline, timeout_ms)
+            try:
+                await self._until_writable(timeout_ms, deadline)
+            except BaseException:
+                self._turn.release()
+                raise
+        finally:
+            self._queued_count -= 1
+
+    async def _until_writable(self, timeout_ms: float, deadline: float | None = None) -> None:
+        if self._closed_by is None and not self._may_write.is_set():
+            if deadline is None:
+                deadline = self._loop.time() + timeout_ms / 1000
+            await self._within(self._may_write.wait(), deadline, timeout_ms)
         if self._closed_by is not None:
             raise _again(self._closed_by)
+
+    async def _within(self, work: Awaitable[Any], deadline: float, timeout_ms: float) -> None:
+        try:
+            async with asyncio.timeout_at(deadline):
+                await work
+        except TimeoutError:
+            why = "others are before this one"
+            if left_ms := self.throttle_left_ms:
+                why = f"the server wants nothing more for another {left_ms:.0f} ms (a quota)"
+            elif self._is_full:
+                why = "the server takes nothing more"
+            raise RequestTimedOut(f"{self}: not sent within {timeout_ms:.0f} ms: {why}") from None
 
     def _send(self, encode: Encoder, timeout_ms: float) -> _Waiting:
         waiting = _Waiting(self._take_correlation_id(), self._loop.create_future())

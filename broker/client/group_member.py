@@ -34,7 +34,9 @@ whoever had it before is refused everything (FENCED_INSTANCE_ID). The group may 
 without a static member that is late, where a dynamic one would lose its seat: what it kept through the
 rebalance may then be others', so a member that finds such a generation behind it was lost (`on_lost`). One
 that ends within a join leaves all the same: it may have become the leader, for whose shares all would wait
-until its session is over.
+until its session is over. That holds between two tries, too, where the first one's request was not answered.
+(Apache Kafka's own consumer never sends LeaveGroup for a static member, so there all wait: for the rebalance
+timeout, as whoever joins needs no heartbeats, and then for the session of the leader that nobody is.)
 
 Rebalances are eager: everything is given back before anything is given out. Versions: JoinGroup 5-7 (member
 id from the server as of KIP-394, static members), SyncGroup 3-5, Heartbeat 3-4, LeaveGroup 3-4.
@@ -174,6 +176,8 @@ class GroupMember:
         self._trouble = ""
         self._step: _Step | None = None  # None: a share is held, or nothing was begun
         self._step_began_at = 0.0
+        # A try has ended in which the others wait for this member, as far as is known here.
+        self._left_waiting = False
         # A join under the instance id went out: its seat, or one of before, may be there under an unknown id.
         self._may_sit_by_name = False
         self._task: asyncio.Task[None] | None = None
@@ -241,7 +245,8 @@ class GroupMember:
         if self._task is None:
             return
         await asyncio.wait([self._task])
-        if leave if leave is not None else self.instance_id is None or self._step in _WAITED_FOR:
+        is_waited_for = self._step in _WAITED_FOR or self._left_waiting
+        if leave if leave is not None else self.instance_id is None or is_waited_for:
             await self._leave()
         self.cluster.close_purpose(self._purpose)
         if not self._task.cancelled():
@@ -298,6 +303,8 @@ class GroupMember:
                 continue  # the very next join waits in the server: no pause is needed
             except (KafkaError, ProtocolError, ClusterUnreachable) as error:
                 self._trouble = str(error)
+                if self._step in _WAITED_FOR or self._step is _Step.RECORDING:
+                    self._left_waiting = True
                 self._enter(_Step.REACHING)
                 if isinstance(error, _NOT_A_MEMBER):
                     if self.generation >= 0 and self._on_lost_within_join is not None:
@@ -452,6 +459,7 @@ class GroupMember:
         self.member_id = ""
         self.generation = -1
         self._may_sit_by_name = False
+        self._left_waiting = False
 
     # --- requests -----------------------------------------------------------------------------------
 
@@ -494,6 +502,7 @@ class GroupMember:
         # The answer comes when every member has joined, or at the rebalance timeout.
         answer = await self._ask_at_length(request, _Step.JOINING)
         self._enter(_Step.REACHING)
+        self._left_waiting = False
         if answer.error_code == MemberIdRequired.code:
             self.member_id = answer.member_id
         self._check(answer, "join")

@@ -120,8 +120,8 @@ async def fetch(
             lambda correlation_id: (
                 hot_fetch.encode_request(version, correlation_id, cluster.client_id, request),
             ),
-            # The server may rightly be silent for the whole long poll.
-            cluster.request_timeout_ms + max_wait_ms,
+            # The server may rightly be silent for the whole long poll, and want nothing more before.
+            cluster.request_timeout_ms + max_wait_ms + connection.throttle_left_ms,
         )
         try:
             answer = hot_fetch.decode_response(frame, version)

@@ -71,7 +71,7 @@ async def produce(
         )
 
     if acks == 0:
-        await connection.post(encode)
+        await connection.post(encode, cluster.request_timeout_ms + timeout_ms)
         return dict.fromkeys(batches, ProduceOutcome())
     frame = await cluster.exchange(connection, encode, cluster.request_timeout_ms + timeout_ms)
     try:

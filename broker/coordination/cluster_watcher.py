@@ -13,7 +13,9 @@ else is read at once; nothing that rests is forgotten.
 
 A topic is shown together with its settings or not at all, and only with its own: by others (those of the
 topic that had its name before, or the defaults) a log would be opened, and what it holds deleted. Settings
-belong to the topic that was there before they were read and is there afterwards.
+belong to the topic that was there before they were read and is there afterwards. Where they cannot be read
+the topic is shown all the same, with a mark in their place (`log_config.UNREADABLE`): its replicas are here,
+and whoever restarts, serves or mends it must see it. Those that were known before stay until they can be.
 
 Called by `server/broker.py`, which passes the listener that applies changes to the local replicas and
 wakes the controller.
@@ -288,8 +290,7 @@ class ClusterWatcher:
 
     async def _settings_of(self, name: str, topic: Node) -> dict[str, str] | None:
         """Those of the topic that was read as `topic`; None where it has gone meanwhile."""
-        path = paths.topic_config_path(name)
-        node = await self._get_or_watch(path, ("config", name))
+        node = await self._get_or_watch(paths.topic_config_path(name), ("config", name))
         if node is None or node.created_zxid > topic.created_zxid:
             # Made after the topic, or not there any more: perhaps not with this topic, but with another.
             try:
@@ -298,10 +299,7 @@ class ClusterWatcher:
                 return None
             if again.created_zxid != topic.created_zxid:
                 return None
-        try:
-            return {} if node is None else paths.decode_config(node.data)
-        except ValueError as error:
-            raise ValueError(f"{error}, at {path}: the topic is not shown") from None
+        return {} if node is None else paths.decode_topic_config(name, node.data)
 
     async def _read_state(self, name: str, number: str) -> None:
         path, mark = paths.state_path(name, int(number)), ("state", name, number)
@@ -314,10 +312,8 @@ class ClusterWatcher:
     async def _read_config(self, name: str) -> None:
         node = await self._get_or_watch(paths.topic_config_path(name), ("config", name))
         config = {} if node is None else paths.decode_config(node.data)
-        if name not in self._cache.topics:
-            self._mark(("topic", name))  # what kept it from being shown may have been its settings
-            return
-        if dict(self._cache.topics[name].config) == config:
+        shown = self._cache.topic(name)
+        if shown is None or dict(shown.config) == config:
             return  # as after each reconnection; a topic that was made anew has a mark of its own
         try:
             topic = paths.decode_topic((await self._session.get(paths.topic_path(name))).data)

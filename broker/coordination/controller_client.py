@@ -51,6 +51,7 @@ from millrace.broker.errors import (
     UnknownTopicOrPartition,
 )
 from millrace.broker.replication.partition import NO_LEADER
+from millrace.broker.storage.log_config import UNREADABLE
 
 log = structlog.get_logger("millrace.broker")
 
@@ -302,7 +303,8 @@ class ControllerClient:
         *,
         validate_only: bool = False,
     ) -> None:
-        """Replace a topic's settings by `change(settings)`. Raises InvalidConfig, UnknownTopicOrPartition."""
+        """Replace a topic's settings by `change(settings)`. Where they cannot be read, that is a change of
+        what is shown in their place. Raises InvalidConfig, UnknownTopicOrPartition."""
         info = self._known(name)
         config = dict(change(info.config))
         self._check_config(config)
@@ -310,16 +312,13 @@ class ControllerClient:
             return
         path = paths.topic_config_path(name)
 
-        async def altered(_topic: Node) -> Sequence[Operation]:
+        async def altered(topic: Node) -> Sequence[Operation]:
             nonlocal config
             try:
                 node = await self._session.get(path)
             except NodeMissing:
                 node = None
-            try:
-                config = dict(change({} if node is None else paths.decode_config(node.data)))
-            except ValueError as error:
-                raise InvalidConfig(f"{path} in ZooKeeper cannot be understood: {error}") from None
+            config = dict(change({} if node is None else self._present_config(name, topic, node)))
             self._check_config(config)
             data = paths.encode_config(config)
             return [Create(path, data) if node is None else SetData(path, data, node.version)]
@@ -332,6 +331,15 @@ class ControllerClient:
             return now is None or (dict(now.config) == config and self._is_applied(name))
 
         await self._cache.changed(shown, 5_000)
+
+    def _present_config(self, name: str, topic: Node, settings: Node) -> Mapping[str, str]:
+        """What stands in the znode, or else what is shown of this very topic: as it was read last, or with
+        the mark that only who knows of it takes away."""
+        present = paths.decode_topic_config(name, settings.data)
+        shown = self._cache.topic(name)
+        if UNREADABLE not in present or shown is None:
+            return present
+        return shown.config if shown.topic_id == paths.decode_topic(topic.data).topic_id else present
 
     async def alter_broker_config(
         self,

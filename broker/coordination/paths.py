@@ -24,7 +24,8 @@ broker, the second election type of KIP-460, which Apache Kafka asked of its con
 topic of a name is to be deleted. A topic that is made again has the versions of the one before it, so none of
 them says which of the two it is; that of `/admin/delete_topics` says that none was removed in between.
 
-A payload that cannot be understood raises ValueError: the reader names the path and goes on without it.
+A payload that cannot be understood raises ValueError: the reader names the path and goes on without it. A
+topic's settings alone have a value for that (`decode_topic_config`), because the topic must not go with them.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.broker.replication.partition import PartitionState
+from millrace.broker.storage.log_config import UNREADABLE
 
 BROKER_IDS = "/brokers/ids"
 TOPICS = "/brokers/topics"
@@ -274,19 +276,32 @@ def decode_config(data: bytes) -> dict[str, str]:
     return {str(key): str(value) for key, value in config.items()}
 
 
+def decode_topic_config(topic: str, data: bytes) -> dict[str, str]:
+    """A topic's settings; where they cannot be read, the one that says so and is refused by who uses them."""
+    try:
+        return decode_config(data)
+    except ValueError as error:
+        return {UNREADABLE: f"{topic_config_path(topic)} in ZooKeeper: {error}"}
+
+
 def encode_deletion(topic_id: uuid.UUID) -> bytes:
     """A request to delete this very topic."""
     return _dump({"version": 1, "topic_id": encode_uuid(topic_id)})
 
 
 def decode_deletion(data: bytes) -> uuid.UUID | None:
-    """The topic that is to be deleted; None for whichever has the name, as other tools ask it."""
-    if not data:
+    """The topic that is to be deleted; None for whichever has the name. That is how other tools ask it: to
+    Apache Kafka the znode's presence says all, and people leave any bytes in it. Raises ValueError only where
+    a topic is named that nobody can tell."""
+    try:
+        named = _load(data).get("topic_id")
+    except ValueError:
+        named = None
+    if named is None:
         return None
-    topic_id = _load(data).get("topic_id")
-    if not isinstance(topic_id, str):
-        raise ValueError("expected topic_id")
-    return decode_uuid(topic_id)
+    if not isinstance(named, str):
+        raise ValueError("expected topic_id to be a string")
+    return decode_uuid(named)
 
 
 def encode_cluster_id(cluster_id: str) -> bytes:

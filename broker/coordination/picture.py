@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from millrace.broker.coordination.controller import ClusterPicture, ElectionRequest, PartitionPicture
 from millrace.broker.coordination.metadata_cache import MetadataCache, PartitionInfo, TopicInfo
+from millrace.broker.storage.log_config import UNREADABLE
 
 UNCLEAN_SETTING = "unclean.leader.election.enable"
 
@@ -39,4 +40,6 @@ def partition_picture(partition: PartitionInfo) -> PartitionPicture:
 def allows_unclean(info: TopicInfo, by_default: bool) -> bool:
     """Whether a replica outside the in-sync set may lead the topic when there is no other."""
     setting = info.config.get(UNCLEAN_SETTING)
-    return by_default if setting is None else setting.lower() == "true"
+    if setting is None:
+        return by_default and UNREADABLE not in info.config
+    return setting.lower() == "true"

@@ -297,7 +297,7 @@ class Group:
     def _supports(self, request: JoinRequest) -> bool:
         if not request.protocol_type or not request.protocols:
             return False
-        if self.state is GroupState.EMPTY:
+        if not len(self.roster):
             return True
         common = self.roster.common_protocols()
         return request.protocol_type == self.protocol_type and any(
@@ -334,7 +334,7 @@ class Group:
             self._prepare_rebalance(now)
 
     def _add_member(self, member_id: str, request: JoinRequest, ticket: Ticket, now: Moment) -> None:
-        if self.state is GroupState.EMPTY:
+        if not len(self.roster):
             self.protocol_type = request.protocol_type
         if self._join_wait is not None and self.generation == 0:
             self._join_wait.newcomer()

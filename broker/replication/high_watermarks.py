@@ -7,7 +7,7 @@ what was committed stays so. Called by the replica manager; reading and writing 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from millrace.broker.replication.waiting_requests import PartitionKey
@@ -17,9 +17,11 @@ HIGH_WATERMARK_CHECKPOINT = "replication-offset-checkpoint"
 
 
 class HighWatermarkCheckpoints:
-    """The checkpoints of some data folders; `notes` has what could not be read or written, one line each."""
+    """The checkpoints of some data folders; `notes` has what could not be read or written, one line each.
+    `disk_failed` is told, with the reason, of every write that fails."""
 
-    def __init__(self, folders: Iterable[Path]) -> None:
+    def __init__(self, folders: Iterable[Path], disk_failed: Callable[[Path, str, OSError], None]) -> None:
+        self._disk_failed = disk_failed
         self._written: dict[Path, dict[PartitionKey, int]] = {}
         self.notes: list[str] = []
         for folder in folders:
@@ -42,6 +44,8 @@ class HighWatermarkCheckpoints:
             try:
                 write_offsets(folder / HIGH_WATERMARK_CHECKPOINT, marks)
             except OSError as error:
-                self.notes.append(f"{folder}: high watermarks not written: {error}")
+                reason = f"{folder}: high watermarks not written: {error}"
+                self.notes.append(reason)
+                self._disk_failed(folder, reason, error)
             else:
                 self._written[folder] = dict(marks)

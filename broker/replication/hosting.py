@@ -83,6 +83,8 @@ class HostedPartitions:
         self._steady_ms = steady_ms
         self._max_lag_ms = max_lag_ms
         self._numbers: dict[str, set[int]] = {}
+        self._unusable: dict[str, str] = {}
+        """Topics with settings that cannot be used, and why; said once."""
         self._fetchers: ReplicaFetchers | None = None
         self._registered: Mapping[int, int] | None = None
 
@@ -118,11 +120,7 @@ class HostedPartitions:
         `replicas` has the assignment of every partition of the topic; without it the in-sync sets stand for
         the replicas.
         """
-        try:
-            config = LogConfig.from_topic_config(topic_config, self._log_defaults)
-        except KafkaError as error:
-            log.error("topic settings are ignored, nothing is deleted", topic=topic, error=str(error))
-            config = self._log_defaults.keeping_everything()
+        config = self._config_of(topic, topic_config)
         missing: dict[PartitionKey, bool] = {}
         for partition, state in states.items():
             local = self.partitions.get((topic, partition))
@@ -145,6 +143,21 @@ class HostedPartitions:
             async with local.turn:
                 if self.partitions.get(local.key) is local:
                     self._apply_state(local, state, (replicas or {}).get(partition, ()))
+
+    def _config_of(self, topic: str, topic_config: Mapping[str, str]) -> LogConfig:
+        config, unusable = LogConfig.usable_part(topic_config, self._log_defaults)
+        reason = "; ".join(unusable.values())
+        if reason and self._unusable.get(topic) != reason:
+            log.error(
+                "a topic's settings cannot be used: nothing of it is deleted or compacted until they can",
+                topic=topic,
+                error=reason,
+            )
+        if reason:
+            self._unusable[topic] = reason
+        elif self._unusable.pop(topic, None) is not None:
+            log.info("the settings of a topic can be used again", topic=topic)
+        return config
 
     def partitions_of(self, topic: str) -> list[int]:
         """Numbers of the topic's partitions that have a replica here."""
@@ -226,6 +239,7 @@ class HostedPartitions:
 
     async def remove_topic(self, topic: str) -> None:
         """The topic was deleted: stop serving its partitions and delete their logs."""
+        self._unusable.pop(topic, None)
         for number in self.partitions_of(topic):
             await self.drop_partition(topic, number)
         # Also what could not be opened: its folder would keep a new topic of this name offline.

@@ -45,7 +45,8 @@ class Appended(NamedTuple):
 
 class PartitionRead(NamedTuple):
     """What a reader gets of one partition. `diverging` is (epoch, its end offset) of the leader's history;
-    `aborted` are (producer id, first offset) of aborted transactions, for readers of committed data."""
+    `aborted` are (producer id, first offset) of aborted transactions, for readers of committed data;
+    `has_more`: the next batch was too large for what was left of the room."""
 
     high_watermark: int
     last_stable_offset: int
@@ -54,6 +55,7 @@ class PartitionRead(NamedTuple):
     diverging: tuple[int, int] | None = None
     error_code: int = 0
     aborted: tuple[tuple[int, int], ...] = ()
+    has_more: bool = False
 
 
 class FollowerFetch(NamedTuple):

@@ -64,11 +64,11 @@ def read_batches(
     bounds = bounds_of(local)
     read = partial(_read, local, offset, max(max_bytes, 0), end_offset=visible, at_least_one=at_least_one)
     try:
-        return _with_records(bounds, local, offset, read(may_block=False), with_aborted)
+        return _with_records(bounds, local, offset, read(may_block=False), visible, with_aborted)
     except WouldBlock:
 
         def read_whole() -> PartitionRead:
-            return _with_records(bounds, local, offset, read(), with_aborted)
+            return _with_records(bounds, local, offset, read(), visible, with_aborted)
 
         async def read_cold() -> PartitionRead:
             found: PartitionRead = await on_disk(read_whole)
@@ -107,9 +107,15 @@ def _read(local: LocalPartition, offset: int, max_bytes: int, **options: Any) ->
 
 
 def _with_records(
-    bounds: PartitionRead, local: LocalPartition, offset: int, read: LogRead, with_aborted: bool
+    bounds: PartitionRead,
+    local: LocalPartition,
+    offset: int,
+    read: LogRead,
+    visible: int,
+    with_aborted: bool,
 ) -> PartitionRead:
+    has_more = read.next_offset < visible
     if not with_aborted:
-        return bounds._replace(records=read.data)
+        return bounds._replace(records=read.data, has_more=has_more)
     aborted = local.log.aborted_transactions(offset, read.next_offset)
-    return bounds._replace(records=read.data, aborted=aborted)
+    return bounds._replace(records=read.data, aborted=aborted, has_more=has_more)

@@ -109,7 +109,7 @@ class ReplicaManager:
         self._metrics = metrics
         self._max_lag_ms = max_lag_ms
         self._registered: dict[int, int] | None = None
-        self._checkpoints = HighWatermarkCheckpoints(logs.healthy_folders)
+        self._checkpoints = HighWatermarkCheckpoints(logs.healthy_folders, logs.disk_failed)
         self._leading = Leading(self.on_disk, clock_ms, steady_ms, metrics, only_flushed=self._only_flushed)
         self.waiting_fetches = self._leading.waiting_fetches
         self.waiting_followers = self._leading.waiting_followers

@@ -63,10 +63,11 @@ from millrace.broker.server.quotas import QUOTA_KEYS, ClientQuotas, Window
 from millrace.broker.server.registry import handlers, spoken_apis
 from millrace.broker.server.start_report import StartReport
 from millrace.broker.server.transaction_parts import build_transactions
-from millrace.broker.server.warm_start import load_loops, settle
+from millrace.broker.server.warm_start import load_loops
 from millrace.broker.storage.cleaner import CleanerConfig
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
+from millrace.broker.telemetry.garbage import settle
 from millrace.broker.telemetry.logs import configure
 from millrace.broker.telemetry.metrics import BrokerCollector, BrokerMetrics, MetricsServer
 

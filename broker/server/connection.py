@@ -13,6 +13,8 @@ Order and limits:
 - a peer that does not read its answers is not read from: parsing stops when the unsent answers, with those
   that wait for an earlier one, exceed `connection.send.queue.bytes` (less, when all connections together
   hold much: see `memory_limits.py`), and reading stops when the receive buffer is full;
+- a peer that has ended its side is gone, as in Apache Kafka: what it has sent is carried out, what would only
+  be answered is dropped, and the connection closes;
 - a client over its quota is answered with a throttle time and not read from until that has passed (KIP-219);
 - a frame longer than `socket.request.max.bytes`, a negative one, or one that cannot be a request closes the
   connection; it is counted by kind, and one line in a while is logged.
@@ -86,6 +88,7 @@ class Connection(asyncio.BufferedProtocol):
         "_end",
         "_ended",
         "_is_landing",
+        "_last_sent",
         "_limits",
         "_metrics",
         "_muted",
@@ -146,7 +149,7 @@ class Connection(asyncio.BufferedProtocol):
         self._writing_paused = False
         self._reading_paused = False
         self._ended = False  # the peer sends no more; what it has sent is still carried out
-        self.last_active = time.monotonic()
+        self.last_active = self._last_sent = time.monotonic()
 
     # -- what the event loop calls -------------------------------------------------------------------
 
@@ -196,6 +199,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, size: int) -> None:
         self._metrics.bytes_in += size
+        self.last_active = time.monotonic()
         if not self._is_landing:
             self._end += size
             self._peak = max(self._peak, self._end)
@@ -235,13 +239,23 @@ class Connection(asyncio.BufferedProtocol):
         self._peak = max(self._peak, kept)
 
     def eof_received(self) -> bool:
-        """Close now, or when everything that came before the end has been carried out.
-
-        A producer without acknowledgements sends and goes: its last requests may still wait here for
-        their turn.
+        """Close now, or when every request that came before the end has been taken up: a producer without
+        acknowledgements sends and goes, and its last requests may still wait here for their turn.
         """
         self._ended = True
+        self._give_up_answers()
         return not self._finished()
+
+    def _give_up_answers(self) -> None:
+        """Nobody reads what is waited for any more, however long it may be waited for. What changes
+        something goes on: an append is in the log, and a request that runs alone is not interrupted."""
+        control, under_way = self._control, self._pending
+        self._pending = deque(each for each in under_way if control is not None and each.future is control)
+        for pending in under_way:
+            if pending.future is not None and pending.future is not control:
+                pending.future.cancel()
+        self._parked_size = 0
+        self._tell_backlog()
 
     def pause_writing(self) -> None:
         self._writing_paused = True
@@ -409,7 +423,9 @@ class Connection(asyncio.BufferedProtocol):
         started = self.last_active = time.monotonic()
         answer = self._dispatcher.dispatch(frame, self.client_address)
         api_key = min(frame[0] << 8 | frame[1], API_SLOTS - 1)
-        if asyncio.isfuture(answer):
+        if asyncio.isfuture(answer) and self._ended:
+            answer.cancel()
+        elif asyncio.isfuture(answer):
             pending = _Pending(answer, api_key, started)
             self._pending.append(pending)
             answer.add_done_callback(lambda future: self._settle(pending, future))
@@ -431,6 +447,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is None:
             return
         if future.cancelled():
+            if pending not in self._pending:
+                return  # the peer was gone
             # Nobody will answer it, and all behind it would wait for their turn for ever.
             log.warning("connection closed: a request was given up", client=self.client_address)
             self.close("failure")
@@ -468,7 +486,8 @@ class Connection(asyncio.BufferedProtocol):
         transport = self._transport
         if transport is None:
             return
-        self._metrics.request_seconds[api_key] += time.monotonic() - started
+        self._last_sent = time.monotonic()
+        self._metrics.request_seconds[api_key] += self._last_sent - started
         if isinstance(answer, Throttled):
             self._mute(answer.throttle_ms)
             answer = answer.frame
@@ -517,6 +536,7 @@ class Connection(asyncio.BufferedProtocol):
             unsent_size = self._transport.get_write_buffer_size()
             if unsent_size < self._seen_unsent_size:
                 self._backlog.progressed(self, now)
+                self._last_sent = now
             self._seen_unsent_size = unsent_size
 
     def _mute(self, throttle_ms: int) -> None:
@@ -570,6 +590,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport = None
 
     @property
-    def idle(self) -> bool:
-        """Nothing is under way."""
-        return not self._pending and self._control is None and self._muted is None
+    def idle_since(self) -> float:
+        """When the last byte came, or went. What is under way does not count: who has nothing to say and
+        nothing to read for so long is gone, whatever he may be waiting for."""
+        return max(self.last_active, self._last_sent)

@@ -5,7 +5,8 @@ to accept when the broker is ready. Called by `server/broker.py`.
 
 A connection over `max.connections` or its address's limit is closed at once (Apache Kafka lets one over
 the first wait in the backlog). Every few seconds the listener takes unused room out of receive buffers and
-closes who has been idle for `connections.max.idle.ms`, who has not read its answers for long while all
+closes who has been idle for `connections.max.idle.ms` (as in Apache Kafka also while a request of his is
+waited for), who has not read its answers for long while all
 together hold much, and who holds half a request while others wait for memory (see `memory_limits.py`). Each
 is counted by reason, with one log line in a while.
 """
@@ -194,7 +195,7 @@ class Listener:
             connection.shrink()
             connection.look_at_reader(now)
             stuck = connection.is_stuck(now)
-            if connection.idle and now - connection.last_active > self._max_idle_seconds:
+            if now - connection.idle_since > self._max_idle_seconds:
                 connection.close("idle")
             elif stuck and self.memory.waiting:
                 self._close(connection, "request", "it holds half a request while others wait for memory")

@@ -43,11 +43,16 @@ def describe_topic_config(
     config: Mapping[str, str], defaults: LogConfig, names: Iterable[str] | None = None
 ) -> list[dict[str, Any]]:
     """The same for a topic that has (or would have) `config` set."""
-    effective = LogConfig.from_topic_config(config, defaults)
+    effective, unusable = LogConfig.usable_part(config, defaults)
     plain = LogConfig()
-    wanted = SETTINGS if names is None else [name for name in names if name in SETTINGS]
+    known = [*SETTINGS, *(name for name in unusable if name not in SETTINGS)]
+    wanted = known if names is None else [name for name in names if name in known]
     entries = []
     for name in wanted:
+        if name not in SETTINGS:
+            # Shown so that it can be taken away: tools delete only what they have seen.
+            entries.append(_unknown(name, config[name]))
+            continue
         setting = SETTINGS[name]
         inherited, builtin = defaults.value_of(name), plain.value_of(name)
         synonyms = [{"name": setting.broker_name, "value": builtin, "source": DEFAULT_CONFIG}]
@@ -61,7 +66,11 @@ def describe_topic_config(
             {
                 "name": name,
                 # A list keeps the order in which it was given, as in Apache Kafka.
-                "value": synonyms[0]["value"] if setting.kind == "list" else effective.value_of(name),
+                "value": (
+                    synonyms[0]["value"]
+                    if setting.kind == "list" or name in unusable
+                    else effective.value_of(name)
+                ),
                 "read_only": False,
                 "config_source": synonyms[0]["source"],
                 "is_sensitive": False,
@@ -70,6 +79,18 @@ def describe_topic_config(
             }
         )
     return entries
+
+
+def _unknown(name: str, value: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "value": value,
+        "read_only": False,
+        "config_source": DYNAMIC_TOPIC_CONFIG,
+        "is_sensitive": False,
+        "synonyms": [{"name": name, "value": value, "source": DYNAMIC_TOPIC_CONFIG}],
+        "config_type": _TYPES["string"],
+    }
 
 
 def describe_broker(settings: BrokerSettings, names: Iterable[str] | None) -> list[dict[str, Any]]:

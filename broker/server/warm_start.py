@@ -1,4 +1,4 @@
-"""The compiled loops of a starting broker (`numba`: most of a second), and the garbage collector.
+"""The compiled loops of a starting broker (`numba`: most of a second).
 
 The loops are loaded on a thread while logs are opened and the cluster is read from ZooKeeper, and are there
 before the broker's replicas take their roles. Serving without them was tried: the first batch then waits on
@@ -6,16 +6,12 @@ the event loop (many seconds where no start has compiled them yet, longer than a
 stay in loading for a second, in which some clients take their offsets for absent (aiokafka reads no error but
 a partition's).
 
-Until the broker has settled, the garbage collector may be off (the command line starts so): all that a start
-makes is made to stay, and looking through it again and again frees nothing.
-
 Called by `server/broker.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
 
 import structlog
@@ -33,14 +29,6 @@ async def load_loops(*, with_compaction: bool) -> None:
     await asyncio.to_thread(_load_kernels, with_compaction)
     release_compiler_pages()
     log.debug("compiled loops loaded", seconds=round(time.monotonic() - began, 2))
-
-
-def settle() -> None:
-    """Has garbage collected from now on."""
-    # What has been made so far stays: the collector need not look at it again and again, nor once at the end,
-    # when the first clients wait. It would look for a tenth of a second and find a thousand objects.
-    gc.freeze()
-    gc.enable()
 
 
 def _load_kernels(with_compaction: bool) -> None:

@@ -221,6 +221,8 @@ class _Rewrite:
 
     def run(self) -> None:
         group, transactions = self._group, self._transactions
+        if self._log.failure is not None:
+            raise CompactionAbandoned(f"{self._log.directory}: it is offline or deleted meanwhile")
         self._target = segment_swap.begin(self._log.directory, group[0].base_offset, self._now_ms)
         try:
             base_offset, end_offset = group[0].base_offset, group[-1].next_offset

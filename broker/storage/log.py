@@ -18,13 +18,13 @@ Invariants:
   refuses every further append;
 - offsets below `recovery_point` are on the disk, with their leader epochs and aborted transactions; fsync
   runs outside `_lock`, and in the appending caller only where `flush.messages` demands it;
-- before offsets are given anew (a truncation), no checkpoint on the disk says that they are flushed.
+- before offsets are given anew (a truncation), no checkpoint on the disk says that they are flushed;
+- a deleted log touches no path: the next topic of its name has files of the same names there (`retire`).
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -163,12 +163,14 @@ class Log:
         now_ms: int,
         start_offset: int = 0,
         cleaned_offset: int | None = None,
+        closed_offset: int = 0,
         announced_id: UUID | None = None,
         is_anchored: bool = True,
     ) -> Log:
         """Opens or creates the log in `directory`.
 
-        `recovery_point` is the offset below which all had been flushed, None after a clean close;
+        `recovery_point` is the offset below which all had been flushed, None after a clean close, of which
+        `closed_offset` is the end that was written down (0: not known);
         `start_offset` is the checkpointed log start (records below it are deleted), `cleaned_offset` where
         compaction stopped, None if it never ran. `announced_id` is the topic id of a directory that has none,
         or whose own did not survive; `is_anchored`: the directory is known to be on the disk. Raises
@@ -185,6 +187,7 @@ class Log:
                 start_offset=start_offset,
                 now_ms=now_ms,
                 was_compacted=cleaned_offset is not None,
+                closed_offset=closed_offset,
             )
             end_offset = opened.end_offset
             start_offset = min(max(start_offset, opened.segments[0].base_offset), end_offset)
@@ -235,7 +238,7 @@ class Log:
         return self._topic_id
 
     def set_topic_id(self, topic_id: UUID) -> None:
-        """Writes `partition.metadata`. Raises OSError."""
+        """Writes `partition.metadata`; called while the log cannot be deleted. Raises OSError."""
         write_topic_id(self.directory, topic_id)
         self._topic_id = topic_id
 
@@ -295,8 +298,7 @@ class Log:
             batch, self.config, now_ms=now_ms, origin=origin, validation=validation
         )
         with self._lock:
-            if self.failure is not None:
-                raise KafkaStorageError(self.failure)
+            self._check_usable()
             has_producer = header.producer_id >= 0
             marker: Marker | None = None
             if has_producer:
@@ -324,6 +326,7 @@ class Log:
             if has_producer:
                 stamped = header._replace(base_offset=base_offset, leader_epoch=leader_epoch)
                 self._note_producer(stamped, now_ms, marker)
+            self._check_usable()
             self.producers.end_offset = self.end_offset = last_offset + 1
             must_flush = self.end_offset - self.recovery_point >= self.config.flush_messages
         if must_flush:
@@ -338,8 +341,7 @@ class Log:
         """
         view = memoryview(batches)
         with self._lock:
-            if self.failure is not None:
-                raise KafkaStorageError(self.failure)
+            self._check_usable()
             for position, header in iterate_batches(view):
                 verify_crc(view, position, header)
                 if header.base_offset < self.end_offset:
@@ -356,6 +358,7 @@ class Log:
                     self._assign_epoch(header.leader_epoch, header.base_offset)
                 if header.producer_id >= 0:
                     self._note_producer(header, now_ms, marker)
+                self._check_usable()
                 self.producers.end_offset = self.end_offset = header.next_offset
 
     def _write(self, batch: Buffer, header: BatchHeader, last_offset: int, now_ms: int) -> None:
@@ -363,6 +366,7 @@ class Log:
         try:
             if self._segments.must_roll(len(batch), header.max_timestamp, last_offset, now_ms, self.config):
                 log_reshaping.roll(self, now_ms)
+                self._check_usable()
             self._segments.active.append(batch, header, last_offset, self.config.index_interval_bytes)
         except KafkaStorageError as error:
             self._fail(str(error), error.__cause__)
@@ -382,7 +386,7 @@ class Log:
             self.leader_epochs.assign(epoch, start_offset)
         except OSError as error:
             # The next flush writes it, before it calls the epoch's batches durable.
-            self.notes.append(f"{self.directory}: leader epoch {epoch} was not checkpointed: {error}")
+            self._passed_over(f"leader epoch {epoch} was not checkpointed", error)
 
     def begin_epoch(self, epoch: int) -> None:
         """A leader begins an epoch at the log's end. Its first batch writes that down."""
@@ -396,11 +400,13 @@ class Log:
             self._keep_epochs(lambda: self.leader_epochs.truncate_from_end(self.end_offset))
 
     def _keep_epochs(self, change: Callable[[], None]) -> None:
+        if self.failure is not None:
+            return  # the file may be another log's by now
         try:
             change()
         except OSError as error:
             # In memory they are right, the next flush writes them, and a start cuts them at the log's ends.
-            self.notes.append(f"{self.directory}: leader epochs were not written: {error}")
+            self._passed_over("leader epochs were not written", error)
 
     def _note_holes(self) -> None:
         """Leaves word for recovery that offsets need not be dense. Raises KafkaStorageError."""
@@ -421,6 +427,16 @@ class Log:
         if is_beyond_trust(error):
             self._fail(reason, error)
         return KafkaStorageError(reason)
+
+    def _passed_over(self, what: str, error: OSError) -> None:
+        """Something that can be made anew was not written: that does no harm, unless the error says that
+        nothing else can be relied on either. Then the log is offline."""
+        self.notes.append(str(self._refused(what, error)))
+
+    def _check_usable(self) -> None:
+        """Raises KafkaStorageError once the log is offline, closed or deleted."""
+        if self.failure is not None:
+            raise KafkaStorageError(self.failure)
 
     def _fail(self, reason: str, cause: BaseException | None, *, folder: bool = False) -> None:
         """Takes the log offline, and its folder when `folder`, or when the cause says so. Whoever manages the
@@ -550,9 +566,11 @@ class Log:
     def advance_start_offset(self, offset: int) -> None:
         """Deletes the records below `offset`; their segments go with the next `delete_old_segments`.
 
-        An offset at or below the start changes nothing. Raises OffsetOutOfRange beyond the end.
+        An offset at or below the start changes nothing. Raises OffsetOutOfRange beyond the end,
+        KafkaStorageError.
         """
         with self._lock:
+            self._check_usable()
             if offset > self.end_offset:
                 raise OffsetOutOfRange(
                     f"{self.directory.name}: offset {offset} is beyond the end {self.end_offset}"
@@ -584,8 +602,11 @@ class Log:
         there is nothing to do. Raises KafkaStorageError."""
         log_durability.close(self, now_ms)
 
-    def delete(self) -> None:
-        """Removes the directory and everything in it. Raises OSError."""
-        with self._shape_lock, self._lock:
-            self.failure = f"{self.directory} is deleted"
-            shutil.rmtree(self.directory)
+    def retire(self, reason: str, rename: Callable[[], None]) -> None:
+        """The directory is renamed by `rename` and the log, offline for `reason` from now on, touches no path
+        any more: one that takes its name has files of the same names. Waits for work under way to end.
+        Raises what `rename` raises."""
+        with self._flush_lock, self._shape_lock, self._lock:
+            self.failure = reason
+            self._segments.is_retired = True
+            rename()

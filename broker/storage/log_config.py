@@ -5,6 +5,10 @@ default and bounds. DescribeConfigs and CreateTopics answer from it, `LogConfig`
 that a topic may carry but that change nothing here (throttles, tiered storage) are in `IGNORED_SETTINGS`,
 so that tools written for Apache Kafka can set them.
 
+Who sets a topic's settings is held to all of them (`from_topic_config`). A log has to be served whatever they
+say by then (`usable_part`): what can be used holds, nothing is removed while something cannot, and what
+protects acknowledged records and cannot be read is as strict as it may have been.
+
 Called by the log manager, the topic handlers and the broker's configuration.
 """
 
@@ -165,6 +169,17 @@ IGNORED_SETTINGS = frozenset(
 )
 
 
+UNREADABLE = "unreadable.settings"
+"""No setting: stands among those of a topic where they cannot be read, with the reason as its value. It is
+refused as an unknown setting is, by whoever is given it, until someone takes it away."""
+
+_STRICTEST = {
+    "min.insync.replicas": _MAX_INT,  # as many as there are replicas
+    "flush.messages": 1,
+    "unclean.leader.election.enable": False,
+}
+
+
 @dataclass(frozen=True)
 class LogConfig:
     """Settings of one log. Sizes are bytes; -1 means no limit in `retention_ms` and `retention_bytes`."""
@@ -222,6 +237,11 @@ class LogConfig:
         for name, text in settings.items():
             if name in IGNORED_SETTINGS or text is None:
                 continue
+            if name == UNREADABLE:
+                raise InvalidConfig(
+                    f"the topic's settings cannot be read ({text}): set those that are to hold, "
+                    f"and delete {name}"
+                )
             setting = SETTINGS.get(name)
             if setting is None:
                 raise InvalidConfig(f"unknown topic setting {name}")
@@ -230,6 +250,33 @@ class LogConfig:
             except ValueError:
                 raise InvalidConfig(f"{name}: got {text!r}, expected {setting.expected}") from None
         return replace(defaults or cls(), **values)
+
+    @classmethod
+    def usable_part(
+        cls, settings: Mapping[str, str | None], defaults: LogConfig | None = None
+    ) -> tuple[LogConfig, dict[str, str]]:
+        """What a log is served by, whatever its topic's settings are; and why some cannot be used, by name.
+        While there are any, everything is kept, and one that protects acknowledged records and is not known
+        is taken at its strictest."""
+        try:
+            return cls.from_topic_config(settings, defaults), {}
+        except InvalidConfig:
+            usable: dict[str, str | None] = {}
+            unusable: dict[str, str] = {}
+        for name, text in settings.items():
+            try:
+                cls.from_topic_config({name: text})
+            except InvalidConfig as error:
+                unusable[name] = str(error)
+            else:
+                usable[name] = text
+        strictest: dict[str, Any] = {
+            SETTINGS[name].field_name: value
+            for name, value in _STRICTEST.items()
+            if name in unusable or (UNREADABLE in unusable and name not in usable)
+        }
+        config = cls.from_topic_config(usable, defaults).keeping_everything()
+        return replace(config, **strictest), unusable
 
     @classmethod
     def from_broker_config(cls, settings: Mapping[str, str]) -> LogConfig:

@@ -55,7 +55,7 @@ def flush(log: Log, now_ms: int) -> None:
         except OSError as error:
             reason = f"{log.directory} is offline, a flush failed: {error}"
             if log.failure is not None and not is_beyond_trust(error):
-                # Deleted meanwhile: its files are not where they were, and nobody needs them.
+                # It is offline by another's hand already.
                 raise KafkaStorageError(log.failure) from error
             # A full disk may take back what it had promised to this file; others may still be sound.
             log._fail(reason, error, folder=not is_no_room(error))
@@ -103,7 +103,7 @@ def _write_snapshot(log: Log, end_offset: int, content: bytes) -> None:
         bases = {segment.base_offset for segment in log._segments.all}
         producer_snapshot.remove_between(log.directory, end_offset, bases)
     except OSError as error:
-        log.notes.append(f"{log.directory}: producers were not written: {error}")
+        log._passed_over("producers were not written", error)
 
 
 def anchor(log: Log) -> None:
@@ -147,5 +147,6 @@ def close(log: Log, now_ms: int) -> None:
             log._segments.active.sync(with_indexes=True)
             sync_directory(log.directory)
     except OSError as error:
-        raise KafkaStorageError(f"{log.directory} was not closed cleanly: {error}") from error
+        log.failure = f"{log.directory} was not closed cleanly: {error}"
+        raise KafkaStorageError(log.failure) from error
     log.failure = f"{log.directory} is closed"

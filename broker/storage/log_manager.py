@@ -12,8 +12,9 @@ serve on; a recovery point is checkpointed after the flush that made it true, an
 when a truncation begins.
 
 Locks: a log's own locks come before the manager's, which comes before a folder's; nobody who holds a later
-one may wait for an earlier. `on_folder_failure` and `on_log_failure` are called with a log's locks held and
-must not take any.
+one may wait for an earlier. A log is deleted with all of them held, so no work on it is under way in a
+directory that is another's a moment later. `on_folder_failure` and `on_log_failure` are called with a log's
+locks held and must not take any.
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ class LogManager:
         self._defaults = defaults
         self._config_for = config_for or (lambda topic: defaults)
         self._logs: dict[TopicPartition, Log] = {}
+        self._failed: dict[TopicPartition, Log] = {}
+        """Logs that failed alone: work on them may still be under way when they are deleted."""
         self._lock = threading.RLock()
         self._to_purge: list[Path] = []
         self._stop_compacting = threading.Event()
@@ -158,6 +161,7 @@ class LogManager:
                 announced_id=folder.announced(tp),
                 is_anchored=folder.announced(tp) is None,
                 cleaned_offset=folder.cleaned_offsets.get(tp),
+                closed_offset=folder.recovery_points.get(tp, 0) if folder.was_clean else 0,
                 now_ms=now_ms,
             )
         except KafkaStorageError as error:
@@ -244,13 +248,20 @@ class LogManager:
         if self.on_folder_failure is not None:
             self.on_folder_failure(folder.path, reason, [tp for tp, _ in logs])
 
+    def disk_failed(self, path: Path, reason: str, error: OSError) -> None:
+        """Somebody else's write into the data folder at `path` failed: it goes offline where the error says
+        that its disk cannot be trusted."""
+        for folder in self._healthy():
+            if folder.path == path and is_beyond_trust(error):
+                self._fail_folder(folder, reason)
+
     def _fail_log(self, tp: TopicPartition, log: Log, reason: str) -> None:
         """Takes a log that failed offline, alone: what its checkpoints say of it stays as it is."""
         with self._lock:
             if self._logs.get(tp) is not log:
                 return  # deleted meanwhile, or gone with its folder
             self.offline[tp] = reason
-            del self._logs[tp]
+            self._failed[tp] = self._logs.pop(tp)
         if self.on_log_failure is not None:
             self.on_log_failure(tp, reason)
 
@@ -319,10 +330,19 @@ class LogManager:
         """As `create`, of several partitions of one topic (with whether each is new), and each with its log
         or what is in its way. The disk is waited for once, not for each (`data_folder.py` says why that is
         enough). Raises nothing."""
+        found: dict[TopicPartition, Log | KafkaStorageError] = {}
+        for tp in wanted:
+            log = self._logs.get(tp)
+            if log is not None and _is_of_another(log, topic_id):
+                try:
+                    self.delete(tp)
+                except KafkaStorageError as error:
+                    found[tp] = error
         with self._lock:
-            found: dict[TopicPartition, Log | KafkaStorageError] = {}
             missing: list[TopicPartition] = []
             for tp, is_new in wanted.items():
+                if tp in found:
+                    continue
                 try:
                     log = self._present(tp, topic_id, is_new)
                 except KafkaStorageError as error:
@@ -359,9 +379,8 @@ class LogManager:
         if tp in self.offline:
             raise KafkaStorageError(self.offline[tp])
         log = self._logs.get(tp)
-        if log is not None and topic_id and log.topic_id and log.topic_id != topic_id:
-            self.delete(tp)
-            log = None
+        if log is not None and _is_of_another(log, topic_id):
+            raise KafkaStorageError(f"{log.directory} belongs to another topic of this name just now")
         if log is None and not is_new and self.failed_folders:
             self.offline[tp] = (
                 f"{tp[0]}-{tp[1]} is not here, and may lie in a data folder that is offline: "
@@ -408,7 +427,7 @@ class LogManager:
             if isinstance(error.__cause__, OSError) and is_beyond_trust(error.__cause__):
                 self._fail_folder(folder, str(error))
             raise
-        if topic_id and log.topic_id and log.topic_id != topic_id:
+        if _is_of_another(log, topic_id):
             raise KafkaStorageError(
                 f"{directory} holds another topic of this name that could not be removed; move it away"
             )
@@ -430,23 +449,30 @@ class LogManager:
                     log.config = config
 
     def delete(self, tp: TopicPartition) -> None:
-        """Takes a partition away at once: its directory is renamed, and removed by `housekeeping`.
+        """Takes a partition away: its directory is renamed as soon as no work on it is under way, and removed
+        by `housekeeping`.
 
-        A partition that is not here is no error. Raises KafkaStorageError.
+        A partition that is not here is no error. Who calls this holds no lock. Raises KafkaStorageError.
         """
         with self._lock:
-            log = self._logs.pop(tp, None)
-            self.offline.pop(tp, None)
-            self.uncleanable.pop(tp, None)
-            directories = (
-                [log.directory]
-                if log is not None
-                else [folder.path / f"{tp[0]}-{tp[1]}" for folder in self._healthy()]
-            )
-            if log is not None:
-                log.failure = f"{tp[0]}-{tp[1]} is deleted"
-            for directory in directories:
-                self._set_aside(directory)
+            log = self._logs.get(tp) or self._failed.get(tp)
+            if log is None:
+                self._forget(tp, [folder.path / f"{tp[0]}-{tp[1]}" for folder in self._healthy()])
+                return
+        log.retire(f"{tp[0]}-{tp[1]} is deleted", partial(self._forget_log, tp, log))
+
+    def _forget_log(self, tp: TopicPartition, log: Log) -> None:
+        with self._lock:
+            if log in (self._logs.get(tp), self._failed.get(tp)):  # nobody else has deleted it meanwhile
+                self._forget(tp, [log.directory])
+
+    def _forget(self, tp: TopicPartition, directories: Sequence[Path]) -> None:
+        self._logs.pop(tp, None)
+        self._failed.pop(tp, None)
+        self.offline.pop(tp, None)
+        self.uncleanable.pop(tp, None)
+        for directory in directories:
+            self._set_aside(directory)
 
     def _set_aside(self, directory: Path) -> None:
         suffix = f".{uuid4().hex}{_DELETE_SUFFIX}"
@@ -595,5 +621,8 @@ class LogManager:
             except OSError as error:
                 reason = f"{folder.path}: checkpoints not written: {error}"
                 self.notes.append(reason)
-                if is_beyond_trust(error):
-                    self._fail_folder(folder, reason)
+                self.disk_failed(folder.path, reason, error)
+
+
+def _is_of_another(log: Log, topic_id: UUID | None) -> bool:
+    return bool(topic_id and log.topic_id and log.topic_id != topic_id)

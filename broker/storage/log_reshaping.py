@@ -71,7 +71,7 @@ def roll(log: Log, now_ms: int) -> None:
         producer_snapshot.write(log.directory, log.producers)
     except OSError as error:
         # Both can be made anew from the log: what is missing costs time at the next start, no data.
-        log.notes.append(f"{active.path}: closed without all of its indexes: {error}")
+        log._passed_over(f"{active.path.name} is closed without all of its indexes", error)
     active.next_offset = log.end_offset
     log._segments.begin(segment)
     log._snapshot_size = 0
@@ -82,6 +82,7 @@ def delete_old_segments(log: Log, now_ms: int, high_watermark: int | None) -> li
     """As `Log.delete_old_segments`."""
     try:
         with log._shape_lock:
+            log._check_usable()
             with log._lock:
                 removed, files = _detach(log, now_ms, high_watermark)
             for path in files:
@@ -118,7 +119,7 @@ def _detach(log: Log, now_ms: int, high_watermark: int | None) -> tuple[list[Pat
         producer_snapshot.remove(log.directory, below=segments.all[0].base_offset)
     except OSError as error:
         # Old entries do no harm, and on a full disk the segments must go all the same.
-        log.notes.append(f"{log.directory}: what belongs to removed segments stays for now: {error}")
+        log._passed_over("what belongs to removed segments stays for now", error)
     return [segment.path for segment in dropped], files
 
 
@@ -183,6 +184,9 @@ def _cut(log: Log, offset: int, now_ms: int) -> None:
         notes=log.notes,
     )
     segments.put(kept)
+    if at is None and active.size:
+        # No batch reaches up to here: the next start is to see by the files where the log ends.
+        roll(log, now_ms)
     sync_directory(log.directory)
 
 

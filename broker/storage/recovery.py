@@ -7,8 +7,10 @@ and every batch checked: CRC, lengths, and offsets that follow each other. The l
 stays, the rest is cut off; indexes are rebuilt on the way. What lies below the recovery point is not read
 again, whatever its size: the index leads to the point, and headers lead from there.
 
-Below the recovery point a bad batch cannot be a torn write: the disk or someone else has changed data that
-was safe. Nothing is cut then; the partition stays closed with a reason, and a person decides.
+Below the recovery point (after a clean close: below the end as it was written down) a bad batch cannot be a
+torn write, and none can be missing: the disk or someone else has changed data that was safe. Nothing is cut
+then, and no offset given again; the partition stays closed with a reason, and a person decides. Only what
+lies below the checkpointed start of the log may be gone: it had been deleted.
 
 Offsets of a log have no holes unless compaction made them, here or on the leader that it was copied from;
 then the partition has a marker file (`checkpoints.HOLES_MARKER`), and only the order is checked. The check
@@ -75,12 +77,15 @@ def open_segments(
     start_offset: int,
     now_ms: int,
     was_compacted: bool = False,
+    closed_offset: int = 0,
 ) -> OpenedSegments:
     """Opens every segment of a partition, oldest first; at least one is there afterwards.
 
-    `recovery_point` is the offset below which all was flushed; None after a clean close. `was_compacted`:
-    the log is known to have been compacted before.
+    `recovery_point` is the offset below which all was flushed; None after a clean close, when
+    `closed_offset` is where the log ended, 0 where that is not known. `was_compacted`: the log is known to
+    have been compacted before.
     """
+    flushed_offset = closed_offset if recovery_point is None else recovery_point
     names = os.listdir(directory)
     notes = segment_swap.resume(directory, names)
     if notes:
@@ -89,6 +94,7 @@ def open_segments(
     bases = _sweep(directory, names)
     known = set(names)
     if not bases:
+        _check_end(directory / "*.log", start_offset, start_offset, flushed_offset)
         segment = Segment(directory, start_offset, now_ms=now_ms, create=True)
         return OpenedSegments([segment], start_offset, notes, is_marked=HOLES_MARKER in names)
     opened = OpenedSegments([], bases[0], notes, has_holes=has_holes, is_marked=HOLES_MARKER in names)
@@ -109,6 +115,7 @@ def open_segments(
             _drop_rest(directory, bases[number + 1 :], segment, opened, recovery_point)
             break
     opened.end_offset = opened.segments[-1].next_offset
+    _check_end(opened.segments[-1].path, opened.end_offset, start_offset, flushed_offset)
     if recovery_point is not None and opened.end_offset < start_offset:
         _start_anew(directory, opened, start_offset, now_ms)
     for segment in opened.segments[:-1]:
@@ -152,11 +159,17 @@ def _take_as_it_is(
             segment.rebuild_indexes(config.index_interval_bytes)
             opened.notes.append(f"{segment.path.with_suffix('.index')}: rebuilt, {problem}")
     except CorruptMessage as error:
-        raise _damaged(segment, str(error)) from None
+        raise _damaged(segment.path, str(error)) from None
     if following is not None:
         if segment.next_offset > following:
             raise _damaged(
-                segment, f"it reaches offset {segment.next_offset}, the next begins at {following}"
+                segment.path, f"it reaches offset {segment.next_offset}, the next begins at {following}"
+            )
+        if segment.next_offset < following and not opened.has_holes:
+            raise _damaged(
+                segment.path,
+                f"offsets {segment.next_offset} to {following} are missing; where a compaction took them, "
+                f"an empty file {HOLES_MARKER} beside it says so",
             )
         segment.next_offset = following
 
@@ -171,7 +184,7 @@ def _recover(segment: Segment, config: LogConfig, opened: OpenedSegments, recove
             _note(segment, header, position, interval_size, opened)
     except _BadBatch as bad:
         if segment.next_offset < recovery_point:
-            raise _damaged(segment, f"byte {bad.position}: {bad}") from None
+            raise _damaged(segment.path, f"byte {bad.position}: {bad}") from None
         cut_size = segment.size - bad.position
         segment.truncate(bad.position, interval_size)
         opened.cut_size += cut_size
@@ -274,7 +287,7 @@ def _drop_rest(
 ) -> None:
     """Removes the segments after a cut: with a hole before them they are no part of the prefix."""
     if segment.next_offset < recovery_point:
-        raise _damaged(segment, f"offsets {segment.next_offset} to {bases[0]} are missing")
+        raise _damaged(segment.path, f"offsets {segment.next_offset} to {bases[0]} are missing")
     for base in bases:
         for suffix in (LOG_SUFFIX, *SIDE_SUFFIXES):
             path = directory / f"{base:020d}{suffix}"
@@ -300,9 +313,16 @@ def _start_anew(directory: Path, opened: OpenedSegments, start_offset: int, now_
     opened.end_offset = start_offset
 
 
-def _damaged(segment: Segment, reason: str) -> KafkaStorageError:
+def _check_end(path: Path, end_offset: int, start_offset: int, flushed_offset: int) -> None:
+    """Raises KafkaStorageError where flushed batches are missing at the end, none of them deleted."""
+    first_missing = max(end_offset, start_offset)
+    if first_missing < flushed_offset:
+        raise _damaged(path, f"offsets {first_missing} to {flushed_offset} are missing at the end")
+
+
+def _damaged(path: Path, reason: str) -> KafkaStorageError:
     return KafkaStorageError(
-        f"{segment.path} is damaged where it had been flushed ({reason}); nothing was changed: "
+        f"{path} is damaged where it had been flushed ({reason}); nothing was changed: "
         "restore the file, or move the partition's folder away to start it empty"
     )
 

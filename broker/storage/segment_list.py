@@ -38,6 +38,8 @@ class SegmentList:
         self._lock = lock
         self._notes = notes
         self._interval_size = interval_size
+        self.is_retired = False
+        """The log is deleted: the names of its files are another's, or nobody's."""
         self.all: tuple[Segment, ...] = ()
         self.active: Segment
         self.aborting: tuple[Segment, ...] = ()
@@ -67,7 +69,7 @@ class SegmentList:
             return segment.find(offset)
         except (CorruptMessage, FileNotFoundError) as error:
             with self._lock:
-                if segment not in self.all:
+                if segment not in self.all or self.is_retired:
                     # It was replaced or removed just then, and its indexes' names are another's by now.
                     return segment.find(offset, use_index=False)
                 if isinstance(error, FileNotFoundError):
@@ -83,6 +85,8 @@ class SegmentList:
         with self._lock:
             if segment not in self.all:
                 return
+            if self.is_retired:
+                raise KafkaStorageError(f"{self.directory.name} is deleted")
             try:
                 segment.rebuild_indexes(self._interval_size())
                 if segment is not self.active:

@@ -41,10 +41,10 @@ def run(
     ] = None,
 ) -> None:
     """Run one broker until SIGTERM or Ctrl-C; it leaves its cluster and closes its logs cleanly."""
-    gc.disable()  # until the broker serves (`broker/server/warm_start.py`)
+    gc.disable()  # until the broker serves (`broker/telemetry/garbage.py`)
     from millrace.broker.config import load_config
     from millrace.deploy.commands.values import key_value_pairs
-    from millrace.deploy.lean_imports import without
+    from millrace.deploy.lean_imports import lean
 
     overrides: dict[str, object] = {
         "id": broker_id,
@@ -56,7 +56,7 @@ def run(
     }
     given = {name: value for name, value in overrides.items() if value is not None}
     loaded = load_config(config, {**given, **key_value_pairs(settings or [], option="--set")})
-    with without("hypothesis", "rich"):
+    with lean():
         from millrace.broker.server.broker import run as run_broker
 
     raise typer.Exit(run_broker(loaded))

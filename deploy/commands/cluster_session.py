@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from millrace.deploy.commands.values import addresses
+from millrace.deploy.lean_imports import lean
 
 if TYPE_CHECKING:
     from millrace.broker.client.cluster import Cluster
@@ -39,8 +40,9 @@ def with_cluster(
 ) -> None:
     """Runs `command` with a connection to the cluster; its errors name the cluster and the topic."""
     servers = addresses(bootstrap, option="--bootstrap")
-    from millrace.broker.client.client_properties import load_client_properties
-    from millrace.broker.client.cluster import Cluster
+    with lean():
+        from millrace.broker.client.client_properties import load_client_properties
+        from millrace.broker.client.cluster import Cluster
 
     security = load_client_properties(command_config) if command_config is not None else None
 

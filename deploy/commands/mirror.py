@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+
 import typer
 
 from millrace.deploy.commands import mirror_control, mirror_translate
 from millrace.deploy.commands.mirror_worker import FileOption, config_file
+from millrace.deploy.lean_imports import lean
 
 app = typer.Typer(help="Mirror topics of N clusters into one.", no_args_is_help=True)
 
@@ -13,15 +16,19 @@ app = typer.Typer(help="Mirror topics of N clusters into one.", no_args_is_help=
 @app.command("run")
 def run(config: FileOption = None) -> None:
     """Run one mirror process until SIGTERM; several with the same name share the work."""
-    from millrace.mirror.daemon import run as run_mirror
+    path = config_file(config)
+    gc.disable()  # until its compiled loops are loaded (`broker/telemetry/garbage.py`)
+    with lean():
+        from millrace.mirror.daemon import run as run_mirror
 
-    raise typer.Exit(run_mirror(config_file(config)))
+    raise typer.Exit(run_mirror(path))
 
 
 @app.command("check")
 def check(config: FileOption = None) -> None:
     """Validate a config against the live clusters: reachability, limits, loops, name clashes."""
-    from millrace.mirror.checks.check import run as run_check
+    with lean():
+        from millrace.mirror.checks.check import run as run_check
 
     raise typer.Exit(run_check(config_file(config)))
 

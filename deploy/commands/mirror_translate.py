@@ -9,6 +9,7 @@ import typer
 
 from millrace.deploy.commands.mirror_worker import FileOption, config_file
 from millrace.deploy.commands.output import Format, JsonFlag, OutputFormat, chosen, print_json, print_rows
+from millrace.deploy.lean_imports import lean
 
 if TYPE_CHECKING:
     from millrace.mirror.offsets.translate import Reply, Row
@@ -47,7 +48,8 @@ def translate(
     Ends with 0 when every partition has its place at the target, otherwise with 1. With --apply those that
     have one are committed all the same.
     """
-    from millrace.mirror.offsets.translate import Question, run
+    with lean():
+        from millrace.mirror.offsets.translate import Question, run
 
     question = Question(group, source, tuple(topics or ()), do_apply, allow_rereads, backwards)
     reply = run(config_file(config), question)

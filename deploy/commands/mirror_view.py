@@ -230,7 +230,7 @@ def _is_starting(status: Mapping[str, Any]) -> bool:
     if status["draining"]:
         return False
     is_unknown = any(each.get("starting") for each in (status["target"], *status["sources"]))
-    return is_unknown or not status["ready"]
+    return is_unknown or (not status["ready"] and not status.get("troubles"))
 
 
 def _why(cluster: Mapping[str, Any]) -> str:

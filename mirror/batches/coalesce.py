@@ -21,11 +21,17 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millrace.broker.errors import CorruptMessage
-from millrace.broker.protocol.batch import HEADER_SIZE, LOG_OVERHEAD, BatchHeader, parse_header, verify_crc
+from millrace.broker.protocol.batch import (
+    HEADER_SIZE,
+    LOG_OVERHEAD,
+    BatchHeader,
+    parse_header,
+)
 from millrace.broker.protocol.records import load_compiler
 from millrace.broker.protocol.rewrite import warm_kernels as warm_rewrite_kernels
 from millrace.broker.telemetry.memory import release_compiler_pages
 from millrace.mirror.batches.old_messages import end_of_entries, last_offset
+from millrace.mirror.batches.placement import position_of, verify_batch
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,8 +52,19 @@ MERGED_SIZE = 128 << 10
 # From here on one call of the library is cheaper than the walk's own checksum.
 CRC_IN_WALK_BELOW = 4096
 
+NO_END = (1 << 63) - 1
+"""Where a log ends whose end is not known; as in `coalesce_kernels`."""
+
 MAX_STEPS = 1024
 MAX_SECTIONS = 8192
+
+
+class OutOfOrder(CorruptMessage):
+    """Offsets of neighbours that cannot all be right. A batch's base offset is not under its checksum."""
+
+
+class BeyondTheEnd(CorruptMessage):
+    """A batch that claims offsets which the log does not have."""
 
 
 class StepKind:
@@ -112,13 +129,25 @@ class BatchWalk:
         self._steps: Any = None
 
     def rows(
-        self, data: memoryview, aborted: Iterable[tuple[int, int]], from_offset: int, max_batch_size: int
+        self,
+        data: memoryview,
+        aborted: Iterable[tuple[int, int]],
+        from_offset: int,
+        max_batch_size: int,
+        log_end: int = NO_END,
+        passes_over: bool = False,
     ) -> Iterator[list[list[int]]]:
         """The steps of one partition's answer from `from_offset` on, as rows with the fields of `Step`, many
-        at a time; a batch that is cut at the end is left for the next fetch. `aborted` are the answer's own
-        (producer id, first offset).
+        at a time; a batch that is cut at the end is left for the next fetch, and so is one behind a hole
+        whose successor the answer does not have, unless it is all that there is or `log_end` is not given.
+        `aborted` are the answer's own (producer id, first offset).
 
-        Raises CorruptMessage at the first batch that cannot be trusted, after the steps before it.
+        A batch that contradicts the one after it is refused, unless it begins where it must. `passes_over`:
+        this log is known to have one out of its place, so what stands before the one that is wanted is left
+        out.
+
+        Raises CorruptMessage at the first batch that cannot be trusted, after the steps before it:
+        BeyondTheEnd and OutOfOrder where it is the offsets that are wrong.
         """
         if not data:
             return
@@ -132,7 +161,10 @@ class BatchWalk:
         aborted_rows = numpy.array(ended, numpy.int64).reshape(-1, 2)
         aborting = numpy.empty(len(ended), numpy.int64)
         self._state[:] = 0
-        self._state[kernels.STATE_OFFSET] = from_offset
+        self._state[kernels.STATE_OFFSET] = self._state[kernels.STATE_FROM_OFFSET] = from_offset
+        if passes_over:
+            self._state[kernels.STATE_POSITION] = position_of(data, from_offset)
+        self._limits[kernels.L_LOG_END] = log_end
         self._limits[kernels.L_MAX_BATCH_SIZE] = max_batch_size
         # Deltas may grow with the batch: with some room the merged batch need not be cut again.
         self._limits[kernels.L_MERGED_SIZE] = min(self._merged_size, max_batch_size - max_batch_size // 8)
@@ -147,13 +179,28 @@ class BatchWalk:
                 if end == position:
                     return  # the fetch has cut it off
                 expected = int(self._state[kernels.STATE_OFFSET])
-                step = _old_step(data, position, end, expected)
+                behind = last_offset(data, position, end) + 1
+                if behind > log_end:
+                    raise BeyondTheEnd(f"a message claims offset {behind - 1}, and the log ends at {log_end}")
+                step = _old_step(position, end, expected, behind)
                 yield [list(step)]
                 self._state[kernels.STATE_POSITION] = end
+                self._state[kernels.STATE_BEHIND] = behind
                 self._state[kernels.STATE_OFFSET] = step.next_offset
                 status = kernels.AGAIN
         if status == kernels.BAD_CONTROL:
-            yield [list(_unreadable_step(parse_header(data, position), position))]
+            header = parse_header(data, position)
+            verify_batch(data, position, header)
+            yield [list(_unreadable_step(header, position))]
+        elif status == kernels.BEYOND_THE_END:
+            claimed = parse_header(data, position).next_offset
+            raise BeyondTheEnd(f"a batch claims to end at {claimed}, and the log ends at {log_end}")
+        elif status == kernels.OUT_OF_ORDER:
+            header, expected = parse_header(data, position), int(self._state[kernels.STATE_OFFSET])
+            raise OutOfOrder(
+                f"a batch claims offsets {header.base_offset}-{header.next_offset - 1} where {expected} is "
+                "expected, and its neighbours say otherwise"
+            )
         elif status != kernels.DONE:
             self._raise(data, position)
 
@@ -191,7 +238,7 @@ class BatchWalk:
     @staticmethod
     def _raise(data: memoryview, position: int) -> None:
         """Says in words what the walk stopped at."""
-        verify_crc(data, position, parse_header(data, position))
+        verify_batch(data, position, parse_header(data, position))
         raise CorruptMessage("a batch was refused that nothing is wrong with")
 
 
@@ -202,9 +249,9 @@ def holds_whole_batch(data: memoryview) -> bool:
     )
 
 
-def _old_step(data: memoryview, start: int, end: int, expected: int) -> Step:
+def _old_step(start: int, end: int, expected: int, behind: int) -> Step:
     """`base_offset` is the first offset that is wanted of it."""
-    next_offset = max(expected, last_offset(data, start, end) + 1)
+    next_offset = max(expected, behind)
     return Step(StepKind.OLD, start, end, next_offset, -1, expected, 0, -1, 0, 0, 0, 0, 0, -1)
 
 

@@ -38,6 +38,8 @@ AGAIN = 1  # a table is full: handle what is there, then go on
 BAD_HEADER = 2  # at STATE_POSITION: too short, or of another format
 BAD_CRC = 3
 BAD_CONTROL = 4  # an end of a transaction that cannot be read
+BEYOND_THE_END = 5  # at STATE_POSITION: it claims offsets that the log does not have
+OUT_OF_ORDER = 6  # at STATE_POSITION: its offsets and those of its neighbours cannot all be right
 
 # What a step is. A rebuilt batch over the target's limit is a rebuild: its pieces tell.
 PASS_THROUGH, REBUILD, COALESCE, DROP = range(4)
@@ -53,11 +55,17 @@ STEP_COLUMNS = 14
 
 # What goes on from one call to the next.
 STATE_POSITION, STATE_OFFSET, STATE_NEXT_ABORTED, STATE_ABORTING, STATE_SECTIONS = range(5)
-STATE_SIZE = 5
+STATE_FROM_OFFSET = 5  # what was asked for
+STATE_BEHIND = 6  # the offset behind the last batch, whether that was wanted or not
+STATE_SIZE = 7
 
 # Limits; from L_BELOW on, one for each codec id.
-L_MAX_BATCH_SIZE, L_MERGED_SIZE, L_CRC_BELOW, L_MOST_RECORDS, L_BELOW = range(5)
+L_MAX_BATCH_SIZE, L_MERGED_SIZE, L_CRC_BELOW, L_MOST_RECORDS = range(4)
+L_LOG_END = 4  # no batch ends behind it; NO_END: not known, and there is no next answer
+L_BELOW = 5
 LIMITS_SIZE = L_BELOW + 8
+
+NO_END = (1 << 63) - 1
 
 _HEADER_SIZE = 61
 _UNKNOWN_BITS = ~0x7F & 0xFFFF
@@ -125,6 +133,7 @@ def walk(buffer: Any, state: Any, aborted: Any, aborting: Any, limits: Any, step
     expected = state[STATE_OFFSET]
     next_aborted = state[STATE_NEXT_ABORTED]
     aborting_count = state[STATE_ABORTING]
+    behind = state[STATE_BEHIND]
     step = np.int64(-1)
     section = np.int64(0)
     run_codec = np.int64(-1)  # of the step that may still grow; -1: none may
@@ -146,7 +155,12 @@ def walk(buffer: Any, state: Any, aborted: Any, aborting: Any, limits: Any, step
         size = batch_length + 12
         if size > end - position:
             break
+        last_delta = _int32_at(buffer, position + 23)
+        record_count = _int32_at(buffer, position + 57)
         attributes = np.int64(_unsigned(buffer, position + 21, 2))
+        if last_delta < 0 or (record_count == 0 and size > _HEADER_SIZE and attributes & 7 == 0):
+            status = np.int64(BAD_HEADER)  # it would be passed over as one without records, or of before
+            break
         codec = attributes & 7
         is_crc_unchecked = size >= limits[L_CRC_BELOW] and size >= limits[L_BELOW + codec]
         if not is_crc_unchecked:
@@ -156,10 +170,29 @@ def walk(buffer: Any, state: Any, aborted: Any, aborting: Any, limits: Any, step
                 break
         unchecked_crc = np.int64(_unsigned(buffer, position + 17, 4)) if is_crc_unchecked else np.int64(-1)
         base_offset = _int64_at(buffer, position)
-        last_offset = base_offset + _int32_at(buffer, position + 23)
-        record_count = _int32_at(buffer, position + 57)
+        last_offset = base_offset + last_delta
         producer_id = _int64_at(buffer, position + 43)
         is_control = attributes & 0x20 != 0
+
+        # A batch's base offset is not under its checksum. What a wrong one would do is silent: the position
+        # would pass over what lies between, or what follows would count as fetched before.
+        if base_offset < behind:
+            status = np.int64(OUT_OF_ORDER)
+            break
+        following = position + size
+        if last_offset >= limits[L_LOG_END]:
+            status = np.int64(BEYOND_THE_END)
+            break
+        if base_offset != expected and end - following >= 8 and _int64_at(buffer, following) <= last_offset:
+            status = np.int64(OUT_OF_ORDER)
+            break
+        if (
+            base_offset > expected
+            and end - following < 8
+            and expected > state[STATE_FROM_OFFSET]
+            and last_offset + 1 < limits[L_LOG_END] < NO_END
+        ):
+            break  # the next answer has it together with what follows it
 
         # Committed or not, as in committed.py; also for what lies before the wanted offset.
         while next_aborted < aborted.shape[0] and aborted[next_aborted, 1] <= last_offset:
@@ -193,8 +226,15 @@ def walk(buffer: Any, state: Any, aborted: Any, aborting: Any, limits: Any, step
 
         start = position
         position += size
-        if last_offset < expected:
-            continue  # the source may begin before the offset that was asked for
+        behind = last_offset + 1
+        if last_offset < expected:  # the source may begin before the offset that was asked for
+            if is_crc_unchecked:
+                computed = crc32c_within(buffer, start + 21, position)
+                if np.uint64(computed) != np.uint64(unchecked_crc):
+                    position = start
+                    status = np.int64(BAD_CRC)
+                    break
+            continue
         leader_epoch = _int32_at(buffer, start + 12)
 
         if not is_data:
@@ -283,5 +323,6 @@ def walk(buffer: Any, state: Any, aborted: Any, aborting: Any, limits: Any, step
     state[STATE_OFFSET] = expected
     state[STATE_NEXT_ABORTED] = next_aborted
     state[STATE_ABORTING] = aborting_count
+    state[STATE_BEHIND] = behind
     state[STATE_SECTIONS] = section
     return status, step + 1

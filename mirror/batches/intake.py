@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from millrace.broker.errors import KafkaError
+from millrace.broker.errors import KafkaError, RecordTooLarge
 from millrace.broker.protocol.batch import (
     ATTRIBUTES_POSITION,
     COMPRESSION_MASK,
@@ -18,9 +18,10 @@ from millrace.broker.protocol.batch import (
     verify_crc,
 )
 from millrace.broker.protocol.checksum import crc32c
-from millrace.mirror.batches.coalesce import BatchWalk, Step, StepKind
+from millrace.mirror.batches.coalesce import NO_END, BatchWalk, Step, StepKind
 from millrace.mirror.batches.old_messages import Unreadable, as_batches
 from millrace.mirror.batches.rebatch import BatchPath, Piece, choose_path, coalesce, rebuild
+from millrace.mirror.gaps.gaps import GapClass
 
 
 class Prepared(NamedTuple):
@@ -29,7 +30,8 @@ class Prepared(NamedTuple):
     `offsets` are the source offsets of its records; none: nothing of the stretch up to `next_offset` is to be
     carried. `batch` is None for one record that is larger than the target takes, and for a whole batch that
     cannot be read though its checksum is right (`unreadable` says why): fetching it again would change
-    nothing. `base_offset`, `attributes` and `max_timestamp` are the header's of the source's (first) batch.
+    nothing. `gap_class` is that of the gap which `offsets` are then. `base_offset`, `attributes` and
+    `max_timestamp` are the header's of the source's (first) batch.
     """
 
     batch: memoryview | None
@@ -40,6 +42,7 @@ class Prepared(NamedTuple):
     attributes: int
     max_timestamp: int
     unreadable: str = ""
+    gap_class: GapClass = GapClass.TOO_LARGE
 
 
 NOTHING = range(0)
@@ -56,12 +59,15 @@ def prepare(
     from_offset: int,
     max_batch_size: int,
     count: Count,
+    log_end: int = NO_END,
+    passes_over: bool = False,
 ) -> Iterator[Prepared]:
     """What one partition's fetch answer becomes, from `from_offset` on, in order and without a hole.
 
-    Raises CorruptMessage at a batch that cannot be trusted, after all that lies before it.
+    `log_end` and `passes_over` as in `BatchWalk.rows`, which says what is raised at a batch that cannot be
+    trusted, after all that lies before it.
     """
-    for rows in walk.rows(data, aborted, from_offset, max_batch_size):
+    for rows in walk.rows(data, aborted, from_offset, max_batch_size, log_end, passes_over):
         for row in rows:
             (
                 kind, start, end, next_offset, leader_epoch, base_offset, attributes, max_timestamp,
@@ -129,9 +135,9 @@ def _old(
         if isinstance(piece, Unreadable):
             following = piece.offset + 1
             if following > from_offset:
-                reason = f"its checksum is right, but {piece.reason}"
+                reason, gap_class = _told(piece.reason, piece.is_too_large)
                 lost = range(from_offset, following)
-                yield Prepared(None, lost, following, -1, from_offset, 0, -1, reason)
+                yield Prepared(None, lost, following, -1, from_offset, 0, -1, reason, gap_class)
                 from_offset = following
             continue
         # A walk of its own: the one that is under way here goes on behind the entries.
@@ -153,7 +159,9 @@ def _alone(
         try:
             pieces = rebuild(batch, header, from_offset=from_offset, max_batch_size=max_batch_size)
         except KafkaError as error:
-            yield _unreadable(header, from_offset, str(error))._replace(next_offset=next_offset)
+            is_too_large = isinstance(error, RecordTooLarge)
+            lost = _unreadable(header, from_offset, str(error), is_too_large=is_too_large)
+            yield lost._replace(next_offset=next_offset)
             return
         is_split = len(pieces) > 1 or header.size > max_batch_size
         path = BatchPath.SPLIT if is_split else BatchPath.REBUILD
@@ -162,7 +170,15 @@ def _alone(
     yield from _in_order(pieces, next_offset, rest)
 
 
-def _unreadable(header: BatchHeader, from_offset: int, reason: str) -> Prepared:
+def _told(reason: str, is_too_large: bool) -> tuple[str, GapClass]:
+    if is_too_large:
+        return f"it has to be written anew, and {reason}", GapClass.UNPACKED_TOO_LARGE
+    return f"its checksum is right, but {reason}", GapClass.CORRUPT
+
+
+def _unreadable(
+    header: BatchHeader, from_offset: int, reason: str, *, is_too_large: bool = False
+) -> Prepared:
     return Prepared(
         None,
         range(max(header.base_offset, from_offset), header.next_offset),
@@ -171,7 +187,7 @@ def _unreadable(header: BatchHeader, from_offset: int, reason: str) -> Prepared:
         header.base_offset,
         header.attributes,
         header.max_timestamp,
-        f"its checksum is right, but {reason}",
+        *_told(reason, is_too_large),
     )
 
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
-from millrace.broker.errors import CorruptMessage, KafkaError
+from millrace.broker.errors import CorruptMessage, KafkaError, RecordTooLarge
 from millrace.broker.protocol.batch import parse_header
 from millrace.broker.protocol.checksum import crc32
 from millrace.broker.protocol.compression import GZIP, LZ4, SNAPPY, decompress
@@ -49,6 +49,8 @@ class Unreadable(NamedTuple):
 
     offset: int
     reason: str
+    is_too_large: bool = False
+    """Unpacked, it takes more room than is given to any."""
 
 
 class _Message(NamedTuple):
@@ -162,6 +164,8 @@ def first_reaching(data: Buffer, offset: int) -> int | None:
 def _unpacked(outer: _Message, codec: int, before: int) -> bytearray | Unreadable:
     try:
         return _built(_inner(outer, codec, before), codec)
+    except RecordTooLarge as error:
+        return Unreadable(outer.offset, str(error), is_too_large=True)
     except (KafkaError, struct.error, ValueError, OverflowError) as error:
         return Unreadable(outer.offset, f"a message set of an old format cannot be read: {error}")
 

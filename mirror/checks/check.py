@@ -44,7 +44,7 @@ from millrace.mirror.offsets.offset_map import offsets_topic
 from millrace.mirror.sources.progress_group import whose
 from millrace.mirror.sources.source import way_number
 from millrace.mirror.topics.proposals import DEAD_AFTER_MS
-from millrace.mirror.topics.route_guard import loop_sentence, routes_seen_on, told_routes
+from millrace.mirror.topics.route_guard import copy_sentence, loop_sentence, routes_seen_on, told_routes
 from millrace.mirror.topics.routes import (
     AUDIT_TOPIC,
     Answer,
@@ -56,6 +56,7 @@ from millrace.mirror.topics.routes import (
     find_origins,
     positions_topic,
     routes_topic,
+    starts_topic,
 )
 
 log = structlog.get_logger("millrace.mirror.checks.check")
@@ -295,6 +296,10 @@ async def _loops(config: MirrorConfig, picture: _Picture) -> list[Finding]:
                     message += ". This mirror began later and gives way"
                     severity = Severity.WARNING
                 findings.append(Finding(severity, source.cluster, message, place))
+            original = config.naming_rule.original(source.cluster, each.topic, config.target.cluster)
+            if original in target.topics and before is None and not others.into(view.cluster_id, each.topic):
+                message = copy_sentence(source.cluster, each.topic, config.target.cluster, str(original))
+                findings.append(Finding(Severity.WARNING, source.cluster, message, place))
             for cluster_id in find_origins(view.cluster_id, each.topic, others):
                 if cluster_id in siblings:
                     message = (
@@ -373,6 +378,7 @@ async def _target(config: MirrorConfig, picture: _Picture) -> list[Finding]:
     }
     own = {
         positions_topic(config.name): "positions cannot be kept",
+        starts_topic(config.name): "a lost position cannot be told from none",
         routes_topic(config.name): "loops with other mirrors cannot be seen",
         offsets_topic(config.name): "offsets cannot be translated",
         control_topic(config.name): "pauses and throttles cannot be kept",

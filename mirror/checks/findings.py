@@ -16,7 +16,6 @@ from millrace.mirror.config import MirrorConfig
 from millrace.mirror.topics.name_clashes import clash_sentence
 from millrace.mirror.topics.routes import Feed, uneven_feeds
 from millrace.mirror.topics.topic_configs import carried
-from millrace.mirror.topics.topics import DEFAULT_MAX_BATCH_SIZE
 
 MEGABYTE = 1_000_000
 
@@ -140,7 +139,7 @@ def settings(
     will_follow = config.config_sync.enabled and "max.message.bytes" in carried(
         source, config.config_sync.exclude
     )
-    if limit < largest and not will_follow:
+    if limit is not None and largest is not None and limit < largest and not will_follow:
         message = f"max.message.bytes {limit} is below the source's {largest}: larger batches are split"
         yield Finding(Severity.WARNING, where, message, place)
     codec = _value(target, "compression.type", "producer")
@@ -156,8 +155,10 @@ def _value(configs: Mapping[str, ConfigValue], key: str, default: str) -> str:
     return (configs[key].value if key in configs else None) or default
 
 
-def _largest_batch(configs: Mapping[str, ConfigValue]) -> int:
-    return int(_value(configs, "max.message.bytes", str(DEFAULT_MAX_BATCH_SIZE)))
+def _largest_batch(configs: Mapping[str, ConfigValue]) -> int | None:
+    """None: not told."""
+    told = _value(configs, "max.message.bytes", "")
+    return int(told) if told else None
 
 
 @dataclass(frozen=True, slots=True)

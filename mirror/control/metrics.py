@@ -5,6 +5,10 @@ from what the worker owns.
 
     millrace_mirror_lag_records{source,topic,partition}   records between position and the source's log end
     millrace_mirror_lag_seconds{source,topic,partition}   how long the oldest of them has been waiting
+    millrace_mirror_stable_offset{source,topic,partition} the source's last stable offset: what lies between
+                                                          it and the log's end is in open transactions
+    millrace_mirror_trouble_seconds{source,topic,partition}  for how long it has been tried in vain;
+                                                          partition "": a topic that the target does not take
     millrace_mirror_records_total{source,topic}           acknowledged by the target
     millrace_mirror_bytes_total{source,topic}             of batches, as they were sent
     millrace_mirror_batches_total{source,path}            pass_through, rebuild, split, coalesce, drop
@@ -215,6 +219,11 @@ class MirrorMetrics:
         lag_seconds = GaugeMetricFamily(
             "millrace_mirror_lag_seconds", "Age of the oldest record that waits", labels=labels
         )
+        stable = GaugeMetricFamily(
+            "millrace_mirror_stable_offset",
+            "The source's last stable offset: what follows it is in open transactions",
+            labels=labels,
+        )
         gaps: dict[str, int] = {}
         states: dict[tuple[str, str], int] = {}
         for pipeline in self._pipelines():
@@ -228,6 +237,8 @@ class MirrorMetrics:
             position = pipeline.progress.position
             lag_records.add_metric(values, pipeline.lag.records_behind(position))
             lag_seconds.add_metric(values, pipeline.lag.seconds_behind(position, now_ms))
+            if pipeline.lag.stable_end >= 0:
+                stable.add_metric(values, pipeline.lag.stable_end)
         open_gaps = GaugeMetricFamily(
             "millrace_mirror_open_gaps", "Partitions stopped or about to skip at a gap", labels=["source"]
         )
@@ -238,4 +249,4 @@ class MirrorMetrics:
         )
         for key, count in states.items():
             partitions.add_metric(list(key), count)
-        yield from (lag_records, lag_seconds, open_gaps, partitions)
+        yield from (lag_records, lag_seconds, stable, open_gaps, partitions)

@@ -227,7 +227,7 @@ class Operators:
             ),
             (
                 "millrace_mirror_ready",
-                "Whether the worker has its share and the target answers",
+                "Whether the worker has its share and carries all of it",
                 {},
                 float(worker.is_ready()),
             ),

@@ -5,7 +5,8 @@ The format is final:
 
     topic  millrace.positions.<mirror>, one partition, cleanup.policy=compact
     key    {"source":"ewr","topic":"flights","partition":0}
-    value  {"version":1,"next_offset":n,"cluster_id":…,"topic_id":"uuid","leader_epoch":n,"at_ms":…}
+    value  {"version":1,"next_offset":n,"cluster_id":…,"topic_id":"uuid","leader_epoch":n,"at_ms":…,
+            "log_end":n,"waiting_since_ms":n,"began":n}
 
 Kafka refuses committed offsets for topics that its cluster does not have, and forgets those of an empty
 group; records in a compacted topic do neither.
@@ -38,7 +39,10 @@ class Position:
     """`next_offset` is the source offset to fetch next; `leader_epoch` that of the last batch before it.
 
     Of the source's log when this was written, as far as it was known (-1): `log_end`, and since when a record
-    has been waiting at `next_offset`. The next owner's lag and gaps begin with them."""
+    has been waiting at `next_offset`. The next owner's lag and gaps begin with them.
+
+    `began` is the source offset at which this topic's mirroring began: below it nothing was carried by this
+    mirror. -1 where it is not known, in positions of older programs."""
 
     next_offset: int
     cluster_id: str
@@ -47,6 +51,7 @@ class Position:
     at_ms: int
     log_end: int = -1
     waiting_since_ms: int = -1
+    began: int = -1
 
 
 @dataclass
@@ -101,6 +106,8 @@ def encode_value(position: Position) -> bytes:
         "log_end": position.log_end,
         "waiting_since_ms": position.waiting_since_ms,
     }
+    if position.began >= 0:
+        value["began"] = position.began
     return json.dumps(value, separators=(",", ":")).encode()
 
 
@@ -118,8 +125,9 @@ def decode_value(value: bytes) -> Position:
             int(fields["at_ms"]),
             int(fields.get("log_end", -1)),
             int(fields.get("waiting_since_ms", -1)),
+            int(fields.get("began", -1)),
         )
-    except (TypeError, KeyError, AttributeError) as error:
+    except (TypeError, KeyError, AttributeError, OverflowError) as error:
         raise ValueError(f"not a position: {error}") from None
     if position.next_offset < 0:
         raise ValueError(f"a position before the log: {position.next_offset}")

@@ -160,12 +160,14 @@ class LaneProducer:
         self, records: Mapping[TargetPartition, Records], now_ms: int
     ) -> dict[TargetPartition, int]:
         """The mirror's own records in the transaction, in batches cut by size; the base offsets of the last
-        ones. Repeated with the same sequences until all are acknowledged. Raises TimeoutError; a batch that
-        is too large raises too, and the next transaction cuts smaller ones (FatalError: it is one record)."""
+        ones. Repeated with the same sequences until all are acknowledged. Raises TimeoutError when none is
+        for STEP_TIMEOUT_MS, however many have been; a batch that is too large raises too, and the next
+        transaction cuts smaller ones (FatalError: it is one record)."""
         left = {target: cut_by_size(rows, self._limit(target)) for target, rows in records.items() if rows}
         going = {target: self._build(target, batches[0], now_ms) for target, batches in left.items()}
         base_offsets: dict[TargetPartition, int] = {}
-        async with asyncio.timeout(STEP_TIMEOUT_MS / 1000):
+        loop, limit_s = asyncio.get_running_loop(), STEP_TIMEOUT_MS / 1000
+        async with asyncio.timeout(limit_s) as limit:
             while going:
                 waiting = set(going)
                 for target, outcome in (await self._attempt(going)).items():
@@ -174,6 +176,7 @@ class LaneProducer:
                         self._refused(target, left[target][0], outcome)
                         continue
                     base_offsets[target] = outcome.base_offset
+                    limit.reschedule(loop.time() + limit_s)
                     waiting.discard(target)
                     del left[target][0], going[target]
                     if left[target]:

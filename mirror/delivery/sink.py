@@ -47,6 +47,7 @@ from millrace.mirror.delivery.progress import Span
 from millrace.mirror.delivery.system_records import UNCHANGING, NewFailures
 from millrace.mirror.steady import steady_ms
 from millrace.mirror.topics.routes import TargetPartition
+from millrace.mirror.troubles import Failures
 
 log = structlog.get_logger("millrace.mirror.delivery.sink")
 
@@ -144,6 +145,7 @@ class Sink:
         self._is_connected = False
         self.was_connected = False
         self.retry_count = 0
+        self.failures: Failures[TargetPartition] = Failures()  # of batches, until one is acknowledged
 
     async def run(self) -> None:
         """Keeps leaders and identities fresh until cancelled."""
@@ -250,6 +252,7 @@ class Sink:
             lambda outgoing: outgoing.owner is owner and outgoing.offsets[0] >= from_offset
         )
         if not len(lane):
+            self.failures.over(target)
             self._waiting.pop(target, None)  # nobody asks for its leader again and again
         return withdrawn
 
@@ -392,8 +395,11 @@ class Sink:
                 lane.replace(refused, [(new, len(new.offsets), len(new.batch)) for new in instead])
 
         jitter = self._random.uniform(0.5, 1.0) if outcome is not Outcome.ACKNOWLEDGED else 1.0
+        if error is not None and outcome is not Outcome.REFUSED:  # that one is a gap, or is cut
+            self.failures.failed(target, f"the target refuses {target}: {error}", now_ms)
         result = lane.answered(item, outcome, self._steady_ms(), jitter=jitter, on_refused=on_refused)
         if result is Outcome.ACKNOWLEDGED:
+            self.failures.over(target)
             base_offset = answer.base_offset if answer is not None and not answer.error_code else -1
             if not item.is_unwanted:
                 item.payload.owner.delivered(item.payload, base_offset, now_ms)

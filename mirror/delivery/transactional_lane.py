@@ -420,6 +420,8 @@ class TransactionalLane:
         refused = await producer.add(partitions)
         if refused:
             log.warning("the target refuses partitions", error=str(next(iter(refused.values()))))
+            for target, error in refused.items():
+                self.sink.failures.failed(target, f"the target refuses {target}: {error}", self._now_ms())
             producer.rules.doom("the target refuses partitions", refused.keys() - self.own_partitions)
             producer.rules.producer_refused(self._steady_ms(), PRODUCER_PAUSE_MS)
             self._cluster.invalidate()
@@ -496,8 +498,10 @@ class TransactionalLane:
 
 
 def _lags(pipeline: PartitionPipeline) -> bool:
-    """Whether its source is known to have more than was fetched."""
-    return pipeline.state is State.RUNNING and pipeline.lag.log_end > pipeline.progress.fetch_offset
+    """Whether its source is known to have more than was fetched, and that can be."""
+    lag = pipeline.lag
+    end = lag.log_end if lag.stable_end < 0 else min(lag.log_end, lag.stable_end)
+    return pipeline.state is State.RUNNING and end > pipeline.progress.fetch_offset
 
 
 def _is_settled(pipeline: PartitionPipeline) -> bool:

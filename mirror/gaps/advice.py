@@ -17,6 +17,8 @@ _TODO = {
     "skip goes on where its log now ends; the target may hold records that the source no longer has.",
     GapClass.TOO_LARGE: "The target takes no record of this size: raise max.message.bytes of its topic and "
     "retry, or skip.",
+    GapClass.UNPACKED_TOO_LARGE: "The batch has to be written anew (it has holes, or a broker's timestamps), "
+    "and its records take more memory than is given to any: skip, or produce them again in smaller batches.",
     GapClass.REFUSED: "The target does not take these records as they are: change its topic's settings and "
     "retry, or skip.",
     GapClass.CORRUPT: "The batch is damaged at the source: let a good replica lead there and retry, or skip.",

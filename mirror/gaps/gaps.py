@@ -22,6 +22,7 @@ class GapClass(StrEnum):
     TRUNCATED = "truncated"  # the source's log became shorter than what was already fetched
     TOO_LARGE = "too_large"  # a record larger than the target takes
     REFUSED = "refused"  # the target will not have it as it is
+    UNPACKED_TOO_LARGE = "unpacked_too_large"  # its records take more room, unpacked, than is given to any
     CORRUPT = "corrupt"  # the checksum or the layout is wrong, also after fetching again
     POSITION_LOST = "position_lost"  # it was mirrored before, but its position is gone
 
@@ -56,10 +57,14 @@ class Gap:
         return f"{self.partition}: {what} ({self.gap_class.value}: {self.reason})"
 
 
-def gap_event(mirror: str, gap: Gap) -> tuple[bytes, bytes]:
-    """Key and value of the gap's event in the audit topic. The same gap has the same key after a restart,
-    so a partition that stops again at it adds nothing. Another topic of the same name, or another class, has
-    another key: the audit topic is compacted, and none takes another's place."""
+def gap_event(mirror: str, gap: Gap, target_id: str = "") -> tuple[bytes, bytes]:
+    """Key and value of the gap's event in the audit topic of the target, whose cluster id is told ("" where
+    it has none): a mirror of the same name into another cluster may have carried what this one could not.
+
+    The same gap has the same key after a restart, so a partition that stops again at it adds nothing. Another
+    topic of the same name, or another class, has another key: the audit topic is compacted, and none takes
+    another's place.
+    """
     where = gap.partition
     key = f"gap/{mirror}/{where.source}/{where.topic}/{where.partition}/{gap.from_offset}"
     key += f"/{gap.gap_class.value}"
@@ -79,4 +84,6 @@ def gap_event(mirror: str, gap: Gap) -> tuple[bytes, bytes]:
     }
     if gap.topic_id:
         value["topic_id"] = gap.topic_id
+    if target_id:
+        value["target"] = target_id
     return key.encode(), json.dumps(value, separators=(",", ":")).encode()

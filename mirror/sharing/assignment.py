@@ -4,7 +4,7 @@ Called by the leader of the workers' group (`membership`) at every rebalance, an
 what it owns. The same inputs give the same answer on any worker.
 
 Invariants:
-- every partition has exactly one owner (none only when there are no workers);
+- every partition has exactly one owner, whose config has its source (none only where no worker's has);
 - workers carry equal loads as far as that is worth a move (`balance`): by the measured rates that they tell
   each other, and by numbers where nothing is measured;
 - a partition leaves its worker only where the balance asks for it.
@@ -22,7 +22,7 @@ end their open transactions before it hands out their partitions. What nobody re
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -44,6 +44,8 @@ class Claim:
     seen_slots: Mapping[int, int] = field(default_factory=dict)  # slot -> lanes, as the last share named them
     levels: Mapping[SourcePartition, int] = field(default_factory=dict)  # of those that it has measured
     is_settling: bool = False  # its levels are not to be gone by yet (`rates`)
+    # The sources of its config, which alone it can carry; None: it does not say (an older worker).
+    sources: frozenset[str] | None = None
     # Of a worker that settles: each return to a seat makes another claim, or the group would answer with the
     # share that it has, which is again that of the worker before.
     member_id: str = ""
@@ -63,12 +65,14 @@ def assign(
     workers: Mapping[str, Claim],
     levels: Mapping[SourcePartition, int] | None = None,
 ) -> dict[str, list[SourcePartition]]:
-    """Sticky and balanced: worker id -> its partitions, sorted. `levels`: what was known of the rates before;
-    what the workers claim now is newer. While a worker settles, only what nobody carries finds a worker."""
+    """Sticky and balanced: worker id -> its partitions, sorted. What no worker's config has the source of
+    is nobody's. `levels`: what was known of the rates before; what the workers claim now is newer. While a
+    worker settles, only what nobody carries finds a worker."""
     wanted = set(partitions)
     is_level = not any(claim.is_settling for claim in workers.values())
     rates = {partition: rate_of(level) for partition, level in known_levels(workers, levels or {}).items()}
-    return level_out(wanted, _settle_claims(wanted, workers), rates, move=is_level)
+    sources = {name: claim.sources for name, claim in workers.items() if claim.sources is not None}
+    return level_out(wanted, _settle_claims(wanted, workers), rates, sources, move=is_level)
 
 
 def known_levels(
@@ -80,6 +84,18 @@ def known_levels(
     for worker in sorted(workers, key=lambda name: (workers[name].generation, name)):
         levels.update(workers[worker].levels)
     return levels
+
+
+def uneven_sources(
+    workers: Mapping[str, Claim], mine: Collection[str]
+) -> dict[str, tuple[list[str], list[str]]]:
+    """Workers whose configs have other sources than the leader's (`mine`): the ones that each lacks, which
+    the others carry, and the ones that the leader's lacks, which nobody does."""
+    return {
+        worker: (sorted(set(mine) - claim.sources), sorted(claim.sources - set(mine)))
+        for worker, claim in workers.items()
+        if claim.sources is not None and claim.sources != set(mine)
+    }
 
 
 def withhold_claimed(
@@ -138,7 +154,10 @@ def _settle_claims(
     kept: dict[str, list[SourcePartition]] = {worker: [] for worker in sorted(workers)}
     taken: set[SourcePartition] = set()
     for worker in sorted(workers, key=lambda name: (-workers[name].generation, name)):
+        sources = workers[worker].sources
         for partition in sorted(workers[worker].owned & wanted - taken):
+            if sources is not None and partition.source not in sources:
+                continue
             kept[worker].append(partition)
             taken.add(partition)
     return kept
@@ -150,6 +169,8 @@ def encode_claim(claim: Claim) -> bytes:
         message |= {"slot": claim.slot, "lanes": claim.lane_count, "slots": _as_text(claim.seen_slots)}
     if claim.levels:
         message["rates"] = _grouped_levels(claim.levels)
+    if claim.sources is not None:
+        message["sources"] = sorted(claim.sources)
     if claim.is_settling:
         message |= {"settling": True, "member": claim.member_id}
     return _encode(message)
@@ -170,6 +191,7 @@ def decode_claim(data: bytes) -> Claim:
         _as_slots(message.get("slots")),
         _ungrouped_levels(message.get("rates")),
         message.get("settling") is True,
+        _as_names(message.get("sources")),
     )
 
 
@@ -203,6 +225,10 @@ def _as_slots(message: object) -> dict[int, int]:
     return {
         int(slot): lanes for slot, lanes in message.items() if slot.isdecimal() and isinstance(lanes, int)
     }
+
+
+def _as_names(message: object) -> frozenset[str] | None:
+    return frozenset(map(str, message)) if isinstance(message, list) else None
 
 
 def _encode(message: dict[str, object]) -> bytes:

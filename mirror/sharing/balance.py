@@ -4,8 +4,8 @@
 inputs give the same answer on any worker.
 
 Rules:
-- every partition gets exactly one worker (none only when there are no workers);
-- what nobody carries goes to the lightest worker, heaviest partition first;
+- every partition gets exactly one worker that may carry it (none only where there is none);
+- what nobody carries goes to the lightest of these, heaviest partition first;
 - a worker gives partitions away, to the lightest at each step, only when that lightens it by a tenth of its
   load (`WORTH`) in all, and then only until it has its even share or is within half of that of the lightest.
 
@@ -17,7 +17,7 @@ the loads more even.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from millrace.mirror.topics.routes import SourcePartition
 
@@ -32,15 +32,23 @@ class _Carrier:
     """One worker while the work is shared out."""
 
     def __init__(
-        self, name: str, partitions: Iterable[SourcePartition], weights: Mapping[SourcePartition, float]
+        self,
+        name: str,
+        partitions: Iterable[SourcePartition],
+        weights: Mapping[SourcePartition, float],
+        sources: Collection[str] | None,
     ):
         self.name = name
+        self._sources = sources
         self.weights = weights
         self.partitions: set[SourcePartition] = set()
         self.load = 0.0
         self.of_topic: Counter[tuple[str, str]] = Counter()
         for partition in partitions:
             self.take(partition)
+
+    def may_carry(self, partition: SourcePartition) -> bool:
+        return self._sources is None or partition.source in self._sources
 
     def take(self, partition: SourcePartition) -> None:
         self.partitions.add(partition)
@@ -65,23 +73,28 @@ def level_out(
     partitions: Iterable[SourcePartition],
     kept: Mapping[str, Iterable[SourcePartition]],
     rates: Mapping[SourcePartition, float],
+    sources: Mapping[str, Collection[str]] | None = None,
     *,
     move: bool = True,
 ) -> dict[str, list[SourcePartition]]:
     """Worker → its partitions, sorted. `kept`: all workers, each with those of `partitions` that it carries
-    now, no partition twice; `rates` in bytes/s, as far as they are known. `move`: whether a worker may give
+    now, no partition twice; `rates` in bytes/s, as far as they are known; `sources`: of which alone a worker
+    can carry partitions, where it cannot of all. `move`: whether a worker may give
     away what it carries."""
     weights = weights_of(partitions, rates)
-    carriers = [_Carrier(name, kept[name], weights) for name in sorted(kept)]
+    bound = sources or {}
+    carriers = [_Carrier(name, kept[name], weights, bound.get(name)) for name in sorted(kept)]
     if not carriers:
         return {}
     carried = {partition for carrier in carriers for partition in carrier.partitions}
     for partition in sorted(set(weights) - carried, key=lambda each: (-weights[each], each)):
         topic = (partition.source, partition.topic)
         # Of equally light workers the one with the fewest of this topic: one busy topic does not gather.
-        min(carriers, key=lambda each: (each.load, each.of_topic[topic], len(each.partitions))).take(
-            partition
-        )
+        able = [each for each in carriers if each.may_carry(partition)]
+        if able:
+            min(able, key=lambda each: (each.load, each.of_topic[topic], len(each.partitions))).take(
+                partition
+            )
     while move and any(
         _lighten(heavy, carriers) for heavy in sorted(carriers, key=lambda each: (-each.load, each.name))
     ):
@@ -97,7 +110,10 @@ def _lighten(heavy: _Carrier, carriers: list[_Carrier]) -> bool:
     even = sum(loads) / len(loads)
     given: list[tuple[SourcePartition, _Carrier]] = []
     while heavy.load > even:
-        lightest = min(carriers, key=lambda each: (each.load, len(each.partitions)))
+        able = [each for each in carriers if any(map(each.may_carry, heavy.partitions))]
+        if not able:
+            break
+        lightest = min(able, key=lambda each: (each.load, len(each.partitions)))
         if heavy.load - lightest.load <= before * WORTH / 2:
             break
         partition = _next_to_give(heavy, lightest, even)
@@ -125,5 +141,5 @@ def _next_to_give(heavy: _Carrier, lightest: _Carrier, even: float) -> SourcePar
         surplus = heavy.of_topic[topic] - lightest.of_topic[topic]
         return (weight if weight <= fitting else fitting - weight), surplus, each
 
-    best = max(heavy.partitions, key=preference, default=None)
+    best = max(filter(lightest.may_carry, heavy.partitions), key=preference, default=None)
     return best if best is not None and weights[best] < heavy.load - lightest.load else None

@@ -31,6 +31,10 @@ class EpochHistory:
         while len(starts) > 1 and starts[-1][1] >= offset:
             starts.pop()
 
+    def newest_first(self) -> list[int]:
+        """Those that are known of what was fetched."""
+        return [epoch for epoch, _ in reversed(self._starts) if epoch >= 0]
+
     def parts_at(self, epoch: int, end_offset: int, offset: int) -> tuple[int, int]:
         """Where our history, up to `offset`, leaves that of a leader that answered (`epoch`, `end_offset`),
         as far as one answer tells: (offset to go back to, epoch to ask with there).

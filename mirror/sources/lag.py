@@ -1,5 +1,8 @@
 """How far behind a source partition is, in records and in seconds. Pure.
 
+The log ends at its high watermark. What lies behind the last stable offset is in open transactions and cannot
+be carried yet, and waits all the same: a transaction that nobody ends is a lag that grows.
+
 Called by `pipeline` (a sample with every fetch answer), by `source_logs` (samples of what is not fetched now)
 and by `metrics`. Seconds come from samples of (log end, time) and never from the records' own timestamps:
 replayed data of another year is not a year behind.
@@ -24,7 +27,18 @@ class LagSamples:
         self._log_ends: list[int] = []  # growing
         self._at_ms: list[int] = []
         self._log_end = -1
+        self._stable_end = -1
+        self._held_since_ms = -1
         self._sampled_at_ms = -1
+
+    @property
+    def stable_end(self) -> int:
+        """The last stable offset as it was last told, or -1: what lies behind it is in open transactions."""
+        return self._stable_end
+
+    def held_ms(self, now_ms: int) -> int:
+        """For how long a transaction has held back what follows the last stable offset; 0: none does."""
+        return 0 if self._held_since_ms < 0 else max(0, now_ms - self._held_since_ms)
 
     @property
     def log_end(self) -> int:
@@ -43,10 +57,17 @@ class LagSamples:
             self._log_ends.append(position + 1)
             self._at_ms.append(waiting_since_ms)
 
-    def sample(self, log_end: int, now_ms: int) -> None:
-        """The log ends at `log_end` now. An end before the last one is a truncated log's (or a new leader's
-        that does not know yet how far others are): what lies below it waits as long as before."""
+    def sample(self, log_end: int, now_ms: int, stable_end: int = -1) -> None:
+        """The log ends at `log_end` now, and is stable up to `stable_end` (-1: not told). An end before the
+        last one is a truncated log's (or a new leader's that does not know yet how far others are): what lies
+        below it waits as long as before."""
         self._sampled_at_ms = since_ms = now_ms
+        if stable_end >= 0:
+            if stable_end >= log_end:
+                self._held_since_ms = -1
+            elif stable_end != self._stable_end or self._held_since_ms < 0:
+                self._held_since_ms = now_ms
+            self._stable_end = stable_end
         if log_end == self._log_end:
             return
         self._log_end = log_end

@@ -16,7 +16,8 @@ while its partitions have less than that outstanding, so a slow target slows fet
 most a quarter of a share, and one whose lane fails gets nothing more: it cannot take the others' room.
 The next fetch is under way while the last one's batches are being produced.
 
-A source that is away is asked again with growing pauses, for ever; nobody else waits for it.
+A source that is away is asked again with growing pauses, for ever; nobody else waits for it, and following
+its leaders waits for no other cluster.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from millrace.broker.errors import (
 )
 from millrace.mirror.config import FetchConfig, SourceConfig
 from millrace.mirror.delivery.checkpoints import Position
-from millrace.mirror.delivery.system_records import CLUSTER_FAILURES
+from millrace.mirror.delivery.system_records import CLUSTER_FAILURES, NewFailures
 from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.gaps.open_gaps import Origin
 from millrace.mirror.pipeline import PartitionPipeline, State
@@ -53,6 +54,7 @@ from millrace.mirror.sources.rate import TokenBucket
 from millrace.mirror.sources.source_logs import FIRST_PAUSE_S, MAX_PAUSE_S, SourceLogs, is_other_log
 from millrace.mirror.steady import steady_ms
 from millrace.mirror.topics.routes import SourcePartition, TopicSelector
+from millrace.mirror.troubles import Failures
 
 log = structlog.get_logger("millrace.mirror.sources.source")
 
@@ -141,13 +143,16 @@ class SourceReader:
         self._discovery_interval_ms = discovery_interval_ms
         self._now_ms = now_ms
         self._on_view = on_view
-        self._logs = SourceLogs(config.cluster, cluster, now_ms, record_start)
         self._refusals: dict[tuple[str, int], int] = {}  # of a partition's fetches, in a row
+        self.failures: Failures[tuple[str, int]] = Failures()  # of what is begun and fetched here
+        self._logs = SourceLogs(config.cluster, cluster, now_ms, record_start, self.failures)
         self._compared: dict[tuple[str, int], int] = {}  # the leader epoch whose history is known to be ours
         self._bucket = TokenBucket()
         self._pipelines: dict[tuple[str, int], PartitionPipeline] = {}
         self._loops: dict[_Way, _FetchLoop] = {}
         self._look_again = asyncio.Event()
+        self._has_new_view = asyncio.Event()
+        self.has_looked = asyncio.Event()  # once `view` is there
         self._tasks = asyncio.TaskGroup()
 
     # --- what is carried -------------------------------------------------------------------------
@@ -171,6 +176,7 @@ class SourceReader:
         if self._pipelines.get(key) is pipeline:
             del self._pipelines[key]
             self._refusals.pop(key, None)
+            self.failures.over(key)
             self._compared.pop(key, None)
             for loop in self._loops.values():
                 loop.partitions.pop(key, None)
@@ -232,6 +238,7 @@ class SourceReader:
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 self._tasks.create_task(self._discover())
+                self._tasks.create_task(self._tell_of_views())
                 self._tasks.create_task(self._keep_log_ends())
         finally:
             # Their share of the bytes in flight is the other sources' again.
@@ -244,18 +251,17 @@ class SourceReader:
         failure_count = 0
         while True:
             self._look_again.clear()
-            has_answered = False
             try:
                 self.view = await self.cluster.metadata(max_age_ms=0)
-                has_answered, self.failure = True, None
+                self.failure = None
                 self._place()
                 self._check_origins(self.view)
-                await self._on_view(self)
+                self._has_new_view.set()
+                self.has_looked.set()
                 self.is_connected = self.was_connected = True
                 failure_count = 0
             except CLUSTER_FAILURES as error:
-                if not has_answered:  # otherwise it may be the target that is away
-                    self.failure = str(error)
+                self.failure = str(error)
                 if failure_count == 0:
                     log.warning("discovery fails; trying again", source=self.name, error=str(error))
                 failure_count += 1
@@ -266,6 +272,21 @@ class SourceReader:
                 await asyncio.sleep(min(pause_s, FIRST_PAUSE_S * (1 + failure_count)))
             except TimeoutError:
                 continue
+
+    async def _tell_of_views(self) -> None:
+        """What follows from a look (topics to admit, to make and to widen) asks the target too, which may be
+        slow or away: beside the looking, as this source's leaders are followed all the same. What comes
+        meanwhile is one look; what fails is done anew with the next."""
+        failures = NewFailures()
+        while True:
+            await self._has_new_view.wait()
+            self._has_new_view.clear()
+            try:
+                await self._on_view(self)
+                failures.over()
+            except CLUSTER_FAILURES as error:
+                if failures.is_news(error):
+                    log.warning("cannot prepare topics; trying again", source=self.name, error=str(error))
 
     def _check_origins(self, view: ClusterMetadata) -> None:
         for (name, _), pipeline in self._pipelines.items():
@@ -455,6 +476,7 @@ class SourceReader:
             return
         if self._refusals:
             self._refusals.pop((answer.topic, answer.partition), None)
+        self.failures.over((answer.topic, answer.partition))
         if answer.diverging is not None:
             self._parted(pipeline, answer.diverging)
         else:
@@ -487,17 +509,18 @@ class SourceReader:
 
     def _refused(self, pipeline: PartitionPipeline, code: int) -> None:
         pipeline.retry_at_ms = steady_ms() + ERROR_PAUSE_MS
+        key, error = (pipeline.partition.topic, pipeline.partition.partition), error_for_code(code)
+        self.failures.failed(key, f"the source refuses the fetch: {error}", self._now_ms())
         if code in ANOTHER_LOG:
             self._resolve(pipeline)
             return
         if code in UNREADABLE:
-            pipeline.corrupt(f"the source says: {error_for_code(code)}", steady_ms())
+            pipeline.corrupt(f"the source says: {error}", steady_ms())
             if pipeline.damage is not None:
                 self._tasks.create_task(self._logs.survey(pipeline))
             return
         self.cluster.observe(code)
         self._look_again.set()
-        key, error = (pipeline.partition.topic, pipeline.partition.partition), error_for_code(code)
         count = self._refusals.get(key, 0) + 1
         if count == 1 and not error.retriable:
             count = MANY_REFUSALS  # that will not go away by itself

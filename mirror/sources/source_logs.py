@@ -15,26 +15,28 @@ from collections.abc import Awaitable, Callable, Iterable
 import structlog
 
 from millrace.broker.client.cluster import Cluster
+from millrace.broker.client.leader_epochs import epoch_ends
 from millrace.broker.client.metadata import ClusterMetadata
 from millrace.broker.client.offsets import EARLIEST, LATEST
-from millrace.broker.client.raw_fetch import FetchPosition, fetch
+from millrace.broker.client.raw_fetch import FetchedPartition, FetchPosition, fetch
 from millrace.broker.errors import (
     CorruptMessage,
-    KafkaError,
     KafkaStorageError,
     LeaderNotAvailable,
     UnknownServerError,
     UnknownTopicOrPartition,
+    UnsupportedVersion,
     error_for_code,
 )
-from millrace.broker.protocol.batch import iterate_batches, verify_crc
 from millrace.mirror.batches.old_messages import first_reaching
+from millrace.mirror.batches.placement import Beginning, beginning_at
 from millrace.mirror.delivery.checkpoints import NO_TOPIC_ID, Position
 from millrace.mirror.delivery.system_records import CLUSTER_FAILURES, NewFailures
 from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.gaps.open_gaps import Origin
 from millrace.mirror.pipeline import PartitionPipeline, State
 from millrace.mirror.topics.routes import SourcePartition
+from millrace.mirror.troubles import Failures
 
 log = structlog.get_logger("millrace.mirror.sources.source_logs")
 
@@ -58,8 +60,11 @@ class SourceLogs:
         cluster: Cluster,
         now_ms: Callable[[], int],
         record_start: Callable[[SourcePartition, Position], Awaitable[None]],
+        failures: Failures[tuple[str, int]] | None = None,
     ) -> None:
-        """`record_start` returns when a first position is durable."""
+        """`record_start` returns when a first position is durable. `failures` are told what cannot begin, by
+        topic and partition."""
+        self._failures: Failures[tuple[str, int]] = Failures() if failures is None else failures
         self._name = name
         self._cluster = cluster
         self._now_ms = now_ms
@@ -74,10 +79,13 @@ class SourceLogs:
         """Finds where a newly assigned partition goes on. Tries until it is known or the assignment ends.
         `start` counts only for a partition that was never mirrored before."""
         failures, failure_count = NewFailures(), 0
+        key = (pipeline.partition.topic, pipeline.partition.partition)
         while pipeline.state is State.STARTING:
             try:
                 await self._begin(pipeline, known, is_lost, start)
+                self._failures.over(key)
             except CLUSTER_FAILURES as error:
+                self._failures.failed(key, f"it cannot begin: {error}", self._now_ms())
                 if failures.is_news(error):
                     log.warning("cannot begin yet", of=str(pipeline.partition), error=str(error))
                 failure_count += 1
@@ -97,7 +105,7 @@ class SourceLogs:
             recorded = Origin(known.cluster_id, known.topic_id)
             is_other = is_other_log(recorded, origin)
             now = recorded if is_other else _joined(recorded, origin)
-            pipeline.ready(known.next_offset, known.leader_epoch, now)
+            pipeline.ready(known.next_offset, known.leader_epoch, now, known.began)
             if is_other:
                 reason = "the position is of another topic or cluster of this name"
                 following = max(known.next_offset, known.log_end)
@@ -114,9 +122,11 @@ class SourceLogs:
                 return
             # Durable before the first record is carried: otherwise a crash could make `latest` mean a
             # later offset the next time, and what lies between would be lost.
-            first = Position(offset, origin.cluster_id, origin.topic_id, -1, self._now_ms(), latest)
+            first = Position(
+                offset, origin.cluster_id, origin.topic_id, -1, self._now_ms(), latest, began=offset
+            )
             await self._record_start(partition, first)
-            pipeline.ready(offset, -1, origin)
+            pipeline.ready(offset, -1, origin, offset)
         if known is not None:
             pipeline.lag.resume(known.next_offset, known.waiting_since_ms, known.log_end)
         if not is_other_log(pipeline.origin, origin):
@@ -157,9 +167,11 @@ class SourceLogs:
                 resume_at=latest,
             )
         else:
-            self._leave_unexplained(pipeline, earliest)
+            await self._leave_unexplained(pipeline, earliest)
 
-    def _leave_unexplained(self, pipeline: PartitionPipeline, earliest: int) -> None:
+    async def _leave_unexplained(self, pipeline: PartitionPipeline, earliest: int) -> None:
+        """The offset is within the log, and out of range all the same: what the source does not know is the
+        epoch of what was fetched last. A log that was restored from a backup has an older history."""
         offset = pipeline.progress.fetch_offset
         before, count = self._unexplained.get(pipeline.partition, (offset, 0))
         count = count + 1 if before == offset else 1
@@ -167,13 +179,45 @@ class SourceLogs:
         if count < MAX_UNEXPLAINED or pipeline.progress.fetched_leader_epoch < 0:
             log.warning("fetching again what should be there", of=str(pipeline.partition), offset=offset)
             return
+        try:
+            parted = await self._parted(pipeline)
+        except CLUSTER_FAILURES as error:
+            log.warning("asking again", of=str(pipeline.partition), error=str(error))
+            return
         del self._unexplained[pipeline.partition]
+        if pipeline.progress.fetch_offset != offset:
+            return
+        if parted is not None:
+            pipeline.at_gap(
+                GapClass.TRUNCATED,
+                offset,
+                f"the source's log has another history from offset {parted[0]} on",
+                first=parted[0],
+                resume_at=parted[0],
+                resume_epoch=parted[1],
+            )
+            return
         pipeline.at_gap(
             GapClass.RECREATED,
             max(offset, pipeline.lag.log_end),
             "the source has never seen the leader epoch of what was fetched: its log is another one",
             resume_at=earliest,
         )
+
+    async def _parted(self, pipeline: PartitionPipeline) -> tuple[int, int] | None:
+        """Where the source's history leaves what was fetched, and the epoch to go on with: by the newest of
+        our epochs that it can tell of. None when there is none."""
+        key = (pipeline.partition.topic, pipeline.partition.partition)
+        progress = pipeline.progress
+        ours = progress.epochs.newest_first()
+        for epoch in ours:
+            try:
+                found, end = (await epoch_ends(self._cluster, {key: epoch}))[key]
+            except UnsupportedVersion:
+                return None
+            if found >= 0 and end >= 0 and min(ours) <= found:
+                return progress.epochs.parts_at(found, end, progress.fetch_offset)
+        return None
 
     async def survey(self, pipeline: PartitionPipeline) -> None:
         """Finds where a damaged stretch at the fetch offset ends: at the first batch behind it that the
@@ -195,27 +239,55 @@ class SourceLogs:
         ahead, then halves what lies between, so that damage farther on is left to its own gap."""
         key = (pipeline.partition.topic, pipeline.partition.partition)
         log_end = (await self._cluster.list_offsets({key: LATEST}, True))[key].offset
-        if await self._readable_at(pipeline, first, log_end) is not None:
-            return None
+        found = await self._readable_at(pipeline, first, log_end)
+        if found is not None:
+            # A batch whose offset was wrong is passed over by the source itself, once it is asked for.
+            is_damaged = found.is_behind or pipeline.is_out_of_order
+            return found.base_offset if is_damaged and found.base_offset > first else None
         bad = good = first
-        end: int | None = None
-        while end is None or end <= first:
+        while found is None or found.base_offset <= first:
             if good >= log_end:
                 return None
             bad, good = good, min(log_end, good + max(1, good - first))
-            end = await self._readable_at(pipeline, good, log_end)
+            found = await self._readable_at(pipeline, good, log_end)
+        end = found.base_offset
         while bad + 1 < good:
             middle = (bad + good) // 2
-            begins = await self._readable_at(pipeline, middle, log_end)
-            if begins is None or begins <= first:
+            found = await self._readable_at(pipeline, middle, log_end)
+            if found is None or found.base_offset <= first:
                 bad = middle
             else:
-                good, end = middle, begins
+                good, end = middle, found.base_offset
         return end
 
-    async def _readable_at(self, pipeline: PartitionPipeline, offset: int, log_end: int) -> int | None:
-        """The base offset of the batch that holds `offset`, or of the next one, or `offset` at the log's end;
-        None when the source cannot give it as it was written. Raises what makes the source unreachable."""
+    async def _readable_at(self, pipeline: PartitionPipeline, offset: int, log_end: int) -> Beginning | None:
+        """The batch that holds `offset`, or the next one, or an empty one at the log's end; None when the
+        source cannot give it as it was written. Raises what makes the source unreachable."""
+        key = (pipeline.partition.topic, pipeline.partition.partition)
+        nothing = Beginning(offset, offset, True, False)
+        answer = await self._look(pipeline, offset, PROBE_SIZE)
+        if answer.error_code in CANNOT_GIVE:
+            return None
+        if answer.error_code:
+            raise error_for_code(answer.error_code)
+        if not len(answer.records):
+            # Nothing below the log's end: behind a wrong length the source does not find its own batches.
+            return nothing if offset >= log_end else None
+        if (begins := first_reaching(answer.records, offset)) is not None:
+            return Beginning(begins, begins, True, False)
+        found = beginning_at(answer.records, offset, max(log_end, answer.high_watermark))
+        if found is None or not found.is_vouched_for:
+            # More of the log may tell more, and it may have grown since its end was asked for.
+            answer = await self._look(pipeline, offset, len(answer.records) + PROBE_SIZE)
+            log_end = (await self._cluster.list_offsets({key: LATEST}))[key].offset
+            found = beginning_at(answer.records, offset, max(log_end, answer.high_watermark))
+        if found is None:
+            return nothing if offset >= log_end else None
+        pipeline.passes_over |= found.is_behind
+        return found
+
+    async def _look(self, pipeline: PartitionPipeline, offset: int, size: int) -> FetchedPartition:
+        """About `size` bytes of what the source has from `offset` on, and at least one batch."""
         key = (pipeline.partition.topic, pipeline.partition.partition)
         view = await self._cluster.metadata([key[0]])
         leader = view.leader(*key)
@@ -226,29 +298,11 @@ class SourceLogs:
             leader,
             {key: FetchPosition(offset, topic_id=pipeline.origin.topic_id)},
             max_wait_ms=0,
-            max_bytes=PROBE_SIZE,
-            partition_max_bytes=PROBE_SIZE,
+            max_bytes=size,
+            partition_max_bytes=size,
             purpose="survey",
         )
-        if answer.error_code in CANNOT_GIVE:
-            return None
-        if answer.error_code:
-            raise error_for_code(answer.error_code)
-        if not len(answer.records):
-            # Nothing below the log's end: behind a wrong length the source does not find its own batches.
-            return offset if offset >= log_end else None
-        if (begins := first_reaching(answer.records, offset)) is not None:
-            return begins
-        try:
-            for position, header in iterate_batches(answer.records):
-                verify_crc(answer.records, position, header)
-                if header.next_offset > offset:
-                    # Its offset is not under its checksum: where the log has nothing, it is wrong.
-                    is_within = header.next_offset <= max(log_end, answer.high_watermark)
-                    return header.base_offset if is_within else None
-        except KafkaError:
-            return None
-        return None
+        return answer
 
     # --- how far behind --------------------------------------------------------------------------
 
@@ -267,7 +321,8 @@ class SourceLogs:
         for topic_name, wanted in by_topic.items():
             try:
                 async with asyncio.timeout(SAMPLE_TIMEOUT_S):
-                    ends = await self._cluster.list_offsets(dict.fromkeys(wanted, LATEST), True)
+                    stable = await self._cluster.list_offsets(dict.fromkeys(wanted, LATEST), True)
+                    ends = await self._cluster.list_offsets(dict.fromkeys(wanted, LATEST))
                     later = await self._cluster.metadata([topic_name], max_age_ms=0)
             except CLUSTER_FAILURES as error:
                 log.debug("no log ends", source=self._name, topic=topic_name, error=str(error))
@@ -278,7 +333,7 @@ class SourceLogs:
             now, now_ms = Origin(later.cluster_id or "", topic.topic_id), self._now_ms()
             for key, pipeline in wanted.items():
                 if not is_other_log(pipeline.origin, now):
-                    pipeline.lag.sample(ends[key].offset, now_ms)
+                    pipeline.lag.sample(ends[key].offset, now_ms, stable[key].offset)
 
     async def _log_of(self, partition: SourcePartition) -> tuple[Origin, int, int]:
         """Which log it is now, its first offset and its end (the high watermark)."""

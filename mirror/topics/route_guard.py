@@ -82,6 +82,15 @@ def loop_sentence(loop: Loop, names: Mapping[str, str]) -> str:
     )
 
 
+def copy_sentence(source: str, topic: str, target: str, original: str) -> str:
+    """Why a topic is not carried of which nobody tells who writes it; also what `check` says."""
+    return (
+        f"{source}/{topic} has the name of a copy of {target}/{original}, and no mirror tells who writes it: "
+        f"its records would come home under a longer name, and go round; exclude it, or name it in "
+        "naming.rename if it is none"
+    )
+
+
 async def routes_seen_on(cluster: Cluster, view: ClusterMetadata) -> dict[str, dict[RouteKey, Route]]:
     """The routes of every mirror that writes to a cluster, by the mirror's name. What the cluster does not
     let read is left out with a line in the log. Raises when the cluster does not answer."""
@@ -146,6 +155,7 @@ class RouteGuard:
         self.config = config
         self._leads = leads
         self.refused: dict[RouteKey, str] = {}
+        self.copies: dict[RouteKey, str] = {}  # refused for the name alone
         self.clashes = NameClashes()
         self._target = target
         self._system = system
@@ -168,13 +178,15 @@ class RouteGuard:
 
     def refusals(self) -> dict[RouteKey, str]:
         """Every selected topic that is not carried, and why."""
-        return self.refused | self.clashes.refused
+        return self.refused | self.copies | self.clashes.refused
 
     def forget(self, source: str) -> None:
         """The source is no longer one of the mirror's; should it come back, all of it is decided anew."""
         self._sources.pop(source, None)
         for key in [key for key in self.refused if key[0] == source]:
             del self.refused[key]
+        for key in [key for key in self.copies if key[0] == source]:
+            del self.copies[key]
         self.clashes.forget(source)
 
     async def admit(self, cluster: Cluster, view: ClusterMetadata, topics: Sequence[str]) -> None:
@@ -205,6 +217,9 @@ class RouteGuard:
         elif is_old or is_refused or _telling_topics(view) != known.topics_there:
             await self._read_others(cluster, view, known)
         standing = self._standing(told, cluster.name)
+        new = [topic for topic in topics if topic not in standing]
+        copies = await self._copies(cluster.name, view.cluster_id, new, known.others)
+        topics = [topic for topic in topics if topic not in copies]
         wanted: dict[str, Route] = {}
         for topic in topics:
             before = standing.get(topic) or self._leases.own((cluster.name, topic), told)
@@ -230,6 +245,32 @@ class RouteGuard:
             apart = self._named_apart(cluster.name, selected, _carried(told, cluster.name))
             wanted = {topic: route for topic, route in wanted.items() if topic in apart}
         known.admitted = await self._settle(cluster.name, selected, wanted, known, told, looked_at_ms)
+
+    async def _copies(
+        self, source: str, source_id: str, topics: Iterable[str], others: KnownRoutes
+    ) -> Collection[str]:
+        """The topics that have the name of a copy of one that the target has, where nobody tells who writes
+        them: another mirror's routes may not be read here, or it tells none (MirrorMaker 2)."""
+        naming, target = self.config.naming_rule, self._target.name
+        found = {
+            topic: original
+            for topic in topics
+            if (original := naming.original(source, topic, target)) is not None
+            and not others.into(source_id, topic)
+        }
+        there: Collection[str] = ()
+        if found:
+            there = (await self._target.metadata(sorted(set(found.values())))).topics
+        copies = {
+            (source, topic): copy_sentence(source, topic, target, original)
+            for topic, original in found.items()
+            if original in there
+        }
+        for key, sentence in copies.items():
+            if key not in self.copies:
+                log.error("topic refused", source=source, topic=key[1], reason=sentence)
+        self.copies = {key: each for key, each in self.copies.items() if key[0] != source} | copies
+        return {key[1] for key in copies}
 
     def _has_joins(
         self, source: str, topics: Iterable[str], known: _SourceRoutes, told: Mapping[RouteKey, Route]

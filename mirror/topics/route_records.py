@@ -90,7 +90,7 @@ def read_routes(
             routes.pop(name, None)
             if value is not None:
                 routes[name] = _route(json.loads(value), name[1], mirror, cluster_id, proposer)
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, LookupError, OverflowError):
             continue
     return routes
 

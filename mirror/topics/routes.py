@@ -29,7 +29,7 @@ ROUTES_TOPIC_PREFIX = "millrace.routes."
 INTERNAL_TOPICS = (
     re.compile(r"__.*"),  # __consumer_offsets, __transaction_state, __cluster_metadata, __share_group_state
     re.compile(r"millrace\.positions\..*"),
-    re.compile(r"millrace\.(offsets|control|routes)\..*"),
+    re.compile(r"millrace\.(offsets|control|routes|starts)\..*"),
     re.compile(r"heartbeats|.*\.heartbeats"),  # MirrorMaker 2
     re.compile(r"mm2-.*\.internal|.*\.checkpoints\.internal|mm2-offset-syncs\..*"),  # MirrorMaker 2
     re.compile(r"connect-(configs|offsets|status)"),
@@ -68,6 +68,10 @@ def positions_topic(mirror: str) -> str:
 
 def routes_topic(mirror: str) -> str:
     return f"{ROUTES_TOPIC_PREFIX}{mirror}"
+
+
+def starts_topic(mirror: str) -> str:
+    return f"millrace.starts.{mirror}"
 
 
 class TopicSelector:
@@ -111,6 +115,17 @@ class Naming:
         if renamed is not None:
             return renamed
         return self.pattern.replace("{cluster}", source).replace("{topic}", topic)
+
+    def original(self, source: str, topic: str, cluster: str) -> str | None:
+        """The topic of another `cluster` that a mirror with this pattern would call `topic` at the source;
+        None where the pattern names no cluster, the name is not of that kind, or `rename` names the topic."""
+        rename = self.rename or {}
+        if "{cluster}" not in self.pattern or topic in rename or f"{source}/{topic}" in rename:
+            return None
+        parts = re.split(r"(\{cluster\}|\{topic\})", self.pattern)
+        known = {"{cluster}": re.escape(cluster), "{topic}": "(.+)"}
+        found = re.fullmatch("".join(known.get(part, re.escape(part)) for part in parts), topic)
+        return found.group(1) if found is not None else None
 
     def partition_offset(self, source: str, topic: str) -> int:
         return 0 if topic == AUDIT_TOPIC else (self.partition_offsets or {}).get(source, 0)

@@ -36,10 +36,12 @@ from millrace.broker.errors import (
 from millrace.mirror.config import MirrorConfig
 from millrace.mirror.topics.routes import Feed, TargetPartition, uneven_feeds
 from millrace.mirror.topics.topic_configs import carried, deciding_source, differences, follows_its_source
+from millrace.mirror.troubles import Failures
 
 log = structlog.get_logger("millrace.mirror.topics.topics")
 
-DEFAULT_MAX_BATCH_SIZE = 1_048_588
+# The largest size that a batch can say; no target takes more.
+NO_LIMIT = (1 << 31) - 1
 LIMITS_MAX_AGE_MS = 60_000
 LIMIT_KEY = "max.message.bytes"
 
@@ -66,10 +68,17 @@ class TargetTopics:
     """What is known of the target's topics, and the way to make them fit. `steady_ms`: for how long something
     has been known."""
 
-    def __init__(self, config: MirrorConfig, target: Cluster, steady_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        config: MirrorConfig,
+        target: Cluster,
+        steady_ms: Callable[[], int],
+        now_ms: Callable[[], int],
+    ) -> None:
         self._target = target
         self.config = config
         self._steady_ms = steady_ms
+        self._now_ms = now_ms
         self._max_batch_size: dict[str, int] = {}
         self._limits_read_at_ms: dict[str, int] = {}
         self._partition_counts: dict[str, int] = {}
@@ -77,11 +86,13 @@ class TargetTopics:
         self._seen_sources: set[str] = set()
         self._synced_at_ms: dict[str, int] = {}
         self._said: dict[tuple[str, str], str] = {}
+        self.failures: Failures[tuple[str, str]] = Failures()  # of topics that the target does not take
         self._one_at_a_time = asyncio.Lock()
 
     def max_batch_size(self, topic: str) -> int:
-        """The target's max.message.bytes for a topic, or Kafka's default while it is not known."""
-        return self._max_batch_size.get(topic, DEFAULT_MAX_BATCH_SIZE)
+        """The target's max.message.bytes for a topic. While that is not known, or may not be asked, there is
+        none: the target itself says what is too large, and nothing is given up by a guess."""
+        return self._max_batch_size.get(topic, NO_LIMIT)
 
     def has_partition(self, target: TargetPartition) -> bool:
         return target.partition < self._partition_counts.get(target.topic, 0)
@@ -109,7 +120,10 @@ class TargetTopics:
                 try:
                     await self._ensure_one(source, each, configs)
                     self._well("topic", each.target)
+                    self.failures.over((source.name, each.topic.name))
                 except KafkaError as error:
+                    reason = f"the target has not taken {each.target}: {error}"
+                    self.failures.failed((source.name, each.topic.name), reason, self._now_ms())
                     self._say("topic", each.target, "the target has not taken the topic", str(error))
             await self._read_limits(names)
 
@@ -246,6 +260,9 @@ class TargetTopics:
 
     def _note_feeds(self, source: str, wanted: Sequence[WantedTopic]) -> None:
         self._seen_sources.add(source)
+        for key, _ in self.failures:
+            if key[0] == source and key[1] not in {each.topic.name for each in wanted}:
+                self.failures.over(key)
         for feeds in self._feeds.values():
             feeds.pop(source, None)
         for each in wanted:

@@ -185,7 +185,8 @@ def _trouble() -> Iterator[tuple[WindowVerdict, Evidence]]:
         none,
     )
     for window in range(330, 336):
-        yield row("slow-1@jfk", window, source="jfk", state=WindowState.OPEN, verdict=Verdict.UNKNOWN), none
+        overdue = {"state": WindowState.OPEN, "verdict": Verdict.UNKNOWN, "promised": False}
+        yield row("slow-1@jfk", window, source="jfk", **overdue), none
     for window in range(300, 336):
         yield row("plc-1@ewr", window, verdict=Verdict.COUNT_MATCH), none
     late = START_MS + 90 * HOUR_MS

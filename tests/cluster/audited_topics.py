@@ -84,8 +84,9 @@ def facts_of(ledger: EventLedger, topic: str) -> StreamFacts:
     return facts
 
 
-def fate(facts: StreamFacts, name: str) -> set[int]:
-    """The sequences that all reports together call acknowledged, ambiguous or failed."""
+def fate(facts: Any, name: str) -> set[int]:
+    """The sequences that all reports together, or all windows of a producer's own stream, call acknowledged,
+    ambiguous or failed: a minute may end between two records."""
     return {sequence for report in facts.windows.values() for sequence in getattr(report, name)}
 
 

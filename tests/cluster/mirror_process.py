@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -21,7 +20,7 @@ from millrace.broker.client.raw_fetch import FetchPosition, fetch
 from millrace.broker.client.raw_produce import produce
 from millrace.broker.errors import KafkaError, LeaderNotAvailable, error_for_code
 from millrace.broker.protocol.batch import HEADER_SIZE, verify_crc
-from millrace.deploy.processes import spawn
+from tests import forked
 from tests.ports import free_port
 from tests.servers import PROGRAM
 from tests.waiting import HasLog, patience, source_of, until_async
@@ -48,7 +47,7 @@ class MirrorProcess:
         self.port = free_port()
         self.log_path = folder / "mirror.log"
         self.config_path = folder / "mirror.yaml"
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: forked.Process | None = None
         self.program = PROGRAM
         self.settings = {
             "name": "aggregate",
@@ -74,7 +73,7 @@ class MirrorProcess:
         return [*words, "--config", str(self.config_path)]
 
     def start(self) -> MirrorProcess:
-        self.process = spawn(self.command(), log=self.log_path, die_with_parent=True)
+        self.process = forked.start(self.command(), log=self.log_path)
         return self
 
     def kill(self) -> None:

@@ -90,8 +90,7 @@ def test_after_a_flush_that_timed_out_the_records_are_pending_and_not_settled():
     (*counts, about) = stream.report(0)
     assert counts == [] and (about.last_assigned, about.last_settled) == (3, 0)
     assert not producer.close(0.1)
-    (window,) = stream.windows.values()
-    assert set(window.ambiguous) == {1, 2, 3}
+    assert fate(stream, "ambiguous") == {1, 2, 3}
 
 
 def test_what_a_callback_raises_comes_out_and_the_counts_are_told_nevertheless(mock_cluster):

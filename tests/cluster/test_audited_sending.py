@@ -18,6 +18,7 @@ from millrace.audit.clients.sending import NotDelivered, ProducerData, Standing
 from millrace.audit.contract.events import EventLedger, StreamFacts
 from millrace.audit.contract.header import HEADER_KEY, decode_identity
 from millrace.audit.producer import AuditedProducer
+from tests.cluster.audited_topics import fate
 from tests.servers import BrokerProcess
 from tests.waiting import Deadline, patience, until
 from tests.watermarks import end_offset
@@ -92,10 +93,6 @@ def facts_of(bootstrap: str, producer: AuditedProducer, topic: str) -> StreamFac
     return facts
 
 
-def fate(facts: StreamFacts, name: str) -> set[int]:
-    return {sequence for report in facts.windows.values() for sequence in getattr(report, name)}
-
-
 def test_send_waits_and_says_where_each_record_stands(bootstrap):
     topic = create(bootstrap, 3)
     # Synchronous sending does not wait for others to come: a quarter of an hour.
@@ -127,8 +124,9 @@ def test_send_raises_what_was_not_acknowledged_and_the_record_is_in_doubt():
     with pytest.raises(NotDelivered) as late:
         producer.send("flights", b"three", timeout=0.01)
     assert late.value.args[0].code() == KafkaError._TIMED_OUT
-    (window,) = producer._streams["flights"].windows.values()
-    assert {1, 2} <= set(window.ambiguous) and not window.failed and not window.acknowledged
+    stream = producer._streams["flights"]
+    assert {1, 2} <= fate(stream, "ambiguous")
+    assert not fate(stream, "failed") and not fate(stream, "acknowledged")
     producer.close(0.1)
 
 
@@ -329,8 +327,8 @@ def test_a_record_that_was_sent_may_be_purged_from_the_queue_and_stand_in_the_lo
     finally:
         os.kill(broker.process.pid, signal.SIGCONT)
     assert errors == [KafkaError._PURGE_QUEUE]
-    (window,) = producer._streams["flights"].windows.values()
-    assert (set(window.ambiguous), set(window.failed)) == ({2}, set())
+    stream = producer._streams["flights"]
+    assert (fate(stream, "ambiguous"), fate(stream, "failed")) == ({2}, set())
     until(lambda: len(read(broker.bootstrap, "flights")) == 2, within_s=DEADLINE_S, logs_of=[broker])
     messages = read(broker.bootstrap, "flights")
     sequences = {decode_identity(dict(m.headers())[HEADER_KEY]).sequence for m in messages.values()}

@@ -15,6 +15,7 @@ from millrace.broker.client.offsets import EARLIEST
 from millrace.broker.protocol.batch import iterate_batches
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.mirror.delivery.checkpoints import encode_key
+from millrace.mirror.offsets.offset_map import offsets_topic
 from millrace.mirror.topics.routes import SourcePartition, positions_topic
 from tests.cluster.gap_stories import NOW_MS, SKIP, STOP, GapStory, one, values, wait_until_gone
 from tests.cluster.mirror_process import send, until
@@ -352,8 +353,10 @@ def lose_position(pair: Pair, how: str) -> None:
             for mirror in gap.mirrors.values():
                 positions = positions_topic(mirror.settings["name"])
                 if how == "all of them":
-                    await delete_topic(gap.target, positions)
-                    await wait_until_gone(gap.target, positions)
+                    # The offset map, too, which knows of them.
+                    for topic in (positions, offsets_topic(mirror.settings["name"])):
+                        await delete_topic(gap.target, topic)
+                        await wait_until_gone(gap.target, topic)
                 else:
                     await send(gap.target, positions, 0, build_batch([lost]))
             gap.start()

@@ -247,3 +247,55 @@ def test_of_two_mirrors_that_begin_against_each_other_at_once_one_goes_on(pair: 
             assert len(await values(home, topic)) == 2
 
     asyncio.run(story())
+
+
+@in_pairs("millrace-kafka", "kafka-millrace")
+def test_mirrors_in_both_directions_with_prefixed_names_carry_each_record_once(pair: Pair) -> None:
+    """`{cluster}.{topic}` both ways, and patterns that select the other's copies: each copy would come home
+    under a longer name, and go out again, without end."""
+
+    async def story() -> None:
+        stem = pair.unique("both-ways")
+        patterns, naming = [rf"(.*\.)?{stem}-\w+"], "{cluster}.{topic}"
+        there = MirrorProcess(
+            pair.folder / f"there-{len(pair.mirrors)}",
+            pair.target.bootstrap,
+            {pair.source.name: pair.source.bootstrap},
+            topics=patterns,
+            target_name=pair.target.name,
+            name=pair.unique("there"),
+            naming=naming,
+        )
+        pair.mirrors.append(there)
+        other = back(pair, patterns, naming=naming)
+        async with pair.source.cluster() as source, pair.target.cluster() as target:
+            copies = {
+                there: (target, f"{pair.source.name}.{stem}-there"),
+                other: (source, f"{pair.target.name}.{stem}-back"),
+            }
+            await create_topic(source, f"{stem}-there", 1, 1)
+            await create_topic(target, f"{stem}-back", 1, 1)
+            await send(source, f"{stem}-there", 0, one(b"1"))
+            await send(target, f"{stem}-back", 0, one(b"1"))
+            there.start()
+            other.start()
+
+            async def each_refuses_the_others_copy() -> bool:
+                for mirror, sibling in ((there, other), (other, there)):
+                    refused = {each["topic"] for each in mirror.status().get("refused_topics", ())}
+                    if copies[sibling][1] not in refused:
+                        return False
+                return True
+
+            await until(each_refuses_the_others_copy, logs_of=[there, other])
+            for cluster, topic in copies.values():
+                assert await values(cluster, topic) == [b"1"]
+            for cluster, copy in ((source, copies[there][1]), (target, copies[other][1])):
+                names = (await cluster.metadata(max_age_ms=0)).topics
+                assert not [name for name in names if name.endswith(f".{copy}")]
+            # Both are found by `check` as well: whoever is started anew says so.
+            for mirror, sibling in ((there, other), (other, there)):
+                _, said = check(mirror)
+                assert f"records of {copies[sibling][1]} would go round" in said
+
+    asyncio.run(story())

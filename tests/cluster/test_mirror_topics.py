@@ -22,7 +22,8 @@ from millrace.broker.client.raw_produce import init_producer_id
 from millrace.broker.client.read_to_end import read_topic_to_end
 from millrace.broker.errors import KafkaError, TopicAlreadyExists
 from millrace.broker.protocol.records import Record, build_batch
-from millrace.mirror.topics.routes import AUDIT_TOPIC
+from millrace.mirror.delivery.checkpoints import decode_key, decode_value
+from millrace.mirror.topics.routes import AUDIT_TOPIC, positions_topic
 from tests.cluster.mirror_process import send, until
 from tests.pairs import Pair, in_pairs
 from tests.waiting import DeadlinePassed
@@ -197,6 +198,17 @@ def test_start_at_a_time_and_what_is_found_later_from_its_first_record(pair: Pai
             found = [(each.partition, each.value) async for each in read_topic_to_end(target, topic)]
             assert sorted(found) == [(0, b"middle"), (0, b"new"), (1, b"since")]
             assert await values(target, later) == [b"first"]
+            told: dict[tuple[str, int], tuple[int, int]] = {}
+
+            async def positions_say_so() -> bool:
+                async for record in read_topic_to_end(target, positions_topic(mirror.settings["name"])):
+                    of, at = decode_key(record.key), decode_value(record.value or b"")
+                    assert of is not None
+                    told[of.topic, of.partition] = (at.began, at.next_offset)
+                return told == {(topic, 0): (1, 3), (topic, 1): (1, 2), (later, 0): (0, 1)}
+
+            # From where on, for whoever must know that the rest was never carried.
+            await until(positions_say_so, logs_of=[mirror])
 
     asyncio.run(story())
 

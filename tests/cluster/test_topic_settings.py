@@ -13,6 +13,8 @@ from millrace.broker.coordination import paths
 from millrace.broker.coordination.session import Session
 from millrace.broker.errors import NotLeaderOrFollower, UnknownTopicOrPartition
 from millrace.broker.protocol.frames import Api
+from millrace.broker.server.topic_settings import DELETE, DYNAMIC_TOPIC_CONFIG, SET
+from millrace.broker.storage.log_config import UNREADABLE
 from tests.cluster.one_broker import create
 from tests.conftest import BrokerFactory
 from tests.raw_client import RawClient, batch_of
@@ -88,7 +90,7 @@ SPOILT = {
 }
 
 
-def test_while_settings_cannot_be_understood_nothing_is_deleted_by_the_defaults(
+def test_while_settings_cannot_be_understood_nothing_is_deleted_and_they_can_be_mended(
     broker_factory: BrokerFactory,
 ) -> None:
     broker = broker_factory(log_retention_check_interval_ms=50)
@@ -98,7 +100,7 @@ def test_while_settings_cannot_be_understood_nothing_is_deleted_by_the_defaults(
         for topic in (*kept.values(), *kept.values()):
             client.produce({(topic, 0): old})
     broker.stop()
-    meant = rewrite_settings(broker, {topic: SPOILT[why] for why, topic in kept.items()})
+    rewrite_settings(broker, {topic: SPOILT[why] for why, topic in kept.items()})
     broker.start()
     with RawClient(broker.port) as client:
         # Retention looks at all logs in a round: one that takes this one's records has seen the others.
@@ -106,13 +108,35 @@ def test_while_settings_cannot_be_understood_nothing_is_deleted_by_the_defaults(
         for rounds in (1, 2):
             client.produce({(control, 0): old})
             until(lambda rounds=rounds: start_of(client, control) >= rounds, "retention does not run")
-        assert start_of(client, kept["unreadable"]) == -1
-        rewrite_settings(broker, meant)
-        for topic in kept.values():
-            until(lambda topic=topic: start_of(client, topic) >= 0, f"{topic} is not served")
+        for why, topic in kept.items():
             assert start_of(client, topic) == 0
-    assert "the topic is not shown" in broker.log
-    assert "topic settings are ignored, nothing is deleted" in broker.log
+            name = UNREADABLE if why == "unreadable" else "retention.ms"
+            assert name in settings_of(client, topic)
+            assert name in alter(client, topic, {"segment.bytes": "100000"}), "others mend nothing"
+            assert alter(client, topic, {name: None, "retention.bytes": "-1"}) == ""
+            assert name not in settings_of(client, topic)
+    assert "a topic's settings cannot be used: nothing of it is deleted" in broker.log
+
+
+def settings_of(client: RawClient, topic: str) -> dict[str, str | None]:
+    """Those that were set for the topic itself."""
+    resource = {"resource_type": 2, "resource_name": topic, "configuration_keys": None}
+    (result,) = client.ask(Api.DESCRIBE_CONFIGS, 4, resources=[resource]).results
+    assert result.error_code == 0
+    return {each.name: each.value for each in result.configs if each.config_source == DYNAMIC_TOPIC_CONFIG}
+
+
+def alter(client: RawClient, topic: str, changes: dict[str, str | None]) -> str:
+    """Set these, delete those that are None; why not, or nothing."""
+    configs = [
+        {"name": name, "config_operation": DELETE if value is None else SET, "value": value}
+        for name, value in changes.items()
+    ]
+    resource = {"resource_type": 2, "resource_name": topic, "configs": configs}
+    answer = client.ask(Api.INCREMENTAL_ALTER_CONFIGS, 1, resources=[resource], validate_only=False)
+    (result,) = answer.responses
+    assert (result.error_code == 0) == (not result.error_message)
+    return result.error_message or ""
 
 
 def rewrite_settings(broker: BrokerProcess, written: dict[str, bytes]) -> dict[str, bytes]:

@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from millrace.broker.coordination import paths
-from millrace.broker.coordination.controller_client import NewTopic
+from millrace.broker.coordination.controller_client import ControllerClient, NewTopic
 from millrace.broker.coordination.reassignments import Reassignments
 from millrace.broker.coordination.session import Operation, VersionConflict
 from millrace.broker.errors import (
@@ -22,6 +22,8 @@ from millrace.broker.errors import (
     UnknownTopicOrPartition,
 )
 from millrace.broker.replication.partition import PartitionState
+from millrace.broker.server.topic_settings import DELETE, SET, Change, increments, replacement
+from millrace.broker.storage.log_config import UNREADABLE, LogConfig
 from tests.cluster.zookeeper_cluster import BROKER, Coordination, story
 from tests.servers import ZooKeeper
 
@@ -161,12 +163,13 @@ def test_a_topic_that_changed_since_the_controller_looked_is_looked_at_again(zoo
     story(zookeeper, told)
 
 
+@pytest.mark.parametrize("data", [b"", b"null", b"{not json"])
 def test_a_mark_without_an_id_as_other_tools_set_it_means_the_topic_of_this_name(
-    zookeeper: ZooKeeper,
+    zookeeper: ZooKeeper, data: bytes
 ) -> None:
     async def told(cluster: Coordination) -> None:
         await cluster.make("t", ONE_PARTITION, state=LED)
-        await cluster.session.create(paths.delete_topic_path("t"))
+        await cluster.session.create(paths.delete_topic_path("t"), data)
         await cluster.carry_out(["t"])
         for path in (paths.topic_path("t"), paths.topic_config_path("t"), paths.delete_topic_path("t")):
             assert not await cluster.session.exists(path)
@@ -174,10 +177,10 @@ def test_a_mark_without_an_id_as_other_tools_set_it_means_the_topic_of_this_name
     story(zookeeper, told)
 
 
-def test_a_mark_that_cannot_be_understood_is_dropped(zookeeper: ZooKeeper) -> None:
+def test_a_mark_that_names_a_topic_nobody_can_tell_is_dropped(zookeeper: ZooKeeper) -> None:
     async def told(cluster: Coordination) -> None:
         await cluster.make("t", ONE_PARTITION)
-        await cluster.session.create(paths.delete_topic_path("t"), b"{not json")
+        await cluster.session.create(paths.delete_topic_path("t"), b'{"version":1,"topic_id":"?"}')
         await cluster.carry_out(["t"])
         assert await cluster.session.exists(paths.topic_path("t"))
         assert not await cluster.session.exists(paths.delete_topic_path("t"))
@@ -288,13 +291,41 @@ def test_settings_that_are_altered_while_the_topic_is_made_anew_are_the_new_ones
     story(zookeeper, told)
 
 
-def test_settings_that_cannot_be_understood_are_named_to_who_alters_them(zookeeper: ZooKeeper) -> None:
+LARGE = ("segment.bytes", SET, "100000")
+ALL_ANEW = [(UNREADABLE, DELETE, None), ("retention.ms", SET, "-1")]
+
+
+@pytest.mark.parametrize("change", [increments(ALL_ANEW, {}), replacement(KEPT.items())])
+def test_settings_that_cannot_be_read_are_mended_by_who_gives_them_all(
+    zookeeper: ZooKeeper, change: Change
+) -> None:
+    """A change of a few would put defaults in the place of the others, which nobody can read."""
+
     async def told(cluster: Coordination) -> None:
+        client = ControllerClient(cluster.session, cluster.cache, LogConfig.from_topic_config)
+        await cluster.make("t", ONE_PARTITION, {})
+        await cluster.session.set(paths.topic_config_path("t"), b"{not json")
+        await cluster.show("t")
+        cluster.cache.changed = at_once  # type: ignore[method-assign]
+        with pytest.raises(InvalidConfig, match="/config/topics/t in ZooKeeper"):
+            await client.alter_topic_config("t", increments([LARGE], {}))
+        await client.alter_topic_config("t", change)
+        assert await cluster.settings("t") == KEPT
+
+    story(zookeeper, told)
+
+
+def test_settings_that_were_spoilt_while_they_were_known_are_mended_by_any_change(
+    zookeeper: ZooKeeper,
+) -> None:
+    async def told(cluster: Coordination) -> None:
+        client = ControllerClient(cluster.session, cluster.cache, LogConfig.from_topic_config)
         await cluster.make("t", ONE_PARTITION, KEPT)
         await cluster.show("t")
         await cluster.session.set(paths.topic_config_path("t"), b"{not json")
-        with pytest.raises(InvalidConfig, match="/config/topics/t in ZooKeeper cannot be understood"):
-            await cluster.client.alter_topic_config("t", lambda present: present)
+        cluster.cache.changed = at_once  # type: ignore[method-assign]
+        await client.alter_topic_config("t", increments([LARGE], {}))
+        assert await cluster.settings("t") == {**KEPT, "segment.bytes": "100000"}
 
     story(zookeeper, told)
 

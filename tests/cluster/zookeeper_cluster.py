@@ -65,7 +65,7 @@ class Coordination:
         assignment = paths.decode_topic(node.data)
         self.cache.set_assignment(topic, assignment, node.version)
         settings = await self.session.get(paths.topic_config_path(topic))
-        self.cache.set_config(topic, paths.decode_config(settings.data))
+        self.cache.set_config(topic, paths.decode_topic_config(topic, settings.data))
         if state is not None:
             for number in assignment.partitions:
                 self.cache.set_state(topic, number, state, 0)

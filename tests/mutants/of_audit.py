@@ -81,11 +81,60 @@ OF_AUDIT = (
         name="passage-of-a-deleted-topic",
         promise="A mirror's position in a deleted topic has passed nothing of the new one.",
         file="audit/runs/reading_plan.py",
-        rule="            passage = Passage(0, topic_id)\n",
-        instead="            passage = Passage(next_offset, topic_id)\n",
+        rule="            carried = _Carried(0, 0, topic_id)\n",
+        instead="            carried = _Carried(0, next_offset, topic_id)\n",
         red=(
             f"{JOB}/test_doubtful_captures.py"
             "::test_the_position_of_a_deleted_topic_has_passed_nothing_of_the_new_one",
+        ),
+    ),
+    Mutant(
+        name="old-retention-excuses-for-ever",
+        promise="What was gone at the audit's first look excuses no loss of records that came long after.",
+        file="audit/runs/reconciling.py",
+        rule="                by_window=True,\n",
+        instead="                by_window=False,\n",
+        red=(
+            f"{UNIT}/test_doubts_that_end.py"
+            "::test_a_running_producer_that_loses_a_record_long_after_the_first_look_has_lost_it",
+        ),
+    ),
+    Mutant(
+        name="gap-of-another-target",
+        promise="A gap explains nothing of a cluster that another mirror fills.",
+        file="audit/runs/reading_plan.py",
+        rule="    if gap.target and here and gap.target != here:\n",
+        instead="    if False:\n",
+        red=(f"{JOB}/test_gone_and_given_again.py::test_a_gap_explains_what_its_own_target_lacks",),
+    ),
+    Mutant(
+        name="roster-of-names-alone",
+        promise="A producer of the roster is missed in each window that it told nothing of.",
+        file="audit/reconciliation/roster.py",
+        rule="            if not _touches(told, start_ms, end_ms):\n",
+        instead="            if False:\n",
+        red=(f"{UNIT}/test_roster.py::test_a_member_that_was_silent_for_a_year_is_no_proof_of_that_year",),
+    ),
+    Mutant(
+        name="stream-judged-by-its-copies",
+        promise="Copies of a topic that is not audited are judged nowhere.",
+        file="audit/reconciliation/verdict_rows.py",
+        rule="        if own:\n            return None\n",
+        instead="        if own:\n            return min(self.topics)\n",
+        red=(
+            f"{JOB}/test_copied_headers.py"
+            "::test_copies_of_a_topic_that_is_not_audited_are_counted_and_never_judged",
+        ),
+    ),
+    Mutant(
+        name="passage-from-the-logs-start",
+        promise="A mirror has passed nothing of what lies before the offset at which it began.",
+        file="audit/runs/reading_plan.py",
+        rule="_Carried(min(position.began, next_offset), next_offset, position.topic_id)",
+        instead="_Carried(0, next_offset, position.topic_id)",
+        red=(
+            f"{JOB}/test_where_mirrors_began.py"
+            "::test_what_was_there_before_a_mirror_that_began_at_the_end_is_not_lost",
         ),
     ),
 )

@@ -257,6 +257,52 @@ OF_STORAGE = (
         red=(f"{STORAGE}/test_cleaner.py::test_plan_ends_before_the_active_segment_and_the_stable_offset",),
     ),
     Mutant(
+        name="deleted-log-touches-the-next-ones-files",
+        promise="Work that comes late to a deleted log changes no file of the next topic of its name.",
+        file="broker/storage/log_reshaping.py",
+        rule="            log._check_usable()\n            with log._lock:\n                removed, files",
+        instead="            with log._lock:\n                removed, files",
+        red=(f"{STORAGE}/test_deleted_logs.py",),
+    ),
+    Mutant(
+        name="flushed-end-is-missed-by-nobody",
+        promise="Flushed batches that are missing at the end are damage, and their offsets not given again.",
+        file="broker/storage/recovery.py",
+        rule="    if first_missing < flushed_offset:\n",
+        instead="    if first_missing < 0:\n",
+        red=(f"{STORAGE}/test_missing_ends.py::test_flushed_batches_that_are_missing_close_the_partition",),
+    ),
+    Mutant(
+        name="failed-disk-is-passed-over",
+        promise="After an error of a disk nothing of its logs advances, wherever the error showed.",
+        file="broker/storage/log.py",
+        rule="        self.notes.append(str(self._refused(what, error)))\n",
+        instead="        self.notes.append(what)\n",
+        red=(f"{STORAGE}/test_untrusted_disks.py",),
+    ),
+    Mutant(
+        name="one-setting-takes-the-others",
+        promise="A topic's setting that cannot be used weakens none of the others.",
+        file="broker/storage/log_config.py",
+        rule="        config = cls.from_topic_config(usable, defaults).keeping_everything()\n",
+        instead="        config = cls.from_topic_config({}, defaults).keeping_everything()\n",
+        red=(
+            f"{REPLICATION}/test_replicated_partitions.py"
+            "::test_a_setting_that_cannot_be_used_leaves_the_others_as_they_are",
+        ),
+    ),
+    Mutant(
+        name="unreadable-settings-are-none",
+        promise="A topic whose settings cannot be read is not served by the defaults, which would delete.",
+        file="broker/coordination/paths.py",
+        rule="        return {UNREADABLE: ",
+        instead="        return {} if error else {UNREADABLE: ",
+        red=(
+            "tests/unit/coordination/test_cluster_watcher.py"
+            "::test_a_topic_whose_settings_cannot_be_read_is_shown_with_a_mark_until_they_can",
+        ),
+    ),
+    Mutant(
         name="new-topic-inherits-checkpoints",
         promise="A re-created topic does not inherit the start offset of the old one.",
         file="broker/storage/log_manager.py",
@@ -271,8 +317,8 @@ OF_STORAGE = (
         name="new-topic-inherits-log",
         promise="A re-created topic does not go on in the log of the old one.",
         file="broker/storage/log_manager.py",
-        rule="log.topic_id and log.topic_id != topic_id:\n            self.delete(tp)\n",
-        instead="log.topic_id and log.topic_id != topic_id:\n            log.set_topic_id(topic_id)\n",
+        rule="                    self.delete(tp)\n",
+        instead="                    log.set_topic_id(topic_id)  # type: ignore[arg-type]\n",
         red=(f"{STORAGE}/test_log_manager.py::test_topic_made_again_does_not_get_the_old_topic_s_log",),
     ),
 )

@@ -24,6 +24,47 @@ OF_MIRROR = (
         red=(f"{UNIT}/test_rebatch_paths.py::test_a_wrong_checksum_stops_at_its_batch",),
     ),
     Mutant(
+        name="wrong-offset-believed",
+        promise="A batch whose offset contradicts its neighbours is not carried under it.",
+        file="mirror/batches/coalesce_kernels.py",
+        rule="        if base_offset < behind:",
+        instead="        if base_offset < 0:",
+        red=(
+            f"{UNIT}/test_misplaced_batches.py::test_wrong_bit_in_an_offset_costs_that_batch_at_most_and_is_told",
+        ),
+    ),
+    Mutant(
+        name="offset-beyond-the-end-believed",
+        promise="No position passes the end of the source's log.",
+        file="mirror/batches/coalesce_kernels.py",
+        rule="        if last_offset >= limits[L_LOG_END]:",
+        instead="        if last_offset < base_offset:",
+        red=(
+            f"{UNIT}/test_misplaced_batches.py"
+            "::test_batch_beyond_the_end_is_found_behind_good_ones_of_the_same_step",
+        ),
+    ),
+    Mutant(
+        name="hidden-batch-passed-over",
+        promise="A batch is passed over as one of before only when its header can be true.",
+        file="mirror/batches/coalesce_kernels.py",
+        rule="        if last_delta < 0 or (",
+        instead="        if size < 0 and (",
+        red=(
+            f"{UNIT}/test_rebatch_paths.py::test_a_batch_whose_header_hides_its_records_is_not_passed_over",
+        ),
+    ),
+    Mutant(
+        name="lost-position-begins-anew",
+        promise="A partition that was begun and whose position is gone is a gap, not a new beginning.",
+        file="mirror/delivery/beginnings.py",
+        rule="            positions.unreadable |= lost\n",
+        instead="            pass\n",
+        red=(
+            f"{UNIT}/test_beginnings.py::test_position_that_is_gone_is_lost_wherever_a_first_run_would_begin",
+        ),
+    ),
+    Mutant(
         name="position-passes-unacknowledged",
         promise="A position never passes a batch that the target has not acknowledged.",
         file="mirror/delivery/progress.py",

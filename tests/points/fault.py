@@ -12,7 +12,6 @@ fault has happened. A test whose fault was never reached fails with that word, w
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -22,7 +21,7 @@ from typing import Protocol
 
 import pytest
 
-from tests import waiting
+from tests import forked, waiting
 from tests.points.launcher import DIED, GO, REACHED
 from tests.points.points import POINTS
 
@@ -33,7 +32,7 @@ class Process(Protocol):
     """A broker or a mirror as tests start them."""
 
     program: Sequence[str]
-    process: subprocess.Popen[bytes] | None
+    process: forked.Process | None
 
     @property
     def log(self) -> str: ...
@@ -122,7 +121,7 @@ class Fault:
                 return
             time.sleep(waiting.POLL_S)
 
-    def _running(self) -> subprocess.Popen[bytes]:
+    def _running(self) -> forked.Process:
         if self._process is None or self._process.process is None:
             raise RuntimeError("the fault is in no process that was started")
         return self._process.process

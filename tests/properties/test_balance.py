@@ -139,3 +139,19 @@ def test_many_partitions_are_shared_in_bounded_work() -> None:
     loads = [sum(weights_of(share, rates).values()) for share in shares.values()]
     largest = max(rates.values()) + PARTITION_WEIGHT
     assert max(loads) - min(loads) <= max(largest, max(loads) * WORTH * 1.01)
+
+
+@given(situations(), st.dictionaries(st.sampled_from("abcdefg"), st.sets(st.sampled_from(["ewr", "jfk"]))))
+@settings(max_examples=80, deadline=None)
+def test_nobody_is_given_what_it_cannot_carry_and_nothing_is_left_that_somebody_can(
+    situation: tuple[Kept, dict[SourcePartition, float], list[SourcePartition]], sources: dict[str, set[str]]
+) -> None:
+    kept, rates, everything = situation
+    able = {name: sources.get(name, {"ewr", "jfk"}) for name in kept}
+    kept = {name: [each for each in share if each.source in able[name]] for name, share in kept.items()}
+    shares = level_out(everything, kept, rates, sources)
+    for name, share in shares.items():
+        assert {each.source for each in share} <= able[name]
+    given_out = sorted(each for share in shares.values() for each in share)
+    assert given_out == sorted(each for each in everything if any(each.source in of for of in able.values()))
+    assert level_out(everything, shares, rates, sources) == shares

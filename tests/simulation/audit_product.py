@@ -23,7 +23,7 @@ from millrace.audit.config import AuditConfig, parse_config
 from millrace.audit.contract.events import EventLedger, event_to_keep, kept_event
 from millrace.audit.job import Findings
 from millrace.audit.keeping.state import Commit
-from millrace.audit.reconciliation.reconcile import roster_rows
+from millrace.audit.reconciliation.roster import roster_rows
 from millrace.audit.reconciliation.settled import settle
 from millrace.audit.reconciliation.verdict_rows import Reconciler, evident_rows, iso_time
 from millrace.audit.reconciliation.verdicts import WindowVerdict

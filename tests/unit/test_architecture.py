@@ -1,4 +1,5 @@
-"""ARCHITECTURE.md is held to the code: each file it names exists, each function is defined where it says."""
+"""ARCHITECTURE.md is held to the code: each file it names exists, each function is defined where it says and
+used by the product, and an arrow is a call."""
 
 from __future__ import annotations
 
@@ -9,19 +10,41 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "ARCHITECTURE.md").read_text()
 HOP = re.compile(r"`([a-z_/]+\.py):([A-Za-z_]+)`")
+CALL = re.compile(HOP.pattern + rf"(?=\s*→\s*{HOP.pattern})")
 FILE = re.compile(r"`((?:broker|mirror|audit|deploy|tests)/[a-z_/]+\.py)`")
 
 
-def names_defined_in(path: Path) -> set[str]:
-    tree = ast.parse(path.read_text())
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    return {node.name for node in ast.walk(tree) if isinstance(node, kinds)}
+KINDS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def definitions_in(path: Path) -> list[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
+    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, KINDS)]
+
+
+def names_used_in(tree: ast.AST) -> set[str]:
+    used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    return used | {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
 def test_journeys_name_functions_that_exist() -> None:
     hops = HOP.findall(TEXT)
     assert len(hops) > 20, "the journeys are gone"
-    wrong = [f"{file}:{name}" for file, name in hops if name not in names_defined_in(ROOT / file)]
+    wrong = [
+        f"{file}:{name}"
+        for file, name in hops
+        if name not in {each.name for each in definitions_in(ROOT / file)}
+    ]
+    assert not wrong
+
+
+def test_journeys_arrows_are_calls() -> None:
+    calls = CALL.findall(TEXT)
+    assert len(calls) > 5, "the arrows are gone"
+    wrong = [
+        f"{file}:{name} → {callee}"
+        for file, name, _, callee in calls
+        if not any(callee in names_used_in(each) for each in definitions_in(ROOT / file) if each.name == name)
+    ]
     assert not wrong
 
 

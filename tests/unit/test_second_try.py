@@ -122,15 +122,15 @@ ONE = "  tests/wire/test_x.py::test_late: AssertionError: a record is late\n"
 )
 def test_the_suite_passes_with_a_test_that_failed_once_and_lists_it(tmp_path, written, status, said, listed):
     copied = tmp_path / "tests"
-    for name in ("wire", "cluster"):
+    for name in ("wire", "cluster", "spark"):
         (copied / name).mkdir(parents=True)
     for name in ("suite.py", "second_try.py", "preflight.py", "ports.py"):
         (copied / name).write_bytes((PROJECT / "tests" / name).read_bytes())
     (tmp_path / "pyproject.toml").write_text(
         '[tool.pytest.ini_options]\naddopts = "--import-mode=importlib"\nmarkers = ["safety: guards data"]'
     )
-    for name in ("test_a.py", "test_mirror_a.py"):
-        (copied / "cluster" / name).write_text("def test_fine(): pass")
+    for name in ("cluster/test_a.py", "cluster/test_mirror_a.py", "spark/test_a.py"):
+        (copied / name).write_text("def test_fine(): pass")
     (copied / "wire" / "test_x.py").write_text(written)
     ran = subprocess.run(
         [sys.executable, "-m", "tests.suite"],

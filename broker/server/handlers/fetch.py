@@ -155,6 +155,7 @@ class _Fetch:
         "_is_first",
         "_limit",
         "_min_size",
+        "_reached_size",
         "_waits",
         "broker",
         "given",
@@ -177,6 +178,8 @@ class _Fetch:
         self._min_size = 0
         self.keys: list[tuple[str, int]] = []
         self.size = 0
+        self._reached_size = 0
+        """Counts towards `min_bytes`: what was read, and the room that no whole batch fits into."""
         self.satisfied = False
         self._change_count = -1
         replicas = broker.replica_manager
@@ -230,13 +233,13 @@ class _Fetch:
         """Sleep until the missing bytes have come, or time is up. Records that were read are let go of
         meanwhile: `given` is None then."""
         self.broker.metrics.fetch_waits += 1
-        missing = max(self._min_size - self.size, 1)
+        missing = max(self._min_size - self._reached_size, 1)
         if self.size:
             self.given = None
         return await self._waits.wait(self.keys, missing, timeout_seconds, self.request.replica_id)
 
     def _begin(self) -> Sequence[PartitionFetch]:
-        self.size = 0
+        self.size = self._reached_size = 0
         self.keys = []
         broker, request = self.broker, self.request
         self._change_count = self._waits.change_count
@@ -253,7 +256,7 @@ class _Fetch:
         self._is_first = False
         request = self.request
         self.satisfied = (
-            self.size >= self._min_size
+            self._reached_size >= self._min_size
             or request.max_wait_ms <= 0
             or not self.keys
             or any(part.error_code or part.diverging for part in given)
@@ -299,7 +302,11 @@ class _Fetch:
         return PartitionData(asked.topic, asked.partition, code, current_leader=leader)
 
     def _counted(self, asked: PartitionFetch, read: PartitionRead) -> PartitionData:
-        self.size += len(read.records)
+        size = len(read.records)
+        room = min(asked.max_bytes, self._limit - self.size)
+        # As in Apache Kafka, whose answers end in the middle of a batch: what is there fills the room.
+        self._reached_size += max(size, room) if read.has_more else size
+        self.size += size
         return PartitionData(
             asked.topic,
             asked.partition,

@@ -183,7 +183,7 @@ def _handle_transactional(
     appended = appends.in_turn(transactional_id, head.version, partitions, append)
 
     async def append_later() -> Answered:
-        await appended
+        await asyncio.shield(appended)  # also when the client has gone meanwhile
         answer = _answer(request, answers, waits, size, context)
         return await answer if asyncio.isfuture(answer) else answer
 

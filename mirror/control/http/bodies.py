@@ -108,7 +108,7 @@ class GapAnswer(_Answer):
 
 
 class PartitionAnswer(_Answer):
-    """null: not known yet."""
+    """null: not known yet. What lies between `stable_end` and `log_end` is in open transactions."""
 
     source: str
     topic: str
@@ -117,6 +117,7 @@ class PartitionAnswer(_Answer):
     state: str
     position: int | None
     log_end: int | None
+    stable_end: int | None = None
     lag_records: int | None = None
     lag_seconds: float | None = None
     outstanding_bytes: int
@@ -178,6 +179,17 @@ class RefusedTopicAnswer(_Answer):
     reason: str
 
 
+class TroubleAnswer(_Answer):
+    """What has been tried in vain since `since_ms`; without a partition it is a whole topic, which the target
+    does not take."""
+
+    source: str
+    topic: str
+    partition: int | None
+    reason: str
+    since_ms: int
+
+
 class GroupAnswer(_Answer):
     """A consumer group of a source whose positions are kept up on the target. `state`: synced, partly,
     failing or active_on_target; `partitions`: how many it has committed at the source; `committed`: how many
@@ -211,6 +223,7 @@ class StatusAnswer(_Answer):
     target: TargetAnswer
     sources: list[SourceAnswer]
     refused_topics: list[RefusedTopicAnswer]
+    troubles: list[TroubleAnswer] = []
     groups: list[GroupAnswer]
     topics: list[RateAnswer]
     partitions: list[PartitionAnswer]

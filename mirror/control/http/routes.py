@@ -59,7 +59,7 @@ ROUTES: tuple[Route, ...] = (
         "GET",
         "/readyz",
         "readiness",
-        "200 when this worker has its share and the target answers, otherwise 503",
+        "200 when this worker has its share and carries all of it, otherwise 503 and why",
         content_type=TEXT,
         errors=(503,),
     ),

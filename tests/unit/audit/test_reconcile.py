@@ -16,8 +16,8 @@ from millrace.audit.reconciliation.reconcile import (
     UnreadRange,
     passage_by_arrivals,
     reconcile_stream,
-    roster_rows,
 )
+from millrace.audit.reconciliation.roster import roster_rows
 from millrace.audit.reconciliation.verdicts import (
     PRODUCED,
     Verdict,

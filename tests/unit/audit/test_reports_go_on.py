@@ -30,12 +30,14 @@ FATAL = KafkaException(KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, "on p
 class Connection:
     """A client for events, which delivers what it is given or has a fatal error."""
 
-    def __init__(self, error: KafkaException | None = None) -> None:
-        self._error = error
+    def __init__(self, error: KafkaException | None = None, too_large: bytes = b"none") -> None:
+        self._error, self._too_large = error, too_large
         self.events: list[bytes] = []
         self._waiting: list[Callable[[Any, Any], None]] = []
 
     def produce(self, _topic: str, value: bytes, _key: bytes, _partition: int, on_delivery: Any) -> None:
+        if self._too_large in _key:
+            raise KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, "on purpose"))
         self.events.append(value)
         self._waiting.append(on_delivery)
 
@@ -68,8 +70,8 @@ def consumer(monkeypatch: pytest.MonkeyPatch) -> Any:
     made.close()
 
 
-def got(consumer: AuditedConsumer, sequence: int) -> None:
-    header = encode_identity(encode_prefix("00000000000000aa"), sequence, 1_000, b"AA")
+def got(consumer: AuditedConsumer, sequence: int, stream: str = "00000000000000aa") -> None:
+    header = encode_identity(encode_prefix(stream), sequence, 1_000, b"AA")
     message: Any = SimpleNamespace(
         error=lambda: None,
         topic=lambda: "flights",
@@ -93,6 +95,16 @@ def test_consumer_whose_connection_had_a_fatal_error_reports_and_commits_again(c
     assert len(broken.events) == len(consumer._events.events) == 1, "what was not delivered is told again"
     ((_, stores, _, _),) = consumer._reported
     assert [place.offset for places in stores for place in places] == [2]
+
+
+def test_a_report_that_is_too_large_keeps_no_other_one_back(consumer: Any) -> None:
+    """Nor does it let the offsets pass that wait for it."""
+    consumer._events = Connection(too_large=b"00000000000000aa")
+    for stream in ("00000000000000aa", "00000000000000bb"):
+        got(consumer, 1, stream)
+    consumer.store_offsets(offsets=[TopicPartition("flights", 0, 2)])
+    assert not consumer._publish_report(1.0) and consumer._stores
+    assert [b"00000000000000bb" in event for event in consumer._events.events] == [True]
 
 
 def test_whatever_ends_a_report_what_waited_for_it_waits_for_the_next_one(
@@ -162,7 +174,9 @@ def test_close_that_is_given_up_ends_whenever_that_comes(turns: int) -> None:
     async def story() -> None:
         reporter: Any = SimpleNamespace(interval_ms=3_600_000, refusal=None, close=list)
         unused: Any = None
-        reports = LoopReports(reporter, unused, unused, Exception, logging.getLogger())
+        reports = LoopReports(
+            reporter, unused, unused, not_taken=Exception, too_large=KeyError, log=logging.getLogger()
+        )
         reports.begin()
         await asyncio.sleep(0)
         closing = asyncio.create_task(reports.end(asyncio.Event().wait))  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ import pytest
 from millrace.audit.clients.journal import FilePlace
 from millrace.audit.contract.event_ledger import StreamFacts
 from millrace.audit.keeping import state_files
-from millrace.audit.reconciliation import reconcile, stream_case, watermark
+from millrace.audit.reconciliation import reconcile, roster, stream_case, watermark
 from millrace.audit.reconciliation.tier_reading import TierReading
 from millrace.audit.reconciliation.verdict_rows import Reconciler
 from millrace.audit.reconciliation.verdicts import Fold
@@ -137,9 +137,9 @@ TRAPS: list[tuple[str, Callable[[Scene], None], Breakage]] = [
     ("out of order across partitions", out_of_order, replacing(TierReading, "has_passed", passed_anywhere)),
     ("empty window, no report", empty_window, replacing(stream_case.StreamCase, "window_starts", only_seen)),
     ("a producer that never reported", never_reported,
-     rewriting(reconcile.roster_rows, "if name not in known:", "if False:")),
+     rewriting(roster.roster_rows, "sorted(set(roster))", "sorted(set(roster) & set(known))")),
     ("a producer that closed and never came back", closed_and_never_back,
-     rewriting(reconcile.roster_rows, "newest_ms >= until_ms + grace_ms", "False")),
+     rewriting(roster.roster_rows, "start_ms, end_ms in ordered", "start_ms, end_ms in ()")),
     ("more than 2^32 records", stream_of_months, replacing(cells_module, "decode_bitmap", low_half_only)),
     ("rerun after a failed job", rerun_after_failure, replacing(reading_plan, "_resume", never_resume)),
     ("two jobs at once", two_jobs, replacing(state_files.LocalFiles, "create", overwrite)),

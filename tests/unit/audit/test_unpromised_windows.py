@@ -56,6 +56,15 @@ def test_a_record_that_a_gap_skipped_is_no_proof_days_later(scene):
     assert look(scene, stream) == ("UNKNOWN", 2)
 
 
+@pytest.mark.parametrize("until", [18, None], ids=["in doubt", "all arrived"])
+def test_a_window_that_is_over_and_was_never_promised_is_late_whatever_its_verdict(scene, until):
+    stream = two_producers(scene)
+    scene.carry(until=until)
+    look(scene, stream)
+    late = [(each["producer"], each["kind"]) for each in scene.result.summary["late"]]
+    assert (stream.name, "report") in late and ("producer-1", "report") not in late
+
+
 def test_all_arrived_is_said_of_settled_windows_alone(scene):
     stream = two_producers(scene)
     stream.send(1)

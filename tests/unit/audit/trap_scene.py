@@ -20,10 +20,12 @@ from tests.simulation.audit_world import Lane, World
 class Stream:
     """A producer's stream whose records are sent, lost and told as the scene says."""
 
-    def __init__(self, scene: Scene, topic: str = "flights", promises: bool = True, skew_ms: int = 0):
+    def __init__(
+        self, scene: Scene, topic: str = "flights", promises: bool = True, skew_ms: int = 0, name: str = ""
+    ):
         self.scene, self.topic, self.skew_ms = scene, topic, skew_ms
         scene.stream_count += 1
-        self.id, self.name = f"{scene.stream_count:016x}", f"producer-{scene.stream_count}"
+        self.id, self.name = f"{scene.stream_count:016x}", name or f"producer-{scene.stream_count}"
         self.session = StreamSession(
             ProducerIdentity(self.id, self.name),
             topic,

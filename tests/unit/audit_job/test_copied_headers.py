@@ -14,6 +14,7 @@ from millrace.audit.reconciliation.verdicts import Verdict, overall_verdict
 from millrace.audit.report.summary import summarise
 from millrace.audit.runs.copied_headers import foreign_notes, split_foreign
 from millrace.audit.runs.fact_rows import facts_table
+from millrace.audit.runs.reconciling import streams_of
 from millrace.audit.scanning.cell_rows import CELL_SCHEMA
 from millrace.audit.spark.spark_cells import verdicts_of
 from tests.unit.audit_job.test_doubtful_captures import (
@@ -74,6 +75,32 @@ def test_records_in_two_topics_of_which_no_event_tells_are_nobodys(captured):
     captured.ledger.streams.clear()
     rows = verdicts(captured, [*OWN, *COPIES], config(topics=TOPICS))
     assert "records of this stream lie in more than one topic" in rows[0].reasons
+
+
+@pytest.mark.parametrize("origins", [("ewr",), ()], ids=["told at its source", "told by a mirror"])
+def test_copies_of_a_topic_that_is_not_audited_are_counted_and_never_judged(origins):
+    """Its own records are nobody's concern here: a few of them that were copied are no loss of the others."""
+    captured = captured_of([1, 2, 3], origins, topic="cargo", positions=[position(2)])
+    rows, copies = told(captured, [cell("ewr", [1, 2]), cell("agg", [2])], config())
+    assert rows.num_rows == 0 and copies == {("flights", "agg"): 1, ("flights", "ewr"): 2}
+
+
+def test_a_stream_id_that_a_producer_of_another_topic_uses_too_is_doubtful_and_not_foreign():
+    """A copied journal: which of the two topics the events name first is chance."""
+    captured = captured_of([1, 2], topic="cargo", positions=[position(2)])
+    captured.ledger.streams[OWN[0].stream].conflict("two producers use one stream id")
+    rows, copies = told(captured, OWN, config())
+    first = rows.to_pylist()[0]
+    assert (first["topic"], first["verdict"], copies) == ("flights", "UNKNOWN", {})
+
+
+def test_a_local_topic_that_is_called_as_the_audited_one_elsewhere_is_not_audited():
+    """Of this cluster, `raw` is audited under the name of flights."""
+    settings = config(clusters={"ewr": {"topics": {"flights": "raw"}}})
+    captured = captured_of([1, 2, 3], positions=[position(2)])
+    rows, copies = told(captured, [cell("ewr", [1]), cell("agg", [1])], settings)
+    assert rows.num_rows == 0 and sum(copies.values()) == 2
+    assert [facts.topic for facts in streams_of(settings, captured)] == [""]
 
 
 def test_what_a_cluster_merges_is_no_copy(captured):

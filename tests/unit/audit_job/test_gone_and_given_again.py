@@ -379,6 +379,16 @@ def test_a_gap_explains_what_was_in_its_own_topic():
     assert cells_of("new", [(0, 1, 6, "new")], older_key=False) == (((2, 2),), ((1, 1),), nothing)
 
 
+@pytest.mark.parametrize(("target", "explains"), [("A", True), ("", True), ("B", False)])
+def test_a_gap_explains_what_its_own_target_lacks(target, explains):
+    """A mirror of the same name carries into another cluster."""
+    gap = GapEvent("m", "ewr", "flights", 0, 0, 2, "oversized", 5, target=target)
+    captured = captured_of(gaps=[gap], positions=[position(10, "new")])
+    captured.cluster_ids = {"agg": "A"}
+    (row,) = verdicts(captured, [cell("ewr", [1, 2])])
+    assert (bool(row.explained), bool(row.missing)) == (explains, not explains)
+
+
 class Electing(FakeCluster):
     """Its leader changes while it is asked, so often: the log is shortened, and the offsets go again."""
 

@@ -248,3 +248,51 @@ def test_a_batch_that_never_becomes_whole_is_damaged_and_no_hole(build, monkeypa
     monkeypatch.setattr(range_reader.RangeReader, "_fetch_once", fetch_once)
     fetched = asyncio.run(range_reader.RangeReader._fetch(Counted(build), RANGE, 0))
     assert fetched is not None and leading_batches(fetched.records, 0) is None
+
+
+class Refusing(Counted):
+    """A broker that finds some of its bytes corrupt, as often as it is asked for them (CORRUPT_MESSAGE)."""
+
+    def __init__(self, build, damaged) -> None:
+        super().__init__(build)
+        self.damaged = damaged
+
+    _fetch = range_reader.RangeReader._fetch
+
+    async def _fetch_once(self, range_, offset, fresh_metadata):
+        self.asked.append(offset)
+        if offset in self.damaged:
+            return replace(answer(self.build, offset, empty=True), error_code=2)
+        return answer(self.build, offset)
+
+
+@pytest.mark.parametrize("damaged", [{0}, {5}, {4, 5, 6, 7, 8}, set(range(1, 20))])
+def test_what_a_broker_keeps_finding_corrupt_is_damaged_and_reading_goes_on_behind_it(
+    build, damaged, monkeypatch
+):
+    monkeypatch.setattr(range_reader, "RETRY_WAIT_S", 0)
+    distrusted: list[str] = []
+    unread: list[tuple] = []
+    whole = replace(RANGE, end_offset=20)
+    read = Refusing(build, damaged).read(whole, distrusted.append, lambda *hole: unread.append(hole))
+    seen = {int(offset) for batches in read for offset in batches.index[:, range_reader.B_BASE_OFFSET]}
+    assert seen == set(range(20)) - damaged
+    assert unread == [(min(damaged), max(damaged) + 1, "damaged")]
+    assert distrusted == [range_reader.REFUSED]
+
+
+def test_bytes_that_another_leader_has_whole_are_read(build, monkeypatch):
+    """Said to be corrupt once or twice, until somebody else leads."""
+    monkeypatch.setattr(range_reader, "RETRY_WAIT_S", 0)
+    reader = Refusing(build, {0})
+    heals = reader._fetch_once
+
+    async def fetch_once(range_, offset, fresh_metadata):
+        fetched = await heals(range_, offset, fresh_metadata)
+        if len(reader.asked) == range_reader.DAMAGED_AFTER_COUNT - 1:
+            reader.damaged = set()
+        return fetched
+
+    monkeypatch.setattr(reader, "_fetch_once", fetch_once)
+    unread: list[tuple] = []
+    assert len(list(reader.read(RANGE, print, lambda *hole: unread.append(hole)))) == 4 and not unread

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from millrace.audit.reconciliation.settled import revisions_of, settle, table_digest, without
+from millrace.audit.reconciliation.settled import revisions_of, settle, settled_now, table_digest, without
 from millrace.audit.reconciliation.verdict_rows import verdict_rows
 from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
 
 TOPICS = ["flights"]
+LOST = {("ewr", "agg"): ((3, 3),)}
 
 
 def rows(*verdicts):
@@ -55,7 +56,27 @@ def test_an_open_window_has_no_number_and_one_that_opens_again_keeps_its_last_ve
     assert first.numbers.to_pylist() == [0] and first.table.num_rows == 0
     settled = settle(rows(row()), first.table, TOPICS, 2)
     again = settle(rows(row(state=WindowState.OPEN)), settled.table, TOPICS, 3)
-    assert again.numbers.to_pylist() == [1] and again.table.to_pylist() == settled.table.to_pylist()
+    assert again.numbers.to_pylist() == [1] and revisions_of(again.table) == []
+    assert again.table.to_pylist() == [{**settled.table.to_pylist()[0], "open": True}]
+
+
+def test_an_unknown_that_is_proven_by_now_is_open_until_its_producer_promises_and_then_revised():
+    """It counts as nothing meanwhile: not as the doubt that is gone, and not as a proof."""
+    doubted = settle(rows(row(verdict=Verdict.UNKNOWN, in_flight=LOST)), None, TOPICS, 1)
+    assert settled_now(doubted.table).num_rows == 1
+    arrived = settle(rows(row(state=WindowState.OPEN)), doubted.table, TOPICS, 2)
+    assert settled_now(arrived.table).num_rows == 0
+    promised = settle(rows(row()), arrived.table, TOPICS, 3)
+    assert promised.numbers.to_pylist() == [2] and settled_now(promised.table).num_rows == 1
+    assert [(each["before"], each["after"]) for each in revisions_of(promised.table)] == [
+        ("UNKNOWN", "PROVEN")
+    ]
+
+
+def test_a_table_of_an_older_program_has_no_windows_that_are_open_again():
+    first = settle(rows(row()), None, TOPICS, 1).table
+    assert settled_now(first.drop_columns(["open"])).num_rows == 1
+    assert settle(rows(row()), first.drop_columns(["open"]), TOPICS, 2).table == first
 
 
 def test_a_streams_own_row_goes_when_its_doubt_is_gone_and_a_topic_that_is_not_audited_goes_too():

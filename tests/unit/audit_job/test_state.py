@@ -159,3 +159,21 @@ def test_a_full_disk_leaves_no_half_file(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
     assert state.latest() == Commit()
+
+
+def test_the_way_back_one_run_is_open_however_old_that_run_is(tmp_path):
+    """Told when the newest commit is damaged: move it away. An audit may run once a week."""
+    state = StateFolder.open(tmp_path)
+    state.commit(commit(1))
+    folded = replace(commit(2), cells=["cells/run-folded/a.parquet"], events="events/folded.parquet")
+    state.commit(folded)
+    (tmp_path / "events" / "run.parquet").touch()
+    for name in ("run", "run-folded"):
+        (tmp_path / "cells" / name).mkdir()
+    for path in [*tmp_path.rglob("cells/*"), *tmp_path.rglob("events/*"), *tmp_path.rglob("commits/*")]:
+        os.utime(path, (0, 0))
+    state.sweep(state.latest())
+    (tmp_path / "commits" / "00000002.json").unlink()
+    back = state.latest()
+    assert back.number == 1 and (tmp_path / "cells" / "run").exists()
+    assert (tmp_path / back.events).exists()

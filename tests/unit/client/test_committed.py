@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import struct
 
+import pytest
+
 from millrace.broker.client.committed import committed_batches
+from millrace.broker.errors import CorruptMessage
 from millrace.broker.protocol.records import Record, build_batch
 
 ABORT, COMMIT = 0, 1
@@ -84,3 +87,27 @@ def test_commit_marker_does_not_end_an_abort() -> None:
 def test_cut_batch_at_the_end_is_left_out() -> None:
     log = data(0) + data(1)[:-1]
     assert [header.base_offset for _, header, _ in committed_batches(memoryview(log), [])] == [0]
+
+
+@pytest.mark.parametrize("key", [None, b"", b"\0\0\0", struct.pack(">hh", -1, ABORT)])
+def test_end_of_a_transaction_that_cannot_be_read_is_damage(key: bytes | None) -> None:
+    """Its checksum is right. Nobody who reads a topic may end by it."""
+    batch = build_batch(
+        [Record(key, b"", (), 1)],
+        base_offset=1,
+        producer_id=7,
+        producer_epoch=0,
+        transactional=True,
+        control=True,
+    )
+    with pytest.raises(CorruptMessage, match="the end of a transaction cannot be read"):
+        visible([data(0, 7), bytes(batch)], [(7, 0)])
+    assert visible([data(0, 7), bytes(batch)], []) == [0], "it ends nothing that is in question"
+
+
+def test_damaged_end_of_a_transaction_is_told_by_its_checksum() -> None:
+    """It may say anything: looked at first, a commit would be taken for an abort."""
+    damaged = bytearray(marker(1, 7, COMMIT))
+    damaged[-5] ^= 1
+    with pytest.raises(CorruptMessage, match="has CRC"):
+        visible([data(0, 7), bytes(damaged)], [(7, 0)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -503,6 +504,50 @@ def test_static_member_that_ends_within_a_join_leaves_where_the_others_wait_for_
             one = member(ewr, events, instance_id="worker-1", assign=assign)
             one.start()
             await until(lambda: where in coordinator.asked)
+            await one.close()
+            assert coordinator.leaving == leaving
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("sits", "lost", "leaving"),
+    [
+        (False, "join", [("", "worker-1")]),
+        (True, "join", [("member-1", "worker-1")]),
+        # Its shares may not have been taken.
+        (False, "sync", [("member-1", "worker-1")]),
+        # The coordinator has said that this join is over.
+        (False, "", []),
+    ],
+)
+def test_static_member_that_ends_between_two_tries_leaves_where_the_others_may_wait_for_it(
+    sits: bool, lost: str, leaving: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_member, "_LEAVE_TIMEOUT_MS", 30_000)
+    hour = SimpleNamespace(delay_ms=lambda *_: 3_600_000)
+    monkeypatch.setattr(group_member, "REQUEST_BACK_OFF", hour)
+
+    async def main() -> None:
+        coordinator, events = Coordinator(), Events()
+
+        def lose(head: RequestHead, request: Any) -> None:
+            raise ConnectionResetError
+
+        async with coordinator.broker as broker, cluster(broker.server.address) as ewr:
+            one = member(ewr, events, instance_id="worker-1")
+            if sits:
+                one.start()
+                await until(lambda: one.is_assigned)
+            if lost:
+                broker.handlers[Api.JOIN_GROUP if lost == "join" else Api.SYNC_GROUP] = lose
+            else:
+                coordinator.joins = [15]
+            if sits:
+                one.rejoin()
+            else:
+                one.start()
+            await until(lambda: one.trouble)
             await one.close()
             assert coordinator.leaving == leaving
 

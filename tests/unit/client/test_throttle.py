@@ -15,11 +15,12 @@ from millrace.broker.client.connection import request_schema
 from millrace.broker.client.raw_fetch import FetchPosition, fetch
 from millrace.broker.client.raw_produce import produce
 from millrace.broker.client.read_to_end import read_topic_to_end
-from millrace.broker.errors import ProtocolError
+from millrace.broker.errors import ClusterUnreachable, ProtocolError, RequestTimedOut
 from millrace.broker.protocol import hot_fetch, hot_produce
 from millrace.broker.protocol.frames import Api, RequestHead
 from millrace.broker.protocol.records import Record, build_batch
 from tests.unit.client.scripted_server import ScriptedServer, brokerlike, metadata_answer, nested, response
+from tests.waiting import patience
 
 THROTTLE_MS = 60
 
@@ -31,12 +32,13 @@ class Throttling:
     def __init__(self, times: int = 1) -> None:
         self.times = times
         self.came_at: list[float] = []
+        self.brokers: dict[int, int] = {}
         self.batch = build_batch([Record(b"k", b"v", timestamp_ms=1)])
         self.server = ScriptedServer(
             brokerlike(
                 {
                     Api.METADATA: lambda head, _: metadata_answer(
-                        head.version, {1: self.server.port}, {"flights": {0: 1}}
+                        head.version, self.brokers or {1: self.server.port}, {"flights": {0: 1}}
                     ),
                     Api.LIST_OFFSETS: self.offsets,
                     Api.FETCH: self.fetch,
@@ -161,6 +163,68 @@ def test_requests_under_way_are_not_late_while_the_server_does_not_read_them() -
                 await asyncio.sleep(0.005)
             held.set()
             assert (await asking).node_id == 1
+
+    asyncio.run(main())
+
+
+HOUR_MS = 3_600_000
+
+
+def test_request_that_is_not_let_out_in_time_fails_alone_and_the_connection_stays() -> None:
+    """KIP-599's throttle times have no bound."""
+
+    async def main() -> None:
+        broker = Throttling(times=0)
+        async with broker.server, Cluster("ewr", [broker.server.address]) as cluster:
+            connection = await cluster.connection(1)
+            connection.throttle(HOUR_MS)
+            schema = request_schema(Api.FIND_COORDINATOR, 3)
+            request = schema.FindCoordinatorRequest(key="g", key_type=0)
+            asking = [asyncio.create_task(connection.call(request, 20)) for _ in range(3)]
+            await asyncio.wait(asking, timeout=patience())
+            for each in asking:
+                with pytest.raises(RequestTimedOut, match=r"not sent within 20 ms: .* wants nothing more"):
+                    each.result()
+            assert connection.is_open
+            assert connection.waiting_count == 0
+            assert broker.came_at == [], "nothing was sent"
+            connection._throttle_end.cancel()  # type: ignore[union-attr]
+            connection._throttled_until = 0.0
+            connection._unthrottle()
+            assert (await connection.call(request, HOUR_MS)).node_id == 1, "the turn was given back"
+
+    asyncio.run(main())
+
+
+def test_metadata_come_from_a_broker_that_takes_requests_while_another_throttles() -> None:
+    async def main() -> None:
+        first, second = Throttling(times=0), Throttling(times=0)
+        async with first.server, second.server:
+            for broker in (first, second):
+                broker.brokers = {1: first.server.port, 2: second.server.port}
+            async with Cluster("ewr", [first.server.address]) as cluster:
+                throttled = await cluster.connection(1)
+                throttled.throttle(HOUR_MS)
+                for _ in range(8):  # the order is random
+                    await asyncio.wait_for(cluster.metadata(max_age_ms=0), patience())
+                    assert await cluster.connection() is await cluster.connection(2)
+                assert throttled.is_open
+
+    asyncio.run(main())
+
+
+def test_cluster_whose_only_broker_throttles_says_so_within_the_timeout() -> None:
+    async def main() -> None:
+        broker = Throttling(times=0)
+        async with (
+            broker.server,
+            Cluster("ewr", [broker.server.address], request_timeout_ms=50) as cluster,
+        ):
+            connection = await cluster.connection(1)
+            connection.throttle(HOUR_MS)
+            with pytest.raises(ClusterUnreachable, match="wants nothing more for another"):
+                await cluster.metadata(max_age_ms=0)
+            assert connection.is_open
 
     asyncio.run(main())
 

@@ -7,11 +7,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from uuid import UUID, uuid4
 
+import pytest
+
 from millrace.broker.coordination import paths
 from millrace.broker.coordination.cluster_watcher import ClusterWatcher
 from millrace.broker.coordination.metadata_cache import MetadataCache
 from millrace.broker.coordination.paths import TopicAssignment
 from millrace.broker.coordination.session import Node, NodeMissing
+from millrace.broker.errors import InvalidConfig
+from millrace.broker.storage.log_config import UNREADABLE, LogConfig
 
 TOPIC, SETTINGS = paths.topic_path("t"), paths.topic_config_path("t")
 OLD, NEW = uuid4(), uuid4()
@@ -208,16 +212,24 @@ def test_settings_younger_than_their_topic_are_shown_at_a_start() -> None:
     assert story(told).shown == [(OLD, OF_OLD)]
 
 
-def test_a_topic_whose_settings_cannot_be_understood_is_not_shown_until_they_can() -> None:
+def test_a_topic_whose_settings_cannot_be_read_is_shown_with_a_mark_until_they_can() -> None:
+    """Unseen, it would be left in its in-sync sets by a broker that has lost what it had, and nobody could
+    mend or delete it."""
+
     async def told(watched: Watched) -> None:
         watched.tree.make(OLD, OF_OLD)
         watched.tree.commit(settings=b"{not json")
         await watched.watcher.start()
         await watched.idle()
-        assert watched.cache.topic("t") is None
+        info = watched.cache.topic("t")
+        assert info is not None and list(info.partitions) == [0]
         watched.tree.commit(settings=paths.encode_config(OF_NEW))
 
-    assert story(told).shown == [(OLD, OF_NEW)]
+    (_, marked), mended = story(told).shown
+    assert list(marked) == [UNREADABLE] and SETTINGS in marked[UNREADABLE]
+    with pytest.raises(InvalidConfig, match="cannot be read"):
+        LogConfig.from_topic_config(marked)
+    assert mended == (OLD, OF_NEW)
 
 
 def test_settings_that_are_spoilt_later_leave_those_that_were_known() -> None:

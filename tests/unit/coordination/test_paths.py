@@ -51,6 +51,18 @@ def test_other_payloads_survive_the_round_trip() -> None:
     assert paths.decode_cluster_id(paths.encode_cluster_id("x")) == "x"
 
 
+@pytest.mark.parametrize("data", [b"", b"null", b"1", b"please", b"\xff", b"{}", b'{"version":1}'])
+def test_a_mark_of_deletion_that_names_no_topic_means_whichever_has_the_name(data: bytes) -> None:
+    """Apache Kafka looks at the presence of the znode alone, and people write into it what they like."""
+    assert paths.decode_deletion(data) is None
+
+
+@pytest.mark.parametrize("topic_id", [b"7", b'"x"', b'"!!!!"', b"[]"])
+def test_a_mark_of_deletion_that_names_a_topic_nobody_can_tell_is_no_mark_of_any(topic_id: bytes) -> None:
+    with pytest.raises(ValueError):
+        paths.decode_deletion(b'{"version":1,"topic_id":' + topic_id + b"}")
+
+
 @pytest.mark.parametrize(
     "decode",
     [

@@ -11,7 +11,7 @@ from millrace.mirror.batches.rebatch import BatchPath
 from millrace.mirror.config import parse_config
 from millrace.mirror.control.metrics import MirrorMetrics
 from millrace.mirror.control.wishes import throttle_record
-from millrace.mirror.topics.routes import SourcePartition
+from millrace.mirror.topics.routes import SourcePartition, TargetPartition
 from millrace.mirror.worker import Worker
 
 PARTITION = SourcePartition("ewr", "flights", 0)
@@ -57,5 +57,10 @@ def _pipeline() -> Any:
     lag = LagSamples()
     lag.sample(110, 1_000)
     return SimpleNamespace(
-        partition=PARTITION, gap=None, state=State.RUNNING, lag=lag, progress=PartitionProgress(100)
+        partition=PARTITION,
+        target=TargetPartition("flights", 0),
+        gap=None,
+        state=State.RUNNING,
+        lag=lag,
+        progress=PartitionProgress(100),
     )

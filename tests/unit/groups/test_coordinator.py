@@ -261,6 +261,34 @@ def test_sweep_forgets_what_nobody_used_for_the_retention_time(offsets_log):
     run(scenario())
 
 
+@pytest.mark.parametrize("before", [None, 1], ids=["the first", "renewed"])
+@pytest.mark.parametrize("had_members", [False, True])
+def test_commit_under_way_is_not_swept_away_with_its_group(offsets_log, before, had_members):
+    """It is acknowledged when the replicas have it, after the sweep has looked at what is committed."""
+
+    async def scenario():
+        bench = await Bench(offsets_log, offsets_retention_ms=100_000).start()
+        if had_members:
+            member_id, _ = await bench.stable_member()
+            bench.groups.leave(GROUP, [LeaveRequest(member_id, None)])
+        if before is not None:
+            await bench.commit(before)
+        bench.now_ms += 100_000
+        offsets_log.gate.clear()
+        committing = asyncio.create_task(bench.commit(2))
+        await asyncio.sleep(0)
+        sweeping = asyncio.create_task(bench.groups.sweep(bench.now_ms))
+        await asyncio.sleep(0)
+        offsets_log.gate.set()
+        await sweeping
+        assert await committing is ErrorCode.none
+        assert bench.committed() == 2
+        await bench.restart()
+        assert bench.committed() == 2
+
+    run(scenario())
+
+
 def test_offsets_of_an_emptied_group_age_from_the_day_it_emptied(offsets_log):
     async def scenario():
         bench = await Bench(offsets_log, offsets_retention_ms=100_000).start()

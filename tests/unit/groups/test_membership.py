@@ -57,6 +57,16 @@ def test_initial_delay_ends_with_the_rebalance_timeout_however_many_come(new_dri
     assert driver.joins[first].generation == 1
 
 
+def test_who_comes_after_the_only_member_left_brings_any_protocol(new_driver):
+    driver = new_driver(initial_rebalance_delay_ms=3_000)
+    driver.join()
+    driver.leave("m1")
+    ticket = driver.join(protocols=(Protocol("range", b"r"),), protocol_type="connect")
+    driver.advance(6_000)
+    assert driver.joins[ticket].error is ErrorCode.none
+    assert (driver.group.protocol_type, driver.joins[ticket].protocol_name) == ("connect", "range")
+
+
 def test_join_without_id_from_version_4_is_given_an_id_first(new_driver):
     driver = new_driver()
     refused = driver.joins[driver.join(known_id_required=True)]

@@ -15,6 +15,7 @@ from millrace.mirror.sharing.assignment import (
     encode_share,
     give_slots,
     known_levels,
+    uneven_sources,
     withhold_claimed,
 )
 from millrace.mirror.sharing.balance import WORTH
@@ -51,6 +52,47 @@ def test_newer_claim_wins() -> None:
     one = partitions(1)
     claims = {"a": Claim(frozenset(one), 3), "b": Claim(frozenset(one), 7)}
     assert assign(one, claims) == {"a": [], "b": one}
+
+
+def test_worker_whose_config_lacks_a_source_is_given_nothing_of_it() -> None:
+    """It would drop what it is given, and nobody would carry that."""
+    everything = partitions(6) + partitions(6, source="jfk")
+    claims = {
+        "a": Claim(sources=frozenset({"ewr", "jfk"})),
+        "b": Claim(sources=frozenset({"ewr"})),
+        "c": Claim(),  # of an older version: it does not say
+    }
+    shares = assign(everything, claims)
+    assert sorted(key for share in shares.values() for key in share) == sorted(everything)
+    assert {key.source for key in shares["b"]} == {"ewr"}
+    # The others take more of what it cannot carry.
+    assert {worker: len(share) for worker, share in shares.items()} == {"a": 4, "b": 4, "c": 4}
+    # What it carried of a source that a reload has taken from it goes to the others.
+    claims["b"] = Claim(frozenset(partitions(6, source="jfk")), 3, sources=frozenset({"ewr"}))
+    assert {key.source for key in assign(everything, claims)["b"]} == {"ewr"}
+
+
+def test_workers_whose_sources_are_not_the_leaders_are_named() -> None:
+    claims = {
+        "leader": Claim(sources=frozenset({"ewr", "jfk"})),
+        "less": Claim(sources=frozenset({"ewr"})),
+        "other": Claim(sources=frozenset({"ewr", "jfk", "lhr"})),
+        "old": Claim(),
+    }
+    assert uneven_sources(claims, {"ewr", "jfk"}) == {"less": (["jfk"], []), "other": ([], ["lhr"])}
+
+
+def test_source_that_no_worker_has_is_nobodys() -> None:
+    everything = partitions(2) + partitions(2, source="jfk")
+    claims = {worker: Claim(sources=frozenset({"ewr"})) for worker in "ab"}
+    shares = assign(everything, claims)
+    assert sorted(key for share in shares.values() for key in share) == partitions(2)
+
+
+@pytest.mark.parametrize("sources", [frozenset({"ewr", "jfk"}), frozenset[str](), None])
+def test_claim_tells_the_sources_of_its_workers_config(sources: frozenset[str] | None) -> None:
+    claim = Claim(frozenset(partitions(1)), 3, sources=sources)
+    assert decode_claim(encode_claim(claim)) == claim
 
 
 def test_topics_are_spread_over_workers() -> None:

@@ -15,14 +15,13 @@ from millrace.mirror.config import parse_config
 from millrace.mirror.topics.routes import Route
 
 BACK = Route("id-agg", "flights", "id-ewr", "flights", "back", 5)
-CONFIG = parse_config(
-    {
-        "name": "there",
-        "target": {"cluster": "agg", "bootstrap": ["b:1"]},
-        "sources": [{"cluster": "ewr", "bootstrap": ["a:1"], "topics": {"include": ["flights"]}}],
-        "naming": "identity",
-    }
-)
+FIELDS: dict[str, Any] = {
+    "name": "there",
+    "target": {"cluster": "agg", "bootstrap": ["b:1"]},
+    "sources": [{"cluster": "ewr", "bootstrap": ["a:1"], "topics": {"include": ["flights"]}}],
+    "naming": "identity",
+}
+CONFIG = parse_config(FIELDS)
 
 
 def found(monkeypatch: pytest.MonkeyPatch, *others: Route, told: Route | None = None) -> list[Finding]:
@@ -68,3 +67,28 @@ def test_mirror_that_has_told_what_must_give_way_may_start_to_take_it_back(
     assert finding.message.endswith(". That mirror began later and gives way")
     (finding,) = found(monkeypatch, BACK, told=replace(told, since_ms=1, target_topic="ewr.flights"))
     assert finding.severity is Severity.ERROR, "it went elsewhere"
+
+
+@pytest.mark.parametrize(("naming", "is_told"), [("{cluster}.{topic}", True), ("identity", False)])
+def test_copy_of_the_targets_topic_is_told_by_its_name(
+    naming: str, is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nobody tells who writes it: another mirror's routes may not be read here."""
+
+    async def nothing(*_: object) -> dict[Any, Any]:
+        return {}
+
+    monkeypatch.setattr(check, "told_routes", nothing)
+    monkeypatch.setattr(check, "routes_seen_on", nothing)
+    clusters: Any = {"ewr": None, "agg": None}
+    picture = check._Picture(clusters)
+    topics: Any = {"flights": None}
+    picture.views = {
+        "ewr": ClusterMetadata("id-ewr", 0, {}, {}),
+        "agg": ClusterMetadata("id-agg", 0, {}, topics),
+    }
+    picture.selected = [Selected("ewr", name, 1, f"ewr.{name}", 0) for name in ("agg.flights", "agg.own")]
+    config = parse_config({**FIELDS, "naming": naming})
+    findings = asyncio.run(check._loops(config, picture))
+    assert [finding.severity for finding in findings] == [Severity.WARNING] * is_told
+    assert all("ewr/agg.flights has the name of a copy of agg/flights" in each.message for each in findings)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -26,6 +27,9 @@ def test_format_is_the_documented_one() -> None:
         b'"log_end":-1,"waiting_since_ms":-1}'
     )
     assert decode_value(encode_value(POSITION)) == POSITION
+    later = replace(POSITION, began=7)
+    assert encode_value(later).endswith(b'"waiting_since_ms":-1,"began":7}')
+    assert decode_value(encode_value(later)) == later
 
 
 def test_newest_record_of_a_key_counts() -> None:
@@ -73,6 +77,7 @@ def test_foreign_key_is_ignored(key: bytes | None) -> None:
         b"7",
         encode_value(POSITION).replace(b'"version":1', b'"version":2'),
         encode_value(POSITION).replace(b'"next_offset":42', b'"next_offset":-1'),
+        encode_value(POSITION).replace(b'"next_offset":42', b'"next_offset":1e999'),
         encode_value(POSITION).replace(b'"topic_id":"1', b'"topic_id":"x'),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import selectors
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
@@ -13,6 +12,7 @@ import pytest
 from millrace.broker.errors import ClusterUnreachable
 from millrace.mirror.config import parse_config
 from millrace.mirror.sources.source import FetchBudget, SourceReader
+from tests import virtual_clock
 
 PROMISED_S = 5.0
 CONFIG = parse_config(
@@ -22,26 +22,6 @@ CONFIG = parse_config(
         "sources": [{"cluster": "ewr", "bootstrap": ["a:1"], "topics": {"include": ["flights.*"]}}],
     }
 )
-
-
-class Clock(selectors.SelectSelector):
-    """A loop's time that passes only where the loop has nothing to do, and then at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = 0.0
-
-    def select(self, timeout: float | None = None) -> Any:
-        self.now += timeout or 0.0
-        return super().select(0)
-
-
-def run_in_no_time(work: Any) -> None:
-    clock = Clock()
-    loop = asyncio.SelectorEventLoop(clock)
-    loop.time = lambda: clock.now  # type: ignore[method-assign]
-    with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        runner.run(work)
 
 
 class Source:
@@ -113,7 +93,7 @@ def test_new_topic_is_seen_within_one_interval(was_away: bool) -> None:
         await asyncio.wait([running])
         assert (reader.status()["starting"], reader.status()["error"]) == (False, None)
 
-    run_in_no_time(story())
+    virtual_clock.run(story())
 
 
 def test_source_that_has_not_been_asked_is_neither_up_nor_down() -> None:

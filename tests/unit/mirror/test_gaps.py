@@ -36,6 +36,13 @@ def test_the_event_names_the_topic_by_its_id_where_that_is_known() -> None:
     assert json.loads(value)["topic_id"] == of
 
 
+def test_the_event_names_the_cluster_into_which_it_was_not_carried() -> None:
+    """Another mirror of the same name may have carried it into another one."""
+    gap = Gap(SourcePartition("ewr", "flights", 3), 10, 20, GapClass.EXPIRED, "retention", 99)
+    key, value = gap_event("aggregate", gap, "A")
+    assert (key, json.loads(value)["target"]) == (gap_event("aggregate", gap)[0], "A")
+
+
 def counted(metrics: MirrorMetrics) -> dict[str, float]:
     lines = [line for line in metrics.text().decode().splitlines() if "gaps_total{" in line]
     return {line.split('class="')[1].split('"')[0]: float(line.split()[-1]) for line in lines}

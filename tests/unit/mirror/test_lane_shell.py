@@ -20,6 +20,7 @@ from millrace.mirror.delivery.transaction import Phase, Seat
 from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.gaps.open_gaps import Origin
 from millrace.mirror.pipeline import PartitionPipeline, State
+from millrace.mirror.sources.lag import LagSamples
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
 from tests.unit.mirror.lane_stage import (
     INTERVAL_MS,
@@ -291,3 +292,16 @@ def test_lanes_that_all_partitions_have_left_are_used_again(monkeypatch: pytest.
         await asyncio.wait([running])
 
     asyncio.run(story())
+
+
+def test_lane_waits_for_nothing_that_an_open_transaction_of_the_source_holds_back() -> None:
+    """Its log ends behind what can be fetched."""
+    lag = LagSamples()
+    pipeline: Any = SimpleNamespace(state=State.RUNNING, lag=lag, progress=SimpleNamespace(fetch_offset=4))
+    lag.sample(10, 0, 4)
+    assert not transactional_lane._lags(pipeline)
+    lag.sample(10, 0, 6)
+    assert transactional_lane._lags(pipeline)
+    lag.sample(10, 0)
+    pipeline.progress.fetch_offset = 10
+    assert not transactional_lane._lags(pipeline)

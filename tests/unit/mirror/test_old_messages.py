@@ -15,9 +15,11 @@ from millrace.broker.errors import CorruptMessage
 from millrace.broker.protocol.batch import parse_header, verify_crc
 from millrace.broker.protocol.compression import GZIP, LZ4, SNAPPY
 from millrace.broker.protocol.records import Record, build_batch, read_records
+from millrace.mirror.batches import old_messages
 from millrace.mirror.batches.coalesce import BatchWalk
 from millrace.mirror.batches.intake import Prepared, prepare
 from millrace.mirror.batches.rebatch import BatchPath, stamp_for_target
+from millrace.mirror.gaps.gaps import GapClass
 from tests import seeds
 from tests.unit.mirror.old_entries import Content, entry, packed, written
 
@@ -160,6 +162,16 @@ def test_what_cannot_be_read_though_its_checksum_is_right_is_a_gap_of_exact_offs
         (lost,) = (each for each in prepared if each.batch is None)
         assert (lost.offsets, lost.next_offset) == (range(5, 10), 10)
         assert lost.unreadable.startswith("its checksum is right, but a message set of an old format")
+
+
+def test_a_set_that_takes_too_much_room_unpacked_is_a_gap_of_its_own_class(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(old_messages, "MAX_DECOMPRESSED_SIZE", 100)
+    data = packed(3, 1, [0, 1, 2, 3]) + entry(4, 1, b"k", b"behind")
+    large, behind = carried(data)
+    assert (list(large.offsets), large.gap_class) == ([0, 1, 2, 3], GapClass.UNPACKED_TOO_LARGE)
+    assert list(behind.offsets) == [4]
 
 
 @pytest.mark.parametrize(

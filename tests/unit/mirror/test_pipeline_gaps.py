@@ -107,12 +107,12 @@ class Around:
                 task.result()
 
 
-def started(*skipped: GapClass) -> tuple[PartitionPipeline, Target, Around]:
+def started(*skipped: GapClass, began: int = 0) -> tuple[PartitionPipeline, Target, Around]:
     target, around = Target(), Around(*skipped)
     sink: Any = target
     where = SourcePartition("ewr", "flights", 0)
     pipeline = PartitionPipeline(where, TargetPartition("flights", 0), sink, around)
-    pipeline.ready(0, -1, ORIGIN)
+    pipeline.ready(began, -1, ORIGIN, began)
     return pipeline, target, around
 
 
@@ -375,6 +375,29 @@ def test_recreated_log_has_its_own_ends_and_origin() -> None:
         assert (pipeline.origin, pipeline.progress.position, pipeline.lag.log_end) == (there, 0, -1)
         written = pipeline.position_to_write(SECOND)
         assert written is not None and (written.next_offset, written.topic_id) == (0, UUID(int=8))
+
+    asyncio.run(story())
+
+
+def test_position_tells_where_the_mirroring_of_this_topic_began() -> None:
+    """However far it is by now: below that nothing was carried."""
+
+    async def story() -> None:
+        pipeline, target, around = started(GapClass.RECREATED, GapClass.TRUNCATED, began=100)
+        pipeline.accept(answer(batch(100, [9])))
+        target.acknowledge()
+        written = pipeline.position_to_write(SECOND)
+        assert written is not None and (written.next_offset, written.began) == (101, 100)
+        pipeline.position_written(written)
+        pipeline.at_gap(GapClass.TRUNCATED, 101, "shorter", first=40, resume_at=40)
+        await around.rest()
+        written = pipeline.position_to_write(SECOND)
+        assert written is not None and (written.next_offset, written.began) == (40, 40)
+        there = Origin("cluster", UUID(int=8))
+        pipeline.at_gap(GapClass.RECREATED, 41, "again", resume_at=3, origin=there)
+        await around.rest()
+        written = pipeline.position_to_write(SECOND)
+        assert written is not None and (written.next_offset, written.began) == (3, 0)
 
     asyncio.run(story())
 

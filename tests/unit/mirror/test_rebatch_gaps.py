@@ -15,9 +15,9 @@ from tests.unit.mirror.fetch_answers import Raw, marker, raw_batch
 from tests.unit.mirror.test_pipeline_gaps import Target, started
 
 
-def answer(*batches: bytearray, aborted: Any = ()) -> FetchedPartition:
+def answer(*batches: bytearray, aborted: Any = (), end: int = 1_000) -> FetchedPartition:
     data = memoryview(bytearray(b"".join(batches)))
-    return FetchedPartition("flights", 0, 0, 1_000, 1_000, 0, tuple(aborted), None, data)
+    return FetchedPartition("flights", 0, 0, end, end, 0, tuple(aborted), None, data)
 
 
 def unreadable(base_offset: int, last_offset_delta: int) -> bytearray:
@@ -49,7 +49,7 @@ def test_one_refused_record_of_many_merged_batches_is_found() -> None:
         singles = [
             raw_batch([Raw(0, 0, value=b"%d" % offset)], base_offset=offset) for offset in range(0, 90, 3)
         ]
-        pipeline.accept(answer(*singles[:20], marker(58, 5, abort=False), *singles[20:]))
+        pipeline.accept(answer(*singles[:20], marker(58, 5, abort=False), *singles[20:], end=88))
         assert target.offsets() == [list(range(0, 90, 3))], "one batch"
         taken = deliver_but(target, b"42")
         await around.rest()

@@ -18,9 +18,11 @@ from millrace.broker.protocol import crc_kernels
 from millrace.broker.protocol.batch import HEADER_SIZE, parse_header, seal, verify_crc
 from millrace.broker.protocol.checksum import crc32c
 from millrace.broker.protocol.rewrite import rewrite, section_of
+from millrace.mirror.batches import rebatch
 from millrace.mirror.batches.coalesce import COALESCE_BELOW, MERGED_SIZE, BatchWalk, StepKind, section_rows
 from millrace.mirror.batches.intake import Prepared, prepare
 from millrace.mirror.batches.rebatch import BatchPath, split, stamp_for_target
+from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.offsets.offset_runs import ranges_of
 from tests.unit.mirror.fetch_answers import (
     Answer,
@@ -309,6 +311,33 @@ def test_an_end_of_a_transaction_that_cannot_be_read_is_named() -> None:
     ]
 
 
+def test_a_batch_that_takes_too_much_room_unpacked_is_a_gap_of_its_own_class(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing is wrong with it: 70 KB of zstd may hold 70 MB. It passes as it is, but with holes it has to be
+    written anew."""
+    monkeypatch.setattr(rebatch, "MAX_DECOMPRESSED_SIZE", 10_000)
+    records = [Raw(delta, 0, value=b"x" * 6_000) for delta in (0, 2)]
+    large = raw_batch(records, base_offset=5, codec=4)
+    behind = raw_batch([Raw(0, 0, value=b"behind")], base_offset=8)
+    prepared = taken(Answer(large + behind, [], 5, 9), 5)
+    assert [(list(each.offsets), each.batch is None) for each in prepared] == [
+        ([5, 6, 7], True),
+        ([8], False),
+    ]
+    assert prepared[0].gap_class is GapClass.UNPACKED_TOO_LARGE
+    assert "has to be written anew" in prepared[0].unreadable
+    dense = raw_batch([Raw(delta, 0, value=b"x" * 6_000) for delta in (0, 1)], base_offset=5, codec=4)
+    (passed,) = taken(Answer(dense, [], 5, 7), 5)
+    assert passed.batch is not None
+
+
+def test_a_batch_whose_records_are_malformed_is_a_gap_of_damage() -> None:
+    data = raw_batch([], base_offset=10, record_count=2, last_offset_delta=9, bits=0x08, body=b"\x10\x00")
+    (each,) = taken(Answer(data, [], 10, 20), 10)
+    assert (each.batch, each.gap_class) == (None, GapClass.CORRUPT)
+
+
 def test_a_bomb_in_a_run_is_not_unpacked_whole() -> None:
     """1 KB of zstd may hold a gigabyte; it passes as it is, since nobody needs to look inside."""
     bomb = raw_batch(
@@ -353,6 +382,44 @@ def test_a_wrong_checksum_stops_at_its_batch(size: int) -> None:
         for each in prepare(BatchWalk(), data, [], 0, NO_LIMIT, lambda *_: None):
             seen += each.offsets
     assert seen == [0, 1]
+
+
+@pytest.mark.parametrize("is_sealed", [True, False], ids=["sealed", "damaged"])
+@pytest.mark.parametrize("size", [20, 20_000], ids=["small", "large"])
+@pytest.mark.parametrize(
+    ("position", "value"), [(23, b"\x80\0\0\0"), (57, b"\0\0\0\0")], ids=["ends before", "no records"]
+)
+def test_a_batch_whose_header_hides_its_records_is_not_passed_over(
+    position: int, value: bytes, size: int, is_sealed: bool
+) -> None:
+    """It would look like one of before the wanted offset, or like one that compaction has emptied."""
+    bad, good = (raw_batch([Raw(0, 0, value=b"x" * size)], base_offset=at) for at in (5, 6))
+    bad[position : position + 4] = value
+    if is_sealed:
+        seal(memoryview(bad))
+    with pytest.raises(CorruptMessage, match="claims" if is_sealed else "has CRC"):
+        taken(Answer(bad + good, [], 5, 7), 5)
+
+
+def test_a_large_batch_of_before_the_wanted_offset_is_passed_over_only_by_its_checksum() -> None:
+    """A fetch may begin within a batch: what its header says of its end must be true."""
+    records = [Raw(delta, 0, value=b"x" * 9_000) for delta in range(4)]
+    bad, good = raw_batch(records, base_offset=5), raw_batch([Raw(0, 0)], base_offset=9)
+    assert [list(each.offsets) for each in taken(Answer(bad + good, [], 5, 10), 7)] == [[7, 8], [9]]
+    assert [list(each.offsets) for each in taken(Answer(bad + good, [], 5, 10), 9)] == [[9]]
+    bad[26] = 1
+    with pytest.raises(CorruptMessage, match="has CRC"):
+        taken(Answer(bad + good, [], 5, 10), 7)
+
+
+def test_a_damaged_end_of_a_transaction_is_not_said_to_have_a_right_checksum() -> None:
+    """It can be fetched again, and be right then."""
+    data = raw_batch(
+        [], base_offset=5, producer_id=4, bits=0x30, record_count=1, body=b"\x10\x00" + bytes(20_000)
+    )
+    data[-1] ^= 1
+    with pytest.raises(CorruptMessage, match="has CRC"):
+        taken(Answer(data, [(4, 5)], 5, 6), 5)
 
 
 def test_a_batch_with_offsets_outside_it_cannot_be_read() -> None:

@@ -70,14 +70,13 @@ class Clusters:
 
 
 SOURCE = {"bootstrap": ["a:1"], "topics": {"include": [".*"]}}
-CONFIG = parse_config(
-    {
-        "name": "there",
-        "target": {"cluster": "agg", "bootstrap": ["b:1"]},
-        "sources": [{"cluster": "ewr", **SOURCE}, {"cluster": "lga", **SOURCE}],
-        "naming": "identity",
-    }
-)
+CONFIG_FIELDS: dict[str, Any] = {
+    "name": "there",
+    "target": {"cluster": "agg", "bootstrap": ["b:1"]},
+    "sources": [{"cluster": "ewr", **SOURCE}, {"cluster": "lga", **SOURCE}],
+    "naming": "identity",
+}
+CONFIG = parse_config(CONFIG_FIELDS)
 
 
 def test_what_gave_way_is_not_carried_again_untold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,3 +371,48 @@ def replace_topics(include: list[str]) -> Any:
             ],
         }
     )
+
+
+def test_copy_of_the_targets_topic_is_refused_by_its_name_where_nobody_tells_who_writes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The other direction's routes may not be read here, or it is another product and tells none."""
+    config = parse_config({**CONFIG_FIELDS, "naming": "{cluster}.{topic}"})
+
+    async def main() -> None:
+        clusters = Clusters(monkeypatch)
+        steady_ms = 0
+        ewr, agg = FakeCluster("ewr"), FakeCluster("agg")
+        there = {"flights", "ewr.orders"}
+
+        async def topics_of_target(topics: Sequence[str] | None = None, **_: object) -> Any:
+            return ClusterMetadata("id-agg", 0, {}, cast(Any, dict.fromkeys(there & set(topics or ()))))
+
+        monkeypatch.setattr(agg, "metadata", topics_of_target)
+        target, source = cast(Cluster, agg), cast(Cluster, ewr)
+        guard = RouteGuard(config, target, cast(SystemRecords, clusters), lambda: 1_000, lambda: steady_ms)
+
+        async def admit(*topics: str) -> None:
+            nonlocal steady_ms
+            steady_ms += route_guard.READ_AGAIN_AFTER_MS
+            await guard.admit(source, await source.metadata(), topics)
+
+        await admit("orders", "agg.flights", "agg.ewr.orders", "agg.own")
+        refused = guard.refusals()
+        assert set(refused) == {("ewr", "agg.flights"), ("ewr", "agg.ewr.orders")}
+        assert "has the name of a copy of agg/flights" in refused["ewr", "agg.flights"]
+        admitted = {name for name in ("orders", "agg.flights", "agg.own") if guard.is_admitted("ewr", name)}
+        assert admitted == {"orders", "agg.own"}
+
+        # Another mirror tells that it writes the topic, from elsewhere: it is no copy of the target's.
+        clusters.others = {("lga", "x"): Route("id-lga", "x", "id-ewr", "agg.flights", "back", 5)}
+        await admit("orders", "agg.flights", "agg.own")
+        assert guard.refusals() == {}
+        assert guard.is_admitted("ewr", "agg.flights")
+
+        # What is carried already stays, whatever the target has by now.
+        there.add("own")
+        await admit("orders", "agg.flights", "agg.own")
+        assert guard.refusals() == {}
+
+    asyncio.run(main())

@@ -57,6 +57,10 @@ def test_what_is_not_understood_is_passed_over_and_replaces_what_was_before() ->
             *records(("flights", ROUTE), ("orders", ROUTE)),
             (encode_key("ewr", "flights"), later),
             (encode_key("ewr", "orders"), b'{"version":1,"via":3}'),
+            *(
+                (encode_key("ewr", "via"), b'{"version":1,"via":[%s]}' % via)
+                for via in (b"[]", b'["A",1e999]')
+            ),
         ],
         mirror="aggregate",
         cluster_id="B",

@@ -33,6 +33,7 @@ from tests import seeds
         "millrace.offsets.aggregate",
         "millrace.control.aggregate",
         "millrace.routes.aggregate",
+        "millrace.starts.aggregate",
         "heartbeats",
         "ewr.heartbeats",
         "mm2-offsets.ewr.internal",
@@ -84,6 +85,21 @@ def test_rename_of_one_source_wins_over_rename_of_all() -> None:
     assert naming.target_topic("ewr", "flights") == "departures"
     assert naming.target_topic("lhr", "flights") == "arrivals"
     assert naming.target_topic("lhr", "orders") == "lhr.orders"
+
+
+def test_name_of_a_copy_tells_its_original() -> None:
+    naming = Naming("{cluster}.{topic}", {"agg.own": "mine", "lhr/agg.here": "mine"})
+    assert naming.original("ewr", "agg.flights", "agg") == "flights"
+    assert naming.original("ewr", "agg.ewr.flights", "agg") == "ewr.flights"
+    assert naming.original("ewr", "agg.", "agg") is None
+    assert naming.original("ewr", "aggXflights", "agg") is None
+    assert naming.original("ewr", "lga.flights", "agg") is None
+    # Whoever names it knows what it is.
+    assert naming.original("ewr", "agg.own", "agg") is None
+    assert naming.original("lhr", "agg.here", "agg") is None
+    assert naming.original("ewr", "agg.here", "agg") == "here"
+    assert Naming("from-{cluster}_{topic}_copy").original("ewr", "from-agg_flights_copy", "agg") == "flights"
+    assert Naming().original("ewr", "agg.flights", "agg") is None
 
 
 # --- sources that share a topic ------------------------------------------------------------------

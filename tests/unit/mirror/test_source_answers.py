@@ -21,7 +21,7 @@ from millrace.broker.errors import (
     RequestTimedOut,
     UnknownTopicId,
 )
-from millrace.broker.protocol.batch import stamp_offset_and_epoch
+from millrace.broker.protocol.batch import seal, stamp_offset_and_epoch
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.mirror.config import FetchConfig
 from millrace.mirror.delivery.checkpoints import Position
@@ -91,6 +91,8 @@ def pipeline_at(offset: int, *, epoch: int = 0, topic_id: UUID = OLD, **more: An
         lag=LagSamples(),
         origin=Origin("c", topic_id),
         damage=None,
+        is_out_of_order=False,
+        passes_over=False,
         gaps=[],
         accepted=[],
     )
@@ -160,15 +162,60 @@ def test_bounds_tell_what_expired_and_what_was_cut() -> None:
     ]
 
 
-def test_epoch_that_the_source_never_had_means_another_log() -> None:
+def test_epoch_that_the_source_never_had_means_another_log(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where topics have no ids nothing else tells: the offset lies within the log of the namesake."""
     source = Source(NO_TOPIC_ID)
+
+    async def epoch_ends(_cluster: object, asked: dict[Any, int]) -> Any:
+        return dict.fromkeys(asked, (-1, -1))
+
+    monkeypatch.setattr(logs_module, "epoch_ends", epoch_ends)
     pipeline, reader = pipeline_at(40, epoch=9, topic_id=NO_TOPIC_ID), reader_of(source)
     for _ in range(2):
         asyncio.run(taken(reader, pipeline, answered(OffsetOutOfRange.code)))
         assert pipeline.gaps == []
     asyncio.run(taken(reader, pipeline, answered(OffsetOutOfRange.code)))
     assert pipeline.gaps == [("recreated", 40, {"resume_at": 0})]
+
+
+@pytest.mark.parametrize(
+    ("answers", "gap"),
+    [
+        # Of the epochs 3 (from 0 on), 5 (from 60 on) and 9 (from 80 on) it has the first two, or fewer.
+        ({9: (-1, -1), 5: (5, 200), 3: (3, 60)}, (80, 5)),
+        ({9: (-1, -1), 5: (5, 70), 3: (3, 60)}, (70, 5)),
+        ({9: (-1, -1), 5: (4, 200), 3: (3, 50)}, (60, 3)),
+        ({9: (-1, -1), 5: (-1, -1), 3: (3, 200)}, (60, 3)),
+        ({9: (-1, -1), 5: (-1, -1), 3: (-1, -1)}, None),
+    ],
+)
+def test_log_that_was_restored_from_a_backup_is_cut_where_histories_part(
+    monkeypatch: pytest.MonkeyPatch,
+    answers: dict[int, tuple[int, int]],
+    gap: tuple[int, int] | None,
+) -> None:
+    """It has grown past the position since, and never had the epoch of what was fetched last (KIP-101)."""
+
+    async def epoch_ends(_cluster: object, asked: dict[Any, int]) -> Any:
+        ((key, epoch),) = asked.items()
+        return {key: answers[epoch]}
+
+    monkeypatch.setattr(logs_module, "epoch_ends", epoch_ends)
+    source = Source(latest=500)
+    pipeline, reader = pipeline_at(90, epoch=9), reader_of(source)
+    pipeline.progress.epochs = EpochHistory(3, 0)
+    pipeline.progress.epochs.fetched(5, 60)
+    pipeline.progress.epochs.fetched(9, 80)
+    for _ in range(3):
+        assert pipeline.gaps == []
+        asyncio.run(taken(reader, pipeline, answered(OffsetOutOfRange.code)))
+    if gap is None:
+        assert pipeline.gaps == [("recreated", 90, {"resume_at": 0})]
+    else:
+        first, epoch = gap
+        assert pipeline.gaps == [
+            ("truncated", 90, {"first": first, "resume_at": first, "resume_epoch": epoch})
+        ]
 
 
 def test_answer_for_the_same_offset_of_the_log_before_is_not_taken() -> None:
@@ -319,6 +366,66 @@ def test_partitions_are_spread_over_a_brokers_connections_and_stay_where_they_ar
     asyncio.run(story())
 
 
+def test_leader_that_moves_is_followed_while_the_target_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a look at the source brings is asked of the target, which may be away for long."""
+    leader, fetched_from, looks = 1, set[int](), 0
+
+    async def fetch(_cluster: object, node: int, *_: object, **__: object) -> Any:
+        fetched_from.add(node)
+        await asyncio.sleep(0)
+        return []
+
+    async def never(_reader: SourceReader) -> None:
+        nonlocal looks
+        looks += 1
+        await asyncio.Event().wait()
+
+    async def story() -> None:
+        nonlocal leader
+        source = Source()
+        view = source.view
+        source.view = lambda: SimpleNamespace(  # type: ignore[method-assign]
+            cluster_id="c", topics=view().topics, leader=lambda *_: leader
+        )
+        reader = reader_of(source)
+        reader._on_view = never
+        reader.add(pipeline_at(40))
+        running = asyncio.create_task(reader.run())
+        await until(lambda: fetched_from == {1})
+        leader = 2
+        await until(lambda: fetched_from == {1, 2})
+        assert looks == 1, "one at a time"
+        assert reader.is_connected
+        running.cancel()
+        await asyncio.wait([running])
+
+    monkeypatch.setattr(source_module, "fetch", fetch)
+    asyncio.run(story())
+
+
+def test_target_that_fails_is_asked_again_with_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+
+    async def on_view(_reader: SourceReader) -> None:
+        nonlocal looks
+        looks += 1
+        if looks < 3:
+            raise RequestTimedOut("the target is away")
+
+    async def story() -> None:
+        reader = reader_of(Source())
+        reader._on_view = on_view
+        running = asyncio.create_task(reader.run())
+        await until(lambda: looks > 3)
+        assert (reader.is_connected, reader.failure) == (True, None)
+        running.cancel()
+        await asyncio.wait([running])
+
+    asyncio.run(story())
+
+
 def test_every_loop_may_fetch_and_a_source_that_goes_gives_its_share_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -354,8 +461,8 @@ def test_every_loop_may_fetch_and_a_source_that_goes_gives_its_share_back(
 def begun(source: Source, known: Position, **more: Any) -> Any:
     pipeline = pipeline_at(0, state=State.STARTING)
 
-    def ready(offset: int, epoch: int, origin: Origin) -> None:
-        pipeline.began = (offset, epoch, origin)
+    def ready(offset: int, epoch: int, origin: Origin, began: int) -> None:
+        pipeline.began, pipeline.first = (offset, epoch, origin), began
         pipeline.state = State.RUNNING
 
     pipeline.ready = ready
@@ -386,6 +493,22 @@ def test_end_of_the_log_is_known_from_the_beginning() -> None:
     # Known already, and grown since: what was on record is not the last that is known.
     assert begun(Source(latest=100), Position(40, "c", OLD, 2, 0, 55, 900)).lag.log_end == 100
     assert begun(Source(NEW, latest=3), Position(40, "c", OLD, 2, 0, 55, 900)).lag.log_end == 55
+
+
+def test_a_position_keeps_the_place_where_the_mirroring_began() -> None:
+    """Whoever reads positions must know that nothing of what was there before was carried."""
+    recorded: list[Position] = []
+
+    async def record(_partition: SourcePartition, position: Position) -> None:
+        recorded.append(position)
+
+    pipeline = pipeline_at(0, state=State.STARTING)
+    pipeline.ready = lambda *given: setattr(pipeline, "state", State.RUNNING)
+    source: Any = Source(latest=100)
+    logs = SourceLogs("ewr", source, lambda: 5_000, record)
+    asyncio.run(logs.begin(pipeline, None, is_lost=False, start="latest"))
+    assert [(each.next_offset, each.began) for each in recorded] == [(100, 100)]
+    assert begun(source, Position(100, "c", OLD, 2, 0, began=40)).first == 40
 
 
 def test_position_without_an_id_takes_the_one_that_the_source_has_by_now() -> None:
@@ -501,6 +624,22 @@ def test_damage_of_a_batchs_own_offset_ends_with_the_next_batch_or_the_log(
     pipeline = pipeline_at(10, epoch=4, damage="bad")
     asyncio.run(logs_of(Source()).survey(pipeline))
     assert pipeline.gaps == [("corrupt", end, {"resume_at": end, "resume_epoch": 4})]
+
+
+def test_batch_that_its_own_header_hides_is_damage_up_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its checksum is right, and it claims to end before it begins."""
+    bad, good = batches_at(10, 11)
+    bad[23] = 0x80
+    seal(memoryview(bad))
+
+    async def fetch(_cluster: object, _node: int, positions: Any, **_: object) -> list[FetchedPartition]:
+        (asked,) = positions.values()
+        return [with_records(bytes(bad + good) if asked.offset <= 10 else bytes(good))]
+
+    monkeypatch.setattr(logs_module, "fetch", fetch)
+    pipeline = pipeline_at(10, epoch=4, damage="bad")
+    asyncio.run(logs_of(Source()).survey(pipeline))
+    assert pipeline.gaps == [("corrupt", 11, {"resume_at": 11, "resume_epoch": 4})]
 
 
 def with_records(data: bytes) -> FetchedPartition:

@@ -6,7 +6,9 @@ import asyncio
 
 from millrace.broker.client.cluster import Cluster
 from millrace.mirror.config import parse_config
+from millrace.mirror.delivery.beginnings import Begun
 from millrace.mirror.delivery.checkpoints import Positions
+from millrace.mirror.sharing.assignment import decode_claim
 from millrace.mirror.topics.routes import SourcePartition
 from millrace.mirror.worker import Worker
 from tests.waiting import patience
@@ -26,15 +28,31 @@ def test_partitions_that_come_while_their_source_is_given_up_are_given_up_too() 
         clusters = {name: Cluster(name, ["127.0.0.1:1"], request_timeout_ms=100) for name in ("agg", "ewr")}
         worker = Worker(CONFIG, clusters["agg"], {"ewr": clusters["ewr"]}, lambda: 1_000)
         async with asyncio.timeout(patience()), asyncio.TaskGroup() as worker._tasks:
-            worker._begin([SourcePartition("ewr", "flights", 0)], Positions())
+            worker._begin([SourcePartition("ewr", "flights", 0)], Positions(), Begun(), set())
             leaving = asyncio.create_task(worker.remove_source("ewr"))
             await asyncio.sleep(0)
-            worker._begin([SourcePartition("ewr", "flights", 1)], Positions())
+            worker._begin([SourcePartition("ewr", "flights", 1)], Positions(), Begun(), set())
             later = worker.owned[SourcePartition("ewr", "flights", 1)]
             await leaving
             left = dict(worker.owned)
             later.close()  # or what finds its start would go on
         await clusters["agg"].close()
         assert not left
+
+    asyncio.run(story())
+
+
+def test_claim_names_the_sources_that_the_worker_reads_now() -> None:
+    """The leader gives it partitions of no other."""
+
+    async def story() -> None:
+        clusters = {name: Cluster(name, ["127.0.0.1:1"], request_timeout_ms=100) for name in ("agg", "ewr")}
+        worker = Worker(CONFIG, clusters["agg"], {"ewr": clusters["ewr"]}, lambda: 1_000)
+        ((_, claim),) = worker._claim()
+        assert decode_claim(claim).sources == {"ewr"}
+        await worker.remove_source("ewr")
+        ((_, claim),) = worker._claim()
+        assert decode_claim(claim).sources == frozenset()
+        await clusters["agg"].close()
 
     asyncio.run(story())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 
 from millrace.broker.errors import (
     KafkaError,
+    KafkaStorageError,
     NotEnoughReplicas,
     NotLeaderOrFollower,
     UnknownTopicOrPartition,
@@ -19,6 +22,7 @@ from millrace.broker.errors import (
 from millrace.broker.protocol.batch import iterate_batches
 from millrace.broker.protocol.control_records import build_marker
 from millrace.broker.protocol.records import Record, build_batch
+from millrace.broker.replication import high_watermarks
 from millrace.broker.replication.local_partition import MustReadCold, PartitionRead
 from millrace.broker.replication.partition import PartitionState
 from millrace.broker.replication.replica_manager import ACKS_ALL, ReplicaManager
@@ -225,6 +229,53 @@ def test_failed_flush_fails_those_who_wait_for_it(tmp_path: Path, monkeypatch: p
             patch.setattr(Log, "flush", broken)
             with pytest.raises(KafkaError, match="the disk is gone"):
                 await manager.append(("t", 0), batch(b"a"))
+
+    run(tmp_path, scenario)
+
+
+def test_after_a_failed_flush_nothing_is_acknowledged_and_no_mark_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system reports a lost page once: a second flush would succeed, and prove nothing."""
+
+    async def scenario(manager: ReplicaManager) -> None:
+        await manager.hosted.apply_topic("t", TOPIC_ID, led(), {})
+        await manager.append(("t", 0), batch(b"durable"))
+        local = manager.leader_of("t", 0)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fdatasync", fails)
+            with pytest.raises(KafkaStorageError):
+                await manager.append(("t", 0), batch(b"lost"))
+        with pytest.raises(KafkaStorageError):
+            manager.append_now("t", 0, batch(b"next"), ACKS_ALL)
+        await manager.flush_due()
+        assert (local.log.recovery_point, local.replica.high_watermark) == (1, 1)
+
+    def fails(_fd: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    run(tmp_path, scenario, visibility="flushed")
+
+
+def test_disk_that_takes_no_high_watermarks_is_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(manager: ReplicaManager) -> None:
+        await manager.hosted.apply_topic("t", TOPIC_ID, led(), {})
+        append(manager, b"a")
+        for number, failed in ((errno.ENOSPC, []), (errno.EIO, [tmp_path])):
+            with monkeypatch.context() as patch:
+                patch.setattr(high_watermarks, "write_offsets", fails_by(number))
+                await manager.checkpoint_high_watermarks()
+            assert list(manager.failed_folders) == failed
+        with pytest.raises(KafkaStorageError):
+            append(manager, b"b")
+
+    def fails_by(number: int) -> Callable[..., None]:
+        def fails(*_: object) -> None:
+            raise OSError(number, "failed")
+
+        return fails
 
     run(tmp_path, scenario)
 

@@ -27,7 +27,7 @@ from millrace.broker.replication.partition import PartitionState
 from millrace.broker.replication.replica_fetcher import FetchLimits
 from millrace.broker.replication.replica_manager import ACKS_ALL, ReplicaManager
 from millrace.broker.server.internal_topics import COMMITTED_POLL_SECONDS, InternalTopicLog
-from millrace.broker.storage.log_config import LogConfig
+from millrace.broker.storage.log_config import UNREADABLE, LogConfig
 from millrace.broker.storage.log_manager import LogManager
 from millrace.broker.telemetry.metrics import BrokerMetrics
 from tests.waiting import patience, until_async
@@ -146,6 +146,37 @@ def test_settings_that_cannot_be_used_keep_everything(tmp_path: Path) -> None:
         await bench.lead(1, cleanup_policy="compact", retention_ms="for ever")
         config = bench.manager.leader_of("t", 0).log.config
         assert (config.retention_ms, config.retention_bytes, config.is_compacted) == (-1, -1, False)
+
+    run(tmp_path, scenario)
+
+
+def test_a_setting_that_cannot_be_used_leaves_the_others_as_they_are(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.lead(1, 2, min_insync_replicas="2", flush_messages="7", segment_bytes="a lot")
+        local = bench.manager.leader_of("t", 0)
+        assert (local.replica.min_insync_replicas, local.flush_messages) == (2, 7)
+        assert local.log.config.retention_ms == -1
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {UNREADABLE: "/config/topics/t in ZooKeeper: no JSON"},
+        {"min.insync.replicas": "two", "flush.messages": "always"},
+    ],
+    ids=["unreadable", "unusable"],
+)
+def test_what_protects_acknowledged_records_is_at_its_strictest_while_it_is_not_known(
+    tmp_path: Path, settings: dict[str, str]
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.lead(1, 2, **{name.replace(".", "_"): value for name, value in settings.items()})
+        local = bench.manager.leader_of("t", 0)
+        assert (local.replica.effective_min_insync, local.flush_messages) == (len(local.replica.replicas), 1)
+        await bench.lead(1, 2, epoch=1)
+        assert (local.replica.effective_min_insync, local.log.config) == (1, hosting._of_log(LogConfig()))
 
     run(tmp_path, scenario)
 

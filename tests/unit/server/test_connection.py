@@ -430,7 +430,6 @@ def test_throttled_client_is_answered_at_once_and_then_not_heard_for_a_while() -
         assert bytes(server.transport.written) == b"<slow>"
         assert server.seen == [b"slow"]
         assert server.metrics.throttled_requests == 1
-        assert not server.connection.idle  # the tidying must not close it
         await until(lambda: len(server.seen) == 3)
         assert loop.time() - began >= 0.059
         assert bytes(server.transport.written) == b"<slow><next><more>"
@@ -532,18 +531,65 @@ def test_requests_under_way_are_bounded() -> None:
     asyncio.run(scenario())
 
 
-def test_end_of_stream_waits_for_what_is_under_way() -> None:
+def test_peer_that_is_gone_is_not_waited_with() -> None:
+    """A fetch may wait for a day; who has ended the connection reads no answer, and the socket would stay."""
+
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
-        waiting = loop.create_future()
-        server = Server(lambda body: waiting if body == b"waits" else b"")
-        server.receive(request(b"waits"))
-        assert server.connection.eof_received()
+        waits = [loop.create_future(), loop.create_future()]
+        server = Server(lambda body: waits[int(body)])
+        server.receive(request(b"0") + request(b"1"))
+        assert not server.connection.eof_received(), "the transport closes"
+        assert all(wait.cancelled() for wait in waits)
+        await asyncio.sleep(0)
+        assert not server.transport.aborted and server.metrics.closes == {}
+
+    asyncio.run(scenario())
+
+
+def test_all_that_a_peer_sent_before_it_went_is_carried_out() -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        gate, waits = asyncio.Event(), []
+
+        async def control() -> bytes:
+            await gate.wait()
+            return b"answer"
+
+        def answer(body: bytes) -> Any:
+            if body == b"alone":
+                return control()
+            waits.append(loop.create_future())
+            return waits[-1]
+
+        server = Server(answer)
+        many = MOST_PENDING + 3
+        server.receive(request(b"alone") + b"".join(request(b"append") for _ in range(many)))
+        assert server.connection.eof_received(), "requests wait for their turn"
+        assert server.seen == [b"alone"]
+        gate.set()
+        await until(lambda: server.transport.closed)
+        assert server.seen == [b"alone"] + [b"append"] * many
+        assert all(wait.cancelled() for wait in waits)
+        assert bytes(server.transport.written) == b"answer"
+        assert not Server(lambda _body: b"").connection.eof_received()
+
+    asyncio.run(scenario())
+
+
+def test_bytes_that_come_or_go_are_no_idleness() -> None:
+    async def scenario() -> None:
+        waiting = asyncio.get_running_loop().create_future()
+        server = Server(lambda _body: waiting)
+        moments = [server.connection.idle_since]
+        whole = request(b"a large one")
+        for piece in (whole[:5], whole[5:9], whole[9:]):
+            server.receive(piece)
+            moments.append(server.connection.idle_since)
         waiting.set_result(b"answer")
         await asyncio.sleep(0)
-        assert bytes(server.transport.written) == b"answer"
-        assert server.transport.closed
-        assert not Server(lambda _body: b"").connection.eof_received()
+        moments.append(server.connection.idle_since)
+        assert moments == sorted(set(moments))
 
     asyncio.run(scenario())
 

@@ -209,6 +209,21 @@ def test_more_than_an_answer_can_hold_is_not_waited_for(tmp_path: Path) -> None:
     assert asyncio.run(scenario()) > 1_000
 
 
+@pytest.mark.parametrize("min_bytes", [2_500, 1 << 20])
+def test_answer_that_no_further_batch_fits_into_is_not_waited_with(tmp_path: Path, min_bytes: int) -> None:
+    """Batches do not add up to the limit exactly; the one that would pass it stays behind."""
+
+    async def scenario() -> tuple[int, int]:
+        async with _broker(tmp_path, largest_answer=2_500) as services:
+            for _ in range(3):
+                services.replica_manager.append_now("t", 0, _batch(b"x" * 1_000), 1)
+            given = len(_decoded(_ask(services, min_bytes=min_bytes)).partitions[0].records)
+            return given, services.metrics.fetch_waits
+
+    given, waits = asyncio.run(scenario())
+    assert 2_000 < given < 2_500 and waits == 0
+
+
 def test_throttled_fetch_is_empty_and_costs_nothing(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with _broker(tmp_path) as services:

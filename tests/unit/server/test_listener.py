@@ -187,16 +187,49 @@ def test_nobody_may_connect_only_where_somebody_may() -> None:
         parse_settings({"max.connections.per.ip": 0})
 
 
-def test_idle_connection_is_closed_and_a_busy_one_is_not() -> None:
+@pytest.mark.parametrize("waits", [False, True])
+def test_idle_connection_is_closed_whatever_it_may_wait_for(
+    monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
     async def scenario() -> None:
         async with listening(connections_max_idle_ms=60_000) as (listener, metrics, port):
             peer = await connect(port)
             assert await ask(peer)
+            if waits:
+                answer = asyncio.get_running_loop().create_future()
+                monkeypatch.setattr(Echo, "dispatch", lambda *_: answer)
+                await asyncio.get_running_loop().sock_sendall(peer, request(b"x"))
+                (connection,) = listener._connections
+                await until(lambda: connection._pending)
             listener.tidy(time.monotonic() + 59)
             assert metrics.closes == {}
             listener.tidy(time.monotonic() + 61)
             assert metrics.closes == {"idle": 1}
             peer.close()
+
+    run(scenario)
+
+
+def test_connection_of_a_client_that_is_gone_is_given_up_while_its_fetch_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        async with listening() as (listener, _, port):
+            answers: list[asyncio.Future[bytes]] = []
+
+            def waits(*_: object) -> asyncio.Future[bytes]:
+                answers.append(asyncio.get_running_loop().create_future())
+                return answers[-1]
+
+            monkeypatch.setattr(Echo, "dispatch", waits)
+            peers = [await connect(port) for _ in range(3)]
+            for peer in peers:
+                await asyncio.get_running_loop().sock_sendall(peer, request(b"x"))
+            await until(lambda: len(answers) == 3)
+            for peer in peers:
+                peer.close()
+            await until(lambda: listener.connection_count == 0)
+            assert all(answer.cancelled() for answer in answers)
 
     run(scenario)
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from millrace.broker.errors import InvalidConfig, InvalidRequest
-from millrace.broker.server.topic_settings import APPEND, DELETE, SET, SUBTRACT, increments, replacement
+from millrace.broker.server.topic_settings import (
+    APPEND,
+    DELETE,
+    DYNAMIC_TOPIC_CONFIG,
+    SET,
+    SUBTRACT,
+    describe_topic_config,
+    increments,
+    replacement,
+)
+from millrace.broker.storage.log_config import UNREADABLE, LogConfig
 
 DEFAULTS = {"cleanup.policy": "delete"}
 
@@ -42,3 +52,10 @@ def test_increments_that_make_no_sense_are_refused(
 
 def test_replacement_forgets_what_is_not_given() -> None:
     assert replacement([("a", "1"), ("b", None)])({"c": "3"}) == {"a": "1"}
+
+
+def test_what_cannot_be_used_is_described_so_that_it_can_be_taken_away() -> None:
+    config = {UNREADABLE: "why", "retention.ms": "for ever", "min.insync.replicas": "2"}
+    entries = {entry["name"]: entry for entry in describe_topic_config(config, LogConfig())}
+    for name, value in config.items():
+        assert (entries[name]["value"], entries[name]["config_source"]) == (value, DYNAMIC_TOPIC_CONFIG)

@@ -14,9 +14,10 @@ from tests.waiting import patience
 PROCESS = """
 import asyncio, gc, sys
 from pathlib import Path
-from millrace.deploy.lean_imports import without
+from millrace.broker.telemetry.garbage import settle
+from millrace.deploy.lean_imports import lean
 gc.disable()
-with without("hypothesis", "rich"):
+with lean():
     import millrace.broker.server.broker
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
@@ -25,7 +26,7 @@ logs.start(0)
 assert logs.was_clean and logs.get(("t", 0)).end_offset == 2, logs.notes
 heavy = {"hypothesis", "numba", "numpy", "rich"}
 print(sorted(heavy & set(sys.modules)))
-from millrace.broker.server.warm_start import load_loops, settle
+from millrace.broker.server.warm_start import load_loops
 asyncio.run(load_loops(with_compaction=True))
 settle()
 print(sorted(heavy & set(sys.modules)), gc.isenabled(), gc.get_freeze_count() > 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -111,20 +112,24 @@ def test_log_that_fails_during_a_flush_is_not_called_flushed(
     assert log.recovery_point == 0
 
 
-def test_log_that_is_deleted_during_a_flush_leaves_the_folder_in_use(
+def test_log_that_is_deleted_during_a_flush_is_gone_after_it(
     manager: LogManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = manager.create(KEY)
     append(log)
     original = os.fdatasync
+    deleting = threading.Thread(target=manager.delete, args=(KEY,))
 
     def fdatasync(fd: int) -> None:
+        deleting.start()
         original(fd)
-        manager.delete(KEY)
+        assert log.directory.exists(), "the flush writes there"
 
-    with monkeypatch.context() as patch, pytest.raises(KafkaStorageError, match="deleted"):
+    with monkeypatch.context() as patch:
         patch.setattr(os, "fdatasync", fdatasync)
         log.flush(0)
+    deleting.join()
+    assert manager.get(KEY) is None and not log.directory.exists()
     assert not manager.failed_folders
     assert not manager.offline
 

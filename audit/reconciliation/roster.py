@@ -1,0 +1,110 @@
+"""The roster: producers that the config names, and that must tell of every window of a topic. Pure.
+
+Called by `runs.reconciling` with what events told and the windows that others' records and reports are in. A
+stream speaks for the time from its opening to its end, whether it sent anything or not, and for the windows
+that it reported; a window that none of a member's streams speaks for is not complete. One that fell silent
+without a word has a row of its own (`reconcile_stream`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from math import inf
+
+from millrace.audit.contract.events import CLOSED, UNANNOUNCED, StreamFacts
+from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
+
+Span = tuple[float, float]
+"""[from, until) in ms"""
+
+
+def roster_rows(
+    roster: Iterable[str],
+    streams: Iterable[StreamFacts],
+    topic: str,
+    window_ms: int,
+    *,
+    windows: Iterable[tuple[int, int]] = (),
+    grace_ms: int = 0,
+) -> list[WindowVerdict]:
+    """UNKNOWN for every member and every window that it is silent about, never an empty PROVEN.
+
+    `streams` name the audited topics; `windows` are [start, end) of the topic's settled rows. A member that
+    has never reported has one row, without a window, and so have all windows after the end of one that closed
+    all of its streams and has not come back.
+    """
+    known: dict[str, list[StreamFacts]] = {}
+    for facts in streams:
+        if facts.topic == topic:
+            known.setdefault(facts.producer, []).append(facts)
+    ordered = sorted(set(windows))
+    rows = []
+    for name in sorted(set(roster)):
+        if name not in known:
+            rows.append(_row(name, topic, window_ms, "has never reported"))
+            continue
+        until_ms = _heard_until(known[name])
+        told = _spans(known[name], grace_ms)
+        for start_ms, end_ms in ordered:
+            if start_ms >= until_ms + grace_ms:
+                what = "closed and has not come back"
+                rows.append(_row(name, topic, window_ms, what, not_before_ms=int(until_ms)))
+                break
+            if not _touches(told, start_ms, end_ms):
+                what = "told nothing of this window"
+                rows.append(_row(name, topic, end_ms - start_ms, what, start_ms=start_ms))
+    return rows
+
+
+def _heard_until(streams: Sequence[StreamFacts]) -> float:
+    """When the last of a producer's streams closed; without an end while one is not closed."""
+    return max((facts.at_ms if facts.state == CLOSED else inf for facts in streams), default=inf)
+
+
+def _spans(streams: Iterable[StreamFacts], grace_ms: int) -> list[Span]:
+    """What the streams speak for, in order and apart; clocks of producers may differ by the grace."""
+    spans: list[Span] = []
+    for facts in streams:
+        reports = facts.windows.values()
+        spans += [(each.window_start_ms, each.window_start_ms + each.window_ms) for each in reports]
+        if facts.state != UNANNOUNCED:
+            opened_ms = facts.opened_at_ms
+            if opened_ms is None:  # the word of it is gone
+                opened_ms = min([facts.at_ms, *(each.window_start_ms for each in reports)])
+            ended_ms = facts.at_ms + 1 if facts.state == CLOSED else inf
+            spans.append((opened_ms - grace_ms, ended_ms + grace_ms))
+    merged: list[Span] = []
+    for first, end in sorted(spans):
+        if merged and first <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((first, end))
+    return merged
+
+
+def _touches(spans: Sequence[Span], start_ms: int, end_ms: int) -> bool:
+    number = bisect_right(spans, (end_ms - 1, inf))
+    return number > 0 and spans[number - 1][1] > start_ms
+
+
+def _row(
+    producer: str,
+    topic: str,
+    window_ms: int,
+    what: str,
+    *,
+    start_ms: int | None = None,
+    not_before_ms: int | None = None,
+) -> WindowVerdict:
+    return WindowVerdict(
+        topic=topic,
+        producer=producer,
+        stream="",
+        window_start_ms=start_ms,
+        window_ms=window_ms,
+        state=WindowState.SETTLED,
+        verdict=Verdict.UNKNOWN,
+        not_before_ms=not_before_ms,
+        reasons=(f"a producer of the roster {what}",),
+    )

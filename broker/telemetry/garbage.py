@@ -1,0 +1,21 @@
+"""The garbage collector of a server's process, which its command turns off before the first import.
+
+All that a start makes is made to stay, and looking through it again and again frees nothing: a quarter of the
+processor time that a mirror's start takes. Called by the broker when it serves, by the mirror when its
+compiled loops are loaded.
+"""
+
+from __future__ import annotations
+
+import gc
+
+
+def settle() -> None:
+    """Has garbage collected from now on where that was off; where it is on, in a process that others began,
+    nothing is changed."""
+    if gc.isenabled():
+        return
+    # What has been made so far stays: the collector need not look at it again and again, nor once at the end,
+    # when the first clients wait. It would look for a tenth of a second and find a thousand objects.
+    gc.freeze()
+    gc.enable()

@@ -1,0 +1,152 @@
+"""Which batches of an answer stand where they claim to stand. Pure.
+
+A batch's base offset is not under its checksum. In the log batches lie in the order of their offsets, so a
+wrong one contradicts its neighbours; `coalesce.BatchWalk` refuses it then. Here it is found out which of them
+is wrong: used by `source_logs` when it looks behind damage, and by the walk to begin behind a batch that is
+known to be out of its place. (Apache Kafka's followers refuse such a set, too; its consumers go on wherever
+the wrong offset leads.)
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from millrace.broker.errors import CorruptMessage
+from millrace.broker.protocol.batch import HEADER_SIZE, BatchHeader, iterate_batches, parse_header, verify_crc
+
+Buffer = bytes | bytearray | memoryview
+
+MOST_BATCHES = 200
+"""Looked at of one answer: the rule below compares each with each."""
+
+
+class Beginning(NamedTuple):
+    """The first batch that can be believed and reaches up to an offset.
+
+    `is_vouched_for`: it begins there or before, or another that can be believed stands behind it.
+    `is_behind`: one that cannot be believed stands before it.
+    """
+
+    base_offset: int
+    next_offset: int
+    is_vouched_for: bool
+    is_behind: bool
+
+
+class _Batch(NamedTuple):
+    base_offset: int
+    next_offset: int
+    place: int  # how many stand before it, whole or not
+
+
+def verify_batch(data: Buffer, position: int, header: BatchHeader) -> None:
+    """Raises CorruptMessage unless a batch is whole, its checksum right, and its header one that a log can
+    hold: what ends before it begins, or holds bytes and no records, would else be passed over."""
+    verify_crc(data, position, header)
+    has_lost_records = header.record_count == 0 and header.size > HEADER_SIZE and not header.compression
+    if header.last_offset_delta < 0 or has_lost_records:
+        raise CorruptMessage(
+            f"record batch at offset {header.base_offset} of {header.size} bytes claims "
+            f"{header.record_count} records and a last offset of {header.last_offset}"
+        )
+
+
+def beginning_at(data: Buffer, offset: int, log_end: int) -> Beginning | None:
+    """None when no batch of the answer can be believed that reaches up to `offset`."""
+    batches = _batches(data)
+    kept = _believed(batches, log_end)
+    for place, number in enumerate(kept):
+        batch = batches[number]
+        if batch.next_offset > offset:
+            is_vouched_for = batch.base_offset <= offset or place + 1 < len(kept)
+            is_behind = number > place or batch.place > number
+            return Beginning(batch.base_offset, batch.next_offset, is_vouched_for, is_behind)
+    return None
+
+
+def position_of(data: Buffer, offset: int) -> int:
+    """Where in an answer to begin whose first batch may be out of its place: at the first batch that claims
+    `offset`, when the first one and its successor contradict each other or the first reaches farther than
+    that one; otherwise 0. What stands before it in the log lies before `offset`."""
+    behind = None
+    try:
+        for position, header in iterate_batches(data):
+            if behind is None:
+                behind = header.next_offset
+                if header.base_offset <= offset and not _is_contradicted(
+                    data, position + header.size, behind
+                ):
+                    return 0
+            elif header.base_offset <= offset < header.next_offset:
+                return position
+    except CorruptMessage:
+        pass  # the walk will say so, when it comes there
+    return 0
+
+
+def _is_contradicted(data: Buffer, following: int, next_offset: int) -> bool:
+    if len(data) - following < HEADER_SIZE:
+        return False
+    return parse_header(data, following).base_offset < next_offset
+
+
+def _batches(data: Buffer) -> list[_Batch]:
+    """Those whose checksum is right, up to the first place where no batch begins, and the last one although
+    the answer has cut it off."""
+    found: list[_Batch] = []
+    place = end = 0
+    try:
+        for place, (position, header) in enumerate(iterate_batches(data), 1):
+            end = position + header.size
+            try:
+                verify_batch(data, position, header)
+            except CorruptMessage:
+                continue
+            found.append(_Batch(header.base_offset, header.next_offset, place - 1))
+            if len(found) == MOST_BATCHES:
+                return found
+        if len(data) - end >= HEADER_SIZE:
+            header = parse_header(data, end)
+            found.append(_Batch(header.base_offset, header.next_offset, place))
+    except CorruptMessage:
+        pass
+    return found
+
+
+def _believed(batches: list[_Batch], log_end: int) -> list[int]:
+    """The numbers of those that every best explanation keeps. An explanation keeps batches in ascending order
+    below `log_end`, such that between them there is room for the others, whose number of offsets is under
+    their checksum; the best ones keep the most."""
+    count = len(batches)
+    sizes = [0]
+    for batch in batches:
+        sizes.append(sizes[-1] + batch.next_offset - batch.base_offset)
+
+    def fits(before: int, after: int) -> bool:
+        """Whether `after` may be the next that is kept behind `before`; -1 and `count` are the log's ends."""
+        begin = 0 if before < 0 else batches[before].next_offset
+        end = log_end if after == count else batches[after].base_offset
+        return begin + sizes[after] - sizes[before + 1] <= end
+
+    up_to = [0] * count  # most that are kept up to this one, itself kept; 0: it cannot be
+    for number in range(count):
+        most = 0 if fits(-1, number) else -1
+        for before in range(number):
+            if up_to[before] > most and fits(before, number):
+                most = up_to[before]
+        up_to[number] = most + 1
+    from_on = [0] * count
+    for number in reversed(range(count)):
+        most = 0 if fits(number, count) else -1
+        for after in range(number + 1, count):
+            if from_on[after] > most and fits(number, after):
+                most = from_on[after]
+        from_on[number] = most + 1
+    best = max(
+        (up_to[each] + from_on[each] - 1 for each in range(count) if up_to[each] and from_on[each]), default=0
+    )
+    by_rank: dict[int, list[int]] = {}
+    for number in range(count):
+        if up_to[number] and from_on[number] and up_to[number] + from_on[number] - 1 == best:
+            by_rank.setdefault(up_to[number], []).append(number)
+    return [numbers[0] for _, numbers in sorted(by_rank.items()) if len(numbers) == 1]

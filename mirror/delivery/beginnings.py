@@ -1,0 +1,190 @@
+"""What a mirror has begun, on record apart from its positions: a position that is lost is then never taken
+for one that never was, and a source's first run stays what it was.
+
+Called by `worker`, around the positions. Whatever may happen to the positions topic (somebody deletes or
+empties it, a disk is lost), a partition that is on record here and has no position there is a lost one: a
+gap, not a new beginning, which would skip or repeat in silence. The format is final:
+
+    topic  millrace.starts.<mirror>, one partition, cleanup.policy=compact
+    key    {"source":"ewr","topic":"flights","partition":0}   value {"version":1}
+           the partition's first position is on record
+    key    {"source":"ewr","topic":"flights"}                 value {"version":1,"partitions":3}
+           so many partitions were there when the source was first looked at
+    key    {"source":"ewr"}                                   value {"version":1,"at_ms":…}
+           when that was; written behind all its topics, so where it is they are whole
+
+Order, none of it can be left out: a source's first look is durable before a partition of it has a first
+position; the mark of a partition is written when that position is durable, and before a record of it is
+carried. A reader reads marks before positions, so each mark that it has seen has its position to be seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import structlog
+
+from millrace.broker.client.cluster import Cluster
+from millrace.broker.client.read_to_end import read_topic_to_end
+from millrace.mirror.delivery.checkpoints import Positions, decode_key, encode_key
+from millrace.mirror.delivery.system_records import (
+    CLUSTER_FAILURES,
+    NewFailures,
+    SystemRecords,
+    ensure_topic,
+    refuse_expiring_topic,
+)
+from millrace.mirror.topics.routes import SourcePartition, starts_topic
+
+log = structlog.get_logger("millrace.mirror.delivery.beginnings")
+
+STARTS_TOPIC_CONFIGS = {"cleanup.policy": "compact"}
+READ_PAUSE_S = 0.2
+_MARK = b'{"version":1}'
+Width = Mapping[str, int]
+"""Topics of a source, with their numbers of partitions."""
+Look = Callable[[Collection[str]], Awaitable[Mapping[str, Width]]]
+"""What sources have, those that answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstLook:
+    """What a source had when this mirror first looked at it, and when that was."""
+
+    at_ms: int
+    topics: Width
+
+    def holds(self, partition: SourcePartition) -> bool:
+        return partition.partition < self.topics.get(partition.topic, 0)
+
+
+@dataclass
+class Begun:
+    """What the topic says: the newest record of each key. Records of another kind are ignored."""
+
+    partitions: set[SourcePartition] = field(default_factory=set)
+    first_looks: dict[str, FirstLook] = field(default_factory=dict)
+    _widths: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def apply(self, key: bytes | None, value: bytes | None) -> None:
+        """Takes one record, in offset order."""
+        if (partition := decode_key(key)) is not None:
+            if value is None:
+                self.partitions.discard(partition)
+            else:
+                self.partitions.add(partition)
+            return
+        try:
+            named, told = json.loads(key or b""), json.loads(value or b"")
+            source = str(named["source"])
+            if "topic" in named:
+                self._widths.setdefault(source, {})[str(named["topic"])] = int(told["partitions"])
+            else:
+                self.first_looks[source] = FirstLook(int(told["at_ms"]), self._widths.setdefault(source, {}))
+        except (ValueError, TypeError, KeyError, OverflowError):
+            return
+
+    def lost(self, positions: Positions) -> set[SourcePartition]:
+        """Those that were begun and whose positions are gone."""
+        return self.partitions - positions.known.keys() - positions.unreadable
+
+    def start(self, partition: SourcePartition, configured: str | int, *, is_first: bool) -> str | int:
+        """Where a partition that was never begun begins. `start` is for the first run (`is_first`: of its
+        source it begins now); what has appeared since begins with its first record. For what was there and
+        comes late, `latest` means the time of the first run."""
+        if is_first:
+            return configured
+        look = self.first_looks.get(partition.source)
+        if look is None or not look.holds(partition):
+            return "earliest"
+        return look.at_ms if configured == "latest" else configured
+
+
+def encode_first_look(source: str, look: FirstLook) -> list[tuple[bytes, bytes]]:
+    rows = [
+        (_encode({"source": source, "topic": topic}), _encode({"version": 1, "partitions": count}))
+        for topic, count in sorted(look.topics.items())
+    ]
+    return [*rows, (_encode({"source": source}), _encode({"version": 1, "at_ms": look.at_ms}))]
+
+
+def encode_marks(partitions: Iterable[SourcePartition]) -> list[tuple[bytes, bytes]]:
+    return [(encode_key(partition), _MARK) for partition in sorted(partitions)]
+
+
+def _encode(fields: Mapping[str, object]) -> bytes:
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+class Beginnings:
+    """The topic of one mirror. `now_ms`: the time of day."""
+
+    def __init__(
+        self, mirror: str, target: Cluster, system: SystemRecords, factor: int, now_ms: Callable[[], int]
+    ) -> None:
+        self._topic = starts_topic(mirror)
+        self._target = target
+        self._system = system
+        self._replication_factor = factor
+        self._now_ms = now_ms
+        self._unmarked: set[SourcePartition] = set()
+        self._marking = asyncio.Lock()
+
+    async def read(self) -> Begun:
+        """All of it. To be read before the positions. Asks until it gets it; raises FatalError where the
+        topic lets its records expire."""
+        failures = NewFailures()
+        while True:
+            begun = Begun()
+            try:
+                await ensure_topic(
+                    self._target, self._topic, 1, self._replication_factor, STARTS_TOPIC_CONFIGS
+                )
+                await refuse_expiring_topic(self._target, self._topic)
+                async for record in read_topic_to_end(self._target, self._topic):
+                    begun.apply(record.key, record.value)
+                return begun
+            except CLUSTER_FAILURES as error:
+                if failures.is_news(error):
+                    log.warning("cannot read yet what was begun", topic=self._topic, error=str(error))
+                await asyncio.sleep(READ_PAUSE_S)
+
+    async def take_stock(
+        self, begun: Begun, positions: Positions, coming: Iterable[SourcePartition], look: Look
+    ) -> set[str]:
+        """Lost positions are noted as such in `positions`; positions without a mark (of a version that set
+        none, or of a worker that was killed between the two) get theirs. Gives the sources whose first run
+        begins now; their first look is on record then, as far as `look` tells what they have."""
+        lost = begun.lost(positions)
+        if lost:
+            log.error("positions are gone", topic=self._topic, partitions=len(lost))
+            positions.unreadable |= lost
+        seen = {*positions.known, *positions.unreadable}
+        new = {each.source for each in coming} - {each.source for each in seen} - begun.first_looks.keys()
+        for source, topics in sorted((await look(new)).items() if new else ()):
+            first = FirstLook(self._now_ms(), dict(topics))
+            await self._write(encode_first_look(source, first))
+            begun.first_looks[source] = first
+        if unmarked := positions.known.keys() - begun.partitions:
+            await self._write(encode_marks(unmarked))
+        return new
+
+    async def mark(self, partition: SourcePartition) -> None:
+        """Returns when it is on record that the partition has begun. Those that come together are written
+        together."""
+        self._unmarked.add(partition)
+        async with self._marking:
+            if partition not in self._unmarked:
+                return  # whoever was before has written it
+            marked, self._unmarked = self._unmarked, set()
+            try:
+                await self._write(encode_marks(marked))
+            except BaseException:
+                self._unmarked |= marked
+                raise
+
+    async def _write(self, records: list[tuple[bytes, bytes]]) -> None:
+        await self._system.write(self._topic, records, configs=STARTS_TOPIC_CONFIGS)

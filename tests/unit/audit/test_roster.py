@@ -1,0 +1,96 @@
+"""Who must tell of every window, and of which windows nobody did."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyroaring import BitMap64
+
+from millrace.audit.contract.events import CLOSED, HEARTBEAT, CountEvent, StreamFacts
+from millrace.audit.reconciliation.roster import roster_rows
+from millrace.audit.reconciliation.verdicts import Verdict, overall_verdict
+from tests.unit.audit.trap_scene import Scene, Stream, row
+
+YEAR_MS = 365 * 86_400_000
+WINDOWS = [(start, start + 10) for start in range(0, 100, 10)]
+NOT_BACK = "a producer of the roster closed and has not come back"
+NOTHING = "a producer of the roster told nothing of this window"
+
+
+def stream(opened_ms, until_ms=None, name="AA", topic="flights", **more):
+    state = HEARTBEAT if until_ms is None else CLOSED
+    at_ms = opened_ms if until_ms is None else until_ms
+    times = {"opened_at_ms": opened_ms, "at_ms": at_ms, "state": state}
+    return StreamFacts(f"{opened_ms:016x}", topic=topic, producer=name, **{**times, **more})
+
+
+def report(start_ms):
+    nothing = BitMap64()
+    return CountEvent(
+        "s", "s", "flights", "AA", start_ms, 10, 1, 0, 0, nothing, nothing, nothing, at_ms=start_ms
+    )
+
+
+def silent(*streams, grace_ms=0):
+    rows = roster_rows(["AA"], streams, "flights", 10, windows=WINDOWS, grace_ms=grace_ms)
+    assert {(each.producer, each.verdict) for each in rows} <= {("AA", Verdict.UNKNOWN)}
+    told = {NOTHING: "", NOT_BACK: f" from {rows[-1].not_before_ms}" if rows else ""}
+    return [f"{each.window_start_ms}{told[reason]}" for each in rows for reason in each.reasons]
+
+
+def test_a_member_is_asked_for_every_window_and_not_for_any():
+    assert silent(stream(5)) == []
+    assert silent(stream(5, 35), stream(62)) == ["40", "50"], "it was silent between two starts"
+    assert silent(stream(25)) == ["0", "10"], "it came late"
+    assert silent(stream(5, 35)) == ["None from 35"]
+    assert silent(stream(5, 12), stream(42, 44)) == ["20", "30", "None from 44"]
+    assert silent(stream(5, 35), stream(30)) == [], "one stream for another"
+
+
+def test_clocks_may_differ_by_the_grace():
+    assert silent(stream(5, 35), stream(62), grace_ms=3) == ["40"], "the end of the other may be its own"
+    assert silent(stream(5, 35), stream(67), grace_ms=6) == ["50"]
+    assert silent(stream(5, 85), grace_ms=5) == ["None from 85"]
+
+
+def test_another_topic_of_the_member_says_nothing_of_this_one():
+    assert silent(stream(5, 35), stream(36, topic="hotels")) == ["None from 35"]
+
+
+def test_a_report_speaks_for_its_window_whenever_it_was_made():
+    """A producer may set creation times itself."""
+    late = stream(95, 99, windows={20: report(20)})
+    assert silent(late) == [str(start) for start in range(0, 90, 10) if start != 20]
+
+
+def test_an_opening_that_is_gone_is_not_later_than_the_first_report():
+    assert silent(stream(35, windows={20: report(20)}, opened_at_ms=None)) == ["0", "10"]
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+def test_a_member_that_was_silent_for_a_year_is_no_proof_of_that_year(scene):
+    member, other = Stream(scene), Stream(scene)
+    member.send(1)
+    member.close()
+    scene.later(YEAR_MS)
+    other.send(1)
+    other.report()
+    scene.later(YEAR_MS)
+    back = Stream(scene, name=member.name)
+    for each in (other, back):
+        each.send(1)
+        each.close()
+    scene.carry()
+    scene.later()
+    assert overall_verdict(scene.audit()) is Verdict.PROVEN
+    scene.roster = [member.name]
+    rows = scene.audit()
+    assert overall_verdict(rows) is Verdict.UNKNOWN
+    (found,) = (each for each in rows if not each.stream)
+    between = row(rows, other)
+    assert (found.producer, found.window_start_ms) == (member.name, between.window_start_ms)

@@ -1,0 +1,256 @@
+"""What was begun is known apart from the positions: none that is lost is taken for none that was."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from millrace.broker.client.cluster import Cluster
+from millrace.mirror import worker as worker_module
+from millrace.mirror.config import MirrorConfig, parse_config
+from millrace.mirror.delivery import beginnings as module
+from millrace.mirror.delivery.beginnings import (
+    Begun,
+    FirstLook,
+    encode_first_look,
+    encode_marks,
+)
+from millrace.mirror.delivery.checkpoints import Position, Positions, encode_records
+from millrace.mirror.sharing.assignment import Share, encode_share
+from millrace.mirror.topics.routes import SourcePartition
+from millrace.mirror.worker import Worker
+from tests.unit.mirror.test_pipeline_gaps import ORIGIN
+from tests.waiting import patience
+
+START_MS = 1_000
+
+
+def part(number: int, topic: str = "flights") -> SourcePartition:
+    return SourcePartition("ewr", topic, number)
+
+
+def config(start: str) -> MirrorConfig:
+    source = {"cluster": "ewr", "bootstrap": ["127.0.0.1:2"], "topics": {"include": [".*"]}, "start": start}
+    target = {"cluster": "agg", "bootstrap": ["127.0.0.1:1"]}
+    return parse_config({"name": "m", "delivery": "at_least_once", "target": target, "sources": [source]})
+
+
+class Stage:
+    """A mirror's own topics, and one worker after another that is assigned partitions of `ewr`."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, start: str) -> None:
+        self.config = config(start)
+        self.now_ms = START_MS
+        self.widths = {"flights": 2}
+        self.starts: list[tuple[bytes | None, bytes | None]] = []
+        self.positions: list[tuple[bytes, bytes]] = []
+        self.done: list[str] = []
+        self.is_killed_before_marks = False
+        self.looks_late = False
+
+        async def nothing(*_: object) -> int:
+            return 1
+
+        async def read(*_: object) -> Any:
+            self.done.append("marks read")
+            for key, value in list(self.starts):
+                yield SimpleNamespace(key=key, value=value)
+
+        patch.setattr(module, "ensure_topic", nothing)
+        patch.setattr(module, "refuse_expiring_topic", nothing)
+        patch.setattr(module, "read_topic_to_end", read)
+
+    async def write(self, _topic: str, records: Iterable[tuple[bytes, bytes]], **_: object) -> None:
+        self.done.append("marks written")
+        await asyncio.sleep(0)
+        self.starts += records
+
+    async def read_positions(self) -> Positions:
+        self.done.append("positions read")
+        positions = Positions()
+        for key, value in self.positions:
+            positions.apply(key, value)
+        return positions
+
+    async def record_start(self, partition: SourcePartition, position: Position) -> None:
+        self.done.append("position written")
+        self.positions += encode_records([(partition, position)])
+
+    async def assigned(self, *coming: SourcePartition) -> dict[SourcePartition, str | int]:
+        """Where a new worker begins the partitions; "lost": nowhere by itself, "known": at the position.
+        A first position is recorded for those that begin."""
+        begun: dict[SourcePartition, str | int] = {}
+        agg, ewr = Cluster("agg", ["127.0.0.1:1"]), Cluster("ewr", ["127.0.0.1:2"])
+        worker = Worker(self.config, agg, {"ewr": ewr}, lambda: self.now_ms)
+        reader: Any = worker.readers["ewr"]
+        topics = {
+            name: SimpleNamespace(name=name, internal=False, partitions=dict.fromkeys(range(width)))
+            for name, width in self.widths.items()
+        }
+
+        def looks() -> None:
+            reader.view = SimpleNamespace(topics=topics)
+            reader.has_looked.set()
+
+        if self.looks_late:
+            asyncio.get_running_loop().call_later(0.01, looks)
+        else:
+            looks()
+
+        async def begin(pipeline: Any, known: Position | None, *, is_lost: bool, start: str | int) -> None:
+            begun[pipeline.partition] = "lost" if is_lost else start if known is None else "known"
+            if not is_lost and known is None:
+                position = Position(7, ORIGIN.cluster_id, ORIGIN.topic_id, -1, 0)
+                if self.is_killed_before_marks:
+                    await self.record_start(pipeline.partition, position)
+                else:
+                    await worker._record_start(pipeline.partition, position)
+            pipeline.close()
+
+        async def ready() -> None: ...
+
+        reader.begin = begin
+        stubbed: Any = worker
+        stubbed.operators = SimpleNamespace(
+            ready=ready, take_crew=lambda _: None, began=lambda _: None, url="http://x"
+        )
+        stubbed.delivery.read_positions = self.read_positions
+        stubbed.delivery.record_start = self.record_start
+        stubbed._system.write = self.write
+        async with asyncio.timeout(patience()), asyncio.TaskGroup() as worker._tasks:
+            await worker._assigned(encode_share(Share(coming)))
+        await agg.close()
+        await ewr.close()
+        return begun
+
+
+@pytest.mark.parametrize("start", ["latest", "earliest"])
+def test_position_that_is_gone_is_lost_wherever_a_first_run_would_begin(
+    start: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        stage = Stage(monkeypatch, start)
+        assert await stage.assigned(part(0), part(1)) == {part(0): start, part(1): start}
+        assert await stage.assigned(part(0)) == {part(0): "known"}
+        del stage.positions[0]  # one of them
+        assert await stage.assigned(part(0), part(1)) == {part(0): "lost", part(1): "known"}
+        stage.positions.clear()
+        assert await stage.assigned(part(0), part(1)) == {part(0): "lost", part(1): "lost"}
+
+    asyncio.run(story())
+
+
+def test_position_without_a_mark_gets_one_and_can_be_lost_from_then_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a worker that was killed between the two, or of a version that set none."""
+
+    async def story() -> None:
+        stage = Stage(monkeypatch, "latest")
+        stage.is_killed_before_marks = True
+        assert await stage.assigned(part(0)) == {part(0): "latest"}
+        assert await stage.assigned(part(0)) == {part(0): "known"}
+        stage.positions.clear()
+        assert await stage.assigned(part(0)) == {part(0): "lost"}
+
+    asyncio.run(story())
+
+
+def test_second_wave_of_a_first_run_begins_when_that_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not at `latest` as it is by then, nor with all that the source ever had."""
+
+    async def story() -> None:
+        stage = Stage(monkeypatch, "latest")
+        await stage.assigned(part(0))
+        stage.now_ms += 3_600_000
+        stage.widths = {"flights": 3, "new": 1}
+        assert await stage.assigned(part(0), part(1), part(2), part(0, "new")) == {
+            part(0): "known",
+            part(1): START_MS,
+            part(2): "earliest",
+            part(0, "new"): "earliest",
+        }
+
+    asyncio.run(story())
+
+
+def test_worker_that_has_not_looked_yet_waits_for_the_first_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leader had, and shared it out: what comes late is of the first run all the same."""
+
+    async def story() -> None:
+        stage = Stage(monkeypatch, "latest")
+        stage.looks_late = True
+        assert await stage.assigned(part(0)) == {part(0): "latest"}
+        assert await stage.assigned(part(1)) == {part(1): START_MS}
+
+    asyncio.run(story())
+
+
+def test_source_that_does_not_answer_holds_nothing_up_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "FIRST_LOOK_S", 0.001)
+
+    async def story() -> None:
+        stage = Stage(monkeypatch, "latest")
+        stage.looks_late = True
+        assert await stage.assigned(part(0)) == {part(0): "latest"}
+        assert stage.starts == encode_marks([part(0)])
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("start", ["earliest", 5_000])
+def test_second_wave_begins_by_a_start_that_is_the_same_at_any_time(start: str | int) -> None:
+    begun = Begun(first_looks={"ewr": FirstLook(START_MS, {"flights": 2})})
+    assert begun.start(part(1), start, is_first=False) == start
+
+
+def test_marks_are_read_before_positions_and_written_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a partition that begins meanwhile would be taken for a lost one."""
+
+    async def story() -> None:
+        stage = Stage(monkeypatch, "latest")
+        await stage.assigned(part(0))
+        assert stage.done == [
+            "marks read",
+            "positions read",
+            "marks written",  # the first look
+            "position written",
+            "marks written",
+        ]
+
+    asyncio.run(story())
+
+
+def test_format_is_the_documented_one_and_reads_as_written() -> None:
+    rows = [*encode_first_look("ewr", FirstLook(9, {"flights": 3})), *encode_marks([part(0)])]
+    assert rows == [
+        (b'{"source":"ewr","topic":"flights"}', b'{"version":1,"partitions":3}'),
+        (b'{"source":"ewr"}', b'{"version":1,"at_ms":9}'),
+        (b'{"source":"ewr","topic":"flights","partition":0}', b'{"version":1}'),
+    ]
+    begun = Begun()
+    for key, value in [
+        *rows,
+        (b"of another kind", b"{}"),
+        (None, None),
+        (b'{"source":"x"}', b"{}"),
+        (b'{"source":"x"}', b'{"at_ms":1e999}'),
+    ]:
+        begun.apply(key, value)
+    assert (begun.partitions, begun.first_looks) == ({part(0)}, {"ewr": FirstLook(9, {"flights": 3})})
+
+
+def test_marks_that_come_together_are_written_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        stage = Stage(monkeypatch, "latest")
+        many = [part(number) for number in range(500)]
+        stage.widths = {"flights": 500}
+        await stage.assigned(*many)
+        assert {key for key, _ in stage.starts} >= {key for key, _ in encode_marks(many)}
+        assert stage.done.count("marks written") < 10
+
+    asyncio.run(story())

@@ -1,0 +1,196 @@
+"""A batch whose base offset has a wrong bit, on the source's disk: its checksum does not cover that field.
+
+A real pipeline and a real look at the log, a source that finds its batches as Apache Kafka does within one
+interval of its index: the first one, in the order of the file, that claims to reach up to the offset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import millrace.mirror.sources.source_logs as logs_module
+from millrace.broker.client.raw_fetch import FetchedPartition
+from millrace.broker.protocol.batch import parse_header, stamp_offset_and_epoch
+from millrace.broker.protocol.control_records import build_marker
+from millrace.broker.protocol.records import Record, build_batch, read_records
+from millrace.mirror.gaps.gaps import GapClass
+from millrace.mirror.pipeline import State
+from tests.unit.mirror.old_entries import entry
+from tests.unit.mirror.test_pipeline_gaps import Around, Target, started
+from tests.unit.mirror.test_source_answers import OLD, Source, logs_of
+
+SMALL, LARGE = 9, 14_000
+"""Sizes of values: of batches that are merged with their neighbours, and of those that pass as they are."""
+
+
+class Log:
+    """The source's file, as (what is true of it, its bytes). Each record's value begins with its offset."""
+
+    def __init__(self, end: int) -> None:
+        self.end = end
+        self.batches: list[bytearray] = []
+        self.true: list[range] = []
+
+    def add(self, offsets: range, size: int) -> None:
+        values = [str(offset).encode().ljust(size, b".") for offset in offsets]
+        built = build_batch([Record(None, value, timestamp_ms=1) for value in values])
+        self._add(built, offsets)
+
+    def add_marker(self, offset: int) -> None:
+        self._add(build_marker(7, 0, 0, committed=True, now_ms=1), range(offset, offset + 1))
+
+    def _add(self, built: bytearray, offsets: range) -> None:
+        stamp_offset_and_epoch(memoryview(built), offsets.start, 0)
+        self.batches.append(built)
+        self.true.append(offsets)
+
+    def claim(self, number: int, base: int) -> None:
+        self.batches[number][:8] = base.to_bytes(8, "big")
+
+    def answer(self, offset: int, max_bytes: int = 1 << 20) -> FetchedPartition:
+        data = bytearray()
+        for each in self.batches:
+            if parse_header(each, 0).next_offset > offset or data:
+                if data and len(data) + len(each) > max_bytes:
+                    data += each[: max_bytes - len(data)]
+                    break
+                data += each
+        return FetchedPartition("flights", 0, 0, self.end, self.end, 0, (), None, memoryview(data))
+
+
+def log_of(size: int) -> Log:
+    """Offsets 0 to 23; compaction has left holes at 6-7 and 15, and 12 is the end of a transaction."""
+    log = Log(24)
+    for offsets in (range(3), range(3, 4), range(4, 6), range(8, 10), range(10, 12)):
+        log.add(offsets, size)
+    log.add_marker(12)
+    for offsets in (range(13, 14), range(14, 15), range(16, 20), range(20, 23), range(23, 24)):
+        log.add(offsets, size)
+    return log
+
+
+MARKER = 5
+BESIDE_HOLES = {2, 3, 7, 8}
+
+
+async def carried(
+    log: Log, monkeypatch: pytest.MonkeyPatch, max_bytes: int = 1 << 20
+) -> tuple[dict[int, int], Around]:
+    """What a mirror that skips damage carries, by the offset that it gives it: the true one; and its gaps."""
+    pipeline, target, around = started(GapClass.CORRUPT)
+    source = Source(OLD, latest=log.end)
+
+    async def fetch(
+        _cluster: object, _node: int, positions: Any, *, max_bytes: int, **_: object
+    ) -> list[FetchedPartition]:
+        (asked,) = positions.values()
+        return [log.answer(asked.offset, max_bytes)]
+
+    monkeypatch.setattr(logs_module, "fetch", fetch)
+    logs = logs_of(source)
+    found: dict[int, int] = {}
+    for _ in range(200):
+        if pipeline.progress.settled_position >= log.end:
+            break
+        if pipeline.state is State.RUNNING:
+            pipeline.accept(log.answer(pipeline.progress.fetch_offset, max_bytes))
+        if pipeline.damage is not None:
+            await logs.survey(pipeline)
+        collect(target, found)
+        await around.rest()
+    assert pipeline.progress.settled_position == log.end, "it stands still"
+    return found, around
+
+
+def collect(target: Target, found: dict[int, int]) -> None:
+    while target.queue:
+        outgoing = target.queue[0]
+        records = read_records(bytes(outgoing.batch))
+        for offset, record in zip(outgoing.offsets, records, strict=True):
+            assert offset not in found, "twice"
+            found[offset] = int((record.value or b"").rstrip(b"."))
+        target.acknowledge()
+
+
+def missing(log: Log, found: dict[int, int]) -> set[int]:
+    data = {offset for number, offsets in enumerate(log.true) if number != MARKER for offset in offsets}
+    return data - set(found.values())
+
+
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+@pytest.mark.parametrize("bit", [0, 1, 2, 3, 4, 29])
+@pytest.mark.parametrize("number", range(11))
+def test_wrong_bit_in_an_offset_costs_that_batch_at_most_and_is_told(
+    monkeypatch: pytest.MonkeyPatch, number: int, bit: int, size: int
+) -> None:
+    log = log_of(size)
+    log.claim(number, log.true[number].start ^ 1 << bit)
+    found, around = asyncio.run(carried(log, monkeypatch))
+    told = {offset for first, following, _ in around.events for offset in range(first, following)}
+    lost = missing(log, found)
+    assert lost <= told, "lost in silence"
+    # Where compaction left a hole beside it, a batch may stand in the hole as well as where it did.
+    moved = {true for offset, true in found.items() if true != offset}
+    assert moved <= (set(log.true[number]) if number in BESIDE_HOLES else set())
+    assert lost <= set(log.true[number]) | neighbours(log, number)
+
+
+def neighbours(log: Log, number: int) -> set[int]:
+    """Where two batches contradict each other next to a hole, nobody can tell which of them is wrong."""
+    return {offset for each in log.true[max(0, number - 1) : number + 2] for offset in each}
+
+
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+def test_log_with_holes_is_carried_whole_whatever_an_answer_holds(
+    monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    for max_bytes in (1, 100, 200, 30_000, 100_000, 1 << 20):
+        log = log_of(size)
+        found, around = asyncio.run(carried(log, monkeypatch, max_bytes))
+        assert (missing(log, found), around.events) == (set(), [])
+        assert all(offset == true for offset, true in found.items())
+
+
+@pytest.mark.parametrize("behind", ["data", "marker"])
+def test_batch_beyond_the_end_is_found_behind_good_ones_of_the_same_step(
+    monkeypatch: pytest.MonkeyPatch, behind: str
+) -> None:
+    """Small neighbours become one batch, and the end of a transaction belongs to the data before it: the
+    good one is carried all the same, and the other is told."""
+    log = Log(2)
+    log.add(range(1), SMALL)
+    if behind == "data":
+        log.add(range(1, 2), SMALL)
+    else:
+        log.add_marker(1)
+    log.claim(1, 1 | 1 << 29)
+    found, around = asyncio.run(carried(log, monkeypatch))
+    assert found == {0: 0}
+    assert around.events == [(1, 2, "corrupt")]
+
+
+def test_message_of_an_old_format_beyond_the_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        pipeline, target, _ = started()
+        for _ in range(4):
+            assert pipeline.damage is None
+            data = memoryview(bytearray(entry(0, 1, None, b"x") + entry(1 | 1 << 29, 1, None, b"y")))
+            pipeline.accept(FetchedPartition("flights", 0, 0, 2, 2, 0, (), None, data))
+        assert "claims offset 536870913, and the log ends at 2" in (pipeline.damage or "")
+        assert target.offsets() == []
+
+    asyncio.run(story())
+
+
+def test_survey_sees_what_follows_a_batch_larger_than_its_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise all that lies before the offset that the batch claims would be given up."""
+    log = Log(3)
+    for offset in range(3):
+        log.add(range(offset, offset + 1), 100_000)
+    log.claim(0, 1)
+    found, around = asyncio.run(carried(log, monkeypatch))
+    assert found == {1: 1, 2: 2}
+    assert around.events == [(0, 1, "corrupt")]

@@ -1,0 +1,251 @@
+"""What is tried in vain shows: in the status, in the metrics, and in whether a worker is ready."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from millrace.broker.client.cluster import Cluster
+from millrace.broker.client.metadata import TopicMetadata
+from millrace.broker.client.raw_produce import ProduceOutcome
+from millrace.broker.errors import TopicAuthorizationFailed
+from millrace.mirror.config import parse_config
+from millrace.mirror.control.http.bodies import StatusAnswer
+from millrace.mirror.control.sight import trouble_gauges
+from millrace.mirror.delivery.checkpoints import Position
+from millrace.mirror.delivery.lane import Identity
+from millrace.mirror.pipeline import PartitionPipeline, State
+from millrace.mirror.topics import topics as topics_module
+from millrace.mirror.topics.routes import SourcePartition
+from millrace.mirror.topics.topics import WantedTopic
+from millrace.mirror.troubles import HANGING_AFTER_MS, LASTING_AFTER_MS, Failure, Failures, Trouble
+from millrace.mirror.worker import Worker
+from tests.unit.mirror.test_pipeline_gaps import ORIGIN, answer, batch
+from tests.unit.mirror.test_source_answers import answered, taken
+from tests.waiting import until_async as until
+
+WHERE = SourcePartition("ewr", "flights", 0)
+CONFIG = parse_config(
+    {
+        "name": "aggregate",
+        "delivery": "at_least_once",
+        "target": {"cluster": "agg", "bootstrap": ["127.0.0.1:1"]},
+        "sources": [{"cluster": "ewr", "bootstrap": ["127.0.0.1:2"], "topics": {"include": ["flights"]}}],
+    }
+)
+
+
+class Scene:
+    """A worker that is ready and carries one partition; time is what the test says."""
+
+    def __init__(self) -> None:
+        self.now_ms = 1_000_000
+        self.target = Cluster("agg", ["127.0.0.1:1"])
+        self.source = Cluster("ewr", ["127.0.0.1:2"])
+        self.worker = Worker(CONFIG, self.target, {"ewr": self.source}, lambda: self.now_ms)
+        self.worker.is_assigned = True
+        self.worker.operators.reader._ready.set()
+        self.sink: Any = self.worker.delivery.sink_of(WHERE)
+        self.sink.is_connected = True
+        self.sink._identity = Identity(1, 0)
+        target = self.worker._naming.target_partition(*WHERE)
+        self.pipeline = PartitionPipeline(WHERE, target, self.sink, self.worker)
+        self.pipeline.ready(0, -1, ORIGIN)
+        self.worker.owned[WHERE] = self.pipeline
+        self.reader = self.worker.readers["ewr"]
+        assert self.worker.is_ready()
+
+    def passes(self, ms: int) -> None:
+        self.now_ms += ms
+
+    def told(self) -> list[tuple[str, int | None, str, int]]:
+        status = self.worker.operators.status()
+        StatusAnswer.model_validate(status)
+        return [
+            (each["topic"], each["partition"], each["reason"], each["since_ms"])
+            for each in status["troubles"]
+        ]
+
+    def gauge(self, name: str) -> dict[str, float]:
+        lines = self.worker.metrics.text().decode().splitlines()
+        rows = [line.rsplit(" ", 1) for line in lines if line.startswith(name + "{")]
+        return {labels.removeprefix(name): float(value) for labels, value in rows}
+
+
+def with_scene(story: Callable[[Scene], Any]) -> None:
+    async def whole() -> None:
+        scene = Scene()
+        try:
+            await story(scene)
+        finally:
+            await scene.target.close()
+            await scene.source.close()
+
+    asyncio.run(whole())
+
+
+LABELS = '{partition="0",source="ewr",topic="flights"}'
+
+
+async def until_lasting(scene: Scene, reason: str, labels: str = LABELS) -> None:
+    """It began just now: it is told at once, and once it lasts the worker is not ready."""
+    began_ms = scene.now_ms
+    partition = None if 'partition=""' in labels else 0
+    ((topic, number, told, since_ms),) = scene.told()
+    assert (topic, number, since_ms) == ("flights", partition, began_ms)
+    assert reason in told
+    assert scene.worker.is_ready(), "a leader that moves is no trouble"
+    scene.passes(LASTING_AFTER_MS)
+    assert not scene.worker.is_ready()
+    (line,) = scene.worker.waits_for()
+    assert "for 30 s: " in line and reason in line
+    assert scene.gauge("millrace_mirror_trouble_seconds") == {labels: LASTING_AFTER_MS / 1000}
+
+
+def test_fetches_that_the_source_refuses_show_until_one_is_answered() -> None:
+    async def story(scene: Scene) -> None:
+        refused = replace(answered(TopicAuthorizationFailed.code), topic="flights")
+        await taken(scene.reader, scene.pipeline, refused)
+        began_ms = scene.now_ms
+        await until_lasting(scene, "the source refuses the fetch")
+        await taken(scene.reader, scene.pipeline, refused)
+        assert scene.told()[0][3] == began_ms, "since the first of them"
+        await taken(scene.reader, scene.pipeline, replace(answered(), topic="flights"))
+        assert scene.told() == []
+        assert scene.worker.is_ready()
+
+    with_scene(story)
+
+
+def test_batches_that_the_target_refuses_show_until_one_is_taken() -> None:
+    async def story(scene: Scene) -> None:
+        scene.pipeline.accept(answer(batch(0, [5] * 10), end=10))
+        target = scene.pipeline.target
+        lane = scene.sink._lanes[target]
+        item = lane.next_to_send(0)
+        refused = ProduceOutcome(TopicAuthorizationFailed.code)
+        scene.sink._answered(target, item, refused, scene.now_ms)
+        await until_lasting(scene, "the target refuses flights-0")
+        item = lane.next_to_send(1 << 40)
+        scene.sink._answered(target, item, ProduceOutcome(0, 0), scene.now_ms)
+        assert scene.told() == []
+        assert scene.worker.is_ready()
+
+    with_scene(story)
+
+
+def test_topic_that_the_target_does_not_take_shows_until_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(scene: Scene) -> None:
+        async def metadata(*_: object, **__: object) -> Any:
+            return SimpleNamespace(topics={})
+
+        async def configs(_cluster: object, names: list[str], *_: object) -> Any:
+            return {name: {} for name in names}
+
+        async def refuse(*_: object, **__: object) -> None:
+            raise TopicAuthorizationFailed("no")
+
+        async def take(*_: object, **__: object) -> None: ...
+
+        monkeypatch.setattr(scene.target, "metadata", metadata)
+        monkeypatch.setattr(topics_module, "describe_topics_configs", configs)
+        monkeypatch.setattr(topics_module, "create_topic", refuse)
+        topic = TopicMetadata("flights", ORIGIN.topic_id, False, {})
+        wanted = [WantedTopic(topic, "flights", 1)]
+        await scene.worker._topics.ensure(scene.source, wanted)
+        await until_lasting(
+            scene, "the target has not taken flights: no", '{partition="",source="ewr",topic="flights"}'
+        )
+        monkeypatch.setattr(topics_module, "create_topic", take)
+        await scene.worker._topics.ensure(scene.source, wanted)
+        assert scene.told() == []
+        monkeypatch.setattr(topics_module, "create_topic", refuse)
+        await scene.worker._topics.ensure(scene.source, wanted)
+        assert scene.told() != []
+        await scene.worker._topics.ensure(scene.source, [])
+        assert scene.told() == [], "it is not wanted any more"
+
+    with_scene(story)
+
+
+def test_transaction_that_nobody_ends_at_the_source_is_lag_and_trouble() -> None:
+    async def story(scene: Scene) -> None:
+        held = replace(answer(batch(0, [5] * 4), end=4), high_watermark=10, last_stable_offset=4)
+        scene.pipeline.accept(held)
+        began_ms = scene.now_ms
+        scene.passes(3_600_000)
+        assert scene.gauge("millrace_mirror_stable_offset") == {LABELS: 4}
+        assert scene.gauge("millrace_mirror_lag_records") == {LABELS: 10}
+        assert scene.gauge("millrace_mirror_lag_seconds") == {LABELS: 3_600}
+        ((_, _, reason, since_ms),) = scene.told()
+        assert "holds back what follows offset 4" in reason
+        assert since_ms == began_ms
+        assert not scene.worker.is_ready()
+        empty = replace(held, records=memoryview(b""), last_stable_offset=10)
+        scene.pipeline.accept(empty)
+        assert scene.told() == []
+
+    with_scene(story)
+
+
+def test_transaction_that_may_still_end_is_no_trouble() -> None:
+    async def story(scene: Scene) -> None:
+        lag = scene.pipeline.lag
+        lag.sample(10, scene.now_ms, 4)
+        scene.passes(HANGING_AFTER_MS - 1)
+        assert scene.told() == []
+        # Another one holds it back now: nobody can tell that none of them ends.
+        lag.sample(20, scene.now_ms, 12)
+        scene.passes(HANGING_AFTER_MS - 1)
+        lag.sample(30, scene.now_ms, 12)
+        assert scene.told() == []
+        scene.passes(1)
+        assert len(scene.told()) == 1
+
+    with_scene(story)
+
+
+def test_partition_with_two_troubles_has_one_gauge() -> None:
+    """Prometheus takes no sample twice."""
+    troubles = [Trouble(*WHERE, "fetch", 5_000), Trouble(*WHERE, "batch", 9_000)]
+    ((_, _, labels, seconds),) = trouble_gauges(troubles, 10_000)
+    assert (labels, seconds) == ({"source": "ewr", "topic": "flights", "partition": "0"}, 5.0)
+
+
+def test_partition_that_cannot_begin_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(scene: Scene) -> None:
+        may_begin = asyncio.Event()
+
+        async def log_of(_partition: object) -> Any:
+            if not may_begin.is_set():
+                raise TopicAuthorizationFailed("no")
+            return ORIGIN, 0, 0
+
+        monkeypatch.setattr(scene.reader._logs, "_log_of", log_of)
+        scene.pipeline.state = State.STARTING
+        known = Position(0, ORIGIN.cluster_id, ORIGIN.topic_id, -1, 0)
+        beginning = asyncio.create_task(
+            scene.reader.begin(scene.pipeline, known, is_lost=False, start="earliest")
+        )
+        await until(lambda: scene.told() != [])
+        assert "it cannot begin: no" in scene.told()[0][2]
+        may_begin.set()
+        await beginning
+        assert scene.told() == []
+
+    with_scene(story)
+
+
+def test_failures_are_known_since_the_first_of_a_row() -> None:
+    failures: Failures[str] = Failures()
+    failures.failed("a", "one", 1)
+    failures.failed("a", "two", 2)
+    assert list(failures) == [("a", Failure("two", 1))]
+    failures.over("a")
+    failures.failed("a", "three", 3)
+    assert failures.get("a") == Failure("three", 3)
