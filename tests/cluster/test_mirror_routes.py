@@ -288,6 +288,11 @@ def test_mirrors_in_both_directions_with_prefixed_names_carry_each_record_once(p
                 return True
 
             await until(each_refuses_the_others_copy, logs_of=[there, other])
+
+            async def each_is_carried() -> bool:
+                return all([await values(cluster, topic) for cluster, topic in copies.values()])
+
+            await until(each_is_carried, logs_of=[there, other])
             for cluster, topic in copies.values():
                 assert await values(cluster, topic) == [b"1"]
             for cluster, copy in ((source, copies[there][1]), (target, copies[other][1])):
