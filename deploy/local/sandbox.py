@@ -27,14 +27,17 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from kio.schema.api_versions.v0.request import ApiVersionsRequest
 
 from millrace.broker.errors import DataFolderNotWritable, FatalError, PortTaken
+from millrace.broker.protocol.frames import encode_request
 from millrace.deploy import processes, zookeeper
 from millrace.deploy.local.spec import DEFAULT_FILE, MirrorSpec, SandboxSpec, load_spec
 
 START_TIMEOUT_S = 60.0
 STOP_GRACE_S = 30.0
 READY_POLL_S = 0.05
+ANSWER_TIMEOUT_S = 2.0
 MIRROR_SESSION_TIMEOUT_MS = 5_000
 
 # What suits many brokers on one small machine; a cluster's own settings lie over these.
@@ -295,7 +298,7 @@ class Sandbox:
             )
             return [sys.executable, "-m", "millrace.deploy.cli", "broker", "run", "--config", str(config)]
 
-        return Service(name, 1, spec.listen, prepare, answers=lambda: _accepts_connections(spec.listen))
+        return Service(name, 1, spec.listen, prepare, answers=lambda: _answers_requests(spec.listen))
 
     def _mirror_service(self, mirror: MirrorSpec, address: str) -> Service:
         name = f"mirror-{mirror.name}-{mirror.control.index(address) + 1}"
@@ -348,9 +351,19 @@ def _accepts_connections(address: str) -> bool:
         return False
 
 
+def _answers_requests(address: str) -> bool:
+    """Whether a broker serves: its port takes connections from its first moment on, long before it does."""
+    try:
+        with socket.create_connection(_host_and_port(address), timeout=ANSWER_TIMEOUT_S) as connection:
+            connection.sendall(encode_request(ApiVersionsRequest(), 1, "millrace-local"))
+            return len(connection.recv(1)) == 1
+    except OSError:
+        return False
+
+
 def _answers_ready(address: str) -> bool:
     host, port = _host_and_port(address)
-    connection = http.client.HTTPConnection(host, port, timeout=2.0)
+    connection = http.client.HTTPConnection(host, port, timeout=ANSWER_TIMEOUT_S)
     try:
         connection.request("GET", "/readyz")
         return connection.getresponse().status == 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from millrace.deploy.local.sandbox import Sandbox
 from millrace.deploy.local.spec import parse_spec
 from millrace.deploy.processes import ProcessFile
 from tests.ports import free_port
-from tests.waiting import patience
+from tests.waiting import patience, until
 
 pytestmark = pytest.mark.java
 
@@ -111,6 +112,18 @@ def test_killed_broker_is_shown_as_stopped_and_up_starts_it_alone(
     again = local("up", file)
     assert [line for line in again.stdout.splitlines() if line.startswith("started")] == ["started broker-a"]
     assert set(states(file).values()) == {"serving"}
+
+
+def test_broker_that_takes_connections_and_answers_nothing_is_not_shown_as_serving(
+    file: Path, content: dict[str, Any]
+) -> None:
+    assert local("up", file).returncode == 0
+    identity = ProcessFile(Path(content["data"]) / "run" / "broker-a.pid").living()
+    assert identity is not None
+    processes.send(identity, signal.SIGSTOP)
+    assert states(file)["broker-a"] == "starting"
+    processes.send(identity, signal.SIGCONT)
+    until(lambda: states(file)["broker-a"] == "serving", "the broker goes on")
 
 
 def test_taken_port_stops_what_was_started_and_says_which(file: Path, content: dict[str, Any]) -> None:
