@@ -166,6 +166,7 @@ class Log:
         closed_offset: int = 0,
         announced_id: UUID | None = None,
         is_anchored: bool = True,
+        may_have_holes: bool = False,
     ) -> Log:
         """Opens or creates the log in `directory`.
 
@@ -173,9 +174,9 @@ class Log:
         `closed_offset` is the end that was written down (0: not known);
         `start_offset` is the checkpointed log start (records below it are deleted), `cleaned_offset` where
         compaction stopped, None if it never ran. `announced_id` is the topic id of a directory that has none,
-        or whose own did not survive; `is_anchored`: the directory is known to be on the disk. Raises
-        KafkaStorageError with one line when the partition cannot be opened; other partitions can. Its cause
-        is the OSError, if there was one.
+        or whose own did not survive; `is_anchored`: the directory is known to be on the disk;
+        `may_have_holes`: nobody knows whether the topic is compacted. Raises KafkaStorageError with one line
+        when the partition cannot be opened; other partitions can. Its cause is the OSError, if there was one.
         """
         try:
             if not os.path.isdir(directory):
@@ -186,7 +187,7 @@ class Log:
                 recovery_point=recovery_point,
                 start_offset=start_offset,
                 now_ms=now_ms,
-                was_compacted=cleaned_offset is not None,
+                may_have_holes=may_have_holes or cleaned_offset is not None,
                 closed_offset=closed_offset,
             )
             end_offset = opened.end_offset
@@ -602,7 +603,7 @@ class Log:
         there is nothing to do. Raises KafkaStorageError."""
         log_durability.close(self, now_ms)
 
-    def retire(self, reason: str, rename: Callable[[], None]) -> None:
+    def retire(self, reason: str, rename: Callable[[], object]) -> None:
         """The directory is renamed by `rename` and the log, offline for `reason` from now on, touches no path
         any more: one that takes its name has files of the same names. Waits for work under way to end.
         Raises what `rename` raises."""
