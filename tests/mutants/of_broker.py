@@ -352,6 +352,18 @@ OF_STORAGE = (
 
 OF_COORDINATORS = (
     Mutant(
+        name="transaction-asked-about-too-early",
+        promise="Nothing that takes long comes between the answer that a transaction is open and the append.",
+        file="broker/server/transactional_produce.py",
+        rule="                if prepare is not None:\n                    await prepare()\n"
+        "                errors = await self._gate.admit(transactional_id, producer, sequences)\n",
+        instead="                errors = await self._gate.admit(transactional_id, producer, sequences)\n"
+        "                if prepare is not None:\n                    await prepare()\n",
+        red=(
+            "tests/unit/server/test_produce_work.py::test_transactions_are_asked_about_after_what_takes_long",
+        ),
+    ),
+    Mutant(
         name="transaction-without-epoch-fence",
         promise="Of all producers of a transactional id only the last may add to its transaction or end it.",
         file="broker/transactions/state.py",

@@ -25,15 +25,17 @@ def _started(folder: Path, settings: dict[str, str] | None = None) -> LogManager
     return manager
 
 
-def _strays(folder: Path) -> list[Path]:
-    return sorted(folder.glob("t-0.*-stray"))
+def _stray(folder: Path) -> Path:
+    found = sorted(folder.glob("t-0.*-stray"))
+    assert len(found) == 1, sorted(folder.iterdir())
+    return found[0]
 
 
 def test_a_log_set_aside_is_kept_named_and_told_again_at_each_start(tmp_path: Path) -> None:
     manager = _started(tmp_path)
     append(manager.create(KEY, topic_id=OLD), 3)
     manager.set_aside(KEY, "the cluster has no such topic")
-    (stray,) = _strays(tmp_path)
+    stray = _stray(tmp_path)
     (note,) = manager.notes
     assert stray.name in note and str(OLD) in note and "remove it if" in note
     assert manager.partitions() == set()
@@ -59,7 +61,7 @@ def test_a_topic_of_another_id_does_not_cost_the_records_of_the_one_that_is_ther
     append(manager.create(KEY, topic_id=NEW), 3)
     made = manager.create(KEY, topic_id=OLD)
     manager.housekeeping(now_ms=10)
-    (stray,) = _strays(tmp_path)
+    stray = _stray(tmp_path)
     assert (made.end_offset, made.topic_id) == (0, OLD)
     assert (stray / f"{0:020d}.log").stat().st_size == len(make_batch(3))
     manager.close()
