@@ -39,6 +39,7 @@ _GZIP_LEVEL = 6
 _ZSTD_LEVEL = 3
 _FIRST_GUESS = 64 * 1024
 _LATER_WINDOW = 512
+_LARGE_SIZE = 1 << 20
 
 
 def decompress(codec: int, data: Buffer, max_size: int) -> Buffer:
@@ -121,10 +122,16 @@ class _Zstd(threading.local):
 _zstd = _Zstd()
 
 
-def _decompress_zstd(data: Buffer, max_size: int) -> memoryview:
-    _check_zstd_frames_are_whole(data)
+def _decompress_zstd(data: Buffer, max_size: int) -> Buffer:
+    frame_count = _count_zstd_frames(data)
     # The frame's own content size is a hint for the first buffer, never an allocation that it commands.
     claimed = zstandard.frame_content_size(data)
+    if claimed > max_size:
+        raise _too_large(ZSTD, max_size)  # a frame that holds less than it claims is no frame
+    if frame_count == 1 and _LARGE_SIZE < claimed <= max_size:
+        # Into memory that nobody touches before the decoder: on a thread, growing a buffer would keep the
+        # interpreter, and with it the event loop, for as long as the decoding itself takes without it.
+        return _zstd.decompressor.decompress(data)
     guess = claimed if claimed > 0 else max(_FIRST_GUESS, 4 * len(data))
     out = bytearray(min(guess, max_size, 256 * len(data)) + 1)
     size = 0
@@ -143,14 +150,15 @@ def _decompress_zstd(data: Buffer, max_size: int) -> memoryview:
     return memoryview(out)[:size]
 
 
-def _check_zstd_frames_are_whole(data: Buffer) -> None:
+def _count_zstd_frames(data: Buffer) -> int:
     """Raises CorruptMessage when a frame lacks its last block or its checksum (RFC 8878, 3.1.1).
 
     The streaming decoder takes an early end for the end; a consumer's decoder does not, and a batch that
     consumers choke on must never be stored.
     """
-    position = 0
+    position = count = 0
     while position < len(data):
+        count += 1
         frame = memoryview(data)[position:]
         position += zstandard.frame_header_size(frame)
         is_last_block = False
@@ -165,6 +173,7 @@ def _check_zstd_frames_are_whole(data: Buffer) -> None:
             position += 4
         if position > len(data):
             raise CorruptMessage("zstd data ends early")
+    return count
 
 
 def _decompress_lz4(data: Buffer, max_size: int) -> bytes:

@@ -56,11 +56,16 @@ class Budget:
         self._exceeded = exceeded
 
     def decompress(self, codec: int, section: memoryview) -> Buffer:
-        """As `compression.decompress`. One batch alone is bounded, too."""
+        """As `compression.decompress`. One batch alone is bounded, too, and what is refused has used up what
+        it was given."""
+        limit = min(self.left, MAX_DECOMPRESSED_SIZE)
+        if not limit:
+            raise self._exceeded()
         try:
-            plain = decompress(codec, section, min(self.left, MAX_DECOMPRESSED_SIZE))
+            plain = decompress(codec, section, limit)
         except RecordTooLarge:
-            if self.left >= MAX_DECOMPRESSED_SIZE:
+            self.left -= limit
+            if limit == MAX_DECOMPRESSED_SIZE:
                 raise
             raise self._exceeded() from None
         self.left -= len(plain)
@@ -68,6 +73,7 @@ class Budget:
 
     def charge(self, size: int) -> None:
         if size > self.left:
+            self.left = 0
             raise self._exceeded()
         self.left -= size
 

@@ -141,15 +141,20 @@ LARGE = bytes(produce_work.PLAIN_AT_ONCE + 1)
 
 
 @pytest.fixture
-def on_loop(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many bytes each decompression on the event loop's thread was allowed to give."""
+def off_loop() -> list[int]:
+    """How many bytes each decompression on other threads was allowed to give."""
+    return []
+
+
+@pytest.fixture
+def on_loop(monkeypatch: pytest.MonkeyPatch, off_loop: list[int]) -> list[int]:
+    """The same on the event loop's thread."""
     amounts: list[int] = []
     loop_thread = threading.get_ident()
     plain = batch_validation.decompress
 
     def noting(codec: int, section: Any, max_size: int) -> Any:
-        if threading.get_ident() == loop_thread:
-            amounts.append(max_size)
+        (amounts if threading.get_ident() == loop_thread else off_loop).append(max_size)
         return plain(codec, section, max_size)
 
     monkeypatch.setattr(batch_validation, "decompress", noting)
@@ -157,7 +162,7 @@ def on_loop(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_bombs_are_looked_into_on_a_thread_and_no_further_than_a_request_may_hold(
-    tmp_path: Path, on_loop: list[int], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, on_loop: list[int], off_loop: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(produce_work, "PLAUSIBLE_RATIO", 1)
 
@@ -167,6 +172,7 @@ def test_bombs_are_looked_into_on_a_thread_and_no_further_than_a_request_may_hol
         fits = REQUEST_MAX_SIZE // MAX_DECOMPRESSED_SIZE
         codes = [InvalidRecord.code] * fits + [RecordTooLarge.code] * (PARTITIONS - fits)
         assert await stage.codes(answer) == codes
+        assert sum(off_loop) <= REQUEST_MAX_SIZE
         assert sum(on_loop) <= produce_work.PLAIN_AT_ONCE
 
     run(tmp_path, scenario)
