@@ -38,6 +38,8 @@ _GZIP_WINDOW = 31  # zlib's 15 bits of window, plus 16 for the gzip wrapper
 _GZIP_LEVEL = 6
 _ZSTD_LEVEL = 3
 _FIRST_GUESS = 64 * 1024
+_LATER_WINDOW = 512
+_LARGE_SIZE = 1 << 20
 
 
 def decompress(codec: int, data: Buffer, max_size: int) -> Buffer:
@@ -82,20 +84,32 @@ def _too_large(codec: int, max_size: int) -> RecordTooLarge:
 
 
 def _decompress_gzip(data: Buffer, max_size: int) -> bytes:
+    view = memoryview(data)
     parts: list[bytes] = []
-    size = 0
-    remaining: Buffer = data
-    while len(remaining):
+    size = position = 0
+    while position < len(view):
         member = zlib.decompressobj(_GZIP_WINDOW)
-        part = member.decompress(remaining, max_size - size + 1)
-        size += len(part)
-        if size > max_size:
-            raise _too_large(GZIP, max_size)
-        if not member.eof:
-            raise CorruptMessage("gzip data ends early")
-        parts.append(part)
-        remaining = member.unused_data
+        window = _first_window(view, position)
+        while not member.eof:
+            if position >= len(view):
+                raise CorruptMessage("gzip data ends early")
+            taken = view[position : position + window]
+            part = member.decompress(taken, max_size - size + 1)
+            position += len(taken)
+            size += len(part)
+            if size > max_size:
+                raise _too_large(GZIP, max_size)
+            parts.append(part)
+            window *= 2
+        position -= len(member.unused_data)
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _first_window(view: memoryview, position: int) -> int:
+    """How much the decoder of a stream that begins at `position` is given first. Nearly always the first
+    stream is the only one. What a decoder has no use for it copies, so that of many short streams behind each
+    other the rest would be copied with each of them."""
+    return _LATER_WINDOW if position else len(view)
 
 
 class _Zstd(threading.local):
@@ -108,10 +122,16 @@ class _Zstd(threading.local):
 _zstd = _Zstd()
 
 
-def _decompress_zstd(data: Buffer, max_size: int) -> memoryview:
-    _check_zstd_frames_are_whole(data)
+def _decompress_zstd(data: Buffer, max_size: int) -> Buffer:
+    frame_count = _count_zstd_frames(data)
     # The frame's own content size is a hint for the first buffer, never an allocation that it commands.
     claimed = zstandard.frame_content_size(data)
+    if claimed > max_size:
+        raise _too_large(ZSTD, max_size)  # a frame that holds less than it claims is no frame
+    if frame_count == 1 and _LARGE_SIZE < claimed <= max_size:
+        # Into memory that nobody touches before the decoder: on a thread, growing a buffer would keep the
+        # interpreter, and with it the event loop, for as long as the decoding itself takes without it.
+        return _zstd.decompressor.decompress(data)
     guess = claimed if claimed > 0 else max(_FIRST_GUESS, 4 * len(data))
     out = bytearray(min(guess, max_size, 256 * len(data)) + 1)
     size = 0
@@ -130,14 +150,15 @@ def _decompress_zstd(data: Buffer, max_size: int) -> memoryview:
     return memoryview(out)[:size]
 
 
-def _check_zstd_frames_are_whole(data: Buffer) -> None:
+def _count_zstd_frames(data: Buffer) -> int:
     """Raises CorruptMessage when a frame lacks its last block or its checksum (RFC 8878, 3.1.1).
 
     The streaming decoder takes an early end for the end; a consumer's decoder does not, and a batch that
     consumers choke on must never be stored.
     """
-    position = 0
+    position = count = 0
     while position < len(data):
+        count += 1
         frame = memoryview(data)[position:]
         position += zstandard.frame_header_size(frame)
         is_last_block = False
@@ -152,27 +173,33 @@ def _check_zstd_frames_are_whole(data: Buffer) -> None:
             position += 4
         if position > len(data):
             raise CorruptMessage("zstd data ends early")
+    return count
 
 
 def _decompress_lz4(data: Buffer, max_size: int) -> bytes:
+    view = memoryview(data)
     parts: list[bytes] = []
-    size = 0
-    remaining: Buffer | None = data
-    while remaining:
+    size = position = 0
+    while position < len(view):
         frame = lz4.frame.LZ4FrameDecompressor()
-        chunk: Buffer = remaining
+        window = _first_window(view, position)
+        # Small steps first: the decoder allocates as much as it is allowed to give.
+        step = 4 * window if position else max(_FIRST_GUESS, 4 * window)
         while not frame.eof:
-            # A small step first: the decoder allocates as much as it is allowed to give.
-            step = min(max_size - size + 1, max(_FIRST_GUESS, 4 * len(data)) << min(len(parts), 8))
-            part = frame.decompress(chunk, max_length=step)
-            chunk = b""
-            if not part and not frame.eof and frame.needs_input:
+            taken = view[position : position + window] if frame.needs_input else view[:0]
+            if frame.needs_input and not taken:
                 raise CorruptMessage("lz4 data ends early")
+            part = frame.decompress(taken, max_length=min(step, max_size - size + 1))
+            step *= 2
+            position += len(taken)
             size += len(part)
             if size > max_size:
                 raise _too_large(LZ4, max_size)
-            parts.append(part)
-        remaining = frame.unused_data
+            if part:
+                parts.append(part)
+            if taken:
+                window *= 2
+        position -= len(frame.unused_data or b"")
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 

@@ -17,8 +17,8 @@ import structlog
 from millrace.broker.errors import KafkaStorageError, OffsetOutOfRange
 from millrace.broker.protocol.batch import iterate_batches
 from millrace.broker.replication.local_partition import LocalPartition, MustReadCold, PartitionRead
+from millrace.broker.storage.disk_errors import WouldBlock
 from millrace.broker.storage.log import LogRead
-from millrace.broker.storage.segment import WouldBlock
 
 log = structlog.get_logger("millrace.broker")
 

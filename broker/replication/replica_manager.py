@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,11 +28,13 @@ import structlog
 
 from millrace.broker.client.broker_connections import BrokerConnections
 from millrace.broker.errors import (
+    KafkaError,
     KafkaStorageError,
     NotEnoughReplicas,
     NotLeaderOrFollower,
     OffsetOutOfRange,
     PolicyViolation,
+    UnknownServerError,
     UnknownTopicOrPartition,
 )
 from millrace.broker.replication.catching_up import CatchingUp
@@ -61,7 +63,13 @@ from millrace.broker.replication.reading import (
 )
 from millrace.broker.replication.replica_fetcher import FetchLimits, ReplicaFetchers
 from millrace.broker.replication.waiting_requests import PartitionKey
-from millrace.broker.storage.batch_validation import Origin, Validation
+from millrace.broker.storage.batch_validation import (
+    Budget,
+    CheckedBatch,
+    Origin,
+    Validation,
+    check_batch,
+)
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
 from millrace.broker.telemetry.metrics import BrokerMetrics
@@ -104,6 +112,8 @@ class ReplicaManager:
         self._only_flushed = visibility == FLUSHED
         self._validation = validation
         self._disk = ThreadPoolExecutor(4, "disk")
+        # Of their own: a flush does not wait behind what takes a processor's time.
+        self._checks = ThreadPoolExecutor(2, "check")
         self.log_defaults = log_defaults
         self.listeners = LeadershipListeners()
         self._metrics = metrics
@@ -163,11 +173,20 @@ class ReplicaManager:
     # -- appending -----------------------------------------------------------------------------------
 
     def append_now(
-        self, topic: str, partition: int, batch: memoryview, acks: int, origin: Origin = "client"
+        self,
+        topic: str,
+        partition: int,
+        batch: memoryview,
+        acks: int,
+        origin: Origin = "client",
+        *,
+        budget: Budget | None = None,
+        checked: CheckedBatch | KafkaError | None = None,
     ) -> tuple[Appended, asyncio.Future[None] | None]:
         """Append one batch to the page cache; what came of it, and what to wait for before answering.
 
-        The future is None when there is nothing to wait for. Raises KafkaErrors.
+        `budget` bounds what is decompressed; `checked` is what `check` has found. The future is None when
+        there is nothing to wait for. Raises KafkaErrors, and what the budget raises.
         """
         local = self._partitions.get((topic, partition)) or self._missing(topic, partition)
         replica, partition_log = local.replica, local.log
@@ -181,6 +200,8 @@ class ReplicaManager:
             raise NotEnoughReplicas(
                 f"{len(replica.isr)} in-sync replicas, min.insync.replicas is {replica.min_insync_replicas}"
             )
+        if isinstance(checked, KafkaError):
+            raise checked
         now_ms = self._clock_ms()
         result = partition_log.append(
             batch,
@@ -188,6 +209,8 @@ class ReplicaManager:
             now_ms=now_ms,
             origin=origin,
             validation=self._validation,
+            budget=budget,
+            checked=checked,
         )
         appended = Appended(
             result.base_offset,
@@ -214,6 +237,34 @@ class ReplicaManager:
             flush = self._leading.flusher.soon(local)
             wait = flush if wait is None else _both(wait, flush)
         return appended, wait
+
+    async def check(
+        self, batches: Sequence[tuple[str, int, memoryview | None]], budget: Budget
+    ) -> list[CheckedBatch | KafkaError | None]:
+        """Check batches of clients on a thread, as `append_now` does on the event loop; what it is to be
+        given with each of them. None for one that it will refuse without looking into it."""
+        now_ms = self._clock_ms()
+        jobs: list[tuple[memoryview, LogConfig] | None] = []
+        for topic, partition, batch in batches:
+            local = self._partitions.get((topic, partition))
+            is_led = local is not None and local.replica.role is Role.LEADER
+            jobs.append((batch, local.log.config) if local is not None and is_led and batch else None)
+
+        def check_all() -> list[CheckedBatch | KafkaError | None]:
+            return [job and self._checked(*job, now_ms, budget) for job in jobs]
+
+        return await asyncio.get_running_loop().run_in_executor(self._checks, check_all)
+
+    def _checked(
+        self, batch: memoryview, config: LogConfig, now_ms: int, budget: Budget
+    ) -> CheckedBatch | KafkaError:
+        try:
+            return check_batch(batch, config, now_ms=now_ms, validation=self._validation, budget=budget)
+        except KafkaError as error:
+            return error
+        except Exception:
+            log.exception("a batch could not be checked")
+            return UnknownServerError("the batch could not be checked; see the broker's log")
 
     async def append(
         self,
@@ -435,6 +486,7 @@ class ReplicaManager:
 
     def close(self) -> None:
         """No more work on threads; what runs is finished first."""
+        self._checks.shutdown(wait=True)
         self._disk.shutdown(wait=True)
 
 

@@ -42,6 +42,7 @@ from millrace.broker.coordination.paths import BrokerRegistration
 from millrace.broker.coordination.producer_ids import ProducerIds
 from millrace.broker.coordination.reassignments import Reassignments
 from millrace.broker.coordination.session import Session, SessionError, SessionState
+from millrace.broker.coordination.topic_configs import read_topic_configs
 from millrace.broker.errors import DataFolderNotWritable, FatalError, MillraceError, ZooKeeperUnreachable
 from millrace.broker.groups.config import GroupConfig
 from millrace.broker.groups.coordinator import GroupCoordinator
@@ -107,8 +108,9 @@ class Broker:
             loading = asyncio.create_task(load_loops(with_compaction=self._settings.log_cleaner_enable))
             self._loading = loading
             try:
-                await self._open_logs()
+                await self._take_folders()
                 await self._connect()
+                await self._open_logs()
                 await self._join_cluster()
             finally:
                 await asyncio.wait([loading])
@@ -142,13 +144,24 @@ class Broker:
     async def _close_socket(self) -> None:
         self._socket.close()
 
-    async def _open_logs(self) -> None:
+    async def _take_folders(self) -> None:
         self._log_defaults = LogConfig.from_broker_config(self._settings.texts())
         self._logs = LogManager(
             list(self._config.data), self._log_defaults, cleaner=_cleaner_config(self._settings)
         )
-        await asyncio.to_thread(self._logs.start, self._clock.now_ms())
+        await asyncio.to_thread(self._logs.take)
         self._cleanup.append(("logs", self._close_logs))
+
+    async def _open_logs(self) -> None:
+        # Recovery may cut a log: it must be this broker's own, and looked at by its topic's settings.
+        check_identity(self._logs.healthy_folders, self._config.id, self._cache.cluster_id)
+        topics = await asyncio.to_thread(self._logs.topics)
+        configs = await read_topic_configs(self._session, topics)
+
+        def config_of(topic: str) -> LogConfig | None:
+            return LogConfig.for_recovery(configs.get(topic), self._log_defaults)
+
+        await asyncio.to_thread(self._logs.open, self._clock.now_ms(), config_of)
         for folder, reason in self._logs.failed_folders.items():
             log.error("a data folder is offline", folder=str(folder), reason=reason)
         self._report_storage()
@@ -164,11 +177,14 @@ class Broker:
             validation="full" if self._settings.record_validation == "full" else "header",
             max_lag_ms=self._settings.replica_lag_time_max_ms,
         )
+        self._cleanup.append(("disk threads", self._close_disk_threads))
+
+    async def _close_disk_threads(self) -> None:
+        self._replicas.close()
 
     async def _close_logs(self) -> None:
         self._logs.stop_compacting()
         self._compaction.shutdown(wait=False)  # closing the logs waits for what still runs
-        self._replicas.close()
         await asyncio.to_thread(self._logs.close, self._clock.now_ms())
         self._report_storage()
 
@@ -192,7 +208,6 @@ class Broker:
         await self._session.start()
         self._cleanup.append(("session", self._session.stop))
         self._cache.cluster_id = await prepare_cluster(self._session)
-        check_identity(self._logs.healthy_folders, self._config.id, self._cache.cluster_id)
 
     async def _join_cluster(self) -> None:
         self._controller = ControllerRunner(
@@ -263,7 +278,8 @@ class Broker:
         self._watcher.rest_states()
         await leave_in_sync_sets(self._session, self._cache, self._config.id, was_clean=self._logs.was_clean)
         await self._local.apply()
-        await self._local.remove_strays()
+        await self._local.set_strays_aside()
+        self._report_storage()
         await self._local.report_offline()
         await register(self._session, self._registration(), self._clock.now_ms())
         self._cleanup.append(("registration", self._deregister))

@@ -479,6 +479,18 @@ class Connection(asyncio.BufferedProtocol):
 
     def _settle_control(self, pending: _Pending, future: asyncio.Future[Any]) -> None:
         self._control = None
+        later = None if future.cancelled() or future.exception() else future.result()
+        if asyncio.isfuture(later):
+            # All that is left of it is to be waited for, and those behind it need not.
+            if self._ended or self._transport is None:
+                later.cancel()
+                if pending in self._pending:
+                    self._pending.remove(pending)
+            else:
+                pending.future = later
+                later.add_done_callback(lambda done: self._settle(pending, done))
+            self._parse()
+            return
         self._settle(pending, future)
         self._parse()
 

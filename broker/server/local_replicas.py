@@ -1,8 +1,8 @@
 """Keeps this broker's replicas in line with what the cluster has decided, one topic after the other.
 
 `changed` is told of every round of changes that the cluster watcher has read; `follow` applies them. At the
-start everything is applied once before the broker registers, and logs that nobody wants here any more are
-removed. What this broker cannot open is reported to the controller. Called by `server/broker.py`.
+start everything is applied once before the broker registers, and logs that nobody wants here are set
+aside. What this broker cannot open is reported to the controller. Called by `server/broker.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from millrace.broker.coordination.metadata_cache import MetadataCache
 from millrace.broker.coordination.offline_replicas import OfflineReporter
 from millrace.broker.coordination.paths import topic_path
 from millrace.broker.coordination.session import Session
+from millrace.broker.errors import KafkaStorageError
 from millrace.broker.replication.replica_manager import ReplicaManager
 from millrace.broker.storage.log_manager import LogManager
 
@@ -131,20 +132,24 @@ class LocalReplicas:
             self._to_make[topic] = later
         return not later
 
-    async def remove_strays(self) -> None:
-        """Delete logs of topics that were deleted, or moved to others, while this broker was down."""
+    async def set_strays_aside(self) -> None:
+        """Take logs out of service that nobody wants here: their topics were deleted or moved to others while
+        this broker was down, or ZooKeeper is of an earlier time than they. As in Apache Kafka nothing of them
+        is removed: that nobody speaks of them is no word of anyone that they may go."""
         for topic, number in sorted(self._logs.logs()):
             if self._keeps(topic, number):
                 continue
             if self._cache.topic(topic) is not None:
-                reason = "it is kept elsewhere now"
-            # Not in the picture may also mean not understood: only what is truly gone is removed.
+                reason = "the cluster keeps it elsewhere"
+            # Not in the picture may also mean not understood.
             elif await self._session.exists(topic_path(topic)):
                 continue
             else:
-                reason = "the topic was deleted"
-            log.info("a log is removed", topic=topic, partition=number, reason=reason)
-            await self._replicas.on_disk(self._logs.delete, (topic, number))
+                reason = "the cluster has no such topic"
+            try:
+                await self._replicas.on_disk(self._logs.set_aside, (topic, number), reason)
+            except KafkaStorageError as error:
+                log.error("a stray log stays where it is", topic=topic, partition=number, error=str(error))
 
     async def report_offline(self, *, anew: bool = False) -> None:
         """Tell the controller which replicas it cannot count on; `anew` after the session was another."""

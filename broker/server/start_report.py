@@ -46,7 +46,7 @@ class StartReport:
 
     def _cause(self) -> str:
         if self.session is None:
-            return "its logs to be opened"
+            return "its data folders"
         if self.session.state is SessionState.CONNECTED:
             return "its logs, its compiled loops, its place in the cluster; ZooKeeper is connected"
         return f"ZooKeeper at {self._zookeeper}: the connection is {self.session.state.value}"

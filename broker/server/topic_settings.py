@@ -7,6 +7,7 @@ DescribeConfigs, AlterConfigs and IncrementalAlterConfigs.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -126,7 +127,7 @@ def increments(operations: Iterable[tuple[str, int, str | None]], defaults: Mapp
     """IncrementalAlterConfigs: (name, operation, value) one after the other. Raises InvalidRequest,
     InvalidConfig."""
     steps = list(operations)
-    repeated = {name for name, _, _ in steps if sum(name == other for other, _, _ in steps) > 1}
+    repeated = [name for name, count in Counter(name for name, _, _ in steps).items() if count > 1]
     if repeated:
         raise InvalidRequest(f"named more than once: {', '.join(sorted(repeated))}")
     for name, operation, value in steps:
@@ -155,5 +156,7 @@ def _list_change(present: str, operation: int, value: str) -> str:
     items = [item for item in present.split(",") if item]
     named = [item for item in value.split(",") if item]
     if operation == APPEND:
-        return ",".join(items + [item for item in named if item not in items])
-    return ",".join(item for item in items if item not in named)
+        present_items = set(items)
+        return ",".join(items + [item for item in named if item not in present_items])
+    gone = set(named)
+    return ",".join(item for item in items if item not in gone)

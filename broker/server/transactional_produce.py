@@ -12,7 +12,7 @@ Requests of one producer are never overtaken: while one waits, those after it wa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from kio.schema.errors import ErrorCode
 
@@ -58,8 +58,11 @@ class TransactionalAppends:
         version: int,
         partitions: list[PartitionBatches],
         append: Callable[[Refusals], None],
+        prepare: Callable[[], Awaitable[None]] | None = None,
     ) -> asyncio.Task[None]:
-        """Ask, and call `append` when it is this request's turn; the place is taken in this very call."""
+        """Ask, and call `append` when it is this request's turn; the place is taken in this very call. What
+        takes its time is done by `prepare`, before asking: between the answer and the append a transaction
+        could end."""
         producer, sequences = _transactional(partitions)
         producer_id = producer.producer_id
         turn = self._turns.setdefault(producer_id, asyncio.Lock())
@@ -67,6 +70,8 @@ class TransactionalAppends:
 
         async def ask_and_append() -> None:
             async with turn:
+                if prepare is not None:
+                    await prepare()
                 errors = await self._gate.admit(transactional_id, producer, sequences)
                 append(_refusals(errors, version))
 
@@ -86,7 +91,7 @@ class TransactionalAppends:
             self._gate.appended((batches.topic, batches.partition), header.producer_id)
 
 
-def copied(partitions: list[PartitionBatches]) -> list[PartitionBatches]:
+def copied(partitions: Sequence[PartitionBatches]) -> list[PartitionBatches]:
     """The same batches in memory of their own."""
     return [
         batches

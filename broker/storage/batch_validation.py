@@ -10,6 +10,7 @@ is not the records'; the compression, where the topic fixes one. The records' by
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from millrace.broker.errors import (
@@ -30,7 +31,7 @@ from millrace.broker.protocol.batch import (
     stamp_timestamps,
     verify_crc,
 )
-from millrace.broker.protocol.checksum import crc32c
+from millrace.broker.protocol.checksum import Buffer, crc32c
 from millrace.broker.protocol.compression import CODEC_IDS, ZSTD, decompress
 from millrace.broker.protocol.records import MAX_DECOMPRESSED_SIZE, recompress, validate_records
 from millrace.broker.storage.log_config import LogConfig
@@ -42,6 +43,43 @@ WritableBuffer = bytearray | memoryview
 _MAX_LONG = 2**63 - 1
 _MAGIC_POSITION = 16
 _OLD_FORMATS = (0, 1)
+
+
+class Budget:
+    """How many bytes the compressed batches of one request may still have when they are decompressed;
+    `exceeded` makes what is raised when they have more."""
+
+    __slots__ = ("_exceeded", "left")
+
+    def __init__(self, size: int, exceeded: Callable[[], Exception]) -> None:
+        self.left = size
+        self._exceeded = exceeded
+
+    def decompress(self, codec: int, section: memoryview) -> Buffer:
+        """As `compression.decompress`. One batch alone is bounded, too, and what is refused has used up what
+        it was given."""
+        limit = min(self.left, MAX_DECOMPRESSED_SIZE)
+        if not limit:
+            raise self._exceeded()
+        try:
+            plain = decompress(codec, section, limit)
+        except RecordTooLarge:
+            self.left -= limit
+            if limit == MAX_DECOMPRESSED_SIZE:
+                raise
+            raise self._exceeded() from None
+        self.left -= len(plain)
+        return plain
+
+    def charge(self, size: int) -> None:
+        if size > self.left:
+            self.left = 0
+            raise self._exceeded()
+        self.left -= size
+
+
+COMPRESSING_COST = 16
+"""A byte to be compressed takes as long as so many to be decompressed; gzip's are the slowest."""
 
 
 class CheckedBatch(NamedTuple):
@@ -59,15 +97,16 @@ def check_batch(
     now_ms: int,
     origin: Origin = "client",
     validation: Validation = "full",
+    budget: Budget | None = None,
 ) -> CheckedBatch:
-    """Checks one batch and brings it into the form the topic wants.
+    """Checks one batch and brings it into the form the topic wants, within the `budget` if there is one.
 
     Batches of internal origin (group offsets, transaction markers) are the broker's own: size, CRC and
     counts are checked, the rest is taken as written. With `validation="header"` the records are not
     looked at. A read-only buffer is copied, any other is changed in place.
 
     Raises CorruptMessage, InvalidRecord, InvalidTimestamp, RecordTooLarge, RecordListTooLarge,
-    UnsupportedCompressionType.
+    UnsupportedCompressionType, and what the budget raises: then nothing has been changed.
     """
     size = len(batch)
     try:
@@ -104,12 +143,15 @@ def check_batch(
         section = view[HEADER_SIZE:]
         codec = header.compression
         if codec:
-            section = memoryview(decompress(codec, section, MAX_DECOMPRESSED_SIZE))
+            if budget is None:
+                section = memoryview(decompress(codec, section, MAX_DECOMPRESSED_SIZE))
+            else:
+                section = memoryview(budget.decompress(codec, section))
         least, greatest = validate_records(section, header.record_count, config.is_compacted)
         least_timestamp = header.base_timestamp + least
         max_timestamp = header.base_timestamp + greatest
     if config.compression_type != "producer":
-        batch, header = _with_codec(batch, header, config)
+        batch, header = _with_codec(batch, header, config, budget)
     if config.timestamp_type == "LogAppendTime":
         stamp_timestamps(batch, now_ms, log_append_time=True)
         return CheckedBatch(batch, parse_header(batch), now_ms)
@@ -118,6 +160,14 @@ def check_batch(
         stamp_timestamps(batch, max_timestamp, log_append_time=False)
         header = parse_header(batch)
     return CheckedBatch(batch, header, NO_TIMESTAMP)
+
+
+def as_of(checked: CheckedBatch, now_ms: int) -> CheckedBatch:
+    """A batch that was checked a while ago, to be appended now."""
+    if checked.log_append_time_ms == NO_TIMESTAMP:
+        return checked
+    stamp_timestamps(checked.batch, now_ms, log_append_time=True)
+    return CheckedBatch(checked.batch, parse_header(checked.batch), now_ms)
 
 
 def _no_header(
@@ -173,12 +223,14 @@ def _check_timestamps(least: int, greatest: int, config: LogConfig, now_ms: int)
 
 
 def _with_codec(
-    batch: WritableBuffer, header: BatchHeader, config: LogConfig
+    batch: WritableBuffer, header: BatchHeader, config: LogConfig, budget: Budget | None
 ) -> tuple[WritableBuffer, BatchHeader]:
     wanted = "none" if config.compression_type == "uncompressed" else config.compression_type
     codec = CODEC_IDS[wanted]
     if codec == header.compression:
         return batch, header
+    if budget is not None:
+        budget.charge(COMPRESSING_COST * len(batch))
     changed = recompress(batch, codec)
     if len(changed) > config.max_message_bytes:
         raise RecordTooLarge(

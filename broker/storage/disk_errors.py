@@ -5,12 +5,16 @@ error, a file system that turned read-only or a device that is gone say that not
 relied on any more: the whole folder goes offline, as in Apache Kafka. Any other error (too many open files,
 no permission) refuses the operation and nothing else.
 
+`WouldBlock` is no failure: it sends a read that must not wait for the disk to a thread that may.
+
 Called by the log and the log manager. Pure.
 """
 
 from __future__ import annotations
 
 import errno
+
+from millrace.broker.errors import MillraceError
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _BEYOND_TRUST = frozenset(
@@ -26,6 +30,10 @@ _BEYOND_TRUST = frozenset(
         errno.EBADMSG,  # a checksum of the file system is wrong
     }
 )
+
+
+class WouldBlock(MillraceError):
+    """The bytes are not in memory; read them again on a thread that may wait for the disk."""
 
 
 def is_no_room(error: OSError) -> bool:

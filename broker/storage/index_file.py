@@ -15,6 +15,8 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from millrace.broker.storage.disk_errors import WouldBlock
+
 _TAIL_SIZE = 4096
 
 
@@ -104,10 +106,16 @@ class IndexFile:
                 known = self._last_written = (written_count, read(written_count - 1))
         return known[1]
 
-    def search(self, is_at_most: Callable[[bytes], bool]) -> bytes | None:
-        """The last entry for which `is_at_most` holds; it must hold for a prefix of the entries."""
+    def search(self, is_at_most: Callable[[bytes], bool], *, may_block: bool = True) -> bytes | None:
+        """The last entry for which `is_at_most` holds; it must hold for a prefix of the entries. With
+        `may_block=False` raises WouldBlock where the file would have to be opened: even finding its name may
+        wait for the disk."""
         with _Reader(self) as read:
             low, high = 0, read.count
+            if not may_block and read.written_count:
+                if read.written_count == high or not is_at_most(read(read.written_count)):
+                    raise WouldBlock(f"{self.path} has to be searched")
+                low = read.written_count
             while low < high:
                 middle = (low + high) // 2
                 if is_at_most(read(middle)):
@@ -151,8 +159,8 @@ class _Reader:
     def __init__(self, index: IndexFile):
         self._size = index._entry_size
         self._path = index.path
-        self._written_count, self._tail = index._state
-        self.count = self._written_count + len(self._tail) // self._size
+        self.written_count, self._tail = index._state
+        self.count = self.written_count + len(self._tail) // self._size
         self._fd = -1
 
     def __enter__(self) -> _Reader:
@@ -163,8 +171,8 @@ class _Reader:
             os.close(self._fd)
 
     def __call__(self, number: int) -> bytes:
-        if number >= self._written_count:
-            position = (number - self._written_count) * self._size
+        if number >= self.written_count:
+            position = (number - self.written_count) * self._size
             return bytes(self._tail[position : position + self._size])
         if self._fd < 0:
             self._fd = os.open(self._path, os.O_RDONLY)

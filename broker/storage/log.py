@@ -47,7 +47,14 @@ from millrace.broker.protocol.checksum import Buffer
 from millrace.broker.protocol.control_records import Marker, parse_marker
 from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.storage import log_durability, log_reshaping, producer_snapshot
-from millrace.broker.storage.batch_validation import Origin, Validation, check_batch
+from millrace.broker.storage.batch_validation import (
+    Budget,
+    CheckedBatch,
+    Origin,
+    Validation,
+    as_of,
+    check_batch,
+)
 from millrace.broker.storage.checkpoints import HOLES_MARKER, read_topic_id, sync_directory, write_topic_id
 from millrace.broker.storage.disk_errors import is_beyond_trust
 from millrace.broker.storage.leader_epochs import LeaderEpochCache
@@ -166,6 +173,7 @@ class Log:
         closed_offset: int = 0,
         announced_id: UUID | None = None,
         is_anchored: bool = True,
+        may_have_holes: bool = False,
     ) -> Log:
         """Opens or creates the log in `directory`.
 
@@ -173,9 +181,9 @@ class Log:
         `closed_offset` is the end that was written down (0: not known);
         `start_offset` is the checkpointed log start (records below it are deleted), `cleaned_offset` where
         compaction stopped, None if it never ran. `announced_id` is the topic id of a directory that has none,
-        or whose own did not survive; `is_anchored`: the directory is known to be on the disk. Raises
-        KafkaStorageError with one line when the partition cannot be opened; other partitions can. Its cause
-        is the OSError, if there was one.
+        or whose own did not survive; `is_anchored`: the directory is known to be on the disk;
+        `may_have_holes`: nobody knows whether the topic is compacted. Raises KafkaStorageError with one line
+        when the partition cannot be opened; other partitions can. Its cause is the OSError, if there was one.
         """
         try:
             if not os.path.isdir(directory):
@@ -186,7 +194,7 @@ class Log:
                 recovery_point=recovery_point,
                 start_offset=start_offset,
                 now_ms=now_ms,
-                was_compacted=cleaned_offset is not None,
+                may_have_holes=may_have_holes or cleaned_offset is not None,
                 closed_offset=closed_offset,
             )
             end_offset = opened.end_offset
@@ -285,8 +293,11 @@ class Log:
         now_ms: int,
         origin: Origin = "client",
         validation: Validation = "full",
+        budget: Budget | None = None,
+        checked: CheckedBatch | None = None,
     ) -> AppendResult:
-        """Checks one batch (`batch_validation.py`), gives it offsets and an epoch, and writes it.
+        """Checks one batch (`batch_validation.py`; `checked` is what that has made of it before), gives it
+        offsets and an epoch, and writes it.
 
         A writable buffer is stamped in place, and must be the log's until this returns. Batches of internal
         origin may be markers (`control_records.py`), which end their producer's transaction here. Raises
@@ -294,9 +305,14 @@ class Log:
         TransactionCoordinatorFenced, and KafkaStorageError when the disk refuses; the log is then as it was
         before.
         """
-        checked, header, append_time_ms = check_batch(
-            batch, self.config, now_ms=now_ms, origin=origin, validation=validation
+        found = (
+            check_batch(
+                batch, self.config, now_ms=now_ms, origin=origin, validation=validation, budget=budget
+            )
+            if checked is None
+            else as_of(checked, now_ms)
         )
+        stamped_batch, header, append_time_ms = found
         with self._lock:
             self._check_usable()
             has_producer = header.producer_id >= 0
@@ -308,15 +324,15 @@ class Log:
                         time_ms = stored.timestamp_ms if append_time_ms >= 0 else NO_TIMESTAMP
                         return AppendResult(stored.first_offset, stored.last_offset, time_ms, True)
                 elif header.is_control:
-                    marker = parse_marker(checked)
+                    marker = parse_marker(stamped_batch)
                     self.producers.check_marker(marker)
                 else:
                     self.producers.check_epoch(header)
             base_offset = self.end_offset
             last_offset = base_offset + header.last_offset_delta
-            stamp_offset_and_epoch(checked, base_offset, leader_epoch)
+            stamp_offset_and_epoch(stamped_batch, base_offset, leader_epoch)
             try:
-                self._write(checked, header, last_offset, now_ms)
+                self._write(stamped_batch, header, last_offset, now_ms)
             except KafkaStorageError:
                 if has_producer and origin == "client":
                     self.producers.refused(header)
@@ -602,7 +618,7 @@ class Log:
         there is nothing to do. Raises KafkaStorageError."""
         log_durability.close(self, now_ms)
 
-    def retire(self, reason: str, rename: Callable[[], None]) -> None:
+    def retire(self, reason: str, rename: Callable[[], object]) -> None:
         """The directory is renamed by `rename` and the log, offline for `reason` from now on, touches no path
         any more: one that takes its name has files of the same names. Waits for work under way to end.
         Raises what `rename` raises."""

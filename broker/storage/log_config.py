@@ -279,6 +279,15 @@ class LogConfig:
         return replace(config, **strictest), unusable
 
     @classmethod
+    def for_recovery(cls, settings: Mapping[str, str | None] | None, defaults: LogConfig) -> LogConfig | None:
+        """By what a log is recovered whose topic has these settings (None: the topic is not known). None
+        where they do not say whether it is compacted: its holes would be taken for damage."""
+        if settings is None:
+            return None
+        config, unusable = cls.usable_part(settings, defaults)
+        return None if unusable else config
+
+    @classmethod
     def from_broker_config(cls, settings: Mapping[str, str]) -> LogConfig:
         """The defaults that a broker's own settings (`log.segment.bytes` …) give to every topic.
 

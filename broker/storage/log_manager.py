@@ -4,12 +4,13 @@ A data folder holds one directory per partition and the broker's checkpoints (`d
 
     <topic>-<partition>/               a log (`log.py`)
     <topic>-<partition>.<hex>-delete/  a deleted one, removed at leisure
+    <topic>-<partition>.<hex>-stray/   one that the cluster does not know: for a person to decide on
 
 Called by the broker's start-up and its housekeeping threads, the replica manager, the topic handlers.
 Invariants: a partition that cannot be opened is offline alone, with its reason in `offline`, and is never
-created anew over what is there; a folder whose disk fails goes offline with all its partitions and the others
-serve on; a recovery point is checkpointed after the flush that made it true, and lowered before anything else
-when a truncation begins.
+created anew over what is there; a log that nobody has deleted is set aside and never removed; a folder whose
+disk fails goes offline with all its partitions and the others serve on; a recovery point is checkpointed
+after the flush that made it true, and lowered before anything else when a truncation begins.
 
 Locks: a log's own locks come before the manager's, which comes before a folder's; nobody who holds a later
 one may wait for an earlier. A log is deleted with all of them held, so no work on it is under way in a
@@ -25,6 +26,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -45,7 +47,8 @@ from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_reshaping import CompactionAbandoned
 
 _DELETE_SUFFIX = "-delete"
-_IGNORED_SUFFIXES = ("-future", "-stray")
+_STRAY_SUFFIX = "-stray"
+_IGNORED_SUFFIXES = ("-future", _STRAY_SUFFIX)
 _MAX_DIRECTORY_NAME = 255
 _THREAD_COUNT = 8
 """For recovery and closing, which wait for the disk."""
@@ -53,20 +56,25 @@ _CLEAN_THREAD_COUNT = 2
 """For opening what was closed cleanly: so short a work that 8 would mostly wait for each other."""
 
 
+ConfigOf = Callable[[str], LogConfig | None]
+"""A topic's settings; None where nobody knows them: then its logs may be of any kind, also compacted."""
+
+
 class LogManager:
-    """See the module. `config_for` gives a topic's settings when its logs are opened at a start."""
+    """See the module."""
 
     def __init__(
         self,
         data_dirs: Sequence[Path],
         defaults: LogConfig,
         *,
-        config_for: Callable[[str], LogConfig] | None = None,
         cleaner: CleanerConfig | None = None,
     ):
         self._folders = [DataFolder(Path(path)) for path in data_dirs]
         self._defaults = defaults
-        self._config_for = config_for or (lambda topic: defaults)
+        self._opening = threading.Lock()
+        self._has_opened = False
+        self._is_closed = False
         self._logs: dict[TopicPartition, Log] = {}
         self._failed: dict[TopicPartition, Log] = {}
         """Logs that failed alone: work on them may still be under way when they are deleted."""
@@ -92,9 +100,14 @@ class LogManager:
 
     # -- start and end
 
-    def start(self, now_ms: int) -> None:
-        """Takes the data folders and opens every log in them; recovers what was not closed cleanly. A folder
-        that cannot be used is in `failed_folders`, as long as another can.
+    def start(self, now_ms: int, config_of: ConfigOf | None = None) -> None:
+        """As `take` and then `open`."""
+        self.take()
+        self.open(now_ms, config_of)
+
+    def take(self) -> None:
+        """Takes the data folders for this process, and changes nothing in them. A folder that cannot be used
+        is in `failed_folders`, as long as another can.
 
         Raises DataFolderNotWritable when none can, DataFolderLocked when another process has one.
         """
@@ -106,24 +119,51 @@ class LogManager:
                 except DataFolderNotWritable as error:
                     unusable = unusable or error
                     self._fail_folder(folder, str(error))
-            for folder in self._healthy():
-                self._open_all(folder, now_ms)
             if unusable is not None and not self._healthy():
                 raise unusable
-            if not self._healthy():
-                raise DataFolderNotWritable("; ".join(self.failed_folders.values()))
         except BaseException:
-            for folder in self._folders:
-                folder.release()
+            self._release()
             raise
 
-    def _open_all(self, folder: DataFolder, now_ms: int) -> None:
+    def topics(self) -> set[str]:
+        """Topics of which a folder that was taken holds a partition. Raises nothing: a folder that cannot be
+        read says so when it is opened."""
+        found = set()
+        for folder in self._healthy():
+            with suppress(OSError):
+                for name in os.listdir(folder.path):
+                    with suppress(ValueError):
+                        found.add(parse_directory_name(name)[0])
+        return found
+
+    def open(self, now_ms: int, config_of: ConfigOf | None = None) -> None:
+        """Opens every log in the folders that were taken, by their topics' own settings (the defaults without
+        `config_of`); recovers what was not closed cleanly. Raises DataFolderNotWritable when no folder can be
+        used."""
+        with self._opening:
+            if self._is_closed:
+                return
+            try:
+                for folder in self._healthy():
+                    self._open_all(folder, now_ms, config_of or (lambda topic: self._defaults))
+                if not self._healthy():
+                    raise DataFolderNotWritable("; ".join(self.failed_folders.values()))
+            except BaseException:
+                self._release()
+                raise
+            self._has_opened = True
+
+    def _release(self) -> None:
+        for folder in self._folders:
+            folder.release()
+
+    def _open_all(self, folder: DataFolder, now_ms: int, config_of: ConfigOf) -> None:
         try:
             with os.scandir(folder.path) as found:
                 names = sorted(entry.name for entry in found if entry.is_dir())
             wanted = [(tp, folder.path / name) for name in names if (tp := self._key_of(folder, name))]
             # Side by side: opening waits for the disk at a few places of each segment, recovery reads much.
-            open_one = partial(self._open_one, folder, now_ms)
+            open_one = partial(self._open_one, folder, now_ms, config_of)
             count = _CLEAN_THREAD_COUNT if folder.was_clean else _THREAD_COUNT
             with ThreadPoolExecutor(count, "open") as threads:
                 for (tp, directory), opened in zip(wanted, threads.map(open_one, wanted), strict=True):
@@ -132,6 +172,12 @@ class LogManager:
             # Later than the opening: a crash in the middle of it changes nothing about what is clean.
             if folder.failure is None:
                 folder.forget_clean_end()
+            stray = [name for name in names if name.endswith(_STRAY_SUFFIX)]
+            if stray:
+                self.notes.append(
+                    f"{folder.path}: {len(stray)} logs that the cluster did not know are still set aside, "
+                    f"{stray[0]} among them; look at them, and remove them or put them back"
+                )
         except OSError as error:
             self._fail_folder(folder, f"data folder {folder.path} cannot be used: {error}")
 
@@ -149,13 +195,15 @@ class LogManager:
             return None
 
     def _open_one(
-        self, folder: DataFolder, now_ms: int, wanted: tuple[TopicPartition, Path]
+        self, folder: DataFolder, now_ms: int, config_of: ConfigOf, wanted: tuple[TopicPartition, Path]
     ) -> Log | KafkaStorageError:
         tp, directory = wanted
+        config = config_of(tp[0])
         try:
             return Log.open(
                 directory,
-                self._config_for(tp[0]),
+                config or self._defaults,
+                may_have_holes=config is None,
                 recovery_point=None if folder.was_clean else folder.recovery_points.get(tp, 0),
                 start_offset=folder.start_offsets.get(tp, 0),
                 announced_id=folder.announced(tp),
@@ -192,10 +240,12 @@ class LogManager:
         """Closes every log. Folders whose logs all closed are marked clean; the rest recovers at the next
         start. Raises nothing: what failed is in `offline`."""
         self.stop_compacting()
-        with self._compacting:
+        with self._opening, self._compacting:
+            self._is_closed = True
             for folder in self._folders:
                 if folder.is_taken:
-                    if folder.failure is None:
+                    # Of a folder whose logs were never opened, this process has nothing to say.
+                    if folder.failure is None and self._has_opened:
                         self._close_folder(folder, now_ms)
                     folder.release()
             self._logs.clear()
@@ -311,8 +361,9 @@ class LogManager:
         """The log of a partition, made in the usable folder with the fewest when it is not there.
 
         A directory that belongs to another topic id (the topic was deleted and created again while this
-        broker was away) is set aside for removal first. A partition that is not new (this broker has had
-        records of it) is not made while a folder is offline, where it may lie. Raises KafkaStorageError.
+        broker was away, or ZooKeeper is of an earlier time) is set aside first. A partition that is not new
+        (this broker has had records of it) is not made while a folder is offline, where it may lie. Raises
+        KafkaStorageError.
         """
         (made,) = self.create_all({tp: is_new}, config, now_ms=now_ms, topic_id=topic_id).values()
         if isinstance(made, KafkaStorageError):
@@ -335,7 +386,7 @@ class LogManager:
             log = self._logs.get(tp)
             if log is not None and _is_of_another(log, topic_id):
                 try:
-                    self.delete(tp)
+                    self.set_aside(tp, f"the cluster has another topic of this name, {topic_id}")
                 except KafkaStorageError as error:
                     found[tp] = error
         with self._lock:
@@ -364,9 +415,7 @@ class LogManager:
                     continue
                 for tp in partitions:
                     try:
-                        found[tp] = self._create(
-                            tp, folder, config or self._config_for(tp[0]), now_ms, topic_id
-                        )
+                        found[tp] = self._create(tp, folder, config or self._defaults, now_ms, topic_id)
                     except KafkaStorageError as error:
                         found[tp] = error
             for tp in wanted:
@@ -457,34 +506,62 @@ class LogManager:
         with self._lock:
             log = self._logs.get(tp) or self._failed.get(tp)
             if log is None:
-                self._forget(tp, [folder.path / f"{tp[0]}-{tp[1]}" for folder in self._healthy()])
+                self._forget(tp)
+                for folder in self._healthy():
+                    self._rename(folder.path / f"{tp[0]}-{tp[1]}", _DELETE_SUFFIX)
                 return
-        log.retire(f"{tp[0]}-{tp[1]} is deleted", partial(self._forget_log, tp, log))
+        log.retire(f"{tp[0]}-{tp[1]} is deleted", partial(self._rename_log, tp, log, _DELETE_SUFFIX))
 
-    def _forget_log(self, tp: TopicPartition, log: Log) -> None:
+    def set_aside(self, tp: TopicPartition, reason: str) -> None:
+        """Takes a partition out of service that the cluster does not know, and keeps its directory under
+        another name, which a note tells with `reason`: nobody has said that its records may go, and a
+        ZooKeeper that was restored from an older state knows nothing of newer topics.
+
+        A partition that is not open is no error. Who calls this holds no lock. Raises KafkaStorageError.
+        """
+        log = self._logs.get(tp)
+        if log is None:
+            return
+        kept: list[Path] = []
+        log.retire(
+            f"{tp[0]}-{tp[1]} is set aside",
+            lambda: kept.extend(self._rename_log(tp, log, _STRAY_SUFFIX)),
+        )
+        self.notes += [
+            f"{log.directory}: set aside as {path.name}, because {reason}; remove it if its topic was "
+            f"deleted or moved; or, once ZooKeeper has the topic as it was (id {log.topic_id}), stop the "
+            "broker and give the folder its name back"
+            for path in kept
+        ]
+
+    def _rename_log(self, tp: TopicPartition, log: Log, kind: str) -> list[Path]:
         with self._lock:
-            if log in (self._logs.get(tp), self._failed.get(tp)):  # nobody else has deleted it meanwhile
-                self._forget(tp, [log.directory])
+            if log not in (self._logs.get(tp), self._failed.get(tp)):
+                return []  # somebody else has done it meanwhile
+            self._forget(tp)
+            return self._rename(log.directory, kind)
 
-    def _forget(self, tp: TopicPartition, directories: Sequence[Path]) -> None:
+    def _forget(self, tp: TopicPartition) -> None:
         self._logs.pop(tp, None)
         self._failed.pop(tp, None)
         self.offline.pop(tp, None)
         self.uncleanable.pop(tp, None)
-        for directory in directories:
-            self._set_aside(directory)
 
-    def _set_aside(self, directory: Path) -> None:
-        suffix = f".{uuid4().hex}{_DELETE_SUFFIX}"
+    def _rename(self, directory: Path, kind: str) -> list[Path]:
+        """Gives a directory the name of its kind for good; that name, or none where nothing is there. Raises
+        KafkaStorageError."""
+        suffix = f".{uuid4().hex}{kind}"
         target = directory.with_name(directory.name[: _MAX_DIRECTORY_NAME - len(suffix)] + suffix)
         try:
             os.rename(directory, target)
             sync_directory(directory.parent)
         except OSError as error:
             if error.errno == errno.ENOENT:
-                return
-            raise KafkaStorageError(f"{directory} cannot be removed: {error}") from error
-        self._to_purge.append(target)
+                return []
+            raise KafkaStorageError(f"{directory} cannot be renamed: {error}") from error
+        if kind == _DELETE_SUFFIX:
+            self._to_purge.append(target)
+        return [target]
 
     # -- housekeeping
 

@@ -14,7 +14,8 @@ from typing import NamedTuple
 from millrace.broker.errors import CorruptMessage
 from millrace.broker.protocol.batch import HEADER_SIZE, NO_TIMESTAMP, parse_header
 from millrace.broker.protocol.records import read_records, whole_batches
-from millrace.broker.storage.segment import Segment, WouldBlock
+from millrace.broker.storage.disk_errors import WouldBlock
+from millrace.broker.storage.segment import Segment
 from millrace.broker.storage.segment_list import SegmentList, number_of
 
 _REMEMBERED_READ_COUNT = 64
@@ -86,7 +87,8 @@ class LogReader:
     def _locate(self, offset: int, may_block: bool) -> tuple[Segment, int] | None:
         """Segment and position of the first batch that ends at or after `offset`.
 
-        A search in a closed segment opens and reads files that may be cold. Raises WouldBlock rather.
+        A search in a closed segment opens and reads files that may be cold, and so does one in the active
+        segment for what its index no longer has in memory. Raises WouldBlock rather.
         """
         segments = self._segments.all
         number = number_of(segments, offset)
@@ -100,7 +102,7 @@ class LogReader:
         for segment in segments[number:]:
             if offset <= segment.base_offset and segment.size:
                 return segment, 0
-            at = self._segments.find(segment, offset)
+            at = self._segments.find(segment, offset, may_block=may_block)
             if at is not None:
                 return segment, at.position
         return None

@@ -38,10 +38,11 @@ class OffsetIndex:
         """Adds the batch at `position` whose last offset is `offset`; both beyond the last entry's."""
         self._append(_ENTRY.pack(offset - self.base_offset, position))
 
-    def lookup(self, offset: int) -> OffsetEntry | None:
-        """The entry with the greatest offset that is not above `offset`."""
+    def lookup(self, offset: int, *, may_block: bool = True) -> OffsetEntry | None:
+        """The entry with the greatest offset that is not above `offset`. With `may_block=False` raises
+        WouldBlock rather than look into the file."""
         relative = offset - self.base_offset
-        entry = self.file.search(lambda found: _unpack(found)[0] <= relative)
+        entry = self.file.search(lambda found: _unpack(found)[0] <= relative, may_block=may_block)
         return None if entry is None else self._decode(entry)
 
     def last(self) -> OffsetEntry | None:

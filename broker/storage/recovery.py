@@ -76,21 +76,21 @@ def open_segments(
     recovery_point: int | None,
     start_offset: int,
     now_ms: int,
-    was_compacted: bool = False,
+    may_have_holes: bool = False,
     closed_offset: int = 0,
 ) -> OpenedSegments:
     """Opens every segment of a partition, oldest first; at least one is there afterwards.
 
     `recovery_point` is the offset below which all was flushed; None after a clean close, when
-    `closed_offset` is where the log ended, 0 where that is not known. `was_compacted`: the log is known to
-    have been compacted before.
+    `closed_offset` is where the log ended, 0 where that is not known. `may_have_holes`: the log is known to
+    have been compacted before, or it is not known whether its topic is compacted.
     """
     flushed_offset = closed_offset if recovery_point is None else recovery_point
     names = os.listdir(directory)
     notes = segment_swap.resume(directory, names)
     if notes:
         names = os.listdir(directory)
-    has_holes = was_compacted or config.is_compacted or HOLES_MARKER in names
+    has_holes = may_have_holes or config.is_compacted or HOLES_MARKER in names
     bases = _sweep(directory, names)
     known = set(names)
     if not bases:

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from millrace.broker.errors import CorruptMessage, KafkaStorageError, MillraceError
+from millrace.broker.errors import CorruptMessage, KafkaStorageError
 from millrace.broker.protocol.batch import (
     HEADER_SIZE,
     NO_TIMESTAMP,
@@ -28,6 +28,7 @@ from millrace.broker.protocol.batch import (
     parse_header,
 )
 from millrace.broker.protocol.checksum import Buffer
+from millrace.broker.storage.disk_errors import WouldBlock
 from millrace.broker.storage.offset_index import ENTRY_SIZE as OFFSET_ENTRY_SIZE
 from millrace.broker.storage.offset_index import OffsetIndex
 from millrace.broker.storage.time_index import TimeEntry, TimeIndex
@@ -44,10 +45,6 @@ DELETED_SUFFIX = ".deleted"
 _SCAN_SIZE = 1 << 20
 _SEEK_SIZE = 8192
 _MAX_RELATIVE_OFFSET = 2**31 - 1
-
-
-class WouldBlock(MillraceError):
-    """The bytes are not in the page cache; read them again on a thread that may wait for the disk."""
 
 
 class BatchAt(NamedTuple):
@@ -245,21 +242,23 @@ class Segment:
                 raise CorruptMessage(f"{self.path}: the batch at byte {position} is cut")
             position += consumed
 
-    def find(self, offset: int, *, use_index: bool = True) -> BatchAt | None:
+    def find(self, offset: int, *, use_index: bool = True, may_block: bool = True) -> BatchAt | None:
         """The first batch that ends at or after `offset`; None when all end before it.
 
-        Raises CorruptMessage when the index and the log disagree; the log then rebuilds the index.
+        Raises CorruptMessage when the index and the log disagree; the log then rebuilds the index. With
+        `may_block=False` raises WouldBlock rather than wait for the disk.
         """
-        entry = self.offset_index.lookup(offset) if use_index else None
+        read = self.file.read if may_block else self.file.read_cached
+        entry = self.offset_index.lookup(offset, may_block=may_block) if use_index else None
         position = 0
         if entry is not None:
             position = entry.position
-            header = self._header_at(position)
+            header = self._header_at(position, read)
             if header is None or header.last_offset != entry.offset:
                 raise CorruptMessage(f"{self.offset_index.file.path} does not fit its log at {position}")
         end = self.size
         while position < end:
-            data = self.file.read(position, min(_SEEK_SIZE, end - position))
+            data = read(position, min(_SEEK_SIZE, end - position))
             consumed = 0
             while len(data) - consumed >= HEADER_SIZE:
                 header = parse_header(data, consumed)
@@ -281,11 +280,13 @@ class Segment:
         ):
             raise CorruptMessage(f"{self.time_index.file.path} does not fit its log at offset {entry.offset}")
 
-    def _header_at(self, position: int) -> BatchHeader | None:
+    def _header_at(
+        self, position: int, read: Callable[[int, int], bytes | bytearray] | None = None
+    ) -> BatchHeader | None:
         if position + HEADER_SIZE > self.size:
             return None
         try:
-            return parse_header(self.file.read(position, HEADER_SIZE))
+            return parse_header((read or self.file.read)(position, HEADER_SIZE))
         except CorruptMessage:
             return None
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from millrace.broker.errors import CorruptMessage, KafkaStorageError
 from millrace.broker.protocol.batch import NO_TIMESTAMP
 from millrace.broker.storage import retention
+from millrace.broker.storage.disk_errors import WouldBlock
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.offset_index import ENTRY_SIZE as INDEX_ENTRY_SIZE
 from millrace.broker.storage.segment import BatchAt, Segment, newest_timestamp_of
@@ -62,12 +63,15 @@ class SegmentList:
 
     # -- finding
 
-    def find(self, segment: Segment, offset: int) -> BatchAt | None:
+    def find(self, segment: Segment, offset: int, *, may_block: bool = True) -> BatchAt | None:
         """The first batch of `segment` that ends at or after `offset`. An index that does not fit its log is
-        rebuilt. Raises KafkaStorageError when it cannot be."""
+        rebuilt. Raises KafkaStorageError when it cannot be; with `may_block=False` WouldBlock rather than
+        wait for the disk."""
         try:
-            return segment.find(offset)
+            return segment.find(offset, may_block=may_block)
         except (CorruptMessage, FileNotFoundError) as error:
+            if not may_block:
+                raise WouldBlock(f"{segment.path}: its index has to be looked at: {error}") from None
             with self._lock:
                 if segment not in self.all or self.is_retired:
                     # It was replaced or removed just then, and its indexes' names are another's by now.

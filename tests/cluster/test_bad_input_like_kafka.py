@@ -191,6 +191,20 @@ def produce(
     )
 
 
+def produce_twice(*, version: int = 9) -> Any:
+    """The same partition twice in one request."""
+    batch = bytes(good())
+    both = {(TOPIC, 0): batch, (TOPIC, 1): batch}
+    frame = bytearray(b"".join(hot_produce.encode_request(version, 1, "bad", both, acks=1, timeout_ms=5_000)))
+    # The second partition's number: its size, as a varint of one more, and the batch itself follow.
+    at = frame.rindex(batch) - (2 if len(batch) > 126 else 1) - 4
+    assert frame[at : at + 4] == b"\x00\x00\x00\x01"
+    frame[at + 3] = 0
+    return bytes(frame), lambda answer: tuple(
+        part.error_code for part in hot_produce.decode_response(answer, version)[0]
+    )
+
+
 def fetch(*partitions: PartitionFetch, version: int = 12, session: tuple[int, int] = (0, -1)) -> Any:
     request = FetchRequest(0, 1, 1 << 20, False, partitions, *session)
 
@@ -256,6 +270,7 @@ CASES: dict[str, Any] = {
     "produce: acks -2": produce(bytes(good()), acks=-2),
     "produce: zstd in version 3": produce(BATCHES["zstd good"], version=3),
     "produce: zstd in version 7": produce(BATCHES["zstd good"], version=7),
+    "produce: twice": produce_twice(),
     "produce: internal topic": produce(bytes(good()), topic="__consumer_offsets"),
     "fetch: unknown topic": fetch(here(topic="no-such-topic-here")),
     "fetch: partition 99": fetch(here(99)),
@@ -266,6 +281,7 @@ CASES: dict[str, Any] = {
     "fetch: unknown id": fetch(here(topic=uuid.uuid4()), version=13),
     "fetch: session 5 epoch 3": fetch(version=12, session=(5, 3)),
     "fetch: session 0 epoch 3": fetch(version=12, session=(0, 3)),
+    "fetch: twice": fetch(here(), here()),
     "fetch: one after the other": fetch(here(0, 10**9), here(1)),
     "list offsets: unknown topic": list_offsets(5, -1, topic="no-such-topic-here"),
     "list offsets: partition 99": list_offsets(5, -1, partition=99),
@@ -345,6 +361,7 @@ DIFFERENCES: dict[str, Apart[Outcome]] = {
         }.items()
     },
     "batch: bytes behind the batch": Apart("bytes-behind-a-batch", kafka=(0,), millrace=INVALID_RECORD),
+    "produce: twice": Apart("partition-twice", kafka=(0,), millrace=(42, 42)),
     "batch: offset delta of a record": Apart("offsets-within-a-batch", kafka=(0,), millrace=INVALID_RECORD),
     "header: client id of -7": Apart("negative-lengths", kafka=(0,), millrace="closed"),
     "body: -7 topics": Apart("negative-lengths", kafka=(0,), millrace="closed"),

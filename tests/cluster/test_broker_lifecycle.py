@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from millrace.broker.coordination import paths
 from millrace.broker.coordination.session import Session
 from millrace.broker.errors import (
     BrokerIdTaken,
@@ -22,6 +23,7 @@ from millrace.broker.errors import (
 )
 from millrace.broker.protocol.frames import Api
 from millrace.broker.protocol.hot_fetch import PartitionFetch
+from millrace.broker.protocol.records import Record, build_batch
 from tests.conftest import BrokerFactory
 from tests.ports import free_port
 from tests.raw_client import RawClient, batch_of
@@ -224,7 +226,11 @@ def test_partition_that_cannot_be_opened_is_offline_alone(broker: BrokerProcess)
         assert end_offset(client, "bad") == 1
 
 
-def test_topic_deleted_while_the_broker_is_down_is_gone_from_its_disk(
+def strays(broker: BrokerProcess, topic: str) -> list[Path]:
+    return sorted(broker.data.glob(f"{topic}-0.*-stray"))
+
+
+def test_log_of_a_topic_deleted_while_the_broker_was_down_is_set_aside(
     broker_factory: BrokerFactory,
 ) -> None:
     first = broker_factory(broker_id=1)
@@ -240,7 +246,72 @@ def test_topic_deleted_while_the_broker_is_down_is_gone_from_its_disk(
         answer = client.ask(Api.DELETE_TOPICS, 6, topics=[{"name": "doomed"}], timeout=TIMEOUT_MS)
         assert answer.responses[0].error_code == 0
     first.start()
-    until(lambda: not (first.data / "doomed-0").exists(), "its folder goes")
+    assert not (first.data / "doomed-0").exists()
+    (stray,) = strays(first, "doomed")
+    assert stray.name in first.log
+
+
+def test_zookeeper_of_an_earlier_time_costs_no_records(broker: BrokerProcess) -> None:
+    """What it does not know is set aside with its records, and is there again once it is known again."""
+    with RawClient(broker.port) as client:
+        create(client, "newer")
+        client.produce({("newer", 0): batch_of(b"x", b"y")})
+    broker.stop()
+
+    async def known(nodes: dict[str, bytes]) -> dict[str, bytes]:
+        """Takes the topic's znodes away and returns them, or puts `nodes` there."""
+        session = Session(broker.zookeeper, session_timeout_ms=20_000, connection_timeout_ms=30_000)
+        await session.start()
+        try:
+            wanted = [
+                paths.topic_config_path("newer"),
+                paths.topic_path("newer"),
+                paths.partitions_path("newer"),
+                paths.partition_path("newer", 0),
+                paths.state_path("newer", 0),
+            ]
+            if nodes:
+                for path in wanted:
+                    await session.create(path, nodes[path])
+                return nodes
+            taken = {path: (await session.get(path)).data for path in wanted}
+            for path in reversed(wanted):
+                await session.delete(path)
+            return taken
+        finally:
+            await session.stop()
+
+    nodes = asyncio.run(known({}))
+    broker.start()
+    assert not (broker.data / "newer-0").exists()
+    (stray,) = strays(broker, "newer")
+    assert stray.name in broker.log
+    broker.stop()
+    asyncio.run(known(nodes))
+    stray.rename(broker.data / "newer-0")
+    broker.start()
+    with RawClient(broker.port) as client:
+        assert end_offset(client, "newer") == 2
+
+
+def test_compacted_log_without_a_mark_of_its_holes_is_recovered_whole(broker: BrokerProcess) -> None:
+    """As another broker's compaction leaves one, whose folder was moved here: its settings say that it has
+    holes, and nothing else does."""
+    with RawClient(broker.port) as client:
+        wanted = {
+            "name": "compacted",
+            "num_partitions": 1,
+            "replication_factor": 1,
+            "configs": [{"name": "cleanup.policy", "value": "compact"}],
+        }
+        client.ask(Api.CREATE_TOPICS, 7, topics=[wanted], timeout=TIMEOUT_MS)
+    broker.kill()
+    records = [Record(b"k", b"v", (), 1)]
+    held = build_batch(records, leader_epoch=0) + build_batch(records, base_offset=7, leader_epoch=0)
+    (broker.data / "compacted-0" / f"{0:020d}.log").write_bytes(held)
+    broker.start()
+    with RawClient(broker.port) as client:
+        assert end_offset(client, "compacted") == 8
 
 
 def test_flush_messages_makes_acknowledged_records_durable(broker_factory: BrokerFactory) -> None:

@@ -317,13 +317,52 @@ OF_STORAGE = (
         name="new-topic-inherits-log",
         promise="A re-created topic does not go on in the log of the old one.",
         file="broker/storage/log_manager.py",
-        rule="                    self.delete(tp)\n",
-        instead="                    log.set_topic_id(topic_id)  # type: ignore[arg-type]\n",
+        rule='self.set_aside(tp, f"the cluster has another topic of this name, {topic_id}")\n',
+        instead="log.set_topic_id(topic_id)  # type: ignore[arg-type]\n",
         red=(f"{STORAGE}/test_log_manager.py::test_topic_made_again_does_not_get_the_old_topic_s_log",),
+    ),
+    Mutant(
+        name="stray-log-is-deleted",
+        promise="A log that the cluster does not know is set aside and never removed.",
+        file="broker/storage/log_manager.py",
+        rule="            lambda: kept.extend(self._rename_log(tp, log, _STRAY_SUFFIX)),\n",
+        instead="            lambda: kept.extend(self._rename_log(tp, log, _DELETE_SUFFIX)),\n",
+        red=(f"{STORAGE}/test_strays.py::test_a_log_set_aside_is_kept_named_and_told_again_at_each_start",),
+    ),
+    Mutant(
+        name="unknown-settings-are-the-defaults",
+        promise="A log whose topic's settings are not known is not cut where compaction left a hole.",
+        file="broker/storage/log_config.py",
+        rule="        return None if unusable else config\n",
+        instead="        return config\n",
+        red=(
+            f"{STORAGE}/test_strays.py"
+            "::test_holes_cost_records_only_where_the_topic_is_known_not_to_be_compacted",
+        ),
+    ),
+    Mutant(
+        name="taken-folders-are-marked-clean",
+        promise="A process that took folders and opened none of their logs says nothing of them.",
+        file="broker/storage/log_manager.py",
+        rule="if folder.failure is None and self._has_opened:",
+        instead="if folder.failure is None:",
+        red=(f"{STORAGE}/test_strays.py::test_folders_that_were_only_taken_are_left_as_they_were",),
     ),
 )
 
 OF_COORDINATORS = (
+    Mutant(
+        name="transaction-asked-about-too-early",
+        promise="Nothing that takes long comes between the answer that a transaction is open and the append.",
+        file="broker/server/transactional_produce.py",
+        rule="                if prepare is not None:\n                    await prepare()\n"
+        "                errors = await self._gate.admit(transactional_id, producer, sequences)\n",
+        instead="                errors = await self._gate.admit(transactional_id, producer, sequences)\n"
+        "                if prepare is not None:\n                    await prepare()\n",
+        red=(
+            "tests/unit/server/test_produce_work.py::test_transactions_are_asked_about_after_what_takes_long",
+        ),
+    ),
     Mutant(
         name="transaction-without-epoch-fence",
         promise="Of all producers of a transactional id only the last may add to its transaction or end it.",

@@ -88,6 +88,12 @@ DIFFERENCES: dict[str, Difference] = {
         millrace="INVALID_RECORD",
         why="what was sent is stored whole or refused",
     ),
+    "partition-twice": Difference(
+        subject="a partition that stands twice in one produce request",
+        kafka="answers once, stores one of its batches",
+        millrace="INVALID_REQUEST",
+        why="what was sent is stored whole or refused",
+    ),
     "offsets-within-a-batch": Difference(
         subject="a produced batch whose records do not count 0, 1, 2 …",
         kafka="stores it",

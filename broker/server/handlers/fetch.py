@@ -60,6 +60,8 @@ def handle_frame(
 ) -> Answered | asyncio.Future[Any]:
     """Answer at once when there is enough in the page cache, or nothing to wait for."""
     request = decode_request(frame, position, head.version)
+    if len(request.partitions) > 1:
+        request = _once_each(request)
     broker = context.broker
     session: SessionFetch | None = None
     if request.session_epoch != FINAL_EPOCH or request.session_id != NO_SESSION:
@@ -82,6 +84,14 @@ def handle_frame(
             fetch.end_earlier_waits()
         return _encode(head, fetch)
     return asyncio.ensure_future(_answer_later(head, fetch, cold=False))
+
+
+def _once_each(request: FetchRequest) -> FetchRequest:
+    """As in Apache Kafka, of a partition that stands there more than once what is said last counts, once."""
+    partitions = {(asked.topic, asked.partition): asked for asked in request.partitions}
+    if len(partitions) == len(request.partitions):
+        return request
+    return request._replace(partitions=list(partitions.values()))
 
 
 async def _answer_later(head: Head, fetch: _Fetch, *, cold: bool) -> Answered:

@@ -2,7 +2,9 @@
 
 The hot path: the request is decoded by hand, every batch goes to the log as a view into the received frame,
 and the answer is made before the next request is looked at. Only what must wait (a flush that is due,
-followers) makes a future. A client over its quota is told a throttle time. Each partition succeeds or fails
+followers) makes a future, and what takes its time (`produce_work.py`) is copied and goes by way of a thread.
+A partition that stands in a request twice is refused: which of its batches an answer is for, nobody could
+tell. A client over its quota is told a throttle time. Each partition succeeds or fails
 for itself. A failure under acks=0 closes the connection, as there is no other way to tell. Batches of
 transactions pass `transactional_produce.py` first, and need a request that names their transactional id.
 Version 12 is 11 again: that its leaders add partitions to transactions by themselves (KIP-890, part 2) is
@@ -13,13 +15,15 @@ write to the brokers' own topics.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, NamedTuple
 
 import structlog
 
 from millrace.broker.coordination.metadata_cache import INTERNAL_TOPICS
 from millrace.broker.errors import (
     InvalidRecord,
+    InvalidRequest,
     InvalidRequiredAcks,
     InvalidTopic,
     KafkaError,
@@ -32,7 +36,7 @@ from millrace.broker.errors import (
     UnknownServerError,
     UnsupportedCompressionType,
 )
-from millrace.broker.protocol.batch import ATTRIBUTES_POSITION, TRANSACTIONAL_BIT
+from millrace.broker.protocol.batch import TRANSACTIONAL_BIT
 from millrace.broker.protocol.compression import ZSTD
 from millrace.broker.protocol.frames import Api
 from millrace.broker.protocol.frames import RequestHead as Head
@@ -44,11 +48,13 @@ from millrace.broker.protocol.hot_produce import (
     encode_response,
 )
 from millrace.broker.replication.replica_manager import ACKS_ALL
-from millrace.broker.server import refused_batches
+from millrace.broker.server import produce_work, refused_batches
 from millrace.broker.server.connection import ACKS_0
 from millrace.broker.server.context import BrokerServices, RequestContext
 from millrace.broker.server.dispatch import Answered, Throttled
+from millrace.broker.server.produce_work import ATTRIBUTES_LOW_BYTE, TooMuchAtOnce, codec_of
 from millrace.broker.server.transactional_produce import Refusals, copied
+from millrace.broker.storage.batch_validation import Budget, CheckedBatch
 
 log = structlog.get_logger("millrace.broker")
 
@@ -61,26 +67,143 @@ FIRST_WITH_STORAGE_ERROR = 4
 FIRST_WITH_ZSTD = 7
 FIRST_WITH_CURRENT_LEADER = 10
 
-_ATTRIBUTES_LOW_BYTE = ATTRIBUTES_POSITION + 1
-
 Waits = dict[tuple[str, int], asyncio.Future[None]]
 """What each appended batch has to wait for, by partition."""
+
+Checked = list[CheckedBatch | KafkaError | None]
+
+
+class Verdicts(NamedTuple):
+    """Which batches a transaction does not let in, and who is told of those that are in their logs."""
+
+    refusals: Refusals
+    appended: Callable[[PartitionBatches], None]
 
 
 def handle_frame(
     head: Head, frame: memoryview, position: int, context: RequestContext
-) -> Answered | asyncio.Future[Any]:
-    """Append every batch now; the answer now too, unless something has to be waited for."""
+) -> Answered | Coroutine[Any, Any, Any] | asyncio.Future[Any]:
+    """Append every batch now; the answer now too, unless something has to be waited for. What takes its time
+    is done while the connection's next requests wait: they may be of the same producer."""
     request = decode_request(frame, position, head.version)
+    work = _Appends(request, len(frame), context)
     refusal = _refusal(request)
-    waits: Waits = {}
-    if request.transactional_id is not None and refusal is None:
-        return _handle_transactional(request, request.transactional_id, len(frame), context)
-    answers = [
-        _refused(batches, refusal, context) if refusal else _append(batches, request.acks, context, waits)
-        for batches in request.partitions
-    ]
-    return _answer(request, answers, waits, len(frame), context)
+    if refusal is not None:
+        work.refuse(request.partitions, refusal)
+        return work.answer()
+    if request.transactional_id is not None:
+        return _handle_transactional(work, request.transactional_id)
+    rest = work.at_once(request.partitions)
+    return work.answer() if not rest else _append_in_turns(work, copied(rest))
+
+
+class _Appends:
+    """The batches of one request of `size` bytes on their way into their logs, in their order."""
+
+    def __init__(self, request: ProduceRequest, size: int, context: RequestContext) -> None:
+        self.request = request
+        self.context = context
+        self._size = size
+        self._answers: list[PartitionAnswer] = []
+        self._waits: Waits = {}
+        self._budget: Budget | None = None
+        self._repeated = produce_work.repeated(request.partitions)
+
+    def refuse(self, partitions: Sequence[PartitionBatches], refusal: KafkaError) -> None:
+        self._answers += [_refused(batches, refusal, self.context) for batches in partitions]
+
+    def at_once(
+        self, partitions: Sequence[PartitionBatches], verdicts: Verdicts | None = None
+    ) -> Sequence[PartitionBatches]:
+        """Appends what little work can append; the rest. `verdicts` are a transaction's."""
+        if self._size > produce_work.COMPRESSED_AT_ONCE and produce_work.is_much(partitions):
+            return partitions
+        self._budget = produce_work.budget_at_once()
+        for number, batches in enumerate(partitions):
+            try:
+                self.append(batches, verdicts)
+            except TooMuchAtOnce:
+                return partitions[number:]
+        return ()
+
+    async def check(self, partitions: Sequence[PartitionBatches]) -> Checked:
+        """What `append` is to be given with each, found out on a thread."""
+        broker = self.context.broker
+        budget = produce_work.budget_of_request(self._size, broker.config.settings.socket_request_max_bytes)
+        self._budget = None
+        return await broker.replica_manager.check(partitions, budget)
+
+    def append(
+        self,
+        batches: PartitionBatches,
+        verdicts: Verdicts | None = None,
+        checked: CheckedBatch | KafkaError | None = None,
+    ) -> None:
+        """Raises TooMuchAtOnce."""
+        key = batches.topic, batches.partition
+        refusal = verdicts.refusals.get(key) if verdicts is not None else None
+        if key in self._repeated:
+            refusal = InvalidRequest(f"{key[0]}-{key[1]} stands more than once in the request")
+        answer = (
+            self._append(batches, verified=verdicts is not None, checked=checked)
+            if refusal is None
+            else _refused(batches, refusal, self.context)
+        )
+        self._answers.append(answer)
+        if verdicts is not None and not answer.error_code:
+            verdicts.appended(batches)
+
+    def _append(
+        self, batches: PartitionBatches, *, verified: bool, checked: CheckedBatch | KafkaError | None
+    ) -> PartitionAnswer:
+        topic, partition, records = batches
+        context = self.context
+        try:
+            if topic in INTERNAL_TOPICS:
+                raise InvalidTopic(f"topic {topic} is written by the brokers alone")
+            if not records:
+                raise InvalidRecord("a produce request holds exactly one batch for each partition")
+            if (
+                not verified
+                and len(records) > ATTRIBUTES_LOW_BYTE
+                and records[ATTRIBUTES_LOW_BYTE] & TRANSACTIONAL_BIT
+            ):
+                # Nothing would ever end its transaction: readers of committed data would wait before it for
+                # ever.
+                raise TransactionalIdAuthorizationFailed("a transactional batch in a request without its id")
+            if context.head.version < FIRST_WITH_ZSTD and codec_of(records) == ZSTD:
+                raise UnsupportedCompressionType("zstd needs produce version 7 or newer (KIP-110)")
+            appended, wait = context.broker.replica_manager.append_now(
+                topic, partition, records, self.request.acks, budget=self._budget, checked=checked
+            )
+        except KafkaError as error:
+            return _refused(batches, error, context)
+        except TooMuchAtOnce:
+            raise
+        except Exception:
+            log.exception("an append failed", topic=topic, partition=partition)
+            return _refused(batches, UnknownServerError("the append failed; see the broker's log"), context)
+        if wait is not None:
+            self._waits[topic, partition] = wait
+        return PartitionAnswer(
+            topic, partition, 0, appended.base_offset, appended.log_append_time_ms, appended.log_start_offset
+        )
+
+    def answer(self) -> Answered | asyncio.Future[Any]:
+        return _answer(self.request, self._answers, self._waits, self._size, self.context)
+
+
+async def _append_in_turns(work: _Appends, partitions: Sequence[PartitionBatches]) -> Any:
+    """Checked on a thread, and appended with others' requests in between; the answer, or its future."""
+    checked = await work.check(partitions)
+    now = asyncio.get_running_loop().time
+    turn_ends = now() + produce_work.TURN_SECONDS
+    for batches, found in zip(partitions, checked, strict=True):
+        work.append(batches, checked=found)
+        if now() > turn_ends:
+            await asyncio.sleep(0)
+            turn_ends = now() + produce_work.TURN_SECONDS
+    return work.answer()
 
 
 def _answer(
@@ -116,82 +239,38 @@ def _refusal(request: ProduceRequest) -> KafkaError | None:
     return None
 
 
-def _append(
-    batches: PartitionBatches,
-    acks: int,
-    context: RequestContext,
-    waits: Waits,
-    *,
-    verified: bool = False,
-) -> PartitionAnswer:
-    topic, partition, records = batches
-    try:
-        if topic in INTERNAL_TOPICS:
-            raise InvalidTopic(f"topic {topic} is written by the brokers alone")
-        if not records:
-            raise InvalidRecord("a produce request holds exactly one batch for each partition")
-        if (
-            not verified
-            and len(records) > _ATTRIBUTES_LOW_BYTE
-            and records[_ATTRIBUTES_LOW_BYTE] & TRANSACTIONAL_BIT
-        ):
-            # Nothing would ever end its transaction: readers of committed data would wait before it for ever.
-            raise TransactionalIdAuthorizationFailed("a transactional batch in a request without its id")
-        if context.head.version < FIRST_WITH_ZSTD and _codec(records) == ZSTD:
-            raise UnsupportedCompressionType("zstd needs produce version 7 or newer (KIP-110)")
-        appended, wait = context.broker.replica_manager.append_now(topic, partition, records, acks)
-    except KafkaError as error:
-        return _refused(batches, error, context)
-    except Exception:
-        log.exception("an append failed", topic=topic, partition=partition)
-        return _refused(batches, UnknownServerError("the append failed; see the broker's log"), context)
-    if wait is not None:
-        waits[topic, partition] = wait
-    return PartitionAnswer(
-        topic, partition, 0, appended.base_offset, appended.log_append_time_ms, appended.log_start_offset
-    )
-
-
-def _handle_transactional(
-    request: ProduceRequest, transactional_id: str, size: int, context: RequestContext
-) -> Answered | asyncio.Future[Any]:
+def _handle_transactional(work: _Appends, transactional_id: str) -> Answered | asyncio.Future[Any]:
     """As any other request, once it is known which batches belong to an open transaction."""
-    waits: Waits = {}
-    answers: list[PartitionAnswer] = []
-    head, appends = context.head, context.broker.transactional_appends
-    partitions = request.partitions
+    head, appends = work.context.head, work.context.broker.transactional_appends
+    partitions: Sequence[PartitionBatches] = work.request.partitions
+    try:
+        refusals = appends.admit_now(transactional_id, head.version, work.request.partitions)
+    except KafkaError as error:
+        work.refuse(partitions, error)
+        return work.answer()
+    if refusals is not None:
+        partitions = work.at_once(partitions, Verdicts(refusals, appends.appended))
+        if not partitions:
+            return work.answer()
+    rest = copied(partitions)
+    checked: Checked = []
+
+    async def prepare() -> None:
+        checked.extend(await work.check(rest))
 
     def append(refusals: Refusals) -> None:
-        for batches in partitions:
-            refusal = refusals.get((batches.topic, batches.partition))
-            if refusal is not None:
-                answers.append(_refused(batches, refusal, context))
-                continue
-            answers.append(_append(batches, request.acks, context, waits, verified=True))
-            if not answers[-1].error_code:
-                appends.appended(batches)
+        verdicts = Verdicts(refusals, appends.appended)
+        for batches, found in zip(rest, checked, strict=True):
+            work.append(batches, verdicts, found)
 
-    try:
-        refusals = appends.admit_now(transactional_id, head.version, partitions)
-    except KafkaError as error:
-        answers = [_refused(batches, error, context) for batches in partitions]
-        return _answer(request, answers, waits, size, context)
-    if refusals is not None:
-        append(refusals)
-        return _answer(request, answers, waits, size, context)
-    partitions = copied(partitions)
-    appended = appends.in_turn(transactional_id, head.version, partitions, append)
+    appended = appends.in_turn(transactional_id, head.version, rest, append, prepare)
 
     async def append_later() -> Answered:
         await asyncio.shield(appended)  # also when the client has gone meanwhile
-        answer = _answer(request, answers, waits, size, context)
+        answer = work.answer()
         return await answer if asyncio.isfuture(answer) else answer
 
     return asyncio.ensure_future(append_later())
-
-
-def _codec(records: memoryview) -> int:
-    return records[_ATTRIBUTES_LOW_BYTE] & 7 if len(records) > _ATTRIBUTES_LOW_BYTE else 0
 
 
 def _refused(batches: PartitionBatches, error: KafkaError, context: RequestContext) -> PartitionAnswer:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import tracemalloc
+import zlib
+from typing import Any
 
 import cramjam
 import lz4.frame
@@ -80,3 +82,45 @@ def test_unknown_codec_is_refused(codec: int) -> None:
 
 def test_names_and_ids_are_each_other_s_inverse() -> None:
     assert {compression.CODEC_NAMES[codec]: codec for codec in range(5)} == compression.CODEC_IDS
+
+
+@pytest.mark.parametrize("codec", [GZIP, LZ4, ZSTD])
+def test_streams_of_any_size_behind_each_other_are_read(codec: int) -> None:
+    """Also those that end within the first bytes a decoder is given, and those that need many."""
+    sizes = (0, 1, 3000, 0, 200_000, 511, 512, 513, 0)
+    parts = [(TEXT * 12)[:size] for size in sizes]
+    joined = b"".join(compress(codec, part) for part in parts)
+    assert bytes(decompress(codec, joined, MEBIBYTE)) == b"".join(parts)
+    with pytest.raises(CorruptMessage):
+        decompress(codec, joined[:-3], MEBIBYTE)
+
+
+@pytest.mark.parametrize(
+    ("codec", "module", "decoder"),
+    [(GZIP, zlib, "decompressobj"), (LZ4, lz4.frame, "LZ4FrameDecompressor")],
+)
+def test_many_short_streams_cost_no_more_than_their_bytes(
+    codec: int, module: Any, decoder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a decoder is given beyond its stream it copies: all of the rest, for each of 50,000."""
+    given = 0
+    make = getattr(module, decoder)
+
+    class Counting:
+        def __init__(self, *options: Any) -> None:
+            self._decoder = make(*options)
+
+        def decompress(self, data: Any, *limits: Any, **more: Any) -> bytes:
+            nonlocal given
+            given += len(data)
+            part: bytes = self._decoder.decompress(data, *limits, **more)
+            return part
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._decoder, name)
+
+    monkeypatch.setattr(module, decoder, Counting)
+    stream = compress(codec, b"")
+    count = 2_000
+    assert decompress(codec, stream * count, MEBIBYTE) == b""
+    assert given < count * (len(stream) + 600)

@@ -26,10 +26,10 @@ from millrace.broker.replication import high_watermarks
 from millrace.broker.replication.local_partition import MustReadCold, PartitionRead
 from millrace.broker.replication.partition import PartitionState
 from millrace.broker.replication.replica_manager import ACKS_ALL, ReplicaManager
+from millrace.broker.storage.disk_errors import WouldBlock
 from millrace.broker.storage.log import Log
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
-from millrace.broker.storage.segment import WouldBlock
 from millrace.broker.telemetry.metrics import BrokerMetrics
 
 TOPIC_ID = uuid.UUID(int=7)

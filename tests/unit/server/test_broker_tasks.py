@@ -59,7 +59,7 @@ def test_start_that_stands_still_says_what_it_waits_for(monkeypatch: pytest.Monk
             await until_async(lambda: any(of in line.get("waiting_for", "") for line in lines), of)
 
         async def open_logs() -> None:
-            await until_told("its logs to be opened")
+            await until_told("its data folders")
 
         async def connect() -> None:
             broker._report.session = session
@@ -76,8 +76,9 @@ def test_start_that_stands_still_says_what_it_waits_for(monkeypatch: pytest.Monk
         monkeypatch.setattr(broker_module, "load_loops", nothing)
         monkeypatch.setattr(broker, "_take_port", lambda: None)
         for step, stand_in in (
-            ("_open_logs", open_logs),
+            ("_take_folders", open_logs),
             ("_connect", connect),
+            ("_open_logs", nothing),
             ("_join_cluster", join),
             ("_serve", nothing),
         ):
@@ -103,7 +104,7 @@ def test_start_that_loses_its_session_ends_with_a_word_for_people(monkeypatch: p
 
         monkeypatch.setattr(broker_module, "load_loops", nothing)
         monkeypatch.setattr(broker, "_take_port", lambda: None)
-        monkeypatch.setattr(broker, "_open_logs", nothing)
+        monkeypatch.setattr(broker, "_take_folders", nothing)
         monkeypatch.setattr(broker, "_connect", expired)
         await broker.start()
 

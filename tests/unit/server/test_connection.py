@@ -355,6 +355,24 @@ def test_control_request_runs_alone() -> None:
     asyncio.run(scenario())
 
 
+def test_what_is_left_to_be_waited_for_holds_up_no_request_behind_it() -> None:
+    async def scenario() -> None:
+        acknowledged = asyncio.get_running_loop().create_future()
+
+        async def heavy() -> asyncio.Future[bytes]:
+            return acknowledged
+
+        server = Server(lambda body: heavy() if body == b"heavy" else b"<" + body + b">")
+        server.receive(request(b"heavy") + request(b"next"))
+        assert server.seen == [b"heavy"]
+        await until(lambda: server.seen == [b"heavy", b"next"])
+        assert bytes(server.transport.written) == b""
+        acknowledged.set_result(b"<heavy>")
+        await until(lambda: bytes(server.transport.written) == b"<heavy><next>")
+
+    asyncio.run(scenario())
+
+
 def test_full_buffer_behind_a_waiting_request_pauses_reading() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()

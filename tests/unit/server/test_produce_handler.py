@@ -26,7 +26,7 @@ class _Replicas:
     def __init__(self) -> None:
         self.appended_count = 0
 
-    def append_now(self, *_: object) -> tuple[Appended, None]:
+    def append_now(self, *_: object, **__: object) -> tuple[Appended, None]:
         self.appended_count += 1
         return Appended(0, 0, -1, 0, False), None
 
@@ -63,7 +63,7 @@ def test_partitions_of_a_request_succeed_or_fail_each_by_its_own_wait() -> None:
         loop = asyncio.get_running_loop()
         waits = [None, *(loop.create_future() for _ in range(3))]
 
-        def append_now(_topic: str, partition: int, *_: object) -> tuple[Appended, Any]:
+        def append_now(_topic: str, partition: int, *_: object, **__: object) -> tuple[Appended, Any]:
             return Appended(0, 0, -1, 0, False), waits[partition]
 
         batches = {("t", number): build_batch([Record(b"k", b"v", (), 1)]) for number in range(4)}

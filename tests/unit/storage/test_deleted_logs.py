@@ -40,6 +40,7 @@ def first(manager: LogManager) -> Log:
 
 def second(manager: LogManager) -> Log:
     """Deletes it, and makes the next topic of the name, with records that are acknowledged."""
+    manager.delete(KEY)
     log = manager.create(KEY, topic_id=NEW)
     for _ in range(RECORDS):
         append(log, leader_epoch=2)

@@ -17,10 +17,11 @@ import pytest
 
 from millrace.broker.errors import KafkaStorageError, OffsetOutOfRange
 from millrace.broker.protocol.batch import iterate_batches, parse_header
+from millrace.broker.storage.disk_errors import WouldBlock
 from millrace.broker.storage.log import Log
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_reader import LogRead
-from millrace.broker.storage.segment import Segment, WouldBlock
+from millrace.broker.storage.segment import Segment
 
 from .conftest import append, make_batch
 
@@ -447,3 +448,42 @@ def test_search_in_a_closed_segment_is_left_to_a_thread(open_log: OpenLog) -> No
     while following < log.end_offset:  # whoever goes on where a reader stopped needs no search
         following = log.read(following, 1, may_block=False).next_offset
     assert log.read(log.end_offset - 1, 1, may_block=False).next_offset == log.end_offset
+
+
+def test_search_in_the_active_segment_waits_for_no_disk(
+    open_log: OpenLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its index has in memory is found there; the rest is left to a thread."""
+    log = open_log(index_interval_bytes=1)
+    for _ in range(12):
+        append(log)
+
+    def waits(*_: object) -> bytes:
+        raise AssertionError("the event loop would wait for the disk")
+
+    def found(offset: int) -> int:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pread", waits)
+            patch.setattr("millrace.broker.storage.index_file.os.open", waits)
+            return parse_header(log.read(offset, 1, may_block=False).data).base_offset
+
+    assert [found(offset) for offset in (7, 3, 10)] == [7, 3, 10]
+    log.flush(0)
+    with pytest.raises(WouldBlock):
+        found(5)
+    append(log)
+    append(log)
+    assert found(13) == 13
+    with pytest.raises(WouldBlock):
+        found(5)
+
+
+def test_index_that_does_not_fit_is_not_rebuilt_where_nobody_may_wait(
+    open_log: OpenLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(index_interval_bytes=1)
+    for _ in range(4):
+        append(log)
+    log.segments[-1].offset_index.append(3, 7)
+    with pytest.raises(WouldBlock):
+        log.read(3, 1, may_block=False)

@@ -281,7 +281,7 @@ def test_directory_of_another_topic_that_could_not_be_removed_is_not_taken_over(
 
     with monkeypatch.context() as patch:
         patch.setattr("millrace.broker.storage.log_manager.os.rename", refuse)
-        with pytest.raises(KafkaStorageError, match="cannot be removed"):
+        with pytest.raises(KafkaStorageError, match="cannot be renamed"):
             manager.delete(TP)
     with pytest.raises(KafkaStorageError, match="another topic"):
         manager.create(TP, topic_id=uuid.uuid4())
