@@ -32,7 +32,7 @@ Rules, and why:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
@@ -122,6 +122,10 @@ class TargetLane(Generic[T]):
     @property
     def retry_at_ms(self) -> int:
         return self._retry_at_ms
+
+    def at_rest(self) -> Iterator[T]:
+        """What no request that is under way holds."""
+        return (item.payload for item in self._row if not item.in_flight)
 
     def enqueue(self, payload: T, record_count: int, size: int) -> Item[T]:
         item = Item(payload, record_count, size)

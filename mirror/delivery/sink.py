@@ -42,9 +42,16 @@ from millrace.broker.errors import (
 )
 from millrace.mirror.batches.rebatch import stamp_for_target
 from millrace.mirror.delivery.alternation import Alternation
-from millrace.mirror.delivery.lane import MAX_IN_FLIGHT, Identity, Item, Outcome, TargetLane
+from millrace.mirror.delivery.lane import (
+    MAX_IN_FLIGHT,
+    Identity,
+    Item,
+    Outcome,
+    TargetLane,
+)
 from millrace.mirror.delivery.progress import Span
 from millrace.mirror.delivery.system_records import UNCHANGING, NewFailures
+from millrace.mirror.sources.fetch_memory import Frame
 from millrace.mirror.steady import steady_ms
 from millrace.mirror.topics.routes import TargetPartition
 from millrace.mirror.troubles import Failures
@@ -97,7 +104,14 @@ class Outgoing:
     owner: Owner
     measured_from_ms: int
     measured_from: str
+    frame: Frame | None = None  # stands for the memory that `batch` keeps
     corrupt_answers: int = 0
+
+    def leave_answer(self) -> None:
+        """Goes on in memory of its own."""
+        if self.frame is not None and self.frame.is_shared:
+            self.batch = memoryview(bytearray(self.batch))
+            self.frame = self.frame.apart(len(self.batch))
 
 
 class Sink:
@@ -255,6 +269,14 @@ class Sink:
             self.failures.over(target)
             self._waiting.pop(target, None)  # nobody asks for its leader again and again
         return withdrawn
+
+    def leave_answers(self, target: TargetPartition, owner: Owner) -> None:
+        """What waits here for `owner` goes on in memory of its own; a request that is under way would keep
+        the answer all the same, so what is in it stays."""
+        if (lane := self._lanes.get(target)) is not None:
+            for outgoing in lane.at_rest():
+                if outgoing.owner is owner:
+                    outgoing.leave_answer()
 
     def is_failing(self, target: TargetPartition) -> bool:
         lane = self._lanes.get(target)

@@ -11,10 +11,11 @@ Where histories part a fetch's answer says (KIP-595). Servers whose fetches cann
 are asked before the first fetch under each leader epoch, and fetches name the epoch that was compared with:
 under another one they are refused (KIP-320).
 
-The bytes under way are bounded: each fetch loop has an equal share of the worker's budget and fetches only
-while its partitions have less than that outstanding, so a slow target slows fetching. A partition has at
-most a quarter of a share, and one whose lane fails gets nothing more: it cannot take the others' room.
-The next fetch is under way while the last one's batches are being produced.
+The memory of what is under way is bounded (`fetch_memory`): each fetch loop has an equal share of the
+worker's budget and fetches only while its answers keep less than that, so a slow target slows fetching. A
+partition has at most a quarter of a share, and one that stands gets nothing more; what it has leaves the
+answers that it came in once they are short of room. The next fetch is under way while the last one's batches
+are being produced.
 
 A source that is away is asked again with growing pauses, for ever; nobody else waits for it, and following
 its leaders waits for no other cluster.
@@ -50,6 +51,7 @@ from millrace.mirror.delivery.system_records import CLUSTER_FAILURES, NewFailure
 from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.gaps.open_gaps import Origin
 from millrace.mirror.pipeline import PartitionPipeline, State
+from millrace.mirror.sources.fetch_memory import MIN_FETCH_SIZE, FetchBudget, Frame, HeldMemory
 from millrace.mirror.sources.rate import TokenBucket
 from millrace.mirror.sources.source_logs import FIRST_PAUSE_S, MAX_PAUSE_S, SourceLogs, is_other_log
 from millrace.mirror.steady import steady_ms
@@ -58,7 +60,6 @@ from millrace.mirror.troubles import Failures
 
 log = structlog.get_logger("millrace.mirror.sources.source")
 
-MIN_FETCH_SIZE = 64 << 10
 # While a partition waits for room, the others' long poll is kept short: room may come at any moment.
 CROWDED_WAIT_MS = 20
 ERROR_PAUSE_MS = 250
@@ -68,23 +69,6 @@ SAMPLE_INTERVAL_MS = 2_000
 # Answers that say: the log that you read is not here, or not as you know it.
 UNREADABLE = frozenset(error.code for error in (CorruptMessage, UnknownServerError))
 ANOTHER_LOG = frozenset(error.code for error in (OffsetOutOfRange, UnknownTopicId, InconsistentTopicId))
-
-
-class FetchBudget:
-    """The worker's bytes in flight, shared equally by the fetch loops that are running."""
-
-    def __init__(self, total_size: int) -> None:
-        self._total_size = total_size
-        self.loop_count = 0
-
-    def resize(self, total_size: int) -> None:
-        self._total_size = total_size
-
-    @property
-    def share(self) -> int:
-        """At least the smallest fetch: with more loops than that allows, `in_flight_bytes` is exceeded rather
-        than nothing carried."""
-        return max(MIN_FETCH_SIZE, self._total_size // max(1, self.loop_count))
 
 
 class _Way(NamedTuple):
@@ -102,6 +86,7 @@ class _Way(NamedTuple):
 class _FetchLoop:
     """The fetching over one way."""
 
+    held: HeldMemory
     task: asyncio.Task[None] | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     partitions: dict[tuple[str, int], PartitionPipeline] = field(default_factory=dict)
@@ -332,7 +317,7 @@ class SourceReader:
         for way, partitions in wanted.items():
             known = self._loops.get(way)
             if known is None:
-                known = self._loops[way] = _FetchLoop()
+                known = self._loops[way] = _FetchLoop(HeldMemory(self._budget))
                 self._budget.loop_count += 1
                 known.task = self._tasks.create_task(self._fetch_from(way, known))
             if known.partitions != partitions:
@@ -349,9 +334,7 @@ class SourceReader:
             if wait_ms:
                 await self._until_changed(loop, wait_ms)
                 continue
-            room = self._budget.share - sum(
-                pipeline.progress.outstanding_size for pipeline in loop.partitions.values()
-            )
+            room = self._room(loop)
             positions, is_crowded = self._positions(loop, room)
             if not positions:
                 await self._until_changed(loop, ERROR_PAUSE_MS)
@@ -390,25 +373,49 @@ class SourceReader:
                 continue
             failure_count = 0
             self.is_connected = self.was_connected = True
-            self._take_all(asked, positions, answers)
+            self._take_all(loop, asked, positions, answers)
+            del answers  # or they would keep their memory until the next ones are there
 
     def _take_all(
         self,
+        loop: _FetchLoop,
         asked: Mapping[tuple[str, int], PartitionPipeline],
         positions: Mapping[tuple[str, int], FetchPosition],
         answers: list[FetchedPartition],
     ) -> None:
+        frame = loop.held.take(sum(len(answer.records) for answer in answers))
         for answer in answers:
             self._bucket.spend(len(answer.records))
             key = (answer.topic, answer.partition)
             if key in positions:
-                self._take(asked[key], positions[key], answer)
+                self._take(asked[key], positions[key], answer, frame)
+
+    def _room(self, loop: _FetchLoop) -> int:
+        """What may be fetched now. Where it is short, those that stand leave the answers that they came in,
+        as far as those keep more for nothing than what is copied."""
+        at_ms, budget = steady_ms(), self._budget
+        moving_size = standing_size = 0
+        standing: list[PartitionPipeline] = []
+        for pipeline in loop.partitions.values():
+            size = pipeline.progress.outstanding_size
+            if size and pipeline.stands(at_ms):
+                standing.append(pipeline)
+                standing_size += size
+            else:
+                moving_size += size
+        room = budget.room(loop.held.size, moving_size, some_stand=False)
+        if room >= MIN_FETCH_SIZE or not standing:
+            return room
+        if standing_size < loop.held.size // 2:
+            for pipeline in standing:
+                pipeline.leave_answers()
+        return budget.room(loop.held.size, moving_size, some_stand=True)
 
     def _positions(self, loop: _FetchLoop, room: int) -> tuple[dict[tuple[str, int], FetchPosition], bool]:
         """What to ask for now; and whether some partition waits for room."""
         if room < MIN_FETCH_SIZE:
             return {}, True
-        at_ms, cap = steady_ms(), max(MIN_FETCH_SIZE, self._budget.share // 4)
+        at_ms, cap = steady_ms(), self._budget.most_of_a_partition
         positions: dict[tuple[str, int], FetchPosition] = {}
         is_crowded = False
         keys = list(loop.partitions)
@@ -467,7 +474,13 @@ class SourceReader:
         except TimeoutError:
             return
 
-    def _take(self, pipeline: PartitionPipeline, asked: FetchPosition, answer: FetchedPartition) -> None:
+    def _take(
+        self,
+        pipeline: PartitionPipeline,
+        asked: FetchPosition,
+        answer: FetchedPartition,
+        frame: Frame | None = None,
+    ) -> None:
         if not self._is_as_asked(pipeline, asked):
             return
         code = answer.error_code
@@ -480,7 +493,7 @@ class SourceReader:
         if answer.diverging is not None:
             self._parted(pipeline, answer.diverging)
         else:
-            pipeline.accept(answer)
+            pipeline.accept(answer, frame)
             if pipeline.damage is not None:
                 self._tasks.create_task(self._logs.survey(pipeline))
 
