@@ -40,10 +40,12 @@ from millrace.broker.errors import (
     UnknownProducerId,
     error_for_code,
 )
+from millrace.broker.protocol.batch import MAX_TIMESTAMP_POSITION
 from millrace.mirror.batches.rebatch import stamp_for_target
 from millrace.mirror.delivery.alternation import Alternation
 from millrace.mirror.delivery.lane import (
     MAX_IN_FLIGHT,
+    REPLAYED_AFTER_MS,
     Identity,
     Item,
     Outcome,
@@ -250,12 +252,23 @@ class Sink:
         self._schedule()
 
     def enqueue(self, target: TargetPartition, outgoing: Outgoing) -> None:
-        self._lane(target).enqueue(outgoing, len(outgoing.offsets), len(outgoing.batch))
+        self._lane(target).enqueue(
+            outgoing, len(outgoing.offsets), len(outgoing.batch), is_replayed=self._is_replayed(outgoing)
+        )
         self._waiting[target] = None
         if self._transaction is not None and not self._transaction.lets(target):
             self._wake()
             return
         self._schedule()
+
+    def _is_replayed(self, outgoing: Outgoing) -> bool:
+        """Whether the target may forget its producer by its timestamps (see `lane`). Records without any
+        count as older than all others, as they do there."""
+        if self._transaction is not None:
+            return False
+        where = slice(MAX_TIMESTAMP_POSITION, MAX_TIMESTAMP_POSITION + 8)
+        newest_ms = int.from_bytes(outgoing.batch[where], "big", signed=True)
+        return newest_ms < self._now_ms() - REPLAYED_AFTER_MS
 
     def withdraw(self, target: TargetPartition, owner: Owner, from_offset: int = 0) -> list[Outgoing]:
         """Takes back what was never sent for `owner` of the source offsets from `from_offset` on."""

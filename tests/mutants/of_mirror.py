@@ -121,6 +121,18 @@ OF_MIRROR = (
         red=(f"{UNIT}/test_lane.py::test_first_batch_of_an_identity_goes_alone",),
     ),
     Mutant(
+        name="replayed-data-goes-in-fives",
+        promise="Data so old that its producer may be forgotten goes one batch at a time.",
+        file="mirror/delivery/lane.py",
+        rule="        if self._recovering or (self._in_flight and self._may_be_forgotten):\n",
+        instead="        if self._recovering:\n",
+        red=(
+            f"{UNIT}/test_lane.py::test_replayed_data_goes_one_by_one",
+            "tests/simulation/test_mirror_delivery.py"
+            "::test_replayed_data_keeps_its_order_where_producers_are_forgotten_by_timestamps",
+        ),
+    ),
+    Mutant(
         name="end-without-fence",
         promise="A transaction ends only after the group's coordinator has let its worker pass.",
         file="mirror/delivery/transaction.py",
