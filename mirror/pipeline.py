@@ -248,6 +248,13 @@ class PartitionPipeline:
         """Whether its start is known and its assignment has not ended."""
         return self.state not in (State.STARTING, State.CLOSED)
 
+    def adopt(self, origin: Origin) -> None:
+        """The same log, of which more is known now (its topic's id): on record with the next position."""
+        self.origin = origin
+        self.runs.topic_id = origin.topic_id
+        self.progress.write_again()
+        self._moved()
+
     def carry_by(self, sink: Sink) -> None:
         """Goes on in another lane. Only between `rewind` and the next fetch answer: nothing is under way."""
         self._sink = sink

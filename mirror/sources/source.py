@@ -5,7 +5,8 @@ range, another topic id, a diverging epoch) into gaps. It holds no rule about wh
 
 Fetches name the topic by the id of the log that the position is of, wherever the source speaks it (Apache
 Kafka 3.1 and later): a topic that was deleted and created again refuses them, so nothing of it is ever read
-at the old one's offsets. By name, on older servers, only its id or its leader epochs tell, one look later.
+at the old one's offsets. By name, on older servers, only its id or its leader epochs tell, one look later;
+an id is adopted as soon as the source has one. Where neither tells, the log and `check` say so.
 
 Where histories part a fetch's answer says (KIP-595). Servers whose fetches cannot (Apache Kafka before 2.7)
 are asked before the first fetch under each leader epoch, and fetches name the epoch that was compared with:
@@ -46,14 +47,21 @@ from millrace.broker.errors import (
     error_for_code,
 )
 from millrace.mirror.config import FetchConfig, SourceConfig
-from millrace.mirror.delivery.checkpoints import Position
+from millrace.mirror.delivery.checkpoints import NO_TOPIC_ID, Position
 from millrace.mirror.delivery.system_records import CLUSTER_FAILURES, NewFailures
 from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.gaps.open_gaps import Origin
 from millrace.mirror.pipeline import PartitionPipeline, State
+from millrace.mirror.sources.epochs import untold
 from millrace.mirror.sources.fetch_memory import MIN_FETCH_SIZE, FetchBudget, Frame, HeldMemory
 from millrace.mirror.sources.rate import TokenBucket
-from millrace.mirror.sources.source_logs import FIRST_PAUSE_S, MAX_PAUSE_S, SourceLogs, is_other_log
+from millrace.mirror.sources.source_logs import (
+    FIRST_PAUSE_S,
+    MAX_PAUSE_S,
+    SourceLogs,
+    is_other_log,
+    joined,
+)
 from millrace.mirror.steady import steady_ms
 from millrace.mirror.topics.routes import SourcePartition, TopicSelector
 from millrace.mirror.troubles import Failures
@@ -122,6 +130,7 @@ class SourceReader:
         self.view: ClusterMetadata | None = None
         self.is_connected = False
         self.was_connected = False
+        self._has_told_of_ids = False
         self.failure: str | None = None  # why the last look at the source failed
         self._fetch_config = fetch_config
         self._budget = budget
@@ -241,6 +250,7 @@ class SourceReader:
                 self.failure = None
                 self._place()
                 self._check_origins(self.view)
+                self._tell_of_missing_ids()
                 self._has_new_view.set()
                 self.has_looked.set()
                 self.is_connected = self.was_connected = True
@@ -280,6 +290,15 @@ class SourceReader:
                 now = Origin(view.cluster_id or "", topic.topic_id)
                 if is_other_log(pipeline.origin, now):
                     self._resolve(pipeline)
+                elif pipeline.origin.topic_id == NO_TOPIC_ID != now.topic_id:
+                    # The source has learnt to tell. Whether it is still this log the fetches say, by epochs.
+                    pipeline.adopt(joined(pipeline.origin, now))
+
+    def _tell_of_missing_ids(self) -> None:
+        """Once: what a source cannot tell is not found out by looking longer."""
+        if not self._has_told_of_ids and (reason := untold(self.selected_topics())) is not None:
+            self._has_told_of_ids = True
+            log.warning("a topic made anew may pass unseen", source=self.name, reason=reason)
 
     async def _keep_log_ends(self) -> None:
         """Lag goes on being true of what is not fetched now."""
@@ -447,18 +466,29 @@ class SourceReader:
         }
         try:
             ends = await epoch_ends(self.cluster, doubtful) if doubtful else {}
+            unknown = {key: now[key] for key, (epoch, _) in ends.items() if epoch < 0 <= now[key]}
+            # A leader that cannot tell of its own epoch keeps none, as for old message formats.
+            own = await epoch_ends(self.cluster, unknown) if unknown else {}
+            keeping = {key for key, (epoch, _) in own.items() if epoch >= 0}
         except UnsupportedVersion:
-            ends = {}
+            ends, keeping = {}, set()
         ours: dict[tuple[str, int], FetchPosition] = {}
         for key, at in positions.items():
-            epoch, end_offset = ends.get(key, (-1, -1))
-            if epoch >= 0 and (epoch < at.last_fetched_epoch or end_offset < at.offset):
-                if self._is_as_asked(asked[key], at):
+            epoch, end_offset = ends.get(key, (at.last_fetched_epoch, at.offset))
+            if epoch < 0 and key not in keeping:
+                epoch, end_offset = at.last_fetched_epoch, at.offset  # nothing to go by
+            if epoch == at.last_fetched_epoch and (end_offset >= at.offset or epoch == now[key]):
+                # Within the leader's own epoch no log becomes shorter. The fetch names that epoch: it is
+                # out of range, or refused because the epoch is another by now (`SourceLogs.explain`).
+                if key in doubtful:
+                    self._compared[key] = now[key]
+                ours[key] = at._replace(current_leader_epoch=now[key])
+            elif self._is_as_asked(asked[key], at):
+                if epoch < 0:
+                    asked[key].retry_at_ms = steady_ms() + ERROR_PAUSE_MS
+                    self._tasks.create_task(self._logs.doubt(asked[key]))
+                else:
                     self._parted(asked[key], (epoch, end_offset))
-                continue
-            if key in doubtful:
-                self._compared[key] = now[key]
-            ours[key] = at._replace(current_leader_epoch=now[key])
         return ours
 
     def _leader_epoch(self, topic: str, partition: int) -> int:
@@ -485,7 +515,7 @@ class SourceReader:
             return
         code = answer.error_code
         if code:
-            self._refused(pipeline, code)
+            self._refused(pipeline, code, asked.current_leader_epoch)
             return
         if self._refusals:
             self._refusals.pop((answer.topic, answer.partition), None)
@@ -520,12 +550,12 @@ class SourceReader:
             resume_epoch=resume_epoch,
         )
 
-    def _refused(self, pipeline: PartitionPipeline, code: int) -> None:
+    def _refused(self, pipeline: PartitionPipeline, code: int, leader_epoch: int) -> None:
         pipeline.retry_at_ms = steady_ms() + ERROR_PAUSE_MS
         key, error = (pipeline.partition.topic, pipeline.partition.partition), error_for_code(code)
         self.failures.failed(key, f"the source refuses the fetch: {error}", self._now_ms())
         if code in ANOTHER_LOG:
-            self._resolve(pipeline)
+            self._resolve(pipeline, leader_epoch)
             return
         if code in UNREADABLE:
             pipeline.corrupt(f"the source says: {error}", steady_ms())
@@ -542,6 +572,6 @@ class SourceReader:
         if count == MANY_REFUSALS:
             log.warning("a fetch is refused; asking again", of=str(pipeline.partition), error=str(error))
 
-    def _resolve(self, pipeline: PartitionPipeline) -> None:
+    def _resolve(self, pipeline: PartitionPipeline, leader_epoch: int = -1) -> None:
         """Finds out, beside the fetch loop, what became of a log."""
-        self._tasks.create_task(self._logs.explain(pipeline))
+        self._tasks.create_task(self._logs.explain(pipeline, leader_epoch))

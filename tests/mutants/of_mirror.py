@@ -55,6 +55,28 @@ OF_MIRROR = (
         ),
     ),
     Mutant(
+        name="topic-made-anew-is-a-shorter-one",
+        promise="Where topics have no ids, a log that is shorter in its leader's own epoch is another one.",
+        file="mirror/sources/source_logs.py",
+        rule="        elif offset > latest and 0 <= leader_epoch <= pipeline",
+        instead="        elif offset > latest and 0 <= leader_epoch < 0 <= pipeline",
+        red=(
+            f"{UNIT}/test_topics_without_ids.py"
+            "::test_log_that_became_shorter_without_a_new_leader_epoch_was_made_anew",
+        ),
+    ),
+    Mutant(
+        name="unknown-epoch-passes",
+        promise="A log that never had the leader epoch of what was fetched is not fetched from as the same.",
+        file="mirror/sources/source.py",
+        rule="            if epoch < 0 and key not in keeping:\n",
+        instead="            if epoch < 0:\n",
+        red=(
+            f"{UNIT}/test_topics_without_ids.py"
+            "::test_log_that_never_had_the_epoch_of_what_was_fetched_is_another_one",
+        ),
+    ),
+    Mutant(
         name="lost-position-begins-anew",
         promise="A partition that was begun and whose position is gone is a gap, not a new beginning.",
         file="mirror/delivery/beginnings.py",
