@@ -28,7 +28,6 @@ from millrace.broker.errors import (
     UnsupportedVersion,
     error_for_code,
 )
-from millrace.mirror.batches.old_messages import first_reaching
 from millrace.mirror.batches.placement import Beginning, beginning_at
 from millrace.mirror.delivery.checkpoints import NO_TOPIC_ID, Position
 from millrace.mirror.delivery.system_records import CLUSTER_FAILURES, NewFailures
@@ -294,8 +293,6 @@ class SourceLogs:
         if not len(answer.records):
             # Nothing below the log's end: behind a wrong length the source does not find its own batches.
             return nothing if offset >= log_end else None
-        if (begins := first_reaching(answer.records, offset)) is not None:
-            return Beginning(begins, begins, True, False)
         found = beginning_at(answer.records, offset, max(log_end, answer.high_watermark))
         if found is None or not found.is_vouched_for:
             # More of the log may tell more, and it may have grown since its end was asked for.

@@ -45,6 +45,25 @@ OF_MIRROR = (
         ),
     ),
     Mutant(
+        name="old-offset-beyond-the-end-believed",
+        promise="No position passes the end of the source's log, for messages of old formats too.",
+        file="mirror/batches/old_messages.py",
+        rule="        if not behind <= offset < log_end:\n",
+        instead="        if offset < behind:\n",
+        red=(f"{UNIT}/test_misplaced_batches.py::test_message_of_an_old_format_beyond_the_end_is_told",),
+    ),
+    Mutant(
+        name="old-offset-believed-against-its-neighbour",
+        promise="A message of an old format whose offset contradicts its neighbours is not carried under it.",
+        file="mirror/batches/old_messages.py",
+        rule="            elif claimed_offset(data, following) <= offset:\n",
+        instead="            elif claimed_offset(data, following) < 0:\n",
+        red=(
+            f"{UNIT}/test_misplaced_batches.py"
+            "::test_wrong_bit_in_an_offset_of_an_old_format_costs_that_entry_at_most_and_is_told",
+        ),
+    ),
+    Mutant(
         name="hidden-batch-passed-over",
         promise="A batch is passed over as one of before only when its header can be true.",
         file="mirror/batches/coalesce_kernels.py",
