@@ -48,6 +48,7 @@ from millrace.mirror.delivery.sink import Outgoing, Sink
 from millrace.mirror.gaps.gaps import Gap, GapClass, GapPolicy
 from millrace.mirror.gaps.open_gaps import OpenGap, OpenGaps, Origin, Resume
 from millrace.mirror.offsets.offset_map import Runs
+from millrace.mirror.sources.fetch_memory import Frame
 from millrace.mirror.sources.lag import LagSamples
 from millrace.mirror.steady import steady_ms
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
@@ -60,6 +61,8 @@ BetweenHook: TypeAlias = Callable[[str, str, int, memoryview], Sequence[bytes | 
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
+# A partition of whose batches none has got through for so long holds memory that others could use.
+STANDING_AFTER_MS = 1_000
 # A batch whose checksum is wrong is fetched this often before it counts as corrupt at the source.
 MAX_CORRUPT_FETCHES = 3
 MAX_PAUSE_MS = 5_000
@@ -142,6 +145,7 @@ class PartitionPipeline:
         self.runs = Runs(partition, 0, 0)
         self.lag = LagSamples()
         self.retry_at_ms = 0  # by the steady clock
+        self._got_on_at_ms = 0  # by the steady clock
         self._sink = sink
         self._around = surroundings
         self._between = between
@@ -176,7 +180,18 @@ class PartitionPipeline:
         if self.state is not State.RUNNING or self.progress.is_blocked or steady_ms < self.retry_at_ms:
             return False
         outstanding = self.progress.outstanding_size
-        return outstanding == 0 or (outstanding < cap and not self._sink.is_failing(self.target))
+        return outstanding == 0 or (outstanding < cap and not self.stands(steady_ms))
+
+    def stands(self, steady_ms: int) -> bool:
+        """Whether what is under way does not get through, for whatever reason: the target refuses it, does
+        not answer, has no leader for it, or the lane's transaction does not let it."""
+        if self.progress.outstanding_size == 0:
+            return False
+        return steady_ms - self._got_on_at_ms > STANDING_AFTER_MS or self._sink.is_failing(self.target)
+
+    def leave_answers(self) -> None:
+        """Copies what is under way out of the answers that it came in, which it would keep as a whole."""
+        self._sink.leave_answers(self.target, self)
 
     async def drain(self, timeout_s: float) -> bool:
         """Fetches no more and waits until everything under way is settled. False when time ran out: the
@@ -232,6 +247,13 @@ class PartitionPipeline:
     def has_begun(self) -> bool:
         """Whether its start is known and its assignment has not ended."""
         return self.state not in (State.STARTING, State.CLOSED)
+
+    def adopt(self, origin: Origin) -> None:
+        """The same log, of which more is known now (its topic's id): on record with the next position."""
+        self.origin = origin
+        self.runs.topic_id = origin.topic_id
+        self.progress.write_again()
+        self._moved()
 
     def carry_by(self, sink: Sink) -> None:
         """Goes on in another lane. Only between `rewind` and the next fetch answer: nothing is under way."""
@@ -300,10 +322,13 @@ class PartitionPipeline:
 
     # --- from the source -------------------------------------------------------------------------
 
-    def accept(self, fetched: FetchedPartition) -> None:
-        """Takes the batches of a good fetch answer that was asked for at the fetch offset."""
+    def accept(self, fetched: FetchedPartition, frame: Frame | None = None) -> None:
+        """Takes the batches of a good fetch answer that was asked for at the fetch offset; `frame` stands for
+        its memory."""
         if self.state is not State.RUNNING or self.progress.is_blocked:
             return
+        if self.progress.outstanding_size == 0:
+            self._got_on_at_ms = steady_ms()
         now_ms = self._around.now_ms()
         stable_end = fetched.last_stable_offset
         self.lag.sample(max(stable_end, fetched.high_watermark), now_ms, stable_end)
@@ -319,7 +344,7 @@ class PartitionPipeline:
                 if self._doubt.is_out_of_order and ready.base_offset > self.progress.fetch_offset:
                     raise OutOfOrder("the source passes over a batch that it gave before, out of its place")
                 self._doubt = Doubt()
-                self._dispatch(ready, now_ms)
+                self._dispatch(ready, now_ms, fetched, frame)
                 if self.progress.is_blocked:
                     return
             if not data and self._doubt.is_out_of_order and from_offset < log_end:
@@ -342,7 +367,7 @@ class PartitionPipeline:
     def _count(self, path: BatchPath, batches: int, records: int, size: int) -> None:
         self._around.count_batch(self.partition, path, batches, records, size)
 
-    def _dispatch(self, ready: Prepared, now_ms: int) -> None:
+    def _dispatch(self, ready: Prepared, now_ms: int, fetched: FetchedPartition, frame: Frame | None) -> None:
         batch, offsets, next_offset, leader_epoch = ready[:4]
         if batch is None:
             if not offsets:
@@ -357,14 +382,17 @@ class PartitionPipeline:
         measured_from_ms, measured_from = self._latency_start(ready, now_ms)
         if self._between is None:
             span = self.progress.fetched(next_offset, 1, len(batch), leader_epoch)
-            outgoing = Outgoing(_writable(batch), offsets, span, self, measured_from_ms, measured_from)
+            batch = _writable(batch)
+            memory = _memory_of(batch, fetched, frame)
+            outgoing = Outgoing(batch, offsets, span, self, measured_from_ms, measured_from, memory)
             self._sink.enqueue(self.target, outgoing)
             return
         instead = self._ask_between(batch, offsets)
         size = sum(len(each) for each, _ in instead)
         span = self.progress.fetched(next_offset, len(instead), size, leader_epoch)
         for each, named in instead:
-            outgoing = Outgoing(each, named, span, self, measured_from_ms, measured_from)
+            memory = _memory_of(each, fetched, frame)
+            outgoing = Outgoing(each, named, span, self, measured_from_ms, measured_from, memory)
             self._sink.enqueue(self.target, outgoing)
         if not instead:
             self._moved()
@@ -412,6 +440,7 @@ class PartitionPipeline:
         was in the log already)."""
         if self.state is State.CLOSED:
             return
+        self._got_on_at_ms = steady_ms()
         self.progress.acknowledged(outgoing.span)
         if self._between is None:  # a hook may send anything: its offsets are made up
             self.runs.add(outgoing.offsets, base_offset)
@@ -426,9 +455,11 @@ class PartitionPipeline:
         halves = split(outgoing.batch, outgoing.offsets) if isinstance(error, SPLITTABLE) else []
         if halves:
             spans = self.progress.split(outgoing.span, [half.offsets[-1] + 1 for half in halves])
-            start, how = outgoing.measured_from_ms, outgoing.measured_from
+            start, how, frame = outgoing.measured_from_ms, outgoing.measured_from, outgoing.frame
             return [
-                Outgoing(half.batch, half.offsets, span, self, start, how)
+                Outgoing(
+                    half.batch, half.offsets, span, self, start, how, frame and frame.apart(len(half.batch))
+                )
                 for half, span in zip(halves, spans, strict=True)
                 if half.batch is not None
             ]
@@ -614,6 +645,13 @@ class PartitionPipeline:
     def _moved(self) -> None:
         self._settled.set()
         self._around.moved(self)
+
+
+def _memory_of(batch: memoryview, fetched: FetchedPartition, frame: Frame | None) -> Frame | None:
+    """What stands for the memory of a batch: the answer's, or its own."""
+    if frame is None or batch.obj is fetched.records.obj:
+        return frame
+    return frame.apart(len(batch))
 
 
 def _writable(batch: memoryview) -> memoryview:

@@ -66,8 +66,9 @@ from millrace.mirror.sharing.assignment import (
 )
 from millrace.mirror.sharing.peers import add_address, add_crew, crew_of
 from millrace.mirror.sharing.rates import SAMPLE_INTERVAL_S, Workload
+from millrace.mirror.sources.fetch_memory import FetchBudget
 from millrace.mirror.sources.progress_group import ProgressGroups
-from millrace.mirror.sources.source import FetchBudget, SourceReader
+from millrace.mirror.sources.source import SourceReader
 from millrace.mirror.steady import steady_ms
 from millrace.mirror.topics.route_guard import RouteGuard
 from millrace.mirror.topics.routes import AUDIT_TOPIC, SourcePartition
@@ -544,6 +545,11 @@ class Worker:
         self._workload.add(partition, size)
 
     # --- for people and machines -----------------------------------------------------------------
+
+    @property
+    def held_size(self) -> int:
+        """Bytes of memory that fetched batches keep."""
+        return self._budget.held_size
 
     @property
     def _is_connected(self) -> bool:

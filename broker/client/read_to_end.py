@@ -10,7 +10,7 @@ never by counting: a position is the offset after the last batch seen, data or n
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 
 from millrace.broker.client.cluster import Cluster
@@ -30,6 +30,8 @@ from millrace.broker.protocol.topic_partition import TopicPartition
 
 _MAX_WAIT_MS = 100
 _PARTITION_MAX_BYTES = 4 << 20
+# Who reads a table has other things to do meanwhile: a heartbeat's answer, for one, waits for its turn.
+RECORDS_A_TURN = 500
 # Empty answers in a row from a leader whose high watermark says that there is more, before a hole that
 # reaches the pinned end is believed.
 _HOLE_AFTER_EMPTY_COUNT = 3
@@ -92,8 +94,14 @@ async def read_topic_to_end(
                 begins = await cluster.list_offsets({key: EARLIEST})
                 reading[key].skip_to_begin(begins[key].offset)
             now = loop.time()
-            for record in reading[key].take(fetched, now):
-                yield record
+            since_turn = 0
+            for records in reading[key].take(fetched, now):
+                for record in records:
+                    yield record
+                since_turn += len(records)
+                if since_turn >= RECORDS_A_TURN:
+                    since_turn = 0
+                    await asyncio.sleep(0)
             if reading[key].looks_short(now):
                 await _check_end(cluster, reading[key])
             if reading[key].is_done:
@@ -176,19 +184,17 @@ class _Reading:
     def is_done(self) -> bool:
         return self.position >= self.end
 
-    def take(self, fetched: FetchedPartition, now: float) -> list[TopicRecord]:
-        """The records of an answer that lie between the position and the end; moves the position. `now` is in
-        seconds of one steady clock. Raises CorruptMessage."""
-        taken: list[TopicRecord] = []
+    def take(self, fetched: FetchedPartition, now: float) -> Iterator[list[TopicRecord]]:
+        """The records of an answer that lie between the position and the end, batch by batch; moves the
+        position, behind the last one. `now` is in seconds of one steady clock. Raises CorruptMessage."""
         before = self.position
         aborted = fetched.aborted if self._read_committed else ()
         for batch, header, is_data in committed_batches(fetched.records, aborted):
             verify_crc(batch, 0, header)
             if is_data or (not self._read_committed and not header.is_control):
-                taken.extend(self._wanted(batch))
+                yield self._wanted(batch)
             self.position = max(self.position, header.next_offset)
         self._note_progress(fetched, now, self.position > before)
-        return taken
 
     def _wanted(self, batch: memoryview) -> list[TopicRecord]:
         topic, partition = self.key

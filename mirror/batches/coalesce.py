@@ -30,7 +30,7 @@ from millrace.broker.protocol.batch import (
 from millrace.broker.protocol.records import load_compiler
 from millrace.broker.protocol.rewrite import warm_kernels as warm_rewrite_kernels
 from millrace.broker.telemetry.memory import release_compiler_pages
-from millrace.mirror.batches.old_messages import end_of_entries, last_offset
+from millrace.mirror.batches.old_messages import NO_END, believed, claimed_offset, end_of_entries
 from millrace.mirror.batches.placement import position_of, verify_batch
 
 if TYPE_CHECKING:
@@ -51,9 +51,6 @@ MOST_RECORDS = 128
 MERGED_SIZE = 128 << 10
 # From here on one call of the library is cheaper than the walk's own checksum.
 CRC_IN_WALK_BELOW = 4096
-
-NO_END = (1 << 63) - 1
-"""Where a log ends whose end is not known; as in `coalesce_kernels`."""
 
 MAX_STEPS = 1024
 MAX_SECTIONS = 8192
@@ -179,14 +176,20 @@ class BatchWalk:
                 if end == position:
                     return  # the fetch has cut it off
                 expected = int(self._state[kernels.STATE_OFFSET])
-                behind = last_offset(data, position, end) + 1
-                if behind > log_end:
-                    raise BeyondTheEnd(f"a message claims offset {behind - 1}, and the log ends at {log_end}")
-                step = _old_step(position, end, expected, behind)
-                yield [list(step)]
-                self._state[kernels.STATE_POSITION] = end
-                self._state[kernels.STATE_BEHIND] = behind
-                self._state[kernels.STATE_OFFSET] = step.next_offset
+                behind = int(self._state[kernels.STATE_BEHIND])
+                found = believed(
+                    data, position, end, expected, behind, from_offset=from_offset, log_end=log_end
+                )
+                if found.end > position:
+                    step = _old_step(position, found.end, expected, found.next_offset)
+                    yield [list(step)]
+                    self._state[kernels.STATE_POSITION] = found.end
+                    self._state[kernels.STATE_BEHIND] = found.next_offset
+                    self._state[kernels.STATE_OFFSET] = step.next_offset
+                elif not found.waits:
+                    raise _wrong_entry(claimed_offset(data, position), expected, log_end)
+                if found.waits:
+                    return
                 status = kernels.AGAIN
         if status == kernels.BAD_CONTROL:
             header = parse_header(data, position)
@@ -240,6 +243,14 @@ class BatchWalk:
         """Says in words what the walk stopped at."""
         verify_batch(data, position, parse_header(data, position))
         raise CorruptMessage("a batch was refused that nothing is wrong with")
+
+
+def _wrong_entry(offset: int, expected: int, log_end: int) -> CorruptMessage:
+    if offset >= log_end:
+        return BeyondTheEnd(f"a message claims offset {offset}, and the log ends at {log_end}")
+    return OutOfOrder(
+        f"a message claims offset {offset} where {expected} is expected, and its neighbours say otherwise"
+    )
 
 
 def holds_whole_batch(data: memoryview) -> bool:

@@ -1,8 +1,8 @@
 """Message sets of formats 0 and 1 (written before Apache Kafka 0.11) as record batches of today. Pure.
 
-Called by `intake` for what `coalesce.BatchWalk` finds of them in a fetch answer, and by `source_logs` behind
-damage (`first_reaching`): logs that were never rewritten hold such messages, and a source gives them out
-as they lie there. Every message becomes a record with its offset, key, value and timestamp (format 0 has
+Called by `intake` for what `coalesce.BatchWalk` finds of them in a fetch answer, and by `placement` behind
+damage (`claims`): logs that were never rewritten hold such messages, and a source gives them out as they
+lie there. Every message becomes a record with its offset, key, value and timestamp (format 0 has
 none: -1); what was compressed together becomes one batch of the same codec, neighbours without compression
 become one, and where compaction has left holes there are several. Headers came with format 2, so there are
 none.
@@ -29,6 +29,12 @@ from millrace.broker.protocol.records import MAX_DECOMPRESSED_SIZE, Record, buil
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 MAGIC_POSITION = 16
+_ATTRIBUTES_POSITION = 17
+_OFFSET = struct.Struct(">q")
+
+NO_END = (1 << 63) - 1
+"""Where a log ends whose end is not known; as in `coalesce_kernels`."""
+
 _ENTRY = struct.Struct(">qi")  # offset, size of what follows
 _HEAD = struct.Struct(">IbB")  # crc, magic, attributes
 _CRC_SIZE = 4
@@ -51,6 +57,10 @@ class Unreadable(NamedTuple):
     reason: str
     is_too_large: bool = False
     """Unpacked, it takes more room than is given to any."""
+
+
+class _Misplaced(CorruptMessage):
+    """A set whose messages reach beyond the offset that it claims: so that is no end of a gap either."""
 
 
 class _Message(NamedTuple):
@@ -91,13 +101,85 @@ def end_of_entries(data: Buffer, position: int) -> int | None:
     return position
 
 
-def last_offset(data: Buffer, position: int, end: int) -> int:
-    """The largest of the whole entries in `[position, end)`."""
-    largest = -1
-    while position < end:
-        largest = max(largest, int(_ENTRY.unpack_from(data, position)[0]))
-        position = end_of_entry(data, position) or end
-    return largest
+class Claim(NamedTuple):
+    """What an entry says of its place, which no checksum covers: offsets from `first` up to `following`."""
+
+    first: int
+    following: int
+
+
+def claims(data: Buffer) -> Iterator[tuple[int, Claim | None]]:
+    """Where each entry begins, up to the first place where none does, and what it claims; None of one that is
+    not whole or cannot be read. The last one counts although the answer has cut it off."""
+    position = 0
+    while _is_old(data, position):
+        try:
+            end = end_of_entry(data, position)
+        except CorruptMessage:
+            return
+        yield position, _claim(data, position, end)
+        if end is None:
+            return
+        position = end
+
+
+def _claim(data: Buffer, position: int, end: int | None) -> Claim | None:
+    offset = int(_ENTRY.unpack_from(data, position)[0])
+    if end is None:
+        return Claim(offset, offset + 1)
+    try:
+        outer = _read(data, position, end)
+    except CorruptMessage:
+        return None
+    codec = outer.attributes & _CODEC_MASK
+    if not codec:
+        return Claim(offset, offset + 1)
+    try:
+        unpacked = _unpacked(outer, codec, -1)
+    except _Misplaced:
+        return None
+    if isinstance(unpacked, Unreadable):
+        return None
+    return Claim(parse_header(unpacked).base_offset, offset + 1)
+
+
+class Believed(NamedTuple):
+    """Entries that stand where they claim to, as far as their neighbours tell: up to `end`, the last of them
+    before `next_offset`. `waits`: what comes then can be told only with what the next answer has."""
+
+    end: int
+    next_offset: int
+    waits: bool = False
+
+
+def believed(
+    data: Buffer, position: int, end: int, expected: int, behind: int, *, from_offset: int, log_end: int
+) -> Believed:
+    """Of the whole entries in `[position, end)`, by the same rules as `coalesce_kernels` has: all lie at
+    `behind` or later and before `log_end`; one that does not begin at `expected` is believed by the one after
+    it. Where an answer that begins at `from_offset` does not have that, the next one has both."""
+    at = position
+    while at < end:
+        offset, following = claimed_offset(data, at), end_of_entry(data, at) or end
+        if not behind <= offset < log_end:
+            break
+        if offset != expected or data[at + _ATTRIBUTES_POSITION] & _CODEC_MASK:
+            if len(data) - following < _OFFSET.size:
+                if expected > from_offset and offset + 1 < log_end < NO_END:
+                    return Believed(at, behind, waits=True)
+            elif claimed_offset(data, following) <= offset:
+                claim = _claim(data, at, following)
+                if claim is None or claim.first != expected:
+                    break
+        behind = offset + 1
+        expected = max(expected, behind)
+        at = following
+    return Believed(at, behind)
+
+
+def claimed_offset(data: Buffer, position: int) -> int:
+    """Of the entry at `position`, its last one's."""
+    return int(_OFFSET.unpack_from(data, position)[0])
 
 
 def _is_old(data: Buffer, position: int) -> bool:
@@ -138,32 +220,11 @@ def as_batches(entries: Buffer, before: int = -1) -> Iterator[bytearray | Unread
         yield _built(plain, 0)
 
 
-def first_reaching(data: Buffer, offset: int) -> int | None:
-    """The first offset of the first entry that reaches up to `offset`, if that one and all before it are as
-    they were written; None where none is, or another format begins."""
-    position = 0
-    while _is_old(data, position):
-        try:
-            end = end_of_entry(data, position)
-            if end is None:
-                return None
-            outer = _read(data, position, end)
-        except CorruptMessage:
-            return None
-        if outer.offset >= offset:
-            codec = outer.attributes & _CODEC_MASK
-            if not codec:
-                return outer.offset
-            unpacked = _unpacked(outer, codec, -1)
-            # What cannot be read is carried no further either, but that is found out when its turn comes.
-            return offset if isinstance(unpacked, Unreadable) else parse_header(unpacked).base_offset
-        position = end
-    return None
-
-
 def _unpacked(outer: _Message, codec: int, before: int) -> bytearray | Unreadable:
     try:
         return _built(_inner(outer, codec, before), codec)
+    except _Misplaced:
+        raise
     except RecordTooLarge as error:
         return Unreadable(outer.offset, str(error), is_too_large=True)
     except (KafkaError, struct.error, ValueError, OverflowError) as error:
@@ -229,11 +290,14 @@ def _inner(outer: _Message, codec: int, before: int) -> list[_Message]:
             found = [each._replace(timestamp_ms=outer.timestamp_ms) for each in found]
     if any(after.offset <= each.offset for each, after in pairwise(found)):
         raise CorruptMessage("offsets that do not grow")
+    where = (
+        f"the set at offset {outer.offset}, behind offset {before}, has records at {found[0].offset} to "
+        f"{found[-1].offset}"
+    )
+    if found[-1].offset > outer.offset:
+        raise _Misplaced(where)
     if found[0].offset <= before or found[-1].offset != outer.offset:
-        raise CorruptMessage(
-            f"the set at offset {outer.offset}, behind offset {before}, has records at "
-            f"{found[0].offset} to {found[-1].offset}"
-        )
+        raise CorruptMessage(where)
     return found
 
 

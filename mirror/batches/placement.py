@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from millrace.broker.errors import CorruptMessage
 from millrace.broker.protocol.batch import HEADER_SIZE, BatchHeader, iterate_batches, parse_header, verify_crc
+from millrace.mirror.batches.old_messages import NO_END, claims
 
 Buffer = bytes | bytearray | memoryview
 
@@ -37,6 +38,7 @@ class _Batch(NamedTuple):
     base_offset: int
     next_offset: int
     place: int  # how many stand before it, whole or not
+    position: int  # where it begins in the answer
 
 
 def verify_batch(data: Buffer, position: int, header: BatchHeader) -> None:
@@ -53,7 +55,7 @@ def verify_batch(data: Buffer, position: int, header: BatchHeader) -> None:
 
 def beginning_at(data: Buffer, offset: int, log_end: int) -> Beginning | None:
     """None when no batch of the answer can be believed that reaches up to `offset`."""
-    batches = _batches(data)
+    batches = _entries(data) or _batches(data)
     kept = _believed(batches, log_end)
     for place, number in enumerate(kept):
         batch = batches[number]
@@ -68,6 +70,9 @@ def position_of(data: Buffer, offset: int) -> int:
     """Where in an answer to begin whose first batch may be out of its place: at the first batch that claims
     `offset`, when the first one and its successor contradict each other or the first reaches farther than
     that one; otherwise 0. What stands before it in the log lies before `offset`."""
+    if entries := _entries(data):
+        wanted = [entries[number] for number in _believed(entries, NO_END)]
+        return next((each.position for each in wanted if each.next_offset > offset), 0)
     behind = None
     try:
         for position, header in iterate_batches(data):
@@ -90,6 +95,17 @@ def _is_contradicted(data: Buffer, following: int, next_offset: int) -> bool:
     return parse_header(data, following).base_offset < next_offset
 
 
+def _entries(data: Buffer) -> list[_Batch]:
+    """The same of entries of old formats; none where the answer begins with another."""
+    found: list[_Batch] = []
+    for place, (position, claim) in enumerate(claims(data)):
+        if claim is not None:
+            found.append(_Batch(claim.first, claim.following, place, position))
+            if len(found) == MOST_BATCHES:
+                break
+    return found
+
+
 def _batches(data: Buffer) -> list[_Batch]:
     """Those whose checksum is right, up to the first place where no batch begins, and the last one although
     the answer has cut it off."""
@@ -102,12 +118,12 @@ def _batches(data: Buffer) -> list[_Batch]:
                 verify_batch(data, position, header)
             except CorruptMessage:
                 continue
-            found.append(_Batch(header.base_offset, header.next_offset, place - 1))
+            found.append(_Batch(header.base_offset, header.next_offset, place - 1, position))
             if len(found) == MOST_BATCHES:
                 return found
         if len(data) - end >= HEADER_SIZE:
             header = parse_header(data, end)
-            found.append(_Batch(header.base_offset, header.next_offset, place))
+            found.append(_Batch(header.base_offset, header.next_offset, place, end))
     except CorruptMessage:
         pass
     return found

@@ -6,11 +6,12 @@ status (0: nothing worse than a warning; 2: the mirror would not work; 20: only 
 Nothing is created or written (a cluster may make its internal topics when it is asked for a coordinator, as
 at any client's first question).
 
-Looked at: every cluster answers; every source selects at least one topic; no two topics of a source meet in
-one target topic; sources that share a topic share its partitions; the target has or gets the partitions; no
-route leads back to a cluster that its records come from, also by way of other mirrors; the target's limits
-and settings; permissions on both ends; transactions, when they are asked for; and what round trip and buffers
-allow. A cluster that does not answer, or not to one question, hides no finding about the others.
+Looked at: every cluster answers; every source selects at least one topic, and tells a topic from another of
+its name; no two topics of a source meet in one target topic; sources that share a topic share its
+partitions; the target has or gets the partitions; no route leads back to a cluster that its records come
+from, also by way of other mirrors; the target's limits and settings; permissions on both ends; transactions,
+when they are asked for; and what round trip and buffers allow. A cluster that does not answer, or not to one
+question, hides no finding about the others.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from millrace.mirror.config import ClusterConfig, MirrorConfig, SourceConfig, lo
 from millrace.mirror.control.wishes import control_topic
 from millrace.mirror.delivery.system_records import CLUSTER_FAILURES
 from millrace.mirror.offsets.offset_map import offsets_topic
+from millrace.mirror.sources.epochs import untold
 from millrace.mirror.sources.progress_group import whose
 from millrace.mirror.sources.source import way_number
 from millrace.mirror.topics.proposals import DEAD_AFTER_MS
@@ -251,7 +253,12 @@ def _select(config: MirrorConfig, number: int, picture: _Picture) -> list[Findin
         place = config.place(f"sources[{number}].topics.include")
         return [Finding(Severity.WARNING, source.cluster, "no topic matches topics.include yet", place)]
     message = f"selects {len(found)} topic(s): {some(each.topic for each in found)}"
-    return [Finding(Severity.OK, source.cluster, message)]
+    findings = [Finding(Severity.OK, source.cluster, message)]
+    topics = picture.views[source.cluster].topics
+    if (reason := untold(topics[each.topic] for each in found)) is not None:
+        place = config.place(f"sources[{number}].bootstrap")
+        findings.append(Finding(Severity.WARNING, source.cluster, reason, place))
+    return findings
 
 
 async def _loops(config: MirrorConfig, picture: _Picture) -> list[Finding]:

@@ -239,13 +239,13 @@ class Operators:
             ),
             (
                 "millrace_mirror_in_flight_bytes",
-                "Bytes fetched and not yet settled",
+                "Memory of fetched batches that are on their way, with the whole answers that they keep",
                 {},
-                float(sum(pipeline.progress.outstanding_size for pipeline in worker.owned.values())),
+                float(worker.held_size),
             ),
             (
                 "millrace_mirror_in_flight_limit_bytes",
-                "The most that may be fetched and not settled",
+                "The most memory that fetched batches may take",
                 {},
                 float(worker.config.in_flight_bytes),
             ),

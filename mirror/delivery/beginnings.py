@@ -37,11 +37,12 @@ from millrace.mirror.delivery.system_records import (
     ensure_topic,
     refuse_expiring_topic,
 )
+from millrace.mirror.delivery.table_topics import TABLE_CONFIGS
 from millrace.mirror.topics.routes import SourcePartition, starts_topic
 
 log = structlog.get_logger("millrace.mirror.delivery.beginnings")
 
-STARTS_TOPIC_CONFIGS = {"cleanup.policy": "compact"}
+STARTS_TOPIC_CONFIGS = TABLE_CONFIGS
 READ_PAUSE_S = 0.2
 _MARK = b'{"version":1}'
 Width = Mapping[str, int]

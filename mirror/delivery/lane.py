@@ -25,6 +25,11 @@ Rules, and why:
   must not be led more than five batches past the one that failed (it would not know it again); for a new
   identity and after a long rest, because a broker without state for a producer accepts *any* sequence, so
   a second batch could slip in before a failed first one.
+- Only one is in flight, too, while the timestamps are older than REPLAYED_AFTER_MS: Apache Kafka forgets a
+  producer by the timestamp of its last batch, not by when it came (`producer.id.expiration.ms`, a day), so
+  one that replays old data is forgotten with batches under way, and of these a later one would be taken
+  although an earlier one failed. In a transaction nothing waits for that: nobody is forgotten while his is
+  open, and a row that was taken up in its middle is told by the next sequence, and aborted.
 - An out-of-order answer to the first batch of the row means that the broker lost the producer's state: the
   lane asks for a new identity and sends the row again under it.
 """
@@ -32,7 +37,7 @@ Rules, and why:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
@@ -41,6 +46,8 @@ from typing import Generic, TypeVar
 MAX_IN_FLIGHT = 5
 # A broker forgets an idle producer after producer.id.expiration.ms (a day, in tests of others minutes).
 REST_AFTER_MS = 60_000
+# Half of what Apache Kafka has by default.
+REPLAYED_AFTER_MS = 12 * 3_600_000
 FIRST_BACKOFF_MS = 50
 MAX_BACKOFF_MS = 5_000
 SEQUENCE_MODULUS = 1 << 31
@@ -73,6 +80,7 @@ class Item(Generic[T]):
     payload: T
     record_count: int
     size: int
+    is_replayed: bool = False  # the target may forget the producer of it, once it is its last one
     base_sequence: int = -1
     identity: Identity | None = None
     in_flight: bool = False
@@ -88,6 +96,8 @@ class TargetLane(Generic[T]):
     def __init__(self, identity: Identity) -> None:
         self._row: deque[Item[T]] = deque()
         self._in_flight = 0
+        self._replayed_in_flight = 0
+        self._last_was_replayed = False  # of those that are acknowledged
         self._identity = identity
         self._next_sequence = 0  # of the next batch that has none
         self._confirmed_at_ms = -1  # when this identity last had an acknowledgement
@@ -123,8 +133,12 @@ class TargetLane(Generic[T]):
     def retry_at_ms(self) -> int:
         return self._retry_at_ms
 
-    def enqueue(self, payload: T, record_count: int, size: int) -> Item[T]:
-        item = Item(payload, record_count, size)
+    def at_rest(self) -> Iterator[T]:
+        """What no request that is under way holds."""
+        return (item.payload for item in self._row if not item.in_flight)
+
+    def enqueue(self, payload: T, record_count: int, size: int, *, is_replayed: bool = False) -> Item[T]:
+        item = Item(payload, record_count, size, is_replayed)
         self._row.append(item)
         return item
 
@@ -134,7 +148,7 @@ class TargetLane(Generic[T]):
         Called in the same breath as the REFUSED answer, through `answered`'s `on_refused`.
         """
         place = self._row.index(item)
-        items = [Item(payload, count, size) for payload, count, size in payloads]
+        items = [Item(payload, count, size, item.is_replayed) for payload, count, size in payloads]
         del self._row[place]
         for shift, new in enumerate(items):
             self._row.insert(place + shift, new)
@@ -154,7 +168,7 @@ class TargetLane(Generic[T]):
             return None
         if self._recovering and self._in_flight == 0:
             self._recovering = False
-        if self._recovering:
+        if self._recovering or (self._in_flight and self._may_be_forgotten):
             return None
         item = self._first_unsent(self._window(steady_ms))
         if item is None or (max_size is not None and item.size > max_size):
@@ -168,6 +182,7 @@ class TargetLane(Generic[T]):
             item.in_doubt = False
         item.in_flight = item.was_sent = True
         self._in_flight += 1
+        self._replayed_in_flight += item.is_replayed
         return item
 
     def answered(
@@ -192,6 +207,7 @@ class TargetLane(Generic[T]):
         is_cause = is_first and not self._recovering
         item.in_flight = False
         self._in_flight -= 1
+        self._replayed_in_flight -= item.is_replayed
         # Its sequence is another's by now, and may be in the log all the same.
         if item.base_sequence < 0 and outcome in (Outcome.ACKNOWLEDGED, Outcome.RETRY):
             self.needs_identity = True
@@ -265,6 +281,11 @@ class TargetLane(Generic[T]):
                 return item
         return None
 
+    @property
+    def _may_be_forgotten(self) -> bool:
+        """Whether the target may stop to know this producer before what is in flight has come."""
+        return self._last_was_replayed or self._replayed_in_flight > 0
+
     def _window(self, steady_ms: int) -> int:
         if self._confirmed_at_ms < 0:
             return 1
@@ -275,6 +296,7 @@ class TargetLane(Generic[T]):
 
     def _acknowledge(self, item: Item[T], steady_ms: int) -> None:
         item.is_acknowledged = True
+        self._last_was_replayed = item.is_replayed
         # When the first batch failed and one behind it did not, the first is in the log: its retry will be
         # told that it is a duplicate.
         self._shed_acknowledged()

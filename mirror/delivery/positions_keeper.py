@@ -133,10 +133,15 @@ class PositionsKeeper:
         failures = NewFailures()
         while True:
             positions = Positions()
+            # In the order of the newest records: of a key that was written a thousand times one is decoded.
+            newest: dict[bytes | None, bytes | None] = {}
             try:
                 await self.make_topics()
                 async for record in read_topic_to_end(self._target, self.positions.topic, past_open=True):
-                    positions.apply(record.key, record.value)
+                    newest.pop(record.key, None)
+                    newest[record.key] = record.value
+                for key, value in newest.items():
+                    positions.apply(key, value)
                 if not positions.known:
                     await self._find_lost(positions)
                 return positions

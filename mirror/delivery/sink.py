@@ -40,11 +40,20 @@ from millrace.broker.errors import (
     UnknownProducerId,
     error_for_code,
 )
+from millrace.broker.protocol.batch import MAX_TIMESTAMP_POSITION
 from millrace.mirror.batches.rebatch import stamp_for_target
 from millrace.mirror.delivery.alternation import Alternation
-from millrace.mirror.delivery.lane import MAX_IN_FLIGHT, Identity, Item, Outcome, TargetLane
+from millrace.mirror.delivery.lane import (
+    MAX_IN_FLIGHT,
+    REPLAYED_AFTER_MS,
+    Identity,
+    Item,
+    Outcome,
+    TargetLane,
+)
 from millrace.mirror.delivery.progress import Span
 from millrace.mirror.delivery.system_records import UNCHANGING, NewFailures
+from millrace.mirror.sources.fetch_memory import Frame
 from millrace.mirror.steady import steady_ms
 from millrace.mirror.topics.routes import TargetPartition
 from millrace.mirror.troubles import Failures
@@ -97,7 +106,14 @@ class Outgoing:
     owner: Owner
     measured_from_ms: int
     measured_from: str
+    frame: Frame | None = None  # stands for the memory that `batch` keeps
     corrupt_answers: int = 0
+
+    def leave_answer(self) -> None:
+        """Goes on in memory of its own."""
+        if self.frame is not None and self.frame.is_shared:
+            self.batch = memoryview(bytearray(self.batch))
+            self.frame = self.frame.apart(len(self.batch))
 
 
 class Sink:
@@ -236,12 +252,23 @@ class Sink:
         self._schedule()
 
     def enqueue(self, target: TargetPartition, outgoing: Outgoing) -> None:
-        self._lane(target).enqueue(outgoing, len(outgoing.offsets), len(outgoing.batch))
+        self._lane(target).enqueue(
+            outgoing, len(outgoing.offsets), len(outgoing.batch), is_replayed=self._is_replayed(outgoing)
+        )
         self._waiting[target] = None
         if self._transaction is not None and not self._transaction.lets(target):
             self._wake()
             return
         self._schedule()
+
+    def _is_replayed(self, outgoing: Outgoing) -> bool:
+        """Whether the target may forget its producer by its timestamps (see `lane`). Records without any
+        count as older than all others, as they do there."""
+        if self._transaction is not None:
+            return False
+        where = slice(MAX_TIMESTAMP_POSITION, MAX_TIMESTAMP_POSITION + 8)
+        newest_ms = int.from_bytes(outgoing.batch[where], "big", signed=True)
+        return newest_ms < self._now_ms() - REPLAYED_AFTER_MS
 
     def withdraw(self, target: TargetPartition, owner: Owner, from_offset: int = 0) -> list[Outgoing]:
         """Takes back what was never sent for `owner` of the source offsets from `from_offset` on."""
@@ -255,6 +282,14 @@ class Sink:
             self.failures.over(target)
             self._waiting.pop(target, None)  # nobody asks for its leader again and again
         return withdrawn
+
+    def leave_answers(self, target: TargetPartition, owner: Owner) -> None:
+        """What waits here for `owner` goes on in memory of its own; a request that is under way would keep
+        the answer all the same, so what is in it stays."""
+        if (lane := self._lanes.get(target)) is not None:
+            for outgoing in lane.at_rest():
+                if outgoing.owner is owner:
+                    outgoing.leave_answer()
 
     def is_failing(self, target: TargetPartition) -> bool:
         lane = self._lanes.get(target)

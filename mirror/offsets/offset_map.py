@@ -54,15 +54,15 @@ from typing import NamedTuple
 from uuid import UUID
 
 from millrace.mirror.delivery.checkpoints import NO_TOPIC_ID
+from millrace.mirror.delivery.table_topics import TABLE_CONFIGS
 from millrace.mirror.offsets.offset_runs import ranges_of
 from millrace.mirror.topics.routes import SourcePartition
 
 VERSION = 1
 OFFSETS_TOPIC_PREFIX = "millrace.offsets."
 MAP_PARTITIONS = 4
-# Small segments: a log is compacted only up to the segment that is being written.
 OFFSETS_TOPIC_CONFIGS = {
-    "cleanup.policy": "compact",
+    **TABLE_CONFIGS,
     "segment.bytes": str(32 << 20),
     "segment.ms": "86400000",
 }

@@ -8,6 +8,10 @@ which a follower truncates, KIP-595).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from millrace.broker.client.metadata import NO_TOPIC_ID, TopicMetadata
+
 # An epoch changes with every change of the leader. Forgetting old ones errs towards their successor's begin.
 MAX_EPOCHS = 256
 
@@ -47,3 +51,21 @@ class EpochHistory:
         known = ours[-1] if ours else self._starts[0][0]
         # Asked with an epoch that the leader has just left out, it would say the same again.
         return back_to, known if 0 <= known <= epoch and back_to < offset else epoch
+
+
+def untold(topics: Iterable[TopicMetadata]) -> str | None:
+    """What a source does not tell of a topic that is deleted and created again; None: it tells all."""
+    without_ids = [topic for topic in topics if topic.topic_id == NO_TOPIC_ID]
+    if not without_ids:
+        return None
+    if all(each.leader_epoch < 0 for topic in without_ids for each in topic.partitions.values()):
+        return (
+            "it tells neither topic ids nor leader epochs (Apache Kafka before 2.1): a topic that is deleted "
+            "and created again is noticed only while it is shorter than what was carried; create topics anew "
+            "under other names"
+        )
+    return (
+        "it tells no topic ids (Apache Kafka before 2.8): a topic that is deleted and created again is known "
+        "by its leader epochs, and not at all where it has come to the same epoch and length before it is "
+        "fetched from; create topics anew under other names"
+    )

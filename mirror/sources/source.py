@@ -5,16 +5,18 @@ range, another topic id, a diverging epoch) into gaps. It holds no rule about wh
 
 Fetches name the topic by the id of the log that the position is of, wherever the source speaks it (Apache
 Kafka 3.1 and later): a topic that was deleted and created again refuses them, so nothing of it is ever read
-at the old one's offsets. By name, on older servers, only its id or its leader epochs tell, one look later.
+at the old one's offsets. By name, on older servers, only its id or its leader epochs tell, one look later;
+an id is adopted as soon as the source has one. Where neither tells, the log and `check` say so.
 
 Where histories part a fetch's answer says (KIP-595). Servers whose fetches cannot (Apache Kafka before 2.7)
 are asked before the first fetch under each leader epoch, and fetches name the epoch that was compared with:
 under another one they are refused (KIP-320).
 
-The bytes under way are bounded: each fetch loop has an equal share of the worker's budget and fetches only
-while its partitions have less than that outstanding, so a slow target slows fetching. A partition has at
-most a quarter of a share, and one whose lane fails gets nothing more: it cannot take the others' room.
-The next fetch is under way while the last one's batches are being produced.
+The memory of what is under way is bounded (`fetch_memory`): each fetch loop has an equal share of the
+worker's budget and fetches only while its answers keep less than that, so a slow target slows fetching. A
+partition has at most a quarter of a share, and one that stands gets nothing more; what it has leaves the
+answers that it came in once they are short of room. The next fetch is under way while the last one's batches
+are being produced.
 
 A source that is away is asked again with growing pauses, for ever; nobody else waits for it, and following
 its leaders waits for no other cluster.
@@ -45,20 +47,27 @@ from millrace.broker.errors import (
     error_for_code,
 )
 from millrace.mirror.config import FetchConfig, SourceConfig
-from millrace.mirror.delivery.checkpoints import Position
+from millrace.mirror.delivery.checkpoints import NO_TOPIC_ID, Position
 from millrace.mirror.delivery.system_records import CLUSTER_FAILURES, NewFailures
 from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.gaps.open_gaps import Origin
 from millrace.mirror.pipeline import PartitionPipeline, State
+from millrace.mirror.sources.epochs import untold
+from millrace.mirror.sources.fetch_memory import MIN_FETCH_SIZE, FetchBudget, Frame, HeldMemory
 from millrace.mirror.sources.rate import TokenBucket
-from millrace.mirror.sources.source_logs import FIRST_PAUSE_S, MAX_PAUSE_S, SourceLogs, is_other_log
+from millrace.mirror.sources.source_logs import (
+    FIRST_PAUSE_S,
+    MAX_PAUSE_S,
+    SourceLogs,
+    is_other_log,
+    joined,
+)
 from millrace.mirror.steady import steady_ms
 from millrace.mirror.topics.routes import SourcePartition, TopicSelector
 from millrace.mirror.troubles import Failures
 
 log = structlog.get_logger("millrace.mirror.sources.source")
 
-MIN_FETCH_SIZE = 64 << 10
 # While a partition waits for room, the others' long poll is kept short: room may come at any moment.
 CROWDED_WAIT_MS = 20
 ERROR_PAUSE_MS = 250
@@ -68,23 +77,6 @@ SAMPLE_INTERVAL_MS = 2_000
 # Answers that say: the log that you read is not here, or not as you know it.
 UNREADABLE = frozenset(error.code for error in (CorruptMessage, UnknownServerError))
 ANOTHER_LOG = frozenset(error.code for error in (OffsetOutOfRange, UnknownTopicId, InconsistentTopicId))
-
-
-class FetchBudget:
-    """The worker's bytes in flight, shared equally by the fetch loops that are running."""
-
-    def __init__(self, total_size: int) -> None:
-        self._total_size = total_size
-        self.loop_count = 0
-
-    def resize(self, total_size: int) -> None:
-        self._total_size = total_size
-
-    @property
-    def share(self) -> int:
-        """At least the smallest fetch: with more loops than that allows, `in_flight_bytes` is exceeded rather
-        than nothing carried."""
-        return max(MIN_FETCH_SIZE, self._total_size // max(1, self.loop_count))
 
 
 class _Way(NamedTuple):
@@ -102,6 +94,7 @@ class _Way(NamedTuple):
 class _FetchLoop:
     """The fetching over one way."""
 
+    held: HeldMemory
     task: asyncio.Task[None] | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     partitions: dict[tuple[str, int], PartitionPipeline] = field(default_factory=dict)
@@ -137,6 +130,7 @@ class SourceReader:
         self.view: ClusterMetadata | None = None
         self.is_connected = False
         self.was_connected = False
+        self._has_told_of_ids = False
         self.failure: str | None = None  # why the last look at the source failed
         self._fetch_config = fetch_config
         self._budget = budget
@@ -256,6 +250,7 @@ class SourceReader:
                 self.failure = None
                 self._place()
                 self._check_origins(self.view)
+                self._tell_of_missing_ids()
                 self._has_new_view.set()
                 self.has_looked.set()
                 self.is_connected = self.was_connected = True
@@ -295,6 +290,15 @@ class SourceReader:
                 now = Origin(view.cluster_id or "", topic.topic_id)
                 if is_other_log(pipeline.origin, now):
                     self._resolve(pipeline)
+                elif pipeline.origin.topic_id == NO_TOPIC_ID != now.topic_id:
+                    # The source has learnt to tell. Whether it is still this log the fetches say, by epochs.
+                    pipeline.adopt(joined(pipeline.origin, now))
+
+    def _tell_of_missing_ids(self) -> None:
+        """Once: what a source cannot tell is not found out by looking longer."""
+        if not self._has_told_of_ids and (reason := untold(self.selected_topics())) is not None:
+            self._has_told_of_ids = True
+            log.warning("a topic made anew may pass unseen", source=self.name, reason=reason)
 
     async def _keep_log_ends(self) -> None:
         """Lag goes on being true of what is not fetched now."""
@@ -332,7 +336,7 @@ class SourceReader:
         for way, partitions in wanted.items():
             known = self._loops.get(way)
             if known is None:
-                known = self._loops[way] = _FetchLoop()
+                known = self._loops[way] = _FetchLoop(HeldMemory(self._budget))
                 self._budget.loop_count += 1
                 known.task = self._tasks.create_task(self._fetch_from(way, known))
             if known.partitions != partitions:
@@ -349,9 +353,7 @@ class SourceReader:
             if wait_ms:
                 await self._until_changed(loop, wait_ms)
                 continue
-            room = self._budget.share - sum(
-                pipeline.progress.outstanding_size for pipeline in loop.partitions.values()
-            )
+            room = self._room(loop)
             positions, is_crowded = self._positions(loop, room)
             if not positions:
                 await self._until_changed(loop, ERROR_PAUSE_MS)
@@ -390,25 +392,49 @@ class SourceReader:
                 continue
             failure_count = 0
             self.is_connected = self.was_connected = True
-            self._take_all(asked, positions, answers)
+            self._take_all(loop, asked, positions, answers)
+            del answers  # or they would keep their memory until the next ones are there
 
     def _take_all(
         self,
+        loop: _FetchLoop,
         asked: Mapping[tuple[str, int], PartitionPipeline],
         positions: Mapping[tuple[str, int], FetchPosition],
         answers: list[FetchedPartition],
     ) -> None:
+        frame = loop.held.take(sum(len(answer.records) for answer in answers))
         for answer in answers:
             self._bucket.spend(len(answer.records))
             key = (answer.topic, answer.partition)
             if key in positions:
-                self._take(asked[key], positions[key], answer)
+                self._take(asked[key], positions[key], answer, frame)
+
+    def _room(self, loop: _FetchLoop) -> int:
+        """What may be fetched now. Where it is short, those that stand leave the answers that they came in,
+        as far as those keep more for nothing than what is copied."""
+        at_ms, budget = steady_ms(), self._budget
+        moving_size = standing_size = 0
+        standing: list[PartitionPipeline] = []
+        for pipeline in loop.partitions.values():
+            size = pipeline.progress.outstanding_size
+            if size and pipeline.stands(at_ms):
+                standing.append(pipeline)
+                standing_size += size
+            else:
+                moving_size += size
+        room = budget.room(loop.held.size, moving_size, some_stand=False)
+        if room >= MIN_FETCH_SIZE or not standing:
+            return room
+        if standing_size < loop.held.size // 2:
+            for pipeline in standing:
+                pipeline.leave_answers()
+        return budget.room(loop.held.size, moving_size, some_stand=True)
 
     def _positions(self, loop: _FetchLoop, room: int) -> tuple[dict[tuple[str, int], FetchPosition], bool]:
         """What to ask for now; and whether some partition waits for room."""
         if room < MIN_FETCH_SIZE:
             return {}, True
-        at_ms, cap = steady_ms(), max(MIN_FETCH_SIZE, self._budget.share // 4)
+        at_ms, cap = steady_ms(), self._budget.most_of_a_partition
         positions: dict[tuple[str, int], FetchPosition] = {}
         is_crowded = False
         keys = list(loop.partitions)
@@ -440,18 +466,29 @@ class SourceReader:
         }
         try:
             ends = await epoch_ends(self.cluster, doubtful) if doubtful else {}
+            unknown = {key: now[key] for key, (epoch, _) in ends.items() if epoch < 0 <= now[key]}
+            # A leader that cannot tell of its own epoch keeps none, as for old message formats.
+            own = await epoch_ends(self.cluster, unknown) if unknown else {}
+            keeping = {key for key, (epoch, _) in own.items() if epoch >= 0}
         except UnsupportedVersion:
-            ends = {}
+            ends, keeping = {}, set()
         ours: dict[tuple[str, int], FetchPosition] = {}
         for key, at in positions.items():
-            epoch, end_offset = ends.get(key, (-1, -1))
-            if epoch >= 0 and (epoch < at.last_fetched_epoch or end_offset < at.offset):
-                if self._is_as_asked(asked[key], at):
+            epoch, end_offset = ends.get(key, (at.last_fetched_epoch, at.offset))
+            if epoch < 0 and key not in keeping:
+                epoch, end_offset = at.last_fetched_epoch, at.offset  # nothing to go by
+            if epoch == at.last_fetched_epoch and (end_offset >= at.offset or epoch == now[key]):
+                # Within the leader's own epoch no log becomes shorter. The fetch names that epoch: it is
+                # out of range, or refused because the epoch is another by now (`SourceLogs.explain`).
+                if key in doubtful:
+                    self._compared[key] = now[key]
+                ours[key] = at._replace(current_leader_epoch=now[key])
+            elif self._is_as_asked(asked[key], at):
+                if epoch < 0:
+                    asked[key].retry_at_ms = steady_ms() + ERROR_PAUSE_MS
+                    self._tasks.create_task(self._logs.doubt(asked[key]))
+                else:
                     self._parted(asked[key], (epoch, end_offset))
-                continue
-            if key in doubtful:
-                self._compared[key] = now[key]
-            ours[key] = at._replace(current_leader_epoch=now[key])
         return ours
 
     def _leader_epoch(self, topic: str, partition: int) -> int:
@@ -467,12 +504,18 @@ class SourceReader:
         except TimeoutError:
             return
 
-    def _take(self, pipeline: PartitionPipeline, asked: FetchPosition, answer: FetchedPartition) -> None:
+    def _take(
+        self,
+        pipeline: PartitionPipeline,
+        asked: FetchPosition,
+        answer: FetchedPartition,
+        frame: Frame | None = None,
+    ) -> None:
         if not self._is_as_asked(pipeline, asked):
             return
         code = answer.error_code
         if code:
-            self._refused(pipeline, code)
+            self._refused(pipeline, code, asked.current_leader_epoch)
             return
         if self._refusals:
             self._refusals.pop((answer.topic, answer.partition), None)
@@ -480,7 +523,7 @@ class SourceReader:
         if answer.diverging is not None:
             self._parted(pipeline, answer.diverging)
         else:
-            pipeline.accept(answer)
+            pipeline.accept(answer, frame)
             if pipeline.damage is not None:
                 self._tasks.create_task(self._logs.survey(pipeline))
 
@@ -507,12 +550,12 @@ class SourceReader:
             resume_epoch=resume_epoch,
         )
 
-    def _refused(self, pipeline: PartitionPipeline, code: int) -> None:
+    def _refused(self, pipeline: PartitionPipeline, code: int, leader_epoch: int) -> None:
         pipeline.retry_at_ms = steady_ms() + ERROR_PAUSE_MS
         key, error = (pipeline.partition.topic, pipeline.partition.partition), error_for_code(code)
         self.failures.failed(key, f"the source refuses the fetch: {error}", self._now_ms())
         if code in ANOTHER_LOG:
-            self._resolve(pipeline)
+            self._resolve(pipeline, leader_epoch)
             return
         if code in UNREADABLE:
             pipeline.corrupt(f"the source says: {error}", steady_ms())
@@ -529,6 +572,6 @@ class SourceReader:
         if count == MANY_REFUSALS:
             log.warning("a fetch is refused; asking again", of=str(pipeline.partition), error=str(error))
 
-    def _resolve(self, pipeline: PartitionPipeline) -> None:
+    def _resolve(self, pipeline: PartitionPipeline, leader_epoch: int = -1) -> None:
         """Finds out, beside the fetch loop, what became of a log."""
-        self._tasks.create_task(self._logs.explain(pipeline))
+        self._tasks.create_task(self._logs.explain(pipeline, leader_epoch))

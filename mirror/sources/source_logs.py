@@ -28,7 +28,6 @@ from millrace.broker.errors import (
     UnsupportedVersion,
     error_for_code,
 )
-from millrace.mirror.batches.old_messages import first_reaching
 from millrace.mirror.batches.placement import Beginning, beginning_at
 from millrace.mirror.delivery.checkpoints import NO_TOPIC_ID, Position
 from millrace.mirror.delivery.system_records import CLUSTER_FAILURES, NewFailures
@@ -104,7 +103,7 @@ class SourceLogs:
         elif known is not None:
             recorded = Origin(known.cluster_id, known.topic_id)
             is_other = is_other_log(recorded, origin)
-            now = recorded if is_other else _joined(recorded, origin)
+            now = recorded if is_other else joined(recorded, origin)
             pipeline.ready(known.next_offset, known.leader_epoch, now, known.began)
             if is_other:
                 reason = "the position is of another topic or cluster of this name"
@@ -129,14 +128,15 @@ class SourceLogs:
             pipeline.ready(offset, -1, origin, offset)
         if known is not None:
             pipeline.lag.resume(known.next_offset, known.waiting_since_ms, known.log_end)
-        if not is_other_log(pipeline.origin, origin):
+        if not is_other_log(pipeline.origin, origin) and not _may_be_another(pipeline, origin, latest):
             # The log may be gone before the first fetch: what it held is told by a gap's event all the same.
             pipeline.lag.sample(latest, self._now_ms())
 
     # --- why it cannot go on ---------------------------------------------------------------------
 
-    async def explain(self, pipeline: PartitionPipeline) -> None:
-        """Finds out why the source does not know the fetch offset, or the topic, of a running partition."""
+    async def explain(self, pipeline: PartitionPipeline, leader_epoch: int = -1) -> None:
+        """Finds out why the source does not know the fetch offset, or the topic, of a running partition.
+        `leader_epoch` is the one that the refused fetch named, so the leader's own (KIP-320); -1: none."""
         asked_at = (pipeline.origin, pipeline.progress.fetch_offset)
         try:
             origin, earliest, latest = await self._log_of(pipeline.partition)
@@ -158,6 +158,15 @@ class SourceLogs:
             pipeline.at_gap(
                 GapClass.EXPIRED, earliest, "retention deleted it before it was fetched", resume_at=earliest
             )
+        elif offset > latest and 0 <= leader_epoch <= pipeline.progress.fetched_leader_epoch:
+            pipeline.at_gap(
+                GapClass.RECREATED,
+                max(offset, pipeline.lag.log_end),
+                f"the topic was deleted and created again: its log ends at {latest} in leader epoch "
+                f"{leader_epoch}, in which more was fetched",
+                resume_at=earliest,
+                origin=origin,
+            )
         elif offset > latest:
             pipeline.at_gap(
                 GapClass.TRUNCATED,
@@ -169,9 +178,20 @@ class SourceLogs:
         else:
             await self._leave_unexplained(pipeline, earliest)
 
+    async def doubt(self, pipeline: PartitionPipeline) -> None:
+        """The leader knows nothing of the epoch of what was fetched last, though it knows its own."""
+        asked_at = (pipeline.origin, pipeline.progress.fetch_offset)
+        try:
+            _, earliest, _ = await self._log_of(pipeline.partition)
+        except CLUSTER_FAILURES as error:
+            log.warning("asking again", of=str(pipeline.partition), error=str(error))
+            return
+        if (pipeline.origin, pipeline.progress.fetch_offset) == asked_at:
+            await self._leave_unexplained(pipeline, earliest)
+
     async def _leave_unexplained(self, pipeline: PartitionPipeline, earliest: int) -> None:
-        """The offset is within the log, and out of range all the same: what the source does not know is the
-        epoch of what was fetched last. A log that was restored from a backup has an older history."""
+        """What the source does not know is the epoch of what was fetched last: it says so, or that an offset
+        within its log is out of range. A log that was restored from a backup has an older history."""
         offset = pipeline.progress.fetch_offset
         before, count = self._unexplained.get(pipeline.partition, (offset, 0))
         count = count + 1 if before == offset else 1
@@ -273,8 +293,6 @@ class SourceLogs:
         if not len(answer.records):
             # Nothing below the log's end: behind a wrong length the source does not find its own batches.
             return nothing if offset >= log_end else None
-        if (begins := first_reaching(answer.records, offset)) is not None:
-            return Beginning(begins, begins, True, False)
         found = beginning_at(answer.records, offset, max(log_end, answer.high_watermark))
         if found is None or not found.is_vouched_for:
             # More of the log may tell more, and it may have grown since its end was asked for.
@@ -332,7 +350,9 @@ class SourceLogs:
                 continue
             now, now_ms = Origin(later.cluster_id or "", topic.topic_id), self._now_ms()
             for key, pipeline in wanted.items():
-                if not is_other_log(pipeline.origin, now):
+                if not is_other_log(pipeline.origin, now) and not _may_be_another(
+                    pipeline, now, ends[key].offset
+                ):
                     pipeline.lag.sample(ends[key].offset, now_ms, stable[key].offset)
 
     async def _log_of(self, partition: SourcePartition) -> tuple[Origin, int, int]:
@@ -347,10 +367,17 @@ class SourceLogs:
         return Origin(view.cluster_id or "", topic.topic_id), earliest, latest
 
 
-def _joined(before: Origin, now: Origin) -> Origin:
+def joined(before: Origin, now: Origin) -> Origin:
     """The same log, with what either side knows of it."""
     topic_id = before.topic_id if now.topic_id == NO_TOPIC_ID else now.topic_id
     return Origin(now.cluster_id or before.cluster_id, topic_id)
+
+
+def _may_be_another(pipeline: PartitionPipeline, now: Origin, end: int) -> bool:
+    """A log that ends before what was fetched is cut or, where ids do not tell, another one. How far this one
+    went is told by the gap that follows, so such an end is not noted."""
+    has_ids = NO_TOPIC_ID not in (pipeline.origin.topic_id, now.topic_id)
+    return not has_ids and end < pipeline.progress.fetch_offset
 
 
 def is_other_log(before: Origin, now: Origin) -> bool:

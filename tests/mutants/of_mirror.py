@@ -45,6 +45,25 @@ OF_MIRROR = (
         ),
     ),
     Mutant(
+        name="old-offset-beyond-the-end-believed",
+        promise="No position passes the end of the source's log, for messages of old formats too.",
+        file="mirror/batches/old_messages.py",
+        rule="        if not behind <= offset < log_end:\n",
+        instead="        if offset < behind:\n",
+        red=(f"{UNIT}/test_misplaced_batches.py::test_message_of_an_old_format_beyond_the_end_is_told",),
+    ),
+    Mutant(
+        name="old-offset-believed-against-its-neighbour",
+        promise="A message of an old format whose offset contradicts its neighbours is not carried under it.",
+        file="mirror/batches/old_messages.py",
+        rule="            elif claimed_offset(data, following) <= offset:\n",
+        instead="            elif claimed_offset(data, following) < 0:\n",
+        red=(
+            f"{UNIT}/test_misplaced_batches.py"
+            "::test_wrong_bit_in_an_offset_of_an_old_format_costs_that_entry_at_most_and_is_told",
+        ),
+    ),
+    Mutant(
         name="hidden-batch-passed-over",
         promise="A batch is passed over as one of before only when its header can be true.",
         file="mirror/batches/coalesce_kernels.py",
@@ -52,6 +71,28 @@ OF_MIRROR = (
         instead="        if size < 0 and (",
         red=(
             f"{UNIT}/test_rebatch_paths.py::test_a_batch_whose_header_hides_its_records_is_not_passed_over",
+        ),
+    ),
+    Mutant(
+        name="topic-made-anew-is-a-shorter-one",
+        promise="Where topics have no ids, a log that is shorter in its leader's own epoch is another one.",
+        file="mirror/sources/source_logs.py",
+        rule="        elif offset > latest and 0 <= leader_epoch <= pipeline",
+        instead="        elif offset > latest and 0 <= leader_epoch < 0 <= pipeline",
+        red=(
+            f"{UNIT}/test_topics_without_ids.py"
+            "::test_log_that_became_shorter_without_a_new_leader_epoch_was_made_anew",
+        ),
+    ),
+    Mutant(
+        name="unknown-epoch-passes",
+        promise="A log that never had the leader epoch of what was fetched is not fetched from as the same.",
+        file="mirror/sources/source.py",
+        rule="            if epoch < 0 and key not in keeping:\n",
+        instead="            if epoch < 0:\n",
+        red=(
+            f"{UNIT}/test_topics_without_ids.py"
+            "::test_log_that_never_had_the_epoch_of_what_was_fetched_is_another_one",
         ),
     ),
     Mutant(
@@ -119,6 +160,18 @@ OF_MIRROR = (
         rule="        if self._confirmed_at_ms < 0:\n            return 1\n",
         instead="",
         red=(f"{UNIT}/test_lane.py::test_first_batch_of_an_identity_goes_alone",),
+    ),
+    Mutant(
+        name="replayed-data-goes-in-fives",
+        promise="Data so old that its producer may be forgotten goes one batch at a time.",
+        file="mirror/delivery/lane.py",
+        rule="        if self._recovering or (self._in_flight and self._may_be_forgotten):\n",
+        instead="        if self._recovering:\n",
+        red=(
+            f"{UNIT}/test_lane.py::test_replayed_data_goes_one_by_one",
+            "tests/simulation/test_mirror_delivery.py"
+            "::test_replayed_data_keeps_its_order_where_producers_are_forgotten_by_timestamps",
+        ),
     ),
     Mutant(
         name="end-without-fence",

@@ -4,7 +4,8 @@ Each history drives a worker with two source partitions that merge into one targ
 requests, lost answers, retriable errors, refusals, brokers that forget producers, revocations and kills. A
 `capricious` target also lowers its limits at any moment, so that a batch which may be in the log is refused
 when it comes again (limits and timestamps are looked at before duplicates), and forgets producers with
-batches under way.
+batches under way. One that is given old data (`replayed`) forgets producers with batches under way as Apache
+Kafka does: those whose last batch has old timestamps.
 
 What must hold, whatever happens:
 
@@ -41,8 +42,17 @@ class ModelBroker:
 
     log: list[tuple[str, int]] = field(default_factory=list)
     producers: dict[int, deque[tuple[int, int]]] = field(default_factory=dict)
+    replaying: set[int] = field(default_factory=set)
+    """Producers whose last batch has old timestamps."""
 
-    def append(self, producer_id: int, base_sequence: int, records: list[tuple[str, int]]) -> Outcome:
+    def append(
+        self,
+        producer_id: int,
+        base_sequence: int,
+        records: list[tuple[str, int]],
+        *,
+        is_replayed: bool = False,
+    ) -> Outcome:
         recent = self.producers.get(producer_id)
         if recent is not None:
             if (base_sequence, len(records)) in recent:
@@ -54,7 +64,12 @@ class ModelBroker:
             recent = self.producers[producer_id] = deque(maxlen=5)
         recent.append((base_sequence, len(records)))
         self.log.extend(records)
+        (self.replaying.add if is_replayed else self.replaying.discard)(producer_id)
         return Outcome.ACKNOWLEDGED
+
+    def forget_by_timestamps(self) -> None:
+        for producer_id in self.replaying:
+            self.producers.pop(producer_id, None)
 
 
 @dataclass(eq=False)
@@ -82,10 +97,14 @@ class Sent:
 class History:
     """One seeded run."""
 
-    def __init__(self, seed: int, *, harsh: bool, capricious: bool = False) -> None:
+    def __init__(
+        self, seed: int, *, harsh: bool, capricious: bool = False, replayed: float | None = None
+    ) -> None:
+        """`replayed`: the part of the batches whose timestamps are old, where a target looks at them."""
         self.random = random.Random(seed)
         self.harsh = harsh
         self.capricious = capricious
+        self.replayed = replayed
         self.broker = ModelBroker()
         self.source_ends = {source: self.random.randint(5, 40) for source in SOURCES}
         self.poison = {source: set() for source in SOURCES}
@@ -131,7 +150,9 @@ class History:
         following = min([offset for offset in self.control[source] if offset > first] + [following])
         offsets = list(range(first, following))
         span = progress.fetched(following, 1, len(offsets))
-        self.lane.enqueue(Batch(source, offsets, span, assignment), len(offsets), len(offsets))
+        is_replayed = self.replayed is not None and self.random.random() < self.replayed
+        batch = Batch(source, offsets, span, assignment)
+        self.lane.enqueue(batch, len(offsets), len(offsets), is_replayed=is_replayed)
 
     def send(self) -> None:
         item = self.lane.next_to_send(self.now_ms)
@@ -152,7 +173,9 @@ class History:
                     sent.outcome = Outcome.REFUSED
                 else:
                     records = [(batch.source, offset) for offset in batch.offsets]
-                    sent.outcome = self.broker.append(sent.producer_id, sent.base_sequence, records)
+                    sent.outcome = self.broker.append(
+                        sent.producer_id, sent.base_sequence, records, is_replayed=sent.item.is_replayed
+                    )
                     if roll < 0.12 and sent.outcome is Outcome.ACKNOWLEDGED:
                         sent.outcome = Outcome.RETRY  # appended, but not replicated in time
                 return
@@ -282,6 +305,8 @@ class History:
             steps = [*rough * 3, self.reassign, self.kill, self.forget]
         if self.capricious:
             steps = [*steps, self.refuse_more, self.forget_now, self.cut, self.arrive_late]
+        if self.replayed is not None:
+            steps = [*steps, self.broker.forget_by_timestamps]
         for _ in range(self.random.randint(50, 400)):
             self.now_ms += self.random.randint(0, 40)
             self.random.choice(steps)()
@@ -294,7 +319,8 @@ class History:
         raise AssertionError(f"not delivered in the end: {self.written} of {self.source_ends}")
 
     def check_log(self) -> None:
-        if not (self.harsh or self.capricious or any(self.poison.values())):
+        loses_state = self.harsh or self.capricious or self.replayed is not None
+        if not (loses_state or any(self.poison.values())):
             assert self.next_producer_id == 1, "a new identity was needed although no state was lost"
         for source in SOURCES:
             self.check_position(source)
@@ -303,17 +329,18 @@ class History:
             order = [offset for name, offset in self.broker.log if name == source]
             firsts = list(dict.fromkeys(order))
             assert firsts == sorted(firsts), f"{source} arrived out of order: {firsts}"
-            if not self.harsh:
+            if not self.harsh and self.replayed is None:
                 assert len(firsts) == len(order), f"{source} has repeats: {order}"
 
 
-def run(seed: int, *, harsh: bool, capricious: bool = False) -> None:
-    history = History(seed, harsh=harsh, capricious=capricious)
+def run(seed: int, *, harsh: bool, capricious: bool = False, replayed: float | None = None) -> None:
+    history = History(seed, harsh=harsh, capricious=capricious, replayed=replayed)
     try:
         history.run()
         history.check_log()
     except Exception as error:
-        told = f"History(seed={seed}, harsh={harsh}, capricious={capricious}) broke a rule: {error}"
+        kind = f"harsh={harsh}, capricious={capricious}, replayed={replayed}"
+        told = f"History(seed={seed}, {kind}) broke a rule: {error}"
         raise AssertionError(told) from error
 
 
@@ -328,3 +355,13 @@ def test_random_histories_lose_nothing_and_keep_order(harsh: bool) -> None:
 def test_late_refusals_and_forgotten_producers_lose_and_stall_nothing(harsh: bool) -> None:
     for seed in CAPRICIOUS_SEEDS:
         run(seed, harsh=harsh, capricious=True)
+
+
+@pytest.mark.parametrize("replayed", [0.3, 1.0])
+@pytest.mark.parametrize("harsh", [False, True], ids=["failing_network", "kills_and_revocations"])
+def test_replayed_data_keeps_its_order_where_producers_are_forgotten_by_timestamps(
+    harsh: bool, replayed: float
+) -> None:
+    first_seed = seeds.given()
+    for seed in range(first_seed, first_seed + HISTORY_COUNT // 2):
+        run(seed, harsh=harsh, replayed=replayed)

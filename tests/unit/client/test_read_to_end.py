@@ -118,6 +118,31 @@ def test_it_may_begin_where_an_earlier_reading_ended() -> None:
     assert [record.offset for record in asyncio.run(gone.read(since={0: 2, 1: 7}))] == [5, 6, 7]
 
 
+def test_others_have_their_turn_within_one_answer() -> None:
+    """A heartbeat's answer, for one, while a worker reads the positions."""
+    size = 2 * read_to_end.RECORDS_A_TURN
+    topic = Topic({size - 1: batch(0, size), 2 * size - 1: batch(size, size)}, 0, 2 * size)
+    turns: set[int] = set()
+
+    async def story() -> int:
+        read = 0
+
+        async def take_turns() -> None:
+            while True:
+                turns.add(read)
+                await asyncio.sleep(0)
+
+        async with topic.serve() as served:
+            beside = asyncio.create_task(take_turns())
+            async for _ in read_topic_to_end(served, topic.name):
+                read += 1
+            beside.cancel()
+        return read
+
+    assert asyncio.run(story()) == 2 * size
+    assert len(topic.asked) == 1 and size in turns
+
+
 def test_records_behind_the_pinned_end_are_left_out() -> None:
     topic = Topic({4: batch(0, 5), 9: batch(5, 5)}, 0, 7)
     topic.grown_end = 10

@@ -11,7 +11,8 @@ import pytest
 
 from millrace.broker.errors import ClusterUnreachable
 from millrace.mirror.config import parse_config
-from millrace.mirror.sources.source import FetchBudget, SourceReader
+from millrace.mirror.sources.fetch_memory import FetchBudget
+from millrace.mirror.sources.source import SourceReader
 from tests import virtual_clock
 
 PROMISED_S = 5.0

@@ -18,7 +18,8 @@ from millrace.mirror.delivery.progress import BrokenCommitRule, Span
 from millrace.mirror.delivery.sink import Outgoing, Sink
 from millrace.mirror.pipeline import State
 from millrace.mirror.sources import source as source_module
-from millrace.mirror.sources.source import FetchBudget, SourceReader
+from millrace.mirror.sources.fetch_memory import FetchBudget
+from millrace.mirror.sources.source import SourceReader
 from millrace.mirror.sources.source_logs import SourceLogs
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
 from tests.waiting import patience
@@ -115,7 +116,7 @@ def test_broken_rule_in_a_fetch_loop_ends_the_source(monkeypatch: pytest.MonkeyP
     async def fetch(*_: object, **__: object) -> Any:
         return [SimpleNamespace(topic="t", partition=0, error_code=0, diverging=None, records=b"")]
 
-    def broken(_answer: object) -> None:
+    def broken(*_: object) -> None:
         raise BrokenCommitRule("on purpose")
 
     monkeypatch.setattr(source_module, "fetch", fetch)

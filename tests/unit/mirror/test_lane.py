@@ -265,3 +265,16 @@ def test_only_what_was_sent_before_is_sent_again_when_asked_so() -> None:
     made.answered(first, Outcome.ACKNOWLEDGED, 10_000)
     assert not made.is_unsettled
     assert made.next_to_send(10_000, only_again=True) is None
+
+
+def test_replayed_data_goes_one_by_one() -> None:
+    """The target may forget its producer at any moment, and would then take a later one first."""
+    made: TargetLane[int] = TargetLane(Identity(7, 0))
+    for number, is_replayed in enumerate((False, True, True, False, False, False, True, False)):
+        made.enqueue(number, 10, 100, is_replayed=is_replayed)
+    together = []
+    while sent := send_all(made):
+        together.append([item.payload for item in sent])
+        for item in sent:
+            made.answered(item, Outcome.ACKNOWLEDGED, 0)
+    assert together == [[0], [1], [2], [3], [4, 5, 6], [7]]

@@ -18,7 +18,7 @@ from millrace.broker.protocol.control_records import build_marker
 from millrace.broker.protocol.records import Record, build_batch, read_records
 from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.pipeline import State
-from tests.unit.mirror.old_entries import entry
+from tests.unit.mirror.old_entries import entry, packed
 from tests.unit.mirror.test_pipeline_gaps import Around, Target, started
 from tests.unit.mirror.test_source_answers import OLD, Source, logs_of
 
@@ -50,15 +50,46 @@ class Log:
     def claim(self, number: int, base: int) -> None:
         self.batches[number][:8] = base.to_bytes(8, "big")
 
+    @staticmethod
+    def claimed_end(batch: bytearray) -> int:
+        return parse_header(batch, 0).next_offset
+
     def answer(self, offset: int, max_bytes: int = 1 << 20) -> FetchedPartition:
         data = bytearray()
         for each in self.batches:
-            if parse_header(each, 0).next_offset > offset or data:
+            if self.claimed_end(each) > offset or data:
                 if data and len(data) + len(each) > max_bytes:
                     data += each[: max_bytes - len(data)]
                     break
                 data += each
         return FetchedPartition("flights", 0, 0, self.end, self.end, 0, (), None, memoryview(data))
+
+
+class OldLog(Log):
+    """Of message format 0: entries of one message, and sets of several that were compressed together."""
+
+    def add(self, offsets: range, size: int) -> None:
+        if len(offsets) > 1:
+            self._keep(packed(offsets[-1], 0, list(offsets)), offsets)
+        else:
+            self._keep(entry(offsets[0], 0, None, str(offsets[0]).encode().ljust(size, b".")), offsets)
+
+    def _keep(self, data: bytes, offsets: range) -> None:
+        self.batches.append(bytearray(data))
+        self.true.append(offsets)
+
+    @staticmethod
+    def claimed_end(batch: bytearray) -> int:
+        return int.from_bytes(batch[:8], "big") + 1
+
+
+def old_log_of(size: int) -> OldLog:
+    """Offsets 0 to 23; compaction has left holes at 4-5 and 15, and 8 to 11 and 20 to 22 are sets."""
+    log = OldLog(24)
+    singles = [range(offset, offset + 1) for offset in (0, 1, 2, 3, 6, 7, 12, 13, 14, 16, 17, 18, 19, 23)]
+    for offsets in sorted([*singles, range(8, 12), range(20, 23)], key=lambda each: each.start):
+        log.add(offsets, size)
+    return log
 
 
 def log_of(size: int) -> Log:
@@ -116,7 +147,8 @@ def collect(target: Target, found: dict[int, int]) -> None:
 
 
 def missing(log: Log, found: dict[int, int]) -> set[int]:
-    data = {offset for number, offsets in enumerate(log.true) if number != MARKER for offset in offsets}
+    markers = set() if isinstance(log, OldLog) else {MARKER}
+    data = {offset for number, offsets in enumerate(log.true) if number not in markers for offset in offsets}
     return data - set(found.values())
 
 
@@ -154,6 +186,41 @@ def test_log_with_holes_is_carried_whole_whatever_an_answer_holds(
         assert all(offset == true for offset, true in found.items())
 
 
+@pytest.mark.parametrize("bit", [0, 1, 2, 3, 4, 29])
+def test_wrong_bit_in_an_offset_of_an_old_format_costs_that_entry_at_most_and_is_told(
+    monkeypatch: pytest.MonkeyPatch, bit: int
+) -> None:
+    for number, offsets in enumerate(old_log_of(SMALL).true):
+        log = old_log_of(SMALL)
+        log.claim(number, offsets[-1] ^ 1 << bit)
+        found, around = asyncio.run(carried(log, monkeypatch))
+        told = {offset for first, following, _ in around.events for offset in range(first, following)}
+        lost = missing(log, found)
+        assert lost <= told, f"lost in silence: {lost - told}"
+        assert lost <= set(offsets) | neighbours(log, number)
+        assert all(following <= log.end for _, following, _ in around.events)
+        moved = {true for offset, true in found.items() if true != offset}
+        assert moved <= set(offsets), "whole entries alone may stand in a hole beside them"
+        assert not moved or holes_beside(log, number)
+
+
+def holes_beside(log: Log, number: int) -> bool:
+    """Whether compaction left room before or behind it."""
+    before = log.true[number - 1].stop if number else 0
+    after = log.true[number + 1].start if number + 1 < len(log.true) else log.end
+    return (before, after) != (log.true[number].start, log.true[number].stop)
+
+
+@pytest.mark.parametrize("max_bytes", [1, 60, 100, 1 << 20])
+def test_log_of_an_old_format_with_holes_is_carried_whole_whatever_an_answer_holds(
+    monkeypatch: pytest.MonkeyPatch, max_bytes: int
+) -> None:
+    log = old_log_of(SMALL)
+    found, around = asyncio.run(carried(log, monkeypatch, max_bytes))
+    assert (missing(log, found), around.events) == (set(), [])
+    assert all(offset == true for offset, true in found.items())
+
+
 @pytest.mark.parametrize("behind", ["data", "marker"])
 def test_batch_beyond_the_end_is_found_behind_good_ones_of_the_same_step(
     monkeypatch: pytest.MonkeyPatch, behind: str
@@ -175,12 +242,13 @@ def test_batch_beyond_the_end_is_found_behind_good_ones_of_the_same_step(
 def test_message_of_an_old_format_beyond_the_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         pipeline, target, _ = started()
-        for _ in range(4):
+        wrong = entry(1 | 1 << 29, 1, None, b"y")
+        for data in (entry(0, 1, None, b"x") + wrong, *[wrong] * 3):
             assert pipeline.damage is None
-            data = memoryview(bytearray(entry(0, 1, None, b"x") + entry(1 | 1 << 29, 1, None, b"y")))
+            data = memoryview(bytearray(data))
             pipeline.accept(FetchedPartition("flights", 0, 0, 2, 2, 0, (), None, data))
         assert "claims offset 536870913, and the log ends at 2" in (pipeline.damage or "")
-        assert target.offsets() == []
+        assert target.offsets() == [[0]], "what stands before it is carried"
 
     asyncio.run(story())
 

@@ -143,7 +143,7 @@ def test_damage_is_told_after_what_lies_before_it() -> None:
 def test_an_offset_that_goes_back_is_damage_and_skips_nothing() -> None:
     data = b"".join(entry(offset, 0, None, b"%d" % offset) for offset in (4, 5, 2, 7))
     seen: list[Prepared] = []
-    with pytest.raises(CorruptMessage, match="offset 2 stands behind offset 5"):
+    with pytest.raises(CorruptMessage, match="claims offset 2 where 6 is expected"):
         for each in prepare(BatchWalk(), memoryview(data), (), 4, NO_LIMIT, lambda *_: None):
             seen.append(each)
     assert [offset for offset, *_ in contents(seen)] == [4, 5]
@@ -179,7 +179,6 @@ def test_a_set_that_takes_too_much_room_unpacked_is_a_gap_of_its_own_class(
     [
         (0, [5, 6, 7]),  # ends before the offset that it claims
         (0, [0, 1, 2]),  # counted from 0, as only format 1 does
-        (0, [8, 9, 10]),  # ends behind it: the records of the next set would be taken for known ones
         (0, [3, 4, 9]),  # begins within the set before
         (1, [0, 1, 7]),  # the same, told by the last one
         (1, [0, 40]),  # begins before the log
@@ -197,6 +196,14 @@ def test_inner_offsets_that_cannot_be_are_a_gap_and_neither_lost_nor_asked_for_a
         (lost,) = (each for each in prepared if each.batch is None)
         assert (lost.offsets, lost.next_offset) == (range(max(5, from_offset), 10), 10)
         assert lost.unreadable.startswith("its checksum is right, but a message set of an old format")
+
+
+def test_set_that_reaches_beyond_the_offset_that_it_claims_is_damage_whose_end_it_cannot_tell() -> None:
+    rng = random.Random(8)
+    first, last = some(rng, 0, 5, 0), some(rng, 10, 5, 0)
+    data = written(0, GZIP, first) + packed(9, 0, [8, 9, 10]) + written(0, GZIP, last)
+    with pytest.raises(CorruptMessage, match="has records at 8 to 10"):
+        carried(data, 5)
 
 
 def test_random_damage_never_carries_a_wrong_byte() -> None:

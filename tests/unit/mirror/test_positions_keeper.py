@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,10 +12,21 @@ import pytest
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.mirror.config import parse_config
+from millrace.mirror.control.wishes import CONTROL_TOPIC_CONFIGS
+from millrace.mirror.delivery import positions_keeper
 from millrace.mirror.delivery.at_least_once import AtLeastOnce
-from millrace.mirror.delivery.checkpoints import Position, Positions, encode_records
+from millrace.mirror.delivery.beginnings import STARTS_TOPIC_CONFIGS
+from millrace.mirror.delivery.checkpoints import (
+    LOST,
+    POSITIONS_TOPIC_CONFIGS,
+    Position,
+    Positions,
+    encode_key,
+    encode_records,
+)
 from millrace.mirror.delivery.positions_keeper import PositionsKeeper
-from millrace.mirror.offsets.offset_map import offsets_topic
+from millrace.mirror.offsets.offset_map import OFFSETS_TOPIC_CONFIGS, offsets_topic
+from millrace.mirror.topics.route_records import ROUTES_TOPIC_CONFIGS
 from millrace.mirror.topics.routes import SourcePartition, positions_topic
 from tests.unit.client.test_read_to_end import Topic
 from tests.unit.mirror.test_pipeline_gaps import ORIGIN, answer, batch, started
@@ -55,6 +67,62 @@ def test_positions_of_an_open_transaction_are_waited_for(monkeypatch: pytest.Mon
             return await keeper.read()
 
     assert asyncio.run(read()).known == {WHERE: at(20)}
+
+
+def test_of_a_key_that_was_written_often_the_newest_record_alone_is_decoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are read at every assignment, while partitions wait."""
+    others = [SourcePartition("ewr", "flights", number) for number in (1, 2)]
+    gone, unreadable = (encode_key(each) for each in others)
+    rows = [row for number in range(500) for row in encode_records([(WHERE, at(number))])]
+    rows[100:100] = [(gone, b"{}"), (unreadable, None)]
+    rows += [(unreadable, LOST), (gone, None), (None, b"of another kind"), *encode_records([(WHERE, at(7))])]
+    decoded: list[bytes | None] = []
+    apply = Positions.apply
+
+    def applied(self: Positions, key: bytes | None, value: bytes | None) -> None:
+        decoded.append(key)
+        apply(self, key, value)
+
+    async def read(*_: object, **__: object) -> AsyncIterator[Any]:
+        for key, value in rows:
+            yield SimpleNamespace(key=key, value=value)
+
+    async def made() -> None:
+        """The topics are there."""
+
+    async def story() -> Positions:
+        async with Cluster("agg", ["127.0.0.1:1"]) as agg:
+            keeper = PositionsKeeper(CONFIG, agg)
+            monkeypatch.setattr(keeper, "make_topics", made)
+            return await keeper.read()
+
+    monkeypatch.setattr(positions_keeper, "read_topic_to_end", read)
+    monkeypatch.setattr(Positions, "apply", applied)
+    found = asyncio.run(story())
+    expected = Positions()
+    for key, value in rows:
+        apply(expected, key, value)
+    assert found == expected == Positions({WHERE: at(7)}, set(others))
+    assert len(decoded) == 4
+
+
+@pytest.mark.parametrize(
+    "configs",
+    [
+        POSITIONS_TOPIC_CONFIGS,
+        STARTS_TOPIC_CONFIGS,
+        ROUTES_TOPIC_CONFIGS,
+        CONTROL_TOPIC_CONFIGS,
+        OFFSETS_TOPIC_CONFIGS,
+    ],
+)
+def test_topics_that_are_read_as_tables_are_compacted_early(configs: dict[str, str]) -> None:
+    """By a cluster's defaults a reader of the positions goes through a gigabyte that says one thing."""
+    assert configs["cleanup.policy"] == "compact"
+    assert int(configs["segment.bytes"]) <= 32 << 20
+    assert float(configs["min.cleanable.dirty.ratio"]) <= 0.1
 
 
 def test_at_least_once_the_offset_map_is_on_record_before_the_position() -> None:

@@ -11,7 +11,7 @@ import pytest
 from millrace.broker.client.raw_produce import ProduceOutcome
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.mirror.delivery import sink as sink_module
-from millrace.mirror.delivery.lane import Identity
+from millrace.mirror.delivery.lane import REPLAYED_AFTER_MS, Identity
 from millrace.mirror.delivery.progress import Span
 from millrace.mirror.delivery.sink import Outgoing, Sink
 from millrace.mirror.topics.routes import TargetPartition
@@ -61,3 +61,28 @@ def test_batch_whose_transaction_was_aborted_before_it_left_is_not_sent(
 
     asyncio.run(scenario())
     assert sent == []
+
+
+@pytest.mark.parametrize(
+    ("timestamp_ms", "is_transactional", "is_replayed"),
+    [
+        (-1, False, True),
+        (1, False, True),
+        (REPLAYED_AFTER_MS + 1, False, False),
+        (1, True, False),
+    ],
+)
+def test_batch_is_replayed_by_its_newest_timestamp_where_no_transaction_keeps_its_producer(
+    timestamp_ms: int, is_transactional: bool, is_replayed: bool
+) -> None:
+    async def scenario() -> None:
+        sink = make_sink()
+        sink._now_ms = lambda: 2 * REPLAYED_AFTER_MS
+        if not is_transactional:
+            sink._transaction = None
+        batch = memoryview(build_batch([Record(b"k", b"v", (), timestamp_ms)]))
+        span = Span(0, 1, 1, len(batch), -1)
+        sink.enqueue(TARGET, Outgoing(batch, [0], span, SimpleNamespace(), 0, "seen"))  # type: ignore[arg-type]
+        assert [item.is_replayed for item in sink._lane(TARGET)._row] == [is_replayed]
+
+    asyncio.run(scenario())

@@ -30,8 +30,9 @@ from millrace.mirror.pipeline import State
 from millrace.mirror.sources import source as source_module
 from millrace.mirror.sources import source_logs as logs_module
 from millrace.mirror.sources.epochs import EpochHistory
+from millrace.mirror.sources.fetch_memory import MIN_FETCH_SIZE, FetchBudget, HeldMemory
 from millrace.mirror.sources.lag import LagSamples
-from millrace.mirror.sources.source import FetchBudget, SourceReader
+from millrace.mirror.sources.source import SourceReader
 from millrace.mirror.sources.source_logs import SourceLogs
 from millrace.mirror.topics.routes import SourcePartition
 from tests.unit.mirror.old_entries import entry, packed
@@ -97,7 +98,8 @@ def pipeline_at(offset: int, *, epoch: int = 0, topic_id: UUID = OLD, **more: An
         accepted=[],
     )
     made.at_gap = lambda gap_class, to, reason, **rest: made.gaps.append((gap_class.value, to, rest))
-    made.accept = made.accepted.append
+    made.accept = lambda answer, _frame=None: made.accepted.append(answer)
+    made.stands = lambda *_: False
     made.wants_fetch = lambda *_: True
     for name, value in more.items():
         setattr(made, name, value)
@@ -242,7 +244,7 @@ def test_moved_leader_is_no_gap() -> None:
 
 def test_fetches_name_the_log_that_the_position_is_of() -> None:
     reader = reader_of(Source(NEW))
-    loop = source_module._FetchLoop()
+    loop = source_module._FetchLoop(HeldMemory(reader._budget))
     loop.partitions["t", 0] = pipeline_at(40, epoch=3)
     positions, _ = reader._positions(loop, 1 << 20)
     assert positions == {("t", 0): FetchPosition(40, -1, 3, OLD)}
@@ -286,7 +288,7 @@ def asked_of_an_older_source(
     monkeypatch.setattr(source_module, "epoch_ends", epoch_ends)
     monkeypatch.setattr(reader, "_until_changed", at_once)
     pipeline.wants_fetch = wants_fetch
-    loop = source_module._FetchLoop()
+    loop = source_module._FetchLoop(HeldMemory(reader._budget))
     loop.partitions["t", 0] = pipeline
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(reader._fetch_from(source_module._Way(1, 0), loop))
@@ -445,7 +447,7 @@ def test_every_loop_may_fetch_and_a_source_that_goes_gives_its_share_back(
             reader.add(pipeline)
         running = asyncio.create_task(reader.run())
         await until(lambda: budget.loop_count == 32)
-        assert budget.share == source_module.MIN_FETCH_SIZE
+        assert budget.share == 2 * MIN_FETCH_SIZE
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
@@ -719,7 +721,7 @@ def test_throttled_source_is_asked_for_less_and_later(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(source_module, "fetch", fetch)
     monkeypatch.setattr(reader, "_until_changed", until_changed)
-    loop = source_module._FetchLoop()
+    loop = source_module._FetchLoop(HeldMemory(reader._budget))
     loop.partitions["t", 0] = pipeline_at(40)
 
     async def story() -> None:

@@ -1,0 +1,93 @@
+"""How much memory fetched batches may keep, and how much they do. Pure.
+
+Held by `worker` (`FetchBudget`, one for all sources) and by each fetch loop of `source` (`HeldMemory`). A
+batch that passes through is a view of its fetch answer's frame, and a view keeps the whole frame: one of
+3 KB may keep megabytes. So frames are counted, each as a whole until its last batch is gone, and what a
+rebuilt or copied batch takes for itself beside them.
+
+    a loop's share = floor + ordinary room
+    ordinary room    for every partition that wants a fetch, while the loop's answers keep less than that
+    floor            for those alone that get on, while others stand (`PartitionPipeline.stands`)
+
+So partitions whose target does not take anything, however many they are and for whatever reason, can fill
+the ordinary room and no more: the others go on in the floor. And each loop may hold one answer in any case,
+so no source waits for another's target partitions.
+
+A batch comes whole, whatever its size, so each loop may exceed its share by one.
+"""
+
+from __future__ import annotations
+
+MIN_FETCH_SIZE = 64 << 10
+# The part of a share that is kept for those that get on while others stand.
+FLOOR_PART = 8
+
+
+class FetchBudget:
+    """The worker's `in_flight_bytes`, shared equally by the fetch loops that are running."""
+
+    def __init__(self, total_size: int) -> None:
+        self._total_size = total_size
+        self.loop_count = 0
+        self.held_size = 0
+        """Bytes that fetched batches keep now, of all loops, those that have ended too."""
+
+    def resize(self, total_size: int) -> None:
+        self._total_size = total_size
+
+    @property
+    def share(self) -> int:
+        """At least twice the smallest fetch: with more loops than that allows, `in_flight_bytes` is exceeded
+        rather than nothing carried."""
+        return max(2 * MIN_FETCH_SIZE, self._total_size // max(1, self.loop_count))
+
+    @property
+    def floor(self) -> int:
+        return max(MIN_FETCH_SIZE, self.share // FLOOR_PART)
+
+    @property
+    def most_of_a_partition(self) -> int:
+        """One partition cannot take the others' room."""
+        return max(MIN_FETCH_SIZE, self.share // 4)
+
+    def room(self, held_size: int, moving_size: int, *, some_stand: bool) -> int:
+        """What a loop may fetch whose answers keep `held_size`, `moving_size` of it for partitions that get
+        on. Less than MIN_FETCH_SIZE: nothing now."""
+        room = min(self.share - self.floor - held_size, self._total_size - self.held_size)
+        if some_stand or not held_size:
+            return max(room, self.floor - moving_size)
+        return room
+
+
+class HeldMemory:
+    """What the answers of one fetch loop keep."""
+
+    def __init__(self, budget: FetchBudget) -> None:
+        self.size = 0
+        self._budget = budget
+
+    def take(self, size: int, *, is_shared: bool = True) -> Frame:
+        """Counts `size` bytes until the Frame is gone."""
+        return Frame(self, size, is_shared=is_shared)
+
+    def add(self, size: int) -> None:
+        self.size += size
+        self._budget.held_size += size
+
+
+class Frame:
+    """Stands for memory: whoever keeps a view of that keeps this too. `is_shared`: others may have a part in
+    it. Nobody has to say that he is done, so no way that a batch can go is forgotten."""
+
+    __slots__ = ("_held", "is_shared", "size")
+
+    def __init__(self, held: HeldMemory, size: int, *, is_shared: bool) -> None:
+        self._held, self.size, self.is_shared = held, size, is_shared
+        held.add(size)
+
+    def apart(self, size: int) -> Frame:
+        """For a batch of this answer that has memory of its own."""
+        return self._held.take(size, is_shared=False)
+
+    def __del__(self) -> None:
+        self._held.add(-self.size)

@@ -1,0 +1,209 @@
+"""What fetched batches keep of memory: counted as it is, bounded, and with room for those that get on."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from millrace.broker.client.frame_memory import FrameMemory
+from millrace.broker.client.raw_fetch import FetchedPartition
+from millrace.broker.protocol.records import Record, build_batch
+from millrace.mirror.delivery.lane import Identity, Outcome
+from millrace.mirror.delivery.sink import Sink
+from millrace.mirror.gaps.open_gaps import Origin
+from millrace.mirror.pipeline import STANDING_AFTER_MS, PartitionPipeline, State
+from millrace.mirror.sources import source as source_module
+from millrace.mirror.sources.fetch_memory import MIN_FETCH_SIZE, FetchBudget, Frame, HeldMemory
+from millrace.mirror.topics.routes import SourcePartition, TargetPartition
+from tests.unit.mirror.test_pipeline_gaps import Around
+from tests.unit.mirror.test_source_answers import Source, pipeline_at, reader_of
+
+MEBIBYTE = 1 << 20
+SMALL = 3_400
+
+
+def with_records(records: memoryview, partition: int = 0) -> FetchedPartition:
+    return FetchedPartition("t", partition, 0, 1, 1, 0, (), None, records)
+
+
+class TwoInOneAnswer:
+    """A small batch of one partition and a large one of another, fetched together, on their way to a target
+    that nobody has asked for anything yet."""
+
+    def __init__(self) -> None:
+        self.memory = FrameMemory(lambda: 0)
+        self.held = HeldMemory(FetchBudget(64 * MEBIBYTE))
+        cluster: Any = SimpleNamespace(close_purpose=lambda _: None)
+        self.sink = Sink(cluster, lambda: 0)
+        self.sink._schedule = lambda: None  # type: ignore[method-assign]
+        self.small = self._pipeline(0)
+        self.large = self._pipeline(1)
+        self.batches = [build_batch([Record(None, bytes(size), timestamp_ms=1)]) for size in (SMALL, 4 << 20)]
+        records = self.memory.take(sum(map(len, self.batches)))
+        frame, end = self.held.take(len(records)), 0
+        for pipeline, batch in zip((self.small, self.large), self.batches, strict=True):
+            records[end : end + len(batch)] = batch
+            pipeline.accept(with_records(records[end : end + len(batch)]), frame)
+            end += len(batch)
+        self.size = end
+
+    def _pipeline(self, number: int) -> PartitionPipeline:
+        around: Any = Around()
+        around.limit = 8 * MEBIBYTE
+        pipeline = PartitionPipeline(
+            SourcePartition("ewr", "t", number), TargetPartition("t", number), self.sink, around
+        )
+        pipeline.ready(0, -1, Origin("c"))
+        return pipeline
+
+
+def test_batch_that_stays_behind_counts_with_the_whole_answer_that_it_keeps() -> None:
+    story = TwoInOneAnswer()
+    assert story.held.size == story.size
+    story.large.close()
+    assert story.small.progress.outstanding_size < 2 * SMALL
+    assert story.held.size == story.memory.in_use == story.size
+    story.small.close()
+    assert story.held.size == story.memory.in_use == 0
+
+
+def test_batch_that_left_its_answer_keeps_its_own_size_and_is_the_same() -> None:
+    story = TwoInOneAnswer()
+    story.large.close()
+    story.small.leave_answers()
+    assert (story.held.size, story.memory.in_use) == (len(story.batches[0]), 0)
+    (left,) = story.sink.withdraw(story.small.target, story.small)
+    assert bytes(left.batch) == bytes(story.batches[0])
+    del left
+    assert story.held.size == 0
+
+
+def test_batch_in_a_request_that_is_under_way_stays_in_its_answer() -> None:
+    """The request keeps it: a copy would only add to that."""
+    story = TwoInOneAnswer()
+    story.large.close()
+    lane = story.sink._lane(story.small.target)
+    lane.renew(Identity(7, 0))
+    sent = lane.next_to_send(0)
+    assert sent is not None
+    story.small.leave_answers()
+    assert story.held.size == story.memory.in_use == story.size
+    lane.answered(sent, Outcome.RETRY, 0)
+    story.small.leave_answers()
+    assert story.held.size == len(story.batches[0])
+
+
+def test_partition_stands_when_nothing_of_it_gets_through_for_a_while(monkeypatch) -> None:
+    """Also where nobody has refused anything: a target that is frozen, or has no leader."""
+    monkeypatch.setattr("millrace.mirror.pipeline.steady_ms", lambda: 5_000)
+    monkeypatch.setattr(Sink, "is_failing", lambda *_: False)
+    story = TwoInOneAnswer()
+    assert not story.small.stands(5_000 + STANDING_AFTER_MS)
+    assert story.small.stands(5_001 + STANDING_AFTER_MS)
+    assert not story.small.wants_fetch(5_001 + STANDING_AFTER_MS, MEBIBYTE)
+    story.small.close()
+    assert not story.small.stands(5_001 + STANDING_AFTER_MS)
+
+
+# --- room ---------------------------------------------------------------------------------------------
+
+
+class Held(SimpleNamespace):
+    """A partition with batches on their way: `size` of an answer that keeps `kept` bytes."""
+
+    frame: Frame | None
+
+    def leave_answers(self) -> None:
+        self.frame = None
+
+
+def loop_with(reader: Any, standing: int, moving: int, *, size: int, kept: int) -> Any:
+    """A fetch loop, of whose partitions `standing` do not get on, and the others have nothing under way."""
+    loop = source_module._FetchLoop(HeldMemory(reader._budget))
+    for number in range(standing + moving):
+        stands = number < standing
+        made = pipeline_at(0)
+        made.progress.outstanding_size = size if stands else 0
+        held = Held(**vars(made))
+        held.stands = lambda *_, stands=stands: stands
+        held.wants_fetch = lambda *_, stands=stands: not stands
+        held.frame = loop.held.take(kept) if stands else None
+        loop.partitions["t", number] = held
+    return loop
+
+
+def asked_of(reader: Any, loop: Any) -> tuple[set[int], int]:
+    room = reader._room(loop)
+    positions, _ = reader._positions(loop, room)
+    return {number for _, number in positions}, room
+
+
+@pytest.mark.parametrize("kept", [SMALL, 4 * MEBIBYTE])
+def test_four_partitions_that_stand_leave_room_for_the_others(kept: int) -> None:
+    reader = reader_of(Source())
+    reader._budget = FetchBudget(16 * MEBIBYTE)
+    reader._budget.loop_count = 1
+    loop = loop_with(reader, 4, 96, size=SMALL, kept=kept)
+    asked, room = asked_of(reader, loop)
+    assert asked == set(range(4, 100))
+    assert room > 8 * MEBIBYTE, "they keep what they need, and no answer as a whole"
+
+
+def test_partitions_that_stand_and_need_all_that_they_keep_leave_a_part() -> None:
+    reader = reader_of(Source())
+    reader._budget = FetchBudget(16 * MEBIBYTE)
+    reader._budget.loop_count = 1
+    loop = loop_with(reader, 4, 96, size=4 * MEBIBYTE, kept=4 * MEBIBYTE)
+    asked, room = asked_of(reader, loop)
+    assert asked == set(range(4, 100))
+    assert room == 2 * MEBIBYTE
+    assert all(each.frame is not None for each in list(loop.partitions.values())[:4]), "nothing to be gained"
+
+
+def test_those_that_get_on_may_not_take_what_is_kept_for_when_others_stand() -> None:
+    budget = FetchBudget(16 * MEBIBYTE)
+    budget.loop_count = 1
+    held = HeldMemory(budget)
+    frame = held.take(14 * MEBIBYTE)
+    assert budget.room(held.size, 14 * MEBIBYTE, some_stand=False) < MIN_FETCH_SIZE
+    assert budget.room(held.size, 0, some_stand=True) == 2 * MEBIBYTE
+    assert budget.room(held.size, 2 * MEBIBYTE, some_stand=True) < MIN_FETCH_SIZE
+    del frame
+    assert budget.held_size == 0
+
+
+@pytest.mark.parametrize("standing", [0, 1])
+def test_each_of_seventeen_brokers_is_fetched_from_with_a_mebibyte_in_all(standing: int) -> None:
+    reader = reader_of(Source())
+    reader._budget = FetchBudget(MEBIBYTE)
+    reader._budget.loop_count = 17
+    for _ in range(17):
+        loop = loop_with(reader, standing, 2, size=MEBIBYTE, kept=MEBIBYTE)
+        asked, room = asked_of(reader, loop)
+        assert asked == {standing, standing + 1} and room >= MIN_FETCH_SIZE
+
+
+def test_nothing_keeps_an_answer_while_the_next_one_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = FrameMemory(lambda: 0)
+    kept: list[int] = []
+
+    async def fetch(*_: object, **__: object) -> Any:
+        kept.append(memory.in_use)
+        if len(kept) == 3:
+            raise asyncio.CancelledError
+        await asyncio.sleep(0)
+        return [with_records(memory.take(MEBIBYTE))]
+
+    monkeypatch.setattr(source_module, "fetch", fetch)
+    reader = reader_of(Source())
+    loop = source_module._FetchLoop(HeldMemory(reader._budget))
+    pipeline = loop.partitions["t", 0] = pipeline_at(0)
+    pipeline.accept = lambda *_: None
+    pipeline.state = State.RUNNING
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(reader._fetch_from(source_module._Way(1, 0), loop))
+    assert kept == [0, 0, 0]
+    assert loop.held.size == 0
