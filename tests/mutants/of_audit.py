@@ -108,6 +108,17 @@ OF_AUDIT = (
         red=(f"{JOB}/test_gone_and_given_again.py::test_a_gap_explains_what_its_own_target_lacks",),
     ),
     Mutant(
+        name="old-loss-never-told",
+        promise="A loss decides for as long as the horizon, however old it was when it was found.",
+        file="audit/reconciliation/horizon.py",
+        rule="    told_long = pc.fill_null(pc.less(made_ms, since_ms), False)\n",
+        instead='    told_long = pc.is_valid(rows["verdict"])\n',
+        red=(
+            f"{UNIT}/test_horizon.py"
+            "::test_what_was_lost_long_before_the_first_look_decides_until_it_was_told_for_long",
+        ),
+    ),
+    Mutant(
         name="roster-of-names-alone",
         promise="A producer of the roster is missed in each window that it told nothing of.",
         file="audit/reconciliation/roster.py",
