@@ -108,6 +108,17 @@ OF_AUDIT = (
         red=(f"{JOB}/test_gone_and_given_again.py::test_a_gap_explains_what_its_own_target_lacks",),
     ),
     Mutant(
+        name="promise-broken-by-a-clock",
+        promise="No record of a stream is older than what the stream has promised, whatever the clock does.",
+        file="audit/producer.py",
+        rule="            if promise_ms is not None and created_ms < promise_ms:\n",
+        instead="            if False:\n",
+        red=(
+            "tests/cluster/test_audited_producer.py"
+            "::test_a_clock_that_jumped_ahead_and_was_set_right_changes_no_time_of_a_record",
+        ),
+    ),
+    Mutant(
         name="old-loss-never-told",
         promise="A loss decides for as long as the horizon, however old it was when it was found.",
         file="audit/reconciliation/horizon.py",
