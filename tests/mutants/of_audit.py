@@ -108,6 +108,27 @@ OF_AUDIT = (
         red=(f"{JOB}/test_gone_and_given_again.py::test_a_gap_explains_what_its_own_target_lacks",),
     ),
     Mutant(
+        name="journal-held-by-a-child",
+        promise="A journal whose owner was killed is free, whatever children the owner has forked.",
+        file="audit/clients/journal.py",
+        rule="fcntl.lockf(file",
+        instead="fcntl.flock(file",
+        red=(f"{UNIT}/test_journal.py::test_the_child_of_a_killed_owner_does_not_hold_its_lock",),
+    ),
+    Mutant(
+        name="journal-unlocked-by-growing",
+        promise="A journal that grows stays its owner's alone.",
+        file="audit/clients/journal.py",
+        rule="        self._map.resize(self._size)",
+        instead="        self._map.close()\n"
+        "        os.truncate(self._file.fileno(), self._size)\n"
+        "        self._map = mmap.mmap(self._file.fileno(), self._size)",
+        red=(
+            f"{UNIT}/test_journal.py"
+            "::test_a_journal_that_this_process_has_stays_locked_when_it_is_asked_for_again",
+        ),
+    ),
+    Mutant(
         name="promise-broken-by-a-clock",
         promise="No record of a stream is older than what the stream has promised, whatever the clock does.",
         file="audit/producer.py",
