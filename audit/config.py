@@ -206,7 +206,8 @@ class ZooKeeperConfig(_Model):
 
 
 class AuditConfig(_Model):
-    """The whole file. `window` is the producers' counting window; `grace` how long after it verdicts wait.
+    """The whole file. `window` is the producers' counting window; `grace` how long after it verdicts wait;
+    `audit_topic` is where producers and consumers tell their counts (their `millrace.audit.topic`).
 
     `groups` {cluster: consumer groups} are audited as tiers `group:<group>`, each for all topics or for those
     that it names. `keep` is how long the evidence
@@ -218,6 +219,7 @@ class AuditConfig(_Model):
 
     clusters: Annotated[dict[Name, ClusterConfig], Field(min_length=1)]
     topics: Topics
+    audit_topic: Name = "millrace.audit"
     window_ms: DurationMs = Field(default=60_000, alias="window")
     grace_ms: GraceMs = Field(default=30_000, alias="grace")
     producers: list[str] = []

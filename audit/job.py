@@ -12,7 +12,8 @@
   there were no cells; the state is neither used for them nor changed, and the report lies in a folder of its
   own below the report's.
 
-Exit status: 0 all settled windows proven (or waived, `waivers`), 1 loss or duplicate found, 2 unknown or
+Exit status, of what is not older than the verdict's horizon: 0 all settled windows proven (or waived,
+`waivers`), 1 loss or duplicate found, 2 unknown or
 unreported, 3 the job itself failed. Results: `summary.json` (schema in `report.summary`),
 `reconciliation.parquet` (schema in `verdict_rows`), `producers.parquet` (in `report.plain`), `index.html`,
 `metrics.prom`, `watermarks.json`, all in the report folder.
@@ -45,6 +46,7 @@ from millrace.audit.keeping.state import Commit, StateFolder, UnreadNote
 from millrace.audit.keeping.state_files import is_remote
 from millrace.audit.keeping.untrusted_waivers import read_accepted
 from millrace.audit.keeping.waivers import Standing, Target, read_waivers, standing_waivers, waived_targets
+from millrace.audit.reconciliation.horizon import DEFAULT_HORIZON_MS, split_older
 from millrace.audit.reconciliation.reconcile import Passage, Place
 from millrace.audit.reconciliation.settled import SETTLED_SCHEMA, revisions_of, settle, table_digest, without
 from millrace.audit.reconciliation.verdict_rows import Reconciler, iso_time, verdict_rows
@@ -88,7 +90,7 @@ class JobResult:
 class Run:
     """One run's working values, handed from step to step. `pruned` is what is left of pruned windows by
     stream, `late` counts what came for them, `foreign` what lies in another topic than its stream's, `only`
-    is the backfill's range."""
+    is the backfill's range, `since_ms` the verdict's horizon."""
 
     config: AuditConfig
     master: str
@@ -105,6 +107,7 @@ class Run:
     late: dict[str, int] = field(default_factory=dict)
     foreign: Foreign = field(default_factory=dict)
     only: TimeRange | None = None
+    since_ms: int | None = None
 
     @property
     def kept(self) -> Commit:
@@ -118,9 +121,12 @@ class Run:
 
 @dataclass(slots=True)
 class Findings:
-    """What a run has found: `rows` of the report, `settled` for the state, waivers and watermarks."""
+    """What a run has found: `rows` of the report (`deciding` the verdict, or `older` than its horizon),
+    `settled` for the state, waivers and watermarks."""
 
     rows: pa.Table
+    deciding: pa.Table
+    older: pa.Table
     settled: pa.Table
     waivers: list[Standing]
     watermarks: dict[str, int | None]
@@ -138,10 +144,15 @@ def run(
     clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     progress: Callable[[str], None] = lambda step: None,
     only: TimeRange | None = None,
+    horizon_ms: int | None = DEFAULT_HORIZON_MS,
 ) -> JobResult:
-    """Audit once. Expected failures come back as exit status 3 with one line; anything else raises."""
+    """Audit once. Expected failures come back as exit status 3 with one line; anything else raises.
+
+    Findings that were told for `horizon_ms`, of windows that are over for as long, decide no more (None: all
+    do, as in every backfill).
+    """
     try:
-        return _run(config, master or LOCAL, clock_ms, progress, only)
+        return _run(config, master or LOCAL, clock_ms, progress, only, horizon_ms)
     except MillraceError as problem:
         sentence = str(problem)
     except OSError as problem:
@@ -165,6 +176,7 @@ def _run(
     clock_ms: Callable[[], int],
     progress: Callable[[str], None],
     only: TimeRange | None,
+    horizon_ms: int | None,
 ) -> JobResult:
     require_java()
     _check_report(config.report)
@@ -179,6 +191,7 @@ def _run(
             progress(backfill.sentence(config, only))
         progress("reading events and pinning offsets")  # while Spark starts
         job = _prepare(config, master, state, before, clock_ms, only)
+        job.since_ms = None if horizon_ms is None or only is not None else job.now_ms - horizon_ms
         with _leaving_no_trace(job):
             session = spark.session()
             progress(f"counting {sum(each.size for each in job.ranges):,} records")
@@ -188,7 +201,9 @@ def _run(
             rows = _reconcile(session, job, after, cells)
             tail = counts_of(cells.notes(tail=True), NOTE_UNTRUSTED)
             accepted, now_ms = read_accepted(state), job.now_ms
-            doubts = doubts_of(config, job.captured, after, tail, job.late, rows, accepted, now_ms)
+            doubts = doubts_of(
+                config, job.captured, after, tail, job.late, rows, accepted, now_ms, job.since_ms
+            )
             found = _judge(job, rows, doubts)
             summary = _summary(job, after, cells, found)
             if only is None:
@@ -432,7 +447,7 @@ def _judge(job: Run, rows: pa.Table, doubts: Doubts) -> Findings:
     if job.only is not None:
         rows = backfill.rows_between(rows, *job.only)
         standing = standing_waivers(read_waivers(job.state), rows)
-        return Findings(rows, SETTLED_SCHEMA.empty_table(), standing, {}, doubts)
+        return Findings(rows, rows, rows.slice(0, 0), SETTLED_SCHEMA.empty_table(), standing, {}, doubts)
     known = job.state.read_table(job.before.verdicts) if job.before.verdicts else None
     settlement = settle(rows, known, job.config.topics, job.now_ms)
     column = rows.schema.get_field_index("revision")
@@ -446,7 +461,8 @@ def _judge(job: Run, rows: pa.Table, doubts: Doubts) -> Findings:
         job.config.topics,
     )
     watermarks = doubts.held(watermarks, job.before.watermarks)
-    return Findings(rows, settlement.table, standing, watermarks, doubts)
+    deciding, older = split_older(rows, settlement.made_ms, job.since_ms)
+    return Findings(rows, deciding, older, settlement.table, standing, watermarks, doubts)
 
 
 def _keep_verdicts(job: Run, after: Commit, cells: RunCells, found: Findings) -> None:
@@ -499,8 +515,9 @@ def _summary(job: Run, after: Commit, cells: RunCells, found: Findings) -> dict[
         if upkeep.is_unaudited(what):
             unaudited[what.partition("/")[2]] += count
     doubts = found.doubts
+    waived = doubts.waived()
     summary = summarise(
-        found.rows,
+        found.deciding,
         tiers=tiers_of(job.config),
         at_ms=job.now_ms,
         grace_ms=job.config.grace_ms,
@@ -508,9 +525,13 @@ def _summary(job: Run, after: Commit, cells: RunCells, found: Findings) -> dict[
         untrusted={each.what: each.count for each in doubts.told()},
         unaudited=unaudited,
         foreign=job.foreign,
-        accepted=doubts.waived(),
+        accepted=waived,
         waived=found.waived,
-        in_doubt=bool(doubts.holding()),
+        doubted=bool(doubts.deciding()),
+        in_doubt=any(each.what not in waived for each in doubts.deciding()),
+        older=found.older,
+        older_untrusted=doubts.older(),
+        since_ms=job.since_ms,
         untrusted_waivers=[each.told() for each in doubts.waivers],
         waivers=[each.told() for each in found.waivers],
         watermarks={topic: iso_time(at) for topic, at in found.watermarks.items()},

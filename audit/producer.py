@@ -10,7 +10,7 @@ events topic through the same connection. What is this module's own is configure
     millrace.window.ms           60000 (100 to 7 days)
     millrace.report.interval.ms  10000
     millrace.lease.ms            silence after which it counts as dead (3 intervals, at least 60000)
-    millrace.audit.topic         millrace.audit
+    millrace.audit.topic         millrace.audit (`audit_topic` of audit.yaml must say the same)
     millrace.journal             a file's path: unreported counts survive kill -9 (default none)
     millrace.identity            full | compact (the producer's name is in the events only)
     millrace.content.digest      false | true: reports tell the content of records too (`content_digest`)
@@ -24,7 +24,8 @@ and `flush` do not count reports; after a fork the child's producer refuses to w
 Records of a transaction count when it is committed, and its reports go through a connection of their own.
 
 Threads: `produce`, `poll` and `flush` may be called from any. One thread of this module publishes the
-reports; it never serves delivery callbacks, those run where the application calls `poll` or `flush`.
+reports; it serves no delivery callbacks, those run where the application calls `poll` or `flush`, but for
+those of a producer that was dropped without `close`.
 
 The per-record path allocates the header, one bound method and the numbers, nothing else: every attribute
 access there is counted (tests/benchmarks/audit/bench_producer.py).
@@ -54,6 +55,7 @@ from millrace.audit.clients.delivery_reports import (
 )
 from millrace.audit.clients.event_publisher import EventPublisher
 from millrace.audit.clients.interruption import refuse_inside
+from millrace.audit.clients.open_streams import OpenStreams
 from millrace.audit.clients.preparation import (
     Preparation,
     check_messages,
@@ -61,8 +63,8 @@ from millrace.audit.clients.preparation import (
     error_of,
     without_identity,
 )
-from millrace.audit.clients.producer_config import TOPIC_NAME, ProducerConfig, read_config
-from millrace.audit.clients.producer_life import drain, seconds_left
+from millrace.audit.clients.producer_config import ProducerConfig, read_config
+from millrace.audit.clients.producer_life import ReportingThread, drain, seconds_left
 from millrace.audit.clients.recovery import open_journal
 from millrace.audit.clients.sending import ProducerData, Standing, queue_all, send_all
 from millrace.audit.clients.session import StreamClosed, StreamSession, WindowCounts
@@ -74,7 +76,6 @@ from millrace.audit.contract.header import HEADER_KEY, encode_producer_name
 
 _log = logging.getLogger("millrace.audit.producer")
 
-MAX_WINDOWS_A_STREAM = 10_000
 BATCH_RUN = 256
 PURGE_TIMEOUT_S = 1.0
 TOPIC_TIMEOUT_S = 5.0
@@ -82,7 +83,7 @@ TOPIC_TIMEOUT_S = 5.0
 # What confluent-kafka raises before it takes a record.
 _NOT_TAKEN = (BufferError, KafkaException, NotImplementedError, OverflowError, TypeError, ValueError)
 
-_LOCKED = frozenset({"_end_streams", "_open_stream", "_retire", "_tell_the_end", "report"})
+_LOCKED = frozenset({"_tell_the_end", "report"})
 """Methods that hold a lock of the producer's (`interruption`)."""
 
 _bind = MethodType
@@ -118,9 +119,8 @@ class AuditedProducer(Producer):
         self._pack_identity = struct.Struct(f">9sQ{6 + len(self._header_name)}s").pack
         self._content = self._config.content
         self._preparation = Preparation(self._config.preparation) if self._config.preparation else None
-        self._streams: dict[str, StreamSession] = {}
-        self._retired: list[StreamSession] = []
-        self._streams_lock = threading.Lock()
+        self._open_streams = OpenStreams(self._identity, self._config, self._journal)
+        self._streams = self._open_streams.by_topic  # looked at for every record
         self._report_lock = threading.Lock()
         self._transactions = Transactions(self._config.transactional, self._journal)
         self._transaction_lock = self._transactions.lock  # looked at for every record
@@ -134,11 +134,16 @@ class AuditedProducer(Producer):
             transactional=self._config.transactional,
             extras=extras,
         )
+        self._reporting = ReportingThread(self, self._config.report_interval_ms / 1000)
         self._refusal = None
-        self._wake = threading.Event()
+        producer_life.begin(self, self._reporting)
         if self._publisher.owes:
-            self._wake.set()
-        producer_life.begin(self, self._wake, self._config.report_interval_ms / 1000)
+            self._reporting.wake.set()
+
+    def __del__(self) -> None:
+        """One that is dropped without `close` is closed by its reporting thread, callbacks and all."""
+        if getattr(self, "_refusal", _UNFINISHED) is None:
+            self._reporting.close_dropped(self)
 
     @property
     def refusal(self) -> str | None:
@@ -177,9 +182,9 @@ class AuditedProducer(Producer):
                 stream = self._open_stream(topic, clocked=not timestamp)
             created_ms = stream.creation_time(timestamp) if timestamp else _time_ns() // 1_000_000
             promise_ms = stream.promise_ms
-            # A clock that was set back must not break the promise.
             if promise_ms is not None and created_ms < promise_ms:
-                created_ms = promise_ms
+                self._open_streams.retire(stream)  # The clock was set back: the promise stands, and the time.
+                continue
             try:
                 window, sequence = stream.assign(created_ms)
                 break
@@ -237,8 +242,9 @@ class AuditedProducer(Producer):
             stream = self._streams.get(topic)
             run = None
             if in_runs and stream is not None and not any(message.get("timestamp") for message in part):
-                created_ms = max(_now_ms(), stream.promise_ms or 0)
-                run = stream.assign_run(created_ms, len(part))
+                created_ms = _now_ms()
+                if created_ms >= (stream.promise_ms or 0):
+                    run = stream.assign_run(created_ms, len(part))
             if run is None or stream is None:
                 accepted += sum(self._produce_message(topic, message, partition, told) for message in part)
             else:
@@ -353,13 +359,13 @@ class AuditedProducer(Producer):
         ended = self._abort_open(seconds_left(deadline, share=3))
         raised: list[Exception] = []
         drain(self, seconds_left(deadline, share=2), raised)
-        streams = self._end_streams()
-        self._wake.set()
+        self._refusal = _CLOSED  # from here on nothing is taken
+        streams = self._open_streams.end(_CLOSED)
         self._transactions.end(self._transactions.open, Outcome.UNKNOWN)
         delivered = self._tell_the_end(streams, deadline, raised)
         if self._journal is not None:
             self._journal.close()
-        producer_life.end(self)
+        producer_life.end(self, self._reporting)
         if self._publisher.own_connection is not None:
             self._publisher.own_connection.close()
         # The client's own `close` aborts what is open, and waits for that without an end.
@@ -367,12 +373,6 @@ class AuditedProducer(Producer):
         if raised:
             raise raised[0]
         return self._ended_whole
-
-    def _end_streams(self) -> list[StreamSession]:
-        with self._streams_lock:
-            self._refusal = _CLOSED  # from here on nothing is taken
-            streams, self._streams, self._retired = [*self._streams.values(), *self._retired], {}, []
-            return streams
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -390,21 +390,12 @@ class AuditedProducer(Producer):
             if not self._publisher.prepare_topic(TOPIC_TIMEOUT_S):
                 return
             self._publisher.publish_owed(self)
-            untold = self._publisher.take_undelivered()
-            self._retired.extend(stream for stream in untold if stream.state == CLOSED)
-            for stream in list(self._streams.values()):
-                if len(stream.windows) > MAX_WINDOWS_A_STREAM:
-                    self._retire(stream)
-                else:
-                    self._publisher.publish(self, stream, stream.report(_now_ms()))
-            for stream in list(self._retired):
-                if stream.pending_count == 0:
-                    self._retired.remove(stream)
-                    self._publisher.publish(
-                        self, stream, stream.close(_now_ms()), time.monotonic() + TOPIC_TIMEOUT_S
-                    )
-                else:
-                    self._publisher.publish(self, stream, stream.report(_now_ms()))
+            for stream in self._publisher.take_undelivered():
+                if stream.state == CLOSED:
+                    self._open_streams.tell_again(stream)
+            for stream, events, is_last in self._open_streams.reports(_now_ms):
+                deadline = time.monotonic() + TOPIC_TIMEOUT_S if is_last else None
+                self._publisher.publish(self, stream, events, deadline)
             self._publisher.serve()
 
     def forked(self) -> list[Producer]:
@@ -413,8 +404,7 @@ class AuditedProducer(Producer):
         Locks are made anew, because a thread that held one does not exist here either.
         """
         self._refusal = _FORKED
-        self._streams = {}
-        self._streams_lock = threading.Lock()
+        self._open_streams.forked(_FORKED)
         self._transaction_lock = self._transactions.forked()
         if self._journal is not None:
             self._journal.abandon()
@@ -422,43 +412,16 @@ class AuditedProducer(Producer):
         return [self] if own is None else [self, own]
 
     def _open_stream(self, topic: str, clocked: bool) -> StreamSession:
-        with self._streams_lock:
-            self._check_usable()
-            if not isinstance(topic, str):
-                raise TypeError(f"a topic's name is a text, not {type(topic).__name__}")
-            if topic == self._config.events_topic:
-                raise ValueError(f"topic {topic} is for the audit's own events")
-            if not TOPIC_NAME.fullmatch(topic) or topic in (".", ".."):
-                raise KafkaException(KafkaError(KafkaError.TOPIC_EXCEPTION, f"illegal topic {topic[:40]!r}"))
-            stream = self._streams.get(topic)
-            if stream is None:
-                stream = StreamSession(
-                    self._identity,
-                    topic,
-                    secrets.token_hex(8),
-                    window_ms=self._config.window_ms,
-                    lease_ms=self._config.lease_ms,
-                    now_ms=_now_ms(),
-                    promises=clocked,
-                    content=self._content,
-                )
-                if self._journal is not None:
-                    self._journal.opened(stream)
-                self._streams[topic] = stream
-                self._wake.set()
-            return stream
+        self._check_usable()
+        stream = self._open_streams.open(topic, clocked=clocked, now_ms=_now_ms())
+        self._reporting.wake.set()
+        return stream
 
     def _check_usable(self, call: str = "") -> None:
         if self._refusal is not None:
             raise RuntimeError(self._refusal)
         if call:
             refuse_inside(self, call, _LOCKED)
-
-    def _retire(self, stream: StreamSession) -> None:
-        """Begin a new stream for the topic, so that one that runs for years does not keep all its windows."""
-        with self._streams_lock:
-            self._streams.pop(stream.topic, None)
-            self._retired.append(stream)
 
     def _reserve(self, stream: StreamSession, window: WindowCounts, sequence: int) -> None:
         if self._journal is not None:

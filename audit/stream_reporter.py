@@ -52,7 +52,7 @@ MAX_WINDOWS_A_STREAM = 10_000
 SETTLE_INTERVAL = 1024
 FORKED = "a forked process must open its own producer: the parent's streams are not its own"
 ENDED = "this producer is closed"
-LOCKED = frozenset({"_open", "close", "report"})
+LOCKED = frozenset({"_open", "_retire", "close", "report"})
 """Methods that hold the reporter's lock (`interruption`)."""
 
 
@@ -218,8 +218,10 @@ class StreamReporter:
                 if stream.promise_ms is not None:
                     stream.forgo_promises()
             else:
-                # A clock that was set back must not break the promise.
-                moment_ms = max(self._clock_ms(), stream.promise_ms or 0)
+                moment_ms = self._clock_ms()
+                if moment_ms < (stream.promise_ms or 0):
+                    self._retire(stream)  # The clock was set back: the promise stands, and the time.
+                    continue
             try:
                 window, sequence = stream.assign(moment_ms)
             except StreamClosed:
@@ -243,9 +245,8 @@ class StreamReporter:
                 self._retired.append(self._closed_untold.pop())
             for stream in list(self._streams.values()):
                 if len(stream.windows) > MAX_WINDOWS_A_STREAM:
-                    # A new stream for the topic, so that one that runs for years keeps not all its windows.
-                    del self._streams[stream.topic]
-                    self._retired.append(stream)
+                    # So that one that runs for years keeps not all its windows.
+                    self._follow(stream)
                 else:
                     outgoing += self._outgoing(stream, stream.report(self._clock_ms()))
             for stream in list(self._retired):
@@ -298,6 +299,17 @@ class StreamReporter:
                     self._journal.opened(stream)
                 self._streams[topic] = stream
             return stream
+
+    def _retire(self, stream: Any) -> None:
+        with self._lock:
+            self._follow(stream)
+
+    def _follow(self, stream: Any) -> None:
+        """A new stream for the topic. Again it does nothing."""
+        topic: str = stream.topic
+        if self._streams.get(topic) is stream:
+            del self._streams[topic]
+            self._retired.append(stream)
 
     @staticmethod
     def _open_journal(path: str | None) -> ProducerJournal | None:

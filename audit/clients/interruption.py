@@ -21,7 +21,14 @@ from pathlib import Path
 _HERE = Path(__file__).parent
 GUARDED = frozenset(
     str(_HERE / name)
-    for name in ("count_stream.py", "recovery.py", "session.py", "told_stream.py", "transaction_counts.py")
+    for name in (
+        "count_stream.py",
+        "open_streams.py",
+        "recovery.py",
+        "session.py",
+        "told_stream.py",
+        "transaction_counts.py",
+    )
 )
 
 

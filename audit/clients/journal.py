@@ -7,7 +7,8 @@ acknowledged.
 
 Byte layout: two halves of equal size, of which the one with the highest generation is in use.
 
-    half        magic "MRJ2", u32 CRC of what follows, u64 generation, u64 each: inode, device, machine, boot
+    half        magic "MRJ3", u32 CRC of what follows, u64 generation, u64 each: inode, birth, machine, 0
+                ("MRJ2", which is read too: inode, device, machine, boot)
     then blocks u32 payload size, u32 CRC of (generation, payload), payload (JSON)
 
 A half is closed by the first block whose CRC is wrong (bytes of an older generation, or a write cut by the
@@ -16,12 +17,18 @@ last. A snapshot that leaves little room doubles the file and goes to its upper 
 where it is until then, so recovery looks for headers at the size's half, quarter, eighth, ... as well. CRCs
 are CRC-32C by crcmod's table, computed by hardware (`protocol.checksum`).
 
-Ownership: one process holds the file's lock while it lives. Whoever opens a *copy* must not report what it
-says, because the original's owner does. `FilePlace` tells: a copied file has another inode; a cloned machine
-another machine id (where the clone was given one). Device numbers count only within one boot, after which
-they may change by themselves. A copy, and a file that is no journal, is set aside under another name. A
-machine that was cloned with its id looks like one that was rebooted: the auditor finds that out, when two
-sessions report one stream, and its windows are UNKNOWN.
+Ownership: one process holds the file's lock while it lives. It is a record lock, which no child inherits,
+however it was forked; such a lock goes with *any* descriptor of the file that its process closes, so nothing
+here opens the file of a journal that this process has (`_held`), nor closes one of its descriptors, before
+the end.
+
+Whoever opens a *copy* must not report what it says, because the original's owner does. `FilePlace` tells: a
+copied file has another inode, or by chance the same in another file system, and then another birth: the
+random number that a file system gives a file when it makes it. An id inside the file would be copied with
+it. A cloned machine has another machine id (where the clone was given one). The number of the device says
+nothing: a volume that is attached again may have another. A copy, and a file that is no journal, is set aside
+under another name. A machine that was cloned with its id looks like one that was rebooted: the auditor finds
+that out, when two sessions report one stream, and its windows are UNKNOWN.
 """
 
 from __future__ import annotations
@@ -33,6 +40,8 @@ import json
 import mmap
 import os
 import struct
+import sys
+import threading
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -41,12 +50,17 @@ from typing import Any
 from millrace.broker.errors import FatalError
 from millrace.broker.protocol.checksum import crc32c
 
-MAGIC = b"MRJ2"
+MAGIC, OLDER_MAGIC = b"MRJ3", b"MRJ2"
 HALF_HEADER = struct.Struct("<4sIQQQQQ")
 _HEADER_FIELDS = struct.Struct("<QQQQQ")
 BLOCK_HEADER = struct.Struct("<II")
 DEFAULT_SIZE = 4 << 20
 MIN_SIZE = 1 << 13
+_FS_IOC_GETVERSION = 0x8000_7601 | struct.calcsize("l") << 16
+
+_held: set[tuple[int, int]] = set()
+"""(device, inode) of the journals that this process writes"""
+_held_lock = threading.RLock()  # a journal may be collected within it
 
 
 class JournalInUse(FatalError):
@@ -63,28 +77,34 @@ class JournalUnusable(FatalError):
 
 @dataclass(frozen=True, slots=True)
 class FilePlace:
-    """Where a file is, as 64-bit numbers. `machine` and `boot` are hashes, 0 where the system tells none."""
+    """Which file it is, as 64-bit numbers; `birth` and `machine` are 0 where the system tells none."""
 
     inode: int
-    device: int
+    birth: int
     machine: int
-    boot: int
 
     def is_copied_to(self, place: FilePlace) -> bool:
         """Whether a file written here, now found at `place`, is a copy (or a clone) of the original."""
         if place.inode != self.inode:
             return True
-        if self.machine and place.machine and place.machine != self.machine:
+        if self.birth and place.birth and place.birth != self.birth:
             return True
-        same_boot = self.boot == place.boot and self.boot != 0
-        return same_boot and place.device != self.device
+        return bool(self.machine and place.machine and place.machine != self.machine)
 
 
 def place_of(descriptor: int) -> FilePlace:
     """The place of an open file."""
-    status = os.fstat(descriptor)
-    machine, boot = map(_system_id, ("/etc/machine-id", "/proc/sys/kernel/random/boot_id"))
-    return FilePlace(status.st_ino, status.st_dev, machine, boot)
+    return FilePlace(os.fstat(descriptor).st_ino, _birth(descriptor), _system_id("/etc/machine-id"))
+
+
+def _birth(descriptor: int) -> int:
+    """The file's generation, which ext4, XFS, Btrfs and F2FS draw at random; 0 in others."""
+    told = bytearray(8)
+    try:
+        fcntl.ioctl(descriptor, _FS_IOC_GETVERSION, told)
+    except OSError:
+        return 0
+    return int.from_bytes(told, sys.byteorder) & 0xFFFF_FFFF
 
 
 def _system_id(path: str) -> int:
@@ -107,6 +127,7 @@ class Journal:
         self._end = 0
         self.set_aside: Path | None = None
         self.set_aside_because = ""
+        self._key: tuple[int, int] | None = None
         self._file = self._open_locked()
         self._place = place_of(self._file.fileno())
         self._map = self._open_map()
@@ -139,10 +160,8 @@ class Journal:
         self._limit = start + self._half_size
 
     def abandon(self) -> None:
-        """In a forked child: close its descriptors, or the parent's lock would live as long as the child.
-
-        The mapping has one of its own, so it goes too.
-        """
+        """In a forked child: close its descriptors and the mapping, which are the parent's."""
+        self._key = None
         with contextlib.suppress(BufferError):  # another thread was writing; its memory view stays for ever
             self._map.close()
         self._file.close()
@@ -151,27 +170,43 @@ class Journal:
         """Release the lock and the mapping."""
         self._map.close()
         self._file.close()
+        self._let_go()
+
+    def __del__(self) -> None:
+        self._let_go()
+
+    def _let_go(self) -> None:
+        key, self._key = self._key, None
+        if key is not None:
+            with _held_lock:
+                _held.discard(key)
 
     @property
     def _half_size(self) -> int:
         return self._size // 2
 
     def _open_locked(self) -> Any:
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise JournalUnusable(f"journal {self.path}: {reason}; choose a writable path") from error
-        file = os.fdopen(descriptor, "r+b", buffering=0)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            file.close()
-            raise JournalInUse(
-                f"journal {self.path} is in use by another process; give every producer its own"
-            ) from error
-        return file
+        with _held_lock:
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                if self.path.exists() and _key_of(os.stat(self.path)) in _held:
+                    raise self._in_use("this process has it")
+                descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except OSError as error:
+                reason = error.strerror or str(error)
+                raise JournalUnusable(f"journal {self.path}: {reason}; choose a writable path") from error
+            file = os.fdopen(descriptor, "r+b", buffering=0)
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                file.close()
+                raise self._in_use("another process has it") from error
+            self._key = _key_of(os.fstat(descriptor))
+            _held.add(self._key)
+            return file
+
+    def _in_use(self, by: str) -> JournalInUse:
+        return JournalInUse(f"journal {self.path} is in use ({by}); give every producer its own")
 
     def _open_map(self) -> mmap.mmap:
         present = os.fstat(self._file.fileno()).st_size
@@ -185,11 +220,13 @@ class Journal:
         """The blocks of the newer half, in order; empty for a new, a foreign or a copied file."""
         best: tuple[int, int, FilePlace] | None = None
         for start in self._possible_starts():
-            magic, checksum, generation, *place = HALF_HEADER.unpack_from(self._map, start)
-            if magic != MAGIC or checksum != crc32c(_HEADER_FIELDS.pack(generation, *place)):
+            magic, checksum, *fields = HALF_HEADER.unpack_from(self._map, start)
+            if magic not in (MAGIC, OLDER_MAGIC) or checksum != crc32c(_HEADER_FIELDS.pack(*fields)):
                 continue
+            generation, inode, birth, machine, _ = fields
             if best is None or generation > best[0]:
-                best = (generation, start, FilePlace(*place))
+                place = FilePlace(inode, birth if magic == MAGIC else 0, machine)
+                best = (generation, start, place)
         if best is None:
             if any(
                 self._map[start : start + HALF_HEADER.size].strip(b"\0") for start in (0, self._half_size)
@@ -241,15 +278,27 @@ class Journal:
         return start + len(payload)
 
     def _write_half_header(self, start: int, generation: int) -> None:
-        fields = _HEADER_FIELDS.pack(generation, *astuple(self._place))
+        fields = _HEADER_FIELDS.pack(generation, *astuple(self._place), 0)
         self._map[start : start + HALF_HEADER.size] = MAGIC + struct.pack("<I", crc32c(fields)) + fields
 
     def _grow(self) -> None:
         """Double the file; the half in use then lies within the new lower half."""
-        self._map.close()
         self._size *= 2
-        os.truncate(self._file.fileno(), self._size)
-        self._map = mmap.mmap(self._file.fileno(), self._size)
+        self._map.resize(self._size)  # and not closed and made anew: the lock would go with it
+
+
+def _key_of(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _after_fork() -> None:
+    """The parent's locks are the parent's, and so are its journals."""
+    global _held_lock
+    _held_lock = threading.RLock()
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _block_checksum(payload: bytes, generation: int) -> int:

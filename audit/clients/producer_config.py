@@ -114,7 +114,7 @@ def read_config(settings: Mapping[str, Any]) -> ProducerConfig:
         name_in_header=_one_of("millrace.identity", own.pop("millrace.identity", "full"), "full", "compact"),
         content=_flag("millrace.content.digest", own.pop("millrace.content.digest", False)),
         transactional=bool(client.get("transactional.id")),
-        sent_once=_number(client, _RETRIES_KEYS) == 0,
+        sent_once=_is_sent_once(client),
         only_errors=_flag("delivery.report.only.error", client.pop("delivery.report.only.error", False)),
         send_waits=send_waits,
         preparation=PreparationConfig(
@@ -160,25 +160,38 @@ def _translate_old_names(client: dict[str, Any]) -> bool:
 
 
 def _set_defaults(client: dict[str, Any]) -> None:
-    acks = next((str(client[key]) for key in _ACKS_KEYS if key in client), None)
-    if acks is None and not any(key in client.get("default.topic.config", ()) for key in _ACKS_KEYS):
-        client["acks"] = acks = "all"
-    in_flight = _number(client, _IN_FLIGHT_KEYS)
+    of_topics = client.get("default.topic.config")
+    settings = [client, of_topics] if isinstance(of_topics, Mapping) else [client]
+    acks = [str(each[key]) for each in settings for key in _ACKS_KEYS if key in each]
+    if not acks:
+        client["acks"] = "all"
     if (
-        acks in ("all", "-1")
-        and _number(client, _RETRIES_KEYS) != 0
-        and (in_flight is None or in_flight <= MAX_IN_FLIGHT_OF_IDEMPOTENCE)
+        all(each in ("all", "-1") for each in acks)
+        and all(each != 0 for each in _numbers(client, _RETRIES_KEYS))
+        and all(
+            each is not None and each <= MAX_IN_FLIGHT_OF_IDEMPOTENCE
+            for each in _numbers(client, _IN_FLIGHT_KEYS)
+        )
         and client.get("queuing.strategy", "fifo") == "fifo"
     ):
         client.setdefault("enable.idempotence", True)
 
 
-def _number(client: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
-    """A number among the client's settings; what is none, the client itself will refuse."""
-    try:
-        return next((int(client[key]) for key in keys if key in client), None)
-    except (TypeError, ValueError):
-        return None
+def _is_sent_once(client: Mapping[str, Any]) -> bool:
+    retries = _numbers(client, _RETRIES_KEYS)
+    return bool(retries) and all(each == 0 for each in retries)
+
+
+def _numbers(client: Mapping[str, Any], keys: tuple[str, ...]) -> list[int | None]:
+    """Those of the keys that are set; None for what is no plain number, which is the client's to judge."""
+    found: list[int | None] = []
+    for key in keys:
+        if key in client:
+            try:
+                found.append(int(client[key]))
+            except (TypeError, ValueError):
+                found.append(None)
+    return found
 
 
 def _milliseconds(own: dict[str, Any], key: str, default: int, low: int, high: int) -> int:

@@ -1,7 +1,8 @@
 """What happens to audited producers without a call (reports at every interval, exit, fork), and their end.
 
 Set up by `producer`. The reporting thread holds no reference between two reports, so that a producer that is
-dropped ends; the registry is weak for the same reason.
+dropped ends; the registry is weak for the same reason. Its finalizer hands it to that thread, which closes
+it: a finalizer runs wherever a reference is let go, an event loop too, and must not wait there.
 """
 
 from __future__ import annotations
@@ -41,20 +42,63 @@ class Living(Protocol):
 _living: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def begin(producer: Living, wake: threading.Event, interval_s: float) -> None:
+class ReportingThread(threading.Thread):
+    """Reports at every interval and whenever `wake` is set; closes a producer that was dropped unclosed."""
+
+    def __init__(self, producer: Living, interval_s: float) -> None:
+        super().__init__(name="millrace-audit-reports", daemon=True)
+        self.wake = threading.Event()
+        self._reference = weakref.ref(producer)
+        self._interval_s = interval_s
+        self._dropped: Living | None = None
+        self._is_over = False
+
+    def close_dropped(self, producer: Living) -> None:
+        """By its finalizer: it lives on until it is closed."""
+        self._dropped = producer
+        _closing.add(self)
+        self.wake.set()
+
+    def end(self) -> None:
+        """The producer was closed."""
+        self._is_over = True
+        self.wake.set()
+
+    def run(self) -> None:
+        while not self._is_over:
+            self.wake.wait(self._interval_s)
+            self.wake.clear()
+            dropped, self._dropped = self._dropped, None
+            if dropped is not None:
+                _close(dropped)
+                del dropped
+                _closing.discard(self)
+                return
+            self._report()
+
+    def _report(self) -> None:
+        producer = self._reference()
+        if producer is None or producer.refusal is not None:
+            return
+        try:
+            producer.report()
+        except Exception:
+            _log.exception("the audit's report failed; the next one will hold what this one did not say")
+
+
+_closing: set[ReportingThread] = set()
+
+
+def begin(producer: Living, reporting: ReportingThread) -> None:
     """Start the reporting thread, and look after the producer until it is closed."""
     _living.add(producer)
-    threading.Thread(
-        target=_report_regularly,
-        args=(weakref.ref(producer), wake, interval_s),
-        name="millrace-audit-reports",
-        daemon=True,
-    ).start()
+    reporting.start()
 
 
-def end(producer: Living) -> None:
+def end(producer: Living, reporting: ReportingThread) -> None:
     """It was closed."""
     _living.discard(producer)
+    reporting.end()
 
 
 def drain(client: Any, timeout_s: float, raised: list[Exception]) -> int:
@@ -78,28 +122,19 @@ def seconds_left(deadline: float, *, share: int = 1, unlimited: float = -1.0) ->
     return unlimited if deadline == math.inf else max((deadline - time.monotonic()) / share, 0.0)
 
 
-def _report_regularly(reference: weakref.ref[Living], wake: threading.Event, interval_s: float) -> None:
-    """At every interval, and at once when a stream opens."""
-    while True:
-        wake.wait(interval_s)
-        wake.clear()
-        producer = reference()
-        if producer is None or producer.refusal is not None:
-            return
-        try:
-            producer.report()
-        except Exception:
-            _log.exception("the audit's report failed; the next one will hold what this one did not say")
-        del producer
+def _close(producer: Living) -> None:
+    try:
+        producer.close(EXIT_TIMEOUT_S)
+    except Exception:
+        _log.exception("an audited producer was not closed in order")  # the others are all the same
 
 
 def _close_at_exit() -> None:
     """An application that only flushed before it ended still closes its streams."""
     for producer in list(_living):
-        try:
-            producer.close(EXIT_TIMEOUT_S)
-        except Exception:
-            _log.exception("an audited producer was not closed in order")  # the others are all the same
+        _close(producer)
+    for thread in list(_closing):
+        thread.join(EXIT_TIMEOUT_S)
 
 
 def _refuse_in_child() -> None:

@@ -60,10 +60,11 @@ Key = tuple[str, str, str, int | None]
 @dataclass(frozen=True, slots=True)
 class Settlement:
     """`table` (SETTLED_SCHEMA) goes into the state; `numbers` has each row's revision, 0 for an open one that
-    never settled."""
+    never settled, and `made_ms` when that was made, null for an open one."""
 
     table: pa.Table
     numbers: pa.Array
+    made_ms: pa.Array
 
 
 def settle(rows: pa.Table, before: pa.Table | None, topics: Collection[str], now_ms: int) -> Settlement:
@@ -79,6 +80,7 @@ def settle(rows: pa.Table, before: pa.Table | None, topics: Collection[str], now
             known[_key(row)] = row
     gone = {(row["topic"], row["window_start_ms"]) for row in folded}
     numbers: list[int] = []
+    made_ms: list[int | None] = []
     kept: dict[Key, dict[str, Any]] = {}
     for batch in rows.select(list(_READ)).to_batches(max_chunksize=_BATCH_ROWS):
         for row in batch.to_pylist():
@@ -88,16 +90,20 @@ def settle(rows: pa.Table, before: pa.Table | None, topics: Collection[str], now
                 if earlier is not None:
                     kept[key] = {**earlier, "open": True}
                 numbers.append(0 if earlier is None else earlier["revision"])
+                made_ms.append(None)
                 continue
             kept[key] = _settled(row, earlier, now_ms)
             numbers.append(kept[key]["revision"])
+            made_ms.append(kept[key]["settled_ms"])
     for key, earlier in known.items():
         # A row of the roster (no stream) or of a stream itself (no window) is there as long as its doubt is.
         if key not in kept and key[1] and key[3] is not None and (key[0], key[3]) not in gone:
             kept[key] = earlier
     ordered = sorted(kept.values(), key=_order)
     return Settlement(
-        pa.Table.from_pylist([*folded, *ordered], SETTLED_SCHEMA), pa.array(numbers, pa.int32())
+        pa.Table.from_pylist([*folded, *ordered], SETTLED_SCHEMA),
+        pa.array(numbers, pa.int32()),
+        pa.array(made_ms, pa.int64()),
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from millrace.audit.reconciliation.verdicts import Verdict, status_of
-from millrace.audit.report.sentences import hop_name
+from millrace.audit.report.sentences import hop_name, older_findings
 from millrace.audit.report.text import ranges, sentence_text, visible
 
 MOST_FINDINGS = 5
@@ -30,6 +30,8 @@ def console_lines(summary: Mapping[str, Any], where: str, config: str, status: i
     yield from _findings("twice", summary["duplicates"], _duplicate)
     yield from _reasons(summary)
     yield from _untrusted(summary["untrusted"])
+    if older := older_findings(summary):
+        yield _line("older", older)
     for back in summary.get("watermark_steps_back", ()):
         yield _line(
             "moved back",
@@ -92,6 +94,7 @@ def _named(found: Mapping[str, Any]) -> str:
     return (
         f"{found['count']:,} of {where}, {visible(found['producer'], _NAME)} "
         f"{numbers}{f' and {more:,} more ranges' if more > 0 else ''}"
+        f"{', waived' if found.get('waived') else ''}"
     )
 
 
@@ -106,7 +109,7 @@ def _reasons(summary: Mapping[str, Any]) -> Iterator[str]:
 
 def _untrusted(untrusted: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for each in untrusted[:MOST_REASONS]:
-        waived = ", waived" if each.get("waived") else ""
+        waived = ", waived" if each.get("waived") else ", older" if each.get("older") else ""
         yield _line("not trusted", f"{visible(each['what'], 120)} ({each['count']:,}{waived})")
     if len(untrusted) > MOST_REASONS:
         yield _line("", f"and {len(untrusted) - MOST_REASONS:,} more kinds")

@@ -64,6 +64,7 @@ class _Named(_Part):
     window_start: WindowStart
     sequences: Sequences
     count: Count
+    waived: Annotated[bool, Field(description="A standing waiver covers it.")] = False
 
 
 class Loss(_Named):
@@ -165,6 +166,7 @@ class Untrusted(_Part):
     what: str
     count: Count
     waived: Annotated[bool, Field(description="A standing waiver accepts it.")] = False
+    older: Annotated[bool, Field(description="Of before the horizon: it decides no more.")] = False
 
 
 class UntrustedWaiver(_Part):
@@ -197,6 +199,16 @@ class OpenWindows(_Part):
     in_flight: Count
 
 
+class Older(_Part):
+    """Findings of before the verdict's horizon, which were told for long enough: in no other count."""
+
+    since: str | None
+    windows: dict[StateWord, Count]
+    streams: Annotated[Count, Field(description="Those in doubt as a whole: lost tails, silence.")]
+    losses: list[Loss]
+    duplicates: list[Duplicate]
+
+
 class SummaryDocument(_Part):
     """The audit's answer for machines. Keys may be added; `version` rises when one changes its meaning."""
 
@@ -226,6 +238,7 @@ class SummaryDocument(_Part):
     notes: Annotated[list[str], Field(description="Sentences that change no verdict.")] = []
     unaudited: Annotated[dict[str, Count], Field(description="Records without identity, by tier.")]
     foreign: list[Foreign] = []
+    older: Older | None = None
     at: str | None
     window_ms: Annotated[int, Field(ge=1)]
 

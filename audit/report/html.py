@@ -31,7 +31,7 @@ from millrace.audit.report.drawing import Drawings
 from millrace.audit.report.heatmap import MOST_SQUARES, Windows, heatmaps, overview
 from millrace.audit.report.plain import STATES, fold, script_json, table_data, tier_names
 from millrace.audit.report.reasons import advice
-from millrace.audit.report.sentences import TITLES, duration, hop_name, records
+from millrace.audit.report.sentences import TITLES, duration, hop_name, older_findings, records
 
 MOST_ROWS = 100  # of losses or duplicates; all of them are in summary.json
 MOST_PRODUCERS = 300
@@ -84,6 +84,7 @@ def render(summary: Mapping[str, Any], rows: pa.Table) -> str:
         map_topics_left_out=len(windows.by_topic) - len({each.topic for each, _ in maps}),
         most_squares=MOST_SQUARES,
         square_ms=drawings.data[0]["square_ms"] if drawings.data else 0,
+        older=older_findings(summary),
         late=late_producers(summary["late"]),
         producers=_worst_producers(summary["producers"]),
         total=folded.num_rows,

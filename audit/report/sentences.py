@@ -42,6 +42,23 @@ def sentence(summary: Mapping[str, Any]) -> str:
     return f"{told}; {still_open}." if still_open else f"{told}."
 
 
+def older_findings(summary: Mapping[str, Any]) -> str:
+    """`2 records lost: of before 2026-10-24T00:00:00Z and told since, not in the verdict`; "" where there is
+    nothing of the kind."""
+    older = summary.get("older")
+    if not older:
+        return ""
+    lost, copies = (sum(each["count"] for each in older[name]) for name in ("losses", "duplicates"))
+    unknown, streams = older["windows"].get("UNKNOWN", 0), older["streams"]
+    found = [
+        f"{records(lost)} lost" if lost else "",
+        f"{copies:,} extra {_copies(copies)}" if copies else "",
+        f"{unknown:,} unknown {'window' if unknown == 1 else 'windows'}" if unknown else "",
+        f"{streams:,} {'stream' if streams == 1 else 'streams'} in doubt" if streams else "",
+    ]
+    return f"{', '.join(filter(None, found))}: of before {older['since']} and told since, not in the verdict"
+
+
 def _settled(summary: Mapping[str, Any]) -> str:
     still_open = summary["open"]
     count = summary["counts"]["acknowledged"] - still_open["acknowledged"]
@@ -135,8 +152,8 @@ def _open_questions(summary: Mapping[str, Any]) -> list[str]:
         )
         if counts[name]
     ]
-    if summary["untrusted"]:
-        amount = sum(each["count"] for each in summary["untrusted"])
+    amount = sum(each["count"] for each in summary["untrusted"] if not each.get("older"))
+    if amount:
         found.append(f"{amount:,} {'thing' if amount == 1 else 'things'} that could not be trusted")
     return found
 

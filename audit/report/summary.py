@@ -13,9 +13,10 @@ told in full, with every field's type, by `summary.schema.json` beside this file
     counts          acknowledged, seen {tier: distinct records}, missing, duplicates (extra copies),
                     unreported, unknown, explained, in_flight
     losses          [{topic, producer, stream, window_start, sequences [[first, last], ...], count,
-                      lost_between [tier, tier], places [...]}]   `sequences` is empty for a producer that
-                    only counts; `places` tell where some of them were last had (`neighbours`)
-    duplicates      [{topic, producer, stream, window_start, sequences, count (extra copies), tier}]
+                      lost_between [tier, tier], places [...], waived}]   `sequences` is empty for a producer
+                    that only counts; `places` tell where some of them were last had (`neighbours`); `waived`
+                    only where a standing waiver covers it
+    duplicates      [{topic, producer, stream, window_start, sequences, count (extra copies), tier, waived}]
     windows         {PROVEN | COUNT_MATCH | UNKNOWN | DUPLICATE | LOSS | OPEN: how many}
     open            {windows, acknowledged, in_flight}: of the windows that are not settled, which the verdict
                     does not speak of (but for a loss or duplicate in one); `counts` has their records too
@@ -33,7 +34,7 @@ told in full, with every field's type, by `summary.schema.json` beside this file
     waivers         [{topic, window_start, stream, who, why, at, verdict, stands}]: of a window, or of a
                     stream where window_start is null; `stands` is false once the window has got worse
     revisions       [{topic, producer, window_start, revision, before, after}]
-    untrusted       [{what, count, waived}]           what was read and could not be believed; `waived` where
+    untrusted       [{what, count, waived, older}]    what was read and could not be believed; `waived` where
                     a standing waiver accepts it
     untrusted_waivers  [{untrusted, count, who, why, at, stands}]: for what has these words in its name; only
                     where there are any. `stands` is false once more of it came
@@ -42,11 +43,15 @@ told in full, with every field's type, by `summary.schema.json` beside this file
     unaudited       records without an identity header, {tier: n}
     foreign         [{topic, tier, count}]: records that came into the topic with the identity of another
                     topic's stream; they are not audited
+    older           {since, windows, streams, losses, duplicates}: findings that were told for long enough, of
+                    before `since` (`reconciliation.horizon`): they are in nothing above, and decide neither
+                    verdict nor status; only where there are any. `streams` is how many are in doubt as a
+                    whole. `untrusted` has `older` in what decides no more
     at, window_ms   when it was taken (ISO 8601) and the window's length
 
 `window_start` is ISO 8601 UTC; null where no window can be named (a lost tail). Totals agree with the rows
-of `reconciliation.parquet` by construction: both are made from the same verdicts. `windows` counts such rows:
-one for each stream and window.
+of `reconciliation.parquet` by construction: both are made from the same verdicts (its rows are those of the
+totals and those of `older`). `windows` counts such rows: one for each stream and window.
 
 Called by `job`; read by `html`, the command line and users' scripts.
 """
@@ -91,33 +96,35 @@ def summarise(
     grace_ms: int = 0,
     accepted: Collection[str] = (),
     waived: Collection[tuple[str, int | str]] = (),
+    doubted: bool | None = None,
     in_doubt: bool | None = None,
+    older: pa.Table | None = None,
+    older_untrusted: Collection[str] = (),
+    since_ms: int | None = None,
     untrusted_waivers: Sequence[Mapping[str, Any]] = (),
     waivers: Sequence[Mapping[str, Any]] = (),
     watermarks: Mapping[str, str | None] | None = None,
     revisions: Sequence[Mapping[str, Any]] = (),
     notes: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The summary of all verdict rows.
+    """The summary of the verdict rows.
 
     `tiers` in order, as names or as {"name", "upstream": [names]}; `accepted` those of `untrusted` that are
     waived; `waived` (topic, window's start or stream) what standing waivers cover and `in_doubt` whether
-    anything of `untrusted` counts all the same (None: all of it does), both for the exit status alone;
-    `waivers`, `untrusted_waivers`, `watermarks` and `revisions` as they stand in the summary.
+    anything of `untrusted` counts all the same, both for the exit status alone, and `doubted` whether
+    anything of it does for the verdict (None: all of it does); `older` the rows that are older than
+    `since_ms` (`horizon.split_older`), and `older_untrusted` what is; `waivers`, `untrusted_waivers`,
+    `watermarks` and `revisions` as they stand in the summary.
     """
     order = [_tier(each) for each in tiers]
     gathered = _Gathered(order, at_ms, grace_ms, waived)
-    rows = rows.select(_COLUMNS)
-    calm = is_calm(rows)
-    gathered.add_calm(rows.filter(calm))
-    for batch in rows.filter(pc.invert(calm)).to_batches(max_chunksize=_BATCH_ROWS):
-        for row in batch.to_pylist():
-            gathered.add(row)
-    in_doubt = bool(untrusted) if in_doubt is None else in_doubt
+    gathered.add_all(rows)
+    doubted = bool(untrusted) if doubted is None else doubted
+    in_doubt = doubted if in_doubt is None else in_doubt
     totals = gathered.totals
     summary: dict[str, Any] = {
         "version": SUMMARY_VERSION,
-        "verdict": str(gathered.fold.verdict(bool(untrusted))),
+        "verdict": str(gathered.fold.verdict(doubted)),
         "exit_status": status_of(gathered.unwaived.verdict(in_doubt)),
         "sentence": "",
         "next": "",
@@ -140,7 +147,9 @@ def summarise(
         "waivers": [dict(each) for each in waivers],
         "revisions": [dict(each) for each in revisions],
         "untrusted": [
-            {"what": what, "count": count, **({"waived": True} if what in accepted else {})}
+            {"what": what, "count": count}
+            | ({"waived": True} if what in accepted else {})
+            | ({"older": True} if what in older_untrusted else {})
             for what, count in sorted(untrusted.items())
         ],
         "reasons": [{"reason": reason, "count": count} for reason, count in gathered.reasons.most_common()],
@@ -153,6 +162,16 @@ def summarise(
         "at": iso_time(at_ms),
         "window_ms": window_ms,
     }
+    if older is not None and older.num_rows:
+        past = _Gathered(order, at_ms, grace_ms, waived)
+        past.add_all(older)
+        summary["older"] = {
+            "since": iso_time(since_ms),
+            "windows": dict(sorted(past.windows.items())),
+            "streams": older["window_start_ms"].null_count,
+            "losses": past.losses,
+            "duplicates": past.duplicates,
+        }
     if untrusted_waivers:
         summary["untrusted_waivers"] = [dict(each) for each in untrusted_waivers]
     summary["sentence"] = sentence(summary)
@@ -205,15 +224,26 @@ class _Gathered:
         self._late: list[tuple[int, int, dict[str, Any]]] = []
         self._late_number = 0
 
+    def add_all(self, rows: pa.Table) -> None:
+        rows = rows.select(_COLUMNS)
+        calm = is_calm(rows)
+        self.add_calm(rows.filter(calm))
+        for batch in rows.filter(pc.invert(calm)).to_batches(max_chunksize=_BATCH_ROWS):
+            for row in batch.to_pylist():
+                self.add(row)
+
     def add(self, row: Mapping[str, Any]) -> None:
+        start_ms = row["window_start_ms"]
+        is_waived = (row["topic"], row["stream"] if start_ms is None else start_ms) in self._waived
         verdict, is_open = Verdict[row["verdict"]], row["state"] == WindowState.OPEN
         detail = {} if row["detail"] == "{}" else json.loads(row["detail"])
         seen = dict(row["seen"])
         for name, column in _TOTALS.items():
             self.totals[name] += row[column]
         self.seen.update(seen)
-        self.losses.extend(_losses(row, detail))
-        self.duplicates.extend(_duplicates(row, detail))
+        marked = {"waived": True} if is_waived else {}
+        self.losses.extend(each | marked for each in _losses(row, detail))
+        self.duplicates.extend(each | marked for each in _duplicates(row, detail))
         _add_producer(self.producers, row, verdict)
         if verdict not in (Verdict.PROVEN, Verdict.COUNT_MATCH):
             self.reasons.update(reasons_of(detail))
@@ -228,8 +258,6 @@ class _Gathered:
             self.latencies.add(row["topic"], detail["append_ms"])
         if is_open:
             self.open.update(windows=1, acknowledged=row["published"], in_flight=row["in_flight"])
-        start_ms = row["window_start_ms"]
-        is_waived = (row["topic"], row["stream"] if start_ms is None else start_ms) in self._waived
         self.fold.add(verdict, row["state"])
         self.unwaived.add(Verdict.PROVEN if is_waived else verdict, row["state"])
         topic.fold.add(verdict, row["state"])

@@ -56,7 +56,8 @@ from millrace.broker.errors import (
 )
 from millrace.broker.protocol.topic_partition import TopicPartition
 
-EVENTS_TOPIC = "millrace.audit"
+GAPS_TOPIC = "millrace.audit"
+"""Where mirrors tell their gaps, wherever producers tell their counts."""
 POSITIONS_PREFIX = "millrace.positions."
 MAX_UNTRUSTED_POSITIONS = 100
 MAX_PINNINGS = 5
@@ -113,7 +114,7 @@ class Capture:
     `source_names` {(mirror, its name of a source): the audit's name}, where the cluster's id told it.
     `carriers` {mirror: aggregates that it brings an audited topic to, under its audited name}; a mirror that
     keeps no positions is not in it. `commits` {(cluster, group): {place: next offset}},
-    `events_to` {cluster: {partition: offset}} up to where events were read,
+    `gaps_to` {cluster: {partition: offset}} up to where what mirrors tell was read,
     `commit_epochs` the leader epoch that was committed with it (-1 where none was), `claims` what
     members said with their commits that their events tell of (`group_counts`), `answered` what events told
     of those sessions before any was pruned; `gone` {(cluster, place): topic} of topics that a cluster has
@@ -127,7 +128,7 @@ class Capture:
     ledger: EventLedger
     origins: dict[str, set[str]] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)
-    events_to: dict[str, dict[int, int]] = field(default_factory=dict)
+    gaps_to: dict[str, dict[int, int]] = field(default_factory=dict)
     pins: list[PartitionPin] = field(default_factory=list)
     positions: list[MirrorPosition] = field(default_factory=list)
     untrusted: list[str] = field(default_factory=list)
@@ -237,20 +238,25 @@ async def _committed(
 
 
 async def _read_events(captured: Capture, config: AuditConfig, cluster: Cluster) -> None:
-    metadata = await cluster.metadata([EVENTS_TOPIC])
+    for topic in dict.fromkeys((config.audit_topic, GAPS_TOPIC)):
+        await _read_events_of(captured, config, cluster, topic)
+
+
+async def _read_events_of(captured: Capture, config: AuditConfig, cluster: Cluster, topic: str) -> None:
+    metadata = await cluster.metadata([topic])
     is_source = config.clusters[cluster.name].tier == "source"
-    if EVENTS_TOPIC not in metadata.topics:
-        refused = _refusal(metadata, EVENTS_TOPIC)
+    if topic not in metadata.topics:
+        refused = _refusal(metadata, topic)
         if refused is not None:
-            raise ClusterUnreachable(cluster.name, f"{EVENTS_TOPIC} cannot be read: {refused}")
-        sentence = f"cluster {cluster.name} has no topic {EVENTS_TOPIC}: its producers tell nothing"
-        if is_source:  # an aggregate need not have producers
+            raise ClusterUnreachable(cluster.name, f"{topic} cannot be read: {refused}")
+        sentence = f"cluster {cluster.name} has no topic {topic}: its producers tell nothing"
+        if is_source and topic == config.audit_topic:  # an aggregate need not have producers
             captured.absent.append(sentence)
             captured.silent_sources.append(sentence)
         return
-    with _named(cluster, EVENTS_TOPIC):
-        read_to = captured.events_to.setdefault(cluster.name, {})
-        async for record in read_topic_to_end(cluster, EVENTS_TOPIC):
+    with _named(cluster, topic):
+        read_to = captured.gaps_to.setdefault(cluster.name, {}) if topic == GAPS_TOPIC else {}
+        async for record in read_topic_to_end(cluster, topic):
             read_to[record.partition] = record.offset + 1
             captured.ledger.add(record.key, record.value, _origin(cluster, record))
             kind, stream = ("", "") if record.key is None else _stream_of_key(record.key)
@@ -263,17 +269,17 @@ async def _read_events(captured: Capture, config: AuditConfig, cluster: Cluster)
 async def _read_new_gaps(captured: Capture, cluster: Cluster) -> None:
     """What mirrors told of gaps since the events were read. They write it outside of transactions, and it
     counts from then on: nobody else's open one may hide it."""
-    metadata = await cluster.metadata([EVENTS_TOPIC], max_age_ms=0)
-    if EVENTS_TOPIC not in metadata.topics:
-        refused = _refusal(metadata, EVENTS_TOPIC)
-        if refused is not None or cluster.name in captured.events_to:
+    metadata = await cluster.metadata([GAPS_TOPIC], max_age_ms=0)
+    if GAPS_TOPIC not in metadata.topics:
+        refused = _refusal(metadata, GAPS_TOPIC)
+        if refused is not None or cluster.name in captured.gaps_to:
             # Positions are newer than the gaps that are known: losses would be made up.
             why = refused or "it was there a moment ago"
-            raise ClusterUnreachable(cluster.name, f"{EVENTS_TOPIC} cannot be read: {why}")
+            raise ClusterUnreachable(cluster.name, f"{GAPS_TOPIC} cannot be read: {why}")
         return
-    since = captured.events_to.get(cluster.name, {})
-    with _named(cluster, EVENTS_TOPIC):
-        async for record in read_topic_to_end(cluster, EVENTS_TOPIC, read_committed=False, since=since):
+    since = captured.gaps_to.get(cluster.name, {})
+    with _named(cluster, GAPS_TOPIC):
+        async for record in read_topic_to_end(cluster, GAPS_TOPIC, read_committed=False, since=since):
             if record.key is not None and _stream_of_key(record.key)[0] == "gap":
                 captured.ledger.add(record.key, record.value, _origin(cluster, record))
 

@@ -8,7 +8,8 @@ tell of: each is a `Doubt`, counted by its name. Called by `job`; the names stan
 What must stay true:
 
 - While one stands that could belong to a topic, the topic's watermark does not move forward (`held`), and the
-  job's exit status is 2 at least.
+  job's exit status is 2 at least; the status only until nothing was added to it for as long as the verdict's
+  horizon reaches back (`reconciliation.horizon`), the watermark for ever.
 - A waiver that stands (`untrusted_waivers`) ends both for the things that it covers, and never the verdict:
   what is not understood is not proven.
 - One that nobody waived is told for ever. One that is waived and was not added to for `keep` is pruned: from
@@ -60,6 +61,7 @@ class Doubts:
     waivers: list[StandingAccepted] = field(default_factory=list)
     keep_ms: int | None = None
     now_ms: int = 0
+    since_ms: int | None = None
 
     def told(self) -> list[Doubt]:
         """Those that stand in the report."""
@@ -72,6 +74,13 @@ class Doubts:
         """Those that nobody has waived, and that no row tells of."""
         waived = self.waived()
         return [each for each in self.all if each.what not in waived and not each.in_rows]
+
+    def deciding(self) -> list[Doubt]:
+        """Those that make a verdict UNKNOWN: what a row tells of is that row's to decide."""
+        return [each for each in self.told() if not each.in_rows and not self._is_older(each)]
+
+    def older(self) -> set[str]:
+        return {each.what for each in self.told() if self._is_older(each)}
 
     def held(self, watermarks: Mapping[str, int | None], before: Mapping[str, int]) -> dict[str, int | None]:
         """The watermarks, none further than the last one told where a doubt could belong to the topic."""
@@ -95,6 +104,9 @@ class Doubts:
                 )
         return found
 
+    def _is_older(self, doubt: Doubt) -> bool:
+        return self.since_ms is not None and doubt.last_ms is not None and doubt.last_ms < self.since_ms
+
     def _is_pruned(self, doubt: Doubt) -> bool:
         if self.keep_ms is None or doubt.last_ms is None or self.now_ms - doubt.last_ms < self.keep_ms:
             return False
@@ -110,17 +122,21 @@ def doubts_of(
     rows: pa.Table,
     waivers: Sequence[Accepted],
     now_ms: int,
+    since_ms: int | None = None,
 ) -> Doubts:
     """All of a run. `tail` {name: count} is what the part that is read again had, `late` what came for pruned
-    windows; `rows` are the report's."""
+    windows; `rows` are the report's; `since_ms` is the verdict's horizon."""
     counted = Counter({what: n for what, n in commit.untrusted.items() if not upkeep.is_unaudited(what)})
     counted.update(tail)
     counted.update({what: count for what, count in late.items() if what.startswith(upkeep.LATE)})
     settled = rows.filter(pc.equal(rows["state"], str(WindowState.SETTLED)))
     streams = streams_of(config, captured)
     with_rows = set(settled["stream"].unique().to_pylist())
+    last_ms = {
+        what: at_ms for what, at_ms in commit.untrusted_at.items() if what not in tail and what not in late
+    }
     found = [
-        *doubts_of_counts(counted, commit.untrusted_at),
+        *doubts_of_counts(counted, last_ms),
         *doubts_of_events(captured.ledger, {each.stream: each.topic for each in streams}, config.topics),
         *(Doubt(what, 1) for what in dict.fromkeys([*captured.untrusted, *captured.silent_sources])),
         *doubts_of_topics(config, captured),
@@ -131,7 +147,7 @@ def doubts_of(
         ),
     ]
     standing = standing_accepted(waivers, {each.what: each.count for each in found})
-    return Doubts(found, standing, config.keep_ms, now_ms)
+    return Doubts(found, standing, config.keep_ms, now_ms, since_ms)
 
 
 def doubts_of_topics(config: AuditConfig, captured: Capture) -> list[Doubt]:

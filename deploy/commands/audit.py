@@ -24,6 +24,15 @@ app = typer.Typer(help="Prove per producer and window that nothing was lost.", n
 
 ConfigPath = Annotated[Path, typer.Option("--config", "-c", help="audit.yaml")]
 
+Since = Annotated[
+    str,
+    typer.Option(
+        help="The verdict's horizon: a finding that was told for so long, of a window that is over for so "
+        "long, stays in the report and decides no more; `forever` lets all decide."
+    ),
+]
+DEFAULT_SINCE = "30d"
+
 JOB_FAILED_STATUS = 3
 
 
@@ -41,13 +50,15 @@ def run(
     until: Annotated[
         str | None, typer.Option("--until", help="End of the backfill's time range. [default: now]")
     ] = None,
+    since: Since = DEFAULT_SINCE,
 ) -> None:
     """Audit once: count what arrived since the last run, reconcile, write the report.
 
     With --from, the windows that a time range touches are computed anew from what the clusters still hold;
     the state stays as it is, and the report lies in a folder of its own, named by the windows.
 
-    Exit status: 0 all proven or waived, 1 a loss or a duplicate, 2 something unknown, 3 the job failed.
+    Exit status: 0 all proven, waived or older than --since, 1 a loss or a duplicate, 2 something unknown, 3
+    the job failed.
     """
     from millrace.broker.errors import ConfigError, MillraceError
 
@@ -60,8 +71,15 @@ def run(
 
         loaded = load_config(config)
         only = _time_range(from_, until)
+        horizon_ms = _horizon_ms(since)
         _choose_java()
-        result = run_job(loaded, master, progress=lambda step: None if quiet else typer.echo(step), only=only)
+        result = run_job(
+            loaded,
+            master,
+            progress=lambda step: None if quiet else typer.echo(step),
+            only=only,
+            horizon_ms=horizon_ms,
+        )
     except ConfigError as error:
         _fail(*(str(each) for each in error.each()))
     except MillraceError as error:
@@ -90,6 +108,7 @@ def watch(
         str, typer.Option(help="How long one run may take; one that takes longer is ended and has failed.")
     ] = "24h",
     master: Annotated[str, typer.Option(help="Spark master to run on.")] = "local[*]",
+    since: Since = DEFAULT_SINCE,
 ) -> None:
     """Audit again and again; a run that fails is told, and the next one goes on.
 
@@ -103,9 +122,10 @@ def watch(
         loaded = load_config(config)
         every_ms = parse_duration_ms("--every", every)
         limit_ms = parse_duration_ms("--limit", limit)
+        _horizon_ms(since)
     command = [sys.executable, "-m", "millrace.deploy.cli", "audit", "run", "--quiet"]
     watching = Watch(
-        [*command, "--config", str(config), "--master", master],
+        [*command, "--config", str(config), "--master", master, "--since", since],
         every_ms,
         loaded.report,
         runs=runs,
@@ -245,6 +265,12 @@ def _failing() -> Iterator[None]:
 def _end(signum: int, frame: FrameType | None) -> NoReturn:
     """SIGTERM: the job leaves the state as it was."""
     raise SystemExit(128 + signum)
+
+
+def _horizon_ms(since: str) -> int | None:
+    from millrace.audit.config import parse_duration_ms
+
+    return None if since == "forever" else parse_duration_ms("--since", since)
 
 
 def _time_range(from_: str | None, until: str | None) -> tuple[int, int] | None:

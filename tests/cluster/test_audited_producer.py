@@ -86,6 +86,32 @@ def test_without_a_timestamp_the_creation_time_is_now_and_a_promise_is_made(mock
     assert facts_of(told_by(mock_cluster), "flights").no_earlier_than_ms is not None
 
 
+def test_a_clock_that_jumped_ahead_and_was_set_right_changes_no_time_of_a_record(mock_cluster, monkeypatch):
+    """Each has the time that the clock showed; what was promised of the future stands, of another stream."""
+    shown_ms = [2_000_000_000_000]
+    monkeypatch.setattr("millrace.audit.producer._time_ns", lambda: shown_ms[0] * 1_000_000)
+    producer = AuditedProducer(settings(mock_cluster, millrace_report_interval_ms=60_000))
+    for at_ms in (2_000_000_000_000, 2_000_003_600_000, 2_000_000_001_000, 2_000_000_002_000):
+        shown_ms[0] = at_ms
+        producer.produce("flights", b"")
+        producer.produce_batch("flights", [{}])
+        producer.flush()
+        producer.report()
+    producer.close()
+    messages = read_all(mock_cluster, "flights")
+    times = [
+        (m.timestamp()[1], identity.created_ms)
+        for m, identity in zip(messages, identities(messages), strict=True)
+    ]
+    hours = [2_000_000_000_000, 2_000_003_600_000, 2_000_000_001_000, 2_000_000_002_000]
+    assert sorted(times) == sorted((at_ms, at_ms) for at_ms in hours for _ in range(2))
+    streams = [facts for facts in told_by(mock_cluster).streams.values() if facts.topic == "flights"]
+    assert sorted(facts.last_assigned for facts in streams) == [4, 4]
+    for facts in streams:
+        own = [each.created_ms for each in identities(messages) if each.stream == facts.stream]
+        assert facts.state == CLOSED and fate(facts, "acknowledged") == {1, 2, 3, 4} and len(own) == 4
+
+
 @pytest.mark.parametrize(("retries", "fate_of_all"), [(0, "failed"), (5, "ambiguous")])
 def test_a_purged_record_has_surely_failed_only_where_nothing_is_sent_twice(retries, fate_of_all):
     """With retries, a record that waits in the queue may have been sent before."""
@@ -315,6 +341,9 @@ IDEMPOTENT = {"acks": "all", "enable.idempotence": True}
         ({"queuing.strategy": "lifo"}, {"acks": "all"}),
         ({"acks": 1}, {}),
         ({"default.topic.config": {"acks": 1}}, {}),
+        ({"acks": "all", "default.topic.config": {"acks": 1}}, {}),  # the topics' setting is what counts
+        ({"retries": 3, "message.send.max.retries": 0}, {"acks": "all"}),
+        ({"max.in.flight": "0x10"}, {"acks": "all"}),
     ],
 )
 def test_all_acknowledgements_and_idempotence_are_defaults_that_give_way(own, added):

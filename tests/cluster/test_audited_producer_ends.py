@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
+import threading
+import weakref
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -17,7 +20,7 @@ from millrace.audit.contract.events import CLOSED
 from millrace.audit.producer import AuditedProducer
 from tests.cluster.audited_topics import DEADLINE_S, facts_of, fate, read_all
 from tests.cluster.mock_kafka import identities, settings, told_by
-from tests.waiting import patience
+from tests.waiting import patience, until
 
 
 def test_reports_that_a_purge_took_along_go_out_again(mock_cluster, monkeypatch):
@@ -109,7 +112,7 @@ def test_what_a_callback_raises_comes_out_and_the_counts_are_told_nevertheless(m
 
 
 def test_a_stream_of_many_windows_is_followed_by_a_new_one(mock_cluster, monkeypatch):
-    monkeypatch.setattr("millrace.audit.producer.MAX_WINDOWS_A_STREAM", 3)
+    monkeypatch.setattr("millrace.audit.clients.open_streams.MAX_WINDOWS_A_STREAM", 3)
     producer = AuditedProducer(settings(mock_cluster, millrace_report_interval_ms=60_000))
     for second in range(10):
         producer.produce("flights", b"", timestamp=1_357_000_000_000 + second * 1000)
@@ -123,6 +126,47 @@ def test_a_stream_of_many_windows_is_followed_by_a_new_one(mock_cluster, monkeyp
     assert [len(fate(facts, "acknowledged")) for facts in streams] == [4, 6]
     named = {(i.stream, i.sequence) for i in identities(read_all(mock_cluster, "flights"))}
     assert named == {(f.stream, s) for f in streams for s in fate(f, "acknowledged")}
+
+
+@pytest.mark.parametrize("in_a_cycle", [False, True])
+def test_a_producer_that_was_flushed_and_dropped_says_that_it_is_closed(mock_cluster, in_a_cycle):
+    own = settings(mock_cluster, millrace_report_interval_ms=3_600_000)
+    producer = AuditedProducer(own)
+    producer.produce("flights", b"")
+    producer.flush()
+    if in_a_cycle:
+        producer.itself = producer
+    dropped = weakref.ref(producer)
+    del producer
+    gc.collect()
+
+    def is_closed() -> bool:
+        streams = [each for each in told_by(mock_cluster).streams.values() if each.topic == "flights"]
+        return [(each.state, fate(each, "acknowledged")) for each in streams] == [(CLOSED, {1})]
+
+    until(is_closed, "the dropped producer's last word")
+    until(lambda: dropped() is None and not _of_reports(), "nothing left of it")
+
+
+def _of_reports() -> list[str]:
+    return [each.name for each in threading.enumerate() if each.name == "millrace-audit-reports"]
+
+
+DROPPED = """
+import sys
+from millrace.audit.producer import AuditedProducer
+producer = AuditedProducer({"bootstrap.servers": sys.argv[1], "linger.ms": 1})
+producer.produce("flights", b"")
+producer.flush()
+del producer
+"""
+
+
+def test_a_program_that_ends_right_after_it_dropped_a_producer_waits_for_its_last_word(mock_cluster):
+    command = [sys.executable, "-c", DROPPED, mock_cluster]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(DEADLINE_S))
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    assert facts_of(told_by(mock_cluster), "flights").state == CLOSED
 
 
 def test_a_closed_producer_refuses_and_closing_again_is_harmless(mock_cluster):

@@ -108,6 +108,49 @@ OF_AUDIT = (
         red=(f"{JOB}/test_gone_and_given_again.py::test_a_gap_explains_what_its_own_target_lacks",),
     ),
     Mutant(
+        name="journal-held-by-a-child",
+        promise="A journal whose owner was killed is free, whatever children the owner has forked.",
+        file="audit/clients/journal.py",
+        rule="fcntl.lockf(file",
+        instead="fcntl.flock(file",
+        red=(f"{UNIT}/test_journal.py::test_the_child_of_a_killed_owner_does_not_hold_its_lock",),
+    ),
+    Mutant(
+        name="journal-unlocked-by-growing",
+        promise="A journal that grows stays its owner's alone.",
+        file="audit/clients/journal.py",
+        rule="        self._map.resize(self._size)",
+        instead="        self._map.close()\n"
+        "        os.truncate(self._file.fileno(), self._size)\n"
+        "        self._map = mmap.mmap(self._file.fileno(), self._size)",
+        red=(
+            f"{UNIT}/test_journal.py"
+            "::test_a_journal_that_this_process_has_stays_locked_when_it_is_asked_for_again",
+        ),
+    ),
+    Mutant(
+        name="promise-broken-by-a-clock",
+        promise="No record of a stream is older than what the stream has promised, whatever the clock does.",
+        file="audit/producer.py",
+        rule="            if promise_ms is not None and created_ms < promise_ms:\n",
+        instead="            if False:\n",
+        red=(
+            "tests/cluster/test_audited_producer.py"
+            "::test_a_clock_that_jumped_ahead_and_was_set_right_changes_no_time_of_a_record",
+        ),
+    ),
+    Mutant(
+        name="old-loss-never-told",
+        promise="A loss decides for as long as the horizon, however old it was when it was found.",
+        file="audit/reconciliation/horizon.py",
+        rule="    told_long = pc.fill_null(pc.less(made_ms, since_ms), False)\n",
+        instead='    told_long = pc.is_valid(rows["verdict"])\n',
+        red=(
+            f"{UNIT}/test_horizon.py"
+            "::test_what_was_lost_long_before_the_first_look_decides_until_it_was_told_for_long",
+        ),
+    ),
+    Mutant(
         name="roster-of-names-alone",
         promise="A producer of the roster is missed in each window that it told nothing of.",
         file="audit/reconciliation/roster.py",

@@ -23,6 +23,7 @@ from millrace.audit.config import AuditConfig, parse_config
 from millrace.audit.contract.events import EventLedger, event_to_keep, kept_event
 from millrace.audit.job import Findings
 from millrace.audit.keeping.state import Commit
+from millrace.audit.reconciliation.horizon import DEFAULT_HORIZON_MS, split_older
 from millrace.audit.reconciliation.roster import roster_rows
 from millrace.audit.reconciliation.settled import settle
 from millrace.audit.reconciliation.verdict_rows import Reconciler, evident_rows, iso_time
@@ -234,19 +235,24 @@ class Audit:
         """As the job does after it has reconciled: doubts, settled verdicts, watermarks and the summary."""
         rows, now_ms = evident_rows(evident), captured.taken_ms
         untrusted = counts_of(tail_notes, NOTE_UNTRUSTED)
-        doubts = doubts_of(config, captured, commit, untrusted, {}, rows, [], now_ms)
+        since_ms = now_ms - DEFAULT_HORIZON_MS
+        doubts = doubts_of(config, captured, commit, untrusted, {}, rows, [], now_ms, since_ms)
         settlement = settle(rows, self.settled, config.topics, now_ms)
         watermarks = watermarks_of(rows, settlement.table, streams_of(config, captured), [], config.topics)
         watermarks = doubts.held(watermarks, self.commit.watermarks)
-        found = Findings(rows, settlement.table, [], watermarks, doubts)
+        deciding, older = split_older(rows, settlement.made_ms, since_ms)
+        found = Findings(rows, deciding, older, settlement.table, [], watermarks, doubts)
         summary = summarise(
-            rows,
+            deciding,
             tiers=tiers_of(config),
             at_ms=now_ms,
             grace_ms=config.grace_ms,
             window_ms=config.window_ms,
             untrusted={each.what: each.count for each in doubts.told()},
-            in_doubt=bool(doubts.holding()),
+            doubted=bool(doubts.deciding()),
+            older=older,
+            older_untrusted=doubts.older(),
+            since_ms=since_ms,
             unaudited=Counter(unaudited_of(notes)) + Counter(unaudited_of(tail_notes)),
             watermarks={topic: iso_time(at) for topic, at in watermarks.items()},
         )

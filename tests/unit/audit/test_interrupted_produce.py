@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from millrace.audit import producer as producer_module
-from millrace.audit.clients import event_publisher, recovery
+from millrace.audit.clients import event_publisher, open_streams, recovery
 from millrace.audit.clients.delivery_reports import DeliveryReports, Destination
 from millrace.audit.clients.events_topic import TopicState
 from millrace.audit.clients.session import StreamSession
@@ -133,7 +133,7 @@ def producer(waking, tmp_path, monkeypatch, request):
 
 
 def in_a_new_stream(producer, patch):
-    patch.setattr(producer_module, "StreamSession", interrupting(StreamSession))
+    patch.setattr(open_streams, "StreamSession", interrupting(StreamSession))
     producer.produce("flights", b"value")
 
 

@@ -127,6 +127,23 @@ def test_a_topics_own_creation_times_end_the_promises():
         reporter.stamp("millrace.audit")
 
 
+@pytest.mark.parametrize("sequenced", [True, False])
+def test_a_clock_that_was_set_back_opens_a_new_stream_and_changes_no_time(sequenced):
+    clock, ledger = Clock(), EventLedger()
+    reporter = StreamReporter(OWN, sequenced=sequenced, clock_ms=clock)
+    right_ms = clock.now_ms
+    for at_ms in (right_ms, right_ms + 3_600_000, right_ms + 5000, right_ms + 6000):
+        clock.now_ms = at_ms
+        stamp = reporter.stamp("flights")
+        assert stamp.created_ms == at_ms
+        stamp.acknowledged(1)
+        publish(reporter.report(), ledger)
+    publish(reporter.close(), ledger)
+    assert [facts.state for facts in ledger.streams.values()] == [CLOSED, CLOSED]
+    promised = [facts.no_earlier_than_ms for facts in ledger.streams.values()]
+    assert sorted(promised) == [right_ms + 5000, right_ms + 3_599_000]
+
+
 def test_a_stream_of_very_many_windows_is_replaced_by_a_new_one():
     clock, ledger = Clock(), EventLedger()
     reporter = StreamReporter(OWN, clock_ms=clock)

@@ -305,6 +305,33 @@ def test_what_is_read_when_makes_a_missing_record_a_loss_and_not_lag(monkeypatch
     assert order == ["commits", "events", "events", "pins of ewr", "positions", "gaps", "gaps", "pins of agg"]
 
 
+def test_counts_are_read_where_producers_tell_them_and_gaps_where_mirrors_do(monkeypatch):
+    """`audit_topic` is the producers' `millrace.audit.topic`; a mirror's topic has one name only."""
+    told = {"counts": b"stream/0000000000000001", "millrace.audit": b"stream/0000000000000002"}
+    read = []
+
+    async def read_to_end(cluster, topic, since=None, **options):
+        read.append((topic, since))
+        yield SimpleNamespace(key=told[topic], value=b"{}", partition=0, offset=6)
+
+    monkeypatch.setattr(capture_module, "read_topic_to_end", read_to_end)
+    settings = config(audit_topic="counts")
+
+    async def look(*topics):
+        captured, cluster = Capture(1, EventLedger()), FakeCluster("ewr", topics=topics)
+        await capture_module._read_events(captured, settings, cluster)
+        await capture_module._read_new_gaps(captured, cluster)
+        return captured
+
+    captured = asyncio.run(look("counts", "millrace.audit"))
+    assert captured.told == {"0000000000000001", "0000000000000002"} == set(captured.origins)
+    assert read == [("counts", None), ("millrace.audit", None), ("millrace.audit", {0: 7})]
+    captured = asyncio.run(look("counts"))
+    assert captured.told == {"0000000000000001"} and captured.silent_sources == []
+    (silent,) = asyncio.run(look("millrace.audit")).silent_sources
+    assert silent == "cluster ewr has no topic counts: its producers tell nothing"
+
+
 def test_other_names_of_a_topic_need_another_state():
     """Its places would be others: every record would be read again, and look doubled."""
     known = Commit(number=1, window_ms=60_000, offsets={"agg/flights/0": ReadPosition(5, "id")})

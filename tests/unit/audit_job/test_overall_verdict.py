@@ -14,6 +14,7 @@ from millrace.audit.reconciliation.verdicts import (
     overall_verdict,
     status_of,
 )
+from millrace.audit.report.console import console_lines
 from millrace.audit.report.html import render
 from millrace.audit.report.metrics import metrics_text
 from millrace.audit.report.summary import exit_status, summarise
@@ -88,6 +89,27 @@ def test_what_is_waived_keeps_its_word_and_does_not_decide_the_status():
     assert exit_status(summed(verdict_rows([lost]), waived=[("hotels", 0)])) == 1
     doubted = summed(verdict_rows([row(Verdict.PROVEN)]), {"malformed batch": 1}, in_doubt=False)
     assert (doubted["verdict"], exit_status(doubted)) == ("UNKNOWN", 0)
+
+
+def test_what_is_older_than_the_horizon_is_told_and_decides_nothing():
+    lost = row(Verdict.LOSS, missing={("ewr", "agg"): ((2, 2),)})
+    older = verdict_rows([lost, row(Verdict.UNKNOWN, start_ms=None)])
+    rows = verdict_rows([row(Verdict.PROVEN, start_ms=1000)])
+    made = summed(rows, older=older, since_ms=1000)
+    assert (made["verdict"], exit_status(made), made["counts"]["missing"]) == ("PROVEN", 0, 0)
+    told = "1 record lost, 1 stream in doubt: of before 1970-01-01T00:00:01Z"
+    assert any(told in line for line in console_lines(made, "page", "audit.yaml", 0))
+    assert told in render(made, rows) and metrics_text(made)
+    doubted = summed(rows, {"malformed batch": 1}, doubted=False, older_untrusted=["malformed batch"])
+    assert (doubted["verdict"], exit_status(doubted), doubted["untrusted"][0]["older"]) == ("PROVEN", 0, True)
+    assert "not in the verdict" in render(doubted, rows)
+
+
+def test_a_loss_that_is_waived_stays_in_the_report_as_waived():
+    lost = row(Verdict.LOSS, missing={("ewr", "agg"): ((2, 2),)})
+    made = summed(verdict_rows([lost, row(Verdict.LOSS, start_ms=1000)]), waived=[("flights", 0)])
+    assert [each.get("waived", False) for each in made["losses"]] == [True]
+    assert any("#2, waived" in line for line in console_lines(made, "page", "audit.yaml", 1))
 
 
 def test_nothing_lost_is_not_said_beside_what_is_not_proven():

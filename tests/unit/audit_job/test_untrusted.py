@@ -24,9 +24,9 @@ from millrace.broker.errors import ConfigError
 HEADER = "header cut short or impossible, in ewr, topic flights"
 
 
-def doubts(*found: Doubt, waivers=(), keep_ms=None, now_ms=0) -> Doubts:
+def doubts(*found: Doubt, waivers=(), keep_ms=None, now_ms=0, since_ms=None) -> Doubts:
     standing = standing_accepted(waivers, {each.what: each.count for each in found})
-    return Doubts(list(found), standing, keep_ms, now_ms)
+    return Doubts(list(found), standing, keep_ms, now_ms, since_ms)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +67,16 @@ def test_a_waiver_covers_what_there_was_and_nothing_that_came_since():
     assert len(both.holding()) == 2 and not both.waivers[0].stands
     beside = doubts(Doubt(HEADER, 3), Doubt("malformed batch, in agg", 1), waivers=[waiver])
     assert [each.what for each in beside.holding()] == ["malformed batch, in agg"]
+
+
+def test_one_bad_header_decides_no_more_when_none_came_since_the_horizon():
+    found = doubts(Doubt(HEADER, 3, "flights", last_ms=99), since_ms=100)
+    assert found.deciding() == [] and found.older() == {HEADER}
+    assert [each.what for each in found.told()] == [HEADER], "it stays in the report"
+    assert found.held({"flights": 30}, {"flights": 10}) == {"flights": 10}, "and holds the watermark"
+    for fresh in (Doubt(HEADER, 3, "flights", last_ms=100), Doubt(HEADER, 3, "flights")):
+        assert doubts(fresh, since_ms=100).deciding() == [fresh]
+    assert doubts(Doubt("conflict", 1, "flights", in_rows=True)).deciding() == [], "its own rows decide"
 
 
 def test_only_what_was_accepted_is_ever_pruned_and_that_is_told():

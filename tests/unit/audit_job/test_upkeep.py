@@ -234,7 +234,7 @@ def test_the_cells_of_a_stream_that_is_forgotten_go_with_it(tmp_path):
 
     captured = Capture(10**12, ledger_of((0, [1, 2, 3]), last=3))
     rows = verdict_rows([row(0)])
-    findings = Findings(rows, settle(rows, None, ["flights"], 0).table, [], {})
+    findings = Findings(rows, rows, rows.slice(0, 0), settle(rows, None, ["flights"], 0).table, [], {})
     job, after = run_of(state, captured), Commit(cells=["cells/new"])
     ended, lasting = (("billing", "0" * 16, Claim(5, 0, at_ms)) for at_ms in (-(10**9), 10**12))
     after.claims = [ended, lasting]
