@@ -231,6 +231,11 @@ def parse_settings(values: Mapping[str, object], path: str = "settings") -> Brok
     return settings
 
 
+def parse_setting(key: str, value: object) -> object:
+    """One setting under its Kafka-style key, as `BrokerSettings` keeps it. Raises ConfigError."""
+    return _parse_setting(SETTING_FIELDS[key], value, key)
+
+
 def _parse_setting(field: dataclasses.Field[Any], value: object, path: str) -> object:
     if field.type == "bool":
         text = str(value).strip().lower()

@@ -131,6 +131,9 @@ class KafkaError(MillraceError):
     code: ClassVar[int]
     name: ClassVar[str]
     retriable: ClassVar[bool]
+    record_errors: tuple[tuple[int, str], ...] = ()
+    """Of a refused batch: the records at fault, by their place in it, each with a sentence (KIP-467). Empty
+    where the batch as a whole is at fault."""
 
     def __init__(self, message: str = ""):
         super().__init__(message or self.name.replace("_", " ").lower())

@@ -6,7 +6,6 @@ authorizer says that everything is allowed, one that is too old to say gives Non
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 
 from millrace.broker.client.cluster import Cluster
@@ -18,6 +17,7 @@ from millrace.broker.errors import (
     error_for_code,
 )
 from millrace.broker.protocol.frames import Api
+from millrace.broker.protocol.operations import NOTHING, Operation, Operations, read_operations
 
 _METADATA_VERSIONS = (9, 12)
 # Later ones have left it to DescribeCluster (KIP-700).
@@ -25,38 +25,8 @@ _METADATA_OF_CLUSTER_VERSIONS = (9, 10)
 _DESCRIBE_GROUPS_VERSION = 5
 _END_TXN_VERSIONS = (1, 3)
 
-_NOT_SAID = -(1 << 31)
 # No transaction has this producer id, so an EndTxn that passes the authorizer ends nothing.
 _NO_PRODUCER_ID = -1
-
-
-class Operation(enum.IntEnum):
-    """What may be allowed on a resource; the numbers are those of the protocol (KIP-430)."""
-
-    READ = 3
-    WRITE = 4
-    CREATE = 5
-    DELETE = 6
-    ALTER = 7
-    DESCRIBE = 8
-    CLUSTER_ACTION = 9
-    DESCRIBE_CONFIGS = 10
-    ALTER_CONFIGS = 11
-    IDEMPOTENT_WRITE = 12
-
-    def __str__(self) -> str:
-        return "".join(word.capitalize() for word in self.name.split("_"))
-
-
-Operations = frozenset[Operation]
-NOTHING: Operations = frozenset()
-
-
-def read_operations(bits: int) -> Operations | None:
-    """The operations that a bit field names; None when the server left it out."""
-    if bits == _NOT_SAID:
-        return None
-    return frozenset(operation for operation in Operation if bits >> operation & 1)
 
 
 async def topic_operations(cluster: Cluster, topics: Sequence[str]) -> dict[str, Operations | None]:

@@ -242,7 +242,7 @@ class ClusterWatcher:
             self._cache.broker_configs.pop(name, None)
             self._mark(("broker configs",))
         else:
-            self._cache.broker_configs[name] = paths.decode_config(node.data)
+            self._cache.broker_configs[name] = paths.decode_broker_config(name, node.data)
         self._changes.broker_configs = True
 
     async def _read_elections(self, kind: str) -> None:

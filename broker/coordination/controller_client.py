@@ -19,7 +19,6 @@ from typing import Any
 
 import structlog
 
-from millrace.broker.config import SETTING_FIELDS
 from millrace.broker.coordination import paths
 from millrace.broker.coordination.assignment import assign_replicas
 from millrace.broker.coordination.dynamic_configs import check_dynamic
@@ -349,9 +348,9 @@ class ControllerClient:
         validate_only: bool = False,
     ) -> None:
         """Replace the settings that a broker (or `paths.DEFAULT_BROKER`: every one) has been given while it
-        runs by `change(settings)`. Raises InvalidConfig for settings that are read at start only."""
+        runs by `change(settings)`. Raises InvalidRequest, InvalidConfig (see `check_dynamic`)."""
         config = dict(change(self._cache.broker_configs.get(name, {})))
-        check_dynamic(config, SETTING_FIELDS)
+        check_dynamic(config)
         if validate_only:
             return
         path = paths.broker_config_path(name)
@@ -361,8 +360,8 @@ class ControllerClient:
 
             def altered(data: bytes) -> bytes:
                 nonlocal config
-                config = dict(change(paths.decode_config(data)))
-                check_dynamic(config, SETTING_FIELDS)
+                config = dict(change(paths.decode_broker_config(name, data)))
+                check_dynamic(config)
                 return paths.encode_config(config)
 
             await self._rewrite(path, altered)

@@ -104,6 +104,12 @@ class ControllerRunner:
         self.epoch = -1
         self.in_office = False
 
+    def set_unclean_by_default(self, allowed: bool) -> None:
+        """Whether topics that say nothing themselves may be led from outside their in-sync sets."""
+        if allowed != self._settings.unclean_leader_election:
+            self._settings = replace(self._settings, unclean_leader_election=allowed)
+            self.wake()
+
     def start(self) -> asyncio.Task[None]:
         """Stand for election, in the task that is returned: it ends only by `stop`, or by a failure."""
         self._session.on_state(self._on_state)

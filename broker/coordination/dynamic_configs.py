@@ -1,21 +1,26 @@
 """Broker settings that may be changed while brokers run, kept in `/config/brokers/<id or <default>>`.
 
-One table says which; the config handlers check and describe by it, and `server/broker.py` applies what the
-metadata cache shows. A setting that is not in the table is read at start only. Pure.
+One table says which; the config handlers check and describe by it, `server/dynamic_settings.py` hands what
+holds to the parts of the broker. What was set for one broker wins over what was set for all, that over the
+file a broker was started with (KIP-226). A setting that is not in the table is read at start only. Pure.
 
-The throttle of moving replicas (KIP-73): a rate per broker, and per topic the replicas that it holds for, as
+They are Kafka's, as far as they exist here: the defaults of the topics' settings, the cleaner's pace, limits
+of connections, how long producers are remembered, whether transactions are verified, and the throttle of
+moving replicas (KIP-73): a rate per broker, and per topic the replicas that it holds for, as
 `partition:broker` pairs or `*`. It is applied where a replica is fetched, so it is the follower's rate that
 counts; the leader's is kept for tools that set both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import dataclasses
+from collections.abc import Iterable, Mapping
 
+from millrace.broker.config import SETTING_FIELDS, BrokerSettings, parse_setting
 from millrace.broker.coordination.metadata_cache import MetadataCache
-from millrace.broker.errors import InvalidConfig
+from millrace.broker.errors import ConfigError, InvalidConfig, InvalidRequest
 from millrace.broker.protocol.topic_partition import TopicPartition
+from millrace.broker.storage.log_config import SETTINGS, UNREADABLE
 
 LEADER_RATE = "leader.replication.throttled.rate"
 FOLLOWER_RATE = "follower.replication.throttled.rate"
@@ -25,16 +30,90 @@ EVERY_REPLICA = "*"
 
 LONGEST = 2**63 - 1
 
+RATES = (LEADER_RATE, FOLLOWER_RATE)
+"""Dynamic settings that no file can give."""
 
-@dataclass(frozen=True, slots=True)
-class DynamicSetting:
-    """One setting. `default` is what holds while nobody has set it, as Kafka writes it; `parse` raises
-    ValueError with a value it cannot take; `kind` is Kafka's name of its type."""
+MAX_PER_IP, PER_IP_OVERRIDES = "max.connections.per.ip", "max.connections.per.ip.overrides"
 
-    default: str
-    parse: Callable[[str], object]
-    expected: str
-    kind: str = "long"
+CHANGEABLE = frozenset(
+    {
+        *(setting.broker_name for setting in SETTINGS.values()),
+        "log.cleaner.backoff.ms",
+        "log.cleaner.dedupe.buffer.size",
+        "log.cleaner.io.max.bytes.per.second",
+        "max.connections",
+        MAX_PER_IP,
+        PER_IP_OVERRIDES,
+        "producer.id.expiration.ms",
+        "transaction.partition.verification.enable",
+    }
+)
+"""Settings of a broker's file that may be set while it runs, too."""
+
+if unknown := CHANGEABLE - SETTING_FIELDS.keys():
+    raise RuntimeError(f"no settings of a broker: {unknown}")
+
+
+def check_dynamic(config: Mapping[str, str]) -> None:
+    """Raises InvalidRequest, as Apache Kafka does, for what cannot be changed while a broker runs and for
+    values that cannot be; InvalidConfig for names that nobody knows."""
+    fixed = sorted(name for name in config if name in SETTING_FIELDS and name not in CHANGEABLE)
+    if fixed:
+        raise InvalidRequest(
+            f"cannot be changed while a broker runs: {', '.join(fixed)}; change its file and start it again"
+        )
+    for name, text in config.items():
+        parse_dynamic(name, text)
+    if config.get(MAX_PER_IP, "").strip() == "0" and not config.get(PER_IP_OVERRIDES, "").strip():
+        raise InvalidRequest(f"{MAX_PER_IP}: got '0', expected 1 or more, or {PER_IP_OVERRIDES} beside it")
+
+
+def parse_dynamic(name: str, text: str) -> object:
+    """The value of one setting. Raises as `check_dynamic` does."""
+    if name in RATES:
+        try:
+            return _rate(text.strip())
+        except ValueError:
+            raise InvalidRequest(f"{name}: got {text!r}, expected bytes per second, 0 or more") from None
+    if name == UNREADABLE:
+        raise InvalidConfig(
+            f"the broker's settings cannot be read ({text}): set those that are to hold, and delete {name}"
+        )
+    if name not in CHANGEABLE:
+        if name in SETTING_FIELDS:
+            raise InvalidRequest(f"{name} cannot be changed while a broker runs")
+        raise InvalidConfig(f"unknown broker setting {name}")
+    try:
+        return parse_setting(name, text)
+    except ConfigError as error:
+        raise InvalidRequest(str(error)) from None
+
+
+def usable(config: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """What can be used of settings that somebody wrote into ZooKeeper, and why the others cannot, by name:
+    one that nobody understands weakens no other."""
+    good: dict[str, str] = {}
+    bad: dict[str, str] = {}
+    for name, text in config.items():
+        try:
+            parse_dynamic(name, text)
+        except (InvalidRequest, InvalidConfig) as error:
+            bad[name] = str(error)
+        else:
+            good[name] = text
+    return good, bad
+
+
+def settings_in_force(settings: BrokerSettings, levels: Iterable[Mapping[str, str]]) -> BrokerSettings:
+    """A broker's settings under those that were set while it runs; of `levels`, each `usable`, later ones
+    win."""
+    values = {
+        SETTING_FIELDS[name].name: parse_setting(name, text)
+        for level in levels
+        for name, text in level.items()
+        if name in CHANGEABLE
+    }
+    return dataclasses.replace(settings, **values)  # type: ignore[arg-type]
 
 
 def _rate(text: str) -> int:
@@ -42,29 +121,6 @@ def _rate(text: str) -> int:
     if not 0 <= value <= LONGEST:
         raise ValueError
     return value
-
-
-DYNAMIC_SETTINGS: Mapping[str, DynamicSetting] = {
-    name: DynamicSetting(str(LONGEST), _rate, "bytes per second, 0 or more")
-    for name in (LEADER_RATE, FOLLOWER_RATE)
-}
-
-
-def check_dynamic(config: Mapping[str, str], fixed: Mapping[str, object]) -> None:
-    """Raises InvalidConfig for what cannot be changed while a broker runs; `fixed` are the settings that
-    are read at start."""
-    for name, value in config.items():
-        setting = DYNAMIC_SETTINGS.get(name)
-        if setting is None:
-            if name in fixed:
-                raise InvalidConfig(
-                    f"{name} is read when a broker starts; change its file and start it again"
-                )
-            raise InvalidConfig(f"unknown broker setting {name}")
-        try:
-            setting.parse(value.strip())
-        except ValueError:
-            raise InvalidConfig(f"{name}: got {value!r}, expected {setting.expected}") from None
 
 
 def throttled_partitions(text: str, broker_id: int, partitions: Mapping[int, object]) -> frozenset[int]:

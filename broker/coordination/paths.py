@@ -278,10 +278,19 @@ def decode_config(data: bytes) -> dict[str, str]:
 
 def decode_topic_config(topic: str, data: bytes) -> dict[str, str]:
     """A topic's settings; where they cannot be read, the one that says so and is refused by who uses them."""
+    return _config_or_mark(topic_config_path(topic), data)
+
+
+def decode_broker_config(name: str, data: bytes) -> dict[str, str]:
+    """Settings of one broker, or of all, as those of a topic."""
+    return _config_or_mark(broker_config_path(name), data)
+
+
+def _config_or_mark(path: str, data: bytes) -> dict[str, str]:
     try:
         return decode_config(data)
     except ValueError as error:
-        return {UNREADABLE: f"{topic_config_path(topic)} in ZooKeeper: {error}"}
+        return {UNREADABLE: f"{path} in ZooKeeper: {error}"}
 
 
 def encode_deletion(topic_id: uuid.UUID) -> bytes:

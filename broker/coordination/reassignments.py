@@ -10,7 +10,7 @@ Called by the handlers of AlterPartitionReassignments and ListPartitionReassignm
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import structlog
@@ -50,7 +50,13 @@ Target = tuple[int, ...] | None
 class Reassignments:
     """One per broker; stateless but for what ZooKeeper holds."""
 
-    def __init__(self, session: Session, cache: MetadataCache, *, unclean_by_default: bool = False) -> None:
+    def __init__(
+        self,
+        session: Session,
+        cache: MetadataCache,
+        *,
+        unclean_by_default: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._session = session
         self._cache = cache
         self._unclean_by_default = unclean_by_default
@@ -176,7 +182,7 @@ class Reassignments:
 
     def _plan(self, topic: str, number: int, partition: PartitionPicture, target: Target) -> PlannedMove:
         info = self._cache.topic(topic)
-        unclean = info is not None and allows_unclean(info, self._unclean_by_default)
+        unclean = info is not None and allows_unclean(info, self._unclean_by_default())
         alive = frozenset(
             broker for broker in self._cache.brokers if self._cache.is_alive(broker, topic, number)
         )

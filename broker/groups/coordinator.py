@@ -24,6 +24,7 @@ Everything runs on one event loop: the only places where other requests come in 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import itertools
 import uuid
@@ -65,9 +66,6 @@ from millrace.broker.protocol.java_hash import coordinator_partition
 from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.telemetry.metrics import BrokerMetrics
 
-TICK_INTERVAL_MS = 50
-"""How late a timer of a group may be."""
-
 Result = TypeVar("Result")
 
 log = structlog.get_logger(__name__)
@@ -100,6 +98,8 @@ class GroupCoordinator:
         self._waiting_syncs: dict[Ticket, asyncio.Future[SyncResult]] = {}
         self._due_ms: dict[str, int] = {}
         self._due_heap: list[tuple[int, str]] = []
+        self._stirred = asyncio.Event()
+        """Something may be due sooner than what `run` waits for."""
 
     # -- life ---------------------------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ class GroupCoordinator:
         sweep_due_ms = self._steady_ms() + self.config.offsets_retention_check_interval_ms
         sweeping: asyncio.Task[None] | None = None
         while True:
-            await asyncio.sleep(TICK_INTERVAL_MS / 1000)
+            await self._rest(sweep_due_ms if sweeping is None else None)
             now = self._moment()
             self.tick(now)
             if sweeping is not None and sweeping.done():
@@ -117,6 +117,21 @@ class GroupCoordinator:
                 sweep_due_ms = now.steady_ms + self.config.offsets_retention_check_interval_ms
                 # Beside the timers: replicas that are slow to take the removals must not hold them up.
                 sweeping = self._journal.start(self.sweep(now.now_ms))
+                sweeping.add_done_callback(lambda _: self._stirred.set())
+
+    async def _rest(self, sweep_due_ms: int | None) -> None:
+        """Until the next timer of a group, or the sweep if there is to be one, is due."""
+        due_ms = [] if sweep_due_ms is None else [sweep_due_ms]
+        if self._due_heap:
+            due_ms.append(self._due_heap[0][0])
+        self._stirred.clear()
+        wait_ms = min(due_ms) - self._steady_ms() if due_ms else None
+        if wait_ms is not None and wait_ms <= 0:
+            await asyncio.sleep(0)
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if wait_ms is None else wait_ms / 1000):
+                await self._stirred.wait()
 
     async def close(self) -> None:
         """Give up every partition and let the writes that are under way end."""
@@ -514,6 +529,8 @@ class GroupCoordinator:
         if due_ms is None or deadline_ms < due_ms:
             self._due_ms[group.group_id] = deadline_ms
             heapq.heappush(self._due_heap, (deadline_ms, group.group_id))
+            if self._due_heap[0][0] == deadline_ms:
+                self._stirred.set()
 
     # -- the log ------------------------------------------------------------------------------------
 

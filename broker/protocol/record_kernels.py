@@ -21,11 +21,13 @@ OK = 0
 BAD_VARINT = 1
 BAD_LENGTH = 2
 BAD_OFFSET_DELTA = 3
-MISSING_KEY = 4
+MISSING_KEY = 4  # said of a record that is whole, as the two at the end are
 BAD_HEADER_COUNT = 5
 MISSING_HEADER_KEY = 6
 TRAILING_BYTES_IN_RECORD = 7
 TRAILING_BYTES = 8
+TOO_OLD = 9
+TOO_NEW = 10
 
 _BYTES = types.Array(types.uint8, 1, "C", readonly=True)
 _VARINT = types.UniTuple(types.int64, 2)
@@ -76,64 +78,122 @@ def _nullable(buffer: Any, position: int, end: int) -> Any:
     return size, position
 
 
-@njit(types.UniTuple(types.int64, 4)(_BYTES, types.int64, types.boolean), cache=True, nogil=True)
-def validate(buffer: Any, record_count: int, keys_required: bool) -> Any:
-    """Checks a plain records section: (status, index of the record, least and greatest timestamp delta)."""
+@njit(types.UniTuple(types.int64, 5)(_BYTES, types.int64), cache=True, nogil=True)
+def validate(buffer: Any, record_count: int) -> Any:
+    """Checks a plain records section: (status, index of the record, least and greatest timestamp delta, how
+    many have no key)."""
     end = len(buffer)
     position = 0
+    keyless = np.int64(0)
     least = np.int64(0x7FFFFFFFFFFFFFFF)
     greatest = np.int64(-0x7FFFFFFFFFFFFFFF - 1)
     for index in range(record_count):
         length, position = _varint32(buffer, position, end)
         if position < 0:
-            return BAD_VARINT, index, least, greatest
+            return BAD_VARINT, index, least, greatest, keyless
         if length < 1 or length > end - position:
-            return BAD_LENGTH, index, least, greatest
+            return BAD_LENGTH, index, least, greatest, keyless
         record_end = position + length
         # The attributes byte is unused and free, as in Apache Kafka.
         timestamp_delta, position = _varint64(buffer, position + 1, record_end)
         if position < 0:
-            return BAD_VARINT, index, least, greatest
+            return BAD_VARINT, index, least, greatest, keyless
         least = min(least, timestamp_delta)
         greatest = max(greatest, timestamp_delta)
         offset_delta, position = _varint32(buffer, position, record_end)
         if position < 0:
-            return BAD_VARINT, index, least, greatest
+            return BAD_VARINT, index, least, greatest, keyless
         if offset_delta != index:
-            return BAD_OFFSET_DELTA, index, least, greatest
+            return BAD_OFFSET_DELTA, index, least, greatest, keyless
         size, position = _nullable(buffer, position, record_end)
         if position < 0:
-            return BAD_LENGTH, index, least, greatest
+            return BAD_LENGTH, index, least, greatest, keyless
         if size >= 0:
             position += size
-        elif keys_required:
-            return MISSING_KEY, index, least, greatest
+        else:
+            keyless += 1
         size, position = _nullable(buffer, position, record_end)
         if position < 0:
-            return BAD_LENGTH, index, least, greatest
+            return BAD_LENGTH, index, least, greatest, keyless
         position += max(size, 0)
         header_count, position = _varint32(buffer, position, record_end)
         if position < 0 or header_count < 0:
-            return BAD_HEADER_COUNT, index, least, greatest
+            return BAD_HEADER_COUNT, index, least, greatest, keyless
         for _ in range(header_count):
             size, position = _nullable(buffer, position, record_end)
             if position < 0:
-                return BAD_LENGTH, index, least, greatest
+                return BAD_LENGTH, index, least, greatest, keyless
             if size < 0:
-                return MISSING_HEADER_KEY, index, least, greatest
+                return MISSING_HEADER_KEY, index, least, greatest, keyless
             position += size
             size, position = _nullable(buffer, position, record_end)
             if position < 0:
-                return BAD_LENGTH, index, least, greatest
+                return BAD_LENGTH, index, least, greatest, keyless
             position += max(size, 0)
         if position != record_end:
-            return TRAILING_BYTES_IN_RECORD, index, least, greatest
+            return TRAILING_BYTES_IN_RECORD, index, least, greatest, keyless
     if position != end:
-        return TRAILING_BYTES, record_count, least, greatest
-    return OK, record_count, least, greatest
+        return TRAILING_BYTES, record_count, least, greatest, keyless
+    return OK, record_count, least, greatest, keyless
 
 
 _INT32S = types.Array(types.int32, 1, "C")
+
+
+@njit(
+    types.int64(_BYTES, types.int64, types.boolean, types.int64, types.int64, types.int64, _INT32S, _INT32S),
+    cache=True,
+    nogil=True,
+)
+def find_refused(
+    buffer: Any,
+    record_count: int,
+    keys_required: bool,
+    least: int,
+    greatest: int,
+    unset: int,
+    found: Any,
+    reasons: Any,
+) -> Any:
+    """Which records of a section that `validate` has passed a topic does not take, and why; how many.
+
+    A timestamp delta is taken from `least` to `greatest`, and if it is `unset`. `found` gets the places of
+    the first records that are not taken, as many as it holds, and `reasons` a status for each.
+    """
+    end = len(buffer)
+    position = 0
+    count = 0
+    for index in range(record_count):
+        if count == len(found):
+            return count
+        length, position = _varint32(buffer, position, end)
+        if position < 0 or length < 1 or length > end - position:
+            return count
+        record_end = position + length
+        timestamp_delta, position = _varint64(buffer, position + 1, record_end)
+        if position < 0:
+            return count
+        _, position = _varint32(buffer, position, record_end)
+        if position < 0:
+            return count
+        key_size, position = _varint32(buffer, position, record_end)
+        if position < 0:
+            return count
+        status = OK
+        if keys_required and key_size < 0:
+            status = MISSING_KEY
+        elif timestamp_delta != unset and timestamp_delta < least:
+            status = TOO_OLD
+        elif timestamp_delta != unset and timestamp_delta > greatest:
+            status = TOO_NEW
+        if status != OK:
+            found[count] = index
+            reasons[count] = status
+            count += 1
+        position = record_end
+    return count
+
+
 _INT64S = types.Array(types.int64, 1, "C")
 
 

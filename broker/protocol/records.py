@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from millrace.broker.errors import InvalidRecord
 from millrace.broker.protocol import batch as batch_format
@@ -32,6 +32,13 @@ MAX_DECOMPRESSED_SIZE = 64 * 1024 * 1024
 
 MINIMUM_RECORD_SIZE = 7
 """A length, attributes, two deltas, two null fields and a header count: no record is smaller."""
+
+
+MOST_NAMED = 10_000
+"""Most records of one batch that are named to its producer as refused: what librdkafka puts into one."""
+
+Refusal = Literal["no key", "too old", "too new"]
+"""Why a record that is whole is not taken."""
 
 
 class RecordLike(Protocol):
@@ -92,19 +99,46 @@ def _kernels() -> ModuleType:
     return record_kernels
 
 
-def validate_records(records: Buffer, record_count: int, keys_required: bool = False) -> tuple[int, int]:
+def validate_records(records: Buffer, record_count: int) -> tuple[int, int, int]:
     """Checks a decompressed records section as a broker must before it stores it.
 
     Exactly `record_count` records fill it, offset deltas are 0, 1, 2 …, every length is exact, no count is
-    negative, and with `keys_required` (compacted topics) no key is null. Returns the least and the greatest
-    timestamp delta. Raises InvalidRecord.
+    negative. Returns the least and the greatest timestamp delta, and how many records have no key. Raises
+    InvalidRecord.
     """
     if record_count <= 0 or record_count * MINIMUM_RECORD_SIZE > len(records):
         raise InvalidRecord(f"batch announces {record_count} records in {len(records)} bytes")
-    status, index, least, greatest = _validate()(_as_array(records), record_count, keys_required)
+    status, index, least, greatest, keyless = _validate()(_as_array(records), record_count)
     if status != 0:
         raise InvalidRecord(f"record {index}: {failure_reason(status)}")
-    return least, greatest
+    return least, greatest, keyless
+
+
+def refused_records(
+    records: Buffer, record_count: int, *, keys_required: bool, times: range, unset: int
+) -> list[tuple[int, Refusal]]:
+    """Which records of a section that `validate_records` has passed a topic does not take, by their place.
+
+    A timestamp delta is taken that is in `times`, or `unset`. At most the first MOST_NAMED are found,
+    whatever a hostile batch holds.
+    """
+    import numpy as np
+
+    most = min(record_count, MOST_NAMED)
+    found, reasons = np.empty(most, np.int32), np.empty(most, np.int32)
+    kernels = _kernels()
+    count = kernels.find_refused(
+        _as_array(records), record_count, keys_required, times.start, times.stop - 1, unset, found, reasons
+    )
+    names: dict[int, Refusal] = {
+        kernels.MISSING_KEY: "no key",
+        kernels.TOO_OLD: "too old",
+        kernels.TOO_NEW: "too new",
+    }
+    return [
+        (place, names[reason])
+        for place, reason in zip(found[:count].tolist(), reasons[:count].tolist(), strict=True)
+    ]
 
 
 def scan_records(records: Buffer, record_count: int) -> RecordColumns:
@@ -172,7 +206,6 @@ def failure_reason(status: int) -> str:
         kernels.BAD_VARINT: "a number is cut or too long",
         kernels.BAD_LENGTH: "a length exceeds the bytes that are there",
         kernels.BAD_OFFSET_DELTA: "its offset delta is not its place in the batch",
-        kernels.MISSING_KEY: "it has no key, and the topic is compacted",
         kernels.BAD_HEADER_COUNT: "its number of headers is cut or negative",
         kernels.MISSING_HEADER_KEY: "a header has no key",
         kernels.TRAILING_BYTES_IN_RECORD: "its length exceeds its fields",

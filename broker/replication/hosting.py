@@ -106,6 +106,10 @@ class HostedPartitions:
         self._logs.on_folder_failure = on_folder_failure
         self._logs.on_log_failure = on_log_failure
 
+    def set_log_defaults(self, defaults: LogConfig) -> None:
+        """For the topics that are applied from now on."""
+        self._log_defaults = defaults
+
     async def apply_topic(
         self,
         topic: str,

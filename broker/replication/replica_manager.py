@@ -429,6 +429,11 @@ class ReplicaManager:
             log.warning("storage", note=note)
         self._checkpoints.notes.clear()
 
+    def set_log_defaults(self, defaults: LogConfig) -> None:
+        """What topics do not set themselves. Each topic has to be applied anew to get them."""
+        self.log_defaults = defaults
+        self.hosted.set_log_defaults(defaults)
+
     def set_replication_throttle(
         self, bytes_per_second: int | None, partitions: Collection[PartitionKey] | None = None
     ) -> None:

@@ -34,7 +34,7 @@ from millrace.broker.coordination.client_quotas import ClientQuotaStore
 from millrace.broker.coordination.cluster_watcher import ClusterChanges, ClusterWatcher
 from millrace.broker.coordination.controlled_shutdown import hand_over
 from millrace.broker.coordination.controller_client import ControllerClient
-from millrace.broker.coordination.controller_runner import ControllerRunner, ControllerSettings
+from millrace.broker.coordination.controller_runner import ControllerRunner
 from millrace.broker.coordination.elections import Elections
 from millrace.broker.coordination.metadata_cache import MetadataCache
 from millrace.broker.coordination.partition_states import PartitionStates
@@ -48,24 +48,24 @@ from millrace.broker.groups.config import GroupConfig
 from millrace.broker.groups.coordinator import GroupCoordinator
 from millrace.broker.groups.offsets import OFFSETS_TOPIC
 from millrace.broker.replication.in_sync_sets import CHECKS_PER_LAG
-from millrace.broker.replication.replica_fetcher import FetchLimits
 from millrace.broker.replication.replica_manager import ReplicaManager
 from millrace.broker.server.context import BrokerServices, Clock, SystemClock
 from millrace.broker.server.data_identity import check_identity
 from millrace.broker.server.descriptors import FEW_DESCRIPTORS, raise_descriptor_limit
 from millrace.broker.server.dispatch import Dispatcher, api_name
+from millrace.broker.server.dynamic_settings import DynamicSettings
 from millrace.broker.server.fetch_sessions import FetchSessionCache
 from millrace.broker.server.gauges import gauges
 from millrace.broker.server.internal_topics import CoordinatorLoader, InternalTopicLog
 from millrace.broker.server.listener import Listener, bind
 from millrace.broker.server.local_replicas import LocalReplicas
 from millrace.broker.server.memory_limits import AnswerBacklog
+from millrace.broker.server.part_settings import cleaner_config, controller_settings, fetch_limits
 from millrace.broker.server.quotas import QUOTA_KEYS, ClientQuotas, Window
 from millrace.broker.server.registry import handlers, spoken_apis
 from millrace.broker.server.start_report import StartReport
 from millrace.broker.server.transaction_parts import build_transactions
 from millrace.broker.server.warm_start import load_loops
-from millrace.broker.storage.cleaner import CleanerConfig
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
 from millrace.broker.telemetry.garbage import settle
@@ -87,6 +87,7 @@ class Broker:
         self._clock = clock or SystemClock()
         self._metrics = BrokerMetrics()
         self._cache = MetadataCache()
+        self._dynamic = DynamicSettings(config.settings, config.id, self._cache)
         self._stop_requested = asyncio.Event()
         self._hurry = asyncio.Event()
         self._is_serving = False
@@ -147,7 +148,7 @@ class Broker:
     async def _take_folders(self) -> None:
         self._log_defaults = LogConfig.from_broker_config(self._settings.texts())
         self._logs = LogManager(
-            list(self._config.data), self._log_defaults, cleaner=_cleaner_config(self._settings)
+            list(self._config.data), self._log_defaults, cleaner=cleaner_config(self._settings)
         )
         await asyncio.to_thread(self._logs.take)
         self._cleanup.append(("logs", self._close_logs))
@@ -215,7 +216,7 @@ class Broker:
             self._cache,
             self._config.id,
             self._clock.now_ms,
-            _controller_settings(self._settings),
+            controller_settings(self._settings),
             self._on_states_written,
         )
         offsets_log = InternalTopicLog(
@@ -242,7 +243,7 @@ class Broker:
         self._peers = BrokerConnections(self._address_of, f"broker-{self._config.id}")
         self._cleanup.append(("peers", self._close_peers))
         states = PartitionStates(self._session, self._cache, self._cache.announce)
-        self._replicas.join(states.write, self._peers, _fetch_limits(self._settings), self._watch)
+        self._replicas.join(states.write, self._peers, fetch_limits(self._settings), self._watch)
         self._cleanup.append(("replication", self._replicas.leave))
         self._replicas.listeners.offline.append(self._on_replicas_offline)
         self._producer_ids = ProducerIds(self._session, self._config.id)
@@ -265,6 +266,8 @@ class Broker:
             self._logs,
             forget_topic=self._forget_topic,
         )
+        self._dynamic.follow(self._keep_logs_by)
+        self._dynamic.follow(self._decide_by)
         # Before the id is free, a broker of this id lives: nothing that it has may be touched.
         await wait_for_id(self._session, self._config.id)
         self._watcher = ClusterWatcher(self._session, self._cache, self._on_cluster_changes)
@@ -332,7 +335,7 @@ class Broker:
             self._settings.connection_send_queue_bytes,
         )
         services = BrokerServices(
-            config=self._config,
+            config=self._config.model_copy(update={"listen": self.address}),
             clock=self._clock,
             metrics=self._metrics,
             metadata_cache=self._cache,
@@ -341,7 +344,7 @@ class Broker:
             reassignments=Reassignments(
                 self._session,
                 self._cache,
-                unclean_by_default=self._settings.unclean_leader_election_enable,
+                unclean_by_default=lambda: self._dynamic.current.unclean_leader_election_enable,
             ),
             elections=Elections(self._session, self._cache),
             producer_ids=self._producer_ids,
@@ -358,6 +361,7 @@ class Broker:
         )
         dispatcher = Dispatcher(handlers(), services, self._metrics)
         self._listener = Listener(self._socket, dispatcher, self._metrics, self._settings, backlog)
+        self._dynamic.follow(self._listener.set_limits)
         if self._settings.metrics_listen:
             await self._serve_metrics(parse_address(self._settings.metrics_listen), services)
         settings = self._settings
@@ -381,7 +385,9 @@ class Broker:
         )
         self._spawn("retention", self._every(settings.log_retention_check_interval_ms, self._keep_house))
         if settings.log_cleaner_enable:
-            self._spawn("compaction", self._every(settings.log_cleaner_backoff_ms, self._compact))
+            self._spawn(
+                "compaction", self._every(lambda: self._dynamic.current.log_cleaner_backoff_ms, self._compact)
+            )
         self._spawn(
             "checkpoint", self._every(settings.log_flush_offset_checkpoint_interval_ms, self._checkpoint)
         )
@@ -435,10 +441,10 @@ class Broker:
             log.error("a task of the broker failed", task=task.get_name(), exc_info=self._failure)
         self._stop_requested.set()
 
-    async def _every(self, interval_ms: int, work: Callable[[], Awaitable[None]]) -> None:
+    async def _every(self, interval_ms: int | Callable[[], int], work: Callable[[], Awaitable[None]]) -> None:
         """Run `work` again and again; a failure of one round is logged and the next one comes."""
         while True:
-            await asyncio.sleep(interval_ms / 1000)
+            await asyncio.sleep((interval_ms if isinstance(interval_ms, int) else interval_ms()) / 1000)
             try:
                 await work()
             except (OSError, MillraceError) as error:
@@ -495,7 +501,17 @@ class Broker:
 
     # -- the cluster's decisions ---------------------------------------------------------------------
 
+    def _keep_logs_by(self, settings: BrokerSettings) -> None:
+        self._logs.set_cleaner(cleaner_config(settings))
+        self._local.set_log_defaults(self._dynamic.log_defaults())
+
+    def _decide_by(self, settings: BrokerSettings) -> None:
+        self._controller.set_unclean_by_default(settings.unclean_leader_election_enable)
+        self._transactions.gate.enabled = settings.transaction_partition_verification_enable
+
     def _on_cluster_changes(self, changes: ClusterChanges) -> None:
+        if changes.broker_configs:
+            self._dynamic.refresh()
         self._local.changed(changes)
         self._controller.wake()
 
@@ -540,32 +556,6 @@ class Broker:
         hurried.cancel()
         leaving.cancel()
         await asyncio.gather(leaving, hurried, return_exceptions=True)
-
-
-def _fetch_limits(settings: BrokerSettings) -> FetchLimits:
-    return FetchLimits(
-        partition_max_bytes=settings.replica_fetch_max_bytes,
-        response_max_bytes=settings.replica_fetch_response_max_bytes,
-        min_bytes=settings.replica_fetch_min_bytes,
-        max_wait_ms=settings.replica_fetch_wait_max_ms,
-    )
-
-
-def _controller_settings(settings: BrokerSettings) -> ControllerSettings:
-    return ControllerSettings(
-        unclean_leader_election=settings.unclean_leader_election_enable,
-        auto_leader_rebalance=settings.auto_leader_rebalance_enable,
-        imbalance_check_interval_ms=settings.leader_imbalance_check_interval_seconds * 1000,
-        imbalance_per_broker_percent=settings.leader_imbalance_per_broker_percentage,
-    )
-
-
-def _cleaner_config(settings: BrokerSettings) -> CleanerConfig:
-    return CleanerConfig(
-        enabled=settings.log_cleaner_enable,
-        map_size=settings.log_cleaner_dedupe_buffer_size,
-        max_bytes_per_second=settings.log_cleaner_io_max_bytes_per_second,
-    )
 
 
 async def _serve_until_signalled(config: BrokerConfig) -> None:

@@ -81,9 +81,8 @@ class Listener:
         self._bound = bound
         self._dispatcher = dispatcher
         self._metrics = metrics
-        self._max_connections = settings.max_connections
-        self._max_connections_per_ip = settings.max_connections_per_ip
-        self._max_connections_of = _limits_by_address(settings.max_connections_per_ip_overrides)
+        self._overrides: str | None = None
+        self.set_limits(settings)
         self._max_idle_seconds = settings.connections_max_idle_ms / 1000
         self.backlog = backlog
         self.memory = RequestMemory(settings.queued_max_request_bytes)
@@ -100,6 +99,14 @@ class Listener:
         self._all_closed = asyncio.Event()
         self._server: asyncio.Server | None = None
         self._tidying: asyncio.Task[None] | None = None
+
+    def set_limits(self, settings: BrokerSettings) -> None:
+        """Holds for connections that come from now on; none that is there is closed."""
+        self._max_connections = settings.max_connections
+        self._max_connections_per_ip = settings.max_connections_per_ip
+        if settings.max_connections_per_ip_overrides != self._overrides:  # names are looked up for it
+            self._overrides = settings.max_connections_per_ip_overrides
+            self._max_connections_of = _limits_by_address(self._overrides)
 
     @property
     def connection_count(self) -> int:

@@ -20,6 +20,7 @@ from millrace.broker.coordination.paths import topic_path
 from millrace.broker.coordination.session import Session
 from millrace.broker.errors import KafkaStorageError
 from millrace.broker.replication.replica_manager import ReplicaManager
+from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
 
 log = structlog.get_logger("millrace.broker")
@@ -71,6 +72,15 @@ class LocalReplicas:
         if changes.broker_configs or changes.topics:
             rate, partitions = replication_throttle(self._cache, self._broker_id)
             self._replicas.set_replication_throttle(rate, partitions)
+
+    def set_log_defaults(self, defaults: LogConfig) -> None:
+        """What topics do not set themselves: all of them are applied anew."""
+        if defaults == self._replicas.log_defaults:
+            return
+        self._replicas.set_log_defaults(defaults)
+        for topic in self._cache.topics:
+            self._to_apply[topic] = None
+        self._wake.set()
 
     async def follow(self) -> None:
         """Apply what changes, for ever."""

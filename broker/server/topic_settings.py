@@ -1,8 +1,8 @@
-"""Topic and broker settings as the config APIs show and change them.
+"""Topic settings as the config APIs show and change them, and the changes of any settings.
 
-The names, types and defaults of topic settings are storage's (`log_config.SETTINGS`), those of broker
-settings `BrokerSettings`; this module puts them into the protocol's words. Called by the handlers of
-DescribeConfigs, AlterConfigs and IncrementalAlterConfigs.
+The names, types and defaults of topic settings are storage's (`log_config.SETTINGS`); this module puts them
+into the protocol's words, `broker_settings.py` does it for a broker's. Called by the handlers of
+DescribeConfigs, CreateTopics, AlterConfigs and IncrementalAlterConfigs.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from millrace.broker.config import SETTING_FIELDS, BrokerSettings, setting_text
-from millrace.broker.coordination.metadata_cache import TopicInfo
 from millrace.broker.errors import InvalidConfig, InvalidRequest
-from millrace.broker.storage.log_config import SETTINGS, LogConfig
+from millrace.broker.storage.log_config import SETTINGS, LogConfig, Setting
 
 TOPIC = 2
 BROKER = 4
@@ -28,24 +26,25 @@ STATIC_BROKER_CONFIG = 4
 DEFAULT_CONFIG = 5
 
 _TYPES = {"boolean": 1, "string": 2, "int": 3, "long": 5, "double": 6, "list": 7}
-_BROKER_TYPES = {"bool": 1, "str": 2, "int": 5, "float": 6}
+
+_PLAIN = LogConfig()
+
+Synonym = dict[str, Any]
+"""A place where a setting has a value, as DescribeConfigs tells it: name, value, source."""
 
 Change = Callable[[Mapping[str, str]], Mapping[str, str]]
 
 
-def describe_topic(
-    info: TopicInfo, defaults: LogConfig, settings: BrokerSettings, names: Iterable[str] | None
-) -> list[dict[str, Any]]:
-    """Every setting of a topic (or those named), with where its value comes from."""
-    return describe_topic_config(info.config, defaults, names)
-
-
 def describe_topic_config(
-    config: Mapping[str, str], defaults: LogConfig, names: Iterable[str] | None = None
+    config: Mapping[str, str],
+    defaults: LogConfig,
+    names: Iterable[str] | None = None,
+    inherited: Callable[[str], list[Synonym]] | None = None,
 ) -> list[dict[str, Any]]:
-    """The same for a topic that has (or would have) `config` set."""
+    """Every setting (or those named) of a topic that has, or would have, `config` set, with where its value
+    comes from. `inherited` says it of the broker's setting that gives a default, the place that holds first;
+    without it `defaults` are taken for what the broker's file says."""
     effective, unusable = LogConfig.usable_part(config, defaults)
-    plain = LogConfig()
     known = [*SETTINGS, *(name for name in unusable if name not in SETTINGS)]
     wanted = known if names is None else [name for name in names if name in known]
     entries = []
@@ -55,12 +54,7 @@ def describe_topic_config(
             entries.append(_unknown(name, config[name]))
             continue
         setting = SETTINGS[name]
-        inherited, builtin = defaults.value_of(name), plain.value_of(name)
-        synonyms = [{"name": setting.broker_name, "value": builtin, "source": DEFAULT_CONFIG}]
-        if inherited != builtin:
-            synonyms.insert(
-                0, {"name": setting.broker_name, "value": inherited, "source": STATIC_BROKER_CONFIG}
-            )
+        synonyms = _of_file(setting, defaults) if inherited is None else inherited(setting.broker_name)
         if name in config:
             synonyms.insert(0, {"name": name, "value": config[name], "source": DYNAMIC_TOPIC_CONFIG})
         entries.append(
@@ -82,6 +76,14 @@ def describe_topic_config(
     return entries
 
 
+def _of_file(setting: Setting, defaults: LogConfig) -> list[Synonym]:
+    value, builtin = defaults.value_of(setting.name), _PLAIN.value_of(setting.name)
+    synonyms: list[Synonym] = [{"name": setting.broker_name, "value": builtin, "source": DEFAULT_CONFIG}]
+    if value != builtin:
+        synonyms.insert(0, {"name": setting.broker_name, "value": value, "source": STATIC_BROKER_CONFIG})
+    return synonyms
+
+
 def _unknown(name: str, value: str) -> dict[str, Any]:
     return {
         "name": name,
@@ -94,38 +96,15 @@ def _unknown(name: str, value: str) -> dict[str, Any]:
     }
 
 
-def describe_broker(settings: BrokerSettings, names: Iterable[str] | None) -> list[dict[str, Any]]:
-    """Every setting of this broker (or those named); all are set at start."""
-    plain = BrokerSettings().texts()
-    wanted = list(SETTING_FIELDS) if names is None else [name for name in names if name in SETTING_FIELDS]
-    entries = []
-    for name in wanted:
-        field = SETTING_FIELDS[name]
-        value = setting_text(getattr(settings, field.name))
-        source = DEFAULT_CONFIG if value == plain[name] else STATIC_BROKER_CONFIG
-        entries.append(
-            {
-                "name": name,
-                "value": value,
-                "read_only": True,
-                "config_source": source,
-                "is_sensitive": False,
-                "synonyms": [{"name": name, "value": value, "source": source}],
-                "config_type": _BROKER_TYPES[str(field.type)],
-            }
-        )
-    return entries
-
-
 def replacement(configs: Iterable[tuple[str, str | None]]) -> Change:
     """AlterConfigs: what is given replaces everything that was set."""
     given = {name: value for name, value in configs if value is not None}
     return lambda _present: given
 
 
-def increments(operations: Iterable[tuple[str, int, str | None]], defaults: Mapping[str, str]) -> Change:
-    """IncrementalAlterConfigs: (name, operation, value) one after the other. Raises InvalidRequest,
-    InvalidConfig."""
+def increments(operations: Iterable[tuple[str, int, str | None]], lists: Mapping[str, str]) -> Change:
+    """IncrementalAlterConfigs: (name, operation, value) one after the other. `lists` are the settings that
+    are lists, with what holds while they are not set. Raises InvalidRequest, InvalidConfig."""
     steps = list(operations)
     repeated = [name for name, count in Counter(name for name, _, _ in steps).items() if count > 1]
     if repeated:
@@ -135,7 +114,7 @@ def increments(operations: Iterable[tuple[str, int, str | None]], defaults: Mapp
             raise InvalidRequest(f"{name}: unknown operation {operation}")
         if operation != DELETE and value is None:
             raise InvalidRequest(f"{name}: no value given")
-        if operation in (APPEND, SUBTRACT) and (name not in SETTINGS or SETTINGS[name].kind != "list"):
+        if operation in (APPEND, SUBTRACT) and name not in lists:
             raise InvalidConfig(f"{name} is not a list: nothing can be appended to or taken from it")
 
     def change(present: Mapping[str, str]) -> Mapping[str, str]:
@@ -146,7 +125,7 @@ def increments(operations: Iterable[tuple[str, int, str | None]], defaults: Mapp
             elif operation == SET:
                 config[name] = value or ""
             else:
-                config[name] = _list_change(config.get(name, defaults.get(name, "")), operation, value or "")
+                config[name] = _list_change(config.get(name, lists[name]), operation, value or "")
         return config
 
     return change

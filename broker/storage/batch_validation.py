@@ -35,12 +35,12 @@ from millrace.broker.protocol.checksum import Buffer, crc32c
 from millrace.broker.protocol.compression import CODEC_IDS, ZSTD, decompress
 from millrace.broker.protocol.records import MAX_DECOMPRESSED_SIZE, recompress, validate_records
 from millrace.broker.storage.log_config import LogConfig
+from millrace.broker.storage.refused_records import refusal_of_records, takes_timestamps
 
 Origin = Literal["client", "internal"]
 Validation = Literal["full", "header"]
 WritableBuffer = bytearray | memoryview
 
-_MAX_LONG = 2**63 - 1
 _MAGIC_POSITION = 16
 _OLD_FORMATS = (0, 1)
 
@@ -139,6 +139,7 @@ def check_batch(
     _check_client_header(header)
     max_timestamp = header.max_timestamp
     least_timestamp = min(header.base_timestamp, max_timestamp)
+    keeps_time = config.timestamp_type != "LogAppendTime"
     if validation == "full":
         section = view[HEADER_SIZE:]
         codec = header.compression
@@ -147,15 +148,24 @@ def check_batch(
                 section = memoryview(decompress(codec, section, MAX_DECOMPRESSED_SIZE))
             else:
                 section = memoryview(budget.decompress(codec, section))
-        least, greatest = validate_records(section, header.record_count, config.is_compacted)
+        least, greatest, keyless = validate_records(section, header.record_count)
         least_timestamp = header.base_timestamp + least
         max_timestamp = header.base_timestamp + greatest
+        if (keyless and config.is_compacted) or (
+            keeps_time and not takes_timestamps(least_timestamp, max_timestamp, config, now_ms)
+        ):
+            raise refusal_of_records(section, header, config, now_ms)
+    elif keeps_time and not takes_timestamps(least_timestamp, max_timestamp, config, now_ms):
+        raise InvalidTimestamp(
+            f"timestamps from {least_timestamp} to {max_timestamp} are too far from the broker's clock for "
+            f"message.timestamp.before.max.ms = {config.timestamp_before_max_ms} and "
+            f"message.timestamp.after.max.ms = {config.timestamp_after_max_ms}"
+        )
     if config.compression_type != "producer":
         batch, header = _with_codec(batch, header, config, budget)
-    if config.timestamp_type == "LogAppendTime":
+    if not keeps_time:
         stamp_timestamps(batch, now_ms, log_append_time=True)
         return CheckedBatch(batch, parse_header(batch), now_ms)
-    _check_timestamps(least_timestamp, max_timestamp, config, now_ms)
     if max_timestamp != header.max_timestamp:
         stamp_timestamps(batch, max_timestamp, log_append_time=False)
         header = parse_header(batch)
@@ -205,21 +215,6 @@ def _check_client_header(header: BatchHeader) -> None:
         )
     if header.is_transactional and header.producer_id < 0:
         raise InvalidRecord("a transactional batch needs a producer id")
-
-
-def _check_timestamps(least: int, greatest: int, config: LogConfig, now_ms: int) -> None:
-    if greatest > _MAX_LONG:
-        raise InvalidTimestamp(f"timestamp {greatest} is beyond 64 bits")
-    if greatest - now_ms > config.timestamp_after_max_ms:
-        raise InvalidTimestamp(
-            f"timestamp {greatest} is more than message.timestamp.after.max.ms = "
-            f"{config.timestamp_after_max_ms} after the broker's clock"
-        )
-    if least != NO_TIMESTAMP and now_ms - least > config.timestamp_before_max_ms:
-        raise InvalidTimestamp(
-            f"timestamp {least} is more than message.timestamp.before.max.ms = "
-            f"{config.timestamp_before_max_ms} before the broker's clock"
-        )
 
 
 def _with_codec(

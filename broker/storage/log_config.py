@@ -14,7 +14,7 @@ Called by the log manager, the topic handlers and the broker's configuration.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -225,6 +225,14 @@ class LogConfig:
         compacted. What the defaults take away, the topic's own settings may be there to keep."""
         return replace(self, retention_ms=-1, retention_bytes=-1, cleanup_policy=frozenset({"delete"}))
 
+    def without_knowing(self, names: Collection[str]) -> LogConfig:
+        """While these settings of a topic cannot be known: everything is kept, and what of them protects
+        acknowledged records is taken at its strictest."""
+        strictest: dict[str, Any] = {
+            SETTINGS[name].field_name: value for name, value in _STRICTEST.items() if name in names
+        }
+        return replace(self.keeping_everything(), **strictest)
+
     @classmethod
     def from_topic_config(
         cls, settings: Mapping[str, str | None], defaults: LogConfig | None = None
@@ -270,13 +278,8 @@ class LogConfig:
                 unusable[name] = str(error)
             else:
                 usable[name] = text
-        strictest: dict[str, Any] = {
-            SETTINGS[name].field_name: value
-            for name, value in _STRICTEST.items()
-            if name in unusable or (UNREADABLE in unusable and name not in usable)
-        }
-        config = cls.from_topic_config(usable, defaults).keeping_everything()
-        return replace(config, **strictest), unusable
+        unknown = SETTINGS.keys() - usable.keys() if UNREADABLE in unusable else unusable.keys()
+        return cls.from_topic_config(usable, defaults).without_knowing(unknown), unusable
 
     @classmethod
     def for_recovery(cls, settings: Mapping[str, str | None] | None, defaults: LogConfig) -> LogConfig | None:

@@ -490,6 +490,10 @@ class LogManager:
             if any(folder.knows(tp) for tp in partitions):
                 folder.write_checkpoints(partial(self._logs_in, folder), self.offline)
 
+    def set_cleaner(self, config: CleanerConfig) -> None:
+        """Holds for a run under way as far as its pace goes, and whole for the next."""
+        self._cleaner.config = config
+
     def set_config(self, topic: str, config: LogConfig) -> None:
         """Gives new settings to every log of a topic; they count from the next append on."""
         with self._lock:

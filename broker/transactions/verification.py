@@ -136,7 +136,7 @@ class TransactionGate:
         self._coordinator_of = coordinator_of
         self._verify_here = verify_here
         self._verify_there = verify_there
-        self._enabled = enabled
+        self.enabled = enabled
         self._states = VerificationStates()
 
     def is_open(self, partition: TopicPartition, producer: ProducerIdentity) -> bool:
@@ -198,7 +198,7 @@ class TransactionGate:
         unknown: dict[TopicPartition, int] = {}
         for partition, base_sequence in sequences.items():
             try:
-                if not self._enabled or self.is_open(partition, producer):
+                if not self.enabled or self.is_open(partition, producer):
                     errors[partition] = ErrorCode.none
                 else:
                     unknown[partition] = base_sequence

@@ -11,15 +11,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from millrace.broker.client.authorized import (
-    Operation,
-    Operations,
-    cluster_operations,
-    group_operations,
-    topic_operations,
-)
+from millrace.broker.client.authorized import cluster_operations, group_operations, topic_operations
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.groups import list_groups
+from millrace.broker.protocol.operations import Operation, Operations
 from millrace.mirror.checks.findings import Finding, Severity
 from millrace.mirror.checks.permissions import GROUP, Missing, as_findings, missing_of
 from millrace.mirror.config import MirrorConfig, SourceConfig

@@ -11,12 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from millrace.broker.client.admin import create_topic
-from millrace.broker.client.authorized import (
-    Operation,
-    Operations,
-    group_operations,
-    topic_operations,
-)
+from millrace.broker.client.authorized import group_operations, topic_operations
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.errors import (
     ClusterAuthorizationFailed,
@@ -26,6 +21,7 @@ from millrace.broker.errors import (
     TopicAlreadyExists,
     TopicAuthorizationFailed,
 )
+from millrace.broker.protocol.operations import Operation, Operations
 from millrace.mirror.checks.findings import Finding, Selected, Severity, some
 from millrace.mirror.config import MirrorConfig
 from millrace.mirror.topics.routes import AUDIT_TOPIC

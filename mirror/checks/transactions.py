@@ -15,11 +15,12 @@ import asyncio
 from collections.abc import Iterable, Sequence
 
 from millrace.broker.client.admin import ConfigValue, describe_broker_configs, describe_topics_configs
-from millrace.broker.client.authorized import Operation, transactional_id_refusal
+from millrace.broker.client.authorized import transactional_id_refusal
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.metadata import ClusterMetadata
 from millrace.broker.errors import CoordinatorNotAvailable, KafkaError, UnsupportedVersion
 from millrace.broker.protocol.frames import Api
+from millrace.broker.protocol.operations import Operation
 from millrace.mirror.checks.findings import Finding, Severity, no_transactions, some, too_few_brokers
 from millrace.mirror.config import MirrorConfig
 from millrace.mirror.delivery.exactly_once import MAX_LANES_FACTOR, transactional_ids

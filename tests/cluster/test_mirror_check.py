@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from millrace.broker.client.admin import create_topic
-from millrace.broker.client.authorized import Operation
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.group_offsets import CommittedOffset, commit_offsets
 from millrace.broker.errors import ClusterUnreachable
+from millrace.broker.protocol.operations import Operation
 from millrace.mirror import daemon
 from millrace.mirror.checks import check as check_module
 from millrace.mirror.checks.check import Finding, Severity, check, refuse_wrong_start, run

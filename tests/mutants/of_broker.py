@@ -284,8 +284,8 @@ OF_STORAGE = (
         name="one-setting-takes-the-others",
         promise="A topic's setting that cannot be used weakens none of the others.",
         file="broker/storage/log_config.py",
-        rule="        config = cls.from_topic_config(usable, defaults).keeping_everything()\n",
-        instead="        config = cls.from_topic_config({}, defaults).keeping_everything()\n",
+        rule="        return cls.from_topic_config(usable, defaults).without_knowing(unknown), unusable\n",
+        instead="        return cls.from_topic_config({}, defaults).without_knowing(unknown), unusable\n",
         red=(
             f"{REPLICATION}/test_replicated_partitions.py"
             "::test_a_setting_that_cannot_be_used_leaves_the_others_as_they_are",
@@ -397,6 +397,17 @@ OF_COORDINATORS = (
             "::test_commit_while_rebalancing_is_taken_from_the_old_generation_only_until_it_ends",
             "tests/unit/groups/test_coordinator.py"
             "::test_commit_with_the_old_generation_is_refused_by_the_next_coordinator",
+        ),
+    ),
+    Mutant(
+        name="unknown-retention-of-a-broker-replaced",
+        promise="While what was set for all topics cannot be known, nothing is removed by what it replaced.",
+        file="broker/server/dynamic_settings.py",
+        rule="        return defaults.without_knowing(unknown) if unknown else defaults\n",
+        instead="        return defaults\n",
+        red=(
+            "tests/unit/server/test_dynamic_settings.py"
+            "::test_while_a_retention_that_was_set_cannot_be_known_nothing_is_removed_by_another",
         ),
     ),
 )

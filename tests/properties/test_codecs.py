@@ -80,14 +80,12 @@ def test_scan_gives_the_columns_of_the_oracle(given_records: list[Record]) -> No
     st.lists(st.tuples(st.integers(0, 400), st.sampled_from([0, 1, 2, 3, 14, 0x7F, 0x80, 0xFF])), max_size=3),
     st.none() | st.integers(0, 400),
     st.integers(-1, 1),
-    st.booleans(),
 )
 def test_kernel_accepts_exactly_what_the_oracle_accepts(
     given_records: list[Record],
     changes: list[tuple[int, int]],
     cut: int | None,
     count_change: int,
-    keys_required: bool,
 ) -> None:
     section = bytearray(build_batch(given_records)[batch_format.HEADER_SIZE :])
     for position, value in changes:
@@ -95,12 +93,12 @@ def test_kernel_accepts_exactly_what_the_oracle_accepts(
     section = section[:cut]
     count = len(given_records) + count_change
     try:
-        expected = records_oracle.check_records(section, count, keys_required)
+        expected = records_oracle.check_records(section, count)
     except InvalidRecord:
         with pytest.raises(InvalidRecord):
-            validate_records(section, count, keys_required)
+            validate_records(section, count)
     else:
-        assert validate_records(section, count, keys_required) == expected
+        assert validate_records(section, count) == expected
     try:
         list(records_oracle.iterate_records(section, max(count, 0)))
     except InvalidRecord:

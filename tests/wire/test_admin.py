@@ -6,10 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from confluent_kafka import ConsumerGroupState, ConsumerGroupTopicPartitions, KafkaException, TopicPartition
+from confluent_kafka import (
+    ConsumerGroupState,
+    ConsumerGroupTopicPartitions,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import ConfigResource, NewPartitions, NewTopic, OffsetSpec
 from kafka import KafkaAdminClient
 
+from millrace.broker.protocol.frames import Api
+from tests.raw_client import RawClient
 from tests.waiting import patience
 from tests.wire.conftest import is_served
 from tests.wire.foreign_clients import CLIENTS, PATIENCE_S, Refused, Sent, wait_until
@@ -243,3 +251,59 @@ def test_kafka_python_administers_too(bootstrap, fresh_name):
         wait_until(lambda: topic not in admin.list_topics(), "the topic is gone")
     finally:
         admin.close()
+
+
+ON_CLUSTER = {
+    "ALTER",
+    "ALTER_CONFIGS",
+    "CLUSTER_ACTION",
+    "CREATE",
+    "DESCRIBE",
+    "DESCRIBE_CONFIGS",
+    "IDEMPOTENT_WRITE",
+}
+ON_TOPIC = ON_CLUSTER - {"CLUSTER_ACTION", "IDEMPOTENT_WRITE"} | {"DELETE", "READ", "WRITE"}
+
+
+def test_who_asks_what_it_may_do_is_told_everything(admin, new_topic):
+    """KIP-430, by a server without an authorizer."""
+    topic = new_topic()
+
+    def operations(described: Any) -> set[str]:
+        return {operation.name for operation in described.authorized_operations or ()}
+
+    for asks in (True, False):
+        cluster = admin.describe_cluster(include_authorized_operations=asks).result(patience(PATIENCE_S))
+        (found,) = admin.describe_topics(
+            TopicCollection([topic]), include_authorized_operations=asks
+        ).values()
+        assert operations(cluster) == (ON_CLUSTER if asks else set())
+        assert operations(found.result(patience(PATIENCE_S))) == (ON_TOPIC if asks else set())
+
+
+def test_every_api_leaves_out_what_may_be_done_where_nobody_asks(server, new_topic):
+    topic, not_asked = new_topic(), -(2**31)
+    on_topic, on_cluster = 0b1101_1111_1000, 0b1_1111_1010_0000
+    with RawClient(server.port) as raw:
+        for asks in (False, True):
+            of_topics = {"include_topic_authorized_operations": asks}
+            of_both = {**of_topics, "include_cluster_authorized_operations": asks}
+            for version, asked in ((8, of_both), (10, of_both), (12, of_topics)):
+                named = {"name": topic, "topic_id": None} if version >= 10 else {"name": topic}
+                answer = raw.ask(
+                    Api.METADATA, version, topics=[named], allow_auto_topic_creation=False, **asked
+                )
+                (found,) = answer.topics
+                assert found.topic_authorized_operations == (on_topic if asks else not_asked)
+                if version <= 10:
+                    assert answer.cluster_authorized_operations == (on_cluster if asks else not_asked)
+            answer = raw.ask(Api.DESCRIBE_CLUSTER, 0, include_cluster_authorized_operations=asks)
+            assert answer.cluster_authorized_operations == (on_cluster if asks else not_asked)
+        answer = raw.ask(
+            Api.DESCRIBE_TOPIC_PARTITIONS,
+            0,
+            topics=[{"name": topic}],
+            response_partition_limit=10,
+            cursor=None,
+        )
+        assert [found.topic_authorized_operations for found in answer.topics] == [on_topic]

@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 
 import pytest
+from confluent_kafka import KafkaError, Message, Producer
 
-from tests.wire.foreign_clients import CODECS, ForeignClient, Received, Sent
+from millrace.broker.protocol.records import Record, build_batch
+from tests.raw_client import RawClient
+from tests.waiting import patience
+from tests.wire.foreign_clients import CODECS, PATIENCE_S, ForeignClient, Received, Sent
 
 EVERY_BYTE = bytes(range(256))
 NEW_YEAR_MS = 1_357_034_400_000
@@ -123,3 +128,32 @@ def test_log_append_time_replaces_the_producers_time(client, readers, new_topic)
     seen = {tuple(r.timestamp_ms for r in reader.consume(topic, [0], 5)) for reader in readers}
     assert len(seen) == 1, "every client reads the same time"
     assert min(seen.pop()) > NEW_YEAR_MS + 10 * 365 * 86_400_000
+
+
+def test_producer_is_told_which_records_of_a_refused_batch_are_at_fault(server, bootstrap, new_topic):
+    """KIP-467: the keyless records of a compacted topic are named; the others failed for their company."""
+    topic = new_topic(cleanup_policy="compact")
+    keyless = set(range(5, 100, 10))
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5_000, "retries": 0, "log_level": 2})
+    producer.list_topics(topic, timeout=PATIENCE_S)  # so that all of them go into one batch
+    told: dict[int, str] = {}
+
+    def delivered(number: int) -> Callable[[KafkaError | None, Message], None]:
+        def report(error: KafkaError | None, _: Message) -> None:
+            told[number] = "" if error is None else error.name()
+
+        return report
+
+    for number in range(100):
+        key = None if number in keyless else b"%d" % number
+        producer.produce(topic, b"value", key, partition=0, on_delivery=delivered(number))
+    assert producer.flush(patience(PATIENCE_S)) == 0
+    assert {number for number, name in told.items() if name == "INVALID_RECORD"} == keyless
+    assert {told[number] for number in set(range(100)) - keyless} == {"_INVALID_DIFFERENT_RECORD"}
+
+    # The sentences, which confluent-kafka does not hand on.
+    records = [Record(None if number in keyless else b"k", b"v") for number in range(100)]
+    with RawClient(server.port) as raw:
+        (answer,) = raw.produce({(topic, 0): build_batch(records)})
+    assert {number for number, _ in answer.record_errors} == keyless
+    assert all("key" in str(sentence) for _, sentence in answer.record_errors)

@@ -1,7 +1,7 @@
-"""AlterConfigs, versions 0 to 2: replaces all settings of a topic by those given.
+"""AlterConfigs, versions 0 to 2: replaces all settings of a topic or a running broker by those given.
 
 Takes effect on running logs. Of a broker's settings those in `dynamic_configs.py` can be changed while it
-runs, by any broker; the others are refused with INVALID_CONFIG.
+runs, by any broker; the others are refused with INVALID_REQUEST, as Apache Kafka does it.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from millrace.broker.coordination.controller_client import NewTopic
 from millrace.broker.errors import InvalidRequest, KafkaError
 from millrace.broker.protocol.frames import Api
 from millrace.broker.server.answers import NO_ERROR, answer
+from millrace.broker.server.broker_settings import describe_topic
 from millrace.broker.server.context import BrokerServices, RequestContext
-from millrace.broker.server.topic_settings import describe_topic_config
 
 API = Api.CREATE_TOPICS
 VERSIONS = range(2, 8)
@@ -58,7 +58,7 @@ async def _create(
         "error_code": NO_ERROR,
         "num_partitions": len(replicas),
         "replication_factor": len(replicas[0]),
-        "configs": describe_topic_config(new.config, broker.replica_manager.log_defaults),
+        "configs": describe_topic(new.config, broker),
     }
 
 

@@ -1,6 +1,7 @@
 """DescribeCluster, versions 0 and 1: brokers, controller, cluster id.
 
-Endpoint types (version 1) other than brokers are refused: there are no controller endpoints.
+Endpoint types (version 1) other than brokers are refused: there are no controller endpoints. There is no
+authorizer: who asks for the operations that it may do is told all there are.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from typing import Any
 
 from millrace.broker.errors import MismatchedEndpointType
 from millrace.broker.protocol.frames import Api
+from millrace.broker.protocol.operations import ALL_ON_CLUSTER, NOT_ASKED
 from millrace.broker.server.answers import answer
 from millrace.broker.server.context import RequestContext
 
@@ -27,6 +29,9 @@ async def handle(request: Any, context: RequestContext) -> Any:
         version,
         cluster_id=cache.cluster_id,
         controller_id=cache.controller_id,
+        cluster_authorized_operations=(
+            ALL_ON_CLUSTER if request.include_cluster_authorized_operations else NOT_ASKED
+        ),
         brokers=[
             {"broker_id": known.broker_id, "host": known.host, "port": known.port, "rack": known.rack}
             for known in cache.brokers.values()

@@ -1,6 +1,7 @@
 """DescribeConfigs, versions 1 to 4: settings of topics and of this broker.
 
-A broker describes itself only, as in Apache Kafka. Documentation strings are not given.
+A broker describes itself only, and under the empty name what was set for all of them while they run, as in
+Apache Kafka. Documentation strings are not given.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from millrace.broker.coordination.controller_client import check_topic_name
 from millrace.broker.errors import InvalidRequest, KafkaError, UnknownTopicOrPartition
 from millrace.broker.protocol.frames import Api
 from millrace.broker.server.answers import NO_ERROR, answer
-from millrace.broker.server.broker_settings import describe_dynamic
+from millrace.broker.server.broker_settings import describe_broker, describe_every_broker, describe_topic
 from millrace.broker.server.context import BrokerServices, RequestContext
-from millrace.broker.server.topic_settings import BROKER, TOPIC, describe_broker, describe_topic
+from millrace.broker.server.topic_settings import BROKER, TOPIC
 
 API = Api.DESCRIBE_CONFIGS
 VERSIONS = range(1, 5)
@@ -47,16 +48,16 @@ def _describe(resource: Any, include_synonyms: bool, broker: BrokerServices) -> 
 
 def _entries(resource: Any, broker: BrokerServices) -> list[dict[str, Any]]:
     names, keys = resource.resource_name, resource.configuration_keys
-    settings = broker.config.settings
     if resource.resource_type == TOPIC:
         info = broker.metadata_cache.topic(names)
         if info is None:
             check_topic_name(names)
             raise UnknownTopicOrPartition(f"there is no topic {names}")
-        return describe_topic(info, broker.replica_manager.log_defaults, settings, keys or None)
+        return describe_topic(info.config, broker, keys or None)
     if resource.resource_type == BROKER:
-        if names not in ("", str(broker.config.id)):
+        if names == "":
+            return describe_every_broker(broker.metadata_cache, keys or None)
+        if names != str(broker.config.id):
             raise InvalidRequest(f"this is broker {broker.config.id}; ask broker {names} itself")
-        dynamic = describe_dynamic(broker.metadata_cache, broker.config.id, keys or None)
-        return [*describe_broker(settings, keys or None), *dynamic]
+        return describe_broker(broker.config, broker.metadata_cache, keys or None)
     raise InvalidRequest(f"resource type {resource.resource_type} has no settings here")

@@ -11,20 +11,17 @@ from typing import Any
 
 from millrace.broker.groups.values import GroupDescription
 from millrace.broker.protocol.frames import Api
+from millrace.broker.protocol.operations import ALL_ON_GROUP, NOT_ASKED
 from millrace.broker.server.answers import answer
 from millrace.broker.server.context import RequestContext
 
 API = Api.DESCRIBE_GROUPS
 VERSIONS = range(6)
 
-_NOT_ASKED = -(2**31)
-_READ, _DELETE, _DESCRIBE = 1 << 3, 1 << 6, 1 << 8
-
 
 async def handle(request: Any, context: RequestContext) -> Any:
-    operations = _NOT_ASKED
-    if getattr(request, "include_authorized_operations", False):
-        operations = _READ | _DELETE | _DESCRIBE
+    asked = getattr(request, "include_authorized_operations", False)
+    operations = ALL_ON_GROUP if asked else NOT_ASKED
     groups = context.broker.groups
     return answer(
         API,

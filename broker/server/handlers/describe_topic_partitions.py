@@ -2,8 +2,9 @@
 
 Topics come in the order of their names, all of them when none are named. At most
 `response_partition_limit` partitions (and never more than `MOST_PARTITIONS`) are in one answer; `next_cursor`
-says where the next begins. There are no eligible leader replicas here: those fields are
-empty (null, which the schema allows, breaks the Java admin client).
+says where the next begins. There are no eligible leader replicas here: those fields are empty (null, which
+the schema allows, breaks the Java admin client). There is no authorizer: whatever can be done to a topic may
+be, and nobody has to ask for that to be told.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from millrace.broker.coordination.controller_client import check_topic_name
 from millrace.broker.coordination.metadata_cache import MetadataCache
 from millrace.broker.errors import InvalidRequest, InvalidTopic, UnknownTopicOrPartition
 from millrace.broker.protocol.frames import Api
+from millrace.broker.protocol.operations import ALL_ON_TOPIC
 from millrace.broker.server.answers import NO_ERROR, answer
 from millrace.broker.server.context import RequestContext
 from millrace.broker.server.topic_view import partition_view
@@ -45,7 +47,7 @@ async def handle(request: Any, context: RequestContext) -> Any:
             next_cursor = {"topic_name": name, "partition_index": first}
             break
         entry, rest = _topic(cache, name, first, room)
-        topics.append(entry)
+        topics.append({**entry, "topic_authorized_operations": ALL_ON_TOPIC})
         if rest is not None:
             next_cursor = {"topic_name": name, "partition_index": rest}
             break

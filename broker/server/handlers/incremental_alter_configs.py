@@ -1,7 +1,7 @@
 """IncrementalAlterConfigs, versions 0 and 1: set, delete, append to or subtract from single settings.
 
 Takes effect on running logs. Of a broker's settings those in `dynamic_configs.py` can be changed while it
-runs, by any broker; the others are refused with INVALID_CONFIG.
+runs, by any broker; the others are refused with INVALID_REQUEST, as Apache Kafka does it.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 
 from millrace.broker.protocol.frames import Api
 from millrace.broker.server.answers import answer
-from millrace.broker.server.context import RequestContext
+from millrace.broker.server.context import BrokerServices, RequestContext
 from millrace.broker.server.handlers.alter_configs import alter
-from millrace.broker.server.topic_settings import increments
+from millrace.broker.server.topic_settings import BROKER, increments
 from millrace.broker.storage.log_config import SETTINGS
 
 API = Api.INCREMENTAL_ALTER_CONFIGS
@@ -22,9 +22,18 @@ VERSIONS = range(2)
 
 async def handle(request: Any, context: RequestContext) -> Any:
     broker = context.broker
-    defaults = {name: broker.replica_manager.log_defaults.value_of(name) for name in SETTINGS}
     responses = []
     for resource in request.resources:
         operations = [(entry.name, entry.config_operation, entry.value) for entry in resource.configs]
-        responses.append(await alter(resource, partial(increments, operations, defaults), request, broker))
+        lists = _lists(resource.resource_type, broker)
+        responses.append(await alter(resource, partial(increments, operations, lists), request, broker))
     return answer(API, context.head.version, responses=responses)
+
+
+def _lists(resource_type: int, broker: BrokerServices) -> dict[str, str]:
+    """The settings that are lists, with what holds while they are not set."""
+    defaults = broker.replica_manager.log_defaults
+    lists = [setting for setting in SETTINGS.values() if setting.kind == "list"]
+    if resource_type == BROKER:
+        return {setting.broker_name: defaults.value_of(setting.name) for setting in lists}
+    return {setting.name: defaults.value_of(setting.name) for setting in lists}

@@ -2,7 +2,8 @@
 
 Unknown topics are created on the way where both the broker (`auto.create.topics.enable`) and the request
 allow it; the answer then waits for the leaders, where Apache Kafka answers LEADER_NOT_AVAILABLE first and
-lets the client ask again. Authorised operations are not reported: there are no ACLs.
+lets the client ask again. There is no authorizer: who asks for the operations that it may do (versions 8 on,
+KIP-430) is told all there are.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from millrace.broker.errors import (
     UnknownTopicOrPartition,
 )
 from millrace.broker.protocol.frames import Api
+from millrace.broker.protocol.operations import ALL_ON_CLUSTER, ALL_ON_TOPIC, NOT_ASKED
 from millrace.broker.server.answers import NO_ERROR, answer
 from millrace.broker.server.context import BrokerServices, RequestContext
 from millrace.broker.server.topic_view import partition_view
@@ -40,10 +42,16 @@ CREATION_WAIT_MS = 10_000
 async def handle(request: Any, context: RequestContext) -> Any:
     broker, version = context.broker, context.head.version
     topics = await _topics(request, broker, version)
+    if getattr(request, "include_topic_authorized_operations", False):
+        for topic in topics:
+            if topic["name"]:
+                topic["topic_authorized_operations"] = ALL_ON_TOPIC
+    asks_for_cluster = getattr(request, "include_cluster_authorized_operations", False)
     cache = broker.metadata_cache
     return answer(
         API,
         version,
+        cluster_authorized_operations=ALL_ON_CLUSTER if asks_for_cluster else NOT_ASKED,
         brokers=[
             {"node_id": known.broker_id, "host": known.host, "port": known.port, "rack": known.rack}
             for known in cache.brokers.values()

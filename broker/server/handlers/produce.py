@@ -283,7 +283,12 @@ def _refused(batches: PartitionBatches, error: KafkaError, context: RequestConte
     if code == NotLeaderOrFollower.code and context.head.version >= FIRST_WITH_CURRENT_LEADER:
         leader = context.broker.metadata_cache.leader_of(batches.topic, batches.partition)
     return PartitionAnswer(
-        batches.topic, batches.partition, code, error_message=str(error), current_leader=leader
+        batches.topic,
+        batches.partition,
+        code,
+        error_message=str(error),
+        record_errors=error.record_errors,
+        current_leader=leader,
     )
 
 

@@ -31,7 +31,8 @@ class Bench:
 
     def __init__(self, offsets_log, **settings) -> None:
         self.log = offsets_log
-        self.steady_ms, self.now_ms = 1_000, WALL_MS
+        self._turned_ms, self.now_ms = 1_000, WALL_MS
+        self._is_by_loop = False
         self.incarnation = 0
         self.commit_timeout_ms = settings.pop("commit_timeout_ms", 5_000)
         self.config = GroupConfig(**{"initial_rebalance_delay_ms": 0, **settings})
@@ -49,6 +50,19 @@ class Bench:
             new_id=lambda: f"{prefix}-{next(ids)}",
             commit_timeout_ms=self.commit_timeout_ms,
         )
+
+    def by_the_loops_clock(self) -> Bench:
+        """The steady clock is that of the loop (`tests/virtual_clock.py`); nobody turns it."""
+        self._is_by_loop = True
+        return self
+
+    @property
+    def steady_ms(self) -> int:
+        return round(asyncio.get_running_loop().time() * 1000) if self._is_by_loop else self._turned_ms
+
+    @steady_ms.setter
+    def steady_ms(self, now_ms: int) -> None:
+        self._turned_ms = now_ms
 
     def pass_time(self, milliseconds: int) -> None:
         """By both clocks; what is due happens."""

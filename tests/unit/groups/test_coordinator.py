@@ -11,8 +11,8 @@ from millrace.broker.errors import NotEnoughReplicas, NotEnoughReplicasAfterAppe
 from millrace.broker.groups.record_layout import GroupKey, OffsetKey
 from millrace.broker.groups.values import CommitRequest, LeaveRequest, OffsetToCommit, SyncRequest
 from millrace.broker.protocol.java_hash import coordinator_partition
+from tests import virtual_clock
 from tests.unit.groups.coordinator_bench import GROUP, Bench, run
-from tests.waiting import patience
 from tests.waiting import until_async as until
 
 
@@ -504,38 +504,64 @@ def test_figures_of_groups(offsets_log):
 @pytest.mark.parametrize("jump_ms", [-3_600_000, 3_600_000])
 def test_timers_run_on_when_the_clock_is_set(offsets_log, jump_ms):
     async def scenario():
-        bench = await Bench(offsets_log, initial_rebalance_delay_ms=3_000).start()
+        bench = await Bench(offsets_log, initial_rebalance_delay_ms=3_000).by_the_loops_clock().start()
         running = asyncio.create_task(bench.groups.run())
         joining = asyncio.create_task(bench.join())
         await asyncio.sleep(0)
         bench.now_ms += jump_ms
-        bench.steady_ms += 3_000
-        joined = await asyncio.wait_for(joining, patience())
+        joined = await joining
+        assert bench.steady_ms == 3_000
         sync = SyncRequest(joined.member_id, None, 1, None, None, {joined.member_id: b"all"})
         assert (await bench.groups.sync(GROUP, sync)).error is ErrorCode.none
         bench.now_ms += jump_ms
-        bench.pass_time(5_000)
+        await asyncio.sleep(5)
         assert await bench.commit(1, joined.member_id, 1) is ErrorCode.none, "a sign of life"
-        bench.pass_time(9_999)
+        await asyncio.sleep(9.998)
         assert bench.groups.describe(GROUP).state == "Stable"
-        bench.pass_time(1)
+        await asyncio.sleep(0.003)
         assert bench.groups.describe(GROUP).state == "Empty"
         running.cancel()
 
-    run(scenario())
+    virtual_clock.run(scenario())
+
+
+@pytest.mark.parametrize("instance_id", [None, "static"])
+def test_session_ends_when_it_is_over_whatever_else_is_waited_for(offsets_log, instance_id):
+    """Also one that begins while the coordinator waits for a later end of another."""
+
+    async def scenario():
+        bench = await Bench(offsets_log).by_the_loops_clock().start()
+        running = asyncio.create_task(bench.groups.run())
+        await bench.stable_member(group="patient", session_timeout_ms=60_000)
+        await asyncio.sleep(0.007)
+        await bench.stable_member(instance_id=instance_id, session_timeout_ms=6_013)
+        await asyncio.sleep(6.012)
+        assert bench.groups.describe(GROUP).state == "Stable"
+        await asyncio.sleep(0.002)
+        assert bench.groups.describe(GROUP).state == "Empty"
+        await asyncio.sleep(60 - 6.023)
+        assert bench.groups.describe("patient").state == "Stable"
+        await asyncio.sleep(0.004)
+        assert bench.groups.describe("patient").state == "Empty"
+        running.cancel()
+
+    virtual_clock.run(scenario())
 
 
 def test_offsets_are_swept_in_time_when_the_clock_was_set_back(offsets_log):
     async def scenario():
         settings = {"offsets_retention_ms": 100_000, "offsets_retention_check_interval_ms": 600_000}
-        bench = await Bench(offsets_log, **settings).start()
+        bench = await Bench(offsets_log, **settings).by_the_loops_clock().start()
         running = asyncio.create_task(bench.groups.run())
         await asyncio.sleep(0)
-        bench.now_ms -= 3_600_000
-        await bench.commit(1)
-        bench.now_ms += 100_000
-        bench.steady_ms += 600_000
-        await until(lambda: bench.committed() is None)
+        for _ in range(2):  # one sweep is not the last
+            bench.now_ms -= 3_600_000
+            await bench.commit(1)
+            bench.now_ms += 100_000
+            await asyncio.sleep(599.999)
+            assert bench.committed() == 1
+            await asyncio.sleep(0.002)
+            assert bench.committed() is None
         running.cancel()
 
-    run(scenario())
+    virtual_clock.run(scenario())

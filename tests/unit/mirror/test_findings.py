@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from millrace.broker.client.admin import ConfigValue
-from millrace.broker.client.authorized import NOTHING, Operation, read_operations
+from millrace.broker.protocol.operations import NOTHING, Operation, read_operations
 from millrace.mirror.checks.findings import (
     Finding,
     Link,

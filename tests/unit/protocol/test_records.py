@@ -8,7 +8,14 @@ import pytest
 from millrace.broker.errors import InvalidRecord
 from millrace.broker.protocol import records_oracle
 from millrace.broker.protocol.batch import HEADER_SIZE
-from millrace.broker.protocol.records import Record, build_batch, scan_records, validate_records
+from millrace.broker.protocol.records import (
+    MOST_NAMED,
+    Record,
+    build_batch,
+    refused_records,
+    scan_records,
+    validate_records,
+)
 from millrace.broker.protocol.wire import zigzag
 
 
@@ -67,19 +74,36 @@ def test_hostile_section_is_refused(name: str) -> None:
     with pytest.raises(InvalidRecord):
         validate_records(section, count)
     with pytest.raises(InvalidRecord):
-        records_oracle.check_records(section, count, False)
+        records_oracle.check_records(section, count)
 
 
 def test_good_section_gives_least_and_greatest_timestamp() -> None:
     batch = build_batch([Record(b"k", None, (), t) for t in (1000, 990, 1500)])
-    assert validate_records(memoryview(batch)[HEADER_SIZE:], 3, keys_required=True) == (-10, 500)
+    assert validate_records(memoryview(batch)[HEADER_SIZE:], 3) == (-10, 500, 0)
 
 
-def test_null_key_is_refused_only_where_keys_are_required() -> None:
-    section = build_batch([Record(b"k", b"v"), Record(None, b"v")])[HEADER_SIZE:]
-    assert validate_records(section, 2) == (0, 0)
-    with pytest.raises(InvalidRecord, match="record 1: it has no key"):
-        validate_records(section, 2, keys_required=True)
+def test_records_without_a_key_are_counted_and_an_empty_key_is_one() -> None:
+    section = build_batch([Record(b"k", b"v"), Record(None, b"v"), Record(b"", b"v"), Record(None, None)])
+    assert validate_records(section[HEADER_SIZE:], 4) == (0, 0, 2)
+
+
+def test_refused_records_are_found_by_key_and_by_time_as_far_as_there_is_room() -> None:
+    base = 1_000
+    batch = build_batch(
+        [Record(key, b"v", (), time) for key, time in ((b"k", base), (None, base), (b"", 899), (b"k", 1_101))]
+    )
+    section = bytes(batch[HEADER_SIZE:])
+
+    def found(times: range, *, keys_required: bool = True, unset: int = -1 - base) -> list[tuple[int, str]]:
+        return refused_records(section, 4, keys_required=keys_required, times=times, unset=unset)
+
+    assert found(range(-100, 101)) == [(1, "no key"), (2, "too old"), (3, "too new")]
+    assert found(range(-101, 102)) == [(1, "no key")]
+    assert found(range(-101, 102), keys_required=False) == []
+    assert found(range(-100, 102), keys_required=False, unset=-101) == []
+    many = build_batch([Record(None, None)] * (MOST_NAMED + 1))[HEADER_SIZE:]
+    named = refused_records(many, MOST_NAMED + 1, keys_required=True, times=range(1), unset=-1)
+    assert [place for place, _ in named] == list(range(MOST_NAMED))
 
 
 def test_scan_takes_sparse_offsets() -> None:

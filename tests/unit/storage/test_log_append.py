@@ -98,6 +98,53 @@ def test_compacted_topic_refuses_records_without_key(open_log: OpenLog) -> None:
         log.append(build_batch([Record(None, b"v")]), leader_epoch=0, now_ms=0)
 
 
+@pytest.mark.parametrize("compression", [0, 3], ids=["plain", "lz4"])
+def test_refused_batch_names_the_records_at_fault_and_no_others(open_log: OpenLog, compression: int) -> None:
+    log = open_log(
+        cleanup_policy=frozenset({"compact"}), timestamp_before_max_ms=100, timestamp_after_max_ms=50
+    )
+    now_ms = 10_000
+
+    def refusal_of(*records: Record) -> errors.KafkaError:
+        with pytest.raises((errors.InvalidRecord, errors.InvalidTimestamp)) as refused:
+            log.append(build_batch(records, compression=compression), leader_epoch=0, now_ms=now_ms)
+        assert log.end_offset == 0
+        error: errors.KafkaError = refused.value
+        return error
+
+    good = Record(b"k", b"v", (), now_ms)
+    keyless = Record(None, b"v", (), now_ms)
+    error = refusal_of(good, keyless, good, keyless)
+    assert isinstance(error, errors.InvalidRecord)
+    assert [place for place, _ in error.record_errors] == [1, 3]
+    assert error.record_errors[0][1] == "record 1: it has no key, and the topic is compacted"
+    assert "1 more" in str(error)
+
+    # As in Apache Kafka, one record with a wrong time gives the batch that error.
+    error = refusal_of(
+        Record(b"k", b"v", (), now_ms - 101), keyless, good, Record(b"k", b"v", (), now_ms + 51)
+    )
+    assert isinstance(error, errors.InvalidTimestamp)
+    assert [place for place, _ in error.record_errors] == [0, 1, 3]
+    assert "message.timestamp.before.max.ms = 100" in error.record_errors[0][1]
+    assert "message.timestamp.after.max.ms = 50" in error.record_errors[2][1]
+
+    in_time = [Record(b"k", b"v", (), now_ms - 100), good, Record(b"k", b"v", (), now_ms + 50)]
+    log.append(build_batch(in_time, compression=compression), leader_epoch=0, now_ms=now_ms)
+    assert log.end_offset == 3
+
+
+def test_broker_that_stamps_times_itself_refuses_none_for_its_own(open_log: OpenLog) -> None:
+    log = open_log(
+        cleanup_policy=frozenset({"compact"}), timestamp_type="LogAppendTime", timestamp_after_max_ms=50
+    )
+    late = [Record(b"k", b"v", (), 10**6), Record(None, b"v", (), 0)]
+    with pytest.raises(errors.InvalidRecord) as refused:
+        log.append(build_batch(late), leader_epoch=0, now_ms=0)
+    assert [place for place, _ in refused.value.record_errors] == [1]
+    log.append(build_batch(late[:1]), leader_epoch=0, now_ms=0)
+
+
 def test_header_validation_takes_records_as_they_are(open_log: OpenLog) -> None:
     batch = _with(make_batch(), 64, b"\x02")
     log = open_log()

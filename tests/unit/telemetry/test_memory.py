@@ -34,7 +34,7 @@ from millrace.broker.telemetry.memory import release_compiler_pages, resident_si
 warm_kernels()
 before = resident_size()
 released = release_compiler_pages()
-assert validate_records(build_batch([Record(b"k", b"v")])[61:], 1) == (0, 0)
+assert validate_records(build_batch([Record(b"k", b"v")])[61:], 1) == (0, 0, 0)
 print(before, released, resident_size())
 """
 
