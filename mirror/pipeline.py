@@ -58,7 +58,6 @@ log = structlog.get_logger("millrace.mirror.pipeline")
 # produce instead of it. Arguments: source cluster, topic, partition, one whole dense batch.
 BetweenHook: TypeAlias = Callable[[str, str, int, memoryview], Sequence[bytes | bytearray | memoryview]]
 
-Buffer: TypeAlias = bytes | bytearray | memoryview
 
 # A batch whose checksum is wrong is fetched this often before it counts as corrupt at the source.
 MAX_CORRUPT_FETCHES = 3

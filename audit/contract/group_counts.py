@@ -18,9 +18,10 @@ from dataclasses import dataclass, replace
 
 from pyroaring import BitMap64
 
+from millrace.audit.contract.content_digest import digest_sum
 from millrace.audit.contract.event_ledger import EventLedger
 from millrace.audit.contract.event_values import RETENTION_MS, TierEvent
-from millrace.audit.scanning.cells import DIGEST_MASK, NO_TIME, SeenByWindow, SeenSet
+from millrace.audit.scanning.cells import NO_TIME, SeenByWindow, SeenSet
 
 TIER_PREFIX = "group:"
 _MARK = "millrace-audit/1 "
@@ -35,7 +36,7 @@ def tier_name(group: str) -> str:
 def seen_by_group(events: Iterable[TierEvent], topics: Collection[str]) -> dict[str, dict[str, SeenByWindow]]:
     """{group: {stream: {window_start_ms: SeenSet}}} of events about any of the topics.
 
-    Windows are as long as the consumers made them (`window_lengths`). A digest is given while no record came
+    Windows are as long as the consumers made them. A digest is given while no record came
     twice. A window's extra copies are told by sequence as far as the events say whose they are, the first
     MAX_NAMED_REPEATS of them; the others are its `loose_copies`.
     """
@@ -47,11 +48,6 @@ def seen_by_group(events: Iterable[TierEvent], topics: Collection[str]) -> dict[
     for (group, stream, start_ms), members in sorted(parts.items()):
         seen.setdefault(group, {}).setdefault(stream, {})[start_ms] = _merge(members)
     return seen
-
-
-def window_lengths(events: Iterable[TierEvent], stream: str) -> set[int]:
-    """The window lengths in ms by which consumers filed a stream: all must divide the window compared."""
-    return {event.window_ms for event in events if event.stream == stream}
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,5 +191,5 @@ def _merge(members: list[TierEvent]) -> SeenSet:
     digests = [event.digest for event in members]
     total.digest = None
     if not extra and all(digest is not None for digest in digests):
-        total.digest = sum(digest or 0 for digest in digests) & DIGEST_MASK
+        total.digest = digest_sum(digest or 0 for digest in digests)
     return total

@@ -25,7 +25,6 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
-from kio.index import load_request_schema
 from kio.static.protocol import RequestPayload
 
 from millrace.broker.client.connection import (
@@ -515,7 +514,7 @@ class Cluster:
     ) -> Any:
         """Send one kio request to a broker, or to any (None), once; the kio answer is returned.
 
-        The entity's version must be one the broker offers (`api_class` picks one), otherwise
+        The entity's version must be one the broker offers (`api_version` picks one), otherwise
         UnsupportedVersion is raised and nothing is sent. Error codes within the answer are the caller's.
         """
         connection = await self.connection(node_id, purpose)
@@ -536,15 +535,6 @@ class Cluster:
         except _CONNECTION_ERRORS:
             self.invalidate()
             raise
-
-    async def api_class(
-        self, api: Api, *, at_least: int, at_most: int, node_id: int | None = None
-    ) -> type[RequestPayload]:
-        """The kio request class of the highest version that both sides know.
-
-        Raises UnsupportedVersion where `at_least`..`at_most` and the broker's range do not meet.
-        """
-        return load_request_schema(api, await self.api_version(api, at_least, at_most, node_id))
 
     async def api_version(self, api: Api, at_least: int, at_most: int, node_id: int | None = None) -> int:
         """The highest version that both sides know; UnsupportedVersion where the ranges do not meet."""

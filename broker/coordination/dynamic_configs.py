@@ -15,12 +15,9 @@ from dataclasses import dataclass
 
 from millrace.broker.coordination.metadata_cache import MetadataCache
 from millrace.broker.errors import InvalidConfig
+from millrace.broker.protocol.throttle_settings import FOLLOWER_RATE, FOLLOWER_REPLICAS, LEADER_RATE
 from millrace.broker.protocol.topic_partition import TopicPartition
 
-LEADER_RATE = "leader.replication.throttled.rate"
-FOLLOWER_RATE = "follower.replication.throttled.rate"
-LEADER_REPLICAS = "leader.replication.throttled.replicas"
-FOLLOWER_REPLICAS = "follower.replication.throttled.replicas"
 EVERY_REPLICA = "*"
 
 LONGEST = 2**63 - 1

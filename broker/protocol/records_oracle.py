@@ -65,21 +65,6 @@ def iterate_records(records: Buffer, record_count: int) -> Iterator[RawRecord]:
         raise InvalidRecord(f"{end - position} bytes follow the last of {record_count} records")
 
 
-def check_records(records: Buffer, record_count: int, keys_required: bool) -> tuple[int, int]:
-    """What `records.validate_records` promises, in plain Python: least and greatest timestamp delta."""
-    if record_count <= 0:
-        raise InvalidRecord(f"batch announces {record_count} records")
-    least, greatest = 2**63 - 1, -(2**63)
-    for index, record in enumerate(iterate_records(records, record_count)):
-        if record.offset_delta != index:
-            raise InvalidRecord(f"record {index} has offset delta {record.offset_delta}")
-        if keys_required and record.key is None:
-            raise InvalidRecord(f"record {index} has no key, and the topic is compacted")
-        least = min(least, record.timestamp_delta)
-        greatest = max(greatest, record.timestamp_delta)
-    return least, greatest
-
-
 def _read_record(buffer: Buffer, position: int, end: int) -> tuple[RawRecord, int]:
     length, position = read_varint(buffer, position, end, 32)
     if length < 0 or length > end - position:

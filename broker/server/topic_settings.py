@@ -17,7 +17,6 @@ from millrace.broker.storage.log_config import SETTINGS, LogConfig
 
 TOPIC = 2
 BROKER = 4
-BROKER_LOGGER = 8
 
 SET, DELETE, APPEND, SUBTRACT = 0, 1, 2, 3
 

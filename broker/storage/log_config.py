@@ -19,6 +19,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from millrace.broker.errors import InvalidConfig
+from millrace.broker.protocol.throttle_settings import FOLLOWER_REPLICAS, LEADER_REPLICAS
 
 _MAX_INT = 2**31 - 1
 _MAX_LONG = 2**63 - 1
@@ -160,8 +161,8 @@ IGNORED_SETTINGS = frozenset(
         "message.format.version",
         "message.downconversion.enable",
         "message.timestamp.difference.max.ms",
-        "leader.replication.throttled.replicas",
-        "follower.replication.throttled.replicas",
+        LEADER_REPLICAS,
+        FOLLOWER_REPLICAS,
         "compression.gzip.level",
         "compression.lz4.level",
         "compression.zstd.level",

@@ -103,10 +103,6 @@ class Naming:
     rename: Mapping[str, str] | None = None
     partition_offsets: Mapping[str, int] | None = None
 
-    @property
-    def is_identity(self) -> bool:
-        return self.pattern == "{topic}" and not self.rename and not self.partition_offsets
-
     def target_topic(self, source: str, topic: str) -> str:
         if topic == AUDIT_TOPIC:
             return topic

@@ -84,7 +84,7 @@ class Millrace:
     """Cells mode, the way that the audit's job takes."""
 
     def __init__(self, folder: Path) -> None:
-        from millrace.audit.spark.spark_session import spark_session
+        from tests.spark_session import spark_session
 
         self._folder = folder
         self._stack = contextlib.ExitStack()

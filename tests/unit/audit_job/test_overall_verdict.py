@@ -7,16 +7,11 @@ from itertools import combinations_with_replacement, product
 import pytest
 
 from millrace.audit.reconciliation.verdict_rows import verdict_rows
-from millrace.audit.reconciliation.verdicts import (
-    Verdict,
-    WindowState,
-    WindowVerdict,
-    overall_verdict,
-    status_of,
-)
+from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict, status_of
 from millrace.audit.report.html import render
 from millrace.audit.report.metrics import metrics_text
 from millrace.audit.report.summary import exit_status, summarise
+from tests.verdicts import overall_verdict
 
 
 def summed(table, untrusted=None, **more):

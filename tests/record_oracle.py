@@ -1,0 +1,22 @@
+"""What `records.validate_records` promises, in plain Python: the compiled scan must accept the same."""
+
+from __future__ import annotations
+
+from millrace.broker.errors import InvalidRecord
+from millrace.broker.protocol.checksum import Buffer
+from millrace.broker.protocol.records_oracle import iterate_records
+
+
+def check_records(records: Buffer, record_count: int, keys_required: bool) -> tuple[int, int]:
+    """Least and greatest timestamp delta. Raises InvalidRecord."""
+    if record_count <= 0:
+        raise InvalidRecord(f"batch announces {record_count} records")
+    least, greatest = 2**63 - 1, -(2**63)
+    for index, record in enumerate(iterate_records(records, record_count)):
+        if record.offset_delta != index:
+            raise InvalidRecord(f"record {index} has offset delta {record.offset_delta}")
+        if keys_required and record.key is None:
+            raise InvalidRecord(f"record {index} has no key, and the topic is compacted")
+        least = min(least, record.timestamp_delta)
+        greatest = max(greatest, record.timestamp_delta)
+    return least, greatest
