@@ -16,25 +16,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf
 
 from millrace.broker.config_file import ConfigText, check_config, read_config
 from millrace.broker.errors import ConfigError
+from millrace.broker.protocol.address import Address
 
 LONGEST = 2**63 - 1
 """Kafka's "never" for counts and times."""
-
-
-class Address(NamedTuple):
-    """A `host:port` pair; IPv6 hosts are written in brackets."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 def parse_address(value: object) -> Address:

@@ -30,8 +30,8 @@ from pyspark.sql.functions import expr, lit
 
 from millrace.audit.scanning.cell_rows import CELL_DDL, Place, RowBuilder
 from millrace.audit.spark.connector_security import client_settings
-from millrace.audit.spark.planning import OffsetRange
 from millrace.audit.spark.spark_source import ReadOptions, parse_options
+from millrace.audit.spark.task_plan import OffsetRange
 from millrace.broker.client.admin import describe_topics_configs
 from millrace.broker.errors import ClusterUnreachable, ConfigError, KafkaError
 

@@ -20,9 +20,10 @@ from typing import Any
 import psutil
 import structlog
 
-from millrace.broker.config import Address, BrokerConfig, parse_settings
+from millrace.broker.config import BrokerConfig, parse_settings
 from millrace.broker.coordination import controller_client
 from millrace.broker.coordination.controller_client import NewTopic
+from millrace.broker.protocol.address import Address
 from millrace.broker.protocol.hot_fetch import FetchRequest, PartitionFetch
 from millrace.broker.protocol.hot_fetch import decode_response as decode_fetched
 from millrace.broker.protocol.hot_fetch import encode_request as encode_fetch

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from millrace.broker.errors import CorruptMessage, InvalidRecord, KafkaError, ProtocolError, RecordTooLarge
 from millrace.broker.protocol import batch as batch_format
-from millrace.broker.protocol import compression, records_oracle, wire
+from millrace.broker.protocol import compression, wire
 from millrace.broker.protocol.checksum import crc32c, crc32c_reference
 from millrace.broker.protocol.records import (
     Record,
@@ -20,7 +20,7 @@ from millrace.broker.protocol.records import (
     warm_kernels,
     whole_batches,
 )
-from tests.record_oracle import check_records
+from tests import records_oracle
 
 warm_kernels()  # not within an example's time
 
@@ -96,7 +96,7 @@ def test_kernel_accepts_exactly_what_the_oracle_accepts(
     section = section[:cut]
     count = len(given_records) + count_change
     try:
-        expected = check_records(section, count, keys_required)
+        expected = records_oracle.check_records(section, count, keys_required)
     except InvalidRecord:
         with pytest.raises(InvalidRecord):
             validate_records(section, count, keys_required)

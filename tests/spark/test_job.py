@@ -13,8 +13,8 @@ import pytest
 
 from millrace.audit import explain, job
 from millrace.audit.keeping.state import Commit, StateFolder
-from millrace.audit.spark.planning import OffsetRange
 from millrace.audit.spark.spark_source import parse_options, read_pinned
+from millrace.audit.spark.task_plan import OffsetRange
 from millrace.audit.spark.task_reader import pin_ranges
 from millrace.broker.errors import JavaMissing
 from tests.ports import free_port

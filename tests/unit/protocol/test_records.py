@@ -9,7 +9,7 @@ from millrace.broker.errors import InvalidRecord
 from millrace.broker.protocol.batch import HEADER_SIZE
 from millrace.broker.protocol.records import Record, build_batch, scan_records, validate_records
 from millrace.broker.protocol.wire import zigzag
-from tests.record_oracle import check_records
+from tests import records_oracle
 
 
 def _record(body: bytes) -> bytes:
@@ -67,7 +67,7 @@ def test_hostile_section_is_refused(name: str) -> None:
     with pytest.raises(InvalidRecord):
         validate_records(section, count)
     with pytest.raises(InvalidRecord):
-        check_records(section, count, False)
+        records_oracle.check_records(section, count, False)
 
 
 def test_good_section_gives_least_and_greatest_timestamp() -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from millrace.broker.config import Address, BrokerSettings, load_config, parse_address
+from millrace.broker.config import BrokerSettings, load_config, parse_address
 from millrace.broker.errors import ConfigError
+from millrace.broker.protocol.address import Address
 
 GOOD = {"id": 1, "listen": "127.0.0.1:9092", "zookeeper": "127.0.0.1:2181/dc1", "data": ["d"]}
 

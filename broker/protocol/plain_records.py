@@ -1,8 +1,8 @@
 """The records section of a batch, read in plain Python, one record at a time.
 
 It serves control paths (positions, events, group offsets), where there are few records and the compiled
-kernels' memory would not pay, and it is the oracle that the kernels of `record_kernels.py` are tested
-against: both accept exactly the same bytes. Pure.
+kernels' memory would not pay. The kernels of `record_kernels.py` accept exactly the same bytes, and are
+tested against it. Pure.
 
 Layout of a record; every varint is zigzag-coded:
 

@@ -9,7 +9,7 @@ from millrace.audit.contract.events import EventLedger
 from millrace.audit.keeping.state import Commit, ReadPosition
 from millrace.audit.runs.capture import Capture, MirrorPosition, PartitionPin
 from millrace.audit.runs.reading_plan import plan_ranges
-from millrace.audit.spark.planning import (
+from millrace.audit.spark.task_plan import (
     RECORD_WORK,
     USUAL_RECORD_BYTES,
     OffsetRange,

@@ -1,14 +1,16 @@
-"""What `records.validate_records` promises, in plain Python: the compiled scan must accept the same."""
+"""Records read and checked in plain Python: the compiled kernels must accept the same, no more nor less."""
 
 from __future__ import annotations
 
 from millrace.broker.errors import InvalidRecord
 from millrace.broker.protocol.checksum import Buffer
-from millrace.broker.protocol.records_oracle import iterate_records
+from millrace.broker.protocol.plain_records import iterate_records, read_varint
+
+__all__ = ["check_records", "iterate_records", "read_varint"]
 
 
 def check_records(records: Buffer, record_count: int, keys_required: bool) -> tuple[int, int]:
-    """Least and greatest timestamp delta. Raises InvalidRecord."""
+    """What `records.validate_records` promises, in plain Python: least and greatest timestamp delta."""
     if record_count <= 0:
         raise InvalidRecord(f"batch announces {record_count} records")
     least, greatest = 2**63 - 1, -(2**63)
