@@ -20,8 +20,9 @@ from pyroaring import BitMap64
 
 from millrace.audit.contract.content_digest import digest_sum
 from millrace.audit.contract.event_ledger import EventLedger
-from millrace.audit.contract.event_values import RETENTION_MS, TierEvent
+from millrace.audit.contract.event_values import TierEvent
 from millrace.audit.scanning.cells import NO_TIME, SeenByWindow, SeenSet
+from millrace.broker.protocol.system_topics import AUDIT_RETENTION_MS
 
 TIER_PREFIX = "group:"
 _MARK = "millrace-audit/1 "
@@ -128,7 +129,7 @@ def followed_claims(
     for place in {**kept, **named}:
         before, now = kept.get(place), named.get(place, Claim(0, 0))
         if before is None or now.count > before.count:
-            is_old = now_ms - known.get(place[0], 0) >= RETENTION_MS
+            is_old = now_ms - known.get(place[0], 0) >= AUDIT_RETENTION_MS
             found[place] = Claim(now.count, now.commits, now_ms, is_old)
         elif now.commits != before.commits:
             found[place] = replace(before, commits=now.commits, until_ms=now_ms)
@@ -152,7 +153,7 @@ def group_doubts(ledger: EventLedger, claims: Claims | None = None) -> dict[str,
         if claim.is_old and place not in claimed:
             sentence = (
                 f"consumer {session} committed that it counted {lacking} records and has no event: it may be "
-                f"too old to be checked (events are kept for {RETENTION_MS // 86_400_000} days)"
+                f"too old to be checked (events are kept for {AUDIT_RETENTION_MS // 86_400_000} days)"
             )
         # Where its own events tell of more than there are, it may be any of its records.
         until_ms = None if claimed.get(place, 0) > count else claim.until_ms

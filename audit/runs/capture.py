@@ -39,7 +39,7 @@ from millrace.audit.contract.group_counts import (
     unanswered,
 )
 from millrace.audit.keeping.state import Commit
-from millrace.audit.runs.told_routes import ROUTES_PREFIX, ToldRoutes
+from millrace.audit.runs.told_routes import ToldRoutes
 from millrace.audit.spark.partition_sizes import bytes_per_offset
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.group_offsets import CommittedOffset, fetch_offsets
@@ -54,10 +54,9 @@ from millrace.broker.errors import (
     UnknownTopicOrPartition,
     error_for_code,
 )
+from millrace.broker.protocol.system_topics import AUDIT_TOPIC, POSITIONS_TOPIC_PREFIX, ROUTES_TOPIC_PREFIX
 from millrace.broker.protocol.topic_partition import TopicPartition
 
-EVENTS_TOPIC = "millrace.audit"
-POSITIONS_PREFIX = "millrace.positions."
 MAX_UNTRUSTED_POSITIONS = 100
 MAX_PINNINGS = 5
 
@@ -237,20 +236,20 @@ async def _committed(
 
 
 async def _read_events(captured: Capture, config: AuditConfig, cluster: Cluster) -> None:
-    metadata = await cluster.metadata([EVENTS_TOPIC])
+    metadata = await cluster.metadata([AUDIT_TOPIC])
     is_source = config.clusters[cluster.name].tier == "source"
-    if EVENTS_TOPIC not in metadata.topics:
-        refused = _refusal(metadata, EVENTS_TOPIC)
+    if AUDIT_TOPIC not in metadata.topics:
+        refused = _refusal(metadata, AUDIT_TOPIC)
         if refused is not None:
-            raise ClusterUnreachable(cluster.name, f"{EVENTS_TOPIC} cannot be read: {refused}")
-        sentence = f"cluster {cluster.name} has no topic {EVENTS_TOPIC}: its producers tell nothing"
+            raise ClusterUnreachable(cluster.name, f"{AUDIT_TOPIC} cannot be read: {refused}")
+        sentence = f"cluster {cluster.name} has no topic {AUDIT_TOPIC}: its producers tell nothing"
         if is_source:  # an aggregate need not have producers
             captured.absent.append(sentence)
             captured.silent_sources.append(sentence)
         return
-    with _named(cluster, EVENTS_TOPIC):
+    with _named(cluster, AUDIT_TOPIC):
         read_to = captured.events_to.setdefault(cluster.name, {})
-        async for record in read_topic_to_end(cluster, EVENTS_TOPIC):
+        async for record in read_topic_to_end(cluster, AUDIT_TOPIC):
             read_to[record.partition] = record.offset + 1
             captured.ledger.add(record.key, record.value, _origin(cluster, record))
             kind, stream = ("", "") if record.key is None else _stream_of_key(record.key)
@@ -263,17 +262,17 @@ async def _read_events(captured: Capture, config: AuditConfig, cluster: Cluster)
 async def _read_new_gaps(captured: Capture, cluster: Cluster) -> None:
     """What mirrors told of gaps since the events were read. They write it outside of transactions, and it
     counts from then on: nobody else's open one may hide it."""
-    metadata = await cluster.metadata([EVENTS_TOPIC], max_age_ms=0)
-    if EVENTS_TOPIC not in metadata.topics:
-        refused = _refusal(metadata, EVENTS_TOPIC)
+    metadata = await cluster.metadata([AUDIT_TOPIC], max_age_ms=0)
+    if AUDIT_TOPIC not in metadata.topics:
+        refused = _refusal(metadata, AUDIT_TOPIC)
         if refused is not None or cluster.name in captured.events_to:
             # Positions are newer than the gaps that are known: losses would be made up.
             why = refused or "it was there a moment ago"
-            raise ClusterUnreachable(cluster.name, f"{EVENTS_TOPIC} cannot be read: {why}")
+            raise ClusterUnreachable(cluster.name, f"{AUDIT_TOPIC} cannot be read: {why}")
         return
     since = captured.events_to.get(cluster.name, {})
-    with _named(cluster, EVENTS_TOPIC):
-        async for record in read_topic_to_end(cluster, EVENTS_TOPIC, read_committed=False, since=since):
+    with _named(cluster, AUDIT_TOPIC):
+        async for record in read_topic_to_end(cluster, AUDIT_TOPIC, read_committed=False, since=since):
             if record.key is not None and _stream_of_key(record.key)[0] == "gap":
                 captured.ledger.add(record.key, record.value, _origin(cluster, record))
 
@@ -393,10 +392,10 @@ async def _read_positions(
     }
     for aggregate in config.aggregates():
         everything = await clusters[aggregate].metadata(max_age_ms=0)
-        for positions_topic in sorted(t for t in everything.topics if t.startswith(POSITIONS_PREFIX)):
-            mirror = positions_topic.removeprefix(POSITIONS_PREFIX)
+        for positions_topic in sorted(t for t in everything.topics if t.startswith(POSITIONS_TOPIC_PREFIX)):
+            mirror = positions_topic.removeprefix(POSITIONS_TOPIC_PREFIX)
             newest = await _newest_positions(captured, clusters[aggregate], positions_topic, name_of_id)
-            routes_topic = f"{ROUTES_PREFIX}{mirror}"
+            routes_topic = f"{ROUTES_TOPIC_PREFIX}{mirror}"
             routes = None
             if routes_topic in everything.topics:  # an old mirror tells none
                 routes = await _told_routes(captured, clusters[aggregate], routes_topic)
@@ -416,7 +415,7 @@ async def _newest_positions(
     captured: Capture, cluster: Cluster, positions_topic: str, name_of_id: Mapping[str, str]
 ) -> dict[tuple[str, str, int], MirrorPosition]:
     """By the mirror's own name of the source, topic and partition: its last word."""
-    aggregate, mirror = cluster.name, positions_topic.removeprefix(POSITIONS_PREFIX)
+    aggregate, mirror = cluster.name, positions_topic.removeprefix(POSITIONS_TOPIC_PREFIX)
     newest: dict[tuple[str, str, int], MirrorPosition] = {}
     with _named(cluster, positions_topic):
         async for record in read_topic_to_end(cluster, positions_topic):

@@ -44,8 +44,8 @@ from millrace.broker.coordination.session import Session, SessionError, SessionS
 from millrace.broker.errors import DataFolderNotWritable, FatalError, MillraceError, ZooKeeperUnreachable
 from millrace.broker.groups.config import GroupConfig
 from millrace.broker.groups.coordinator import GroupCoordinator
-from millrace.broker.groups.offsets import OFFSETS_TOPIC
 from millrace.broker.protocol.address import Address
+from millrace.broker.protocol.system_topics import OFFSETS_TOPIC
 from millrace.broker.replication.in_sync_sets import CHECKS_PER_LAG
 from millrace.broker.replication.replica_fetcher import FetchLimits
 from millrace.broker.replication.replica_manager import ReplicaManager

@@ -17,7 +17,6 @@ from typing import Any
 
 import structlog
 
-from millrace.broker.coordination.metadata_cache import INTERNAL_TOPICS
 from millrace.broker.errors import (
     InvalidRecord,
     InvalidRequiredAcks,
@@ -44,6 +43,7 @@ from millrace.broker.protocol.hot_produce import (
     decode_request,
     encode_response,
 )
+from millrace.broker.protocol.system_topics import INTERNAL_TOPICS
 from millrace.broker.replication.replica_manager import ACKS_ALL
 from millrace.broker.server import refused_batches
 from millrace.broker.server.connection import ACKS_0

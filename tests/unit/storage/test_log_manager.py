@@ -216,7 +216,7 @@ def test_topic_settings_are_checked_by_name_and_value() -> None:
     ):
         with pytest.raises(InvalidConfig, match=next(iter(settings))):
             LogConfig.from_topic_config(settings)
-    assert LogConfig.from_broker_config({"log.retention.hours": "2", "other": "x"}).retention_ms == 7_200_000
+    assert LogConfig.from_broker_config({"log.retention.ms": "72", "other": "x"}).retention_ms == 72
     for name, setting in SETTINGS.items():
         assert setting.parse(setting.default) == getattr(LogConfig(), setting.field_name), name
 
