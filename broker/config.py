@@ -103,7 +103,6 @@ class BrokerSettings:
     log_cleaner_delete_retention_ms: int = _topics_default("log.cleaner.delete.retention.ms")
     log_cleaner_min_compaction_lag_ms: int = _topics_default("log.cleaner.min.compaction.lag.ms")
     log_cleaner_max_compaction_lag_ms: int = _topics_default("log.cleaner.max.compaction.lag.ms")
-    log_segment_delete_delay_ms: int = _topics_default("log.segment.delete.delay.ms")
     # Logs: what the broker does in the background.
     log_cleaner_enable: bool = True
     log_cleaner_backoff_ms: int = _integer(15_000, minimum=10)

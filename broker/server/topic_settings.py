@@ -13,7 +13,7 @@ from typing import Any
 from millrace.broker.config import SETTING_FIELDS, BrokerSettings, setting_text
 from millrace.broker.coordination.metadata_cache import TopicInfo
 from millrace.broker.errors import InvalidConfig, InvalidRequest
-from millrace.broker.storage.log_config import SETTINGS, LogConfig
+from millrace.broker.storage.log_config import IGNORED_SETTINGS, SETTINGS, LogConfig
 
 TOPIC = 2
 BROKER = 4
@@ -44,13 +44,16 @@ def describe_topic_config(
     """The same for a topic that has (or would have) `config` set."""
     effective, unusable = LogConfig.usable_part(config, defaults)
     plain = LogConfig()
-    known = [*SETTINGS, *(name for name in unusable if name not in SETTINGS)]
+    shown_too = (
+        name for name in config if name not in SETTINGS and (name in unusable or name in IGNORED_SETTINGS)
+    )
+    known = [*SETTINGS, *shown_too]
     wanted = known if names is None else [name for name in names if name in known]
     entries = []
     for name in wanted:
         if name not in SETTINGS:
-            # Shown so that it can be taken away: tools delete only what they have seen.
-            entries.append(_unknown(name, config[name]))
+            # Shown so that it can be taken away, and is not set again and again by who finds it missing.
+            entries.append(_without_effect(name, config[name]))
             continue
         setting = SETTINGS[name]
         inherited, builtin = defaults.value_of(name), plain.value_of(name)
@@ -80,7 +83,7 @@ def describe_topic_config(
     return entries
 
 
-def _unknown(name: str, value: str) -> dict[str, Any]:
+def _without_effect(name: str, value: str) -> dict[str, Any]:
     return {
         "name": name,
         "value": value,

@@ -143,7 +143,6 @@ SETTINGS: dict[str, Setting] = {
             "zstd",
         ),
         _integer("min.insync.replicas", "min.insync.replicas", "int", 1, 1),
-        _integer("file.delete.delay.ms", "log.segment.delete.delay.ms", "long", 60_000, 0),
         Setting(
             "unclean.leader.election.enable",
             "unclean.leader.election.enable",
@@ -157,6 +156,7 @@ SETTINGS: dict[str, Setting] = {
 
 IGNORED_SETTINGS = frozenset(
     {
+        "file.delete.delay.ms",  # what is deleted goes as soon as no reader is in it
         "preallocate",
         "segment.jitter.ms",
         "message.format.version",
@@ -209,7 +209,6 @@ class LogConfig:
     timestamp_after_max_ms: int = _default("message.timestamp.after.max.ms")
     compression_type: str = _default("compression.type")
     min_insync_replicas: int = _default("min.insync.replicas")
-    file_delete_delay_ms: int = _default("file.delete.delay.ms")
     unclean_leader_election_enable: bool = _default("unclean.leader.election.enable")
     producer_id_expiration_ms: int = _DAY_MS  # a broker's setting, the same for every topic
 
