@@ -32,8 +32,8 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from millrace.audit.clients.adapter_config import check_client, log_topic_refusal, open_reporter
 from millrace.audit.clients.loop_reports import LoopReports
-from millrace.audit.contract.event_values import EVENTS_TOPIC_SETTINGS
 from millrace.audit.stream_reporter import OutgoingEvent
+from millrace.broker.protocol.system_topics import AUDIT_TOPIC_SETTINGS
 
 _log = logging.getLogger("millrace.audit.aiokafka_producer")
 
@@ -174,7 +174,7 @@ async def _ensure_topic(settings: dict[str, Any], topic: str) -> None:
         if topic in await admin.list_topics():
             return
         for replication_factor in (-1, 1):
-            new = NewTopic(topic, 1, replication_factor, topic_configs=EVENTS_TOPIC_SETTINGS)
+            new = NewTopic(topic, 1, replication_factor, topic_configs=AUDIT_TOPIC_SETTINGS)
             answer = await admin.create_topics([new])
             code, reason = answer.topic_errors[0][1:3]
             error = kafka_errors.for_code(code)

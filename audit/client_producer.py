@@ -21,7 +21,6 @@ from typing import Any
 
 from millrace.audit.clients.adapter_config import log_topic_refusal, open_reporter
 from millrace.audit.clients.loop_reports import LoopReports
-from millrace.audit.contract.event_values import EVENTS_TOPIC_SETTINGS
 from millrace.audit.stream_reporter import OutgoingEvent
 from millrace.broker.client.admin import create_topic
 from millrace.broker.client.cluster import Cluster
@@ -33,6 +32,7 @@ from millrace.broker.errors import (
     RecordTooLarge,
     TopicAlreadyExists,
 )
+from millrace.broker.protocol.system_topics import AUDIT_TOPIC_SETTINGS
 
 _log = logging.getLogger("millrace.audit.client_producer")
 
@@ -102,7 +102,7 @@ class AuditedClientProducer(Producer):
         topic = self._reporter.events_topic
         for replication_factor in (-1, 1):
             try:
-                await create_topic(self._cluster, topic, 1, replication_factor, EVENTS_TOPIC_SETTINGS)
+                await create_topic(self._cluster, topic, 1, replication_factor, AUDIT_TOPIC_SETTINGS)
             except TopicAlreadyExists:
                 pass
             except InvalidReplicationFactor:

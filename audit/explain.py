@@ -52,11 +52,6 @@ MOST_CELLS = 12  # of one tier; more are summed up
 _NEAREST = 3
 
 
-def run(config: AuditConfig, topic: str, window: str) -> list[str]:
-    """The explanation, one line an element. Raises ConfigError for an unknown topic or window."""
-    return list(lines(explain(config, topic, window)))
-
-
 def explain(config: AuditConfig, topic: str, window: str) -> dict[str, Any]:
     """The whole answer. Raises ConfigError naming what there is instead."""
     if topic not in config.topics:

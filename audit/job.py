@@ -66,9 +66,9 @@ from millrace.audit.runs.watermarks import FILE_NAME as WATERMARKS_FILE
 from millrace.audit.runs.watermarks import document, steps_back, watermarks_of
 from millrace.audit.scanning.cell_notes import counts_of, unaudited_of, unread_of
 from millrace.audit.scanning.cell_rows import NOTE_UNAUDITED, NOTE_UNTRUSTED
-from millrace.audit.spark.planning import OffsetRange
 from millrace.audit.spark.spark_cells import RunCells, failing_in_one_line
 from millrace.audit.spark.spark_session import LOCAL, SparkBeside, require_java
+from millrace.audit.spark.task_plan import OffsetRange
 from millrace.broker.errors import ConfigError, DataFolderNotWritable, MillraceError, ZooKeeperUnreachable
 
 JOB_FAILED = 3

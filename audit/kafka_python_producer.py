@@ -33,8 +33,8 @@ from kafka.admin import NewTopic
 
 from millrace.audit.clients.adapter_config import check_client, fail_all, log_topic_refusal, open_reporter
 from millrace.audit.clients.interruption import refuse_inside
-from millrace.audit.contract.event_values import EVENTS_TOPIC_SETTINGS
 from millrace.audit.stream_reporter import FORKED, LOCKED, OutgoingEvent
+from millrace.broker.protocol.system_topics import AUDIT_TOPIC_SETTINGS
 
 _log = logging.getLogger("millrace.audit.kafka_python_producer")
 
@@ -242,7 +242,7 @@ def _ensure_topic(settings: dict[str, Any], topic: str, timeout_s: float) -> boo
         if topic in admin.list_topics():
             return True
         for replication_factor in (-1, 1):
-            new = NewTopic(topic, 1, replication_factor, topic_configs=EVENTS_TOPIC_SETTINGS)
+            new = NewTopic(topic, 1, replication_factor, topic_configs=AUDIT_TOPIC_SETTINGS)
             try:
                 admin.create_topics([new])
                 return True

@@ -16,7 +16,7 @@ it.
 Which fate a client's error means is the caller's to say; when in doubt `ambiguous`. `failed` and `not_taken`
 are for records that surely never left: a record wrongly called failed that exists after all makes its window
 UNKNOWN, one wrongly called acknowledged looks lost. The events topic is compacted, has one partition, and
-must be made with `event_values.EVENTS_TOPIC_SETTINGS`.
+must be made with `system_topics.AUDIT_TOPIC_SETTINGS`.
 
 Settings are the `millrace.*` keys of `producer`; `sequenced=False` makes a count-only producer
 (`count_stream`), which has no journal. Safe to call from any thread.

@@ -16,25 +16,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf
 
 from millrace.broker.config_file import ConfigText, check_config, read_config
 from millrace.broker.errors import ConfigError
+from millrace.broker.protocol.address import Address
+from millrace.broker.storage.log_config import SETTINGS
 
 LONGEST = 2**63 - 1
 """Kafka's "never" for counts and times."""
-
-
-class Address(NamedTuple):
-    """A `host:port` pair; IPv6 hosts are written in brackets."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 def parse_address(value: object) -> Address:
@@ -63,10 +55,6 @@ def _integer(default: int, minimum: int = 0, maximum: int = LONGEST) -> Any:
     return dataclasses.field(default=default, metadata={"minimum": minimum, "maximum": maximum})
 
 
-def _share(default: float) -> Any:
-    return dataclasses.field(default=default, metadata={})
-
-
 def _text(default: str, check: Callable[[str], object]) -> Any:
     """`check` raises ValueError, whose text says what was expected."""
     return dataclasses.field(default=default, metadata={"check": check})
@@ -74,6 +62,17 @@ def _text(default: str, check: Callable[[str], object]) -> Any:
 
 def _choice(default: str, *others: str) -> Any:
     return dataclasses.field(default=default, metadata={"choices": (default, *others)})
+
+
+_OF_TOPICS = {setting.broker_name: setting for setting in SETTINGS.values()}
+
+
+def _topics_default(key: str) -> Any:
+    """What topics have that do not set it themselves: default and bounds are those of their own setting."""
+    setting = _OF_TOPICS[key]
+    value = setting.parse(setting.default)
+    default = setting.default if isinstance(value, frozenset) else value
+    return dataclasses.field(default=default, metadata={"setting": setting})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,30 +85,29 @@ class BrokerSettings:
     auto_create_topics_enable: bool = True
     delete_topic_enable: bool = True
     # Logs: defaults of the topics' own settings.
-    log_segment_bytes: int = _integer(1 << 30, minimum=14, maximum=2**31 - 1)
-    log_roll_ms: int = _integer(168 * 3_600_000, minimum=1)
-    log_retention_ms: int = _integer(168 * 3_600_000, minimum=-1)
-    log_retention_bytes: int = _integer(-1, minimum=-1)
-    log_index_interval_bytes: int = _integer(4096)
-    log_index_size_max_bytes: int = _integer(10 << 20, minimum=4, maximum=2**31 - 1)
-    log_flush_interval_messages: int = _integer(LONGEST, minimum=1)
-    log_flush_interval_ms: int = _integer(LONGEST)
-    log_cleanup_policy: str = _choice("delete", "compact", "compact,delete", "delete,compact")
-    log_message_timestamp_type: str = _choice("CreateTime", "LogAppendTime")
-    log_message_timestamp_before_max_ms: int = _integer(LONGEST)
-    log_message_timestamp_after_max_ms: int = _integer(LONGEST)
-    message_max_bytes: int = _integer(1_048_588, maximum=2**31 - 1)
-    compression_type: str = _choice("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd")
-    min_insync_replicas: int = _integer(1, minimum=1)
-    log_cleaner_delete_retention_ms: int = _integer(86_400_000)
-    log_cleaner_min_compaction_lag_ms: int = _integer(0)
-    log_cleaner_max_compaction_lag_ms: int = _integer(LONGEST, minimum=1)
-    log_segment_delete_delay_ms: int = _integer(60_000)
+    log_segment_bytes: int = _topics_default("log.segment.bytes")
+    log_roll_ms: int = _topics_default("log.roll.ms")
+    log_retention_ms: int = _topics_default("log.retention.ms")
+    log_retention_bytes: int = _topics_default("log.retention.bytes")
+    log_index_interval_bytes: int = _topics_default("log.index.interval.bytes")
+    log_index_size_max_bytes: int = _topics_default("log.index.size.max.bytes")
+    log_flush_interval_messages: int = _topics_default("log.flush.interval.messages")
+    log_flush_interval_ms: int = _topics_default("log.flush.interval.ms")
+    log_cleanup_policy: str = _topics_default("log.cleanup.policy")
+    log_message_timestamp_type: str = _topics_default("log.message.timestamp.type")
+    log_message_timestamp_before_max_ms: int = _topics_default("log.message.timestamp.before.max.ms")
+    log_message_timestamp_after_max_ms: int = _topics_default("log.message.timestamp.after.max.ms")
+    message_max_bytes: int = _topics_default("message.max.bytes")
+    compression_type: str = _topics_default("compression.type")
+    min_insync_replicas: int = _topics_default("min.insync.replicas")
+    log_cleaner_delete_retention_ms: int = _topics_default("log.cleaner.delete.retention.ms")
+    log_cleaner_min_compaction_lag_ms: int = _topics_default("log.cleaner.min.compaction.lag.ms")
+    log_cleaner_max_compaction_lag_ms: int = _topics_default("log.cleaner.max.compaction.lag.ms")
     # Logs: what the broker does in the background.
     log_cleaner_enable: bool = True
     log_cleaner_backoff_ms: int = _integer(15_000, minimum=10)
     log_cleaner_dedupe_buffer_size: int = _integer(128 << 20, minimum=1 << 20)
-    log_cleaner_min_cleanable_ratio: float = _share(0.5)
+    log_cleaner_min_cleanable_ratio: float = _topics_default("log.cleaner.min.cleanable.ratio")
     log_cleaner_io_max_bytes_per_second: int = _integer(LONGEST, minimum=1)
     log_retention_check_interval_ms: int = _integer(300_000, minimum=1)
     log_flush_scheduler_interval_ms: int = _integer(1_000, minimum=10)
@@ -166,7 +164,7 @@ class BrokerSettings:
     # Cluster.
     zookeeper_session_timeout_ms: int = _integer(18_000, minimum=100)
     zookeeper_connection_timeout_ms: int = _integer(18_000, minimum=100)
-    unclean_leader_election_enable: bool = False
+    unclean_leader_election_enable: bool = _topics_default("unclean.leader.election.enable")
     auto_leader_rebalance_enable: bool = True
     leader_imbalance_check_interval_seconds: int = _integer(300, minimum=1, maximum=2**31 - 1)
     leader_imbalance_per_broker_percentage: int = _integer(10, maximum=100)
@@ -237,6 +235,12 @@ def parse_setting(key: str, value: object) -> object:
 
 
 def _parse_setting(field: dataclasses.Field[Any], value: object, path: str) -> object:
+    if (setting := field.metadata.get("setting")) is not None:
+        try:
+            parsed = setting.parse(str(value).strip())
+        except ValueError:
+            raise ConfigError(path, value, setting.expected) from None
+        return str(value) if isinstance(parsed, frozenset) else parsed
     if field.type == "bool":
         text = str(value).strip().lower()
         if text not in ("true", "false"):
@@ -244,8 +248,6 @@ def _parse_setting(field: dataclasses.Field[Any], value: object, path: str) -> o
         return text == "true"
     if field.type == "int":
         return _parse_integer(value, field.metadata["minimum"], field.metadata["maximum"], path)
-    if field.type == "float":
-        return _parse_share(value, path)
     choices = field.metadata.get("choices")
     if choices and str(value) not in choices:
         raise ConfigError(path, value, "one of " + ", ".join(choices))
@@ -268,16 +270,6 @@ def _parse_integer(value: object, minimum: int, maximum: int, path: str) -> int:
     if not minimum <= number <= maximum:
         raise ConfigError(path, value, expected)
     return number
-
-
-def _parse_share(value: object, path: str) -> float:
-    try:
-        share = float(str(value).strip())
-    except ValueError:
-        share = -1.0
-    if not 0 <= share <= 1:
-        raise ConfigError(path, value, "a number from 0 to 1")
-    return share
 
 
 def _nearest(key: str) -> str:

@@ -138,11 +138,6 @@ class KafkaError(MillraceError):
     def __init__(self, message: str = ""):
         super().__init__(message or self.name.replace("_", " ").lower())
 
-    @staticmethod
-    def from_code(code: int, message: str = "") -> KafkaError:
-        """An error of the class that `code` belongs to; see `error_for_code`."""
-        return error_for_code(code, message)
-
 
 class UnknownErrorCode(KafkaError):
     """A peer answered with a code that is newer than the table below; `wire_code` keeps it."""

@@ -13,8 +13,6 @@ import importlib.util
 import os
 import socket
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -148,25 +146,6 @@ def is_serving(port: int, host: str = "127.0.0.1", timeout_s: float = 1.0) -> bo
             return connection.recv(4) == b"imok"
     except OSError:
         return False
-
-
-def wait_until_serving(
-    port: int,
-    host: str = "127.0.0.1",
-    *,
-    timeout_s: float = 30.0,
-    still_running: Callable[[], bool] | None = None,
-) -> None:
-    """Returns once the server answers; raises FatalError when it does not in time or has ended."""
-    deadline = time.monotonic() + timeout_s
-    while not is_serving(port, host):
-        if still_running is not None and not still_running():
-            raise FatalError(f"ZooKeeper at {host}:{port} ended before it answered: its log says why")
-        if time.monotonic() > deadline:
-            raise FatalError(
-                f"ZooKeeper at {host}:{port} did not answer within {timeout_s:.0f} s: its log says why"
-            )
-        time.sleep(0.05)
 
 
 def _check_port_is_free(host: str, port: int) -> None:

@@ -59,7 +59,6 @@ log = structlog.get_logger("millrace.mirror.pipeline")
 # produce instead of it. Arguments: source cluster, topic, partition, one whole dense batch.
 BetweenHook: TypeAlias = Callable[[str, str, int, memoryview], Sequence[bytes | bytearray | memoryview]]
 
-Buffer: TypeAlias = bytes | bytearray | memoryview
 
 # A partition of whose batches none has got through for so long holds memory that others could use.
 STANDING_AFTER_MS = 1_000

@@ -23,6 +23,7 @@ from typing import Any
 import structlog
 
 from millrace.broker.client.cluster import Cluster
+from millrace.broker.protocol.system_topics import AUDIT_TOPIC, AUDIT_TOPIC_SETTINGS
 from millrace.mirror.batches.coalesce import BatchWalk
 from millrace.mirror.batches.rebatch import BatchPath
 from millrace.mirror.config import MirrorConfig, SourceConfig
@@ -71,14 +72,13 @@ from millrace.mirror.sources.progress_group import ProgressGroups
 from millrace.mirror.sources.source import SourceReader
 from millrace.mirror.steady import steady_ms
 from millrace.mirror.topics.route_guard import RouteGuard
-from millrace.mirror.topics.routes import AUDIT_TOPIC, SourcePartition
+from millrace.mirror.topics.routes import SourcePartition
 from millrace.mirror.topics.topics import TargetTopics, WantedTopic
 from millrace.mirror.troubles import LASTING_AFTER_MS, Trouble
 
 log = structlog.get_logger("millrace.mirror.worker")
 
 PROTOCOL_NAME = "sticky-v1"
-AUDIT_TOPIC_CONFIGS = {"cleanup.policy": "compact,delete"}
 READ_PAUSE_S = 0.2
 # The group must not take a worker for dead while it drains.
 MAX_SHARE_OF_REBALANCE = 0.5
@@ -512,7 +512,7 @@ class Worker:
     async def record_gap(self, gap: Gap) -> None:
         key, value = gap_event(self.config.name, gap, await self._target_id())
         self.metrics.count_gap(key, gap.partition.source, gap.gap_class.value)
-        await self._system.write(AUDIT_TOPIC, [(key, value)], partition_of=key, configs=AUDIT_TOPIC_CONFIGS)
+        await self._system.write(AUDIT_TOPIC, [(key, value)], partition_of=key, configs=AUDIT_TOPIC_SETTINGS)
 
     async def _target_id(self) -> str:
         """The target's cluster id, "" where it has none. Asks until it is told."""

@@ -56,9 +56,14 @@ class ZooKeeper:
         command = zookeeper.launch_command(self.port, self.folder / "data", heap_mib=128)
         process = spawn(command, log=self.folder / "zookeeper.log", die_with_parent=True)
         self._process = process
-        zookeeper.wait_until_serving(
-            self.port, timeout_s=patience(START_TIMEOUT_S), still_running=lambda: process.poll() is None
-        )
+        log_path = self.folder / "zookeeper.log"
+
+        def is_serving() -> bool:
+            if process.poll() is not None:
+                raise RuntimeError(f"ZooKeeper ended with {process.returncode}: {log_path} says why")
+            return zookeeper.is_serving(self.port)
+
+        until(is_serving, "ZooKeeper answers", within_s=START_TIMEOUT_S, logs_of=[log_path])
         return self
 
     def stop(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from millrace.audit.contract.event_json import MAX_TEXT_SIZE
 from millrace.broker.errors import ConfigError
+from millrace.broker.protocol.system_topics import AUDIT_TOPIC
 
 PREFIX = "millrace."
 _MAX_MS = 1 << 40
@@ -43,7 +44,7 @@ def read_consumer_config(settings: Mapping[str, Any]) -> ConsumerConfig:
         window_ms=_milliseconds(own, "millrace.window.ms", 60_000),
         report_interval_ms=_milliseconds(own, "millrace.report.interval.ms", 5_000),
         report_timeout_ms=_milliseconds(own, "millrace.report.timeout.ms", 30_000),
-        events_topic=_name("millrace.audit.topic", own.pop("millrace.audit.topic", "millrace.audit")),
+        events_topic=_name("millrace.audit.topic", own.pop("millrace.audit.topic", AUDIT_TOPIC)),
         content=_flag("millrace.content.digest", own.pop("millrace.content.digest", False)),
         stores_offsets=stores_offsets,
         client=client,

@@ -15,7 +15,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from millrace.audit.contract.event_values import EVENTS_TOPIC_SETTINGS
+from millrace.broker.protocol.system_topics import AUDIT_TOPIC_SETTINGS
 
 _log = logging.getLogger("millrace.audit.clients.events_topic")
 
@@ -70,7 +70,7 @@ def ensure_events_topic(client: Mapping[str, Any], topic: str, timeout_s: float)
         return TopicState.UNREACHABLE
     for replication_factor in (-1, 1):
         new = NewTopic(
-            topic, num_partitions=1, replication_factor=replication_factor, config=EVENTS_TOPIC_SETTINGS
+            topic, num_partitions=1, replication_factor=replication_factor, config=AUDIT_TOPIC_SETTINGS
         )
         try:
             error = _refusal(admin.create_topics([new], request_timeout=timeout_s)[topic], timeout_s)

@@ -31,9 +31,9 @@ from typing import Any
 
 from millrace.audit.contract.header import MAX_PRODUCER_NAME_SIZE, InvalidIdentity, encode_producer_name
 from millrace.broker.errors import ConfigError
+from millrace.broker.protocol.system_topics import AUDIT_TOPIC
 
 PREFIX = "millrace."
-DEFAULT_EVENTS_TOPIC = "millrace.audit"
 TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 MIN_WINDOW_MS, MAX_WINDOW_MS = 100, 7 * 24 * 3_600_000
@@ -109,7 +109,7 @@ def read_config(settings: Mapping[str, Any]) -> ProducerConfig:
         lease_ms=_milliseconds(
             own, "millrace.lease.ms", max(60_000, 3 * interval_ms), interval_ms + 1, MAX_LEASE_MS
         ),
-        events_topic=_topic("millrace.audit.topic", own.pop("millrace.audit.topic", DEFAULT_EVENTS_TOPIC)),
+        events_topic=_topic("millrace.audit.topic", own.pop("millrace.audit.topic", AUDIT_TOPIC)),
         journal=None if journal is None else _path("millrace.journal", journal),
         name_in_header=_one_of("millrace.identity", own.pop("millrace.identity", "full"), "full", "compact"),
         content=_flag("millrace.content.digest", own.pop("millrace.content.digest", False)),

@@ -14,9 +14,6 @@ from millrace.broker.errors import MillraceError
 
 EVENT_VERSION = 1
 OPENED, HEARTBEAT, CLOSED = "opened", "heartbeat", "closed"
-RETENTION_MS = 90 * 24 * 3_600_000
-EVENTS_TOPIC_SETTINGS = {"cleanup.policy": "compact,delete", "retention.ms": str(RETENTION_MS)}
-"""Of the events topic, which has one partition: the newest word of each key is kept, for a season."""
 STATE_RANK = {OPENED: 0, HEARTBEAT: 1, CLOSED: 2}
 
 

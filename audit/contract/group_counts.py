@@ -18,9 +18,11 @@ from dataclasses import dataclass, replace
 
 from pyroaring import BitMap64
 
+from millrace.audit.contract.content_digest import digest_sum
 from millrace.audit.contract.event_ledger import EventLedger
-from millrace.audit.contract.event_values import RETENTION_MS, TierEvent
-from millrace.audit.scanning.cells import DIGEST_MASK, NO_TIME, SeenByWindow, SeenSet
+from millrace.audit.contract.event_values import TierEvent
+from millrace.audit.scanning.cells import NO_TIME, SeenByWindow, SeenSet
+from millrace.broker.protocol.system_topics import AUDIT_RETENTION_MS
 
 TIER_PREFIX = "group:"
 _MARK = "millrace-audit/1 "
@@ -35,7 +37,7 @@ def tier_name(group: str) -> str:
 def seen_by_group(events: Iterable[TierEvent], topics: Collection[str]) -> dict[str, dict[str, SeenByWindow]]:
     """{group: {stream: {window_start_ms: SeenSet}}} of events about any of the topics.
 
-    Windows are as long as the consumers made them (`window_lengths`). A digest is given while no record came
+    Windows are as long as the consumers made them. A digest is given while no record came
     twice. A window's extra copies are told by sequence as far as the events say whose they are, the first
     MAX_NAMED_REPEATS of them; the others are its `loose_copies`.
     """
@@ -47,11 +49,6 @@ def seen_by_group(events: Iterable[TierEvent], topics: Collection[str]) -> dict[
     for (group, stream, start_ms), members in sorted(parts.items()):
         seen.setdefault(group, {}).setdefault(stream, {})[start_ms] = _merge(members)
     return seen
-
-
-def window_lengths(events: Iterable[TierEvent], stream: str) -> set[int]:
-    """The window lengths in ms by which consumers filed a stream: all must divide the window compared."""
-    return {event.window_ms for event in events if event.stream == stream}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +129,7 @@ def followed_claims(
     for place in {**kept, **named}:
         before, now = kept.get(place), named.get(place, Claim(0, 0))
         if before is None or now.count > before.count:
-            is_old = now_ms - known.get(place[0], 0) >= RETENTION_MS
+            is_old = now_ms - known.get(place[0], 0) >= AUDIT_RETENTION_MS
             found[place] = Claim(now.count, now.commits, now_ms, is_old)
         elif now.commits != before.commits:
             found[place] = replace(before, commits=now.commits, until_ms=now_ms)
@@ -156,7 +153,7 @@ def group_doubts(ledger: EventLedger, claims: Claims | None = None) -> dict[str,
         if claim.is_old and place not in claimed:
             sentence = (
                 f"consumer {session} committed that it counted {lacking} records and has no event: it may be "
-                f"too old to be checked (events are kept for {RETENTION_MS // 86_400_000} days)"
+                f"too old to be checked (events are kept for {AUDIT_RETENTION_MS // 86_400_000} days)"
             )
         # Where its own events tell of more than there are, it may be any of its records.
         until_ms = None if claimed.get(place, 0) > count else claim.until_ms
@@ -195,5 +192,5 @@ def _merge(members: list[TierEvent]) -> SeenSet:
     digests = [event.digest for event in members]
     total.digest = None
     if not extra and all(digest is not None for digest in digests):
-        total.digest = sum(digest or 0 for digest in digests) & DIGEST_MASK
+        total.digest = digest_sum(digest or 0 for digest in digests)
     return total

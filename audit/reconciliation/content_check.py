@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 from pyroaring import BitMap64
 
+from millrace.audit.contract.content_digest import digest_sum
 from millrace.audit.contract.events import CountEvent
 from millrace.audit.reconciliation.stream_case import StreamCase, WindowFindings, union
 from millrace.audit.reconciliation.verdicts import COMPARED, DIFFERS, NOT_COMPARED, PRODUCED
-from millrace.audit.scanning.cells import DIGEST_MASK, SeenSet
+from millrace.audit.scanning.cells import SeenSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ def _of_reports(reports: list[CountEvent]) -> _Digested | None:
     digests = [report.digest for report in reports if report.digest is not None]
     if not reports or len(digests) != len(reports):
         return None
-    return _Digested(union(report.acknowledged for report in reports), sum(digests) & DIGEST_MASK)
+    return _Digested(union(report.acknowledged for report in reports), digest_sum(digests))
 
 
 def _of_window(window: SeenSet | None) -> _Digested | None:

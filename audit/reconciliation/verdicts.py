@@ -9,7 +9,7 @@ explained by a gap, or not knowable.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
@@ -103,28 +103,6 @@ class WindowVerdict:
     revision: int = 0
     promised: bool = True
 
-    @property
-    def window_end_ms(self) -> int | None:
-        return None if self.window_start_ms is None else self.window_start_ms + self.window_ms
-
-    def content(self) -> tuple[object, ...]:
-        """What a revision compares: the row without its state."""
-        return (
-            self.verdict,
-            self.published,
-            self.ambiguous,
-            dict(self.consumed),
-            dict(self.missing),
-            dict(self.duplicates),
-            dict(self.extra_copies),
-            dict(self.in_flight),
-            self.unreported,
-            self.unknown,
-            dict(self.explained),
-            dict(self.missing_count),
-            self.content_checked,
-        )
-
 
 @dataclass(slots=True)
 class Fold:
@@ -151,24 +129,8 @@ class Fold:
         return max(self.worst, Verdict.UNKNOWN) if untrusted or not self.settled else self.worst
 
 
-def overall_verdict(rows: Iterable[WindowVerdict], untrusted: bool = False) -> Verdict:
-    """The `Fold` of all rows."""
-    fold = Fold()
-    for row in rows:
-        fold.add(row.verdict, row.state)
-    return fold.verdict(untrusted)
-
-
 def status_of(verdict: Verdict) -> int:
     """The exit status: 0 proven or matched by count, 1 loss or duplicate, 2 unknown."""
     if verdict >= Verdict.DUPLICATE:
         return 1
     return 2 if verdict == Verdict.UNKNOWN else 0
-
-
-def next_revision(previous: tuple[int, WindowVerdict] | None, row: WindowVerdict) -> int:
-    """The row's number among the settled verdicts of its window: 1 first, +1 when late data changed it."""
-    if previous is None:
-        return 1
-    number, before = previous
-    return number if before.content() == row.content() else number + 1

@@ -39,7 +39,7 @@ from millrace.audit.contract.group_counts import (
     unanswered,
 )
 from millrace.audit.keeping.state import Commit
-from millrace.audit.runs.told_routes import ROUTES_PREFIX, ToldRoutes
+from millrace.audit.runs.told_routes import ToldRoutes
 from millrace.audit.spark.partition_sizes import bytes_per_offset
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.group_offsets import CommittedOffset, fetch_offsets
@@ -54,11 +54,11 @@ from millrace.broker.errors import (
     UnknownTopicOrPartition,
     error_for_code,
 )
+from millrace.broker.protocol.system_topics import AUDIT_TOPIC, POSITIONS_TOPIC_PREFIX, ROUTES_TOPIC_PREFIX
 from millrace.broker.protocol.topic_partition import TopicPartition
 
-GAPS_TOPIC = "millrace.audit"
+GAPS_TOPIC = AUDIT_TOPIC
 """Where mirrors tell their gaps, wherever producers tell their counts."""
-POSITIONS_PREFIX = "millrace.positions."
 MAX_UNTRUSTED_POSITIONS = 100
 MAX_PINNINGS = 5
 
@@ -399,10 +399,10 @@ async def _read_positions(
     }
     for aggregate in config.aggregates():
         everything = await clusters[aggregate].metadata(max_age_ms=0)
-        for positions_topic in sorted(t for t in everything.topics if t.startswith(POSITIONS_PREFIX)):
-            mirror = positions_topic.removeprefix(POSITIONS_PREFIX)
+        for positions_topic in sorted(t for t in everything.topics if t.startswith(POSITIONS_TOPIC_PREFIX)):
+            mirror = positions_topic.removeprefix(POSITIONS_TOPIC_PREFIX)
             newest = await _newest_positions(captured, clusters[aggregate], positions_topic, name_of_id)
-            routes_topic = f"{ROUTES_PREFIX}{mirror}"
+            routes_topic = f"{ROUTES_TOPIC_PREFIX}{mirror}"
             routes = None
             if routes_topic in everything.topics:  # an old mirror tells none
                 routes = await _told_routes(captured, clusters[aggregate], routes_topic)
@@ -422,7 +422,7 @@ async def _newest_positions(
     captured: Capture, cluster: Cluster, positions_topic: str, name_of_id: Mapping[str, str]
 ) -> dict[tuple[str, str, int], MirrorPosition]:
     """By the mirror's own name of the source, topic and partition: its last word."""
-    aggregate, mirror = cluster.name, positions_topic.removeprefix(POSITIONS_PREFIX)
+    aggregate, mirror = cluster.name, positions_topic.removeprefix(POSITIONS_TOPIC_PREFIX)
     newest: dict[tuple[str, str, int], MirrorPosition] = {}
     with _named(cluster, positions_topic):
         async for record in read_topic_to_end(cluster, positions_topic):

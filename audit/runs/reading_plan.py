@@ -1,6 +1,6 @@
 """What one run reads of each partition, and what can never be read any more. Pure.
 
-Called by `job` between the capture and the count; `planning` then shares the ranges among tasks. The rules:
+Called by `job` between the capture and the count; `task_plan` then shares the ranges among tasks. The rules:
 a partition is read on from where the last run ended, or from where its log is another one since; a source
 partition is cut at the mirrors' position, so that no kept cell lies across one; what vanished since the last
 run is noted, never passed over.
@@ -21,7 +21,7 @@ from millrace.audit.reconciliation.reconcile import Gap, Passage, Place
 from millrace.audit.reconciliation.tier_reading import NOT_BEGUN
 from millrace.audit.runs.capture import Capture, PartitionPin
 from millrace.audit.runs.log_history import holds_to, parts_at, until
-from millrace.audit.spark.planning import OffsetRange
+from millrace.audit.spark.task_plan import OffsetRange
 from millrace.broker.client.leader_epochs import EpochStarts
 
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from millrace.audit.config import audited_topic
 from millrace.audit.keeping.state import UnreadNote
 from millrace.audit.scanning.cell_rows import CELL_SCHEMA, NOTE_READ, NOTE_UNAUDITED, NOTE_UNREAD
-from millrace.audit.spark.planning import OffsetRange
+from millrace.audit.spark.task_plan import OffsetRange
 
 
 def read_notes(files: Sequence[Path]) -> pa.Table:

@@ -16,16 +16,15 @@ How to cut chunks, so that a loss can be told from lag: see `reconcile.Passage`.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
-from pyroaring import BitMap, BitMap64
+from pyroaring import BitMap64
+
+from millrace.audit.contract.content_digest import DIGEST_MASK
 
 BASE_STEP = 1 << 32
 NO_TIME = -1
-DIGEST_MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +69,6 @@ class Cell:
         return decode_bitmap(self.base, self.bitmap)
 
 
-def encode_bitmaps(sequences: npt.NDArray[np.uint64]) -> list[tuple[int, bytes]]:
-    """(base, portable 32-bit bitmap) of distinct sequences; one pair for each 2^32 touched, normally one."""
-    pairs: list[tuple[int, bytes]] = []
-    high = sequences >> np.uint64(32)
-    for part in np.unique(high):
-        low = (sequences[high == part] & np.uint64(0xFFFFFFFF)).astype(np.uint32)
-        bitmap = BitMap(low)
-        bitmap.run_optimize()
-        pairs.append((int(part) * BASE_STEP, bitmap.serialize()))
-    return pairs
-
-
 def decode_bitmap(base: int, bitmap: bytes) -> BitMap64:
     """The sequences of a (base, portable 32-bit bitmap) pair; raises ValueError when it is no bitmap.
 
@@ -93,14 +80,6 @@ def decode_bitmap(base: int, bitmap: bytes) -> BitMap64:
     if base % BASE_STEP == 0:
         return BitMap64.deserialize(struct.pack("<QI", 1, base // BASE_STEP) + bitmap)
     return BitMap64.deserialize(struct.pack("<QI", 1, 0) + bitmap).shift(base)
-
-
-def count_repeats(sequences: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint64], dict[int, int]]:
-    """(distinct sequences, ascending; {sequence: extra copies}) of sequences as they came; zeros left out."""
-    distinct, copies = np.unique(sequences[sequences != 0], return_counts=True)
-    repeated = copies > 1
-    extra = zip(distinct[repeated].tolist(), (copies[repeated] - 1).tolist(), strict=True)
-    return distinct, dict(extra)
 
 
 @dataclass(slots=True)
@@ -182,11 +161,3 @@ def merge_cells(cells: Iterable[Cell]) -> dict[str, SeenByWindow]:
     for cell in cells:
         seen.setdefault(cell.tier, {}).setdefault(cell.window_start_ms, SeenSet()).add(cell)
     return seen
-
-
-def merge_windows(windows: Sequence[SeenSet]) -> SeenSet:
-    """One sum of several windows' sums."""
-    total = SeenSet()
-    for window in windows:
-        total.merge(window)
-    return total

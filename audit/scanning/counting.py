@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
+from millrace.audit.contract.content_digest import DIGEST_MASK
 from millrace.audit.contract.producer_names import disagreement, is_shown, join_names, kept_name
-from millrace.audit.scanning.cells import DIGEST_MASK
 from millrace.audit.scanning.scan import (
     B_COUNT,
     COUNT_ONLY,

@@ -42,7 +42,7 @@ from millrace.audit.scanning.scan import (
     BATCH_COLUMNS,
     index_batches,
 )
-from millrace.audit.spark.planning import OffsetRange
+from millrace.audit.spark.task_plan import OffsetRange
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.offsets import EARLIEST
 from millrace.broker.client.raw_fetch import FetchedPartition, FetchPosition, fetch

@@ -51,10 +51,7 @@ S_NAMES = 7  # names met in groups that had been made before: the caller reads t
 STATE_SIZE = 8
 
 COUNT_ONLY = -1  # in G_HIGH: the producer does not number its records
-NO_APPEND_TIME = -1  # the topic keeps creation times, the broker's append time is not in the log
 
-HEADER_VERSION = 1
-HEADER_FIXED_SIZE = 23  # version 1, stream 8, sequence 8, creation time 6; the name follows
 
 _BYTES = types.Array(types.uint8, 1, "C", readonly=True)
 _TABLE2 = types.Array(types.int64, 2, "C")

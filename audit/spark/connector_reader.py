@@ -28,15 +28,16 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import expr, lit
 
+from millrace.audit.contract.header import HEADER_KEY
 from millrace.audit.scanning.cell_rows import CELL_DDL, Place, RowBuilder
 from millrace.audit.spark.connector_security import client_settings
-from millrace.audit.spark.planning import OffsetRange
 from millrace.audit.spark.spark_source import ReadOptions, parse_options
+from millrace.audit.spark.task_plan import OffsetRange
 from millrace.broker.client.admin import describe_topics_configs
 from millrace.broker.errors import ClusterUnreachable, ConfigError, KafkaError
 
 ROWS_PER_ARROW_BATCH = 10_000
-HEADER_ROWS = "filter(headers, header -> header.key = '_mr')"
+HEADER_ROWS = f"filter(headers, header -> header.key = '{HEADER_KEY}')"
 INSTALL = (
     "the Kafka connector on Spark's classpath: org.apache.spark:spark-sql-kafka-0-10_2.13 of Spark's own "
     "version, by spark.jars or spark.jars.packages; or reader: millrace"

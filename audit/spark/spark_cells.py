@@ -27,11 +27,11 @@ from millrace.audit.runs.copied_headers import foreign_rows
 from millrace.audit.runs.fact_rows import FACT_DDL, pruned_of
 from millrace.audit.scanning.cell_notes import read_notes, uncounted
 from millrace.audit.scanning.cell_rows import CELL_DDL, CELL_SCHEMA
-from millrace.audit.spark.planning import OffsetRange, ranges_option, task_count_of
 from millrace.audit.spark.shared_state import CellsIncomplete, require_shared, rows_in
 from millrace.audit.spark.spark_failures import one_line
 from millrace.audit.spark.spark_session import core_count
 from millrace.audit.spark.spark_source import read_pinned
+from millrace.audit.spark.task_plan import OffsetRange, ranges_option, task_count_of
 from millrace.broker.errors import DiskFull, MillraceError
 
 FOLDED_FILE_BYTES = 128 << 20

@@ -1,7 +1,7 @@
 """A small Spark for one job: started lean, stopped by whoever started it.
 
 `job` uses `SparkBeside`, which starts Spark while the clusters are looked at and stops it while the report
-is written; whoever wants to look at records uses `spark_session`. Local masters get a driver bound to
+is written. Local masters get a driver bound to
 loopback, a daemon of our own for the Python workers, and as few shuffle partitions as cores. On a cluster the
 executors get our package with the application (`spark_package`), and a master that is not there, or has no
 room, is one line. A session that runs already in the process is used and left running. What the user sets
@@ -23,9 +23,8 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,6 @@ from pyspark.sql import SparkSession
 
 from millrace.audit.spark.spark_failures import one_line
 from millrace.audit.spark.spark_package import ship_package
-from millrace.audit.spark.spark_source import register
 from millrace.broker.errors import JavaMissing, MillraceError
 
 LOCAL = "local[*]"
@@ -105,18 +103,6 @@ def core_count(master: str) -> int:
     if found[1] == "*":
         return len(os.sched_getaffinity(0))
     return int(found[1] or 1)
-
-
-@contextmanager
-def spark_session(
-    master: str | None, work_folder: Path, settings: Mapping[str, str] | None = None
-) -> Iterator[SparkSession]:
-    """A session with the `millrace` format registered. `work_folder` takes Spark's own temporary files,
-    `settings` are Spark's, by name."""
-    with SparkBeside(master, work_folder, settings) as spark:
-        session = spark.session()
-        register(session)
-        yield session
 
 
 class SparkBeside:

@@ -47,7 +47,7 @@ from pyspark.sql.types import StructType
 
 from millrace.audit.config import parse_addresses, parse_duration_ms
 from millrace.audit.scanning.cell_rows import CELL_DDL
-from millrace.audit.spark.planning import OffsetRange, plan_tasks
+from millrace.audit.spark.task_plan import OffsetRange, plan_tasks
 from millrace.broker.errors import ConfigError
 
 FORMAT = "millrace"

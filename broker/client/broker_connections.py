@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from millrace.broker.client.connection import Address, Connection, open_connection
+from millrace.broker.client.connection import Connection, open_connection
 from millrace.broker.errors import NetworkException
+from millrace.broker.protocol.address import Address
 
 CONNECT_TIMEOUT_MS = 5_000
 

@@ -25,12 +25,10 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
-from kio.index import load_request_schema
 from kio.static.protocol import RequestPayload
 
 from millrace.broker.client.connection import (
     MAX_RESPONSE_SIZE,
-    Address,
     Connection,
     Encoder,
     open_connection,
@@ -65,6 +63,7 @@ from millrace.broker.errors import (
     UnsupportedVersion,
     error_for_code,
 )
+from millrace.broker.protocol.address import Address
 from millrace.broker.protocol.frames import Api
 from millrace.broker.protocol.topic_partition import TopicPartition
 
@@ -103,12 +102,12 @@ class _Lane:
     """The way to one broker for one purpose.
 
     `turn` is fair, so that requests made while the connection opens are sent in the order in which they
-    were made. Who waited in line while `failed_count` grew shares that failure, `error`, instead of trying
+    were made. Who waited in line while `failed_turns` grew shares that failure, `error`, instead of trying
     anew: many waiters would otherwise fail one timeout after another.
     """
 
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    failed_count: int = 0
+    failed_turns: int = 0
     error: MillraceError | None = None
     connection: Connection | None = None
     opening: asyncio.Task[Connection] | None = None
@@ -232,11 +231,6 @@ class Cluster:
 
     # --- metadata -----------------------------------------------------------------------------------
 
-    @property
-    def known(self) -> ClusterMetadata | None:
-        """The metadata as last read, however old; None before the first contact."""
-        return self._view
-
     async def metadata(
         self, topics: Sequence[str] | None = None, *, max_age_ms: float = METADATA_MAX_AGE_MS
     ) -> ClusterMetadata:
@@ -323,16 +317,16 @@ class Cluster:
         if node_id is None:
             return await self._any_connection(purpose)
         lane = self._lane(node_id, purpose)
-        failed_before = lane.failed_count
+        failed_before = lane.failed_turns
         async with lane.turn:
             if lane.connection is not None and lane.connection.is_open:
                 return lane.connection
-            if lane.error is not None and lane.failed_count != failed_before:
+            if lane.error is not None and lane.failed_turns != failed_before:
                 raise lane.error
             try:
                 return await self._reach(node_id, lane)
             except MillraceError as error:
-                lane.failed_count += 1
+                lane.failed_turns += 1
                 lane.error = error
                 raise
 
@@ -515,7 +509,7 @@ class Cluster:
     ) -> Any:
         """Send one kio request to a broker, or to any (None), once; the kio answer is returned.
 
-        The entity's version must be one the broker offers (`api_class` picks one), otherwise
+        The entity's version must be one the broker offers (`api_version` picks one), otherwise
         UnsupportedVersion is raised and nothing is sent. Error codes within the answer are the caller's.
         """
         connection = await self.connection(node_id, purpose)
@@ -536,15 +530,6 @@ class Cluster:
         except _CONNECTION_ERRORS:
             self.invalidate()
             raise
-
-    async def api_class(
-        self, api: Api, *, at_least: int, at_most: int, node_id: int | None = None
-    ) -> type[RequestPayload]:
-        """The kio request class of the highest version that both sides know.
-
-        Raises UnsupportedVersion where `at_least`..`at_most` and the broker's range do not meet.
-        """
-        return load_request_schema(api, await self.api_version(api, at_least, at_most, node_id))
 
     async def api_version(self, api: Api, at_least: int, at_most: int, node_id: int | None = None) -> int:
         """The highest version that both sides know; UnsupportedVersion where the ranges do not meet."""

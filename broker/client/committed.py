@@ -7,13 +7,10 @@ batches, with a list of aborted transactions beside them; the reader drops those
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TypeAlias
 
 from millrace.broker.errors import CorruptMessage, KafkaError
 from millrace.broker.protocol.batch import BatchHeader, iterate_batches, verify_crc
 from millrace.broker.protocol.control_records import ABORT, control_type
-
-Bytes: TypeAlias = bytes | bytearray | memoryview
 
 
 def committed_batches(

@@ -58,6 +58,7 @@ from millrace.broker.errors import (
     UnsupportedVersion,
     error_for_code,
 )
+from millrace.broker.protocol.address import Address
 from millrace.broker.protocol.frames import decode_response, encode_request
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
@@ -73,27 +74,6 @@ _SIZE = struct.Struct(">i")
 _TLS_RECORDS = (0x1503, 0x1603)
 _CORRELATION_ID = struct.Struct(">i")
 _ERROR_CODE = struct.Struct(">h")
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where a server listens; written `host:port`, an IPv6 host in brackets."""
-
-    host: str
-    port: int
-
-    @classmethod
-    def parse(cls, text: str) -> Address:
-        """Read `host:port`. Raises ValueError with a line fit for a person."""
-        host, colon, port = text.strip().rpartition(":")
-        if host.startswith("[") and host.endswith("]"):
-            host = host[1:-1]
-        if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-            raise ValueError(f"not a server address: {text!r}, expected host:port, as in kafka1.ewr:9092")
-        return cls(host, int(port))
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)

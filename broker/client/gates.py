@@ -12,9 +12,10 @@ import random
 from collections.abc import Awaitable, Callable, Container
 from dataclasses import dataclass, field
 
-from millrace.broker.client.connection import Address, Connection
+from millrace.broker.client.connection import Connection
 from millrace.broker.client.retry import REFUSED_BACK_OFF
 from millrace.broker.errors import AccessRefused, MillraceError
+from millrace.broker.protocol.address import Address
 
 
 @dataclass(slots=True, eq=False)

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from millrace.broker.client.connection import Address, request_schema
+from millrace.broker.client.connection import request_schema
+from millrace.broker.protocol.address import Address
 from millrace.broker.protocol.frames import Api
 from millrace.broker.protocol.topic_partition import TopicPartition
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 EARLIEST = -2
 LATEST = -1
-LARGEST_TIMESTAMP = -3
 
 _VERSIONS = (4, 7)
 _WHAT = "offsets"

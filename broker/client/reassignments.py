@@ -1,5 +1,5 @@
-"""Moves of partitions between brokers, as an administrator asks for them (KIP-455), their throttle (KIP-73),
-and elections (KIP-460).
+"""Moves of partitions between brokers, as an administrator asks for them (KIP-455), and their throttle
+(KIP-73).
 
 Functions on a `Cluster`, of this project or of Apache Kafka. Called by `millrace topics reassign`. Refusals
 are KafkaErrors whose message names cluster and partition.
@@ -15,17 +15,16 @@ from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.connection import request_schema
 from millrace.broker.client.controller_requests import check, controller_id, refusal, server_timeout
 from millrace.broker.protocol.frames import Api
+from millrace.broker.protocol.throttle_settings import (
+    FOLLOWER_RATE,
+    FOLLOWER_REPLICAS,
+    LEADER_RATE,
+    LEADER_REPLICAS,
+)
 from millrace.broker.protocol.topic_partition import TopicPartition
-
-LEADER_RATE = "leader.replication.throttled.rate"
-FOLLOWER_RATE = "follower.replication.throttled.rate"
-LEADER_REPLICAS = "leader.replication.throttled.replicas"
-FOLLOWER_REPLICAS = "follower.replication.throttled.replicas"
 
 _TOPIC_RESOURCE, _BROKER_RESOURCE = 2, 4
 _SET, _DELETE = 0, 1
-_DYNAMIC_BROKER_CONFIG = 2
-_DESCRIBE_CONFIGS_VERSIONS = (1, 4)
 _INCREMENTAL_ALTER_CONFIGS_VERSION = 1
 
 
@@ -138,22 +137,6 @@ async def remove_throttle(cluster: Cluster, topics: Iterable[str], *, rates: boo
             )
 
 
-async def throttle_rates(cluster: Cluster) -> dict[int, str]:
-    """The follower's rate of every broker that has one set."""
-    rates: dict[int, str] = {}
-    for broker in sorted((await cluster.metadata([], max_age_ms=0)).brokers):
-        version = await cluster.api_version(Api.DESCRIBE_CONFIGS, *_DESCRIBE_CONFIGS_VERSIONS, broker)
-        schema = request_schema(Api.DESCRIBE_CONFIGS, version)
-        resource = schema.DescribeConfigsResource(
-            resource_type=_BROKER_RESOURCE, resource_name=str(broker), configuration_keys=(FOLLOWER_RATE,)
-        )
-        answer = await cluster.request(schema.DescribeConfigsRequest(resources=(resource,)), node_id=broker)
-        for each in answer.results[0].configs:
-            if each.name == FOLLOWER_RATE and int(each.config_source) == _DYNAMIC_BROKER_CONFIG:
-                rates[broker] = each.value
-    return rates
-
-
 async def alter_configs(
     cluster: Cluster, resource_type: int, name: str, changes: Mapping[str, str | None]
 ) -> None:
@@ -175,39 +158,6 @@ async def alter_configs(
         check(cluster, what, answer.responses[0])
 
     await cluster.retrying(attempt)
-
-
-async def elect_leaders(
-    cluster: Cluster, partitions: Iterable[TopicPartition] | None = None, *, unclean: bool = False
-) -> dict[TopicPartition, Exception | None]:
-    """Elect the preferred leaders, or with `unclean` any live ones where there is none; of all partitions
-    (None) only those that needed an election are in the answer."""
-    results: dict[TopicPartition, Exception | None] = {}
-
-    async def attempt() -> None:
-        node_id = await controller_id(cluster)
-        schema = request_schema(Api.ELECT_LEADERS, 2)
-        by_topic: dict[str, list[int]] = {}
-        for topic, partition in partitions or ():
-            by_topic.setdefault(topic, []).append(partition)
-        asked = tuple(
-            schema.TopicPartitions(topic=topic, partitions=tuple(parts)) for topic, parts in by_topic.items()
-        )
-        request = schema.ElectLeadersRequest(
-            election_type=1 if unclean else 0,
-            topic_partitions=None if partitions is None else asked,
-            timeout=server_timeout(cluster),
-        )
-        answer = await cluster.request(request, node_id=node_id)
-        check(cluster, "electing leaders", answer)
-        for topic in answer.replica_election_results:
-            for part in topic.partition_result:
-                key = (str(topic.topic), int(part.partition_id))
-                results[key] = refusal(cluster, f"{key[0]}-{key[1]}", part) if part.error_code else None
-
-    await cluster.retrying(attempt)
-    cluster.invalidate()
-    return results
 
 
 def _ids(brokers: Iterable[Any]) -> tuple[int, ...]:

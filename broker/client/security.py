@@ -297,6 +297,3 @@ class Security(_Section):
     @property
     def uses_tls(self) -> bool:
         return self.protocol in ("SSL", "SASL_SSL")
-
-
-NO_SECURITY = Security()

@@ -19,13 +19,10 @@ from collections.abc import Iterable, Mapping
 from millrace.broker.config import SETTING_FIELDS, BrokerSettings, parse_setting
 from millrace.broker.coordination.metadata_cache import MetadataCache
 from millrace.broker.errors import ConfigError, InvalidConfig, InvalidRequest
+from millrace.broker.protocol.throttle_settings import FOLLOWER_RATE, FOLLOWER_REPLICAS, LEADER_RATE
 from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.storage.log_config import SETTINGS, UNREADABLE
 
-LEADER_RATE = "leader.replication.throttled.rate"
-FOLLOWER_RATE = "follower.replication.throttled.rate"
-LEADER_REPLICAS = "leader.replication.throttled.replicas"
-FOLLOWER_REPLICAS = "follower.replication.throttled.replicas"
 EVERY_REPLICA = "*"
 
 LONGEST = 2**63 - 1

@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from millrace.broker.coordination.paths import DEFAULT_BROKER, BrokerRegistration, TopicAssignment
+from millrace.broker.protocol.system_topics import INTERNAL_TOPICS
 from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.replication.partition import NO_LEADER, PartitionState
 
 NO_TOPIC_ID = uuid.UUID(int=0)
 NO_CONTROLLER = -1
-INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
 
 
 @dataclass(frozen=True, slots=True)

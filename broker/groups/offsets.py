@@ -17,8 +17,6 @@ from dataclasses import dataclass, field
 
 from millrace.broker.protocol.topic_partition import TopicPartition
 
-OFFSETS_TOPIC = "__consumer_offsets"
-
 
 @dataclass(frozen=True, slots=True)
 class CommittedOffset:

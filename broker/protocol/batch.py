@@ -53,8 +53,6 @@ _EPOCH = struct.Struct(">i")
 _CRC = struct.Struct(">I")
 _ATTRIBUTES = struct.Struct(">h")
 _MAX_TIMESTAMP = struct.Struct(">q")
-_PRODUCER = struct.Struct(">qhi")
-_PRODUCER_POSITION = 43
 
 _MINIMUM_BATCH_LENGTH = HEADER_SIZE - LOG_OVERHEAD
 
@@ -228,34 +226,3 @@ def pack_header(
         base_sequence,
         record_count,
     )
-
-
-def rewrite_header(
-    batch: Buffer,
-    *,
-    base_offset: int = 0,
-    leader_epoch: int = NO_LEADER_EPOCH,
-    producer_id: int = NO_PRODUCER_ID,
-    producer_epoch: int = NO_PRODUCER_EPOCH,
-    base_sequence: int = NO_SEQUENCE,
-    transactional: bool = False,
-) -> bytearray:
-    """A copy of one whole batch as another producer would send it: record bytes, compression, timestamps
-    and counts stay, the producer's fields are new, and the CRC fits.
-
-    The bits that only a broker may set (log append time, delete horizon) are cleared, because a broker
-    refuses them from a producer; record timestamps are then the producers' own. Raises CorruptMessage
-    when `batch` is not exactly one batch.
-    """
-    header = parse_header(batch)
-    if header.size != len(batch):
-        raise CorruptMessage(f"record batch of {header.size} bytes in a buffer of {len(batch)}")
-    copy = bytearray(batch)
-    attributes = header.attributes & ~(LOG_APPEND_TIME_BIT | DELETE_HORIZON_BIT | TRANSACTIONAL_BIT)
-    if transactional:
-        attributes |= TRANSACTIONAL_BIT
-    _ATTRIBUTES.pack_into(copy, ATTRIBUTES_POSITION, attributes)
-    _PRODUCER.pack_into(copy, _PRODUCER_POSITION, producer_id, producer_epoch, base_sequence)
-    stamp_offset_and_epoch(copy, base_offset, leader_epoch)
-    seal(copy)
-    return copy

@@ -21,8 +21,8 @@ from typing import NamedTuple
 from millrace.broker.errors import InvalidRecord
 from millrace.broker.protocol.batch import parse_header
 from millrace.broker.protocol.checksum import Buffer
+from millrace.broker.protocol.plain_records import iterate_records
 from millrace.broker.protocol.records import Record, build_batch, records_section
-from millrace.broker.protocol.records_oracle import iterate_records
 
 ABORT = 0
 COMMIT = 1

@@ -232,14 +232,6 @@ def encode_request(request: Any, correlation_id: int, client_id: str | None) -> 
     return _encode(head + encoded, request)
 
 
-def response_correlation_id(frame: memoryview) -> int:
-    """The correlation id of a response, by which its request (and so its type) is found."""
-    try:
-        return int(_CORRELATION.unpack_from(frame)[0])
-    except struct.error:
-        raise ProtocolError(f"response of {len(frame)} bytes is too short for a header") from None
-
-
 def decode_response(entity_type: type[Entity], frame: memoryview) -> Entity:
     """The `kio` response in a frame whose type is known from its correlation id. Raises ProtocolError."""
     position = response_body_position(frame, entity_type.__header_schema__.__version__ > 0)  # type: ignore[attr-defined]

@@ -4,7 +4,7 @@ Called by `records.py` alone, which imports this module when it is first needed:
 about 100 MB of address space and half a second, and processes that only move batches do without.
 
 Invariants: a kernel never reads outside the buffer, whatever the bytes say (numba checks no index, so
-every read here is behind a comparison); it accepts exactly what `records_oracle.py` accepts, which a
+every read here is behind a comparison); it accepts exactly what `plain_records.py` accepts, which a
 property test holds it to; it never allocates. Signatures are explicit, so that importing the module
 loads machine code from the cache and a call never compiles.
 """

@@ -20,7 +20,7 @@ from millrace.broker.protocol import batch as batch_format
 from millrace.broker.protocol.batch import HEADER_SIZE, NO_TIMESTAMP, BatchHeader, parse_header
 from millrace.broker.protocol.checksum import Buffer
 from millrace.broker.protocol.compression import compress, decompress
-from millrace.broker.protocol.records_oracle import iterate_records
+from millrace.broker.protocol.plain_records import iterate_records
 from millrace.broker.protocol.wire import zigzag
 
 if TYPE_CHECKING:

@@ -38,9 +38,6 @@ S_BASE_MS, S_APPEND_MS, S_IS_APPEND_TIME = range(5, 8)  # append time: every rec
 S_FROM_OFFSET = 8  # records before it are not wanted
 SECTION_COLUMNS = 9
 
-# What the loop found, in the order in which it is returned.
-R_STATUS, R_SECTION, R_RECORD, R_WANTED, R_SIZE, R_BASE_MS, R_MAX_MS, R_RUNS = range(8)
-
 _intrinsic: Any = intrinsic  # what it makes is called inside kernels only, with one argument less
 
 _BYTES = types.Array(types.uint8, 1, "C", readonly=True)
@@ -116,7 +113,10 @@ def rewrite(buffer: Any, sections: Any, first: Any, last: Any, out: Any, out_sta
 
     All sections are read to their ends and checked, whatever is written. Offsets must ascend and lie within
     what their header says. `runs` gets the offsets of what was written: rows of (first offset, how many);
-    it needs a row for each record at most. R_SIZE is where the output ends.
+    it needs a row for each record at most.
+
+    Returns (status, section and record that it is of, how many records were wanted, where the output ends,
+    time of the first record written, greatest time, how many rows of `runs`).
     """
     wanted = np.int64(0)
     written = np.int64(out_start)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from millrace.broker.replication.waiting_requests import PartitionKey
+from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.storage.checkpoints import read_offsets, write_offsets
 
 HIGH_WATERMARK_CHECKPOINT = "replication-offset-checkpoint"
@@ -22,7 +22,7 @@ class HighWatermarkCheckpoints:
 
     def __init__(self, folders: Iterable[Path], disk_failed: Callable[[Path, str, OSError], None]) -> None:
         self._disk_failed = disk_failed
-        self._written: dict[Path, dict[PartitionKey, int]] = {}
+        self._written: dict[Path, dict[TopicPartition, int]] = {}
         self.notes: list[str] = []
         for folder in folders:
             try:
@@ -32,11 +32,11 @@ class HighWatermarkCheckpoints:
                 self.notes.append(f"{folder}: high watermarks are not known: {error}")
                 self._written[folder] = {}
 
-    def get(self, folder: Path, key: PartitionKey) -> int:
+    def get(self, folder: Path, key: TopicPartition) -> int:
         """The last one written for a partition in this folder, 0 where there is none."""
         return self._written.get(folder, {}).get(key, 0)
 
-    def write(self, by_folder: Mapping[Path, Mapping[PartitionKey, int]]) -> None:
+    def write(self, by_folder: Mapping[Path, Mapping[TopicPartition, int]]) -> None:
         """Put these in place of what was there. A folder that fails keeps its old file: it is still true."""
         for folder, marks in by_folder.items():
             if marks == self._written.get(folder):

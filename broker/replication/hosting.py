@@ -23,12 +23,12 @@ from typing import Any
 import structlog
 
 from millrace.broker.errors import KafkaError, KafkaStorageError, NotLeaderOrFollower
+from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.replication.high_watermarks import HighWatermarkCheckpoints
 from millrace.broker.replication.leading import Leading
 from millrace.broker.replication.local_partition import LocalPartition
 from millrace.broker.replication.partition import PartitionState, Replica, Role, Transition
 from millrace.broker.replication.replica_fetcher import ReplicaFetchers
-from millrace.broker.replication.waiting_requests import PartitionKey
 from millrace.broker.storage.log import Log
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
@@ -70,7 +70,7 @@ class HostedPartitions:
         steady_ms: Callable[[], int],
         max_lag_ms: int,
     ) -> None:
-        self.partitions: dict[PartitionKey, LocalPartition] = {}
+        self.partitions: dict[TopicPartition, LocalPartition] = {}
         """This very mapping for as long as the broker runs: appends and reads look partitions up in it."""
         self._broker_id = broker_id
         self._logs = logs
@@ -95,11 +95,11 @@ class HostedPartitions:
         self._fetchers = fetchers
         self._registered = registered
 
-        def on_folder_failure(folder: Path, reason: str, partitions: list[PartitionKey]) -> None:
+        def on_folder_failure(folder: Path, reason: str, partitions: list[TopicPartition]) -> None:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._take_offline, folder, reason, partitions)
 
-        def on_log_failure(key: PartitionKey, reason: str) -> None:
+        def on_log_failure(key: TopicPartition, reason: str) -> None:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._take_log_offline, key, reason)
 
@@ -125,7 +125,7 @@ class HostedPartitions:
         the replicas.
         """
         config = self._config_of(topic, topic_config)
-        missing: dict[PartitionKey, bool] = {}
+        missing: dict[TopicPartition, bool] = {}
         for partition, state in states.items():
             local = self.partitions.get((topic, partition))
             if local is not None and local.topic_id != topic_id:
@@ -213,7 +213,7 @@ class HostedPartitions:
             lost(*local.key)
 
     async def _open(
-        self, topic_id: uuid.UUID, config: LogConfig, missing: Mapping[PartitionKey, bool]
+        self, topic_id: uuid.UUID, config: LogConfig, missing: Mapping[TopicPartition, bool]
     ) -> None:
         """Bring partitions of one topic here, with logs made where they are missing (and whether each is
         new); what cannot be had is offline."""
@@ -221,7 +221,7 @@ class HostedPartitions:
         create = partial(
             self._logs.create_all, missing, log_config, now_ms=self._clock_ms(), topic_id=topic_id
         )
-        found: Mapping[PartitionKey, Log | KafkaStorageError] = await self._on_disk(create)
+        found: Mapping[TopicPartition, Log | KafkaStorageError] = await self._on_disk(create)
         for key, opened in found.items():
             if isinstance(opened, KafkaStorageError):
                 log.error("a partition is offline", topic=key[0], partition=key[1], reason=str(opened))
@@ -272,7 +272,7 @@ class HostedPartitions:
         self._leading.waiting_fetches.disturbed(local.key)
         self._leading.waiting_followers.disturbed(local.key)
 
-    def _take_offline(self, folder: Path, reason: str, partitions: Collection[PartitionKey]) -> None:
+    def _take_offline(self, folder: Path, reason: str, partitions: Collection[TopicPartition]) -> None:
         """A data folder cannot be trusted any more: what was in it is not served from here."""
         log.error("a data folder is offline", folder=str(folder), reason=reason, partitions=len(partitions))
         for key in partitions:
@@ -281,7 +281,7 @@ class HostedPartitions:
                 self._let_go(local, KafkaStorageError(f"the data folder of {local} is offline"))
         self._tell_offline()
 
-    def _take_log_offline(self, key: PartitionKey, reason: str) -> None:
+    def _take_log_offline(self, key: TopicPartition, reason: str) -> None:
         """A log failed alone: it is not served from here, and the controller is to hear of it."""
         log.error("a log failed, its partition is offline", topic=key[0], partition=key[1], reason=reason)
         local = self.partitions.get(key)
@@ -293,7 +293,7 @@ class HostedPartitions:
         for offline in self._listeners.offline:
             offline()
 
-    async def _delete_log(self, key: PartitionKey) -> None:
+    async def _delete_log(self, key: TopicPartition) -> None:
         try:
             await self._on_disk(self._logs.delete, key)
         except KafkaStorageError as error:

@@ -20,8 +20,8 @@ from millrace.broker.errors import (
     MillraceError,
     NotEnoughReplicasAfterAppend,
 )
+from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.replication.partition import Replica
-from millrace.broker.replication.waiting_requests import PartitionKey
 from millrace.broker.storage.log import Log
 
 
@@ -145,7 +145,7 @@ class LocalPartition:
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
-    def key(self) -> PartitionKey:
+    def key(self) -> TopicPartition:
         return self.topic, self.partition
 
     @property

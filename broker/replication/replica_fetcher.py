@@ -35,13 +35,13 @@ from millrace.broker.errors import (
 )
 from millrace.broker.protocol import hot_fetch
 from millrace.broker.protocol.frames import Api
+from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.replication.catching_up import LARGE_APPEND_SIZE, CatchingUp
 from millrace.broker.replication.follower import Answer
 from millrace.broker.replication.lanes import NEVER, Lane, is_sweep_due, lane_of
 from millrace.broker.replication.local_partition import Flusher, LocalPartition
 from millrace.broker.replication.partition import Role
 from millrace.broker.replication.throttle import ReplicationThrottle
-from millrace.broker.replication.waiting_requests import PartitionKey
 from millrace.broker.telemetry.metrics import BrokerMetrics
 
 log = structlog.get_logger("millrace.broker")
@@ -141,20 +141,22 @@ class ReplicaFetchers:
                 self._watch(task)
         fetcher.add(local)
 
-    def forget(self, key: PartitionKey, *, but_not: int = -1) -> None:
+    def forget(self, key: TopicPartition, *, but_not: int = -1) -> None:
         """Fetch the partition no more (or from no other leader than `but_not`)."""
         for leader, fetcher in list(self._by_leader.items()):
             if leader != but_not and fetcher.remove(key) and fetcher.is_empty:
                 del self._by_leader[leader]
                 fetcher.cancel()
 
-    def set_throttle(self, bytes_per_second: int | None, partitions: Collection[PartitionKey] | None) -> None:
+    def set_throttle(
+        self, bytes_per_second: int | None, partitions: Collection[TopicPartition] | None
+    ) -> None:
         """Fetch these partitions (None: all) together no faster than this (None: as fast as it goes)."""
         if self.throttle.set(bytes_per_second, partitions):
             for fetcher in self._by_leader.values():
                 fetcher.hurry()
 
-    def lags(self) -> dict[PartitionKey, int]:
+    def lags(self) -> dict[TopicPartition, int]:
         """For each followed partition, the committed records that are still missing here."""
         return {
             key: following.lag
@@ -186,7 +188,7 @@ class LeaderFetcher:
     def is_empty(self) -> bool:
         return not any(lane.partitions for lane in self._lanes.values())
 
-    def partitions(self) -> Iterator[tuple[PartitionKey, Following]]:
+    def partitions(self) -> Iterator[tuple[TopicPartition, Following]]:
         for lane in self._lanes.values():
             yield from lane.partitions.items()
 
@@ -200,7 +202,7 @@ class LeaderFetcher:
         self.remove(local.key)
         self._lanes[Lane.IDLE].receive([Following(local)], ADDED_DELAY_SECONDS)
 
-    def remove(self, key: PartitionKey) -> bool:
+    def remove(self, key: TopicPartition) -> bool:
         found = [lane.partitions.pop(key, None) for lane in self._lanes.values()]
         return any(following is not None for following in found)
 
@@ -244,7 +246,7 @@ class LaneFetcher:
         self.lane = lane
         self.leader = leader
         self.owner = owner
-        self.partitions: dict[PartitionKey, Following] = {}
+        self.partitions: dict[TopicPartition, Following] = {}
         self.wake = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._swept_at = self._loop.time()

@@ -37,6 +37,7 @@ from millrace.broker.errors import (
     UnknownServerError,
     UnknownTopicOrPartition,
 )
+from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.replication.catching_up import CatchingUp
 from millrace.broker.replication.high_watermarks import HighWatermarkCheckpoints
 from millrace.broker.replication.hosting import HostedPartitions, LeadershipListeners
@@ -62,7 +63,6 @@ from millrace.broker.replication.reading import (
     read_to_end,
 )
 from millrace.broker.replication.replica_fetcher import FetchLimits, ReplicaFetchers
-from millrace.broker.replication.waiting_requests import PartitionKey
 from millrace.broker.storage.batch_validation import (
     Budget,
     CheckedBatch,
@@ -268,7 +268,7 @@ class ReplicaManager:
 
     async def append(
         self,
-        topic_partition: PartitionKey,
+        topic_partition: TopicPartition,
         batches: memoryview,
         acks: int = ACKS_ALL,
         timeout_ms: float = 30_000,
@@ -399,13 +399,13 @@ class ReplicaManager:
         """Run something that may wait for a disk on a thread of its own kind."""
         return await asyncio.get_running_loop().run_in_executor(self._disk, work, *arguments)
 
-    def high_watermark(self, key: PartitionKey) -> int | None:
+    def high_watermark(self, key: TopicPartition) -> int | None:
         """For retention, which must not remove what is not known to be committed: nothing of a partition
         that has no role here yet."""
         local = self._partitions.get(key)
         return 0 if local is None else local.replica.high_watermark
 
-    def stable_offset(self, key: PartitionKey) -> int | None:
+    def stable_offset(self, key: TopicPartition) -> int | None:
         """For compaction: below it records are committed and transactions have ended. None: not here."""
         local = self._partitions.get(key)
         return None if local is None else local.last_stable_offset
@@ -416,7 +416,7 @@ class ReplicaManager:
 
     async def checkpoint_high_watermarks(self) -> None:
         """Write `replication-offset-checkpoint` of every data folder that changed."""
-        by_folder: dict[Path, dict[PartitionKey, int]] = {}
+        by_folder: dict[Path, dict[TopicPartition, int]] = {}
         for folder, logs in self._logs.logs_by_folder().items():
             marks = by_folder[folder] = {}
             for key in logs:
@@ -435,7 +435,7 @@ class ReplicaManager:
         self.hosted.set_log_defaults(defaults)
 
     def set_replication_throttle(
-        self, bytes_per_second: int | None, partitions: Collection[PartitionKey] | None = None
+        self, bytes_per_second: int | None, partitions: Collection[TopicPartition] | None = None
     ) -> None:
         """Follow these partitions (None: all) together no faster than this (None: as fast as it goes)."""
         if self._fetchers is not None:
@@ -454,7 +454,7 @@ class ReplicaManager:
             for local in self._partitions.values()
         )
 
-    def follower_lags(self) -> Mapping[PartitionKey, int]:
+    def follower_lags(self) -> Mapping[TopicPartition, int]:
         """Committed records that are missing here, by followed partition."""
         return {} if self._fetchers is None else self._fetchers.lags()
 
@@ -467,7 +467,7 @@ class ReplicaManager:
     def partition_count(self) -> int:
         return len(self._partitions)
 
-    def leaders(self) -> list[PartitionKey]:
+    def leaders(self) -> list[TopicPartition]:
         """Partitions that this broker leads."""
         return [key for key, local in self._partitions.items() if local.replica.role is Role.LEADER]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from millrace.broker.replication.waiting_requests import PartitionKey
+from millrace.broker.protocol.topic_partition import TopicPartition
 
 
 class ReplicationThrottle:
@@ -16,11 +16,11 @@ class ReplicationThrottle:
 
     def __init__(self) -> None:
         self._rate: int | None = None
-        self._partitions: frozenset[PartitionKey] | None = None
+        self._partitions: frozenset[TopicPartition] | None = None
         self._free_from = 0.0
         """The bucket is empty until here; a bucket that was left alone fills up for one second."""
 
-    def set(self, bytes_per_second: int | None, partitions: Collection[PartitionKey] | None = None) -> bool:
+    def set(self, bytes_per_second: int | None, partitions: Collection[TopicPartition] | None = None) -> bool:
         """A rate for these partitions together (None: for all); no rate takes the throttle away. True when
         it was another one before."""
         rate = None if bytes_per_second is None else max(bytes_per_second, 1)
@@ -32,10 +32,10 @@ class ReplicationThrottle:
         self._rate, self._partitions = rate, chosen
         return True
 
-    def applies_to(self, key: PartitionKey) -> bool:
+    def applies_to(self, key: TopicPartition) -> bool:
         return self._rate is not None and (self._partitions is None or key in self._partitions)
 
-    def resumes_at(self, key: PartitionKey, now: float) -> float:
+    def resumes_at(self, key: TopicPartition, now: float) -> float:
         """When the partition may be fetched again; not later than `now` means at once."""
         if not self.applies_to(key):
             return now
@@ -43,7 +43,7 @@ class ReplicationThrottle:
         self._free_from = max(self._free_from, now - 1.0)
         return self._free_from
 
-    def consume(self, key: PartitionKey, size: int) -> None:
+    def consume(self, key: TopicPartition, size: int) -> None:
         """So many bytes of the partition have come."""
         if self._rate is not None and self.applies_to(key):
             self._free_from += size / self._rate

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import NamedTuple
 
-PartitionKey = tuple[str, int]
+from millrace.broker.protocol.topic_partition import TopicPartition
 
 ANY_CONSUMER = -1
 
@@ -20,7 +20,7 @@ class WaitEnd(NamedTuple):
     """How a wait ended: whether before its time, and the partitions in which anything changed meanwhile."""
 
     in_time: bool
-    touched: set[PartitionKey]
+    touched: set[TopicPartition]
 
 
 class WaitingFetch:
@@ -29,12 +29,12 @@ class WaitingFetch:
     __slots__ = ("keys", "missing_size", "reader", "touched", "woken")
 
     def __init__(
-        self, keys: tuple[PartitionKey, ...], missing_size: int, reader: int, woken: asyncio.Future[None]
+        self, keys: tuple[TopicPartition, ...], missing_size: int, reader: int, woken: asyncio.Future[None]
     ) -> None:
         self.keys = keys
         self.missing_size = missing_size
         self.reader = reader
-        self.touched: set[PartitionKey] = set()
+        self.touched: set[TopicPartition] = set()
         self.woken = woken
 
 
@@ -42,7 +42,7 @@ class WaitingFetches:
     """All waiting fetches by partition."""
 
     def __init__(self) -> None:
-        self._by_partition: dict[PartitionKey, dict[WaitingFetch, None]] = {}
+        self._by_partition: dict[TopicPartition, dict[WaitingFetch, None]] = {}
         self.change_count = 0
         """Grows with every append and disturbance: by it, who has read and is about to wait sees whether
         something came in between, of which nobody could wake it."""
@@ -52,7 +52,7 @@ class WaitingFetches:
 
     async def wait(
         self,
-        keys: Iterable[PartitionKey],
+        keys: Iterable[TopicPartition],
         missing_size: int,
         timeout_seconds: float,
         reader: int = ANY_CONSUMER,
@@ -78,7 +78,7 @@ class WaitingFetches:
                         del self._by_partition[key]
         return WaitEnd(True, waiter.touched)
 
-    def appended(self, key: PartitionKey, size: int) -> None:
+    def appended(self, key: TopicPartition, size: int) -> None:
         """`size` more bytes of the partition may be read now."""
         self.change_count += 1
         waiters = self._by_partition.get(key)
@@ -90,7 +90,7 @@ class WaitingFetches:
             if waiter.missing_size <= 0 and not waiter.woken.done():
                 waiter.woken.set_result(None)
 
-    def disturbed(self, key: PartitionKey) -> None:
+    def disturbed(self, key: TopicPartition) -> None:
         """The partition changed hands or is gone: whoever waits must look again."""
         self.change_count += 1
         for waiter in self._by_partition.get(key, ()):
@@ -98,7 +98,7 @@ class WaitingFetches:
             if not waiter.woken.done():
                 waiter.woken.set_result(None)
 
-    def give_up(self, key: PartitionKey, reader: int) -> None:
+    def give_up(self, key: TopicPartition, reader: int) -> None:
         """`reader` wants its waiting fetch of the partition answered now, as if its time were up."""
         for waiter in self._by_partition.get(key, ()):
             if waiter.reader == reader:

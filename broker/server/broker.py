@@ -21,8 +21,7 @@ import structlog
 import uvloop
 
 from millrace.broker.client.broker_connections import BrokerConnections
-from millrace.broker.client.connection import Address as PeerAddress
-from millrace.broker.config import Address, BrokerConfig, BrokerSettings, parse_address
+from millrace.broker.config import BrokerConfig, BrokerSettings, parse_address
 from millrace.broker.coordination.broker_registry import (
     deregister,
     leave_in_sync_sets,
@@ -46,7 +45,8 @@ from millrace.broker.coordination.topic_configs import read_topic_configs
 from millrace.broker.errors import DataFolderNotWritable, FatalError, MillraceError, ZooKeeperUnreachable
 from millrace.broker.groups.config import GroupConfig
 from millrace.broker.groups.coordinator import GroupCoordinator
-from millrace.broker.groups.offsets import OFFSETS_TOPIC
+from millrace.broker.protocol.address import Address
+from millrace.broker.protocol.system_topics import OFFSETS_TOPIC
 from millrace.broker.replication.in_sync_sets import CHECKS_PER_LAG
 from millrace.broker.replication.replica_manager import ReplicaManager
 from millrace.broker.server.context import BrokerServices, Clock, SystemClock
@@ -308,9 +308,9 @@ class Broker:
             self._config.id, host, advertised.port or self.address.port, self._config.rack
         )
 
-    def _address_of(self, broker_id: int) -> PeerAddress | None:
+    def _address_of(self, broker_id: int) -> Address | None:
         known = self._cache.brokers.get(broker_id)
-        return None if known is None else PeerAddress(known.host, known.port)
+        return None if known is None else Address(known.host, known.port)
 
     async def _close_peers(self) -> None:
         self._peers.close()

@@ -16,10 +16,9 @@ from typing import Any
 from millrace.broker.config import BrokerSettings
 from millrace.broker.coordination.controller_client import NewTopic
 from millrace.broker.coordination.metadata_cache import MetadataCache
-from millrace.broker.groups.offsets import OFFSETS_TOPIC
 from millrace.broker.protocol.java_hash import coordinator_partition
+from millrace.broker.protocol.system_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from millrace.broker.replication.partition import NO_LEADER
-from millrace.broker.transactions.records import TRANSACTIONS_TOPIC
 
 
 def offsets_topic(settings: BrokerSettings, broker_count: int) -> NewTopic:

@@ -23,8 +23,9 @@ from typing import cast
 
 import structlog
 
-from millrace.broker.config import Address, BrokerSettings, parse_connection_limits
+from millrace.broker.config import BrokerSettings, parse_connection_limits
 from millrace.broker.errors import PortTaken
+from millrace.broker.protocol.address import Address
 from millrace.broker.server.connection import Connection
 from millrace.broker.server.connection_limits import ConnectionLimits
 from millrace.broker.server.dispatch import Dispatcher

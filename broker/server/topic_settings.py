@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from millrace.broker.errors import InvalidConfig, InvalidRequest
-from millrace.broker.storage.log_config import SETTINGS, LogConfig, Setting
+from millrace.broker.storage.log_config import IGNORED_SETTINGS, SETTINGS, LogConfig, Setting
 
 TOPIC = 2
 BROKER = 4
-BROKER_LOGGER = 8
 
 SET, DELETE, APPEND, SUBTRACT = 0, 1, 2, 3
 
@@ -45,13 +44,16 @@ def describe_topic_config(
     comes from. `inherited` says it of the broker's setting that gives a default, the place that holds first;
     without it `defaults` are taken for what the broker's file says."""
     effective, unusable = LogConfig.usable_part(config, defaults)
-    known = [*SETTINGS, *(name for name in unusable if name not in SETTINGS)]
+    shown_too = (
+        name for name in config if name not in SETTINGS and (name in unusable or name in IGNORED_SETTINGS)
+    )
+    known = [*SETTINGS, *shown_too]
     wanted = known if names is None else [name for name in names if name in known]
     entries = []
     for name in wanted:
         if name not in SETTINGS:
-            # Shown so that it can be taken away: tools delete only what they have seen.
-            entries.append(_unknown(name, config[name]))
+            # Shown so that it can be taken away, and is not set again and again by who finds it missing.
+            entries.append(_without_effect(name, config[name]))
             continue
         setting = SETTINGS[name]
         synonyms = _of_file(setting, defaults) if inherited is None else inherited(setting.broker_name)
@@ -84,7 +86,7 @@ def _of_file(setting: Setting, defaults: LogConfig) -> list[Synonym]:
     return synonyms
 
 
-def _unknown(name: str, value: str) -> dict[str, Any]:
+def _without_effect(name: str, value: str) -> dict[str, Any]:
     return {
         "name": name,
         "value": value,

@@ -18,9 +18,9 @@ from kio.schema.errors import ErrorCode
 from millrace.broker.client.broker_connections import BrokerConnections
 from millrace.broker.errors import KafkaError, error_for_code
 from millrace.broker.groups.coordinator import GroupCoordinator
-from millrace.broker.groups.offsets import OFFSETS_TOPIC
 from millrace.broker.protocol.control_records import build_marker
 from millrace.broker.protocol.frames import Api
+from millrace.broker.protocol.system_topics import OFFSETS_TOPIC
 from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.replication.replica_manager import ACKS_ALL, ReplicaManager
 from millrace.broker.server.answers import build_entity, request_type

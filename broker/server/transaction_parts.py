@@ -13,6 +13,7 @@ from millrace.broker.client.broker_connections import BrokerConnections
 from millrace.broker.config import BrokerSettings
 from millrace.broker.coordination.metadata_cache import MetadataCache
 from millrace.broker.groups.coordinator import GroupCoordinator
+from millrace.broker.protocol.system_topics import TRANSACTIONS_TOPIC
 from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.replication.replica_manager import ReplicaManager
 from millrace.broker.server.coordinator_topics import partition_leader, transaction_coordinator
@@ -22,7 +23,6 @@ from millrace.broker.server.transactional_produce import TransactionalAppends
 from millrace.broker.transactions.config import TransactionConfig
 from millrace.broker.transactions.coordinator import TransactionCoordinator
 from millrace.broker.transactions.markers import Marker, Outcome
-from millrace.broker.transactions.records import TRANSACTIONS_TOPIC
 from millrace.broker.transactions.values import ProducerIdentity
 from millrace.broker.transactions.verification import Errors, TransactionGate
 

@@ -237,10 +237,6 @@ class Log:
     # -- what it is
 
     @property
-    def topic_partition(self) -> TopicPartition:
-        return self.topic, self.partition
-
-    @property
     def topic_id(self) -> UUID | None:
         """From `partition.metadata`; None where there is none."""
         return self._topic_id
@@ -260,18 +256,9 @@ class Log:
         return self._segments.size
 
     @property
-    def segment_count(self) -> int:
-        return len(self._segments.all)
-
-    @property
     def segments(self) -> tuple[Segment, ...]:
         """As they are now, oldest first, the active one last; for the cleaner and for figures."""
         return self._segments.all
-
-    @property
-    def first_unstable_offset(self) -> int | None:
-        """Where the oldest open transaction began; the last stable offset stops there."""
-        return self.producers.first_unstable_offset
 
     def last_stable_offset(self, high_watermark: int) -> int:
         """Readers of committed data see up to here: never beyond the high watermark, nor beyond the first

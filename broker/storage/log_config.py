@@ -1,7 +1,8 @@
 """Settings of one partition's log: Kafka's topic settings, checked once, as a frozen value.
 
 `SETTINGS` is the one table of topic settings: name, the broker-wide setting that gives its default, type,
-default and bounds. DescribeConfigs and CreateTopics answer from it, `LogConfig` is built from it. Settings
+default and bounds. DescribeConfigs and CreateTopics answer from it, `LogConfig` and the broker-wide settings
+(`broker/config.py`) have their defaults and bounds from it. Settings
 that a topic may carry but that change nothing here (throttles, tiered storage) are in `IGNORED_SETTINGS`,
 so that tools written for Apache Kafka can set them.
 
@@ -19,6 +20,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from millrace.broker.errors import InvalidConfig
+from millrace.broker.protocol.throttle_settings import FOLLOWER_REPLICAS, LEADER_REPLICAS
 
 _MAX_INT = 2**31 - 1
 _MAX_LONG = 2**63 - 1
@@ -58,7 +60,7 @@ def _integer(name: str, broker_name: str, kind: str, default: int, least: int) -
             raise ValueError
         return value
 
-    return Setting(name, broker_name, kind, str(default), parse, f"an integer from {least} to {greatest}")
+    return Setting(name, broker_name, kind, str(default), parse, f"a whole number from {least} to {greatest}")
 
 
 def _choice(name: str, broker_name: str, default: str, *choices: str) -> Setting:
@@ -141,7 +143,6 @@ SETTINGS: dict[str, Setting] = {
             "zstd",
         ),
         _integer("min.insync.replicas", "min.insync.replicas", "int", 1, 1),
-        _integer("file.delete.delay.ms", "log.segment.delete.delay.ms", "long", 60_000, 0),
         Setting(
             "unclean.leader.election.enable",
             "unclean.leader.election.enable",
@@ -155,13 +156,14 @@ SETTINGS: dict[str, Setting] = {
 
 IGNORED_SETTINGS = frozenset(
     {
+        "file.delete.delay.ms",  # what is deleted goes as soon as no reader is in it
         "preallocate",
         "segment.jitter.ms",
         "message.format.version",
         "message.downconversion.enable",
         "message.timestamp.difference.max.ms",
-        "leader.replication.throttled.replicas",
-        "follower.replication.throttled.replicas",
+        LEADER_REPLICAS,
+        FOLLOWER_REPLICAS,
         "compression.gzip.level",
         "compression.lz4.level",
         "compression.zstd.level",
@@ -180,31 +182,34 @@ _STRICTEST = {
 }
 
 
+def _default(name: str) -> Any:
+    return SETTINGS[name].parse(SETTINGS[name].default)
+
+
 @dataclass(frozen=True)
 class LogConfig:
     """Settings of one log. Sizes are bytes; -1 means no limit in `retention_ms` and `retention_bytes`."""
 
-    segment_bytes: int = 1 << 30
-    segment_ms: int = 7 * _DAY_MS
-    segment_index_bytes: int = 10 << 20
-    index_interval_bytes: int = 4096
-    retention_ms: int = 7 * _DAY_MS
-    retention_bytes: int = -1
-    flush_messages: int = _MAX_LONG
-    flush_ms: int = _MAX_LONG
-    max_message_bytes: int = 1_048_588
-    cleanup_policy: frozenset[str] = frozenset({"delete"})
-    delete_retention_ms: int = _DAY_MS
-    min_compaction_lag_ms: int = 0
-    max_compaction_lag_ms: int = _MAX_LONG
-    min_cleanable_dirty_ratio: float = 0.5
-    timestamp_type: str = "CreateTime"
-    timestamp_before_max_ms: int = _MAX_LONG
-    timestamp_after_max_ms: int = _MAX_LONG
-    compression_type: str = "producer"
-    min_insync_replicas: int = 1
-    file_delete_delay_ms: int = 60_000
-    unclean_leader_election_enable: bool = False
+    segment_bytes: int = _default("segment.bytes")
+    segment_ms: int = _default("segment.ms")
+    segment_index_bytes: int = _default("segment.index.bytes")
+    index_interval_bytes: int = _default("index.interval.bytes")
+    retention_ms: int = _default("retention.ms")
+    retention_bytes: int = _default("retention.bytes")
+    flush_messages: int = _default("flush.messages")
+    flush_ms: int = _default("flush.ms")
+    max_message_bytes: int = _default("max.message.bytes")
+    cleanup_policy: frozenset[str] = _default("cleanup.policy")
+    delete_retention_ms: int = _default("delete.retention.ms")
+    min_compaction_lag_ms: int = _default("min.compaction.lag.ms")
+    max_compaction_lag_ms: int = _default("max.compaction.lag.ms")
+    min_cleanable_dirty_ratio: float = _default("min.cleanable.dirty.ratio")
+    timestamp_type: str = _default("message.timestamp.type")
+    timestamp_before_max_ms: int = _default("message.timestamp.before.max.ms")
+    timestamp_after_max_ms: int = _default("message.timestamp.after.max.ms")
+    compression_type: str = _default("compression.type")
+    min_insync_replicas: int = _default("min.insync.replicas")
+    unclean_leader_election_enable: bool = _default("unclean.leader.election.enable")
     producer_id_expiration_ms: int = _DAY_MS  # a broker's setting, the same for every topic
 
     @property
@@ -294,22 +299,16 @@ class LogConfig:
     def from_broker_config(cls, settings: Mapping[str, str]) -> LogConfig:
         """The defaults that a broker's own settings (`log.segment.bytes` …) give to every topic.
 
-        The coarser units of Kafka's older settings count where the finer is absent. Names that are not
-        about logs are left to others. Raises InvalidConfig.
+        Names that are not about logs are left to others. Raises InvalidConfig.
         """
-        known = dict(settings)
-        for target, alternatives in _COARSER_UNITS.items():
-            for name, factor in alternatives:
-                if name in known and target not in known:
-                    known[target] = _scaled(name, known[name], factor)
-        by_broker_name = {setting.broker_name: setting for setting in SETTINGS.values()}
-        topic_settings = {
-            by_broker_name[name].name: value for name, value in known.items() if name in by_broker_name
+        given = {
+            setting.name: settings[setting.broker_name]
+            for setting in SETTINGS.values()
+            if setting.broker_name in settings
         }
-        config = cls.from_topic_config(topic_settings)
-        if "producer.id.expiration.ms" in known:
-            expiration_ms = _scaled("producer.id.expiration.ms", known["producer.id.expiration.ms"], 1)
-            config = replace(config, producer_id_expiration_ms=int(expiration_ms))
+        config = cls.from_topic_config(given)
+        if "producer.id.expiration.ms" in settings:
+            config = replace(config, producer_id_expiration_ms=int(settings["producer.id.expiration.ms"]))
         return config
 
     def value_of(self, name: str) -> str:
@@ -320,22 +319,6 @@ class LogConfig:
         if isinstance(value, bool):
             return str(value).lower()
         return str(value)
-
-
-_HOUR_MS = 3600 * 1000
-_COARSER_UNITS = {
-    "log.retention.ms": (("log.retention.minutes", 60_000), ("log.retention.hours", _HOUR_MS)),
-    "log.roll.ms": (("log.roll.hours", _HOUR_MS),),
-    "log.flush.interval.ms": (("log.flush.scheduler.interval.ms", 1),),
-}
-
-
-def _scaled(name: str, text: str, factor: int) -> str:
-    try:
-        value = int(text)
-    except ValueError:
-        raise InvalidConfig(f"{name}: got {text!r}, expected an integer") from None
-    return str(value * factor if value >= 0 else value)
 
 
 _missing = {setting.field_name for setting in SETTINGS.values()} - {f.name for f in fields(LogConfig)}

@@ -331,10 +331,6 @@ class LogManager:
         """The log of a partition; None when it is offline or not here."""
         return self._logs.get(tp)
 
-    def is_offline(self, tp: TopicPartition) -> bool:
-        """Whether the partition is here and cannot be used; `offline` says why."""
-        return tp in self.offline
-
     def partitions(self) -> set[TopicPartition]:
         """Every partition that is here, offline ones included."""
         return self._logs.keys() | self.offline.keys()

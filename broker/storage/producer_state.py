@@ -239,17 +239,16 @@ class ProducerState:
     @property
     def first_unstable_offset(self) -> int | None:
         """Where the oldest open transaction began; None when there is none."""
-        return next(iter(self._open.values())) if self._open else None
+        try:
+            return next(iter(self._open.values()), None)
+        except RuntimeError:
+            return self.first_unstable_offset  # another thread ended one just then
 
     def last_stable_offset(self, high_watermark: int) -> int:
         """Up to where readers of committed data may see: the high watermark, the start of the oldest open
         transaction, or the start of an ended one whose marker is not below the high watermark."""
-        stable = high_watermark
-        if self._open:
-            try:
-                stable = min(stable, next(iter(self._open.values())))
-            except (RuntimeError, StopIteration):
-                return self.last_stable_offset(high_watermark)  # another thread ended one just then
+        first = self.first_unstable_offset
+        stable = high_watermark if first is None else min(high_watermark, first)
         if self._unreplicated:
             with self._unreplicated_lock:
                 while self._unreplicated and self._unreplicated[0][1] < high_watermark:

@@ -50,17 +50,6 @@ def trim_heap() -> None:
         return
 
 
-def resident_size() -> int:
-    """Bytes of this process in memory; 0 where the system does not tell."""
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        return 0
-    return 0
-
-
 def clean_mappings(smaps: str, library: str) -> Iterator[tuple[int, int, int]]:
     """(start, end, resident size) of each mapping of `library` in the text of /proc/self/smaps that cannot
     be written and holds no page of its own."""

@@ -28,8 +28,6 @@ from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.protocol.wire import uvarint
 from millrace.broker.transactions.values import NO_PRODUCER_ID, TransactionRecord, TransactionState
 
-TRANSACTIONS_TOPIC = "__transaction_state"
-
 LATEST_VALUE_VERSION = 1
 _KEY_VERSION = 0
 _HEAD = struct.Struct(">hqhib")

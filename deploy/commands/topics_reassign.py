@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.deploy.commands.cluster_session import Bootstrap, CommandConfig, with_cluster
 from millrace.deploy.commands.output import Format, OutputFormat, print_rows
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from millrace.broker.client.cluster import Cluster
     from millrace.broker.client.metadata import ClusterMetadata
 
-TopicPartition = tuple[str, int]
 Plan = dict[TopicPartition, tuple[int, ...]]
 
 POLL_SECONDS = 0.5

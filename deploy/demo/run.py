@@ -24,6 +24,7 @@ from typing import Any
 import yaml
 
 from millrace.broker.errors import FatalError, MillraceError
+from millrace.broker.protocol.system_topics import AUDIT_TOPIC
 from millrace.deploy import processes
 from millrace.deploy.demo import display, injection, mirrors
 from millrace.deploy.demo.events import Events, EventSource
@@ -36,7 +37,6 @@ from millrace.deploy.java import find_java
 from millrace.deploy.local.sandbox import Sandbox
 
 PARTITIONS = 4
-EVENTS_TOPIC = "millrace.audit"
 # Events of another year must stay, however old they look.
 TOPIC_CONFIGS = {"retention.ms": "-1"}
 
@@ -209,7 +209,7 @@ class Demo:
 
     def _wait_until_mirrored(self, sandbox: Sandbox, events: Events) -> None:
         sources = {name: sandbox.bootstrap(name) for name in events.datacenters}
-        ends = mirrors.source_ends(sources, [events.topic, EVENTS_TOPIC])
+        ends = mirrors.source_ends(sources, [events.topic, AUDIT_TOPIC])
         deadline = time.monotonic() + CAUGHT_UP_TIMEOUT_S
         while True:
             standing = mirrors.standing(sandbox.control_addresses())

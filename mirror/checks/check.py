@@ -34,6 +34,7 @@ from millrace.broker.errors import (
     FatalError,
     KafkaError,
 )
+from millrace.broker.protocol.system_topics import AUDIT_TOPIC
 from millrace.mirror.checks import findings as rules
 from millrace.mirror.checks import group_permissions, permissions
 from millrace.mirror.checks.findings import Finding, Link, Selected, Severity, some, sorted_findings
@@ -48,7 +49,6 @@ from millrace.mirror.sources.source import way_number
 from millrace.mirror.topics.proposals import DEAD_AFTER_MS
 from millrace.mirror.topics.route_guard import copy_sentence, loop_sentence, routes_seen_on, told_routes
 from millrace.mirror.topics.routes import (
-    AUDIT_TOPIC,
     Answer,
     KnownRoutes,
     Route,

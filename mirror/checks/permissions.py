@@ -22,9 +22,9 @@ from millrace.broker.errors import (
     TopicAuthorizationFailed,
 )
 from millrace.broker.protocol.operations import Operation, Operations
+from millrace.broker.protocol.system_topics import AUDIT_TOPIC
 from millrace.mirror.checks.findings import Finding, Selected, Severity, some
 from millrace.mirror.config import MirrorConfig
-from millrace.mirror.topics.routes import AUDIT_TOPIC
 
 TOPIC, GROUP = "Topic", "Group"
 

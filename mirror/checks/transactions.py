@@ -21,6 +21,7 @@ from millrace.broker.client.metadata import ClusterMetadata
 from millrace.broker.errors import CoordinatorNotAvailable, KafkaError, UnsupportedVersion
 from millrace.broker.protocol.frames import Api
 from millrace.broker.protocol.operations import Operation
+from millrace.broker.protocol.system_topics import TRANSACTIONS_TOPIC
 from millrace.mirror.checks.findings import Finding, Severity, no_transactions, some, too_few_brokers
 from millrace.mirror.config import MirrorConfig
 from millrace.mirror.delivery.exactly_once import MAX_LANES_FACTOR, transactional_ids
@@ -32,7 +33,6 @@ APIS = {
     Api.TXN_OFFSET_COMMIT: (3, 3),
     Api.END_TXN: (1, 3),
 }
-STATE_TOPIC = "__transaction_state"
 STATE_REPLICAS = "transaction.state.log.replication.factor"
 STATE_MIN_IN_SYNC = "transaction.state.log.min.isr"
 MIN_IN_SYNC = "min.insync.replicas"
@@ -133,7 +133,7 @@ async def _why_unavailable(
     config: MirrorConfig, cluster: Cluster, view: ClusterMetadata, error: CoordinatorNotAvailable
 ) -> Finding:
     factor = (await _settings(cluster, view, [STATE_REPLICAS])).get(STATE_REPLICAS)
-    is_missing = STATE_TOPIC not in view.topics and _names_no_other_reason(error)
+    is_missing = TRANSACTIONS_TOPIC not in view.topics and _names_no_other_reason(error)
     if is_missing and factor is not None and factor > len(view.brokers):
         return too_few_brokers(config, STATE_REPLICAS, factor, len(view.brokers))
     message = (
@@ -153,7 +153,7 @@ def _names_no_other_reason(error: CoordinatorNotAvailable) -> bool:
 async def _state_log(config: MirrorConfig, cluster: Cluster, view: ClusterMetadata) -> list[Finding]:
     """Whether the topic of transactions can ever take a record: a coordinator answers, and refuses every
     transaction, where fewer replicas exist than must be in sync."""
-    topic = view.topics.get(STATE_TOPIC)
+    topic = view.topics.get(TRANSACTIONS_TOPIC)
     if topic is None or not topic.partitions:
         # Not made yet, or not to be seen: then the brokers' settings are all that is known.
         wanted = await _settings(cluster, view, [STATE_REPLICAS, STATE_MIN_IN_SYNC])
@@ -163,10 +163,16 @@ async def _state_log(config: MirrorConfig, cluster: Cluster, view: ClusterMetada
         finding = no_transactions(config, _too_few_in_sync(STATE_MIN_IN_SYNC, least, factor))
         return [Finding(Severity.WARNING, finding.where, finding.message, finding.place)]
     replicas = min(len(each.replicas) for each in topic.partitions.values())
-    described = (await describe_topics_configs(cluster, [STATE_TOPIC], [MIN_IN_SYNC])).get(STATE_TOPIC)
+    described = (await describe_topics_configs(cluster, [TRANSACTIONS_TOPIC], [MIN_IN_SYNC])).get(
+        TRANSACTIONS_TOPIC
+    )
     least = _number(described.get(MIN_IN_SYNC)) if isinstance(described, dict) else None
     if least is not None and least > replicas:
-        return [no_transactions(config, _too_few_in_sync(f"{MIN_IN_SYNC} of {STATE_TOPIC}", least, replicas))]
+        return [
+            no_transactions(
+                config, _too_few_in_sync(f"{MIN_IN_SYNC} of {TRANSACTIONS_TOPIC}", least, replicas)
+            )
+        ]
     return []
 
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import structlog
 from pydantic import BaseModel, ValidationError
@@ -53,7 +53,6 @@ WISH_TIMEOUT_S = 5.0
 MIRROR_MAX_AGE_S = 1.0
 
 Handler = Callable[[Any], Awaitable[Response]]
-BodyModel = TypeVar("BodyModel", bound=BaseModel)
 
 
 class Control:

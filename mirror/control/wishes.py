@@ -142,10 +142,6 @@ class Wishes:
         return sorted((scope for scope, paused in self._pauses.items() if paused), key=str)
 
     @property
-    def rates(self) -> Mapping[str, float]:
-        return dict(self._rates)
-
-    @property
     def skipped_partitions(self) -> Mapping[SourcePartition, int]:
         """Partitions with a wish to skip that has not been taken away, and the first offset of its gap."""
         return {partition: first for partition, (first, _) in self._skips.items()}

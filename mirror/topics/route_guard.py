@@ -29,6 +29,7 @@ from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.metadata import ClusterMetadata
 from millrace.broker.client.read_to_end import read_topic_to_end
 from millrace.broker.errors import KafkaError, UnknownTopicOrPartition
+from millrace.broker.protocol.system_topics import POSITIONS_TOPIC_PREFIX, ROUTES_TOPIC_PREFIX
 from millrace.mirror.config import MirrorConfig
 from millrace.mirror.delivery.checkpoints import Positions
 from millrace.mirror.delivery.system_records import SystemRecords
@@ -45,8 +46,6 @@ from millrace.mirror.topics.route_records import (
     routes_of_positions,
 )
 from millrace.mirror.topics.routes import (
-    POSITIONS_TOPIC_PREFIX,
-    ROUTES_TOPIC_PREFIX,
     Answer,
     KnownRoutes,
     Loop,

@@ -20,9 +20,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-AUDIT_TOPIC = "millrace.audit"
-POSITIONS_TOPIC_PREFIX = "millrace.positions."
-ROUTES_TOPIC_PREFIX = "millrace.routes."
+from millrace.broker.protocol.system_topics import AUDIT_TOPIC, POSITIONS_TOPIC_PREFIX, ROUTES_TOPIC_PREFIX
 
 # Topics that a cluster (ours or a peer's software) keeps for itself. Carrying them would either break the
 # target (`__consumer_offsets`) or make one mirror follow the book-keeping of another.
@@ -102,10 +100,6 @@ class Naming:
     pattern: str = "{topic}"
     rename: Mapping[str, str] | None = None
     partition_offsets: Mapping[str, int] | None = None
-
-    @property
-    def is_identity(self) -> bool:
-        return self.pattern == "{topic}" and not self.rename and not self.partition_offsets
 
     def target_topic(self, source: str, topic: str) -> str:
         if topic == AUDIT_TOPIC:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from millrace.broker.client.admin import ConfigValue
-from millrace.mirror.topics.routes import AUDIT_TOPIC
+from millrace.broker.protocol.system_topics import AUDIT_TOPIC, AUDIT_TOPIC_SETTINGS
 
 # Settings that belong to the target, not to the data: durability and durability's price, what the target does
 # to batches, clocks, and where replicas and tiers are.
@@ -52,6 +52,15 @@ def carried(source: Mapping[str, ConfigValue], excluded: Iterable[str] = ()) -> 
         for key, each in source.items()
         if each.is_set and each.value is not None and key not in own
     }
+
+
+def settings_to_begin_with(
+    target_topic: str, source: Mapping[str, ConfigValue], excluded: Iterable[str] = ()
+) -> dict[str, str]:
+    """Those that a target topic is made with. The audit topic has its own, whatever the source's are: there
+    it may have been made by the first producer that nobody had prepared it for."""
+    settings = carried(source, excluded)
+    return {**settings, **AUDIT_TOPIC_SETTINGS} if target_topic == AUDIT_TOPIC else settings
 
 
 def differences(

@@ -35,7 +35,12 @@ from millrace.broker.errors import (
 )
 from millrace.mirror.config import MirrorConfig
 from millrace.mirror.topics.routes import Feed, TargetPartition, uneven_feeds
-from millrace.mirror.topics.topic_configs import carried, deciding_source, differences, follows_its_source
+from millrace.mirror.topics.topic_configs import (
+    deciding_source,
+    differences,
+    follows_its_source,
+    settings_to_begin_with,
+)
 from millrace.mirror.troubles import Failures
 
 log = structlog.get_logger("millrace.mirror.topics.topics")
@@ -164,7 +169,8 @@ class TargetTopics:
                 # Without the source's settings a compacted topic would be made one that expires.
                 raise found
             try:
-                await self._create(source, wanted, carried(found, self.config.config_sync.exclude))
+                settings = settings_to_begin_with(name, found, self.config.config_sync.exclude)
+                await self._create(source, wanted, settings)
                 self._partition_counts[name] = wanted.width
             except TopicAlreadyExists:
                 # Another worker or another source was first; how wide is seen at the next look.

@@ -165,7 +165,7 @@ def bench_start(folder: Path, partition_count: int, size: int) -> None:
         manager.start(0)
         seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu
         logs = manager.logs()
-        segments = sum(log.segment_count for log in logs.values())
+        segments = sum(len(log.segments) for log in logs.values())
         total = sum(log.size for log in logs.values())
         assert not manager.offline
         assert not manager.notes, manager.notes[:3]

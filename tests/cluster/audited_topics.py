@@ -19,7 +19,8 @@ from millrace.audit.contract.events import EventLedger, StreamFacts
 from millrace.audit.contract.header import HEADER_KEY, decode_identity, window_start_ms
 from millrace.audit.reconciliation.reconcile import TierReading, reconcile_stream
 from millrace.audit.reconciliation.verdicts import WindowVerdict
-from millrace.audit.scanning.cells import Cell, count_repeats, encode_bitmaps, merge_cells
+from millrace.audit.scanning.cells import Cell, merge_cells
+from tests.cells import count_repeats, encode_bitmaps
 from tests.waiting import Deadline, patience, until
 
 DEADLINE_S = 120.0

@@ -17,7 +17,7 @@ from millrace.audit.client_producer import AuditedClientProducer
 from millrace.audit.contract.events import CLOSED
 from millrace.audit.contract.header import HEADER_KEY, decode_identity
 from millrace.audit.kafka_python_producer import AuditedKafkaProducer
-from millrace.audit.reconciliation.verdicts import Verdict, overall_verdict
+from millrace.audit.reconciliation.verdicts import Verdict
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.errors import ConfigError
 from tests.cluster.audited_topics import (
@@ -32,6 +32,7 @@ from tests.cluster.audited_topics import (
     unique,
 )
 from tests.servers import BrokerProcess
+from tests.verdicts import overall_verdict
 from tests.waiting import patience
 
 COUNT = 300

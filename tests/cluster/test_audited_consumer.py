@@ -16,7 +16,7 @@ from millrace.audit.contract.events import EventLedger, StreamFacts
 from millrace.audit.contract.group_counts import Claim, claim_of, group_doubts, seen_by_group
 from millrace.audit.producer import AuditedProducer
 from millrace.audit.reconciliation.reconcile import Passage, TierReading
-from millrace.audit.reconciliation.verdicts import Verdict, overall_verdict
+from millrace.audit.reconciliation.verdicts import Verdict
 from millrace.broker.errors import ConfigError
 from tests.cluster.audited_topics import (
     DEADLINE_S,
@@ -29,6 +29,7 @@ from tests.cluster.audited_topics import (
     unique,
 )
 from tests.servers import BrokerProcess
+from tests.verdicts import overall_verdict
 from tests.waiting import Deadline, patience
 
 COUNT = 240

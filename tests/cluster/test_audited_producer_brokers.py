@@ -10,8 +10,9 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 from millrace.audit.contract.events import EventLedger
 from millrace.audit.contract.header import HEADER_KEY, decode_identity
 from millrace.audit.producer import AuditedProducer
-from millrace.audit.reconciliation.verdicts import PRODUCED, Verdict, WindowVerdict, overall_verdict
+from millrace.audit.reconciliation.verdicts import PRODUCED, Verdict, WindowVerdict
 from tests.cluster.audited_topics import DEADLINE_S, WINDOW_MS, audit, ledger_of, read_all
+from tests.verdicts import overall_verdict
 from tests.waiting import patience
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")

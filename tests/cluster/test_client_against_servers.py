@@ -28,6 +28,7 @@ from millrace.broker.errors import (
 )
 from millrace.broker.protocol.batch import HEADER_SIZE, iterate_batches, verify_crc
 from millrace.broker.protocol.records import Record, build_batch
+from tests.record_deletion import delete_records
 from tests.waiting import patience, until_async
 
 _numbers = itertools.count()
@@ -100,7 +101,7 @@ async def widened(ewr: Cluster, topic: str, partition_count: int) -> None:
 
 async def gone(ewr: Cluster, topic: str) -> None:
     async def is_gone() -> bool:
-        return topic not in await admin.list_topics(ewr)
+        return topic not in (await ewr.metadata(max_age_ms=0)).topics
 
     await until_async(is_gone, f"{topic} is gone", every_s=0.01)
 
@@ -110,7 +111,7 @@ def test_topics_are_made_described_changed_and_deleted(bootstrap: str, topic: st
         await admin.create_topic(ewr, topic, 3, 1, {"retention.ms": "-1"})
         with pytest.raises(TopicAlreadyExists, match=f"cluster ewr: topic {topic}"):
             await admin.create_topic(ewr, topic, 3, 1)
-        known = (await admin.list_topics(ewr))[topic]
+        known = (await ewr.metadata(max_age_ms=0)).topics[topic]
         assert sorted(known.partitions) == [0, 1, 2]
         assert known.topic_id.int
         assert (await admin.describe_configs(ewr, topic))["retention.ms"] == "-1"
@@ -246,7 +247,7 @@ def test_trimmed_partition_begins_later(bootstrap: str, topic: str) -> None:
     async def test(ewr: Cluster) -> None:
         node = await made(ewr, topic)
         await produce(ewr, node, {(topic, 0): batch(10)})
-        assert await admin.delete_records(ewr, {(topic, 0): 4}) == {(topic, 0): 4}
+        assert await delete_records(ewr, {(topic, 0): 4}) == {(topic, 0): 4}
         assert [each.offset async for each in read_topic_to_end(ewr, topic)] == list(range(4, 10))
 
     run(bootstrap, test)

@@ -22,9 +22,9 @@ from typer.testing import CliRunner
 from millrace.audit.config import load_config as load_audit_config
 from millrace.audit.contract.events import EventLedger
 from millrace.audit.runs.capture import capture
-from millrace.audit.spark.planning import OffsetRange, ranges_option
 from millrace.audit.spark.spark_cells import cluster_options
 from millrace.audit.spark.spark_source import parse_options
+from millrace.audit.spark.task_plan import OffsetRange, ranges_option
 from millrace.audit.spark.task_reader import read_task
 from millrace.broker.client.admin import create_topic
 from millrace.broker.client.cluster import Cluster

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from millrace.broker.client.admin import create_topic, delete_records
+from millrace.broker.client.admin import create_topic
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.read_to_end import read_topic_to_end
 from millrace.broker.protocol.records import Record, build_batch
@@ -27,6 +27,7 @@ from millrace.mirror.control.wishes import Wishes, control_topic
 from tests.cluster.mirror_process import MirrorProcess, end_offset, send, until
 from tests.openapi import undescribed
 from tests.pairs import Pair, in_pairs
+from tests.record_deletion import delete_records
 from tests.waiting import patience
 
 PATH = {"PATH": os.environ["PATH"]}

@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 from confluent_kafka import Producer
 
-from millrace.broker.client.admin import create_topic, delete_records, delete_topic
+from millrace.broker.client.admin import create_topic, delete_topic
 from millrace.broker.errors import FatalError
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.mirror.config import parse_config
@@ -28,6 +28,7 @@ from millrace.mirror.offsets.translation import Answer, Translation
 from millrace.mirror.topics.routes import Naming, SourcePartition
 from tests.cluster.mirror_process import send, until
 from tests.pairs import Pair, in_pairs
+from tests.record_deletion import delete_records
 
 TOPIC_ID = UUID(int=1)
 TRANSACTIONS, RECORDS = 900, 3

@@ -20,13 +20,14 @@ from typing import Any
 import pytest
 import yaml
 
-from millrace.broker.client.admin import create_topic, delete_records
+from millrace.broker.client.admin import create_topic
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.deploy.processes import spawn
 from tests.cluster.mirror_process import MirrorProcess, end_offset, send, until
 from tests.pairs import End, Pair, in_pairs
 from tests.ports import free_port
+from tests.record_deletion import delete_records
 from tests.waiting import Deadline, patience
 
 DASHBOARDS = Path(__file__).parents[2] / "dashboards"

@@ -22,8 +22,9 @@ from millrace.broker.client.raw_produce import init_producer_id
 from millrace.broker.client.read_to_end import read_topic_to_end
 from millrace.broker.errors import KafkaError, TopicAlreadyExists
 from millrace.broker.protocol.records import Record, build_batch
+from millrace.broker.protocol.system_topics import AUDIT_TOPIC
 from millrace.mirror.delivery.checkpoints import decode_key, decode_value
-from millrace.mirror.topics.routes import AUDIT_TOPIC, positions_topic
+from millrace.mirror.topics.routes import positions_topic
 from tests.cluster.mirror_process import send, until
 from tests.pairs import Pair, in_pairs
 from tests.waiting import DeadlinePassed

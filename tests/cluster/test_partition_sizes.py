@@ -9,8 +9,8 @@ from confluent_kafka import Producer
 
 from millrace.audit.spark import partition_sizes
 from millrace.audit.spark.partition_sizes import bytes_per_offset, density
-from millrace.audit.spark.planning import plan_tasks
 from millrace.audit.spark.spark_source import parse_options
+from millrace.audit.spark.task_plan import plan_tasks
 from millrace.audit.spark.task_reader import pin_ranges
 from millrace.broker.client.admin import create_topic
 from millrace.broker.client.cluster import Cluster

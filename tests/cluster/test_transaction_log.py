@@ -19,13 +19,8 @@ from millrace.broker.protocol.frames import Api
 from millrace.broker.protocol.hot_fetch import PartitionFetch
 from millrace.broker.protocol.java_hash import coordinator_partition
 from millrace.broker.protocol.records import Record, read_records
-from millrace.broker.transactions.records import (
-    TRANSACTIONS_TOPIC,
-    decode_key,
-    decode_value,
-    encode_key,
-    encode_value,
-)
+from millrace.broker.protocol.system_topics import TRANSACTIONS_TOPIC
+from millrace.broker.transactions.records import decode_key, decode_value, encode_key, encode_value
 from tests.cluster.transactional import TIMEOUT_S, RawProducer, coordinator_of, create_topic, read, until
 from tests.peers.kafka import KafkaPeer, gather_jars
 from tests.raw_client import RawClient

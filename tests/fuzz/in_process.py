@@ -17,11 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import structlog
 
-from millrace.broker.config import Address, BrokerConfig, parse_settings
+from millrace.broker.config import BrokerConfig, parse_settings
 from millrace.broker.coordination import controller_client
 from millrace.broker.coordination.controller_client import NewTopic
+from millrace.broker.protocol.address import Address
 from millrace.broker.protocol.hot_fetch import FetchRequest, PartitionFetch
 from millrace.broker.protocol.hot_fetch import decode_response as decode_fetched
 from millrace.broker.protocol.hot_fetch import encode_request as encode_fetch
@@ -31,7 +33,7 @@ from millrace.broker.protocol.records import Record, build_batch
 from millrace.broker.server.broker import Broker
 from millrace.broker.server.connection import Connection
 from millrace.broker.server.dispatch import Dispatcher
-from millrace.broker.telemetry.memory import resident_size, trim_heap
+from millrace.broker.telemetry.memory import trim_heap
 from tests.fuzz.frames import TOPICS, Seeds, mutate
 from tests.waiting import until_async
 
@@ -263,7 +265,7 @@ class Fuzzer:
     async def _look_at_memory(self, began: float) -> None:
         await asyncio.sleep(0)
         trim_heap()
-        size = resident_size()
+        size = psutil.Process().memory_info().rss
         self.findings.resident.append((self.findings.frames, size))
         rate = self.findings.frames / (time.monotonic() - began)
         print(

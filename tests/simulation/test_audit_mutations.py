@@ -28,7 +28,7 @@ from pathlib import Path
 import pytest
 
 from millrace.audit.reconciliation.verdict_rows import iso_time
-from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict, overall_verdict
+from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
 from tests.simulation.audit_answers import Answers
 from tests.simulation.audit_case import Case
 from tests.simulation.audit_expected import Expected, Told
@@ -37,6 +37,7 @@ from tests.simulation.audit_oracle import Oracle
 from tests.simulation.audit_outcome import Outcome, RowSaid
 from tests.simulation.audit_product import Audit, Result
 from tests.simulation.audit_world import World
+from tests.verdicts import overall_verdict
 
 RUNS = int(os.environ.get("MILLRACE_AUDIT_RUNS", "200"))
 USUAL_SEED = 20130101

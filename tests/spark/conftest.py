@@ -207,8 +207,8 @@ def world(tmp_path: Path) -> Iterator[World]:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """One Spark for all tests: the job uses a running session as it is."""
-    from millrace.audit.spark.spark_session import spark_session
     from tests.peers.spark_kafka import connector_jars
+    from tests.spark_session import spark_session
 
     folder = tmp_path_factory.mktemp("spark")
     events = folder / "events"

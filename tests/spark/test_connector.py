@@ -22,8 +22,8 @@ from millrace.audit.config import AuditConfig, parse_config
 from millrace.audit.contract.header import encode_identity, encode_prefix
 from millrace.audit.spark.connector_reader import offset_options, read_through_connector
 from millrace.audit.spark.connector_security import client_settings
-from millrace.audit.spark.planning import OffsetRange
 from millrace.audit.spark.spark_source import parse_options, read_pinned
+from millrace.audit.spark.task_plan import OffsetRange
 from millrace.broker.errors import ConfigError
 from tests.cluster.transactional import transactional
 from tests.secure_kafka import PASSWORD

@@ -9,8 +9,8 @@ from confluent_kafka import Producer
 
 from millrace.audit.contract.content_digest import digest_sum, record_digest
 from millrace.audit.contract.header import encode_identity, encode_prefix
-from millrace.audit.spark.planning import OffsetRange, ranges_option
 from millrace.audit.spark.spark_source import parse_options, read_pinned
+from millrace.audit.spark.task_plan import OffsetRange, ranges_option
 from millrace.broker.errors import ConfigError
 from tests.waiting import patience
 

@@ -13,8 +13,8 @@ import pytest
 
 from millrace.audit import explain, job
 from millrace.audit.keeping.state import Commit, StateFolder
-from millrace.audit.spark.planning import OffsetRange
 from millrace.audit.spark.spark_source import parse_options, read_pinned
+from millrace.audit.spark.task_plan import OffsetRange
 from millrace.audit.spark.task_reader import pin_ranges
 from millrace.broker.errors import JavaMissing
 from tests.ports import free_port
@@ -92,7 +92,7 @@ def test_lost_and_repeated_records_are_named_with_the_hop_and_never_netted(spark
     assert saved == result.summary
     page = (world.config.report / "index.html").read_text()
     assert "Records were lost" in page and "http:" not in page and "https:" not in page
-    told = "\n".join(explain.run(world.config, "flights", "2013-01-02"))
+    told = "\n".join(explain.lines(explain.explain(world.config, "flights", "2013-01-02")))
     assert "LOST between ewr and agg: 17-18" in told and "before it 16 was seen" in told
 
 

@@ -14,14 +14,15 @@ pytestmark = pytest.mark.java
 PROGRAM = """
 import os, sys
 from pathlib import Path
-from millrace.audit.spark.spark_session import spark_session
+from millrace.audit.spark.spark_session import SparkBeside
 
 settings = {
     "spark.hadoop.fs.s3a.secret.key": "no-one-reads-this",
     "spark.ssl.keyPassword": "no-one-reads-this",
 }
 settings["spark.sql.session.timeZone"] = "UTC"
-with spark_session("local[1]", Path(sys.argv[1]), settings) as session:
+with SparkBeside("local[1]", Path(sys.argv[1]), settings) as spark:
+    session = spark.session()
     context = session.sparkContext
     children = [
         child

@@ -75,10 +75,10 @@ def completed(standalone: StandaloneCluster, name: str) -> dict[str, Any]:
 # A few hundred records are planned as many would be: as several tasks.
 FINE_TASKS = """
 import sys
-from millrace.audit.spark import planning
+from millrace.audit.spark import task_plan
 from millrace.deploy.cli import main
 
-planning.LEAST_TASK_RECORDS = 100
+task_plan.LEAST_TASK_RECORDS = 100
 sys.exit(main())
 """
 

@@ -10,7 +10,7 @@ import pytest
 
 import millrace.audit
 from millrace.audit.contract.events import CLOSED
-from millrace.audit.reconciliation.verdicts import Verdict, overall_verdict
+from millrace.audit.reconciliation.verdicts import Verdict
 from tests.cluster.audited_topics import (
     DEADLINE_S,
     audit,
@@ -22,6 +22,7 @@ from tests.cluster.audited_topics import (
     unique,
 )
 from tests.peers.kafka import gather_jars
+from tests.verdicts import overall_verdict
 from tests.waiting import patience
 
 COUNT = 500

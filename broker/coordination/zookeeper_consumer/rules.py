@@ -29,9 +29,8 @@ from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 from millrace.broker.errors import ConfigError, MillraceError
+from millrace.broker.protocol.system_topics import INTERNAL_TOPICS
 from millrace.broker.protocol.topic_partition import TopicPartition
-
-INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from millrace.broker.groups.offsets import OFFSETS_TOPIC
 from millrace.broker.protocol.frames import Api
 from millrace.broker.protocol.java_hash import coordinator_partition
+from millrace.broker.protocol.system_topics import OFFSETS_TOPIC
 from millrace.broker.server.answers import answer
 from millrace.broker.server.context import RequestContext
 from millrace.broker.server.transaction_requests import fenced_code, producer_of

@@ -27,6 +27,7 @@ from millrace.broker.errors import (
     NotLeaderOrFollower,
     UnknownTopicId,
 )
+from millrace.broker.protocol import hot_fetch
 from millrace.broker.protocol.frames import Api
 from millrace.broker.protocol.frames import RequestHead as Head
 from millrace.broker.protocol.hot_fetch import (
@@ -44,8 +45,7 @@ from millrace.broker.server.dispatch import Answered, Throttled
 from millrace.broker.server.fetch_sessions import FINAL_EPOCH, NO_SESSION, SessionFetch
 
 API = Api.FETCH
-VERSIONS = range(4, 18)
-FRAME_VERSIONS = VERSIONS
+VERSIONS = FRAME_VERSIONS = hot_fetch.VERSIONS
 
 CONSUMER = -1
 LONGEST_WAIT_MS = 24 * 3_600_000

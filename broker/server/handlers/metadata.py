@@ -13,7 +13,7 @@ import uuid
 from typing import Any
 
 from millrace.broker.coordination.controller_client import NewTopic, check_topic_name
-from millrace.broker.coordination.metadata_cache import INTERNAL_TOPICS, NO_TOPIC_ID, TopicInfo
+from millrace.broker.coordination.metadata_cache import NO_TOPIC_ID, TopicInfo
 from millrace.broker.errors import (
     InvalidReplicationFactor,
     InvalidRequest,
@@ -26,6 +26,7 @@ from millrace.broker.errors import (
 )
 from millrace.broker.protocol.frames import Api
 from millrace.broker.protocol.operations import ALL_ON_CLUSTER, ALL_ON_TOPIC, NOT_ASKED
+from millrace.broker.protocol.system_topics import INTERNAL_TOPICS
 from millrace.broker.server.answers import NO_ERROR, answer
 from millrace.broker.server.context import BrokerServices, RequestContext
 from millrace.broker.server.topic_view import partition_view

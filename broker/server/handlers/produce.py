@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from millrace.broker.coordination.metadata_cache import INTERNAL_TOPICS
 from millrace.broker.errors import (
     InvalidRecord,
     InvalidRequest,
@@ -36,6 +35,7 @@ from millrace.broker.errors import (
     UnknownServerError,
     UnsupportedCompressionType,
 )
+from millrace.broker.protocol import hot_produce
 from millrace.broker.protocol.batch import TRANSACTIONAL_BIT
 from millrace.broker.protocol.compression import ZSTD
 from millrace.broker.protocol.frames import Api
@@ -47,6 +47,7 @@ from millrace.broker.protocol.hot_produce import (
     decode_request,
     encode_response,
 )
+from millrace.broker.protocol.system_topics import INTERNAL_TOPICS
 from millrace.broker.replication.replica_manager import ACKS_ALL
 from millrace.broker.server import produce_work, refused_batches
 from millrace.broker.server.connection import ACKS_0
@@ -59,8 +60,7 @@ from millrace.broker.storage.batch_validation import Budget, CheckedBatch
 log = structlog.get_logger("millrace.broker")
 
 API = Api.PRODUCE
-VERSIONS = range(3, 12)
-FRAME_VERSIONS = VERSIONS
+VERSIONS = FRAME_VERSIONS = hot_produce.VERSIONS
 ADVERTISED_FROM = 0
 
 FIRST_WITH_STORAGE_ERROR = 4

@@ -14,9 +14,9 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 
 from millrace.broker.groups.offset_commits import COMMIT_FAILURES
-from millrace.broker.groups.offsets import OFFSETS_TOPIC
 from millrace.broker.groups.values import CommitRequest, OffsetToCommit
 from millrace.broker.protocol.frames import Api
+from millrace.broker.protocol.system_topics import OFFSETS_TOPIC
 from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.server.answers import answer
 from millrace.broker.server.context import RequestContext

@@ -84,15 +84,15 @@ class Millrace:
     """Cells mode, the way that the audit's job takes."""
 
     def __init__(self, folder: Path) -> None:
-        from millrace.audit.spark.spark_session import spark_session
+        from tests.spark_session import spark_session
 
         self._folder = folder
         self._stack = contextlib.ExitStack()
         self._spark = self._stack.enter_context(spark_session(MASTER, folder))
 
     def count(self, order: dict[str, Any]) -> dict[str, Any]:
-        from millrace.audit.spark.planning import ranges_option, task_count_of
         from millrace.audit.spark.spark_source import parse_options, read_pinned
+        from millrace.audit.spark.task_plan import ranges_option, task_count_of
         from millrace.audit.spark.task_reader import pin_ranges
 
         asked = {"bootstrap": order["bootstrap"], "topics": order["topic"]}

@@ -32,7 +32,7 @@ from typing import Any
 
 import psutil
 
-from millrace.broker.client.admin import create_topic, delete_records
+from millrace.broker.client.admin import create_topic
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.offsets import LATEST
 from millrace.broker.errors import MillraceError
@@ -40,6 +40,7 @@ from tests.benchmarks.mirror.workloads import LZ4, kilobyte_batch
 from tests.benchmarks.peers.kafka_load import raw_produce
 from tests.cluster.mirror_process import MirrorProcess
 from tests.peers.kafka import KafkaPeer
+from tests.record_deletion import delete_records
 from tests.servers import BrokerProcess, ZooKeeper
 
 Server = BrokerProcess | KafkaPeer

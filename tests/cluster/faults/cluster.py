@@ -28,7 +28,7 @@ from tests.cluster.faults.network import Network, mount_memory
 from tests.cluster.faults.timeline import Timeline
 from tests.ports import free_port
 from tests.servers import BrokerProcess
-from tests.waiting import Deadline, patience
+from tests.waiting import Deadline, patience, until
 
 BROKERS = (1, 2, 3)
 SESSION_TIMEOUT_MS = 2_500
@@ -152,7 +152,7 @@ class ZooKeeperServer:
 
     def wait_until_serving(self) -> None:
         host, _, port = self.address.rpartition(":")
-        zookeeper.wait_until_serving(int(port), host, timeout_s=patience())
+        until(lambda: zookeeper.is_serving(int(port), host), "ZooKeeper answers", logs_of=[self.log_path])
 
     @property
     def is_running(self) -> bool:

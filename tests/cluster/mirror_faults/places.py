@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from millrace.broker.protocol.system_topics import AUDIT_TOPIC
 from millrace.deploy.processes import spawn
-from millrace.mirror.topics.routes import AUDIT_TOPIC
 from tests.cluster.faults.cluster import ENVIRONMENT, ZOOKEEPER, ZooKeeperServer
 from tests.cluster.faults.network import mount_memory
 from tests.cluster.faults.timeline import Timeline

@@ -20,7 +20,7 @@ from millrace.audit.contract.header import HEADER_KEY
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.read_to_end import read_topic_to_end
 from millrace.broker.errors import MillraceError, UnknownTopicOrPartition
-from millrace.mirror.topics.routes import AUDIT_TOPIC
+from millrace.broker.protocol.system_topics import AUDIT_TOPIC
 from tests.cluster.faults.producers import CLIENT
 from tests.cluster.mirror_faults.checks import Seen
 from tests.cluster.mirror_faults.plan import TARGET

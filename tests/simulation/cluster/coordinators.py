@@ -27,8 +27,8 @@ from millrace.broker.errors import (
 )
 from millrace.broker.groups.config import GroupConfig
 from millrace.broker.groups.coordinator import GroupCoordinator
-from millrace.broker.groups.offsets import OFFSETS_TOPIC
 from millrace.broker.protocol import frames
+from millrace.broker.protocol.system_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from millrace.broker.replication.hosting import LeadershipListeners
 from millrace.broker.replication.local_partition import Appended
 from millrace.broker.replication.partition import Replica
@@ -36,7 +36,6 @@ from millrace.broker.server.handlers import add_partitions_to_txn, produce, writ
 from millrace.broker.server.internal_topics import CoordinatorLoader, InternalTopicLog
 from millrace.broker.server.transaction_parts import build_transactions
 from millrace.broker.telemetry.metrics import BrokerMetrics
-from millrace.broker.transactions.records import TRANSACTIONS_TOPIC
 from tests.simulation.cluster.connections import call
 from tests.simulation.cluster.disk import VirtualLog
 from tests.simulation.cluster.zookeeper import Make, Set, VirtualZooKeeper

@@ -14,7 +14,7 @@ from kio.schema.errors import ErrorCode
 
 from millrace.broker.errors import NetworkException
 from millrace.broker.groups.coordinator import GroupCoordinator
-from millrace.broker.groups.offsets import OFFSETS_TOPIC, CommittedOffset
+from millrace.broker.groups.offsets import CommittedOffset
 from millrace.broker.groups.values import (
     CommitRequest,
     JoinRequest,
@@ -24,6 +24,7 @@ from millrace.broker.groups.values import (
     Protocol,
     SyncRequest,
 )
+from millrace.broker.protocol.system_topics import OFFSETS_TOPIC
 from tests.simulation.cluster.broker import Broker
 from tests.simulation.cluster.connections import call
 from tests.simulation.cluster.coordinators import DATA_TOPIC, Topics

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import random
 
-from millrace.broker.groups.offsets import OFFSETS_TOPIC
 from millrace.broker.protocol.java_hash import coordinator_partition
+from millrace.broker.protocol.system_topics import OFFSETS_TOPIC
 from millrace.broker.replication.partition import Role
 from tests.simulation.cluster.broker import Broker
 from tests.simulation.cluster.committed_reader import CommittedReader

@@ -13,7 +13,8 @@ from kio.schema.errors import ErrorCode
 
 from millrace.broker.errors import NetworkException
 from millrace.broker.groups.coordinator import GroupCoordinator
-from millrace.broker.groups.offsets import OFFSETS_TOPIC, CommittedOffset
+from millrace.broker.groups.offsets import CommittedOffset
+from millrace.broker.protocol.system_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from millrace.broker.server.handlers import (
     add_offsets_to_txn,
     add_partitions_to_txn,
@@ -21,7 +22,6 @@ from millrace.broker.server.handlers import (
     init_producer_id,
     txn_offset_commit,
 )
-from millrace.broker.transactions.records import TRANSACTIONS_TOPIC
 from millrace.broker.transactions.values import ProducerIdentity
 from tests.simulation.cluster.broker import Broker
 from tests.simulation.cluster.connections import call

@@ -4,7 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.audit.scanning.cells import BASE_STEP, Cell, SeenSet, count_repeats, encode_bitmaps, merge_cells
+from millrace.audit.scanning.cells import BASE_STEP, Cell, SeenSet, merge_cells
+from tests.cells import count_repeats, encode_bitmaps
 
 
 def cells_of(sequences, **changes):

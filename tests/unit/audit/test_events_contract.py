@@ -12,7 +12,6 @@ from pyroaring import BitMap64
 import millrace.audit
 from millrace.audit.contract import sequence_set
 from millrace.audit.contract.event_json import FIELD_NAMES
-from millrace.audit.contract.event_values import EVENTS_TOPIC_SETTINGS
 from millrace.audit.contract.events import EventLedger, decode_event, encode_event
 from millrace.audit.contract.header import (
     MAX_PRODUCER_NAME_SIZE,
@@ -21,6 +20,7 @@ from millrace.audit.contract.header import (
     encode_identity,
     encode_prefix,
 )
+from millrace.broker.protocol.system_topics import AUDIT_TOPIC_SETTINGS
 from tests.unit.audit.content_vectors import VECTORS
 
 DOCUMENT = (Path(millrace.audit.__path__[0]) / "contract" / "EVENTS.md").read_text(encoding="utf-8")
@@ -80,6 +80,6 @@ def test_the_set_and_the_digests_are_these():
 
 
 def test_the_topics_settings_and_limits_are_these():
-    for name, value in EVENTS_TOPIC_SETTINGS.items():
+    for name, value in AUDIT_TOPIC_SETTINGS.items():
         assert f"{name}={value}" in DOCUMENT
     assert f"at most {MAX_PRODUCER_NAME_SIZE} bytes" in DOCUMENT

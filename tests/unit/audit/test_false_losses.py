@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from millrace.audit.reconciliation.verdicts import FELL_SILENT, Verdict, overall_verdict
+from millrace.audit.reconciliation.verdicts import FELL_SILENT, Verdict
 from tests.unit.audit.trap_scene import Scene, Stream, own, row
+from tests.verdicts import overall_verdict
 
 
 def cut_short(scene: Scene) -> None:

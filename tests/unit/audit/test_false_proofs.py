@@ -25,8 +25,10 @@ from millrace.audit.reconciliation.reconcile import (
     reconcile_stream,
 )
 from millrace.audit.reconciliation.tier_reading import arrivals_of
-from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict, overall_verdict
-from millrace.audit.scanning.cells import Cell, count_repeats, encode_bitmaps, merge_cells
+from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
+from millrace.audit.scanning.cells import Cell, merge_cells
+from tests.cells import count_repeats, encode_bitmaps
+from tests.verdicts import overall_verdict
 
 STREAM, SESSION = "00000000000000ab", "00000000000000cd"
 MINUTE_MS, NOW_MS = 60_000, 10_000_000

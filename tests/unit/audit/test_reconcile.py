@@ -18,14 +18,10 @@ from millrace.audit.reconciliation.reconcile import (
     reconcile_stream,
 )
 from millrace.audit.reconciliation.roster import roster_rows
-from millrace.audit.reconciliation.verdicts import (
-    PRODUCED,
-    Verdict,
-    WindowState,
-    next_revision,
-    overall_verdict,
-)
-from millrace.audit.scanning.cells import BASE_STEP, Cell, count_repeats, encode_bitmaps, merge_cells
+from millrace.audit.reconciliation.verdicts import PRODUCED, Verdict, WindowState
+from millrace.audit.scanning.cells import BASE_STEP, Cell, merge_cells
+from tests.cells import count_repeats, encode_bitmaps
+from tests.verdicts import overall_verdict
 
 STREAM, SESSION = "00000000000000ab", "00000000000000cd"
 MINUTE_MS = 60_000
@@ -394,14 +390,6 @@ def test_a_closed_stream_with_a_clock_far_ahead_settles_all_the_same():
         cells("aggregate", [1], window=future_ms),
     )
     assert (rows[0].state, rows[0].verdict) == (WindowState.SETTLED, Verdict.PROVEN)
-
-
-def test_late_data_makes_a_new_revision_and_a_rerun_does_not():
-    (first,) = audit(facts({0: [1]}), cells("source", [1]), cells("aggregate", [1]))
-    (late,) = audit(facts({0: [1, 2]}), cells("source", [1, 2]), cells("aggregate", [1, 2]))
-    assert next_revision(None, first) == 1
-    assert next_revision((1, first), first) == 1
-    assert next_revision((1, first), late) == 2
 
 
 def test_the_worst_verdict_wins_in_the_documented_order():

@@ -9,8 +9,9 @@ from pyroaring import BitMap64
 
 from millrace.audit.contract.events import CLOSED, HEARTBEAT, CountEvent, StreamFacts
 from millrace.audit.reconciliation.roster import roster_rows
-from millrace.audit.reconciliation.verdicts import Verdict, overall_verdict
+from millrace.audit.reconciliation.verdicts import Verdict
 from tests.unit.audit.trap_scene import Scene, Stream, row
+from tests.verdicts import overall_verdict
 
 YEAR_MS = 365 * 86_400_000
 WINDOWS = [(start, start + 10) for start in range(0, 100, 10)]

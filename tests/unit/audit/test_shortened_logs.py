@@ -16,7 +16,7 @@ from millrace.audit.reconciliation.verdicts import Verdict
 from millrace.audit.runs.capture import Capture, PartitionPin
 from millrace.audit.runs.log_history import epoch_at, holds_to, parts_at, until
 from millrace.audit.runs.reading_plan import _resume, read_until
-from millrace.audit.spark.planning import OffsetRange
+from millrace.audit.spark.task_plan import OffsetRange
 from millrace.broker.client.leader_epochs import MOST_EPOCHS, Walk
 from tests import seeds
 from tests.unit.audit.trap_scene import Scene, Stream, row

@@ -9,12 +9,13 @@ from millrace.audit.clients.session import StreamSession
 from millrace.audit.clients.told_stream import ProducerIdentity
 from millrace.audit.contract.events import CountEvent
 from millrace.audit.reconciliation.verdict_rows import verdict_rows
-from millrace.audit.reconciliation.verdicts import Verdict, WindowVerdict, overall_verdict
+from millrace.audit.reconciliation.verdicts import Verdict, WindowVerdict
 from millrace.audit.runs.capture import Capture
 from millrace.audit.runs.reconciling import roster_of
 from tests.simulation.audit_logs import LEASE_MS, WINDOW_MS, Rec
 from tests.simulation.audit_product import Audit, config_of
 from tests.simulation.audit_world import Lane, World
+from tests.verdicts import overall_verdict
 
 
 class Stream:

@@ -15,9 +15,10 @@ from millrace.audit.clients.recovery import ProducerJournal
 from millrace.audit.contract.event_json import decode_event
 from millrace.audit.contract.event_values import GapEvent
 from millrace.audit.keeping.state import Commit, CommitConflict, StateFolder
-from millrace.audit.reconciliation.verdicts import Verdict, WindowState, overall_verdict
+from millrace.audit.reconciliation.verdicts import Verdict, WindowState
 from tests.simulation.audit_logs import LEASE_MS, WINDOW_MS, Rec
 from tests.unit.audit.trap_scene import Scene, Stream, all_proven, own, row
+from tests.verdicts import overall_verdict
 
 SOURCE_HOP, MIRROR_HOP = ("produced", "ewr"), ("ewr", "agg")
 

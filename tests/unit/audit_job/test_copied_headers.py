@@ -10,7 +10,7 @@ import pytest
 
 from millrace.audit.keeping.upkeep import prune_facts, split_late
 from millrace.audit.reconciliation.verdict_rows import verdict_rows
-from millrace.audit.reconciliation.verdicts import Verdict, overall_verdict
+from millrace.audit.reconciliation.verdicts import Verdict
 from millrace.audit.report.summary import summarise
 from millrace.audit.runs.copied_headers import foreign_notes, split_foreign
 from millrace.audit.runs.fact_rows import facts_table
@@ -26,6 +26,7 @@ from tests.unit.audit_job.test_doubtful_captures import (
     run_of,
     verdicts,
 )
+from tests.verdicts import overall_verdict
 
 TOPICS = ["flights", "hotels"]
 OWN = [cell("ewr", [1, 2]), cell("agg", [1, 2])]

@@ -26,7 +26,7 @@ from millrace.audit.job import Run, _judge, _reconcile, _reconciler, check_names
 from millrace.audit.keeping.state import Commit, ReadPosition, StateFolder, UnreadNote
 from millrace.audit.reconciliation.reconcile import Passage
 from millrace.audit.reconciliation.verdict_rows import verdict_rows
-from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict, overall_verdict
+from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
 from millrace.audit.runs import capture as capture_module
 from millrace.audit.runs.capture import Capture, MirrorPosition, PartitionPin
 from millrace.audit.runs.fact_rows import facts_table
@@ -34,8 +34,10 @@ from millrace.audit.runs.reading_plan import passages, plan_ranges
 from millrace.audit.runs.reconciling import streams_of
 from millrace.audit.runs.untrusted import Doubts
 from millrace.audit.scanning.cell_rows import CELL_SCHEMA
-from millrace.audit.scanning.cells import Cell, encode_bitmaps
+from millrace.audit.scanning.cells import Cell
 from millrace.broker.errors import ConfigError, MillraceError
+from tests.cells import encode_bitmaps
+from tests.verdicts import overall_verdict
 
 STREAM, SESSION = "00000000000000ab", "00000000000000cd"
 PLACE = ("ewr", "flights", 0)

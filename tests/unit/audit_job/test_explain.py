@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from millrace.audit.config import AuditConfig, parse_config
-from millrace.audit.explain import MOST_PROVEN, explain, lines, run
+from millrace.audit.explain import MOST_PROVEN, explain, lines
 from millrace.audit.keeping.state import Commit, StateFolder
 from millrace.audit.keeping.waivers import give_waiver
 from millrace.audit.reconciliation.neighbours import MOST_OF_STREAM, Neighbourhood
@@ -23,12 +23,17 @@ from millrace.audit.report.console import console_lines
 from millrace.audit.report.folder import write_report
 from millrace.audit.report.summary import summarise
 from millrace.audit.scanning.cell_rows import CELL_SCHEMA
-from millrace.audit.scanning.cells import Cell, encode_bitmaps
+from millrace.audit.scanning.cells import Cell
 from millrace.broker.errors import ConfigError
 from millrace.deploy.commands.audit import app
 from tests.browser.report_data import CONTROL, HOUR_MS, START_MS, TIERS, rich, row
+from tests.cells import encode_bitmaps
 
 HOP = ("ewr", "agg")
+
+
+def run(config: AuditConfig, topic: str, window: str) -> list[str]:
+    return list(lines(explain(config, topic, window)))
 
 
 def cell(tier: str, sequences: range | list[int], first: int, last: int, **more: Any) -> Cell:

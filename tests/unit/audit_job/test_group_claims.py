@@ -8,7 +8,6 @@ from dataclasses import asdict, replace
 import pyarrow as pa
 import pytest
 
-from millrace.audit.contract.event_values import RETENTION_MS
 from millrace.audit.contract.events import EventLedger
 from millrace.audit.contract.group_counts import Claim, GroupDoubt, group_doubts, open_claims
 from millrace.audit.keeping.state import Commit, StateFolder
@@ -18,6 +17,7 @@ from millrace.audit.reconciliation.stream_case import StreamCase
 from millrace.audit.reconciliation.tier_reading import TierReading, UnreadRange
 from millrace.audit.reconciliation.verdicts import Verdict
 from millrace.audit.runs.capture import Capture, settle_claims
+from millrace.broker.protocol.system_topics import AUDIT_RETENTION_MS
 from tests.unit.audit_job.test_doubtful_captures import PLACE, captured_of, cell, config, pin, verdicts
 from tests.unit.audit_job.test_gone_and_given_again import group_told
 
@@ -66,14 +66,14 @@ def test_a_session_without_events_whose_commit_may_be_older_than_they_are_kept_i
         (doubt,) = group_doubts(EventLedger(), claims_of(run(NOW_MS, before, gone=Claim(500))))["billing"]
         return doubt
 
-    for before in (Commit(), Commit(at_ms=NOW_MS - RETENTION_MS, answered=[(*OTHER, 5)])):
+    for before in (Commit(), Commit(at_ms=NOW_MS - AUDIT_RETENTION_MS, answered=[(*OTHER, 5)])):
         doubt = said(before)
         assert "too old to be checked" in doubt.sentence and "90 days" in doubt.sentence
         assert "none of its events" not in doubt.sentence and doubt.until_ms == NOW_MS
-    young = said(replace(KNOWN, at_ms=NOW_MS - RETENTION_MS + 1))
+    young = said(replace(KNOWN, at_ms=NOW_MS - AUDIT_RETENTION_MS + 1))
     assert young.sentence == f"consumer {GONE[1]} counted 500 records that none of its events tells of"
     kept = run(NOW_MS, KNOWN, gone=Claim(500))
-    later = run(NOW_MS + 2 * RETENTION_MS, kept)
+    later = run(NOW_MS + 2 * AUDIT_RETENTION_MS, kept)
     assert not claims_of(later)[GONE].is_old, "it was not when it was seen"
 
 

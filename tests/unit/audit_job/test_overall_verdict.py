@@ -11,13 +11,13 @@ from millrace.audit.reconciliation.verdicts import (
     Verdict,
     WindowState,
     WindowVerdict,
-    overall_verdict,
     status_of,
 )
 from millrace.audit.report.console import console_lines
 from millrace.audit.report.html import render
 from millrace.audit.report.metrics import metrics_text
 from millrace.audit.report.summary import exit_status, summarise
+from tests.verdicts import overall_verdict
 
 
 def summed(table, untrusted=None, **more):

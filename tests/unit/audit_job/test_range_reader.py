@@ -20,7 +20,7 @@ from millrace.audit.scanning.range_reader import (
     leading_batches,
     mark_skipped,
 )
-from millrace.audit.spark.planning import OffsetRange
+from millrace.audit.spark.task_plan import OffsetRange
 from millrace.audit.spark.task_reader import count_batches
 from millrace.broker.client.raw_fetch import FetchedPartition
 from millrace.broker.protocol.compression import CODEC_IDS, compress

@@ -210,8 +210,8 @@ def test_what_a_group_passed_and_never_got_is_lost_on_its_own_hop_and_the_rest_i
     from millrace.audit.reconciliation.verdict_rows import ClusterReading, Reconciler
     from millrace.audit.runs.fact_rows import facts_table
     from millrace.audit.scanning.cell_rows import CELL_SCHEMA
-    from millrace.audit.scanning.cells import encode_bitmaps
     from millrace.audit.spark.spark_cells import verdicts_of
+    from tests.cells import encode_bitmaps
 
     about = {"stream": "01" * 8, "session": "0" * 16, "topic": "flights", "producer": "AA", "window_ms": 1000}
     ledger = EventLedger()

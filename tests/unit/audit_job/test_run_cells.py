@@ -15,8 +15,8 @@ from millrace.audit.config import parse_config
 from millrace.audit.keeping.state import StateFolder
 from millrace.audit.scanning.cell_rows import CELL_SCHEMA, NOTE_READ, NOTE_RECORDS, Place, RowBuilder
 from millrace.audit.spark import spark_cells
-from millrace.audit.spark.planning import OffsetRange
 from millrace.audit.spark.spark_cells import RunCells
+from millrace.audit.spark.task_plan import OffsetRange
 from millrace.broker.errors import ConfigError
 
 OFFSETS, WRITTEN = 5, 8

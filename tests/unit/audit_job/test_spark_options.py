@@ -7,8 +7,8 @@ import pickle
 
 import pytest
 
-from millrace.audit.spark.planning import OffsetRange
 from millrace.audit.spark.spark_source import MillraceReader, ReadTask, parse_options
+from millrace.audit.spark.task_plan import OffsetRange
 from millrace.broker.errors import ConfigError
 
 GOOD = {"bootstrap": "a:1,b:2", "topics": "x, y"}

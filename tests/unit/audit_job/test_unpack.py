@@ -19,7 +19,7 @@ from millrace.audit.scanning.counting import CellCounter
 from millrace.audit.scanning.lz4_frames import NO_ROOM, SLACK, UNKNOWN, decode_frame
 from millrace.audit.scanning.range_reader import DAMAGED, index_fetched
 from millrace.audit.scanning.unpack import Unpacker
-from millrace.audit.spark.planning import OffsetRange
+from millrace.audit.spark.task_plan import OffsetRange
 from millrace.audit.spark.task_reader import _read_cells, count_batches
 from millrace.broker.errors import KafkaError
 from millrace.broker.protocol.compression import CODEC_IDS, LZ4, compress, decompress

@@ -9,7 +9,7 @@ import pytest
 
 from millrace.audit.keeping.state import Commit
 from millrace.audit.reconciliation.verdict_rows import verdict_rows
-from millrace.audit.reconciliation.verdicts import Verdict, overall_verdict
+from millrace.audit.reconciliation.verdicts import Verdict
 from millrace.audit.report.reasons import advice
 from millrace.audit.runs import capture as capture_module
 from millrace.audit.runs.capture import PartitionPin
@@ -25,6 +25,7 @@ from tests.unit.audit_job.test_doubtful_captures import (
     position,
     verdicts,
 )
+from tests.verdicts import overall_verdict
 
 
 def judged(captured, cells, settings):

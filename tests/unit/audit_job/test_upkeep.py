@@ -140,7 +140,7 @@ def cell(start_ms, sequences, sequenced=True):
 def _bitmap(sequences):
     import numpy as np
 
-    from millrace.audit.scanning.cells import encode_bitmaps
+    from tests.cells import encode_bitmaps
 
     ((base, bitmap),) = encode_bitmaps(np.array(sequences, dtype=np.uint64))
     assert base == 0

@@ -13,7 +13,7 @@ from kio.schema.heartbeat.v4.request import HeartbeatRequest
 from millrace.broker.client import cluster as cluster_module
 from millrace.broker.client import connection as connection_module
 from millrace.broker.client.cluster import Cluster
-from millrace.broker.client.connection import Address, Connection
+from millrace.broker.client.connection import Connection
 from millrace.broker.client.offsets import LATEST
 from millrace.broker.client.raw_fetch import FetchPosition, fetch
 from millrace.broker.client.raw_produce import ProduceOutcome, produce
@@ -26,6 +26,7 @@ from millrace.broker.errors import (
     UnknownTopicOrPartition,
 )
 from millrace.broker.protocol import hot_fetch, hot_produce
+from millrace.broker.protocol.address import Address
 from millrace.broker.protocol.frames import Api, RequestHead
 from tests.ports import free_port
 from tests.unit.client.scripted_server import (

@@ -14,8 +14,9 @@ import pytest
 import uvloop
 from kio.schema.heartbeat.v4.request import HeartbeatRequest
 
-from millrace.broker.client.connection import Address, Connection, open_connection
+from millrace.broker.client.connection import Connection, open_connection
 from millrace.broker.errors import NetworkException, ProtocolError, RequestTimedOut, UnsupportedVersion
+from millrace.broker.protocol.address import Address
 from millrace.broker.protocol.frames import Api
 from tests.ports import free_port
 from tests.unit.client.scripted_server import (

@@ -16,11 +16,12 @@ import pytest
 from kio.static.primitive import i64Timedelta
 
 from millrace.broker.client.cluster import Cluster
-from millrace.broker.client.connection import Address, open_connection, request_schema
+from millrace.broker.client.connection import open_connection, request_schema
 from millrace.broker.client.login import Access
 from millrace.broker.client.retry import REFUSED_BACK_OFF
 from millrace.broker.client.security import Security
 from millrace.broker.errors import AccessRefused, ClusterUnreachable, KafkaError, NetworkException
+from millrace.broker.protocol.address import Address
 from millrace.broker.protocol.frames import Api
 from tests.unit.client.scripted_server import (
     Handler,

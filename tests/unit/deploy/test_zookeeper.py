@@ -67,8 +67,3 @@ def test_jars_are_those_of_one_zookeeper() -> None:
 def test_silent_port_is_not_serving(taken_port: int, free_port: int) -> None:
     assert not zookeeper.is_serving(free_port)
     assert not zookeeper.is_serving(taken_port, timeout_s=0.05)
-
-
-def test_server_that_ended_stops_the_wait_at_once(free_port: int) -> None:
-    with pytest.raises(FatalError, match="ended before it answered"):
-        zookeeper.wait_until_serving(free_port, timeout_s=30, still_running=lambda: False)

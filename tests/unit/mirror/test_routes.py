@@ -77,7 +77,6 @@ def test_partition_offset_shifts_partitions_of_one_source_and_not_the_audits() -
     assert naming.target_partition("ewr", "flights", 3) == TargetPartition("flights", 3)
     assert naming.target_partition("lhr", "flights", 3) == TargetPartition("flights", 11)
     assert naming.target_partition("lhr", "millrace.audit", 0) == TargetPartition("millrace.audit", 0)
-    assert not naming.is_identity
 
 
 def test_rename_of_one_source_wins_over_rename_of_all() -> None:

@@ -9,6 +9,7 @@ from millrace.mirror.topics.topic_configs import (
     deciding_source,
     differences,
     follows_its_source,
+    settings_to_begin_with,
 )
 
 
@@ -23,6 +24,13 @@ def default(value: str | None) -> ConfigValue:
 def test_only_what_the_source_sets_is_carried() -> None:
     source = {"retention.ms": set_to("1000"), "segment.bytes": default("5"), "secret": set_to(None)}
     assert carried(source) == {"retention.ms": "1000"}
+
+
+def test_audit_topic_is_made_to_keep_gaps_for_a_season_whatever_its_source_is() -> None:
+    source = {"retention.ms": set_to("1000"), "segment.bytes": set_to("5")}
+    assert settings_to_begin_with("flights", source) == {"retention.ms": "1000", "segment.bytes": "5"}
+    made = settings_to_begin_with("millrace.audit", source)
+    assert made == {"cleanup.policy": "compact,delete", "retention.ms": "7776000000", "segment.bytes": "5"}
 
 
 @pytest.mark.parametrize("key", sorted(TARGET_OWN_CONFIGS))

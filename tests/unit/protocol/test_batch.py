@@ -113,8 +113,3 @@ def test_last_sequence_wraps() -> None:
     header = parse_header(build_batch([Record(b"k", b"v")] * 3, producer_id=1, base_sequence=2**31 - 2))
     assert header.last_sequence == 0
     assert parse_header(_literal()).last_sequence == -1
-
-
-def test_rewriting_two_batches_at_once_is_refused() -> None:
-    with pytest.raises(CorruptMessage):
-        batch_format.rewrite_header(bytes(_literal()) * 2)

@@ -48,7 +48,6 @@ def test_api_versions_response_has_no_tagged_fields_in_its_header() -> None:
     )
     frame = memoryview(frames.encode_response(RequestHead(Api.API_VERSIONS, 3, 7, None), response))[4:]
     assert bytes(frame[:6]) == b"\x00\x00\x00\x07\x00\x00", "correlation id, then at once the error code"
-    assert frames.response_correlation_id(frame) == 7
     assert frames.decode_response(ApiVersionsResponse, frame) == response
 
 
@@ -81,8 +80,3 @@ def test_malformed_body_raises_protocol_error() -> None:
     _, position = frames.decode_request(frame)
     with pytest.raises(ProtocolError, match="MetadataRequest"):
         frames.decode_entity(MetadataRequest, frame[:-2], position)
-
-
-def test_response_too_short_for_a_header_raises_protocol_error() -> None:
-    with pytest.raises(ProtocolError):
-        frames.response_correlation_id(memoryview(b"\x00\x00"))

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from millrace.broker.errors import InvalidRecord
-from millrace.broker.protocol import records_oracle
 from millrace.broker.protocol.batch import HEADER_SIZE
 from millrace.broker.protocol.records import (
     MOST_NAMED,
@@ -17,6 +16,7 @@ from millrace.broker.protocol.records import (
     validate_records,
 )
 from millrace.broker.protocol.wire import zigzag
+from tests import records_oracle
 
 
 def _record(body: bytes) -> bytes:

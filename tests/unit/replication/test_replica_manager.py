@@ -223,7 +223,7 @@ def test_failed_flush_fails_those_who_wait_for_it(tmp_path: Path, monkeypatch: p
         await manager.hosted.apply_topic("t", TOPIC_ID, led(), {"flush.messages": "1"})
 
         def broken(_log: Log, _now_ms: int) -> None:
-            raise KafkaError.from_code(56, "the disk is gone")
+            raise KafkaStorageError("the disk is gone")
 
         with monkeypatch.context() as patch:
             patch.setattr(Log, "flush", broken)

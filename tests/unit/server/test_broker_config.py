@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from millrace.broker.config import Address, BrokerSettings, load_config, parse_address
+from millrace.broker.config import BrokerSettings, load_config, parse_address, parse_settings
 from millrace.broker.errors import ConfigError
+from millrace.broker.protocol.address import Address
+from millrace.broker.storage.log_config import SETTINGS, LogConfig, Setting
 
 GOOD = {"id": 1, "listen": "127.0.0.1:9092", "zookeeper": "127.0.0.1:2181/dc1", "data": ["d"]}
 
@@ -97,3 +100,18 @@ def test_every_setting_has_kafkas_name() -> None:
     texts = BrokerSettings().texts()
     assert texts["log.segment.bytes"] == str(1 << 30)
     assert texts["auto.create.topics.enable"] == "true"
+
+
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=lambda setting: setting.broker_name)
+def test_defaults_of_topics_have_the_bounds_of_their_settings(setting: Setting) -> None:
+    texts = BrokerSettings().texts()
+    assert LogConfig.from_broker_config(texts) == LogConfig()
+    assert setting.parse(texts[setting.broker_name]) == setting.parse(setting.default)
+    for text in ("-2", str(2**31), str(2**63), "some", "1.5"):
+        try:
+            setting.parse(text)
+        except ValueError:
+            with pytest.raises(ConfigError, match=re.escape(setting.expected)):
+                parse_settings({setting.broker_name: text})
+        else:
+            assert parse_settings({setting.broker_name: text}).texts()[setting.broker_name] == text

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import uvloop
 
-from millrace.broker.config import Address, BrokerSettings, parse_connection_limits, parse_settings
+from millrace.broker.config import BrokerSettings, parse_connection_limits, parse_settings
 from millrace.broker.errors import ConfigError
+from millrace.broker.protocol.address import Address
 from millrace.broker.server import listener as listener_module
 from millrace.broker.server.listener import Listener, bind
 from millrace.broker.server.memory_limits import SEND_STALL_SECONDS, STALL_SECONDS, AnswerBacklog

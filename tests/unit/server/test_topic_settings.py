@@ -54,6 +54,14 @@ def test_replacement_forgets_what_is_not_given() -> None:
     assert replacement([("a", "1"), ("b", None)])({"c": "3"}) == {"a": "1"}
 
 
+def test_what_changes_nothing_here_is_taken_and_described_as_it_was_set() -> None:
+    config = {"preallocate": "true", "file.delete.delay.ms": "0"}
+    assert LogConfig.from_topic_config(config) == LogConfig()
+    described = describe_topic_config(config, LogConfig())
+    assert {entry["name"]: entry["value"] for entry in described if entry["name"] in config} == config
+    assert not any(entry["name"] in config for entry in describe_topic_config({}, LogConfig()))
+
+
 def test_what_cannot_be_used_is_described_so_that_it_can_be_taken_away() -> None:
     config = {UNREADABLE: "why", "retention.ms": "for ever", "min.insync.replicas": "2"}
     entries = {entry["name"]: entry for entry in describe_topic_config(config, LogConfig())}

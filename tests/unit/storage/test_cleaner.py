@@ -49,7 +49,7 @@ def test_last_record_of_each_key_stays_as_it_was(log: Log, compression: int) -> 
         for record in read_records(batch):
             assert record == before[record.offset]
         assert header.max_timestamp == max(record.timestamp_ms for record in read_records(batch))
-    assert log.segment_count == 2
+    assert len(log.segments) == 2
     assert log.end_offset == 5
 
 
@@ -166,7 +166,7 @@ def test_aborted_records_go_at_once_and_the_marker_later(log: Log) -> None:
         put(log, ("x", "4"))
         roll(log)
     again = Log.open(log.directory, log.config, recovery_point=0, now_ms=NOW_MS)
-    assert again.first_unstable_offset is None
+    assert again.producers.first_unstable_offset is None
     assert again.producers.entries[9].last_sequence == 2
 
 
@@ -234,7 +234,7 @@ def test_compacted_segment_is_rolled_within_the_longest_lag(open_log: OpenLog) -
     assert log.roll_if_due(1101)
     append(log, timestamp_ms=2000)
     append(log, timestamp_ms=2101)
-    assert log.segment_count == 3
+    assert len(log.segments) == 3
 
 
 def test_small_segments_merge() -> None:
@@ -250,7 +250,7 @@ def test_merged_log_is_found_and_read_over_holes(log: Log) -> None:
         put(log, ("same", str(number)), (f"own{number}", "1"))
         roll(log)
     clean(log)
-    assert log.segment_count == 2
+    assert len(log.segments) == 2
     assert len(pairs(log)) == 13
     for offset in range(log.end_offset):
         found = log.read(offset, 1)

@@ -95,7 +95,7 @@ def test_crash_after_any_file_operation_leaves_one_of_both(tmp_path: Path, recov
         assert pairs(again) in (before, after), copy
         seen.add(pairs(again) == after)
         assert {entry.last_sequence for entry in again.producers.entries.values()} == {7, 3}
-        assert again.first_unstable_offset is None
+        assert again.producers.first_unstable_offset is None
         assert not [name for name in os.listdir(copy) if name.endswith((".swap", ".cleaned"))]
         assert log_check.check_partition(copy, log_check.FolderFacts({}, {}, {}), log_check.Totals()) == []
         if pairs(again) == before or recovery_point == "flushed":
@@ -112,7 +112,7 @@ def test_swap_left_by_apache_kafka_is_finished(tmp_path: Path) -> None:
     cleaned.file.write(content, 0)
     cleaned.rename_log(".swap")
     again = Log.open(log.directory, log.config, recovery_point=0, now_ms=NOW_MS)
-    assert again.segment_count == log.segment_count - 1
+    assert len(again.segments) == len(log.segments) - 1
     assert pairs(again) == pairs(log)
     assert again.aborted_transactions(0, 100) == expected, "made anew by the replay"
 

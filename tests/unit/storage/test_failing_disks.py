@@ -112,7 +112,7 @@ def test_folder_whose_disk_fails_goes_offline_alone(
         assert manager.create(("new", number)).directory.parent != folder
     with pytest.raises(KafkaStorageError, match="may lie in a data folder that is offline"):
         manager.create(("old", 1), is_new=False)
-    assert manager.is_offline(("old", 1))
+    assert ("old", 1) in manager.offline
     manager.housekeeping(0)
     assert len(told) == 1, "it is said once"
     manager.close()

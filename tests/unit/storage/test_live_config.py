@@ -36,20 +36,20 @@ def test_sizes(open_log: OpenLog) -> None:
     with pytest.raises(RecordListTooLarge):
         append(log, size=300)
     append(log)
-    assert log.segment_count == 2
+    assert len(log.segments) == 2
     change(log, segment_bytes=1 << 20, segment_index_bytes=4)
     append(log)
-    assert log.segment_count == 3
+    assert len(log.segments) == 3
 
 
 def test_times_of_segments(open_log: OpenLog) -> None:
     log = open_log()
     append(log, timestamp_ms=1000)
     append(log, timestamp_ms=5000)
-    assert log.segment_count == 1
+    assert len(log.segments) == 1
     change(log, segment_ms=100)
     append(log, timestamp_ms=5001)
-    assert log.segment_count == 2
+    assert len(log.segments) == 2
     assert log.roll_if_due(100_000)
 
 
@@ -69,7 +69,7 @@ def test_retention(open_log: OpenLog) -> None:
         append(log, timestamp_ms=1000 + number)
     assert log.delete_old_segments(10**9) == []
     change(log, retention_bytes=400)
-    before = log.segment_count
+    before = len(log.segments)
     assert 0 < len(log.delete_old_segments(10**9)) < before
     change(log, retention_bytes=-1, retention_ms=100)
     log.delete_old_segments(10**9)

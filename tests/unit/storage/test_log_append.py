@@ -157,9 +157,9 @@ def test_internal_origin_may_write_control_batches(open_log: OpenLog) -> None:
     log = open_log()
     begun = make_batch(transactional=True, producer_id=4, producer_epoch=0, base_sequence=0)
     log.append(begun, leader_epoch=0, now_ms=0)
-    assert log.first_unstable_offset == 0
+    assert log.producers.first_unstable_offset == 0
     log.append(build_marker(4, 0, 0, True, 0), leader_epoch=0, now_ms=0, origin="internal")
-    assert log.first_unstable_offset is None
+    assert log.producers.first_unstable_offset is None
 
 
 def test_log_append_time_stamps_the_broker_s_clock(open_log: OpenLog) -> None:

@@ -63,13 +63,13 @@ def test_segment_is_rolled_when_its_index_is_full(open_log: OpenLog) -> None:
     log = open_log(index_interval_bytes=0, segment_index_bytes=16)
     for _ in range(6):
         append(log)
-    assert log.segment_count == 2
+    assert len(log.segments) == 2
 
 
 def test_empty_segment_is_never_rolled(open_log: OpenLog) -> None:
     log = open_log(segment_ms=100)
     assert append(log, now_ms=10**6).base_offset == 0
-    assert log.segment_count == 1
+    assert len(log.segments) == 1
 
 
 def test_quiet_segment_is_rolled_by_the_broker_s_clock(open_log: OpenLog) -> None:
@@ -78,7 +78,7 @@ def test_quiet_segment_is_rolled_by_the_broker_s_clock(open_log: OpenLog) -> Non
     append(log)
     assert not log.roll_if_due(1100)
     assert log.roll_if_due(1101)
-    assert log.segment_count == 2
+    assert len(log.segments) == 2
 
 
 def test_read_returns_whole_batches_within_bounds(open_log: OpenLog) -> None:
@@ -441,7 +441,7 @@ def test_search_in_a_closed_segment_is_left_to_a_thread(open_log: OpenLog) -> No
     log = open_log(segment_bytes=400, index_interval_bytes=1)
     for _ in range(12):
         append(log)
-    assert log.segment_count > 2
+    assert len(log.segments) > 2
     with pytest.raises(WouldBlock):
         log.read(1, 1, may_block=False)
     following = log.read(1, 1).next_offset

@@ -119,7 +119,7 @@ def test_directory_that_is_gone_is_made_anew_and_no_checkpoint_speaks_of_it(
     manager.checkpoint()
     assert KEY not in checkpoints.read_offsets(tmp_path / "data" / RECOVERY_POINT_CHECKPOINT)
     again = _after_power_loss(tmp_path / "data", tmp_path / "copy", "directory")
-    assert not again.is_offline(KEY)
+    assert KEY not in again.offline
     log = again.create(KEY, topic_id=OLD, is_new=False)
     assert (log.start_offset, log.end_offset, log.topic_id) == (0, 0, OLD)
     again.close()
@@ -173,7 +173,7 @@ def test_start_offset_is_kept_only_of_what_is_durable(manager: LogManager, tmp_p
     manager.checkpoint()
     assert log.is_anchored
     again = _after_power_loss(tmp_path / "data", tmp_path / "copy", "none of it")
-    assert again.is_offline(KEY), "its topic id was durable: that is damage"
+    assert KEY in again.offline, "its topic id was durable: that is damage"
     again.close()
 
 

@@ -77,7 +77,7 @@ def test_search_for_aborts_goes_on_into_later_segments(open_log: OpenLog) -> Non
     for _ in range(6):
         append(log)
     end(log, 7, committed=False)
-    assert log.segment_count > 3
+    assert len(log.segments) > 3
     assert log.aborted_transactions(0, 1) == ((7, 0),), "the marker is segments away"
     assert log.aborted_transactions(3, 4) == ((7, 0),)
 
@@ -125,7 +125,7 @@ def test_marker_of_an_older_producer_or_coordinator_is_refused(open_log: OpenLog
     begin(log, 7, 1, epoch=3)
     with pytest.raises(TransactionCoordinatorFenced):
         end(log, 7, committed=True, epoch=3, coordinator=4)
-    assert log.first_unstable_offset == 2
+    assert log.producers.first_unstable_offset == 2
     end(log, 7, committed=False, epoch=4, coordinator=6)
     assert log.producers.entries[7].coordinator_epoch == 6
     with pytest.raises(InvalidProducerEpoch):
@@ -158,7 +158,7 @@ def test_internal_batch_of_an_older_producer_is_refused(open_log: OpenLog) -> No
         log.append(batch, leader_epoch=0, now_ms=0, origin="internal")
     batch = make_batch(producer_id=7, producer_epoch=2, transactional=True)
     log.append(batch, leader_epoch=0, now_ms=0, origin="internal")
-    assert log.first_unstable_offset == 1
+    assert log.producers.first_unstable_offset == 1
 
 
 def _filled(open_log: OpenLog) -> Log:
@@ -196,7 +196,7 @@ def test_aborts_and_open_transactions_survive(open_log: OpenLog, recovery_point:
         log.close()
     again = open_log(segment_bytes=400, recovery_point=recovery_point)
     assert again.aborted_transactions(0, END) == ABORTED
-    assert again.first_unstable_offset == 20
+    assert again.producers.first_unstable_offset == 20
     assert {path.name: path.read_bytes() for path in log.directory.glob("*.txnindex")} == files
     assert end(again, 9, committed=False) == 21
     assert again.aborted_transactions(20, END) == ((9, 20),)
@@ -231,7 +231,7 @@ def test_truncation_takes_aborts_and_reopens_transactions(open_log: OpenLog, off
     again.append_as_follower(b"".join(b for b in batches if parse_header(b).last_offset < offset), 0)
     assert log.end_offset == again.end_offset == offset
     assert log.aborted_transactions(0, END) == again.aborted_transactions(0, END)
-    assert log.first_unstable_offset == again.first_unstable_offset
+    assert log.producers.first_unstable_offset == again.producers.first_unstable_offset
     assert log.last_stable_offset(offset) == again.last_stable_offset(offset)
 
 
@@ -245,6 +245,6 @@ def test_retention_takes_the_index_along(open_log: OpenLog) -> None:
     log.start_anew(50, 0)
     assert not list(log.directory.glob("*.txnindex"))
     assert log.aborted_transactions(0, END) == ()
-    assert log.first_unstable_offset is None
+    assert log.producers.first_unstable_offset is None
     assert (log.start_offset, log.end_offset) == (50, 50)
     assert append(log).base_offset == 50

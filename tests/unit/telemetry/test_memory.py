@@ -30,7 +30,9 @@ Anonymous:             4 kB
 
 RELEASING = """
 from millrace.broker.protocol.records import Record, build_batch, validate_records, warm_kernels
-from millrace.broker.telemetry.memory import release_compiler_pages, resident_size
+from millrace.broker.telemetry.memory import release_compiler_pages
+import psutil
+resident_size = lambda: psutil.Process().memory_info().rss
 warm_kernels()
 before = resident_size()
 released = release_compiler_pages()

@@ -1,8 +1,8 @@
 """The records section of a batch, read in plain Python, one record at a time.
 
 It serves control paths (positions, events, group offsets), where there are few records and the compiled
-kernels' memory would not pay, and it is the oracle that the kernels of `record_kernels.py` are tested
-against: both accept exactly the same bytes. Pure.
+kernels' memory would not pay. The kernels of `record_kernels.py` accept exactly the same bytes, and are
+tested against it. Pure.
 
 Layout of a record; every varint is zigzag-coded:
 
@@ -63,21 +63,6 @@ def iterate_records(records: Buffer, record_count: int) -> Iterator[RawRecord]:
         yield record
     if position != end:
         raise InvalidRecord(f"{end - position} bytes follow the last of {record_count} records")
-
-
-def check_records(records: Buffer, record_count: int) -> tuple[int, int, int]:
-    """What `records.validate_records` promises, in plain Python: least and greatest timestamp delta, and how
-    many records have no key."""
-    if record_count <= 0:
-        raise InvalidRecord(f"batch announces {record_count} records")
-    least, greatest, keyless = 2**63 - 1, -(2**63), 0
-    for index, record in enumerate(iterate_records(records, record_count)):
-        if record.offset_delta != index:
-            raise InvalidRecord(f"record {index} has offset delta {record.offset_delta}")
-        keyless += record.key is None
-        least = min(least, record.timestamp_delta)
-        greatest = max(greatest, record.timestamp_delta)
-    return least, greatest, keyless
 
 
 def _read_record(buffer: Buffer, position: int, end: int) -> tuple[RawRecord, int]:

@@ -9,7 +9,13 @@ from millrace.audit.contract.events import EventLedger
 from millrace.audit.keeping.state import Commit, ReadPosition
 from millrace.audit.runs.capture import Capture, MirrorPosition, PartitionPin
 from millrace.audit.runs.reading_plan import plan_ranges
-from millrace.audit.spark.planning import RECORD_WORK, OffsetRange, plan_tasks, task_count, task_count_of
+from millrace.audit.spark.task_plan import (
+    RECORD_WORK,
+    USUAL_RECORD_BYTES,
+    OffsetRange,
+    plan_tasks,
+    task_count_of,
+)
 from tests import seeds
 
 CONFIG = parse_config(
@@ -104,8 +110,13 @@ def test_tasks_cover_every_offset_once_and_are_even():
             assert max(sum(p.size for p in task) for task in tasks) <= 1.05 * total / count + 1
 
 
+def task_count(record_count: int, core_count: int) -> int:
+    """Of records of usual size."""
+    return task_count_of(ranges_of((record_count, USUAL_RECORD_BYTES)), core_count)
+
+
 def test_small_read_is_one_task_and_a_middling_one_fills_the_cores():
-    assert task_count(0, 2) == task_count(10_000, 2) == task_count(399_999, 2) == 1
+    assert [task_count(records, 2) for records in (0, 10_000, 399_999)] == [1, 1, 1]
     assert task_count(400_000, 2) == task_count(799_999, 2) == 2
     assert task_count(800_000, 2) == 4
 
@@ -155,7 +166,7 @@ def test_large_records_are_shared_among_more_tasks():
     assert task_count_of(ranges_of((100_000, 200.0)), 2) == 1
     assert task_count_of(ranges_of((100_000, 5000.0)), 2) == 4
     assert task_count_of(ranges_of((100_000_000, 20_000.0)), 2) == 67
-    assert task_count_of(ranges_of((400_000, 0.0)), 2) == task_count(400_000, 2)
+    assert task_count_of(ranges_of((400_000, 0.0)), 2) == task_count(400_000, 2) == 2
 
 
 def test_random_plans_cover_every_offset_once_and_are_even_in_work():

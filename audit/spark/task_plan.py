@@ -55,11 +55,6 @@ def ranges_option(ranges: Sequence[OffsetRange]) -> str:
     return json.dumps([asdict(each) for each in ranges])
 
 
-def task_count(record_count: int, core_count: int) -> int:
-    """How many tasks to plan for as many records of usual size: see `task_count_of`."""
-    return _task_count(record_count * (USUAL_RECORD_BYTES + RECORD_WORK), core_count)
-
-
 def task_count_of(ranges: Sequence[OffsetRange], core_count: int) -> int:
     """How many tasks to plan: a small read is not cut finer than it is worth, a large one into two a core (to
     even out what estimates miss), and none is so long that doing it again would hurt."""

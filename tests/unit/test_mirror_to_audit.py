@@ -1,0 +1,62 @@
+"""What a mirror writes for the audit, the audit reads as it was meant: the two know nothing of each other."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+
+from millrace.audit.contract.event_ledger import EventLedger
+from millrace.audit.contract.event_values import GapEvent
+from millrace.audit.runs.capture import MirrorPosition, _parse_position
+from millrace.audit.runs.told_routes import ToldRoutes
+from millrace.mirror.delivery import checkpoints
+from millrace.mirror.gaps.gaps import Gap, GapClass, gap_event
+from millrace.mirror.topics import route_records
+from millrace.mirror.topics.routes import Route, SourcePartition
+
+PARTITION = SourcePartition("ewr", "flights", 3)
+TOPIC_ID = UUID(int=7)
+
+
+def test_position_that_a_mirror_writes_is_read_whole() -> None:
+    position = checkpoints.Position(12, "E", TOPIC_ID, 4, 1_000, log_end=20, waiting_since_ms=900, began=5)
+    key, value = checkpoints.encode_key(PARTITION), checkpoints.encode_value(position)
+    read = _parse_position(key, value, "agg", "m", {"E": "newark"})
+    assert read == MirrorPosition(
+        aggregate="agg",
+        mirror="m",
+        source="newark",
+        topic="flights",
+        partition=3,
+        next_offset=12,
+        topic_id=str(TOPIC_ID),
+        leader_epoch=4,
+        began=5,
+    )
+
+
+def test_position_that_a_mirror_lost_is_refused() -> None:
+    with pytest.raises((ValueError, KeyError, TypeError)):
+        _parse_position(checkpoints.encode_key(PARTITION), checkpoints.LOST, "agg", "m", {})
+
+
+@pytest.mark.parametrize("gap_class", GapClass)
+@pytest.mark.parametrize("topic_id", ["", str(TOPIC_ID)])
+def test_gap_that_a_mirror_tells_is_read_whole(gap_class: GapClass, topic_id: str) -> None:
+    gap = Gap(PARTITION, 3, 9, gap_class, "the broker says so", 1_000, topic_id)
+    ledger = EventLedger()
+    ledger.add(*gap_event("m", gap, "T"))
+    assert list(ledger.gaps.values()) == [
+        GapEvent("m", "ewr", "flights", 3, 3, 9, gap_class.value, 1_000, topic_id, target="T")
+    ]
+
+
+def test_route_that_a_mirror_tells_is_read_and_a_proposal_is_none() -> None:
+    told = ToldRoutes()
+    route = Route("E", "flights", "T", "ewr.flights", "m", 1_000)
+    proposal = Route("E", "flights", "T", "elsewhere", "m", is_proposed=True, proposed_at_ms=5, proposer="p")
+    told.learn(route_records.encode_key("ewr", "flights"), route_records.encode_value(route))
+    told.learn(route_records.encode_proposal_key("ewr", "flights", "p"), route_records.encode_value(proposal))
+    assert told.leads_to("ewr", "flights", ["ewr.flights"])
+    assert not told.leads_to("ewr", "flights", ["flights"])
