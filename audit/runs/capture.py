@@ -57,6 +57,7 @@ from millrace.broker.errors import (
 from millrace.broker.protocol.system_topics import AUDIT_TOPIC, POSITIONS_TOPIC_PREFIX, ROUTES_TOPIC_PREFIX
 from millrace.broker.protocol.topic_partition import TopicPartition
 
+EVENTS_TOPIC = AUDIT_TOPIC
 MAX_UNTRUSTED_POSITIONS = 100
 MAX_PINNINGS = 5
 
@@ -236,20 +237,20 @@ async def _committed(
 
 
 async def _read_events(captured: Capture, config: AuditConfig, cluster: Cluster) -> None:
-    metadata = await cluster.metadata([AUDIT_TOPIC])
+    metadata = await cluster.metadata([EVENTS_TOPIC])
     is_source = config.clusters[cluster.name].tier == "source"
-    if AUDIT_TOPIC not in metadata.topics:
-        refused = _refusal(metadata, AUDIT_TOPIC)
+    if EVENTS_TOPIC not in metadata.topics:
+        refused = _refusal(metadata, EVENTS_TOPIC)
         if refused is not None:
-            raise ClusterUnreachable(cluster.name, f"{AUDIT_TOPIC} cannot be read: {refused}")
-        sentence = f"cluster {cluster.name} has no topic {AUDIT_TOPIC}: its producers tell nothing"
+            raise ClusterUnreachable(cluster.name, f"{EVENTS_TOPIC} cannot be read: {refused}")
+        sentence = f"cluster {cluster.name} has no topic {EVENTS_TOPIC}: its producers tell nothing"
         if is_source:  # an aggregate need not have producers
             captured.absent.append(sentence)
             captured.silent_sources.append(sentence)
         return
-    with _named(cluster, AUDIT_TOPIC):
+    with _named(cluster, EVENTS_TOPIC):
         read_to = captured.events_to.setdefault(cluster.name, {})
-        async for record in read_topic_to_end(cluster, AUDIT_TOPIC):
+        async for record in read_topic_to_end(cluster, EVENTS_TOPIC):
             read_to[record.partition] = record.offset + 1
             captured.ledger.add(record.key, record.value, _origin(cluster, record))
             kind, stream = ("", "") if record.key is None else _stream_of_key(record.key)
@@ -262,17 +263,17 @@ async def _read_events(captured: Capture, config: AuditConfig, cluster: Cluster)
 async def _read_new_gaps(captured: Capture, cluster: Cluster) -> None:
     """What mirrors told of gaps since the events were read. They write it outside of transactions, and it
     counts from then on: nobody else's open one may hide it."""
-    metadata = await cluster.metadata([AUDIT_TOPIC], max_age_ms=0)
-    if AUDIT_TOPIC not in metadata.topics:
-        refused = _refusal(metadata, AUDIT_TOPIC)
+    metadata = await cluster.metadata([EVENTS_TOPIC], max_age_ms=0)
+    if EVENTS_TOPIC not in metadata.topics:
+        refused = _refusal(metadata, EVENTS_TOPIC)
         if refused is not None or cluster.name in captured.events_to:
             # Positions are newer than the gaps that are known: losses would be made up.
             why = refused or "it was there a moment ago"
-            raise ClusterUnreachable(cluster.name, f"{AUDIT_TOPIC} cannot be read: {why}")
+            raise ClusterUnreachable(cluster.name, f"{EVENTS_TOPIC} cannot be read: {why}")
         return
     since = captured.events_to.get(cluster.name, {})
-    with _named(cluster, AUDIT_TOPIC):
-        async for record in read_topic_to_end(cluster, AUDIT_TOPIC, read_committed=False, since=since):
+    with _named(cluster, EVENTS_TOPIC):
+        async for record in read_topic_to_end(cluster, EVENTS_TOPIC, read_committed=False, since=since):
             if record.key is not None and _stream_of_key(record.key)[0] == "gap":
                 captured.ledger.add(record.key, record.value, _origin(cluster, record))
 

@@ -31,12 +31,12 @@ from millrace.broker.errors import (
     UnknownServerError,
     UnsupportedCompressionType,
 )
-from millrace.broker.protocol import hot_produce
 from millrace.broker.protocol.batch import ATTRIBUTES_POSITION, TRANSACTIONAL_BIT
 from millrace.broker.protocol.compression import ZSTD
 from millrace.broker.protocol.frames import Api
 from millrace.broker.protocol.frames import RequestHead as Head
 from millrace.broker.protocol.hot_produce import (
+    VERSIONS,
     PartitionAnswer,
     PartitionBatches,
     ProduceRequest,
@@ -54,7 +54,7 @@ from millrace.broker.server.transactional_produce import Refusals, copied
 log = structlog.get_logger("millrace.broker")
 
 API = Api.PRODUCE
-VERSIONS = FRAME_VERSIONS = hot_produce.VERSIONS
+FRAME_VERSIONS = VERSIONS
 ADVERTISED_FROM = 0
 
 FIRST_WITH_STORAGE_ERROR = 4
