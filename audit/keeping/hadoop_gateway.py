@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import subprocess
 import threading
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,8 +27,6 @@ def java_gateway(settings: Mapping[str, str] | None = None) -> tuple[Any, Any]:
     Raises JavaMissing; MillraceError when no JVM starts.
     """
     settings = settings or {}
-    # Arrow is what is used of PySpark's pandas side; no pandas value is ever made.
-    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
 

@@ -22,7 +22,6 @@ import sys
 import tempfile
 import threading
 import time
-import warnings
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -152,8 +151,6 @@ def _start(master: str, work_folder: Path, settings: Mapping[str, str]) -> Spark
     python = settings.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON") or sys.executable
     os.environ["PYSPARK_PYTHON"] = python
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    # Arrow is what is used of PySpark's pandas side; no pandas value is ever made.
-    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     session = _build(master, work_folder, settings)
     session.sparkContext.setLogLevel("OFF")
     if not is_local(master):

@@ -35,6 +35,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -65,7 +67,8 @@ def register(spark: SparkSession) -> None:
     """Make `format("millrace")` known to the session, and on a cluster to its executors.
 
     Local workers run the driver's own Python unless PYSPARK_PYTHON says otherwise (PySpark's own default is
-    the first `python3` of the path, which may not have this package).
+    the first `python3` of the path, which may not have this package). Raises ConfigError where that one
+    lacks millrace: Spark would tell of it in pages, and only when it reads.
     """
     context = spark.sparkContext if hasattr(spark, "_jsparkSession") else None
     master = "" if context is None else context.master or ""
@@ -75,7 +78,24 @@ def register(spark: SparkSession) -> None:
         ship_package(spark)
     elif "PYSPARK_PYTHON" not in os.environ:
         context.pythonExec = sys.executable
+    elif not context._python_includes:  # what else is sent to the workers may be our package
+        _require_package(context.pythonExec)
     spark.dataSource.register(MillraceDataSource)
+
+
+def _require_package(python: str) -> None:
+    if shutil.which(python) == sys.executable:
+        return
+    look = "from importlib.util import find_spec; raise SystemExit(not find_spec('millrace'))"
+    try:
+        lacks = subprocess.run([python, "-c", look], capture_output=True, check=False).returncode != 0
+    except OSError:
+        lacks = True
+    if lacks:
+        expected = (
+            f"a Python that has millrace, for Spark's workers; set it to {sys.executable} before Spark starts"
+        )
+        raise ConfigError("PYSPARK_PYTHON", python, expected)
 
 
 def read_pinned(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:

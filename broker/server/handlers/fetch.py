@@ -27,11 +27,11 @@ from millrace.broker.errors import (
     NotLeaderOrFollower,
     UnknownTopicId,
 )
-from millrace.broker.protocol import hot_fetch
 from millrace.broker.protocol.frames import Api
 from millrace.broker.protocol.frames import RequestHead as Head
 from millrace.broker.protocol.hot_fetch import (
     FIRST_WITH_TOPIC_IDS,
+    VERSIONS,
     FetchRequest,
     PartitionData,
     PartitionFetch,
@@ -45,7 +45,7 @@ from millrace.broker.server.dispatch import Answered, Throttled
 from millrace.broker.server.fetch_sessions import FINAL_EPOCH, NO_SESSION, SessionFetch
 
 API = Api.FETCH
-VERSIONS = FRAME_VERSIONS = hot_fetch.VERSIONS
+FRAME_VERSIONS = VERSIONS
 
 CONSUMER = -1
 LONGEST_WAIT_MS = 24 * 3_600_000

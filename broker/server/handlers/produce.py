@@ -35,12 +35,12 @@ from millrace.broker.errors import (
     UnknownServerError,
     UnsupportedCompressionType,
 )
-from millrace.broker.protocol import hot_produce
 from millrace.broker.protocol.batch import TRANSACTIONAL_BIT
 from millrace.broker.protocol.compression import ZSTD
 from millrace.broker.protocol.frames import Api
 from millrace.broker.protocol.frames import RequestHead as Head
 from millrace.broker.protocol.hot_produce import (
+    VERSIONS,
     PartitionAnswer,
     PartitionBatches,
     ProduceRequest,
@@ -60,7 +60,7 @@ from millrace.broker.storage.batch_validation import Budget, CheckedBatch
 log = structlog.get_logger("millrace.broker")
 
 API = Api.PRODUCE
-VERSIONS = FRAME_VERSIONS = hot_produce.VERSIONS
+FRAME_VERSIONS = VERSIONS
 ADVERTISED_FROM = 0
 
 FIRST_WITH_STORAGE_ERROR = 4
