@@ -30,13 +30,20 @@ import itertools
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import TypeVar
 
 import structlog
 from kio.schema.errors import ErrorCode
 
 from millrace.broker.groups.config import GroupConfig
-from millrace.broker.groups.journal import COMMIT_TIMEOUT_MS, Journal, OffsetsLog, Producer, Removal
+from millrace.broker.groups.journal import (
+    COMMIT_TIMEOUT_MS,
+    Journal,
+    OffsetsLog,
+    Producer,
+    Removal,
+)
 from millrace.broker.groups.membership import Group
 from millrace.broker.groups.offset_commits import COMMIT_FAILURES, OffsetCommits
 from millrace.broker.groups.offsets import CommittedOffset
@@ -64,6 +71,7 @@ from millrace.broker.groups.values import (
 )
 from millrace.broker.protocol.java_hash import coordinator_partition
 from millrace.broker.protocol.topic_partition import TopicPartition
+from millrace.broker.replication.off_loop import Compute, at_once
 from millrace.broker.telemetry.metrics import BrokerMetrics
 
 Result = TypeVar("Result")
@@ -84,9 +92,10 @@ class GroupCoordinator:
         new_id: Callable[[], str] = lambda: str(uuid.uuid4()),
         commit_timeout_ms: int = COMMIT_TIMEOUT_MS,
         metrics: BrokerMetrics | None = None,
+        compute: Compute = at_once,
     ) -> None:
         self.config = config
-        self._journal = Journal(offsets_log, clock_ms, commit_timeout_ms)
+        self._journal = Journal(offsets_log, clock_ms, commit_timeout_ms, compute)
         self._commits = OffsetCommits(self._journal, config, clock_ms)
         self._clock_ms = clock_ms
         self._steady_ms = steady_ms
@@ -151,13 +160,14 @@ class GroupCoordinator:
         self._partitions[partition] = owned
         try:
             memory = await self._journal.read(partition)
+            groups = await self._journal.compute(partial(owned.restored, memory, self._moment()))
         except BaseException:
             if self._partitions.get(partition) is owned:
                 del self._partitions[partition]
             raise
         if self._partitions.get(partition) is not owned:
             return  # leadership went away, or came anew, while the log was being read
-        owned.restore(memory, self._moment())
+        owned.take_over(groups, memory)
         for entry in owned.groups.values():
             self._schedule(entry.group)
         took_ms = self._steady_ms() - began_ms

@@ -1,7 +1,7 @@
 """The offsets topic as the group coordinator writes and reads it: in order, and to the end.
 
-`coordinator.py` and `offset_commits.py` decide what is to be written; here it becomes record batches, and
-batches become groups and offsets again.
+`coordinator.py` and `offset_commits.py` decide what is to be written; here it becomes record batches, and by
+`offsets_replay.py` batches become groups and offsets again.
 
 Invariants:
 
@@ -16,32 +16,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
 import structlog
 from kio.schema.errors import ErrorCode
 
-from millrace.broker.errors import InvalidRecord, KafkaError
-from millrace.broker.groups.offsets import OffsetStore
-from millrace.broker.groups.record_layout import (
-    GroupKey,
-    OffsetKey,
-    UnreadableRecord,
-    decode_group_value,
-    decode_key,
-    decode_offset_value,
-)
-from millrace.broker.groups.values import GroupSnapshot
-from millrace.broker.protocol.batch import (
-    NO_PRODUCER_EPOCH,
-    NO_PRODUCER_ID,
-    BatchHeader,
-    parse_header,
-)
-from millrace.broker.protocol.control_records import ABORT, COMMIT, control_type
-from millrace.broker.protocol.records import Record, build_batch, read_records
+from millrace.broker.errors import KafkaError
+from millrace.broker.groups.offsets_replay import Memory, OffsetsReplay
+from millrace.broker.protocol.batch import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
+from millrace.broker.protocol.records import Record, build_batch
+from millrace.broker.replication.off_loop import Compute, at_once
 
 TOMBSTONES_PER_BATCH = 1_000
 """Keeps a batch of removals far below the largest message allowed."""
@@ -74,7 +60,7 @@ class OffsetsLog(Protocol):
         ...
 
     def read_all(self, partition: int) -> AsyncIterator[memoryview]:
-        """Every record batch of the partition, from its start to its end, in order."""
+        """Every record batch of the partition, from its start to its end, in order: runs of whole batches."""
         ...
 
 
@@ -96,24 +82,6 @@ class Removal:
     appended: Callable[[], None] | None = None
 
 
-@dataclass(slots=True)
-class Memory:
-    """What a partition of the offsets topic says: groups with members or a past, and offsets, by group."""
-
-    snapshots: dict[str, GroupSnapshot] = field(default_factory=dict)
-    offsets: dict[str, OffsetStore] = field(default_factory=dict)
-    open_transactions: dict[int, set[str]] = field(default_factory=dict)
-    """Which groups have pending offsets, by producer id."""
-    unreadable: int = 0
-    """Records whose bytes do not fit their layout."""
-    unknown: int = 0
-    """Records of versions that newer software writes; those of KIP-848's groups among them."""
-
-    def end_transaction(self, producer_id: int, committed: bool) -> None:
-        for group_id in self.open_transactions.pop(producer_id, ()):
-            self.offsets[group_id].end_transaction(producer_id, committed)
-
-
 class Journal:
     """All writes of one coordinator."""
 
@@ -122,7 +90,9 @@ class Journal:
         offsets_log: OffsetsLog,
         clock_ms: Callable[[], int],
         commit_timeout_ms: int = COMMIT_TIMEOUT_MS,
+        compute: Compute = at_once,
     ) -> None:
+        self.compute = compute
         self._log = offsets_log
         self._clock_ms = clock_ms
         self._commit_timeout_ms = commit_timeout_ms
@@ -230,20 +200,11 @@ class Journal:
     async def read(self, partition: int) -> Memory:
         """What the log remembers, once all of it is committed (or as safe as it can be while too few replicas
         are in sync): a coordinator answers from nothing less."""
-        memory = Memory()
-        end_offset = 0
-        async for batch in self._log.read_all(partition):
-            header = parse_header(batch)
-            end_offset = header.next_offset
-            if header.is_control:
-                _end_transaction(batch, header, memory)
-                continue
-            for record in read_records(batch):
-                try:
-                    _remember(record, header, memory)
-                except UnreadableRecord:
-                    memory.unreadable += 1
-        await self._log.until_committed(partition, end_offset)
+        replay = OffsetsReplay()
+        async for run in self._log.read_all(partition):
+            await self.compute(partial(replay.take, run))
+        await self._log.until_committed(partition, replay.end_offset)
+        memory: Memory = await self.compute(replay.memory)
         if memory.unreadable:
             log.warning(
                 "records of the offsets topic skipped", partition=partition, unreadable=memory.unreadable
@@ -254,7 +215,6 @@ class Journal:
                 partition=partition,
                 records=memory.unknown,
             )
-        memory.offsets = {group_id: each for group_id, each in memory.offsets.items() if not each.is_empty}
         return memory
 
 
@@ -271,39 +231,3 @@ def _removed(batch: Sequence[Removal], base_offset: int) -> None:
 
 async def _refused(error: ErrorCode) -> ErrorCode:
     return error
-
-
-def _remember(record: Record, header: BatchHeader, memory: Memory) -> None:
-    """Take in one record of the offsets topic. Raises UnreadableRecord."""
-    match decode_key(record.key) if record.key is not None else None:
-        case OffsetKey(group_id, topic, partition):
-            store = memory.offsets.setdefault(group_id, OffsetStore())
-            if record.value is None:
-                store.remove((topic, partition), before_log_offset=record.offset)
-            elif (committed := decode_offset_value(record.value, record.offset)) is None:
-                memory.unknown += 1
-            elif header.is_transactional:
-                store.put_pending(header.producer_id, (topic, partition), committed)
-                memory.open_transactions.setdefault(header.producer_id, set()).add(group_id)
-            else:
-                store.put((topic, partition), committed)
-        case GroupKey(group_id):
-            if record.value is None:
-                memory.snapshots.pop(group_id, None)
-            elif (snapshot := decode_group_value(record.value)) is None:
-                memory.unknown += 1
-            else:
-                memory.snapshots[group_id] = snapshot
-        case None:
-            memory.unknown += 1
-
-
-def _end_transaction(batch: memoryview, header: BatchHeader, memory: Memory) -> None:
-    """Take in a transaction's marker; control records of other kinds end no transaction."""
-    try:
-        kind = control_type(batch)
-    except InvalidRecord:
-        memory.unreadable += 1
-        return
-    if kind in (ABORT, COMMIT):
-        memory.end_transaction(header.producer_id, kind == COMMIT)

@@ -13,13 +13,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from millrace.broker.groups.config import GroupConfig
-from millrace.broker.groups.journal import Memory, Removal
+from millrace.broker.groups.journal import Removal
 from millrace.broker.groups.membership import Group
 from millrace.broker.groups.offset_commits import offset_removal
 from millrace.broker.groups.offsets import ExpiryRule, OffsetStore, expired_offsets
+from millrace.broker.groups.offsets_replay import Memory
 from millrace.broker.groups.record_layout import encode_group_key
 from millrace.broker.groups.subscriptions import CONSUMER_PROTOCOL_TYPE
 from millrace.broker.groups.values import GroupState, Moment
+from millrace.broker.replication.off_loop import Pauses
 
 
 @dataclass(slots=True)
@@ -32,7 +34,7 @@ class Entry:
 
 @dataclass(slots=True)
 class OwnedPartition:
-    """See the module. Until `restore` it is being loaded, and nobody may be answered from it."""
+    """See the module. Until `take_over` it is being loaded, and nobody may be answered from it."""
 
     config: GroupConfig
     loaded: bool = False
@@ -42,15 +44,24 @@ class OwnedPartition:
     _ended_while_loading: list[tuple[int, bool]] = field(default_factory=list)
     """Transactions whose markers may have come after the point up to which the log is being read."""
 
-    def restore(self, memory: Memory, now: Moment) -> None:
-        """Take over what the log remembers; members have a whole session to be heard of again."""
+    def restored(self, memory: Memory, now: Moment) -> dict[str, Entry]:
+        """The groups that the log remembers; members have a whole session to be heard of again. Changes
+        nothing: it may run on a thread."""
+        pauses = Pauses()
+        groups = {}
         for group_id in sorted(memory.snapshots.keys() | memory.offsets.keys()):
+            pauses.maybe()
             snapshot = memory.snapshots.get(group_id)
             if snapshot is not None:
                 group = Group.restore(group_id, snapshot, self.config, now)
             else:
                 group = Group(group_id, self.config, state_since_ms=now.now_ms)
-            self.groups[group_id] = Entry(group, memory.offsets.get(group_id, OffsetStore()))
+            groups[group_id] = Entry(group, memory.offsets.get(group_id, OffsetStore()))
+        return groups
+
+    def take_over(self, groups: dict[str, Entry], memory: Memory) -> None:
+        """From here on they may be answered for."""
+        self.groups = groups
         self._open_transactions = memory.open_transactions
         self.loaded = True
         for producer_id, committed in self._ended_while_loading:

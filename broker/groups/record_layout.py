@@ -48,6 +48,12 @@ _FLEXIBLE_FROM = 4
 _NEWEST_VALUE_VERSION = 4
 _LARGEST_VARINT_BYTES = 5
 
+_VERSION_AND_SIZE = struct.Struct(">hh")
+_SIZE = struct.Struct(">h")
+_INT32 = struct.Struct(">i")
+_INT64 = struct.Struct(">q")
+_USUAL_VALUE = struct.Struct(">hqih")
+
 
 class UnreadableRecord(ValueError):
     """A record of the offsets topic whose bytes do not fit its version's layout."""
@@ -132,6 +138,9 @@ def _string(text: str | None) -> bytes:
 
 def decode_key(key: bytes) -> OffsetKey | GroupKey | None:
     """None for a key of a version this code does not know. Raises UnreadableRecord."""
+    usual = _usual_offset_key(key)
+    if usual is not None:
+        return usual
     reader = _Reader(key)
     version = reader.int16()
     if version in (0, _OFFSET_KEY_VERSION):
@@ -143,6 +152,9 @@ def decode_key(key: bytes) -> OffsetKey | GroupKey | None:
 
 def decode_offset_value(value: bytes, log_offset: int = -1) -> CommittedOffset | None:
     """None for a value of a version this code does not know. Raises UnreadableRecord."""
+    usual = _usual_offset_value(value, log_offset)
+    if usual is not None:
+        return usual
     reader = _Reader(value)
     version = reader.value_version()
     if version is None:
@@ -161,6 +173,37 @@ def decode_offset_value(value: bytes, log_offset: int = -1) -> CommittedOffset |
         expire_ms if expire_ms >= 0 else None,
         log_offset,
     )
+
+
+def _usual_offset_key(key: bytes) -> OffsetKey | None:
+    """A key as this broker and Apache Kafka write it, read at once: a load reads as many as there are live
+    offsets. None for what has to be gone through field by field."""
+    try:
+        version, size = _VERSION_AND_SIZE.unpack_from(key)
+        if version != _OFFSET_KEY_VERSION or size < 0:
+            return None
+        (topic_size,) = _SIZE.unpack_from(key, 4 + size)
+        if topic_size < 0:
+            return None
+        topic_end = 6 + size + topic_size
+        (partition,) = _INT32.unpack_from(key, topic_end)
+        return OffsetKey(key[4 : 4 + size].decode(), key[6 + size : topic_end].decode(), partition)
+    except (struct.error, UnicodeDecodeError):
+        return None
+
+
+def _usual_offset_value(value: bytes, log_offset: int) -> CommittedOffset | None:
+    """The same for a value."""
+    try:
+        version, offset, leader_epoch, size = _USUAL_VALUE.unpack_from(value)
+        if version != _OFFSET_VALUE_VERSION or size < 0:
+            return None
+        metadata_end = _USUAL_VALUE.size + size
+        (commit_timestamp_ms,) = _INT64.unpack_from(value, metadata_end)
+        metadata = value[_USUAL_VALUE.size : metadata_end].decode() if size else ""
+    except (struct.error, UnicodeDecodeError):
+        return None
+    return CommittedOffset(offset, leader_epoch, metadata, commit_timestamp_ms, None, log_offset)
 
 
 def decode_group_value(value: bytes) -> GroupSnapshot | None:

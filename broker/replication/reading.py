@@ -7,7 +7,6 @@ thread.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -15,7 +14,6 @@ from typing import Any
 import structlog
 
 from millrace.broker.errors import KafkaStorageError, OffsetOutOfRange
-from millrace.broker.protocol.batch import iterate_batches
 from millrace.broker.replication.local_partition import LocalPartition, MustReadCold, PartitionRead
 from millrace.broker.storage.disk_errors import WouldBlock
 from millrace.broker.storage.log import LogRead
@@ -29,7 +27,6 @@ NO_EPOCH = -1
 """A reader that names no last fetched epoch asks for no comparison of histories."""
 
 READ_ALL_SIZE = 1 << 20
-READ_ALL_TURN_SECONDS = 0.002
 
 
 def bounds_of(local: LocalPartition) -> PartitionRead:
@@ -78,23 +75,14 @@ def read_batches(
 
 
 async def read_to_end(local: LocalPartition, on_disk: OnDisk) -> AsyncIterator[memoryview]:
-    """Every batch that the log holds now, in order. What the caller does with the batches takes the event
-    loop: others get their turn now and then."""
-    now = asyncio.get_running_loop().time
-    turn_ends = 0.0
+    """Every batch that the log holds now, in order, in runs of whole batches."""
     offset, end_offset = local.log.start_offset, local.log.end_offset
     while offset < end_offset:
-        view = (await on_disk(partial(_read, local, offset, READ_ALL_SIZE, end_offset=end_offset))).data
-        next_offset = offset
-        for position, header in iterate_batches(view):
-            next_offset = header.next_offset
-            yield view[position : position + header.size]
-            if now() > turn_ends:
-                await asyncio.sleep(0)
-                turn_ends = now() + READ_ALL_TURN_SECONDS
-        if next_offset <= offset:
+        read = await on_disk(partial(_read, local, offset, READ_ALL_SIZE, end_offset=end_offset))
+        if read.next_offset <= offset:
             return
-        offset = next_offset
+        yield read.data
+        offset = read.next_offset
 
 
 def _read(local: LocalPartition, offset: int, max_bytes: int, **options: Any) -> LogRead:

@@ -340,7 +340,8 @@ class ReplicaManager:
         )
 
     def read_all(self, topic: str, partition: int) -> AsyncIterator[memoryview]:
-        """Every batch that the log holds now, in order, for loading internal state. Raises KafkaErrors."""
+        """Every batch that the log holds now, in order, in runs of whole batches, for loading internal state.
+        Raises KafkaErrors."""
         return read_to_end(self.leader_of(topic, partition), self.on_disk)
 
     def epoch_end(

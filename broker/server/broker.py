@@ -234,6 +234,7 @@ class Broker:
             steady_ms=self._clock.steady_ms,
             metrics=self._metrics,
             commit_timeout_ms=self._settings.offsets_commit_timeout_ms,
+            compute=asyncio.to_thread,
         )
         self._cleanup.append(("groups", self._groups.close))
         loader = CoordinatorLoader(OFFSETS_TOPIC, "groups", self._groups.load, self._groups.unload)
@@ -256,6 +257,7 @@ class Broker:
             peers=self._peers,
             take_producer_id=self._producer_ids.take,
             clock_ms=self._clock.now_ms,
+            compute=asyncio.to_thread,
         )
         self._cleanup.append(("transactions", self._transactions.close))
         self._local = LocalReplicas(

@@ -92,7 +92,7 @@ class InternalTopicLog:
             await asyncio.sleep(COMMITTED_POLL_SECONDS)
 
     def read_all(self, partition: int) -> AsyncIterator[memoryview]:
-        """Every batch, from the start of the partition to its end."""
+        """Every batch, from the start of the partition to its end, in runs of whole batches."""
         return self._replica_manager.read_all(self._topic, partition)
 
 

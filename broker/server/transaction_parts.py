@@ -15,6 +15,7 @@ from millrace.broker.coordination.metadata_cache import MetadataCache
 from millrace.broker.groups.coordinator import GroupCoordinator
 from millrace.broker.protocol.system_topics import TRANSACTIONS_TOPIC
 from millrace.broker.protocol.topic_partition import TopicPartition
+from millrace.broker.replication.off_loop import Compute, at_once
 from millrace.broker.replication.replica_manager import ReplicaManager
 from millrace.broker.server.coordinator_topics import partition_leader, transaction_coordinator
 from millrace.broker.server.internal_topics import CoordinatorLoader, InternalTopicLog
@@ -53,6 +54,7 @@ def build_transactions(
     peers: BrokerConnections,
     take_producer_id: Callable[[], Awaitable[int]],
     clock_ms: Callable[[], int],
+    compute: Compute = at_once,
 ) -> TransactionParts:
     """Make the parts and have them hear of leaderships."""
 
@@ -78,6 +80,7 @@ def build_transactions(
         take_producer_id=take_producer_id,
         leader_of=lambda topic, number: partition_leader(cache, topic, number),
         write_markers=write_markers,
+        compute=compute,
     )
     gate = TransactionGate(
         broker_id,

@@ -16,6 +16,7 @@ import time
 
 import structlog
 
+from millrace.broker.groups.offsets_replay import warm_kernels as warm_offsets_kernels
 from millrace.broker.protocol.records import load_compiler, warm_kernels
 from millrace.broker.storage.key_map import warm_kernels as warm_compaction_kernels
 from millrace.broker.telemetry.memory import release_compiler_pages
@@ -37,5 +38,6 @@ def _load_kernels(with_compaction: bool) -> None:
     load_compiler()
     release_compiler_pages()
     warm_kernels()
+    warm_offsets_kernels()
     if with_compaction:
         warm_compaction_kernels()

@@ -25,16 +25,18 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import structlog
 from kio.schema.errors import ErrorCode
 
 from millrace.broker.errors import KafkaError, MillraceError
-from millrace.broker.protocol.batch import parse_header
+from millrace.broker.protocol.batch import iterate_batches
 from millrace.broker.protocol.java_hash import coordinator_partition
 from millrace.broker.protocol.records import Record, build_batch, read_records
 from millrace.broker.protocol.topic_partition import TopicPartition
+from millrace.broker.replication.off_loop import Compute, Pauses, at_once
 from millrace.broker.transactions.config import TransactionConfig
 from millrace.broker.transactions.markers import LeaderOf, Marker, MarkerSender
 from millrace.broker.transactions.markers import Write as WriteMarkers
@@ -87,7 +89,7 @@ class TransactionLog(Protocol):
         ...
 
     def read_all(self, partition: int) -> AsyncIterator[memoryview]:
-        """Every batch of the partition, from its start to its end, in order."""
+        """Every batch of the partition, from its start to its end, in order: runs of whole batches."""
         ...
 
 
@@ -112,7 +114,9 @@ class TransactionCoordinator:
         take_producer_id: Callable[[], Awaitable[int]],
         leader_of: LeaderOf,
         write_markers: WriteMarkers,
+        compute: Compute = at_once,
     ) -> None:
+        self._compute = compute
         self.config = config
         self._log = transaction_log
         self._clock_ms = clock_ms
@@ -191,22 +195,32 @@ class TransactionCoordinator:
         records: dict[str, TransactionRecord] = {}
         unknown = 0
         end_offset = 0
-        async for batch in self._log.read_all(partition):
-            header = parse_header(batch)
-            end_offset = header.next_offset
-            if header.is_control:
-                continue
-            for record in read_records(batch):
-                try:
-                    transactional_id = decode_key(record.key)
-                    if transactional_id is None:
-                        unknown += 1
-                    elif record.value is None:
-                        records.pop(transactional_id, None)
-                    else:
-                        records[transactional_id] = decode_value(record.value)
-                except ValueError as error:
-                    raise ValueError(f"record at offset {record.offset}: {error}") from None
+
+        def take(run: memoryview) -> tuple[int, int]:
+            """(records that are not known, the offset after the run)."""
+            unknown = next_offset = 0
+            pauses = Pauses()
+            for position, header in iterate_batches(run):
+                pauses.maybe()
+                next_offset = header.next_offset
+                if header.is_control:
+                    continue
+                for record in read_records(run[position : position + header.size]):
+                    try:
+                        transactional_id = decode_key(record.key)
+                        if transactional_id is None:
+                            unknown += 1
+                        elif record.value is None:
+                            records.pop(transactional_id, None)
+                        else:
+                            records[transactional_id] = decode_value(record.value)
+                    except ValueError as error:
+                        raise ValueError(f"record at offset {record.offset}: {error}") from None
+            return unknown, next_offset
+
+        async for run in self._log.read_all(partition):
+            found, end_offset = await self._compute(partial(take, run))
+            unknown += found
         if unknown:
             log.warning("records of a newer version skipped", partition=partition, records=unknown)
         await self._log.until_committed(partition, end_offset)

@@ -352,6 +352,28 @@ OF_STORAGE = (
 
 OF_COORDINATORS = (
     Mutant(
+        name="removed-offset-comes-back-with-its-transaction",
+        promise="A removal takes what is pending from before it, also when the log is read anew.",
+        file="broker/groups/offsets_replay.py",
+        rule="            pending.pop(key, None)\n",
+        instead="            pass\n",
+        red=(
+            "tests/unit/groups/test_offsets_replay.py"
+            "::test_memory_is_what_decoding_every_record_in_order_gives",
+        ),
+    ),
+    Mutant(
+        name="replayed-marker-overtakes-a-later-commit",
+        promise="A commit of a transaction counts where it stands in the log, not where its marker does.",
+        file="broker/groups/offsets_replay.py",
+        rule="                if commit[0] >= self._latest.get(key, (-1, None))[0]:\n",
+        instead="                if commit:\n",
+        red=(
+            "tests/unit/groups/test_offsets_replay.py"
+            "::test_memory_is_what_decoding_every_record_in_order_gives",
+        ),
+    ),
+    Mutant(
         name="transaction-asked-about-too-early",
         promise="Nothing that takes long comes between the answer that a transaction is open and the append.",
         file="broker/server/transactional_produce.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from millrace.broker.errors import (
     RequestTimedOut,
     UnknownLeaderEpoch,
 )
+from millrace.broker.protocol.batch import iterate_batches
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.broker.replication import hosting
 from millrace.broker.replication.in_sync_sets import StateConflict
@@ -492,28 +494,33 @@ def test_only_what_all_in_sync_have_flushed_is_visible_with_flushed_visibility(t
     run(tmp_path, scenario, visibility="flushed")
 
 
-def test_reading_a_whole_partition_lets_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A coordinator that loads works on every batch: a megabyte of them is half a second."""
-    monkeypatch.setattr("millrace.broker.replication.reading.READ_ALL_TURN_SECONDS", -1.0)
+def test_a_whole_partition_is_read_in_runs_of_whole_batches_off_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millrace.broker.replication.reading.READ_ALL_SIZE", 300)
+    loop_thread = threading.get_ident()
 
     async def scenario(bench: Bench) -> None:
         await bench.lead(1)
         for _ in range(50):
             bench.append(b"x", acks=1)
-        turns_of_others = batches = 0
+        partition_log = bench.manager.leader_of("t", 0).log
+        reader = partition_log.read
+        readers: set[int] = set()
 
-        async def other() -> None:
-            nonlocal turns_of_others
-            while True:
-                turns_of_others += 1
-                await asyncio.sleep(0)
+        def read(*arguments: Any, **options: Any) -> Any:
+            readers.add(threading.get_ident())
+            return reader(*arguments, **options)
 
-        others = asyncio.ensure_future(other())
-        async for _ in bench.manager.read_all("t", 0):
-            batches += 1
-        others.cancel()
-        assert batches == 50
-        assert turns_of_others >= 50
+        monkeypatch.setattr(partition_log, "read", read)
+        offsets = []
+        runs = 0
+        async for run_of_batches in bench.manager.read_all("t", 0):
+            runs += 1
+            offsets += [header.base_offset for _, header in iterate_batches(run_of_batches)]
+        assert offsets == list(range(50))
+        assert 10 < runs < 50
+        assert loop_thread not in readers
 
     run(tmp_path, scenario)
 
