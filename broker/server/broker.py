@@ -167,7 +167,7 @@ class Broker:
         )
 
     async def _close_logs(self) -> None:
-        self._logs.stop_compacting()
+        self._logs.stop_chores()
         self._compaction.shutdown(wait=False)  # closing the logs waits for what still runs
         self._replicas.close()
         await asyncio.to_thread(self._logs.close, self._clock.now_ms())
