@@ -184,7 +184,7 @@ class Broker:
         self._replicas.close()
 
     async def _close_logs(self) -> None:
-        self._logs.stop_compacting()
+        self._logs.stop_chores()
         self._compaction.shutdown(wait=False)  # closing the logs waits for what still runs
         await asyncio.to_thread(self._logs.close, self._clock.now_ms())
         self._report_storage()

@@ -1,7 +1,7 @@
 """How many files and sockets this process may hold open.
 
-A broker holds one descriptor for each segment and one for each connection; many systems hand out 1,024 and
-allow far more to those who ask. Called once at start-up by `server/broker.py`.
+A broker holds one descriptor for each segment that was used of late and one for each connection; many systems
+hand out 1,024 and allow far more to those who ask. Called once at start-up by `server/broker.py`.
 """
 
 from __future__ import annotations

@@ -244,7 +244,7 @@ class _Rewrite:
                 segment_swap.abandon(self._target)
                 return
             self._target.next_offset = end_offset
-            modified_ns = os.fstat(group[-1].file.fd).st_mtime_ns
+            modified_ns = group[-1].file.stat().st_mtime_ns
             os.utime(self._target.path, ns=(modified_ns, modified_ns))
         except BaseException:
             segment_swap.abandon(self._target)

@@ -598,6 +598,11 @@ class Log:
         with self._lock:
             return self.producers.expire(now_ms, self.config.producer_id_expiration_ms)
 
+    def rest(self, now_ms: int) -> None:
+        """Closes the files that nobody has used since this was called last, once they are flushed; whoever
+        needs one opens it again. Raises KafkaStorageError."""
+        log_durability.rest(self, now_ms)
+
     # -- end
 
     def close(self, now_ms: int = 0) -> None:
@@ -612,4 +617,6 @@ class Log:
         with self._flush_lock, self._shape_lock, self._lock:
             self.failure = reason
             self._segments.is_retired = True
+            for segment in self._segments.all:
+                segment.file.hold()
             rename()

@@ -106,6 +106,19 @@ def _write_snapshot(log: Log, end_offset: int, content: bytes) -> None:
         log._passed_over("producers were not written", error)
 
 
+def rest(log: Log, now_ms: int) -> None:
+    """As `Log.rest`."""
+    idle = [s for s in log._segments.all if not s.file.was_used() and s.file.is_open]
+    if not idle or log.failure is not None:
+        return
+    if any(segment.next_offset > log.recovery_point for segment in idle):
+        # Of a file that is closed before it is synced nobody hears what went wrong in writing it back.
+        flush(log, now_ms)
+    with log._lock:  # nobody writes
+        for segment in idle:
+            segment.file.rest()
+
+
 def anchor(log: Log) -> None:
     """As `Log.anchor`."""
     if log.is_anchored:

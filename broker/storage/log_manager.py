@@ -76,13 +76,15 @@ class LogManager:
         self._has_opened = False
         self._is_closed = False
         self._logs: dict[TopicPartition, Log] = {}
+        self._homes: dict[TopicPartition, DataFolder] = {}
+        """Of every log, those that have gone included."""
         self._failed: dict[TopicPartition, Log] = {}
         """Logs that failed alone: work on them may still be under way when they are deleted."""
         self._lock = threading.RLock()
         self._to_purge: list[Path] = []
-        self._stop_compacting = threading.Event()
+        self._stopping = threading.Event()
         self._compacting = threading.Lock()
-        self._cleaner = Cleaner(cleaner or CleanerConfig(), self._stop_compacting.is_set)
+        self._cleaner = Cleaner(cleaner or CleanerConfig(), self._stopping.is_set)
         self.offline: dict[TopicPartition, str] = {}
         """Partitions that could not be opened or failed since, with the reason in one line."""
         self.failed_folders: dict[Path, str] = {}
@@ -234,12 +236,13 @@ class LogManager:
         log.on_disk_failure = partial(self._fail_folder, folder)
         log.on_failure = partial(self._fail_log, tp, log)
         log.before_truncation = partial(folder.lower, tp)
+        self._homes[tp] = folder
         self._logs[tp] = log
 
     def close(self, now_ms: int = 0) -> None:
         """Closes every log. Folders whose logs all closed are marked clean; the rest recovers at the next
         start. Raises nothing: what failed is in `offline`."""
-        self.stop_compacting()
+        self.stop_chores()
         with self._opening, self._compacting:
             self._is_closed = True
             for folder in self._folders:
@@ -277,7 +280,7 @@ class LogManager:
 
     def _logs_in(self, folder: DataFolder) -> Iterator[tuple[TopicPartition, Log]]:
         for tp, log in list(self._logs.items()):
-            if log.directory.parent == folder.path:
+            if self._homes[tp] is folder:
                 yield tp, log
 
     def _healthy(self) -> list[DataFolder]:
@@ -568,10 +571,12 @@ class LogManager:
     def housekeeping(
         self, now_ms: int, high_watermark: Callable[[TopicPartition], int | None] | None = None
     ) -> None:
-        """Rolls, flushes and retires what is due, forgets silent producers, removes deleted directories,
-        and writes the checkpoints. For a thread that may wait for the disk. Raises nothing; a log that
-        fails goes offline alone."""
+        """Rolls, flushes and retires what is due, forgets silent producers, closes the files of idle logs,
+        removes deleted directories, and writes the checkpoints. For a thread that may wait for the disk.
+        Raises nothing; a log that fails goes offline alone."""
         for tp, log in list(self._logs.items()):
+            if self._stopping.is_set():
+                return  # what closes the logs does all that lasts, on more threads
             # One by one: on a full disk rolling and flushing fail, and retention is what makes room again.
             for chore in (
                 log.anchor,
@@ -590,6 +595,17 @@ class LogManager:
         self._purge()
         self.checkpoint()
         self._settle()
+        self._rest(now_ms)
+
+    def _rest(self, now_ms: int) -> None:
+        """Last of all: it may flush one idle log after the other, and nothing waits for it."""
+        for tp, log in list(self._logs.items()):
+            if self._stopping.is_set():
+                return
+            try:
+                log.rest(now_ms)
+            except KafkaStorageError as error:
+                self._note_failure(tp, log, str(error))
 
     def _settle(self) -> None:
         with self._lock:  # nobody makes logs meanwhile
@@ -599,9 +615,9 @@ class LogManager:
                 except OSError as error:
                     self.notes.append(f"{folder.path}: new partitions stay announced: {error}")
 
-    def stop_compacting(self) -> None:
-        """Makes a compaction that runs end soon, and none begin; for the broker's stop."""
-        self._stop_compacting.set()
+    def stop_chores(self) -> None:
+        """Makes a compaction or a housekeeping that runs end soon, and none begin; for the broker's stop."""
+        self._stopping.set()
 
     def compact_due(self, now_ms: int, stable_offset_of: Callable[[TopicPartition], int | None]) -> None:
         """Compacts the logs that are due, the dirtiest first, up to their last stable offsets (None: not
@@ -623,7 +639,7 @@ class LogManager:
                     if plan.is_due:
                         due.append((plan.is_overdue, plan.dirty_ratio, tp, log, plan))
             for *_, tp, log, plan in sorted(due, key=lambda job: job[:3], reverse=True):
-                if self._stop_compacting.is_set():
+                if self._stopping.is_set():
                     return
                 self._compact(tp, log, plan, now_ms)
         finally:

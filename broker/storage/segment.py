@@ -5,15 +5,16 @@ batches of format 2, nothing before, between or after them. Offsets ascend and m
 compaction and what is replicated from a compacted log leave.
 
 Called by the log (append, read, roll) and by recovery. Invariants: bytes below `size` are whole batches;
-`size` grows only after the bytes are in the file, so a reader that takes it first never sees a part; the
-file's descriptor lives as long as anyone holds the `LogFile`, so that a reader finishes undisturbed while
-retention removes the file's name.
+`size` grows only after the bytes are in the file, so a reader that takes it first never sees a part; a file
+whose name goes, or becomes another's, is held open first, so that a reader finishes undisturbed and nobody
+opens the other in its place.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -52,26 +53,87 @@ class BatchAt(NamedTuple):
     header: BatchHeader
 
 
-class LogFile:
-    """A `.log` file's descriptor, closed when its last holder lets go."""
+class _Descriptor:
+    """Closed when the last one that uses it lets go."""
 
-    __slots__ = ("fd", "path")
+    __slots__ = ("number",)
 
-    def __init__(self, path: Path, *, create: bool):
-        self.fd = -1
-        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0)
-        self.fd = os.open(path, flags, 0o644)
-        self.path = path
+    def __init__(self, number: int):
+        self.number = number
 
     def __del__(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
+        os.close(self.number)
+
+
+class LogFile:
+    """A `.log` file, open while it is in use: `rest` closes it, who reads or writes next opens it again by
+    its name. So whoever is about to give the name away calls `hold` first: the file stays open then, and is
+    opened by name no more. A descriptor is closed when its last user lets go."""
+
+    __slots__ = ("_descriptor", "_is_held", "_is_used", "_naming", "path")
+
+    def __init__(self, path: Path, *, create: bool):
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0)
+        self._descriptor: _Descriptor | None = _Descriptor(os.open(path, flags, 0o644))
+        self._is_held = False
+        self._is_used = True
+        self._naming = threading.Lock()
+        """Held while the name is used, and while it changes."""
+        self.path = path
+
+    @property
+    def is_open(self) -> bool:
+        return self._descriptor is not None
+
+    def was_used(self) -> bool:
+        """Whether anybody has read or written since this was asked last."""
+        used, self._is_used = self._is_used, False
+        return used
+
+    def rest(self) -> None:
+        """Closes the file until it is used again, unless it was used since `was_used`. Who calls this has
+        nothing written that is not synced: an error in writing it back would be lost with the descriptor."""
+        with self._naming:
+            if not self._is_held and not self._is_used:
+                self._descriptor = None
+
+    def hold(self) -> None:
+        """The name is about to go, or to be another file's. Who reads on, reads this one."""
+        with self._naming:
+            if self._descriptor is None and not self._is_held:
+                with suppress(OSError):  # its reader then hears that it is gone
+                    self._descriptor = self._opened()
+            self._is_held = True
+
+    def rename(self, target: Path) -> None:
+        """Raises OSError."""
+        with self._naming:
+            os.rename(self.path, target)
+            self.path = target
+
+    def _opened(self) -> _Descriptor:
+        return _Descriptor(os.open(self.path, os.O_RDWR | os.O_CLOEXEC))
+
+    def _file(self) -> _Descriptor:
+        descriptor = self._descriptor
+        return self._reopened() if descriptor is None else descriptor
+
+    def _reopened(self) -> _Descriptor:
+        with self._naming:
+            descriptor = self._descriptor
+            if descriptor is None:
+                if self._is_held:
+                    raise FileNotFoundError(errno.ENOENT, "the file was removed", str(self.path))
+                descriptor = self._descriptor = self._opened()
+            return descriptor
 
     def read(self, position: int, size: int) -> bytes:
         """At most `size` bytes; fewer only at the file's end."""
-        data = os.pread(self.fd, size, position)
+        self._is_used = True
+        file = self._file()
+        data = os.pread(file.number, size, position)
         while 0 < len(data) < size:
-            more = os.pread(self.fd, size - len(data), position + len(data))
+            more = os.pread(file.number, size - len(data), position + len(data))
             if not more:
                 break
             data += more
@@ -79,9 +141,13 @@ class LogFile:
 
     def read_cached(self, position: int, size: int) -> bytes | bytearray:
         """As `read`, but raises WouldBlock rather than wait for the disk."""
+        self._is_used = True
+        file = self._descriptor
+        if file is None:
+            raise WouldBlock(f"{self.path} is not open")
         buffer = bytearray(size)
         try:
-            count = os.preadv(self.fd, [buffer], position, os.RWF_NOWAIT)
+            count = os.preadv(file.number, [buffer], position, os.RWF_NOWAIT)
         except BlockingIOError:
             raise WouldBlock(f"{self.path} is not in the page cache at {position}") from None
         except OSError as error:
@@ -94,11 +160,30 @@ class LogFile:
 
     def write(self, data: Buffer, position: int) -> None:
         """All of `data` at `position`. Raises OSError, possibly after a part was written."""
-        count = os.pwrite(self.fd, data, position)
+        self._is_used = True
+        file = self._file()
+        count = os.pwrite(file.number, data, position)
         while count < len(data):
             position += count
             data = memoryview(data)[count:]
-            count = os.pwrite(self.fd, data, position)
+            count = os.pwrite(file.number, data, position)
+
+    def truncate(self, size: int) -> None:
+        """Raises OSError."""
+        self._is_used = True
+        os.ftruncate(self._file().number, size)
+
+    def sync(self) -> None:
+        """Makes what was written durable. Raises OSError."""
+        os.fdatasync(self._file().number)
+
+    def stat(self) -> os.stat_result:
+        """Opens nothing. Raises OSError."""
+        descriptor = self._descriptor
+        with self._naming:
+            if descriptor is None and not self._is_held:
+                return os.stat(self.path)
+        return os.fstat(self._file().number)
 
 
 def newest_timestamp(header: BatchHeader) -> int:
@@ -138,7 +223,7 @@ class Segment:
         self.aborted = TransactionIndex(
             directory / f"{stem}{TRANSACTION_INDEX_SUFFIX}{suffix}", may_exist=has_aborts and not create
         )
-        self.size = 0 if create else os.fstat(self.file.fd).st_size
+        self.size = 0 if create else self.file.stat().st_size
         self.next_offset = base_offset
         self.max_timestamp = NO_TIMESTAMP
         self.max_timestamp_offset = base_offset  # last offset of the batch that holds it
@@ -156,7 +241,7 @@ class Segment:
     @property
     def modified_ms(self) -> int:
         """The file's time, for segments whose records carry no timestamps."""
-        return os.fstat(self.file.fd).st_mtime_ns // 1_000_000
+        return self.file.stat().st_mtime_ns // 1_000_000
 
     def can_hold(self, last_offset: int) -> bool:
         """Whether the offset is within 32 bits of the base, as the indexes need."""
@@ -198,7 +283,7 @@ class Segment:
 
     def _take_back(self, size: int) -> None:
         try:
-            os.ftruncate(self.file.fd, size)
+            self.file.truncate(size)
         except OSError as error:
             raise KafkaStorageError(f"{self.path}: a partial write cannot be removed: {error}") from error
 
@@ -326,7 +411,7 @@ class Segment:
     def truncate(self, position: int, interval_size: int) -> None:
         """Cuts the file at a batch's position, and rebuilds the indexes. Raises OSError."""
         self.size = position
-        os.ftruncate(self.file.fd, position)
+        self.file.truncate(position)
         self.rebuild_indexes(interval_size)
         self.aborted.truncate_from(self.next_offset)
 
@@ -405,7 +490,7 @@ class Segment:
     def sync(self, *, with_indexes: bool) -> None:
         """Makes the batches and the aborted transactions durable, and the written part of the indexes.
         Raises OSError."""
-        os.fdatasync(self.file.fd)
+        self.file.sync()
         self.aborted.sync()
         if with_indexes:
             self.offset_index.file.sync()
@@ -430,13 +515,12 @@ class Segment:
 
     def rename_log(self, suffix: str) -> None:
         """Gives the `.log` its name with `suffix`. Raises OSError."""
-        target = self.directory / f"{self.base_offset:020d}{LOG_SUFFIX}{suffix}"
-        os.rename(self.path, target)
-        self.file.path = target
+        self.file.rename(self.directory / f"{self.base_offset:020d}{LOG_SUFFIX}{suffix}")
 
     def mark_deleted(self) -> list[Path]:
         """Renames the files to `*.deleted`, so that no start-up takes them for a segment; returns the new
         names, to be unlinked at leisure. Readers that hold the file go on."""
+        self.file.hold()
         renamed = []
         # The log first: indexes without a log are swept away at start-up.
         for path in self.paths():

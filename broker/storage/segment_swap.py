@@ -58,6 +58,7 @@ def commit(cleaned: Segment) -> None:
 def remove_replaced(old: Sequence[Segment]) -> None:
     """Step 3. Readers that hold an old segment finish on its open file. Raises OSError."""
     for segment in old:
+        segment.file.hold()
         _remove(segment.directory, segment.base_offset)
     sync_directory(old[0].directory)
 

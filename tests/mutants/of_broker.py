@@ -348,6 +348,44 @@ OF_STORAGE = (
         instead="if folder.failure is None:",
         red=(f"{STORAGE}/test_strays.py::test_folders_that_were_only_taken_are_left_as_they_were",),
     ),
+    Mutant(
+        name="idle-file-closed-unflushed",
+        promise="A file is closed only after it is flushed: an error in writing it back would go unheard.",
+        file="broker/storage/log_durability.py",
+        rule="    if any(segment.next_offset > log.recovery_point for segment in idle):\n",
+        instead="    if not idle:\n",
+        red=(f"{STORAGE}/test_idle_files.py::test_file_that_cannot_be_flushed_is_not_closed",),
+    ),
+    Mutant(
+        name="file-closed-that-was-written-since-its-flush",
+        promise="What was written while its file was flushed, to close it, keeps the file open.",
+        file="broker/storage/segment.py",
+        rule="            if not self._is_held and not self._is_used:\n",
+        instead="            if not self._is_held:\n",
+        red=(f"{STORAGE}/test_idle_files.py::test_file_that_was_written_since_its_flush_is_not_closed",),
+    ),
+    Mutant(
+        name="closed-file-opened-by-anothers-name",
+        promise="A closed file whose name has gone to another is never taken for the other.",
+        file="broker/storage/segment.py",
+        rule="        self.file.hold()\n        renamed = []\n",
+        instead="        renamed = []\n",
+        red=(
+            f"{STORAGE}/test_idle_files.py"
+            "::test_who_reads_a_closed_file_whose_name_goes_to_another_reads_the_first",
+        ),
+    ),
+    Mutant(
+        name="deleted-log-reads-its-heirs-files",
+        promise="Who still reads a log that was deleted never reads one that was made anew under its name.",
+        file="broker/storage/log.py",
+        rule="                segment.file.hold()\n",
+        instead="                pass\n",
+        red=(
+            f"{STORAGE}/test_idle_files.py"
+            "::test_deleted_log_reads_its_own_closed_files_and_not_those_of_one_made_anew",
+        ),
+    ),
 )
 
 OF_COORDINATORS = (

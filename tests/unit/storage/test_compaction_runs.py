@@ -295,7 +295,7 @@ def test_stop_ends_a_compaction(tmp_path: Path) -> None:
     manager = _manager(tmp_path)
     log = manager.create(("t", 0))
     _fill(log)
-    manager.stop_compacting()
+    manager.stop_chores()
     manager.compact_due(NOW_MS, lambda tp: 100)
     assert len(pairs(log)) == 6
     manager.close()
