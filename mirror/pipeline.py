@@ -36,6 +36,7 @@ from millrace.broker.protocol.batch import LOG_APPEND_TIME_BIT, iterate_batches
 from millrace.mirror.batches.coalesce import (
     NO_END,
     BatchWalk,
+    BehindAHole,
     BeyondTheEnd,
     OutOfOrder,
     holds_whole_batch,
@@ -64,6 +65,10 @@ BetweenHook: TypeAlias = Callable[[str, str, int, memoryview], Sequence[bytes | 
 STANDING_AFTER_MS = 1_000
 # A batch whose checksum is wrong is fetched this often before it counts as corrupt at the source.
 MAX_CORRUPT_FETCHES = 3
+# A batch behind a hole that came alone is fetched this often with more of what follows, before it is
+# believed: a source may have nothing more to give, what follows being in an open transaction.
+MAX_TIMES_ALONE = 3
+MORE_SIZE = 64 << 10
 MAX_PAUSE_MS = 5_000
 # A record whose creation time is older than this is being replayed: latency cannot be told from it.
 LIVE_DATA_MS = 3_600_000
@@ -87,6 +92,8 @@ class Doubt:
 
     fetches: int = 0
     was_beyond_the_end: bool = False
+    times_alone: int = 0
+    needed_size: int = 0
     is_out_of_order: bool = False
 
 
@@ -243,6 +250,12 @@ class PartitionPipeline:
         return self._doubt.is_out_of_order
 
     @property
+    def needed_size(self) -> int:
+        """How much the next answer has to hold at least for what stands at the fetch offset to be told; 0: as
+        much as comes."""
+        return self._doubt.needed_size
+
+    @property
     def has_begun(self) -> bool:
         """Whether its start is known and its assignment has not ended."""
         return self.state not in (State.STARTING, State.CLOSED)
@@ -338,7 +351,7 @@ class PartitionPipeline:
         try:
             for ready in prepare(
                 self._walk, data, fetched.aborted, from_offset, max_size, self._count, log_end,
-                self.passes_over,
+                self.passes_over, self._doubt.times_alone >= MAX_TIMES_ALONE,
             ):  # fmt: skip
                 if self._doubt.is_out_of_order and ready.base_offset > self.progress.fetch_offset:
                     raise OutOfOrder("the source passes over a batch that it gave before, out of its place")
@@ -353,6 +366,9 @@ class PartitionPipeline:
                 raise CorruptMessage(
                     f"the source answers with records that all lie before offset {from_offset}"
                 )
+        except BehindAHole:
+            self._doubt.times_alone += 1
+            self._doubt.needed_size = (len(data) << self._doubt.times_alone) + MORE_SIZE
         except BeyondTheEnd as error:
             # Taken for damage only when it is told twice: a source reads its end before the batches, and both
             # may have grown in between.

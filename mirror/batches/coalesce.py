@@ -64,6 +64,11 @@ class BeyondTheEnd(CorruptMessage):
     """A batch that claims offsets which the log does not have."""
 
 
+class BehindAHole(CorruptMessage):
+    """A batch behind a hole in an answer that holds nothing else: only the next one can tell whether that is
+    one, or the batch's offset is wrong. In a log that is known to have such a batch, wherever it stands."""
+
+
 class StepKind:
     """Numbers of `coalesce_kernels`; plain, as they are compared for every batch."""
 
@@ -133,11 +138,13 @@ class BatchWalk:
         max_batch_size: int,
         log_end: int = NO_END,
         passes_over: bool = False,
+        trusts_hole: bool = True,
     ) -> Iterator[list[list[int]]]:
         """The steps of one partition's answer from `from_offset` on, as rows with the fields of `Step`, many
         at a time; a batch that is cut at the end is left for the next fetch, and so is one behind a hole
-        whose successor the answer does not have, unless it is all that there is or `log_end` is not given.
-        `aborted` are the answer's own (producer id, first offset).
+        whose successor the answer does not have, unless `log_end` is not given. Where it is all that there is
+        it is believed only with `trusts_hole`, otherwise BehindAHole is raised. `aborted` are the answer's
+        own (producer id, first offset).
 
         A batch that contradicts the one after it is refused, unless it begins where it must. `passes_over`:
         this log is known to have one out of its place, so what stands before the one that is wanted is left
@@ -162,6 +169,8 @@ class BatchWalk:
         if passes_over:
             self._state[kernels.STATE_POSITION] = position_of(data, from_offset)
         self._limits[kernels.L_LOG_END] = log_end
+        distrust = kernels.TRUSTS_NOTHING if passes_over else kernels.TRUSTS_NO_HOLE
+        self._limits[kernels.L_TRUST] = kernels.TRUSTS_ALL if trusts_hole else distrust
         self._limits[kernels.L_MAX_BATCH_SIZE] = max_batch_size
         # Deltas may grow with the batch: with some room the merged batch need not be cut again.
         self._limits[kernels.L_MERGED_SIZE] = min(self._merged_size, max_batch_size - max_batch_size // 8)
@@ -178,8 +187,10 @@ class BatchWalk:
                 expected = int(self._state[kernels.STATE_OFFSET])
                 behind = int(self._state[kernels.STATE_BEHIND])
                 found = believed(
-                    data, position, end, expected, behind, from_offset=from_offset, log_end=log_end
-                )
+                    data, position, end, expected, behind,
+                    from_offset=from_offset, log_end=log_end,
+                    trusts_hole=trusts_hole, trusts_place=trusts_hole or not passes_over,
+                )  # fmt: skip
                 if found.end > position:
                     step = _old_step(position, found.end, expected, found.next_offset)
                     yield [list(step)]
@@ -188,6 +199,8 @@ class BatchWalk:
                     self._state[kernels.STATE_OFFSET] = step.next_offset
                 elif not found.waits:
                     raise _wrong_entry(claimed_offset(data, position), expected, log_end)
+                elif expected == from_offset:
+                    raise BehindAHole(f"a message at offset {claimed_offset(data, position)} stands alone")
                 if found.waits:
                     return
                 status = kernels.AGAIN
@@ -198,6 +211,8 @@ class BatchWalk:
         elif status == kernels.BEYOND_THE_END:
             claimed = parse_header(data, position).next_offset
             raise BeyondTheEnd(f"a batch claims to end at {claimed}, and the log ends at {log_end}")
+        elif status == kernels.ALONE:
+            raise BehindAHole(f"a batch at offset {parse_header(data, position).base_offset} stands alone")
         elif status == kernels.OUT_OF_ORDER:
             header, expected = parse_header(data, position), int(self._state[kernels.STATE_OFFSET])
             raise OutOfOrder(

@@ -40,6 +40,7 @@ BAD_CRC = 3
 BAD_CONTROL = 4  # an end of a transaction that cannot be read
 BEYOND_THE_END = 5  # at STATE_POSITION: it claims offsets that the log does not have
 OUT_OF_ORDER = 6  # at STATE_POSITION: its offsets and those of its neighbours cannot all be right
+ALONE = 7  # at STATE_POSITION: the first that is wanted is not believed, for what follows it is not here
 
 # What a step is. A rebuilt batch over the target's limit is a rebuild: its pieces tell.
 PASS_THROUGH, REBUILD, COALESCE, DROP = range(4)
@@ -62,10 +63,12 @@ STATE_SIZE = 7
 # Limits; from L_BELOW on, one for each codec id.
 L_MAX_BATCH_SIZE, L_MERGED_SIZE, L_CRC_BELOW, L_MOST_RECORDS = range(4)
 L_LOG_END = 4  # no batch ends behind it; NO_END: not known, and there is no next answer
-L_BELOW = 5
+L_TRUST = 5  # what is believed of a batch that comes alone
+L_BELOW = 6
 LIMITS_SIZE = L_BELOW + 8
 
 NO_END = (1 << 63) - 1
+TRUSTS_NOTHING, TRUSTS_NO_HOLE, TRUSTS_ALL = range(3)
 
 _HEADER_SIZE = 61
 _UNKNOWN_BITS = ~0x7F & 0xFFFF
@@ -180,19 +183,23 @@ def walk(buffer: Any, state: Any, aborted: Any, aborting: Any, limits: Any, step
             status = np.int64(OUT_OF_ORDER)
             break
         following = position + size
+        is_last_here = end - following < 8 and limits[L_LOG_END] < NO_END
+        is_first = expected == state[STATE_FROM_OFFSET] and last_offset >= expected
+        if is_last_here and is_first and limits[L_TRUST] == TRUSTS_NOTHING:
+            status = np.int64(ALONE)
+            break
         if last_offset >= limits[L_LOG_END]:
             status = np.int64(BEYOND_THE_END)
             break
         if base_offset != expected and end - following >= 8 and _int64_at(buffer, following) <= last_offset:
             status = np.int64(OUT_OF_ORDER)
             break
-        if (
-            base_offset > expected
-            and end - following < 8
-            and expected > state[STATE_FROM_OFFSET]
-            and last_offset + 1 < limits[L_LOG_END] < NO_END
-        ):
-            break  # the next answer has it together with what follows it
+        if is_last_here and base_offset > expected:
+            if not is_first and last_offset + 1 < limits[L_LOG_END]:
+                break  # the next answer has it together with what follows it
+            if is_first and limits[L_TRUST] < TRUSTS_ALL:
+                status = np.int64(ALONE)
+                break
 
         # Committed or not, as in committed.py; also for what lies before the wanted offset.
         while next_aborted < aborted.shape[0] and aborted[next_aborted, 1] <= last_offset:

@@ -61,13 +61,14 @@ def prepare(
     count: Count,
     log_end: int = NO_END,
     passes_over: bool = False,
+    trusts_hole: bool = True,
 ) -> Iterator[Prepared]:
     """What one partition's fetch answer becomes, from `from_offset` on, in order and without a hole.
 
-    `log_end` and `passes_over` as in `BatchWalk.rows`, which says what is raised at a batch that cannot be
-    trusted, after all that lies before it.
+    `log_end`, `passes_over` and `trusts_hole` as in `BatchWalk.rows`, which says what is raised at a batch
+    that cannot be trusted, after all that lies before it.
     """
-    for rows in walk.rows(data, aborted, from_offset, max_batch_size, log_end, passes_over):
+    for rows in walk.rows(data, aborted, from_offset, max_batch_size, log_end, passes_over, trusts_hole):
         for row in rows:
             (
                 kind, start, end, next_offset, leader_epoch, base_offset, attributes, max_timestamp,

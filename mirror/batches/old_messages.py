@@ -153,21 +153,37 @@ class Believed(NamedTuple):
 
 
 def believed(
-    data: Buffer, position: int, end: int, expected: int, behind: int, *, from_offset: int, log_end: int
+    data: Buffer,
+    position: int,
+    end: int,
+    expected: int,
+    behind: int,
+    *,
+    from_offset: int,
+    log_end: int,
+    trusts_hole: bool,
+    trusts_place: bool,
 ) -> Believed:
     """Of the whole entries in `[position, end)`, by the same rules as `coalesce_kernels` has: all lie at
     `behind` or later and before `log_end`; one that does not begin at `expected` is believed by the one after
-    it. Where an answer that begins at `from_offset` does not have that, the next one has both."""
+    it. Where an answer that begins at `from_offset` does not have that, the next one has both; where it has
+    nothing else, it is believed with `trusts_hole`; one at `expected` with `trusts_place`."""
     at = position
     while at < end:
         offset, following = claimed_offset(data, at), end_of_entry(data, at) or end
+        is_last_here = len(data) - following < _OFFSET.size and log_end < NO_END
+        is_first = expected == from_offset and offset >= expected
+        if is_last_here and is_first and not trusts_place:
+            return Believed(at, behind, waits=True)
         if not behind <= offset < log_end:
             break
         if offset != expected or data[at + _ATTRIBUTES_POSITION] & _CODEC_MASK:
-            if len(data) - following < _OFFSET.size:
-                if expected > from_offset and offset + 1 < log_end < NO_END:
+            if is_last_here:
+                claim = _claim(data, at, following) if is_first and not trusts_hole else None
+                is_behind_a_hole = claim is not None and claim.first > expected
+                if is_behind_a_hole or (not is_first and offset + 1 < log_end):
                     return Believed(at, behind, waits=True)
-            elif claimed_offset(data, following) <= offset:
+            elif len(data) - following >= _OFFSET.size and claimed_offset(data, following) <= offset:
                 claim = _claim(data, at, following)
                 if claim is None or claim.first != expected:
                     break

@@ -362,6 +362,7 @@ class SourceReader:
                 room = min(room, allowed)
             max_size = max(MIN_FETCH_SIZE, min(self._fetch_config.max_bytes, room))
             asked = {key: loop.partitions[key] for key in positions}
+            needed_size = max(pipeline.needed_size for pipeline in asked.values())
             try:
                 if loop.tells_where_histories_part is None:
                     loop.tells_where_histories_part = await tells_diverging_epoch(self.cluster, way.node)
@@ -375,8 +376,8 @@ class SourceReader:
                     positions,
                     min_bytes=1,
                     max_wait_ms=CROWDED_WAIT_MS if is_crowded else self._fetch_config.max_wait_ms,
-                    max_bytes=max_size,
-                    partition_max_bytes=self._fetch_config.partition_max_bytes,
+                    max_bytes=max(max_size, needed_size),
+                    partition_max_bytes=max(self._fetch_config.partition_max_bytes, needed_size),
                     read_committed=True,
                     purpose=way.purpose,
                 )
@@ -447,6 +448,8 @@ class SourceReader:
                 positions[key] = FetchPosition(
                     progress.fetch_offset, -1, progress.fetched_leader_epoch, pipeline.origin.topic_id
                 )
+                if pipeline.needed_size:  # alone: others would take its part of the answer
+                    return {key: positions[key]}, is_crowded
             elif pipeline.state is State.RUNNING:
                 is_crowded = True
         return positions, is_crowded

@@ -296,7 +296,7 @@ class SourceLogs:
         found = beginning_at(answer.records, offset, max(log_end, answer.high_watermark))
         if found is None or not found.is_vouched_for:
             # More of the log may tell more, and it may have grown since its end was asked for.
-            answer = await self._look(pipeline, offset, len(answer.records) + PROBE_SIZE)
+            answer = await self._look(pipeline, offset, 2 * len(answer.records) + PROBE_SIZE)
             log_end = (await self._cluster.list_offsets({key: LATEST}))[key].offset
             found = beginning_at(answer.records, offset, max(log_end, answer.high_watermark))
         if found is None:

@@ -56,11 +56,22 @@ OF_MIRROR = (
         name="old-offset-believed-against-its-neighbour",
         promise="A message of an old format whose offset contradicts its neighbours is not carried under it.",
         file="mirror/batches/old_messages.py",
-        rule="            elif claimed_offset(data, following) <= offset:\n",
-        instead="            elif claimed_offset(data, following) < 0:\n",
+        rule="_OFFSET.size and claimed_offset(data, following) <= offset:\n",
+        instead="_OFFSET.size and claimed_offset(data, following) < 0:\n",
         red=(
             f"{UNIT}/test_misplaced_batches.py"
             "::test_wrong_bit_in_an_offset_of_an_old_format_costs_that_entry_at_most_and_is_told",
+        ),
+    ),
+    Mutant(
+        name="hole-before-a-lone-batch-believed",
+        promise="A batch that comes alone behind a hole is carried only with what follows it.",
+        file="mirror/batches/coalesce_kernels.py",
+        rule="            if is_first and limits[L_TRUST] < TRUSTS_ALL:\n",
+        instead="            if is_first and limits[L_TRUST] < TRUSTS_NOTHING:\n",
+        red=(
+            f"{UNIT}/test_misplaced_batches.py"
+            "::test_batch_that_comes_alone_is_believed_behind_a_hole_only_with_what_follows_it",
         ),
     ),
     Mutant(

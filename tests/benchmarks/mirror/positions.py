@@ -3,9 +3,9 @@
     python -m tests.benchmarks.mirror.positions [--records 5000000]
 
 The same records are written to two positions topics of one broker: one with a cluster's default settings,
-where no segment is ever closed, and one as a mirror creates it, which the cleaner then works on. Both are
-read as a worker does. For each: records that were read, seconds, and for how long at most nothing else had
-its turn (a heartbeat's answer waits so long). Beside them, the first topic with every record decoded.
+where a segment is closed at a gigabyte, and one as a mirror creates it; the cleaner works on what is closed.
+Both are read as a worker does. For each: records that were read, seconds, and for how long at most nothing
+else had its turn (a heartbeat's answer waits so long). Beside them, the first with every record decoded.
 """
 
 from __future__ import annotations

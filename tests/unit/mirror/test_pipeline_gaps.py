@@ -16,7 +16,7 @@ from millrace.broker.protocol.records import Record, build_batch
 from millrace.mirror.delivery.sink import Outgoing
 from millrace.mirror.gaps.gaps import Gap, GapClass, GapPolicy
 from millrace.mirror.gaps.open_gaps import Origin
-from millrace.mirror.pipeline import PartitionPipeline, State
+from millrace.mirror.pipeline import MAX_TIMES_ALONE, MORE_SIZE, PartitionPipeline, State
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
 from tests.unit.mirror.old_entries import entry
 
@@ -269,15 +269,33 @@ def test_retry_of_a_record_behind_a_hole() -> None:
     async def story() -> None:
         pipeline, target, around = started()
         around.limit = 400
-        pipeline.accept(answer(batch(5, [5_000])))
+        pipeline.accept(answer(batch(5, [5_000]), batch(6, [9])))
         assert pipeline.gap is not None and pipeline.gap.from_offset == 5
         around.limit_now = 10_000
         pipeline.retry()
         await around.rest()
         assert pipeline.wants_fetch(SECOND, 1 << 20)
-        pipeline.accept(answer(batch(5, [5_000])))
+        pipeline.accept(answer(batch(5, [5_000]), batch(6, [9])))
         target.acknowledge()
-        assert (pipeline.progress.position, pipeline.state) == (6, State.RUNNING)
+        assert (pipeline.progress.position, pipeline.state) == (7, State.RUNNING)
+
+    asyncio.run(story())
+
+
+def test_batch_that_comes_alone_behind_a_hole_is_believed_when_nothing_more_comes() -> None:
+    """What follows it may be in an open transaction."""
+
+    async def story() -> None:
+        pipeline, target, _ = started()
+        sizes = []
+        for _ in range(MAX_TIMES_ALONE):
+            assert target.offsets() == []
+            pipeline.accept(answer(batch(5, [9])))
+            sizes.append(pipeline.needed_size)
+        assert sizes == sorted(sizes) and sizes[0] > MORE_SIZE
+        assert pipeline.wants_fetch(SECOND, 1 << 20) and pipeline.damage is None
+        pipeline.accept(answer(batch(5, [9])))
+        assert (target.offsets(), pipeline.needed_size) == ([[5]], 0)
 
     asyncio.run(story())
 

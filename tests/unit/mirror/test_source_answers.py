@@ -94,6 +94,7 @@ def pipeline_at(offset: int, *, epoch: int = 0, topic_id: UUID = OLD, **more: An
         damage=None,
         is_out_of_order=False,
         passes_over=False,
+        needed_size=0,
         gaps=[],
         accepted=[],
     )
@@ -248,6 +249,27 @@ def test_fetches_name_the_log_that_the_position_is_of() -> None:
     loop.partitions["t", 0] = pipeline_at(40, epoch=3)
     positions, _ = reader._positions(loop, 1 << 20)
     assert positions == {("t", 0): FetchPosition(40, -1, 3, OLD)}
+
+
+def test_partition_that_needs_more_of_an_answer_is_asked_for_alone_and_gets_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[set[int], int, int]] = []
+
+    async def fetch(
+        _cluster: object, _node: int, positions: Any, *, max_bytes: int, partition_max_bytes: int, **_: object
+    ) -> Any:
+        asked.append(({number for _, number in positions}, max_bytes, partition_max_bytes))
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(source_module, "fetch", fetch)
+    reader = reader_of(Source())
+    loop = source_module._FetchLoop(HeldMemory(reader._budget))
+    for number in range(4):
+        loop.partitions["t", number] = pipeline_at(40, needed_size=9 << 20 if number == 2 else 0)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(reader._fetch_from(source_module._Way(1, 0), loop))
+    assert asked == [({2}, 9 << 20, 9 << 20)]
 
 
 def asked_of_an_older_source(
