@@ -123,7 +123,8 @@ class AuditedProducer(Producer):
         self._streams = self._open_streams.by_topic  # looked at for every record
         self._report_lock = threading.Lock()
         self._transactions = Transactions(self._config.transactional, self._journal)
-        self._transaction_lock = self._transactions.lock  # looked at for every record
+        self._transaction_lock = self._transactions.lock
+        self._does_more = bool(self._transaction_lock or self._preparation or self._content)
         self._delivery_reports = DeliveryReports(
             self._journal, sent_once=self._config.sent_once, only_errors=self._config.only_errors
         )
@@ -165,16 +166,18 @@ class AuditedProducer(Producer):
 
         Raises what confluent-kafka raises; after a BufferError the record's number goes to the next record.
         """
-        lock = self._transaction_lock
-        if lock is not None and not lock._is_owned():  # type: ignore[attr-defined]
-            with lock:  # which a signal's handler that raises cannot leave locked
-                AuditedProducer.produce(
-                    self, topic, value, key, partition, callback, on_delivery, timestamp, headers
-                )
-            return
-        if self._preparation is not None:
-            self._check_usable()
-            value, key, partition = self._preparation.prepare(self, topic, value, key, partition, headers)
+        does_more = self._does_more
+        if does_more:
+            lock = self._transaction_lock
+            if lock is not None and not lock._is_owned():  # type: ignore[attr-defined]
+                with lock:  # which a signal's handler that raises cannot leave locked
+                    AuditedProducer.produce(
+                        self, topic, value, key, partition, callback, on_delivery, timestamp, headers
+                    )
+                return
+            if self._preparation is not None:
+                self._check_usable()
+                value, key, partition = self._preparation.prepare(self, topic, value, key, partition, headers)
         callback = callback or on_delivery or self._default_callback
         while True:
             stream = self._streams.get(topic)
@@ -185,6 +188,10 @@ class AuditedProducer(Producer):
             if promise_ms is not None and created_ms < promise_ms:
                 self._open_streams.retire(stream)  # The clock was set back: the promise stands, and the time.
                 continue
+            window = stream.current
+            sequence = next(window.numbers, 0) if window.start_ms <= created_ms < window.end_ms else 0
+            if sequence:
+                break
             try:
                 window, sequence = stream.assign(created_ms)
                 break
@@ -197,10 +204,11 @@ class AuditedProducer(Producer):
             suffix_ms, suffix = self._suffix
             if suffix_ms != created_ms:
                 suffix = self._new_suffix(created_ms)
-            identity = (HEADER_KEY, self._pack_identity(stream.prefix, sequence, suffix))
+            identity = self._pack_identity(stream.prefix, sequence, suffix)
             destination = window.destination or self._new_destination(stream, window)
+            told, function = destination.last
             number = sequence
-            if self._content:
+            if does_more and self._content:
                 number |= digest_of(sequence, key, value, headers) << DIGEST_SHIFT
             _produce(
                 self,
@@ -208,10 +216,12 @@ class AuditedProducer(Producer):
                 value,
                 key,
                 partition,
-                _bind(destination.record, number) if callback is None else destination.bind(number, callback),
+                _bind(function, number) if callback is told else destination.bind(number, callback),
                 None,
                 created_ms,
-                [identity] if headers is None else [*without_identity(headers), identity],
+                {HEADER_KEY: identity}
+                if headers is None
+                else [*without_identity(headers), (HEADER_KEY, identity)],
             )
         except _NOT_TAKEN:
             stream.give_back(window, sequence)
@@ -235,7 +245,7 @@ class AuditedProducer(Producer):
         """
         check_messages(messages, encoded=self._preparation is None)
         told = callback or on_delivery or self._default_callback
-        in_runs = self._preparation is None and self._transaction_lock is None and not self._content
+        in_runs = not self._does_more
         accepted = 0
         for start in range(0, len(messages), BATCH_RUN):
             part = messages[start : start + BATCH_RUN]
@@ -277,10 +287,12 @@ class AuditedProducer(Producer):
     def poll(self, timeout: float = -1) -> int:
         """Serve delivery callbacks; what they told is in the journal before this returns."""
         self._check_usable()
+        served = 1  # what one of several callbacks raises ends the poll
         try:
-            return int(super().poll(timeout))
+            served = int(super().poll(timeout))
+            return served
         finally:
-            if self._journal is not None:
+            if served and self._journal is not None:
                 self._journal.settle()
 
     def flush(self, timeout: float = -1) -> int:

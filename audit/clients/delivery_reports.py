@@ -28,6 +28,7 @@ from millrace.audit.clients.transaction_counts import OpenTransaction
 
 DeliveryCallback = Callable[[Any, Any], None]
 Report = Callable[[int, KafkaError | None, Any], None]
+Take = Callable[[tuple[int, int]], None]
 
 
 SEQUENCE_MASK = (1 << 64) - 1
@@ -37,31 +38,43 @@ DIGEST_SHIFT = 64
 class Destination:
     """Where the records of one window (in one transaction) are counted.
 
-    `record` and `record_and_tell` are to be bound to a record's number: its sequence, and with content its
-    digest above that (`DIGEST_SHIFT`). `record_and_tell` calls `callback` afterwards.
+    `record` is to be bound to a record's number: its sequence, and with content its digest above that
+    (`DIGEST_SHIFT`). `last` is (callback, function): the function counts as `record` does and then calls that
+    callback of the application's, which is most often the next record's too; the two are read together, for
+    threads may use several. `take` is all that `record` does for an acknowledgement, None where it does more.
     """
 
-    __slots__ = ("callback", "only_errors", "record", "record_and_tell")
+    __slots__ = ("last", "only_errors", "record", "take")
 
-    def __init__(self, record: Report, only_errors: bool):
+    def __init__(self, record: Report, only_errors: bool, take: Take | None = None):
         self.record = record
-        self.record_and_tell = record
-        self.callback: DeliveryCallback | None = None
+        self.last: tuple[DeliveryCallback | None, Report] = (None, record)
         self.only_errors = only_errors
+        self.take = take
 
     def bind(self, number: int, callback: DeliveryCallback | None) -> Callable[[Any, Any], None]:
         """The delivery callback of one record."""
         if callback is None:
             return MethodType(self.record, number)
+        told, function = self.last
         # A bound method of the application's is another object each time, but equal.
-        if callback is not self.callback and callback != self.callback:
-            record_and_tell = self._telling(callback)
-            self.callback, self.record_and_tell = callback, record_and_tell
-            return MethodType(record_and_tell, number)
-        return MethodType(self.record_and_tell, number)
+        if callback is not told and callback != told:
+            function = self._telling(callback)
+            self.last = (callback, function)
+        return MethodType(function, number)
 
     def _telling(self, callback: DeliveryCallback) -> Report:
-        record, only_errors = self.record, self.only_errors
+        record, only_errors, take = self.record, self.only_errors, self.take
+        if take is not None and not only_errors:
+
+            def take_and_tell(sequence: int, error: KafkaError | None, message: Any) -> None:
+                if error is None:
+                    take((sequence, len(message)))
+                else:
+                    record(sequence, error, message)
+                callback(error, message)
+
+            return take_and_tell
 
         def record_and_tell(number: int, error: KafkaError | None, message: Any) -> None:
             record(number, error, message)
@@ -108,8 +121,9 @@ class DeliveryReports:
             if landed is not None:
                 landed()
 
-        detailed = content or landed is not None
-        return Destination(record_in_detail if detailed else record, self._only_errors)
+        if content or landed is not None:
+            return Destination(record_in_detail, self._only_errors)
+        return Destination(record, self._only_errors, take)
 
     def in_doubt(self, stream: StreamSession, window: WindowCounts, sequence: int) -> None:
         """Nobody knows whether the record exists."""

@@ -15,15 +15,19 @@ The three fates, which reconciliation relies on:
 With `content` every acknowledgement brings the record's digest (`content_digest`), and a report tells the sum
 of those that it calls acknowledged, no more and no less.
 
-Threads: `assign` and `report` may run in different threads; a lock guards the numbers. `acknowledge` takes no
-lock: it only adds to a list, all that belongs to a record at once, which is atomic, and `fold` removes only
+Threads: `assign` and `report` may run in different threads; a lock guards the numbers. Two things that are
+done for every record take none, and rest on being one step under the interpreter's lock. A number of the
+current window may be taken by `next(window.numbers)`: of a *run*, which the lock handed to that window, and
+whoever ends the run takes what is left of it at once, so that each number has one taker and a window's count
+of them is exact. `acknowledge` only adds to a list, all that belongs to a record, and `fold` removes only
 what it has read. All other methods belong to the thread that reports or are rare. No clock is read here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from operator import length_hint
 from typing import Any
 
 from pyroaring import BitMap64
@@ -34,7 +38,9 @@ from millrace.audit.contract.content_digest import DIGEST_MASK
 from millrace.audit.contract.events import CLOSED, CountEvent, Event
 from millrace.audit.contract.header import MAX_CREATED_MS, MAX_SEQUENCE, window_start_ms
 
-FOLD_INTERVAL_MASK = 0xFFFF
+FOLD_INTERVAL = 1 << 16
+FIRST_RUN, LONGEST_RUN = 16, 1 << 12
+"""A run is twice as long as the one before it in the same visit of a window: what is left costs time."""
 
 
 class StreamClosed(Exception):
@@ -67,7 +73,8 @@ class WindowCounts(Arrivals):
     """One window's fates.
 
     `changed` since the last report; `delivered_report` is the newest one that the cluster acknowledged;
-    `journaled` when the journal follows this window; `destination` is for whoever serves delivery reports.
+    `journaled` when the journal follows this window; `destination` is for whoever serves delivery reports;
+    `numbers` are those of its run, none while it is not its stream's current window.
     """
 
     __slots__ = (
@@ -82,6 +89,7 @@ class WindowCounts(Arrivals):
         "end_ms",
         "failed",
         "journaled",
+        "numbers",
         "report",
         "start_ms",
     )
@@ -100,6 +108,7 @@ class WindowCounts(Arrivals):
         self.delivered_report = 0
         self.changed = False
         self.journaled = False
+        self.numbers: Iterator[int] = iter(())
         self.destination: Any = None
 
     def fold(self) -> BitMap64:
@@ -151,10 +160,12 @@ class StreamSession(ToldStream):
 
     def __init__(self, identity: ProducerIdentity, topic: str, stream: str, **settings: Any):
         super().__init__(identity, topic, stream, **settings)
-        self.last_assigned = 0
         self.settled = BitMap64()
-        self._current = _NO_WINDOW
-        self._run_start = 0
+        self.current = _NO_WINDOW
+        self._run_end = 0
+        self._run_length = FIRST_RUN
+        self._counted = 0
+        self._fold_at = FOLD_INTERVAL
         self._active: dict[int, WindowCounts] = {}
         self.reserved = MAX_SEQUENCE
         self.keeps_folded = False
@@ -165,25 +176,28 @@ class StreamSession(ToldStream):
         """(window, sequence) of a record. Raises StreamClosed, and ValueError for an impossible time."""
         # Not `acquire` and `try`: between the two a signal's handler may raise, and it stays locked for ever.
         with self._lock:
-            window = self._current
+            window = self.current
             if not window.start_ms <= created_ms < window.end_ms:
                 return self._assign_elsewhere(created_ms)
-            sequence = self.last_assigned = self.last_assigned + 1
-            if not sequence & FOLD_INTERVAL_MASK:
-                self._fold()
-            return window, sequence
+            sequence = next(window.numbers, 0)
+            return window, sequence or self._begin_run(window)
 
     def assign_run(self, created_ms: int, count: int) -> tuple[WindowCounts, int] | None:
         """(window, first of `count` sequences in a row); None when they must be asked for one by one."""
         with self._lock:
-            window = self._current
+            window = self.current
             if not window.start_ms <= created_ms < window.end_ms:
                 return None
-            first = self.last_assigned + 1
-            self.last_assigned += count
-            if (first ^ self.last_assigned) > FOLD_INTERVAL_MASK:
-                self._fold()
+            self._end_run()
+            first = self._run_end + 1
+            self._run_end += count
+            self._fold_now_and_then()
             return window, first
+
+    @property
+    def last_assigned(self) -> int:
+        """The last number that was given out."""
+        return self._run_end - length_hint(self.current.numbers)
 
     def give_back(self, window: WindowCounts, first: int, last: int | None = None) -> None:
         """The client did not take the record (or those to `last`): its number goes to the next one."""
@@ -261,10 +275,10 @@ class StreamSession(ToldStream):
     def close(self, now_ms: int) -> list[Event]:
         """The last events. What is pending becomes ambiguous; no number is given out any more."""
         with self._lock:
+            self._leave_window()
             self._fail_returned()
             self._fold()
             self._give_up_pending()
-            self._leave_window()
             self.state = CLOSED
             return self._report(now_ms)
 
@@ -291,24 +305,42 @@ class StreamSession(ToldStream):
             raise StreamClosed(self.stream)
         window = self._window(created_ms)
         if self._returned:
-            sequence, refused = self._returned.pop()
+            number, refused = self._returned.pop()
             refused.assigned_count -= 1
             window.assigned_count += 1
-            return window, sequence
-        self._current = window
-        sequence = self.last_assigned = self._run_start = self.last_assigned + 1
-        window.assigned_count += 1
-        return window, sequence
+            return window, number
+        self.current, self._run_length = window, FIRST_RUN
+        return window, self._begin_run(window)
+
+    def _begin_run(self, window: WindowCounts) -> int:
+        """Hand the next numbers to the current window, whose run is used up; returns the first of them, which
+        is the caller's: others may take all that follow it at once."""
+        self._fold_now_and_then()
+        first, self._run_end = self._run_end + 1, self._run_end + self._run_length
+        self._run_length = min(2 * self._run_length, LONGEST_RUN)
+        window.numbers = iter(range(first + 1, self._run_end + 1))
+        return first
+
+    def _end_run(self) -> None:
+        """Take back what is left of the run. One step: each number is either given out or taken back here."""
+        self._run_end -= len(list(self.current.numbers))
+
+    def _fold_now_and_then(self) -> None:
+        if self._run_end >= self._fold_at:
+            self._fold_at = self._run_end + FOLD_INTERVAL
+            self._fold()
 
     def _count_run(self) -> None:
         """Add to the current window what was assigned in it since the last time: `assign` does not count."""
-        self._current.assigned_count += self.last_assigned - self._run_start
-        self._run_start = self.last_assigned
+        last = self.last_assigned
+        self.current.assigned_count += last - self._counted
+        self._counted = last
 
     def _leave_window(self) -> None:
         """Make the next `assign` look for its window."""
+        self._end_run()
         self._count_run()
-        self._current = _NO_WINDOW
+        self.current = _NO_WINDOW
 
     def _window(self, created_ms: int) -> WindowCounts:
         if not 0 <= created_ms <= MAX_CREATED_MS:
@@ -332,7 +364,7 @@ class StreamSession(ToldStream):
                 if self.keeps_folded:
                     added = (window.digest - digest_before) & DIGEST_MASK
                     self._folded.append(Fold(window, sequences, window.byte_count - bytes_before, added))
-            elif window is not self._current and window.pending_count == 0:
+            elif window is not self.current and window.pending_count == 0:
                 del self._active[window.start_ms]
 
     def _fail_returned(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -13,10 +14,10 @@ import weakref
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from millrace.audit.clients.journal import Journal, JournalInUse
+from millrace.audit.clients.journal import HALF_HEADER, Journal, JournalInUse
 from millrace.audit.clients.producer_life import drain
 from millrace.audit.clients.recovery import recover
-from millrace.audit.contract.events import CLOSED
+from millrace.audit.contract.events import CLOSED, EventLedger
 from millrace.audit.producer import AuditedProducer
 from tests.cluster.audited_topics import DEADLINE_S, facts_of, fate, read_all
 from tests.cluster.mock_kafka import identities, settings, told_by
@@ -167,6 +168,35 @@ def test_a_program_that_ends_right_after_it_dropped_a_producer_waits_for_its_las
     done = subprocess.run(command, capture_output=True, text=True, timeout=patience(DEADLINE_S))
     assert done.returncode == 0 and not done.stderr, done.stderr
     assert facts_of(told_by(mock_cluster), "flights").state == CLOSED
+
+
+def test_what_a_poll_has_told_is_in_the_journal_when_it_returns_or_a_callback_raises(mock_cluster, tmp_path):
+    own = settings(mock_cluster, millrace_journal=tmp_path / "j", millrace_report_interval_ms=3_600_000)
+    producer, delivered = AuditedProducer(own), []
+    inner = producer._journal._journal
+
+    def acknowledged() -> set[int]:
+        """What the next start would tell after a kill at this moment."""
+        found = EventLedger()
+        blocks = inner._read_blocks(inner._start + HALF_HEADER.size, inner._size)
+        for key, value in recover(blocks, 0).items():
+            found.add(key.encode(), value.encode())
+        return set().union(*(fate(facts, "acknowledged") for facts in found.streams.values()))
+
+    def callback(error, message):
+        delivered.append(message)
+        if len(delivered) == 2:
+            raise LookupError("the application's own")
+
+    def serve(number):
+        until(lambda: producer.poll(0.1) and len(delivered) == number, "the delivery")
+
+    for number in (1, 2, 3):
+        producer.produce("flights", b"", on_delivery=callback)
+        with contextlib.suppress(LookupError):
+            serve(number)
+        assert len(delivered) == number and acknowledged() == set(range(1, number + 1))
+    producer.close()
 
 
 def test_a_closed_producer_refuses_and_closing_again_is_harmless(mock_cluster):

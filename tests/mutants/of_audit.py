@@ -108,6 +108,18 @@ OF_AUDIT = (
         red=(f"{JOB}/test_gone_and_given_again.py::test_a_gap_explains_what_its_own_target_lacks",),
     ),
     Mutant(
+        name="number-taken-after-the-end",
+        promise="No number of a stream is given out after its last report, whichever window was looked up.",
+        file="audit/clients/session.py",
+        rule="len(list(self.current.numbers))",
+        instead="length_hint(self.current.numbers)",
+        red=(
+            f"{UNIT}/test_session.py::test_a_number_that_the_end_of_a_stream_took_back_is_nobodys",
+            f"{UNIT}/test_session.py"
+            "::test_numbers_taken_without_the_lock_have_no_holes_and_are_counted_in_their_windows",
+        ),
+    ),
+    Mutant(
         name="journal-held-by-a-child",
         promise="A journal whose owner was killed is free, whatever children the owner has forked.",
         file="audit/clients/journal.py",

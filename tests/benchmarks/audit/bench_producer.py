@@ -97,11 +97,13 @@ def timed(producer: Producer, count: int, produce: Callable[[], None]) -> tuple[
     return producing / count * 1e6, polling / count * 1e6, count / elapsed
 
 
-def one_by_one(callback: Any = None, **details: Any) -> Callable[[Producer, str, list[bytes]], None]:
+def one_by_one(
+    callback: Any = None, poll_every: int = POLL_EVERY, **details: Any
+) -> Callable[[Producer, str, list[bytes]], None]:
     def run(producer: Producer, topic: str, values: list[bytes]) -> None:
         produce = producer.produce
-        for start in range(0, len(values), POLL_EVERY):
-            for value in values[start : start + POLL_EVERY]:
+        for start in range(0, len(values), poll_every):
+            for value in values[start : start + poll_every]:
                 produce(topic, value, on_delivery=callback, **details)
             producer.poll(0)
 
@@ -128,8 +130,12 @@ WAYS: dict[str, tuple[bool, dict[str, Any], Any]] = {
     "audited, produce_batch": (True, {}, in_batches()),
     "audited, journal": (True, {"millrace_journal": True}, one_by_one()),
     "audited, content digest": (True, {"millrace_content_digest": True}, one_by_one()),
+    "plain, polled each": (False, {}, one_by_one(told, 1)),
+    "audited, polled each": (True, {}, one_by_one(told, 1)),
+    "audited, journal, polled each": (True, {"millrace_journal": True}, one_by_one(told, 1)),
 }
 BASE = "plain, callback"
+POLLED_BASE = "plain, polled each"
 
 
 def run_way(
@@ -156,9 +162,11 @@ def bench_time(broker: BrokerProcess, rounds: int, count: int) -> None:
             random.Random(number).shuffle(order)
             for name in order:
                 samples[name].append(run_way(name, broker, values, Path(folder)))
-    print(f"{'':<30} {'produce':>9} {'poll':>9} {'sum µs':>9} {'records/s':>12}   sum, beside '{BASE}'")
+    print(f"{'':<30} {'produce':>9} {'poll':>9} {'sum µs':>9} {'records/s':>12}   sum, beside '{BASE}',")
+    print(f"{'':<30} {'':>9} {'':>9} {'':>9} {'':>12}   or, where polled for each, '{POLLED_BASE}'")
     for name, taken in samples.items():
-        ratios = [sum(own[:2]) / sum(base[:2]) for own, base in zip(taken, samples[BASE], strict=True)]
+        bases = samples[POLLED_BASE if "polled each" in name else BASE]
+        ratios = [sum(own[:2]) / sum(base[:2]) for own, base in zip(taken, bases, strict=True)]
         producing, polling, rate = (statistics.median(column) for column in zip(*taken, strict=True))
         both = statistics.median(sum(row[:2]) for row in taken)
         print(

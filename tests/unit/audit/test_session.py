@@ -1,11 +1,13 @@
+import sys
 import threading
+from collections import Counter
 from itertools import chain
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.audit.clients.session import FOLD_INTERVAL_MASK, StreamClosed, StreamSession
+from millrace.audit.clients.session import FOLD_INTERVAL, LONGEST_RUN, StreamClosed, StreamSession
 from millrace.audit.clients.told_stream import PROMISE_MARGIN_MS, ProducerIdentity
 from millrace.audit.contract.events import CLOSED, HEARTBEAT, OPENED, CountEvent, StreamEvent
 
@@ -117,10 +119,86 @@ def test_an_impossible_creation_time_burns_no_number(created_ms):
 
 def test_many_unpolled_acknowledgements_are_folded_on_the_way():
     stream = session()
-    for _ in range(FOLD_INTERVAL_MASK + 1):
+    for _ in range(FOLD_INTERVAL + 2 * LONGEST_RUN):
         window, sequence = stream.assign(0)
         window.acknowledge(sequence, 1)
-    assert len(window.fresh) <= 2
+    assert len(window.fresh) <= 2 * 2 * LONGEST_RUN
+
+
+def take(stream, created_ms):
+    """As `producer` does for every record: without the lock where it can."""
+    window = stream.current
+    in_window = window.start_ms <= created_ms < window.end_ms
+    sequence = next(window.numbers, 0) if in_window else 0
+    return (window, sequence) if sequence else stream.assign(created_ms)
+
+
+@given(st.randoms(use_true_random=False))
+def test_numbers_taken_without_the_lock_have_no_holes_and_are_counted_in_their_windows(rng):
+    stream, taken = session(), {}
+    for _ in range(rng.randint(1, 300)):
+        action, created_ms = rng.random(), rng.choice((0, 0, 0, 1000, 2000))
+        if action < 0.85:
+            window, sequence = take(stream, created_ms)
+            assert sequence not in taken
+            taken[sequence] = window.start_ms
+        elif action < 0.9:
+            run = stream.assign_run(created_ms, 5)
+            if run is not None:
+                taken.update(dict.fromkeys(range(run[1], run[1] + 5), run[0].start_ms))
+        else:
+            stream.report(1)
+        assert stream.last_assigned == len(taken)
+    stream.report(1)
+    per_window = Counter(taken.values())
+    assert {start: each.assigned_count for start, each in stream.windows.items()} == per_window
+    assert sorted(taken) == list(range(1, len(taken) + 1))
+    *_, end = stream.close(1)
+    assert (end.last_assigned, end.last_settled) == (len(taken), len(taken))
+    assert next(stream.current.numbers, 0) == 0
+    with pytest.raises(StreamClosed):
+        take(stream, 0)
+
+
+def test_a_number_that_the_end_of_a_stream_took_back_is_nobodys():
+    """A thread that has looked the window up already finds no number in it, and asks again."""
+    stream = session()
+    window, _ = stream.assign(0)
+    *_, end = stream.close(1)
+    assert end.last_assigned == 1 and next(window.numbers, 0) == 0
+
+
+def test_threads_that_take_numbers_while_others_report_never_share_one():
+    stream, mine = session(), [[] for _ in range(4)]
+    go_on = threading.Event()
+
+    def produce(taken):
+        for number in range(20_000):
+            taken.append(take(stream, number // 5000 * 1000))
+
+    def report():
+        while not go_on.is_set():
+            stream.report(1)
+
+    threads = [threading.Thread(target=produce, args=(each,)) for each in mine]
+    reporting = threading.Thread(target=report)
+    reporting.start()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+        go_on.set()
+        reporting.join()
+    numbers = [sequence for taken in mine for _, sequence in taken]
+    assert sorted(numbers) == list(range(1, 80_001))
+    per_window = Counter(window.start_ms for taken in mine for window, _ in taken)
+    stream.report(1)
+    assert {start: each.assigned_count for start, each in stream.windows.items()} == per_window
 
 
 def test_an_acknowledgement_that_comes_while_others_are_folded_is_kept():

@@ -425,10 +425,9 @@ def closed_and_never_back(scene: Scene) -> None:
 
 def stream_of_months(scene: Scene) -> None:
     stream = Stream(scene)
-    stream.session.last_assigned = (1 << 32) - 3
-    stream.session.settled.add_range(1, (1 << 32) - 2)
     stream.session._leave_window()
-    stream.session._run_start = stream.session.last_assigned
+    stream.session._run_end = stream.session._counted = (1 << 32) - 3
+    stream.session.settled.add_range(1, (1 << 32) - 2)
     stream.send(6)
     stream.report()
     stream.close()
