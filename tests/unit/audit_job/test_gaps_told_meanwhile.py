@@ -74,7 +74,7 @@ def test_of_what_was_told_since_only_gaps_are_learnt_and_whatever_hides_them(mon
 def test_gaps_that_cannot_be_read_again_end_the_run(cluster, told):
     """Positions would be newer than the gaps that are known, and what a gap explains would be lost."""
     captured = captured_of()
-    captured.events_to["agg"] = {}
+    captured.gaps_to["agg"] = {}
     with pytest.raises(ClusterUnreachable, match=f"millrace.audit cannot be read: .*{told}"):
         asyncio.run(capture_module._read_new_gaps(captured, cluster))
 
