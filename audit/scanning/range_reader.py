@@ -67,6 +67,7 @@ _CORRUPT_MESSAGE = 2
 _ABORT_MARKER = 0
 COMPACTED, DAMAGED = "compacted", "damaged"
 REFUSED = "stretch of bytes that its broker finds corrupt"
+UNSENT = "stretch of offsets for which its broker sends nothing, and has records behind it"
 
 T = TypeVar("T")
 
@@ -123,9 +124,15 @@ class RangeReader:
             while True:
                 fetched = pending.result()
                 if fetched is None:
-                    unread(offset, range_.end_offset, COMPACTED)  # it left nothing up to the end
-                    return
-                if fetched.error_code == _OFFSET_OUT_OF_RANGE:
+                    # Compaction leaves nothing up to the end, or damage hides what is behind it: to Apache
+                    # Kafka a batch that would reach beyond its file is the end of the file.
+                    resume = self._submit(self._first_readable(range_, offset)).result()
+                    if resume < range_.end_offset:
+                        distrust(UNSENT)
+                    unread(offset, resume, DAMAGED if resume < range_.end_offset else COMPACTED)
+                    offset = resume
+                    batches = None
+                elif fetched.error_code == _OFFSET_OUT_OF_RANGE:
                     start = min(max(fetched.log_start_offset, offset), range_.end_offset)
                     # Retention moved past the position since it was pinned. An end that moved *below* it
                     # means a truncated log: nothing of the range can be read any more.
@@ -149,7 +156,7 @@ class RangeReader:
                         offset = max(offset + 1, int(batches.index[-1, B_LAST_OFFSET]) + 1)
                 if offset < range_.end_offset:
                     pending = self._submit(self._fetch(range_, offset))
-                if batches is not None:
+                if fetched is not None and batches is not None:
                     aborted.learn(fetched.aborted)
                     mark_skipped(batches, aborted, distrust, unread)
                     yield batches

@@ -108,6 +108,19 @@ OF_AUDIT = (
         red=(f"{JOB}/test_gone_and_given_again.py::test_a_gap_explains_what_its_own_target_lacks",),
     ),
     Mutant(
+        name="damage-taken-for-a-hole",
+        promise="Records behind bytes that a broker does not send are read, and the bytes told as damaged.",
+        file="audit/scanning/range_reader.py",
+        rule="                    resume = self._submit(self._first_readable(range_, offset)).result()\n"
+        "                    if resume < range_.end_offset:\n",
+        instead="                    resume = range_.end_offset\n"
+        "                    if resume < range_.end_offset:\n",
+        red=(
+            f"{JOB}/test_range_reader.py"
+            "::test_what_a_broker_does_not_send_is_damaged_where_it_has_records_behind_it",
+        ),
+    ),
+    Mutant(
         name="number-taken-after-the-end",
         promise="No number of a stream is given out after its last report, whichever window was looked up.",
         file="audit/clients/session.py",

@@ -281,6 +281,28 @@ def test_what_a_broker_keeps_finding_corrupt_is_damaged_and_reading_goes_on_behi
     assert distrusted == [range_reader.REFUSED]
 
 
+class Silent(Refusing):
+    """One that takes a damaged batch for the end of its file, wherever it has to go through it."""
+
+    async def _fetch_once(self, range_, offset, fresh_metadata):
+        self.asked.append(offset)
+        told = answer(self.build, offset, empty=offset in self.damaged)
+        return replace(told, last_stable_offset=range_.end_offset)
+
+
+@pytest.mark.parametrize("damaged", [{0}, {5}, {4, 5, 6, 7, 8}, set(range(1, 20))])
+def test_what_a_broker_does_not_send_is_damaged_where_it_has_records_behind_it(build, damaged):
+    distrusted: list[str] = []
+    unread: list[tuple] = []
+    whole = replace(RANGE, end_offset=20)
+    read = Silent(build, damaged).read(whole, distrusted.append, lambda *hole: unread.append(hole))
+    seen = {int(offset) for batches in read for offset in batches.index[:, range_reader.B_BASE_OFFSET]}
+    assert seen == set(range(20)) - damaged
+    is_hole = max(damaged) == 19  # nothing behind it: compaction may have taken all of it
+    assert unread == [(min(damaged), max(damaged) + 1, "compacted" if is_hole else "damaged")]
+    assert distrusted == ([] if is_hole else [range_reader.UNSENT])
+
+
 def test_bytes_that_another_leader_has_whole_are_read(build, monkeypatch):
     """Said to be corrupt once or twice, until somebody else leads."""
     monkeypatch.setattr(range_reader, "RETRY_WAIT_S", 0)
