@@ -19,6 +19,7 @@ import errno
 import socket
 import time
 from collections import Counter
+from functools import partial
 from typing import cast
 
 import structlog
@@ -82,8 +83,10 @@ class Listener:
         self._bound = bound
         self._dispatcher = dispatcher
         self._metrics = metrics
-        self._overrides: str | None = None
-        self.set_limits(settings)
+        self._max_connections = settings.max_connections
+        self._max_connections_per_ip = settings.max_connections_per_ip
+        self._overrides = settings.max_connections_per_ip_overrides
+        self._max_connections_of = _limits_by_address(self._overrides)
         self._max_idle_seconds = settings.connections_max_idle_ms / 1000
         self.backlog = backlog
         self.memory = RequestMemory(settings.queued_max_request_bytes)
@@ -105,9 +108,16 @@ class Listener:
         """Holds for connections that come from now on; none that is there is closed."""
         self._max_connections = settings.max_connections
         self._max_connections_per_ip = settings.max_connections_per_ip
-        if settings.max_connections_per_ip_overrides != self._overrides:  # names are looked up for it
-            self._overrides = settings.max_connections_per_ip_overrides
-            self._max_connections_of = _limits_by_address(self._overrides)
+        overrides = settings.max_connections_per_ip_overrides
+        if overrides != self._overrides:
+            self._overrides = overrides
+            # Names are looked up for it, which may last.
+            found = asyncio.get_running_loop().run_in_executor(None, _limits_by_address, overrides)
+            found.add_done_callback(partial(self._take_overrides, overrides))
+
+    def _take_overrides(self, overrides: str, found: asyncio.Future[dict[str, int]]) -> None:
+        if overrides == self._overrides and not found.cancelled():
+            self._max_connections_of = found.result()
 
     @property
     def connection_count(self) -> int:

@@ -10,9 +10,9 @@ import pytest
 from confluent_kafka import Consumer
 
 from millrace.broker.errors import (
-    InvalidConfig,
     InvalidReplicaAssignment,
     InvalidReplicationFactor,
+    InvalidRequest,
     NoReassignmentInProgress,
     UnknownTopicOrPartition,
 )
@@ -274,10 +274,10 @@ def test_settings_of_running_brokers(three: ThreeBrokers) -> None:
     assert alter("2", rate, "700") == (0, "")
     eventually(lambda: throttle_of(three, 3) == (3, "500"), "broker 3 has what all have")
     eventually(lambda: throttle_of(three, 2) == (2, "700"), "broker 2 has its own")
-    code, said = alter("2", "log.segment.bytes", "1000")
-    assert code == InvalidConfig.code
-    assert "read when a broker starts" in said
-    assert alter("2", rate, "quick")[0] == InvalidConfig.code
+    code, said = alter("2", "num.partitions", "9")
+    assert code == InvalidRequest.code
+    assert "cannot be changed while a broker runs: num.partitions" in said
+    assert alter("2", rate, "quick")[0] == InvalidRequest.code
 
 
 def test_topics_are_described_page_by_page(three: ThreeBrokers) -> None:

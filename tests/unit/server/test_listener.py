@@ -158,6 +158,30 @@ def test_an_address_may_have_a_limit_of_its_own() -> None:
     run(scenario)
 
 
+def test_limits_that_are_set_anew_hold_for_those_who_come_and_end_nobody() -> None:
+    async def scenario() -> None:
+        async with listening() as (listener, _, port):
+            peers = [await connect(port) for _ in range(2)]
+            assert [await ask(peer) for peer in peers] == [True, True]
+            listener.set_limits(BrokerSettings(max_connections_per_ip=2))
+            peers.append(await connect(port))
+            assert [await ask(peer) for peer in peers] == [True, True, False]
+            listener.set_limits(
+                BrokerSettings(max_connections_per_ip=2, max_connections_per_ip_overrides="localhost:3")
+            )
+            await until(lambda: listener._max_connections_of.get("127.0.0.1") == 3)
+            peers.append(await connect(port))
+            assert await ask(peers[-1])
+            listener.set_limits(BrokerSettings(max_connections=3))
+            peers.append(await connect(port))
+            assert not await ask(peers[-1])
+            for peer in peers:
+                peer.close()
+            await until(lambda: listener.connection_count == 0)
+
+    run(scenario)
+
+
 def test_a_host_that_nobody_knows_limits_nobody() -> None:
     async def scenario() -> None:
         async with listening(max_connections_per_ip_overrides="no-such-host.invalid:0") as (_, metrics, port):
