@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import Producer
 
 from millrace.audit.scanning import range_reader
-from millrace.audit.spark.planning import OffsetRange
+from millrace.audit.spark.task_plan import OffsetRange
 from tests.peers.kafka import KafkaPeer
 from tests.waiting import patience
 
