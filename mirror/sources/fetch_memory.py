@@ -50,6 +50,12 @@ class FetchBudget:
         """One partition cannot take the others' room."""
         return max(MIN_FETCH_SIZE, self.share // 4)
 
+    @property
+    def most_of_a_fetch(self) -> int:
+        """Half of the ordinary room: an answer counts until its last batch is gone, and the next one is to be
+        fetched meanwhile."""
+        return max(MIN_FETCH_SIZE, (self.share - self.floor) // 2)
+
     def room(self, held_size: int, moving_size: int, *, some_stand: bool) -> int:
         """What a loop may fetch whose answers keep `held_size`, `moving_size` of it for partitions that get
         on. Less than MIN_FETCH_SIZE: nothing now."""

@@ -360,7 +360,8 @@ class SourceReader:
                 continue
             if (allowed := self._bucket.room(self._now_ms())) is not None:
                 room = min(room, allowed)
-            max_size = max(MIN_FETCH_SIZE, min(self._fetch_config.max_bytes, room))
+            most = min(self._fetch_config.max_bytes, self._budget.most_of_a_fetch)
+            max_size = max(MIN_FETCH_SIZE, min(most, room))
             asked = {key: loop.partitions[key] for key in positions}
             needed_size = max(pipeline.needed_size for pipeline in asked.values())
             try:

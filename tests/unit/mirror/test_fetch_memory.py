@@ -20,6 +20,7 @@ from millrace.mirror.sources.fetch_memory import MIN_FETCH_SIZE, FetchBudget, Fr
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
 from tests.unit.mirror.test_pipeline_gaps import Around
 from tests.unit.mirror.test_source_answers import Source, pipeline_at, reader_of
+from tests.waiting import patience
 
 MEBIBYTE = 1 << 20
 SMALL = 3_400
@@ -173,6 +174,29 @@ def test_those_that_get_on_may_not_take_what_is_kept_for_when_others_stand() -> 
     assert budget.room(held.size, 2 * MEBIBYTE, some_stand=True) < MIN_FETCH_SIZE
     del frame
     assert budget.held_size == 0
+
+
+def test_next_answer_is_fetched_while_the_last_one_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer counts as a whole until its last batch is gone: one that took all the room would stop all."""
+    asked: list[int] = []
+    held: list[Any] = []
+
+    async def fetch(*_: object, max_bytes: int, **__: object) -> Any:
+        asked.append(max_bytes)
+        if len(asked) == 2:
+            raise asyncio.CancelledError
+        return [with_records(memoryview(bytearray(max_bytes)))]
+
+    monkeypatch.setattr(source_module, "fetch", fetch)
+    reader = reader_of(Source())
+    reader._budget = FetchBudget(4 * MEBIBYTE)
+    loop = source_module._FetchLoop(HeldMemory(reader._budget))
+    pipeline = loop.partitions["t", 0] = pipeline_at(0)
+    pipeline.accept = lambda answer, frame: held.append((answer.records, frame))
+    with pytest.raises(asyncio.CancelledError):
+        fetching = reader._fetch_from(source_module._Way(1, 0), loop)
+        asyncio.run(asyncio.wait_for(fetching, patience(10)))
+    assert asked == [7 * MEBIBYTE // 4] * 2 and loop.held.size == asked[0]
 
 
 @pytest.mark.parametrize("standing", [0, 1])
