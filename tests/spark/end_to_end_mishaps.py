@@ -10,7 +10,8 @@ verdict table; nothing of the audit's code decides it.
   counted as not to be trusted. One under another producer's name arrives, and its stream proves nothing more.
 - *lost-counts*: the topic of the events loses everything that it holds, in the source and in the aggregate,
   after a producer has told its first counts there. It goes on; nobody tells of those records again.
-- *skewed-clocks*: one producer's clock is a day ahead, another's hours behind and set back under way.
+- *skewed-clocks*: one producer's clock is a day ahead, another's hours behind and set back under way, behind
+  what it has promised: records keep the times of the clock, in a second stream.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from confluent_kafka import Producer
 
 from tests.spark.end_to_end_senders import Sender, producer_settings, told_by_events
 from tests.spark.end_to_end_truth import Stream, Truth
-from tests.spark.end_to_end_world import AGGREGATE, DEADLINE_S, EVENTS_TOPIC, World
+from tests.spark.end_to_end_world import AGGREGATE, ALIASES, DEADLINE_S, EVENTS_TOPIC, World
 from tests.waiting import patience
 
 MISHAPS = ("corrupt-identity", "lost-counts", "skewed-clocks")
@@ -152,32 +153,34 @@ class UntoldSender:
 _SKEWED = """
 import json, sys, time
 
-settings, topic, count, skew_ms, set_back_ms, partitions = json.loads(sys.argv[1])
+settings, topic, names, skew_ms, set_back_ms, partitions = json.loads(sys.argv[1])
 real_ns, skew_ns = time.time_ns, [skew_ms * 1_000_000]
 time.time_ns = lambda: real_ns() + skew_ns[0]
 
 from millrace.audit.producer import AuditedProducer
 
 producer = AuditedProducer(settings)
-created, acknowledged = {}, []
+found = [{"created": {}, "acknowledged": []} for _ in names]
 
-def told(number):
+def told(stream, number):
     def on_delivery(error, message):
-        created[number] = message.timestamp()[1]
+        stream["created"][number] = message.timestamp()[1]
         if error is None:
-            acknowledged.append(number)
+            stream["acknowledged"].append(number)
     return on_delivery
 
-for number in range(1, count + 1):
-    skew_ns[0] += 50_000_000
-    if number == count // 2:
-        producer.report()
-        assert producer.flush(60) == 0
-        skew_ns[0] -= set_back_ms * 1_000_000
-    value = f"{settings['millrace.producer']}#{number}|".encode()
-    producer.produce(topic, value, partition=number % partitions, on_delivery=told(number))
-assert producer.flush(60) == 0 and producer.close(60)
-print(json.dumps([created, acknowledged]))
+sent = 0
+for stream, (name, count) in zip(found, names):
+    for number in range(1, count + 1):
+        skew_ns[0] += 50_000_000
+        sent += 1
+        value = f"{name}#{number}|".encode()
+        producer.produce(topic, value, partition=sent % partitions, on_delivery=told(stream, number))
+    assert producer.flush(60) == 0  # what is under way holds back the promise
+    producer.report()
+    skew_ns[0] -= set_back_ms * 1_000_000
+assert producer.close(60)
+print(json.dumps(found))
 """
 
 
@@ -195,11 +198,15 @@ class SkewedSender:
         skew_ms: int,
         set_back_ms: int = 0,
     ) -> None:
-        self.stream = truth.streams[producer] = Stream(producer, "ewr", ahead=skew_ms > 0)
+        self._world, self._topic = world, truth.topic
         settings = producer_settings(world.bootstrap("ewr"), producer, rng)
         settings["millrace.content.digest"] = truth.content
-        self._count = rng.randint(40, 80)
-        given = [settings, truth.topic, self._count, skew_ms, set_back_ms, partitions]
+        count = rng.randint(40, 80)
+        counts = [count // 2, count - count // 2] if set_back_ms else [count]
+        self._names = [(f"{producer}{' again' * number}", each) for number, each in enumerate(counts)]
+        self._streams = [Stream(name, "ewr", ahead=skew_ms > 0) for name, _ in self._names]
+        truth.streams.update({stream.producer: stream for stream in self._streams})
+        given = [settings, truth.topic, self._names, skew_ms, set_back_ms, partitions]
         self._process = subprocess.Popen(
             [sys.executable, "-c", _SKEWED, json.dumps(given)], stdout=subprocess.PIPE, text=True
         )
@@ -208,12 +215,21 @@ class SkewedSender:
         """Wait for its end; what it was told of its records."""
         told, _ = self._process.communicate(timeout=patience(DEADLINE_S))
         assert self._process.returncode == 0
-        created, acknowledged = json.loads(told)
-        stream = self.stream
-        stream.created = {int(number): created_ms for number, created_ms in created.items()}
-        stream.acknowledged = set(acknowledged)
-        stream.last_assigned = self._count
-        assert stream.acknowledged == set(range(1, self._count + 1))
+        messages = self._world.readers["ewr"].messages(self._topic)
+        ids = {(_name(message), dict(message.headers() or ()).get("_mr", b"")[1:9]) for message in messages}
+        for stream, (name, count), found in zip(self._streams, self._names, json.loads(told), strict=True):
+            stream.created = {int(number): created_ms for number, created_ms in found["created"].items()}
+            stream.acknowledged = set(found["acknowledged"])
+            stream.last_assigned = count
+            assert stream.acknowledged == set(range(1, count + 1))
+            (id_,) = (id_.hex() for named, id_ in ids if named == name)
+            assert id_ not in ALIASES, "after a clock was set back, records are in a stream of their own"
+            ALIASES[id_] = name
+
+
+def _name(message: Any) -> str:
+    """The part of a record's value that says whose it is."""
+    return str(message.value().partition(b"#")[0].decode("latin-1"))
 
 
 def start_skewed(world: World, truth: Truth, rng: random.Random, partitions: int) -> list[SkewedSender]:

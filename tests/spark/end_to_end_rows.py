@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tests.spark.end_to_end_truth import Key, Row, Truth
-from tests.spark.end_to_end_world import AGGREGATE
+from tests.spark.end_to_end_world import AGGREGATE, ALIASES
 
 RANKS = ("PROVEN", "COUNT_MATCH", "UNKNOWN", "DUPLICATE", "LOSS")
 
@@ -33,6 +33,11 @@ def iso(start_ms: int | None) -> str | None:
     if start_ms is None:
         return None
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(start_ms // 1000))
+
+
+def name_of(row: dict[str, Any]) -> str:
+    """What the truth calls the stream of a row, or of a finding in the summary."""
+    return ALIASES.get(row["stream"], str(row["producer"]))
 
 
 def told(row: dict[str, Any]) -> dict[str, Any]:

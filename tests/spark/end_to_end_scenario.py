@@ -31,7 +31,7 @@ from tests.spark.end_to_end_mishaps import (
     start_skewed,
     write_strange_records,
 )
-from tests.spark.end_to_end_rows import RANKS, iso, kinds_of, numbers, status_of, told, wanted
+from tests.spark.end_to_end_rows import RANKS, iso, kinds_of, name_of, numbers, status_of, told, wanted
 from tests.spark.end_to_end_senders import NEVER_MS, CountingSender, MortalSender, Sender
 from tests.spark.end_to_end_truth import WINDOW_MS, Group, Row, Truth
 from tests.spark.end_to_end_world import AGGREGATE, DEADLINE_S, EVENTS_TOPIC, SOURCES, Logged, World
@@ -504,7 +504,7 @@ class Scenario:
         return result.summary
 
     def _compare_rows(self, rows: list[dict[str, Any]], expected: dict[tuple[str, int | None], Row]) -> None:
-        said = {(row["producer"], row["window_start_ms"]): row for row in rows}
+        said = {(name_of(row), row["window_start_ms"]): row for row in rows}
         assert len(said) == len(rows)
         assert set(said) == set(expected), f"rows {set(said) ^ set(expected)} are said or wanted only"
         for key, row in expected.items():
@@ -552,7 +552,7 @@ class Scenario:
         for tier, seen in counts["seen"].items():
             assert seen == sum(row.seen.get(tier, 0) for row in rows), tier
         losses = {
-            (loss["producer"], loss["window_start"], tuple(loss["lost_between"])): numbers(loss["sequences"])
+            (name_of(loss), loss["window_start"], tuple(loss["lost_between"])): numbers(loss["sequences"])
             for loss in summary["losses"]
         }
         named = {
@@ -562,7 +562,7 @@ class Scenario:
         }
         assert losses == named and len(losses) == len(summary["losses"])
         doubled = {
-            (each["producer"], each["window_start"], each["tier"]): (
+            (name_of(each), each["window_start"], each["tier"]): (
                 numbers(each["sequences"]),
                 each["count"],
             )

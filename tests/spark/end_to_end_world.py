@@ -46,10 +46,14 @@ def until(condition: Callable[[], T], describe: Callable[[], str]) -> T:
     return waiting.until(condition, describe, within_s=DEADLINE_S, every_s=POLL_S)
 
 
+ALIASES: dict[str, str] = {}
+"""{stream: name} where a producer has two, so that a name stands for a stream all the same."""
+
+
 @dataclass(frozen=True, slots=True)
 class Logged:
     """One data record of a log as a foreign client reads it; `name` is the value's part before `|`. One whose
-    header cannot be read has no producer."""
+    header cannot be read has no producer; a second stream's has the name that `ALIASES` gives that."""
 
     partition: int
     offset: int
@@ -118,7 +122,7 @@ def _logged(message: Any) -> Logged:
     return Logged(
         partition=message.partition(),
         offset=message.offset(),
-        producer=header[23:].decode(),
+        producer=ALIASES.get(header[1:9].hex(), header[23:].decode()),
         sequence=int.from_bytes(header[9:17], "big"),
         created_ms=int.from_bytes(header[17:23], "big"),
         name=message.value().partition(b"|")[0].decode("latin-1"),

@@ -52,10 +52,11 @@ DIFFERENCES: dict[str, Difference] = {
         why="nothing here uses it",
     ),
     "settings-without-effect": Difference(
-        subject="`preallocate`, `segment.jitter.ms` of a topic",
+        subject="`file.delete.delay.ms`, `preallocate`, `segment.jitter.ms` of a topic",
         kafka="described, with their defaults",
-        millrace="taken when a tool sets them, not described",
-        why="they would change nothing here: segments are not preallocated, rolls not spread",
+        millrace="taken when a tool sets them, and described only then",
+        why="they would change nothing here: files go as soon as no reader is in them, segments are not "
+        "preallocated, rolls not spread",
     ),
     "unknown-group": Difference(
         subject="description of a group that does not exist",
