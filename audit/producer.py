@@ -102,6 +102,7 @@ class AuditedProducer(Producer):
         merged.update(settings)
         self._refusal: str | None = _UNFINISHED
         self._ended_whole = False
+        self._closing = threading.RLock()
         self._config: ProducerConfig = read_config(merged)
         self._default_callback: DeliveryCallback | None = self._config.on_delivery
         super().__init__(self._config.client, **extras)
@@ -361,13 +362,23 @@ class AuditedProducer(Producer):
 
         An open transaction is aborted. Without a timeout (seconds) it ends when all is delivered or given up
         by its own timeout; with one, what is left is purged. Returns whether all was delivered, reports too,
-        and the same when it is repeated; a journal keeps what was not. Raises a callback's first error at its
-        end, and RuntimeError at once in a signal's handler that would wait for what it interrupted.
+        and the same when it is repeated; a journal keeps what was not. While another thread closes it, this
+        waits for that. Raises a callback's first error at its end, and RuntimeError at once in a signal's
+        handler that would wait for what it interrupted.
         """
         if self._refusal is not None:
             return self._ended_whole
         refuse_inside(self, "close", _LOCKED)
         deadline = math.inf if timeout < 0 else time.monotonic() + timeout
+        if not self._closing.acquire(timeout=seconds_left(deadline)):
+            return False
+        try:
+            return self._ended_whole if self._refusal is not None else self._close(deadline)
+        finally:
+            self._closing.release()
+
+    def _close(self, deadline: float) -> bool:
+        """As `close`, by the one thread that does."""
         ended = self._abort_open(seconds_left(deadline, share=3))
         raised: list[Exception] = []
         drain(self, seconds_left(deadline, share=2), raised)

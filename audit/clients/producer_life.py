@@ -105,6 +105,7 @@ def drain(client: Any, timeout_s: float, raised: list[Exception]) -> int:
     """`flush` to its end, whatever callbacks raise meanwhile; returns how many records are left.
 
     Without an `error_cb` the client raises a fatal error from here, once; that is told by `produce` already.
+    A client that was closed raises for ever; it holds no record, as one that is through does.
     """
     deadline = math.inf if timeout_s < 0 else time.monotonic() + timeout_s
     while True:
@@ -115,6 +116,8 @@ def drain(client: Any, timeout_s: float, raised: list[Exception]) -> int:
                 raised.append(error)
         except Exception as error:
             raised.append(error)
+        if client.__len__() == 0:  # by its name, for the client may be a `super()`
+            return 0
 
 
 def seconds_left(deadline: float, *, share: int = 1, unlimited: float = -1.0) -> float:

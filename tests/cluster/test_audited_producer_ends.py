@@ -139,9 +139,9 @@ def test_a_producer_that_was_flushed_and_dropped_says_that_it_is_closed(mock_clu
         producer.itself = producer
     dropped = weakref.ref(producer)
     del producer
-    gc.collect()
 
     def is_closed() -> bool:
+        gc.collect()  # each time: a report that is under way holds the producer until it is out
         streams = [each for each in told_by(mock_cluster).streams.values() if each.topic == "flights"]
         return [(each.state, fate(each, "acknowledged")) for each in streams] == [(CLOSED, {1})]
 
@@ -151,6 +151,44 @@ def test_a_producer_that_was_flushed_and_dropped_says_that_it_is_closed(mock_clu
 
 def _of_reports() -> list[str]:
     return [each.name for each in threading.enumerate() if each.name == "millrace-audit-reports"]
+
+
+def test_a_producer_that_two_threads_close_is_closed_by_one_of_them(mock_cluster, monkeypatch):
+    """The client of one that was closed meanwhile can be flushed for ever."""
+    producer, closers, second = AuditedProducer(settings(mock_cluster)), set(), []
+    producer.produce("flights", b"")
+
+    def close_from_another_thread(client, *arguments):
+        if not closers:
+            closers.add(threading.get_ident())
+            other = threading.Thread(target=lambda: second.append(producer.close(0.01)))
+            other.start()
+            other.join()
+        closers.add(threading.get_ident())
+        if len(closers) > 1:
+            raise SystemExit
+        return drain(client, *arguments)
+
+    monkeypatch.setattr("millrace.audit.producer.drain", close_from_another_thread)
+    assert producer.close() and producer.close(0.01)
+    assert second == [False] and closers == {threading.get_ident()}
+    assert facts_of(told_by(mock_cluster), "flights").state == CLOSED
+
+
+def test_a_closed_client_has_nothing_to_drain():
+    class Asked(Producer):
+        times = 0
+
+        def flush(self, *arguments):
+            self.times += 1
+            if self.times > 3:
+                raise SystemExit("a client that is closed is asked for ever")
+            return super().flush(*arguments)
+
+    client, raised = Asked({"bootstrap.servers": "127.0.0.1:1", "log_level": 0}), []
+    client.close()
+    assert drain(client, -1, raised) == 0
+    assert [str(error) for error in raised] == ["Producer has been closed"]
 
 
 DROPPED = """
