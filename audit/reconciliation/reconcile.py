@@ -33,9 +33,9 @@ from millrace.audit.reconciliation.count_only import UNCOUNTED, compare_counts
 from millrace.audit.reconciliation.missing import file_missing
 from millrace.audit.reconciliation.stream_case import StreamCase, WindowFindings, union
 from millrace.audit.reconciliation.tier_reading import (
+    ClusterPartition,
     Gap,
     Passage,
-    Place,
     TierReading,
     UnreadRange,
     check_order,
@@ -52,9 +52,9 @@ from millrace.audit.reconciliation.verdicts import (
 from millrace.audit.scanning.cells import SeenByWindow, SeenSet
 
 __all__ = [
+    "ClusterPartition",
     "Gap",
     "Passage",
-    "Place",
     "TierReading",
     "UnreadRange",
     "passage_by_arrivals",
