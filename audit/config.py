@@ -23,14 +23,14 @@ from pydantic import (
 )
 
 from millrace.broker.client.security import Security
-from millrace.broker.config_file import ConfigText, check_config, read_config
+from millrace.broker.config_file import ConfigText, ServerAddress, check_config, read_config
 from millrace.broker.errors import ConfigError
+from millrace.broker.protocol.address import CONNECT_EXPECTED, parse_servers
 
 NAME_MARK = "@"  # in no topic's name
 DEFAULT_KEEP_MS = 30 * 86_400_000
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"(\d+)\s*(ms|s|m|h|d)")
-_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+):(\d{1,5})")
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _DURATION_EXPECTED = "a duration such as 60s, 10m or 1d"
 
@@ -50,24 +50,15 @@ def _keep_ms(value: Any) -> int | None:
     return None if value in (None, "forever") else _duration_ms(value)
 
 
-def _address(value: Any) -> str:
-    found = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
-    if found is None or not 0 < int(found[2]) < 65536:
-        raise ValueError("an address as host:port")
-    return str(value)
-
-
 def _connect_string(value: Any) -> str:
-    expected = "addresses as host:port,host:port with an optional /chroot"
     hosts, slash, chroot = value.partition("/") if isinstance(value, str) else ("", "", "")
     try:
-        for host in hosts.split(","):
-            _address(host)
+        servers = parse_servers(hosts)
     except ValueError as problem:
-        raise ValueError(expected) from problem
+        raise ValueError(CONNECT_EXPECTED) from problem
     if slash and (not chroot or chroot.endswith("/") or "//" in chroot):
-        raise ValueError(expected)
-    return str(value)
+        raise ValueError(CONNECT_EXPECTED)
+    return ",".join(map(str, servers)) + slash + chroot
 
 
 def _topic_names(value: Any) -> Any:
@@ -141,7 +132,6 @@ def _groups_by_cluster(value: Any) -> Any:
 
 DurationMs = Annotated[int, BeforeValidator(_duration_ms)]
 GraceMs = Annotated[int, BeforeValidator(_grace_ms)]
-Address = Annotated[str, BeforeValidator(_address)]
 Name = Annotated[str, Field(min_length=1, max_length=249, pattern=r"^[A-Za-z0-9._-]+$")]
 TopicNames = Annotated[tuple[Name, ...], BeforeValidator(_topic_names), AfterValidator(_distinct)]
 StatePlace = Annotated[Path | str, BeforeValidator(_state_place)]
@@ -167,7 +157,7 @@ class ClusterConfig(_Model):
     `foreign` one, whose progress is known by arrivals only.
     """
 
-    bootstrap: Annotated[list[Address], BeforeValidator(_address_list), Field(min_length=1)]
+    bootstrap: Annotated[list[ServerAddress], BeforeValidator(_address_list), Field(min_length=1)]
     tier: Literal["source", "aggregate"]
     topics: Annotated[dict[Name, TopicNames], BeforeValidator(_renamed_topics)] = {}
     mirror: Literal["millrace", "foreign"] = "millrace"
@@ -321,6 +311,6 @@ def duration_text(ms: int) -> str:
 def parse_addresses(where: str, text: str) -> list[str]:
     """`host:port,host:port` given as an option; raises ConfigError naming `where`."""
     try:
-        return [_address(part.strip()) for part in text.split(",")]
+        return [str(address) for address in parse_servers(text)]
     except ValueError as problem:
         raise ConfigError(where, text, f"{problem}, or several with commas") from problem

@@ -46,7 +46,7 @@ def test_defaults_and_values():
     [
         ({"bootstrap": "a:1"}, "option topics: got None, expected a value: it is required"),
         ({"topics": "x"}, "option bootstrap: got None, expected a value: it is required"),
-        ({**GOOD, "bootstrap": "a"}, "option bootstrap: got 'a', expected an address as host:port"),
+        ({**GOOD, "bootstrap": "a"}, "option bootstrap: got 'a', expected host:port"),
         ({**GOOD, "topics": " , "}, "option topics: got ' , ', expected topics with commas"),
         ({**GOOD, "topics": "x,x"}, "option topics: got 'x,x', expected topics with commas, each once"),
         ({**GOOD, "mode": "rows"}, "option mode: got 'rows', expected cells or records"),

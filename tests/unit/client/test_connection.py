@@ -512,18 +512,3 @@ def test_frames_are_never_written_again(run: Run) -> None:
             connection.close()
 
     run(main())
-
-
-@pytest.mark.parametrize(
-    ("text", "host", "port"),
-    [("a:1", "a", 1), (" k.ewr:9092 ", "k.ewr", 9092), ("[::1]:65535", "::1", 65535)],
-)
-def test_address_is_read(text: str, host: str, port: int) -> None:
-    assert Address.parse(text) == Address(host, port)
-    assert str(Address.parse(text)) == text.strip()
-
-
-@pytest.mark.parametrize("text", ["", "a", "a:", ":1", "a:0", "a:65536", "a:x", "a:-1", "a:१"])
-def test_unreadable_address_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="expected host:port"):
-        Address.parse(text)
