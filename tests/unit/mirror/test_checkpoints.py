@@ -5,6 +5,7 @@ from uuid import UUID
 
 import pytest
 
+from millrace.broker.errors import UnreadableRecord
 from millrace.mirror.delivery.checkpoints import (
     LOST,
     Position,
@@ -82,5 +83,5 @@ def test_foreign_key_is_ignored(key: bytes | None) -> None:
     ],
 )
 def test_value_that_cannot_be_understood_is_a_value_error(value: bytes) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(UnreadableRecord):
         decode_value(value)

@@ -6,6 +6,7 @@ from uuid import UUID
 
 import pytest
 
+from millrace.broker.errors import UnreadableRecord
 from millrace.mirror.offsets import map_upkeep
 from millrace.mirror.offsets.map_upkeep import MAX_CHUNK_SIZE, WORTH_JOINING, plan_upkeep
 from millrace.mirror.offsets.offset_map import (
@@ -13,7 +14,6 @@ from millrace.mirror.offsets.offset_map import (
     MAX_TAIL_SIZE,
     Chunk,
     ChunkKey,
-    MalformedChunk,
     Run,
     Runs,
     decode_chunk,
@@ -101,7 +101,7 @@ def test_keys_read_back() -> None:
     "value", [b"", b"\x01\x00", b"\x02" + bytes(30), b"\x01\x00" + bytes(16) + b"\xff\xff"]
 )
 def test_a_value_that_cannot_be_read_says_so(value: bytes) -> None:
-    with pytest.raises(MalformedChunk):
+    with pytest.raises(UnreadableRecord):
         decode_chunk(ChunkKey(PARTITION, 0, 0), value)
 
 
@@ -109,7 +109,7 @@ def test_runs_that_were_cut_off_say_so() -> None:
     runs = Runs(PARTITION, 0, 0)
     runs.add(range(1, 1000), 5)
     ((_, value),) = runs.take_until(END)
-    with pytest.raises(MalformedChunk):
+    with pytest.raises(UnreadableRecord):
         list(decode_chunk(ChunkKey(PARTITION, 0, 0), value[:-2]).runs())
 
 
