@@ -348,10 +348,6 @@ class Chunk:
     def target_end(self) -> int:
         return self.head.base + self.head.target_span
 
-    def runs(self) -> Iterator[Run]:
-        """Raises UnreadableRecord."""
-        return decode_runs(self.body, self.from_offset, self.head.base)
-
 
 def encode_key(key: ChunkKey) -> bytes:
     fields = {

@@ -51,10 +51,6 @@ class HttpServer:
         self._stopping = False
         self.port = 0
 
-    @property
-    def connection_count(self) -> int:
-        return len(self._connections)
-
     async def start(self) -> None:
         """Raises PortTaken, or FatalError for an address that is not this machine's."""
         try:

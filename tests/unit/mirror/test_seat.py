@@ -48,7 +48,7 @@ def test_an_end_keeps_the_seat_of_a_name_and_a_drain_none(name: str | None, is_t
             async with coordinator.broker as broker, cluster(broker.server.address) as target:
                 one = seat(target, events, instance_id=name)
                 keeping = asyncio.create_task(one.keep())
-                await until(lambda: one.is_assigned)  # noqa: B023
+                await until(lambda: events.has_share)  # noqa: B023
                 await (one.give_up() if give_up else one.end())
                 await keeping
                 assert ("leave" in coordinator.asked) is (give_up or is_told)

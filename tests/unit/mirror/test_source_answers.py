@@ -755,4 +755,4 @@ def test_throttled_source_is_asked_for_less_and_later(monkeypatch: pytest.Monkey
     assert abs(read / 200 - sizes[-1][0]) < 1_100, sizes
     assert max(size for _, size in sizes) <= 200_000
     reader.set_rate(None)
-    assert reader.rate is None
+    assert reader._bucket.room(now_ms) is None

@@ -169,8 +169,8 @@ def test_a_client_that_takes_no_answer_is_given_up(monkeypatch: pytest.MonkeyPat
         _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         await writer.drain()
-        await until(lambda: server.connection_count == 1)
-        await until(lambda: server.connection_count == 0)
+        await until(lambda: len(server._connections) == 1)
+        await until(lambda: len(server._connections) == 0)
         writer.close()
 
     run(story, large)
@@ -181,7 +181,7 @@ def test_connections_over_the_limit_are_closed_and_the_others_serve(monkeypatch:
 
     async def story(server: HttpServer) -> None:
         kept = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(2)]
-        await until(lambda: server.connection_count == 2)
+        await until(lambda: len(server._connections) == 2)
         assert await talk(server) == b""
         reader, writer = kept[0]
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
