@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -33,6 +34,7 @@ _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"(\d+)\s*(ms|s|m|h|d)")
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _DURATION_EXPECTED = "a duration such as 60s, 10m or 1d"
+_TIME_EXPECTED = "a time such as 2013-01-01T00:00:00Z, or milliseconds since 1970"
 
 
 def _duration_ms(value: Any) -> int:
@@ -40,6 +42,29 @@ def _duration_ms(value: Any) -> int:
     if found is None or int(found[1]) == 0:
         raise ValueError(_DURATION_EXPECTED)
     return int(found[1]) * _UNIT_MS[found[2]]
+
+
+def time_ms(value: Any) -> int:
+    """ISO 8601 (UTC unless it says otherwise) or milliseconds since 1970. Raises ValueError, whose text says
+    what was expected."""
+    if isinstance(value, str):
+        value = _time_of(value)
+    elif isinstance(value, date) and not isinstance(value, datetime):
+        value = datetime(value.year, value.month, value.day)
+    if isinstance(value, datetime):
+        return round((value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp() * 1000)
+    if type(value) is not int or value < 0:
+        raise ValueError(_TIME_EXPECTED)
+    return value
+
+
+def _time_of(text: str) -> datetime | int:
+    if text.isascii() and text.isdigit():
+        return int(text)
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError as problem:
+        raise ValueError(_TIME_EXPECTED) from problem
 
 
 def _grace_ms(value: Any) -> int:
@@ -124,6 +149,15 @@ def _groups(value: Any) -> Any:
     return value
 
 
+def _roster_member(value: Any) -> Any:
+    """A producer that is only named."""
+    if isinstance(value, str):
+        return {"name": value}
+    if not isinstance(value, dict | BaseModel):
+        raise ValueError("a producer's name, or {name: ..., since: 2013-01-01T00:00:00Z}")
+    return value
+
+
 def _groups_by_cluster(value: Any) -> Any:
     if not isinstance(value, dict):
         raise ValueError("clusters with the groups that read them, such as {agg: [billing]}")
@@ -187,6 +221,13 @@ Groups = Annotated[
 ]
 
 
+class RosterMember(_Model):
+    """A producer that must tell of every window that reaches beyond `since` (0: of every window)."""
+
+    name: Annotated[str, Field(min_length=1, max_length=249)]
+    since_ms: Annotated[int, BeforeValidator(time_ms)] = Field(default=0, alias="since")
+
+
 class ZooKeeperConfig(_Model):
     """Where the completeness watermarks are told, beside the report: `connect` is host:port,.../chroot."""
 
@@ -212,7 +253,7 @@ class AuditConfig(_Model):
     audit_topic: Name = "millrace.audit"
     window_ms: DurationMs = Field(default=60_000, alias="window")
     grace_ms: GraceMs = Field(default=30_000, alias="grace")
-    producers: list[str] = []
+    producers: list[Annotated[RosterMember, BeforeValidator(_roster_member)]] = []
     groups: Annotated[dict[Name, Groups], BeforeValidator(_groups_by_cluster)] = {}
     content: bool = False
     reader: Literal["millrace", "spark-kafka"] = "millrace"
@@ -244,6 +285,11 @@ class AuditConfig(_Model):
             yield ConfigError(
                 "clusters", ", ".join(self.clusters), "tier source for those that producers write to"
             )
+        members: set[str] = set()
+        for number, member in enumerate(self.producers):
+            if member.name in members:
+                yield ConfigError(f"producers[{number}]", member.name, "it once")
+            members.add(member.name)
         known: dict[str, str] = {}
         for name, groups in self.groups.items():
             if name not in self.clusters:
@@ -263,6 +309,10 @@ class AuditConfig(_Model):
     def where(self, path: str) -> str:
         """`audit.yaml:3: topics[1]`: where the file has the field, for errors that are found later."""
         return path if self._text is None else self._text.where(path)
+
+    def roster(self) -> dict[str, int]:
+        """{producer that must tell of every window: since when, ms}"""
+        return {member.name: member.since_ms for member in self.producers}
 
     def group_names(self) -> set[str]:
         return {group.name for groups in self.groups.values() for group in groups}

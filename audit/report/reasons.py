@@ -38,8 +38,8 @@ def reasons_of(detail: Mapping[str, Any]) -> list[str]:
 _ADVICE = (
     (
         "a producer of the roster told nothing of this window",
-        "Did it run then, and reach its own cluster? If it did, its records are in no count; if it had "
-        f"nothing to send, {_WAIVE}",
+        "Did it run then, and reach its own cluster? If it did, its records are in no count. If it joined "
+        f"later, name its `since` in producers:; if it had nothing to send, {_WAIVE}",
     ),
     (
         "a producer of the roster",

@@ -97,7 +97,7 @@ def roster_of(config: AuditConfig, captured: Capture, rows: pa.Table) -> list[Wi
         row
         for topic in config.topics
         for row in roster_rows(
-            config.producers,
+            config.roster(),
             streams_of(config, captured),
             topic,
             config.window_ms,
