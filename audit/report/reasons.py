@@ -54,6 +54,11 @@ _ADVICE = (
         "Its announcement is lost or not readable: see below, what could not be trusted.",
     ),
     (
+        "a report was too large for the events topic",
+        "Raise max.message.bytes of the events topic: a producer that keeps a journal tells it at its next "
+        f"start. Without one nobody can, and {_WAIVE}",
+    ),
+    (
         "no report covers these sequences",
         "A count event is missing. A producer that keeps a journal sends it again at its next start; without "
         f"one nobody can tell of them, and {_WAIVE}",

@@ -17,7 +17,7 @@ ALL_IPV4, ALL_IPV6 = "0.0.0.0", "::"
 LARGEST_PORT = 65_535
 
 # Without its brackets an IPv6 address and a port cannot be told apart.
-_WRITTEN = re.compile(r"(?:\[([0-9A-Fa-f:.]+(?:%[\w.-]+)?)\]|([^\s:/,\[\]]*)):([0-9]{1,5})")
+_WRITTEN = re.compile(r"(?:\[([0-9A-Fa-f.]*:[0-9A-Fa-f:.]*(?:%[\w.-]+)?)\]|([^\s:/,\[\]]*)):([0-9]{1,5})")
 
 
 class Address(NamedTuple):
