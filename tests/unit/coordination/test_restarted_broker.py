@@ -65,6 +65,7 @@ def test_leaving_broker_waits_only_for_what_others_can_take_over() -> None:
     cache.set_state("t", 0, state(2, 1, 2), 1)
     cache.set_state("t", 4, state(2, 1, 2), 1)
     assert still_held(cache, 1) == 0
+    cache.remove_broker(2)
     cache.set_broker(BrokerRegistration(1, "h", 1))
     cache.set_state("t", 0, state(1, 2, 1, 2), 2)
     assert still_held(cache, 1) == 0  # alone

@@ -38,7 +38,7 @@ from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.offsets.offset_map import decode_chunk, decode_key, decode_runs
 from millrace.mirror.pipeline import PartitionPipeline, State
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
-from tests.unit.mirror.test_pipeline_gaps import ORIGIN, Around, answer
+from tests.unit.mirror.pipeline_stage import ORIGIN, Around, answer
 from tests.waiting import patience
 from tests.waiting import until_async as until
 

@@ -31,7 +31,7 @@ from tests.unit.mirror.lane_stage import (
     now_ms,
     position,
 )
-from tests.unit.mirror.test_pipeline_gaps import ORIGIN, answer, batch
+from tests.unit.mirror.pipeline_stage import ORIGIN, answer, batch
 from tests.waiting import until_async as until
 
 EWR = SourcePartition("ewr", "flights", 0)
