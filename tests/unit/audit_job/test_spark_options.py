@@ -76,7 +76,7 @@ def test_defaults_and_values():
             "option ranges[1].cluster: got 'jfk', expected one of bootstraps (ewr)",
         ),
         ({**PINNED, "bootstraps": '{"ewr": "a:1"}'}, "option bootstraps, ewr: got 'a:1', expected a list"),
-        ({**PINNED, "bootstraps": '{"ewr": ["a"]}'}, "option bootstraps: got 'a', expected an address"),
+        ({**PINNED, "bootstraps": '{"ewr": ["a"]}'}, "option bootstraps: got 'a', expected host:port"),
         ({**GOOD, "securities": '{"ewr": {}}'}, "option securities: got 'ewr', expected a section for each"),
         ({**GOOD, "securities": '{"cluster": 1}'}, "option securities: got 'cluster', expected a section"),
     ],
