@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,16 +24,17 @@ from pydantic import (
 )
 
 from millrace.broker.client.security import Security
-from millrace.broker.config_file import ConfigText, check_config, read_config
+from millrace.broker.config_file import ConfigText, ServerAddress, check_config, read_config
 from millrace.broker.errors import ConfigError
+from millrace.broker.protocol.address import CONNECT_EXPECTED, parse_servers
 
 NAME_MARK = "@"  # in no topic's name
 DEFAULT_KEEP_MS = 30 * 86_400_000
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"(\d+)\s*(ms|s|m|h|d)")
-_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+):(\d{1,5})")
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _DURATION_EXPECTED = "a duration such as 60s, 10m or 1d"
+_TIME_EXPECTED = "a time such as 2013-01-01T00:00:00Z, or milliseconds since 1970"
 
 
 def _duration_ms(value: Any) -> int:
@@ -40,6 +42,29 @@ def _duration_ms(value: Any) -> int:
     if found is None or int(found[1]) == 0:
         raise ValueError(_DURATION_EXPECTED)
     return int(found[1]) * _UNIT_MS[found[2]]
+
+
+def time_ms(value: Any) -> int:
+    """ISO 8601 (UTC unless it says otherwise) or milliseconds since 1970. Raises ValueError, whose text says
+    what was expected."""
+    if isinstance(value, str):
+        value = _time_of(value)
+    elif isinstance(value, date) and not isinstance(value, datetime):
+        value = datetime(value.year, value.month, value.day)
+    if isinstance(value, datetime):
+        return round((value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp() * 1000)
+    if type(value) is not int or value < 0:
+        raise ValueError(_TIME_EXPECTED)
+    return value
+
+
+def _time_of(text: str) -> datetime | int:
+    if text.isascii() and text.isdigit():
+        return int(text)
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError as problem:
+        raise ValueError(_TIME_EXPECTED) from problem
 
 
 def _grace_ms(value: Any) -> int:
@@ -50,24 +75,15 @@ def _keep_ms(value: Any) -> int | None:
     return None if value in (None, "forever") else _duration_ms(value)
 
 
-def _address(value: Any) -> str:
-    found = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
-    if found is None or not 0 < int(found[2]) < 65536:
-        raise ValueError("an address as host:port")
-    return str(value)
-
-
 def _connect_string(value: Any) -> str:
-    expected = "addresses as host:port,host:port with an optional /chroot"
     hosts, slash, chroot = value.partition("/") if isinstance(value, str) else ("", "", "")
     try:
-        for host in hosts.split(","):
-            _address(host)
+        servers = parse_servers(hosts)
     except ValueError as problem:
-        raise ValueError(expected) from problem
+        raise ValueError(CONNECT_EXPECTED) from problem
     if slash and (not chroot or chroot.endswith("/") or "//" in chroot):
-        raise ValueError(expected)
-    return str(value)
+        raise ValueError(CONNECT_EXPECTED)
+    return ",".join(map(str, servers)) + slash + chroot
 
 
 def _topic_names(value: Any) -> Any:
@@ -133,6 +149,15 @@ def _groups(value: Any) -> Any:
     return value
 
 
+def _roster_member(value: Any) -> Any:
+    """A producer that is only named."""
+    if isinstance(value, str):
+        return {"name": value}
+    if not isinstance(value, dict | BaseModel):
+        raise ValueError("a producer's name, or {name: ..., since: 2013-01-01T00:00:00Z}")
+    return value
+
+
 def _groups_by_cluster(value: Any) -> Any:
     if not isinstance(value, dict):
         raise ValueError("clusters with the groups that read them, such as {agg: [billing]}")
@@ -141,7 +166,6 @@ def _groups_by_cluster(value: Any) -> Any:
 
 DurationMs = Annotated[int, BeforeValidator(_duration_ms)]
 GraceMs = Annotated[int, BeforeValidator(_grace_ms)]
-Address = Annotated[str, BeforeValidator(_address)]
 Name = Annotated[str, Field(min_length=1, max_length=249, pattern=r"^[A-Za-z0-9._-]+$")]
 TopicNames = Annotated[tuple[Name, ...], BeforeValidator(_topic_names), AfterValidator(_distinct)]
 StatePlace = Annotated[Path | str, BeforeValidator(_state_place)]
@@ -167,7 +191,7 @@ class ClusterConfig(_Model):
     `foreign` one, whose progress is known by arrivals only.
     """
 
-    bootstrap: Annotated[list[Address], BeforeValidator(_address_list), Field(min_length=1)]
+    bootstrap: Annotated[list[ServerAddress], BeforeValidator(_address_list), Field(min_length=1)]
     tier: Literal["source", "aggregate"]
     topics: Annotated[dict[Name, TopicNames], BeforeValidator(_renamed_topics)] = {}
     mirror: Literal["millrace", "foreign"] = "millrace"
@@ -197,6 +221,13 @@ Groups = Annotated[
 ]
 
 
+class RosterMember(_Model):
+    """A producer that must tell of every window that reaches beyond `since` (0: of every window)."""
+
+    name: Annotated[str, Field(min_length=1, max_length=249)]
+    since_ms: Annotated[int, BeforeValidator(time_ms)] = Field(default=0, alias="since")
+
+
 class ZooKeeperConfig(_Model):
     """Where the completeness watermarks are told, beside the report: `connect` is host:port,.../chroot."""
 
@@ -222,7 +253,7 @@ class AuditConfig(_Model):
     audit_topic: Name = "millrace.audit"
     window_ms: DurationMs = Field(default=60_000, alias="window")
     grace_ms: GraceMs = Field(default=30_000, alias="grace")
-    producers: list[str] = []
+    producers: list[Annotated[RosterMember, BeforeValidator(_roster_member)]] = []
     groups: Annotated[dict[Name, Groups], BeforeValidator(_groups_by_cluster)] = {}
     content: bool = False
     reader: Literal["millrace", "spark-kafka"] = "millrace"
@@ -254,6 +285,11 @@ class AuditConfig(_Model):
             yield ConfigError(
                 "clusters", ", ".join(self.clusters), "tier source for those that producers write to"
             )
+        members: set[str] = set()
+        for number, member in enumerate(self.producers):
+            if member.name in members:
+                yield ConfigError(f"producers[{number}]", member.name, "it once")
+            members.add(member.name)
         known: dict[str, str] = {}
         for name, groups in self.groups.items():
             if name not in self.clusters:
@@ -273,6 +309,10 @@ class AuditConfig(_Model):
     def where(self, path: str) -> str:
         """`audit.yaml:3: topics[1]`: where the file has the field, for errors that are found later."""
         return path if self._text is None else self._text.where(path)
+
+    def roster(self) -> dict[str, int]:
+        """{producer that must tell of every window: since when, ms}"""
+        return {member.name: member.since_ms for member in self.producers}
 
     def group_names(self) -> set[str]:
         return {group.name for groups in self.groups.values() for group in groups}
@@ -321,6 +361,6 @@ def duration_text(ms: int) -> str:
 def parse_addresses(where: str, text: str) -> list[str]:
     """`host:port,host:port` given as an option; raises ConfigError naming `where`."""
     try:
-        return [_address(part.strip()) for part in text.split(",")]
+        return [str(address) for address in parse_servers(text)]
     except ValueError as problem:
         raise ConfigError(where, text, f"{problem}, or several with commas") from problem

@@ -51,7 +51,6 @@ from millrace.audit.clients.consumer_config import ConsumerConfig, read_consumer
 from millrace.audit.clients.consumer_counts import SessionCounts, merge_commits
 from millrace.audit.clients.events_topic import TopicState, connection_settings, ensure_events_topic
 from millrace.audit.clients.interruption import refuse_inside
-from millrace.audit.contract.event_json import encode_event
 from millrace.audit.contract.event_values import TierEvent
 from millrace.audit.contract.group_counts import commit_mark
 
@@ -401,8 +400,8 @@ class AuditedConsumer(Consumer):
             return on_delivery
 
         try:
-            for number, (_, event) in enumerate(events):
-                key, value = encode_event(event)
+            for number, (session, event) in enumerate(events):
+                key, value = session.encoded(event)
                 if not self._produce(key, value, told(number), deadline):
                     break
             self._events.flush(max(deadline - time.monotonic(), 0.0))

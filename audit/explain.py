@@ -21,7 +21,6 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from millrace.audit.config import AuditConfig
+from millrace.audit.config import AuditConfig, time_ms
 from millrace.audit.contract.group_counts import TIER_PREFIX
 from millrace.audit.contract.sequence_set import to_ranges
 from millrace.audit.keeping.state import StateFolder
@@ -113,17 +112,10 @@ def parse_window(text: str) -> int:
 
 def parse_time(where: str, text: str, otherwise: str = "") -> int:
     """ISO 8601 (UTC unless it says otherwise) or milliseconds since 1970; `where` is named in the error."""
-    if text.isascii() and text.isdigit():
-        return int(text)
     try:
-        moment = datetime.fromisoformat(text)
+        return time_ms(text)
     except ValueError as problem:
-        raise ConfigError(
-            where, text, f"a time such as 2013-01-01T00:00:00Z, or milliseconds since 1970{otherwise}"
-        ) from problem
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return round(moment.timestamp() * 1000)
+        raise ConfigError(where, text, f"{problem}{otherwise}") from problem
 
 
 def _read(path: Path, wanted: pc.Expression) -> pa.Table:

@@ -47,7 +47,7 @@ from millrace.audit.keeping.state_files import is_remote
 from millrace.audit.keeping.untrusted_waivers import read_accepted
 from millrace.audit.keeping.waivers import Standing, Target, read_waivers, standing_waivers, waived_targets
 from millrace.audit.reconciliation.horizon import DEFAULT_HORIZON_MS, split_older
-from millrace.audit.reconciliation.reconcile import Passage, Place
+from millrace.audit.reconciliation.reconcile import ClusterPartition, Passage
 from millrace.audit.reconciliation.settled import SETTLED_SCHEMA, revisions_of, settle, table_digest, without
 from millrace.audit.reconciliation.verdict_rows import Reconciler, iso_time, verdict_rows
 from millrace.audit.report import notes
@@ -411,7 +411,7 @@ def _reconcile(spark: SparkSession, job: Run, after: Commit, cells: RunCells) ->
     """Every stream's verdicts, from the cells on disk and the facts."""
     doubts = unread_of(cells.notes(tail=True), job.captured.vanished_ms)
     foreign = [name for name, each in job.config.aggregates().items() if each.mirror == "foreign"]
-    arrivals: dict[str, Mapping[Place, Passage]] = {}
+    arrivals: dict[str, Mapping[ClusterPartition, Passage]] = {}
     with failing_in_one_line():
         for name in foreign:
             arrivals[name] = arrival_passages(cells.all(), job.captured.pins, job.config.sources(), name)
@@ -434,7 +434,7 @@ def _reconciler(
     job: Run,
     after: Commit,
     doubts: Sequence[UnreadNote] = (),
-    arrivals: Mapping[str, Mapping[Place, Passage]] | None = None,
+    arrivals: Mapping[str, Mapping[ClusterPartition, Passage]] | None = None,
 ) -> Reconciler:
     """`doubts` are parts of the tail that could not be read: they are not kept, the tail is read again. A
     backfill knows from the state, too, which topics were there once."""

@@ -25,6 +25,7 @@ import logging
 import threading
 import time
 import weakref
+from functools import partial
 from typing import Any
 
 from kafka import KafkaAdminClient, KafkaProducer
@@ -165,7 +166,8 @@ class AuditedKafkaProducer(KafkaProducer):
             self.flush(max(deadline - time.monotonic(), 0.0))
         except kafka_errors.KafkaTimeoutError:
             return False
-        return delivered and all(future is not None and future.succeeded() for future in futures)
+        told = all(future is not None and future.succeeded() for future in futures)
+        return delivered and told and not self._reporter.has_untold
 
     def _publish(self, events: list[OutgoingEvent]) -> list[Any]:
         """Send the events in order; after one that is not taken the others wait for the next report. One that
@@ -177,7 +179,7 @@ class AuditedKafkaProducer(KafkaProducer):
                 future = super().send(self._reporter.events_topic, value, key, partition=0)
             except kafka_errors.MessageSizeTooLargeError as error:
                 _log.warning("report %s is refused: %s", event.key, error)
-                event.failed()
+                event.too_large()
                 futures.append(None)
                 continue
             except Exception as error:
@@ -186,7 +188,7 @@ class AuditedKafkaProducer(KafkaProducer):
                 futures.append(None)
                 break
             future.add_callback(lambda _, event=event: event.delivered())
-            future.add_errback(lambda _, event=event: event.failed())
+            future.add_errback(partial(_not_told, event))
             futures.append(future)
         return futures
 
@@ -231,6 +233,13 @@ class _KeepingSerializer:
         close = getattr(self._serializer, "close", None)
         if close is not None:
             close()
+
+
+def _not_told(event: OutgoingEvent, error: BaseException) -> None:
+    if isinstance(error, kafka_errors.MessageSizeTooLargeError):
+        event.too_large()
+    else:
+        event.failed()
 
 
 def _ensure_topic(settings: dict[str, Any], topic: str, timeout_s: float) -> bool:

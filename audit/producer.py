@@ -543,6 +543,7 @@ class AuditedProducer(Producer):
         """The last records and reports; whether all of them were delivered. A purge of the application's that
         came just before may take the reports with it; those go out again."""
         given_up = False
+        closing = list(streams)
         while True:
             if not self._report_lock.acquire(timeout=seconds_left(deadline)):
                 self._flush_all(deadline, raised)
@@ -550,13 +551,14 @@ class AuditedProducer(Producer):
             try:
                 earlier = self._publisher.take_undelivered()
                 streams += [each for each in earlier if each.state == CLOSED and each not in streams]
+                closing += [each for each in streams if each not in closing]
                 self._report_closed(streams, deadline)
             finally:
                 self._report_lock.release()
             delivered = self._flush_all(deadline, raised)
             undelivered = self._publisher.take_undelivered()
             streams = [each for each, error in undelivered.items() if error and error.code() in _PURGED]
-            given_up |= len(streams) < len(undelivered)
+            given_up |= len(streams) < len(undelivered) or any(each.untold for each in closing)
             if not streams or not delivered:
                 return delivered and not undelivered and not given_up and not self._publisher.owes
 

@@ -30,6 +30,7 @@ import secrets
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -40,15 +41,14 @@ from millrace.audit.clients.journal import Journal
 from millrace.audit.clients.producer_config import PREFIX, ProducerConfig, read_config
 from millrace.audit.clients.recovery import ProducerJournal
 from millrace.audit.clients.session import StreamClosed, StreamSession
-from millrace.audit.clients.told_stream import ProducerIdentity
+from millrace.audit.clients.told_stream import MAX_REFUSALS, UNTOLD, ProducerIdentity
 from millrace.audit.contract.content_digest import record_digest
-from millrace.audit.contract.events import CLOSED, CountEvent, Event, StreamEvent, encode_event
+from millrace.audit.contract.events import CLOSED, CountEvent, Event, StreamEvent
 from millrace.audit.contract.header import HEADER_KEY, encode_identity, encode_producer_name
 from millrace.broker.errors import ConfigError
 
 _log = logging.getLogger("millrace.audit.stream_reporter")
 
-MAX_WINDOWS_A_STREAM = 10_000
 SETTLE_INTERVAL = 1024
 FORKED = "a forked process must open its own producer: the parent's streams are not its own"
 ENDED = "this producer is closed"
@@ -135,6 +135,7 @@ class OutgoingEvent:
     value: bytes
     _on_delivered: Callable[[], None]
     _on_failed: Callable[[], None]
+    _on_too_large: Callable[[], None]
 
     def delivered(self) -> None:
         """The cluster has it."""
@@ -143,6 +144,11 @@ class OutgoingEvent:
     def failed(self) -> None:
         """It has not, or nobody knows: cumulative events can be said again."""
         self._on_failed()
+
+    def too_large(self) -> None:
+        """It has not, and takes no record of that size: it is told a few times more, then given up, and the
+        audit is told that."""
+        self._on_too_large()
 
 
 class StreamReporter:
@@ -184,6 +190,9 @@ class StreamReporter:
         self._unsettled = 0
         self._journal = self._open_journal(self._config.journal)
         self._owed: dict[str, str] = dict(self._journal.owed) if self._journal is not None else {}
+        self._owed_refusals: Counter[str] = Counter()
+        # Whether counts were given up, because no report of their size is taken.
+        self.has_untold = False
         _living.add(self)
 
     @property
@@ -244,8 +253,7 @@ class StreamReporter:
             while self._closed_untold:
                 self._retired.append(self._closed_untold.pop())
             for stream in list(self._streams.values()):
-                if len(stream.windows) > MAX_WINDOWS_A_STREAM:
-                    # So that one that runs for years keeps not all its windows.
+                if stream.is_worn:
                     self._follow(stream)
                 else:
                     outgoing += self._outgoing(stream, stream.report(self._clock_ms()))
@@ -344,7 +352,14 @@ class StreamReporter:
         def failed() -> None:
             self._owed[key] = value
 
-        return OutgoingEvent(key.encode(), value.encode(), delivered, failed)
+        def too_large() -> None:
+            self._owed_refusals[key] += 1
+            if self._owed_refusals[key] < MAX_REFUSALS:
+                failed()
+            else:
+                self._given_up(key, "the next start with this journal tries again")
+
+        return OutgoingEvent(key.encode(), value.encode(), delivered, failed, too_large)
 
     def _outgoing(self, stream: Any, events: Iterable[Event]) -> list[OutgoingEvent]:
         outgoing: list[OutgoingEvent] = []
@@ -369,8 +384,18 @@ class StreamReporter:
             if stream.state == CLOSED:
                 self._closed_untold.add(stream)
 
-        key, value = encode_event(event)
-        return OutgoingEvent(key, value, delivered, failed)
+        def too_large() -> None:
+            if stream.report_too_large(event):
+                self._given_up(event.key, UNTOLD)
+            if stream.state == CLOSED:
+                self._closed_untold.add(stream)
+
+        key, value = stream.encoded(event)
+        return OutgoingEvent(key, value, delivered, failed, too_large)
+
+    def _given_up(self, key: str, outlook: str) -> None:
+        self.has_untold = True
+        _log.error("report %s is too large for topic %s: %s", key, self.events_topic, outlook)
 
 
 _living: weakref.WeakSet[StreamReporter] = weakref.WeakSet()

@@ -18,25 +18,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf
 
-from millrace.broker.config_file import ConfigText, check_config, read_config
+from millrace.broker.config_file import ConfigText, ListenAddress, check_config, read_config
 from millrace.broker.errors import ConfigError
-from millrace.broker.protocol.address import Address
+from millrace.broker.protocol.address import ADDRESS_EXPECTED, CONNECT_EXPECTED, Address, parse_servers
 from millrace.broker.storage.log_config import SETTINGS
 
 LONGEST = 2**63 - 1
 """Kafka's "never" for counts and times."""
-
-
-def parse_address(value: object) -> Address:
-    """`127.0.0.1:9092`, `[::1]:9092`, `:9092` (all interfaces). Raises ValueError."""
-    if isinstance(value, Address):
-        return value
-    host, separator, port = str(value).rpartition(":")
-    if not separator or not port.isdigit() or int(port) > 65535:
-        raise ValueError("expected host:port with a port from 0 to 65535")
-    return Address(host.strip("[]") or "0.0.0.0", int(port))
 
 
 def parse_connection_limits(text: str) -> dict[str, int]:
@@ -49,6 +39,16 @@ def parse_connection_limits(text: str) -> dict[str, int]:
             raise ValueError("expected host:limit, several with commas")
         limits[host.strip().strip("[]")] = int(limit)
     return limits
+
+
+def _connect_string(text: str) -> str:
+    servers, slash, chroot = text.partition("/")
+    return ",".join(map(str, parse_servers(servers))) + slash + chroot
+
+
+def _check_listener_if_any(text: str) -> None:
+    if text:
+        Address.parse_listener(text)
 
 
 def _integer(default: int, minimum: int = 0, maximum: int = LONGEST) -> Any:
@@ -172,7 +172,7 @@ class BrokerSettings:
     controlled_shutdown_max_retries: int = _integer(3, maximum=1000)
     controlled_shutdown_retry_backoff_ms: int = _integer(5_000, maximum=3_600_000)
     # Telemetry.
-    metrics_listen: str = ""
+    metrics_listen: str = _text("", _check_listener_if_any)
     log_format: str = _choice("human", "json")
     # No setting itself.
     given: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)
@@ -295,9 +295,9 @@ class BrokerConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: int = Field(ge=0, le=2**31 - 1)
-    listen: Annotated[InstanceOf[Address], BeforeValidator(parse_address)]
-    advertised: Annotated[InstanceOf[Address], BeforeValidator(parse_address)] | None = None
-    zookeeper: str = Field(min_length=1, pattern=r"^[^/\s]+:\d+(,[^/\s]+:\d+)*(/\S*)?$")
+    listen: ListenAddress
+    advertised: ListenAddress | None = None
+    zookeeper: Annotated[str, Field(pattern=r"^[^/]+(/\S*)?$"), AfterValidator(_connect_string)]
     data: list[Path] = Field(min_length=1)
     rack: str | None = None
     settings: Annotated[InstanceOf[BrokerSettings], BeforeValidator(_settings)] = BrokerSettings()
@@ -305,9 +305,9 @@ class BrokerConfig(BaseModel):
 
 _EXPECTATIONS = {
     "id": "a whole number from 0 to 2147483647",
-    "listen": "host:port",
-    "advertised": "host:port",
-    "zookeeper": "host:port[,host:port...][/chroot]",
+    "listen": ADDRESS_EXPECTED,
+    "advertised": ADDRESS_EXPECTED,
+    "zookeeper": CONNECT_EXPECTED,
     "data": "a list of folders, at least one",
     "rack": "a name",
     "settings": "a mapping of setting names to values",

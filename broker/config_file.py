@@ -13,12 +13,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, BeforeValidator, InstanceOf, ValidationError
 
 from millrace.broker.errors import ConfigError
+from millrace.broker.protocol.address import ADDRESS_EXPECTED, Address
 
 Model = TypeVar("Model", bound=BaseModel)
 Location = tuple[int | str, ...]
@@ -34,6 +35,27 @@ SECRET_KEYS = frozenset({"security", "password", "key_password", "client_secret"
 PUBLIC_KEYS = frozenset(
     {"protocol", "mechanism", "ca", "cert", "key", "verify_hostname", "endpoint", "file", "env"}
 )
+
+
+def _server_address(value: object) -> str:
+    return str(Address.parse(_address_text(value)))
+
+
+def _listen_address(value: object) -> Address:
+    return value if isinstance(value, Address) else Address.parse_listener(_address_text(value))
+
+
+def _address_text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(ADDRESS_EXPECTED)
+    return value
+
+
+ServerAddress = Annotated[str, BeforeValidator(_server_address)]
+"""`host:port` of a server to connect to (`Address.parse`); it stays text, as clients take it."""
+
+ListenAddress = Annotated[InstanceOf[Address], BeforeValidator(_listen_address)]
+"""`host:port` to listen on (`Address.parse_listener`)."""
 
 
 class _Nothing:

@@ -5,6 +5,7 @@
     ├── KafkaError               an expected refusal that has a Kafka error code; one subclass a code
     │   ├── CorruptMessage (2)   … ├── OffsetOutOfRange (1) … (134 classes, below)
     │   └── ...
+    ├── UnreadableRecord         a record of a topic of the product's own is of no layout known here
     ├── ClusterUnreachable       a client could not reach any broker of a named cluster
     │   └── AccessRefused        client and server do not accept each other: login, certificate
     └── FatalError               the environment makes it impossible to go on; has an exit status
@@ -36,6 +37,12 @@ class ProtocolError(MillraceError):
     """
 
     kind = "body"
+
+
+class UnreadableRecord(MillraceError):
+    """A record of a topic that the product keeps for itself (offsets, transactions, a mirror's positions, its
+    map and wishes) is damaged, or of a layout that is not known here. Who reads the topic decides what comes
+    of it: it is passed over, told, or the reading stops."""
 
 
 class ClusterUnreachable(MillraceError):

@@ -24,12 +24,12 @@ from typing import Any, Literal
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from millrace.broker.client.security import Secret, Security
-from millrace.broker.config_file import ConfigText, check_config, read_config
+from millrace.broker.config_file import ConfigText, ListenAddress, ServerAddress, check_config, read_config
 from millrace.broker.errors import ConfigError
+from millrace.broker.protocol.address import Address
 from millrace.mirror.batches.coalesce import COALESCE_BELOW
 from millrace.mirror.config_types import (
     MEBIBYTE,
-    Address,
     Name,
     Pattern,
     Section,
@@ -56,7 +56,7 @@ class GroupSyncConfig(Section):
 
 class ClusterConfig(Section):
     cluster: Name
-    bootstrap: tuple[Address, ...] = Field(min_length=1)
+    bootstrap: tuple[ServerAddress, ...] = Field(min_length=1)
     security: Security = Security()
 
 
@@ -84,8 +84,8 @@ class ControlConfig(Section):
     """`token` lets control calls come over the network; `advertised` is the address that other workers and
     `millrace mirror status` find this one by, where it is another than `listen`."""
 
-    listen: Address = "127.0.0.1:8090"
-    advertised: Address | None = None
+    listen: ListenAddress = Address("127.0.0.1", 8090)
+    advertised: ServerAddress | None = None
     token: Secret | None = None
 
 

@@ -1,4 +1,4 @@
-"""The kinds of values in mirror.yaml: addresses, names, patterns, starting points. Pure, but for a name that
+"""The kinds of values in mirror.yaml: names, patterns, starting points. Pure, but for a name that
 the environment gives.
 
 Called by `config` and by the sections that other modules add to it. Each kind is checked when the file is
@@ -17,14 +17,6 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 MEBIBYTE = 1 << 20
 NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
-ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):([0-9]{1,5})")
-
-
-def _address(value: str) -> str:
-    match = ADDRESS.fullmatch(value)
-    if match is None or int(match[2]) > 65535:
-        raise ValueError('an address "host:port"')
-    return value
 
 
 def _name(value: str) -> str:
@@ -82,7 +74,6 @@ def _start(value: Any) -> Any:
     raise ValueError('earliest, latest or a time such as "2024-01-31T00:00:00Z"')
 
 
-Address = Annotated[str, AfterValidator(_address)]
 Name = Annotated[str, AfterValidator(_name)]
 WorkerName = Annotated[str, BeforeValidator(_from_environment), AfterValidator(_worker_name)]
 TopicName = Annotated[str, AfterValidator(_topic_name)]

@@ -4,8 +4,8 @@ Called by `consumer`: `take` for every record before the application gets it, `r
 publish, `report_again` for those that did not arrive. No clock, no I/O; the caller locks.
 
 A session is one consumer start. Its counts are cumulative, so it keeps all its windows; one that has run for
-long (`is_worn`) is retired by its owner: a new one begins, the old one is kept until its last report is
-delivered, and the audit unites both.
+long, or whose reports become large (`is_worn`), is retired by its owner: a new one begins, the old one is
+kept until its last report is delivered, and the audit unites both.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import Any
 
 from pyroaring import BitMap64
 
+from millrace.audit.clients.told_stream import LARGE_REPORT_BYTES
 from millrace.audit.contract.content_digest import DIGEST_MASK, record_digest
-from millrace.audit.contract.event_values import TierEvent
+from millrace.audit.contract.events import TierEvent, encode_event
 from millrace.audit.contract.header import (
     FIXED_SIZE,
     HEADER_KEY,
@@ -108,6 +109,7 @@ class SessionCounts:
         self._told_count = 0
         self.first_offsets: dict[tuple[str, int], int] = {}
         self._began: dict[str, dict[int, int]] = {}
+        self._is_large = False
 
     def take(
         self, topic: str, key: bytes | None, value: bytes | None, headers: Headers | None, now_ms: int
@@ -166,6 +168,12 @@ class SessionCounts:
             window.began.update(self._began.pop(window.topic, ()))
         return [self._event(window, now_ms) for window in changed.values()]
 
+    def encoded(self, event: TierEvent) -> tuple[bytes, bytes]:
+        """(key, value) of an event of this session's, to be sent."""
+        key, value = encode_event(event)
+        self._is_large = self._is_large or len(value) >= LARGE_REPORT_BYTES
+        return key, value
+
     def report_again(self, event: TierEvent) -> None:
         """The event was not delivered: its window is reported anew next time."""
         place = (event.topic, event.stream, event.window_start_ms)
@@ -185,7 +193,8 @@ class SessionCounts:
 
     def is_worn(self, now_ms: int) -> bool:
         """Time for another session."""
-        return len(self._windows) > MAX_WINDOWS_A_SESSION or now_ms > self.began_ms + MAX_SESSION_MS
+        is_long = len(self._windows) > MAX_WINDOWS_A_SESSION or now_ms > self.began_ms + MAX_SESSION_MS
+        return is_long or self._is_large
 
     def _event(self, window: _Window, now_ms: int) -> TierEvent:
         window.fold()

@@ -7,13 +7,14 @@ had a fatal error takes nothing any more, while its counts must still be told.
 
 Must stay true: what a report tells is in the journal before it is sent (`ProducerJournal.reported`); an event
 that was not delivered is told again, and one of an earlier session stays owed until it is delivered; one that
-the client refuses as it is (it is larger than a request may be) keeps no other one back.
+is larger than the client or the cluster takes keeps no other one back, and is given up after a few times.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -23,12 +24,15 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from millrace.audit.clients.events_topic import TopicState, connection_settings, ensure_events_topic
 from millrace.audit.clients.recovery import ProducerJournal
 from millrace.audit.clients.session import StreamSession
-from millrace.audit.contract.events import CLOSED, CountEvent, Event, StreamEvent, encode_event
+from millrace.audit.clients.told_stream import MAX_REFUSALS, UNTOLD
+from millrace.audit.contract.events import CLOSED, CountEvent, Event, StreamEvent
 
 _log = logging.getLogger("millrace.audit.clients.event_publisher")
 
 MAX_TOPIC_ATTEMPTS = 3
 OWN_CONNECTION = {"acks": "all", "enable.idempotence": True, "linger.ms": 5}
+
+_TOO_LARGE = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
 
 _produce = Producer.produce
 Delivered = Callable[[KafkaError | None], None]
@@ -56,6 +60,7 @@ class EventPublisher:
         self._extras = dict(extras or {})
         self.own_connection: Producer | None = None
         self._owed = dict(journal.owed) if journal is not None else {}
+        self._refusals: Counter[str] = Counter()
         self._topic_ready = False
         self._topic_attempts = 0
         # Events that the application's client has and whose delivery reports were not served yet.
@@ -64,8 +69,8 @@ class EventPublisher:
 
     @property
     def owes(self) -> bool:
-        """Events of an earlier session wait to be sent."""
-        return bool(self._owed)
+        """Events of an earlier session wait to be sent, if it is only for the next start."""
+        return bool(self._owed) or any(count >= MAX_REFUSALS for count in self._refusals.values())
 
     @property
     def in_flight(self) -> int:
@@ -101,7 +106,7 @@ class EventPublisher:
                 event = unsent[0]
                 if self._journal is not None and isinstance(event, CountEvent):
                     self._journal.reported(stream, event)
-                key, value = encode_event(event)
+                key, value = stream.encoded(event)
                 try:
                     if not self._send(client, key, value, partial(self._delivered, stream, event), deadline):
                         return
@@ -117,17 +122,30 @@ class EventPublisher:
         """Send what an earlier session still owes, in its order."""
         for key, value in list(self._owed.items()):
             del self._owed[key]
-            sent = False
+            sent, refused = False, None
             try:
                 delivered = partial(self._owed_delivered, key, value)
                 sent = self._send(client, key.encode(), value.encode(), delivered, None)
                 if not sent:
                     return
             except KafkaException as refusal:
-                _log.warning("report %s is refused: %s", key, refusal.args[0].str())
+                refused = refusal.args[0]
+                _log.warning("report %s is refused: %s", key, refused.str())
             finally:
                 if not sent:
-                    self._owed[key] = value
+                    self._owe_again(key, value, refused)
+
+    def _owe_again(self, key: str, value: str, error: KafkaError | None) -> None:
+        """What is too large is sent a few times; the journal keeps it for the next start."""
+        self._refusals[key] += _is_too_large(error)
+        if self._refusals[key] < MAX_REFUSALS:
+            self._owed[key] = value
+        else:
+            _log.error(
+                "report %s is too large for topic %s: the next start with this journal tries again",
+                key,
+                self._topic,
+            )
 
     def serve(self) -> None:
         """Learn what became of events that went through the connection of their own."""
@@ -193,11 +211,18 @@ class EventPublisher:
             self._journal.gone(stream)
 
     def _not_delivered(self, stream: StreamSession, event: Event, error: KafkaError | None) -> None:
-        stream.report_again(event)
+        if not _is_too_large(error):
+            stream.report_again(event)
+        elif stream.report_too_large(event):
+            _log.error("report %s is too large for topic %s: %s", event.key, self._topic, UNTOLD)
         self._undelivered[stream] = error
 
     def _owed_delivered(self, key: str, value: str, error: KafkaError | None) -> None:
         if error is not None:
-            self._owed[key] = value
+            self._owe_again(key, value, error)
         elif self._journal is not None:
             self._journal.carried(key)
+
+
+def _is_too_large(error: KafkaError | None) -> bool:
+    return error is not None and error.code() in _TOO_LARGE

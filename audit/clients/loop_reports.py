@@ -95,7 +95,7 @@ class LoopReports:
                 future = await self._send(event)
             except self._too_large as error:
                 self._log.warning("report %s is refused: %s", event.key, error)
-                event.failed()
+                event.too_large()
                 continue  # it keeps no other one back
             except BaseException as error:
                 fail_all(events[number:])
@@ -103,9 +103,18 @@ class LoopReports:
                     raise
                 self._log.warning("a report could not be sent, it will be repeated: %s", error)
                 break
-            future.add_done_callback(partial(_event_told, event))
+            future.add_done_callback(partial(self._event_told, event))
             futures.append(future)
         return futures
+
+    def _event_told(self, event: OutgoingEvent, future: asyncio.Future[Any]) -> None:
+        error = asyncio.CancelledError() if future.cancelled() else future.exception()
+        if error is None:
+            event.delivered()
+        elif isinstance(error, self._too_large):
+            event.too_large()
+        else:
+            event.failed()
 
     async def _report_regularly(self) -> None:
         """The first report follows the first record soon."""
@@ -119,10 +128,3 @@ class LoopReports:
                 self._log.exception(
                     "the audit's report failed; the next one will hold what this one did not say"
                 )
-
-
-def _event_told(event: OutgoingEvent, future: asyncio.Future[Any]) -> None:
-    if future.cancelled() or future.exception() is not None:
-        event.failed()
-    else:
-        event.delivered()

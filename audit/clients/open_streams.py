@@ -23,8 +23,6 @@ from millrace.audit.clients.session import StreamSession
 from millrace.audit.clients.told_stream import ProducerIdentity
 from millrace.audit.contract.events import CLOSED, Event
 
-MAX_WINDOWS_A_STREAM = 10_000
-
 
 class OpenStreams:
     """`by_topic` is looked at for every record, and is always the same dictionary."""
@@ -78,7 +76,7 @@ class OpenStreams:
     def reports(self, clock_ms: Callable[[], int]) -> Iterator[tuple[StreamSession, list[Event], bool]]:
         """(stream, its events, whether they are its last) of all that live, made when they are asked for."""
         for stream in list(self.by_topic.values()):
-            if len(stream.windows) > MAX_WINDOWS_A_STREAM:
+            if stream.is_worn:
                 self.retire(stream)
             else:
                 yield stream, stream.report(clock_ms()), False

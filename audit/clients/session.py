@@ -262,6 +262,7 @@ class StreamSession(ToldStream):
         if not isinstance(event, CountEvent):
             return None
         with self._lock:
+            self._refusals.pop(event.window_start_ms, None)
             window = self.windows[event.window_start_ms]
             window.delivered_report = max(window.delivered_report, event.report)
             return None if window.unreported or window.pending_count else window

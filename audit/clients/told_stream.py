@@ -14,8 +14,28 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-from millrace.audit.contract.events import HEARTBEAT, OPENED, CountEvent, Event, StreamEvent
+from millrace.audit.contract.event_json import MAX_UNTOLD
+from millrace.audit.contract.events import (
+    CLOSED,
+    HEARTBEAT,
+    OPENED,
+    CountEvent,
+    Event,
+    StreamEvent,
+    encode_event,
+)
 from millrace.audit.contract.header import encode_prefix
+
+MAX_WINDOWS_A_STREAM = 10_000
+"""One that has more is followed by another, so that one that runs for years keeps not all its windows."""
+
+LARGE_REPORT_BYTES = 1 << 18
+"""Sets with many holes make a report large, and a cluster takes none above `max.message.bytes` (1 MiB by
+default). So a stream that comes to a quarter of it is followed by another, which tells of what comes then."""
+
+MAX_REFUSALS = 3
+"""So often a report is sent that is too large; more would only say the same for ever."""
+UNTOLD = "its counts are not told again and stay UNKNOWN; raise max.message.bytes of that topic"
 
 # A creation time is taken before the number is; the promise stays this far behind the clock to keep its word.
 PROMISE_MARGIN_MS = 1000
@@ -60,6 +80,8 @@ class ToldStream:
         self.windows = {}
         self.state = OPENED
         self.promise_ms: int | None = 0 if promises else None
+        self._is_large = False
+        self._refusals: dict[int, int] = {}
         self._lock = Lock()
 
     def forgo_promises(self) -> None:
@@ -80,11 +102,39 @@ class ToldStream:
         with self._lock:
             return self._report(now_ms)
 
+    def encoded(self, event: Event) -> tuple[bytes, bytes]:
+        """(key, value) of an event of this stream's, to be sent."""
+        key, value = encode_event(event)
+        self._is_large = self._is_large or len(value) >= LARGE_REPORT_BYTES
+        return key, value
+
+    @property
+    def is_worn(self) -> bool:
+        """Time for another stream."""
+        return self._is_large or len(self.windows) > MAX_WINDOWS_A_STREAM
+
     def report_again(self, event: Event) -> None:
         """The event was not delivered: its window is reported anew next time."""
         if isinstance(event, CountEvent):
             with self._lock:
                 self.windows[event.window_start_ms].changed = True
+
+    def report_too_large(self, event: Event) -> bool:
+        """The event is larger than the client or the cluster takes. Its window is reported anew, without
+        others of that kind beside it, because several may have been too large only together; after
+        MAX_REFUSALS it is given up, and the stream's word says so (`untold`). Returns whether it is now."""
+        self.report_again(event)
+        if not isinstance(event, CountEvent):
+            return False
+        with self._lock:
+            refusals = self._refusals.get(event.window_start_ms, 0) + 1
+            self._refusals[event.window_start_ms] = refusals
+            return refusals == MAX_REFUSALS
+
+    @property
+    def untold(self) -> tuple[int, ...]:
+        """The beginnings of the windows whose reports were given up."""
+        return tuple(sorted(each for each, count in list(self._refusals.items()) if count >= MAX_REFUSALS))
 
     def _counts(self, window: Any) -> dict[str, Any]:
         """The fields of a window's report that tell what was counted in it."""
@@ -100,11 +150,16 @@ class ToldStream:
 
     def _report(self, now_ms: int) -> list[Event]:
         events: list[Event] = []
+        has_refused = False
         for window in self.windows.values():
-            if window.changed:
-                window.changed = False
-                window.report += 1
-                events.append(self._count_event(window, now_ms))
+            refusals = self._refusals.get(window.start_ms, 0)
+            waits = has_refused and self.state is not CLOSED
+            if not window.changed or refusals >= MAX_REFUSALS or (refusals and waits):
+                continue
+            has_refused = has_refused or refusals > 0
+            window.changed = False
+            window.report += 1
+            events.append(self._count_event(window, now_ms))
         events.append(self._stream_event(now_ms))
         if self.state is OPENED:
             self.state = HEARTBEAT
@@ -142,6 +197,7 @@ class ToldStream:
             no_earlier_than_ms=self._promise(now_ms),
             lease_ms=self.lease_ms,
             at_ms=now_ms,
+            untold=self.untold[:MAX_UNTOLD],
         )
 
     def _promise(self, now_ms: int) -> int | None:

@@ -31,6 +31,7 @@ from millrace.audit.contract.header import MAX_CREATED_MS, MAX_PRODUCER_NAME_SIZ
 
 MAX_TEXT_SIZE = 1024
 MAX_TOPIC_SIZE = 249
+MAX_UNTOLD = 100
 _REQUIRED: Any = object()
 _HEXADECIMAL = frozenset("0123456789abcdef")
 
@@ -123,6 +124,12 @@ def _read_places(value: Any) -> tuple[tuple[int, int], ...]:
     return tuple(sorted(places.items()))
 
 
+def _read_times(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list | tuple) or len(value) > MAX_UNTOLD:
+        raise _Refused(f"is not a list of at most {MAX_UNTOLD} times")
+    return tuple(_TIME_MS.read(each) for each in value)
+
+
 def _or_null(kind: _Kind) -> _Kind:
     return _Kind(
         lambda value: None if value is None else kind.read(value),
@@ -135,6 +142,7 @@ _STATE = _Kind(_read_state)
 _TRUTH = _Kind(_read_truth)
 _DIGEST = _or_null(_Kind(lambda value: int(_read_hexadecimal(value), 16), digest_text))
 _SEQUENCES = _Kind(_read_sequences, sequence_set.to_json)
+_TIMES_MS = _Kind(_read_times, list)
 _PLACES = _Kind(_read_places, lambda value: [list(each) for each in value])
 _NAME, _TOPIC, _TEXT = _text(1), _text(1, MAX_TOPIC_SIZE), _text()
 _PRODUCER = _text(1, MAX_PRODUCER_NAME_SIZE)
@@ -157,6 +165,7 @@ _STREAM_FIELDS = (
     _Field("no_earlier_than_ms", _or_null(_TIME_MS), absent=None),
     _Field("lease_ms", _TIME_MS),
     _Field("at_ms", _TIME_MS),
+    _Field("untold", _TIMES_MS, absent=(), quiet=True),
 )
 _COUNT_FIELDS = (
     _Field("stream", _HEX),

@@ -59,6 +59,7 @@ class StreamFacts:
     opened_at_ms: int | None = None
     closed_at_ms: int | None = None
     alive_at_ms: int = 0
+    untold: tuple[int, ...] = ()
     windows: dict[int, CountEvent] = field(default_factory=dict)
     conflicts: list[str] = field(default_factory=list)
     distrusted: list[str] = field(default_factory=list)
@@ -75,7 +76,7 @@ class StreamFacts:
         """Merge a stream event; the order of calls does not matter."""
         self._learn_identity(event)
         if (event.at_ms, STATE_RANK[event.state]) >= (self.at_ms, STATE_RANK.get(self.state, -1)):
-            self.at_ms, self.lease_ms = event.at_ms, event.lease_ms
+            self.at_ms, self.lease_ms, self.untold = event.at_ms, event.lease_ms, event.untold
         if STATE_RANK[event.state] > STATE_RANK.get(self.state, -1):
             self.state = event.state
         self.last_assigned = max(self.last_assigned, event.last_assigned)

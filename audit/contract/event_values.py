@@ -23,7 +23,8 @@ class InvalidEvent(MillraceError):
 
 @dataclass(frozen=True, slots=True)
 class StreamEvent:
-    """What a producer says of its stream as a whole. All times in ms."""
+    """What a producer says of its stream as a whole. All times in ms. `untold` are the beginnings of windows
+    whose reports the events topic does not take."""
 
     state: str
     stream: str
@@ -39,6 +40,7 @@ class StreamEvent:
     no_earlier_than_ms: int | None
     lease_ms: int
     at_ms: int
+    untold: tuple[int, ...] = ()
 
     @property
     def key(self) -> str:

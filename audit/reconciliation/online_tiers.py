@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from millrace.audit.config import audited_topic
 from millrace.audit.contract.event_values import TierEvent
 from millrace.audit.contract.group_counts import GroupDoubt, seen_by_group, tier_name
-from millrace.audit.reconciliation.tier_reading import Passage, Place, TierReading, UnreadRange
+from millrace.audit.reconciliation.tier_reading import ClusterPartition, Passage, TierReading, UnreadRange
 from millrace.audit.scanning.cells import SeenByWindow
 
 BEGAN = "the group's first report is later"
@@ -40,13 +40,13 @@ class OnlineGroup:
 
     group: str
     cluster: str
-    passed: Mapping[Place, Passage] = field(default_factory=dict)
+    passed: Mapping[ClusterPartition, Passage] = field(default_factory=dict)
     began_ms: int | None = None
     doubts: Sequence[GroupDoubt] = ()
     cluster_id: str = ""
     topics: Collection[str] | None = None
     told: Collection[str] = ()
-    began: Mapping[Place, int] = field(default_factory=dict)
+    began: Mapping[ClusterPartition, int] = field(default_factory=dict)
 
     def is_expected(self, topic: str) -> bool:
         """Whether the group is a tier of the topic at all."""
@@ -94,8 +94,8 @@ class OnlineGroup:
 
 
 def online_groups(
-    commits: Mapping[tuple[str, str], Mapping[Place, int]],
-    topic_ids: Mapping[Place, str],
+    commits: Mapping[tuple[str, str], Mapping[ClusterPartition, int]],
+    topic_ids: Mapping[ClusterPartition, str],
     events: Iterable[TierEvent],
     doubts: Mapping[str, Sequence[GroupDoubt]],
     cluster_ids: Mapping[str, str] | None = None,

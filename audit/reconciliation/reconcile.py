@@ -33,9 +33,9 @@ from millrace.audit.reconciliation.count_only import UNCOUNTED, compare_counts
 from millrace.audit.reconciliation.missing import file_missing
 from millrace.audit.reconciliation.stream_case import StreamCase, WindowFindings, union
 from millrace.audit.reconciliation.tier_reading import (
+    ClusterPartition,
     Gap,
     Passage,
-    Place,
     TierReading,
     UnreadRange,
     check_order,
@@ -51,10 +51,13 @@ from millrace.audit.reconciliation.verdicts import (
 )
 from millrace.audit.scanning.cells import SeenByWindow, SeenSet
 
+NOT_COVERED = "no report covers these sequences"
+TOO_LARGE_TO_TELL = "a report was too large for the events topic: its counts were never told"
+
 __all__ = [
+    "ClusterPartition",
     "Gap",
     "Passage",
-    "Place",
     "TierReading",
     "UnreadRange",
     "passage_by_arrivals",
@@ -182,9 +185,12 @@ def _file_unreported(case: StreamCase, rows: dict[int, WindowFindings]) -> None:
     if not unreported:
         return
     denied = unreported & case.reported
+    untold = {start_ms - start_ms % case.window_ms for start_ms in case.stream.untold}
     for start_ms, row in rows.items():
         members = case.members(start_ms) & unreported
         row.unreported = to_ranges(members)
+        if members and start_ms in untold:
+            row.reasons.add(TOO_LARGE_TO_TELL)
         if not members.isdisjoint(denied):
             row.reasons.add("records are there that the producer reported as never sent")
 
@@ -250,7 +256,7 @@ def _own_row(case: StreamCase) -> WindowVerdict | None:
     elif case.uncounted:
         reasons.append(UNCOUNTED)
     if unknown:
-        reasons.append("no report covers these sequences")
+        reasons.append(TOO_LARGE_TO_TELL if stream.untold else NOT_COVERED)
     if unknown or case.conflicts or (case.uncounted and not stream.sequenced):
         not_before_ms = None
     if not reasons:

@@ -1,4 +1,5 @@
-"""The roster: producers that the config names, and that must tell of every window of a topic. Pure.
+"""The roster: producers that the config names, and that must tell of every window of a topic, or of every one
+since a time that it names. Pure.
 
 Called by `runs.reconciling` with what events told and the windows that others' records and reports are in. A
 stream speaks for the time from its opening to its end, whether it sent anything or not, and for the windows
@@ -9,7 +10,7 @@ without a word has a row of its own (`reconcile_stream`).
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
 from millrace.audit.contract.events import CLOSED, UNANNOUNCED, StreamFacts
@@ -20,7 +21,7 @@ Span = tuple[float, float]
 
 
 def roster_rows(
-    roster: Iterable[str],
+    roster: Mapping[str, int],
     streams: Iterable[StreamFacts],
     topic: str,
     window_ms: int,
@@ -30,9 +31,10 @@ def roster_rows(
 ) -> list[WindowVerdict]:
     """UNKNOWN for every member and every window that it is silent about, never an empty PROVEN.
 
+    `roster` {member: since when, ms}: of windows that end before, nothing is asked of it (0: of none).
     `streams` name the audited topics; `windows` are [start, end) of the topic's settled rows. A member that
-    has never reported has one row, without a window, and so have all windows after the end of one that closed
-    all of its streams and has not come back.
+    has never reported has one row, without a window, as soon as any is asked of it, and so have all windows
+    after the end of one that closed all of its streams and has not come back.
     """
     known: dict[str, list[StreamFacts]] = {}
     for facts in streams:
@@ -40,16 +42,19 @@ def roster_rows(
             known.setdefault(facts.producer, []).append(facts)
     ordered = sorted(set(windows))
     rows = []
-    for name in sorted(set(roster)):
+    for name, since_ms in sorted(roster.items()):
         if name not in known:
-            rows.append(_row(name, topic, window_ms, "has never reported"))
+            if not since_ms or any(end_ms > since_ms for _, end_ms in ordered):
+                rows.append(_row(name, topic, window_ms, "has never reported"))
             continue
         until_ms = _heard_until(known[name])
         told = _spans(known[name], grace_ms)
         for start_ms, end_ms in ordered:
+            if end_ms <= since_ms:
+                continue
             if start_ms >= until_ms + grace_ms:
                 what = "closed and has not come back"
-                rows.append(_row(name, topic, window_ms, what, not_before_ms=int(until_ms)))
+                rows.append(_row(name, topic, window_ms, what, not_before_ms=max(int(until_ms), since_ms)))
                 break
             if not _touches(told, start_ms, end_ms):
                 what = "told nothing of this window"

@@ -41,7 +41,7 @@ from millrace.audit.scanning.cells import Cell
 NOT_BEGUN = "not begun"
 """The cause of what lies before the place at which a partition's first mirror began; no gap event has it."""
 
-Place = tuple[str, str, int]
+ClusterPartition = tuple[str, str, int]
 """(cluster, topic, partition), as in `Cell.place`"""
 
 
@@ -77,7 +77,7 @@ class Gap:
     (None: of none, the event took no other's place).
     """
 
-    place: Place
+    place: ClusterPartition
     from_offset: int
     to_offset: int
     cause: str
@@ -114,7 +114,7 @@ class UnreadRange:
     that began later, as long as the creation times are those of its clock.
     """
 
-    place: Place
+    place: ClusterPartition
     from_offset: int
     to_offset: int
     cause: str
@@ -133,11 +133,11 @@ class TierReading:
 
     name: str
     upstream: str = PRODUCED
-    passed: Mapping[Place, Passage] = field(default_factory=dict)
+    passed: Mapping[ClusterPartition, Passage] = field(default_factory=dict)
     gaps: Sequence[Gap] = ()
     unread: Sequence[UnreadRange] = ()
     idle: str = ""
-    began: Mapping[Place, int] = field(default_factory=dict)
+    began: Mapping[ClusterPartition, int] = field(default_factory=dict)
 
     @property
     def hop(self) -> Hop:
@@ -183,7 +183,7 @@ def arrivals_of(cells: Iterable[Cell]) -> Arrivals:
     return arrived
 
 
-def passage_by_arrivals(upstream_cells: Iterable[Cell], arrived: Arrivals) -> dict[Place, Passage]:
+def passage_by_arrivals(upstream_cells: Iterable[Cell], arrived: Arrivals) -> dict[ClusterPartition, Passage]:
     """Positions of a mirror that keeps none: below which offsets a later record of the partition was seen.
 
     What arrived with the same number in another window is another record, whose identity was changed on the
@@ -192,9 +192,9 @@ def passage_by_arrivals(upstream_cells: Iterable[Cell], arrived: Arrivals) -> di
     proves nothing: any of its copies may be the one that arrived. A partition of two topics of one name (ids)
     has no passage: their offsets cannot be compared.
     """
-    passages: dict[Place, Passage] = {}
+    passages: dict[ClusterPartition, Passage] = {}
     upstream_cells = list(upstream_cells)
-    ids: dict[Place, set[str]] = {}
+    ids: dict[ClusterPartition, set[str]] = {}
     for cell in upstream_cells:
         ids.setdefault(cell.place, set()).add(cell.topic_id)
     upstream_cells = [cell for cell in upstream_cells if len(ids[cell.place]) == 1]

@@ -33,9 +33,9 @@ from millrace.audit.contract.producer_names import name_doubts, names_in, plain
 from millrace.audit.reconciliation.neighbours import Neighbourhood
 from millrace.audit.reconciliation.online_tiers import OnlineGroup, add_groups
 from millrace.audit.reconciliation.reconcile import (
+    ClusterPartition,
     Gap,
     Passage,
-    Place,
     TierReading,
     UnreadRange,
     passage_by_arrivals,
@@ -126,7 +126,7 @@ class Reconciler:
     """
 
     clusters: Sequence[ClusterReading]
-    passed: Mapping[str, Mapping[Place, Passage]]
+    passed: Mapping[str, Mapping[ClusterPartition, Passage]]
     gaps: Mapping[str, Sequence[Gap]]
     window_ms: int
     grace_ms: int
@@ -307,7 +307,7 @@ class Reconciler:
 
     def _passed(
         self, aggregate: str, cells: Sequence[Cell], sources: Sequence[str]
-    ) -> Mapping[Place, Passage]:
+    ) -> Mapping[ClusterPartition, Passage]:
         known = self.passed.get(aggregate)
         if known:
             return known

@@ -38,8 +38,8 @@ def reasons_of(detail: Mapping[str, Any]) -> list[str]:
 _ADVICE = (
     (
         "a producer of the roster told nothing of this window",
-        "Did it run then, and reach its own cluster? If it did, its records are in no count; if it had "
-        f"nothing to send, {_WAIVE}",
+        "Did it run then, and reach its own cluster? If it did, its records are in no count. If it joined "
+        f"later, name its `since` in producers:; if it had nothing to send, {_WAIVE}",
     ),
     (
         "a producer of the roster",
@@ -52,6 +52,11 @@ _ADVICE = (
     (
         "no stream event was read",
         "Its announcement is lost or not readable: see below, what could not be trusted.",
+    ),
+    (
+        "a report was too large for the events topic",
+        "Raise max.message.bytes of the events topic: a producer that keeps a journal tells it at its next "
+        f"start. Without one nobody can, and {_WAIVE}",
     ),
     (
         "no report covers these sequences",

@@ -30,7 +30,7 @@ from pyspark.sql.functions import col
 from pyspark.sql.functions import max as greatest
 
 from millrace.audit.config import audited_topic
-from millrace.audit.reconciliation.reconcile import Passage, Place, passage_by_arrivals
+from millrace.audit.reconciliation.reconcile import ClusterPartition, Passage, passage_by_arrivals
 from millrace.audit.reconciliation.tier_reading import arrivals_of
 from millrace.audit.runs.capture import PartitionPin
 from millrace.audit.scanning.cell_rows import cells_of
@@ -54,7 +54,7 @@ FoundPassage = tuple[str, str, int, str, int]
 
 def arrival_passages(
     cells: DataFrame, pins: Iterable[PartitionPin], sources: Collection[str], aggregate: str
-) -> dict[Place, Passage]:
+) -> dict[ClusterPartition, Passage]:
     """{place: how far it was carried into `aggregate`}, one for each pinned partition of `sources`.
 
     `cells` are the rows of all streams, without notes, kept and new. One Spark action; what comes to the
@@ -100,7 +100,7 @@ def stream_passages(
             yield cluster, name, partition, topic_id, passage.next_offset
 
 
-def of_pinned(pins: Iterable[PartitionPin], found: Iterable[FoundPassage]) -> dict[Place, Passage]:
+def of_pinned(pins: Iterable[PartitionPin], found: Iterable[FoundPassage]) -> dict[ClusterPartition, Passage]:
     """The furthest of each pinned partition; another topic's id tells nothing of it. Pure."""
     passages = {(pin.cluster, pin.topic, pin.partition): Passage(0, pin.topic_id) for pin in pins}
     for cluster, topic, partition, topic_id, next_offset in found:

@@ -180,6 +180,7 @@ def events_of(facts: StreamFacts) -> Iterator[Event]:
             no_earlier_than_ms=facts.no_earlier_than_ms,
             lease_ms=facts.lease_ms,
             at_ms=facts.at_ms,
+            untold=facts.untold,
         )
         if facts.opened_at_ms is not None and (facts.opened_at_ms, OPENED) != (facts.at_ms, facts.state):
             yield replace(
@@ -189,6 +190,7 @@ def events_of(facts: StreamFacts) -> Iterator[Event]:
                 last_assigned=0,
                 last_settled=0,
                 no_earlier_than_ms=None,
+                untold=(),
             )
         yield newest
     for start_ms in sorted(facts.windows):

@@ -17,7 +17,7 @@ from millrace.audit.config import AuditConfig
 from millrace.audit.contract.events import GapEvent
 from millrace.audit.contract.header import MAX_CREATED_MS
 from millrace.audit.keeping.state import Commit, ReadPosition, UnreadNote
-from millrace.audit.reconciliation.reconcile import Gap, Passage, Place
+from millrace.audit.reconciliation.reconcile import ClusterPartition, Gap, Passage
 from millrace.audit.reconciliation.tier_reading import NOT_BEGUN
 from millrace.audit.runs.capture import Capture, PartitionPin
 from millrace.audit.runs.log_history import holds_to, parts_at, until
@@ -33,7 +33,7 @@ def plan_ranges(
     A source partition is cut at the mirrors' position: below it cells are kept, above it they are the tail.
     Both are cut at the bounds of the gaps that mirrors told, and at the position of each of several mirrors.
     """
-    bounds: dict[Place, list[int]] = {}
+    bounds: dict[ClusterPartition, list[int]] = {}
     for gap in known_gaps(captured, config):
         bounds.setdefault(gap.place, []).extend((gap.from_offset, gap.to_offset))
     for carried in passages(captured).values():
@@ -141,7 +141,7 @@ def _is_into(captured: Capture, aggregate: str, gap: GapEvent) -> bool:
     return aggregate in captured.carriers.get(gap.mirror, {aggregate})
 
 
-def groups_began(config: AuditConfig, captured: Capture) -> dict[str, dict[Place, int]]:
+def groups_began(config: AuditConfig, captured: Capture) -> dict[str, dict[ClusterPartition, int]]:
     """{group: {place: offset of the first record that any of its members got}}, as far as they tell."""
     cluster_of = {group.name: name for name, groups in config.groups.items() for group in groups}
     places = {
@@ -150,7 +150,7 @@ def groups_began(config: AuditConfig, captured: Capture) -> dict[str, dict[Place
         for topic in config.topics
         for here, place in config.clusters[name].places(topic).items()
     }
-    found: dict[str, dict[Place, int]] = {group: {} for group in cluster_of}
+    found: dict[str, dict[ClusterPartition, int]] = {group: {} for group in cluster_of}
     for event in captured.ledger.tiers.values():
         cluster = cluster_of.get(event.tier, "")
         topic = places.get((cluster, event.topic))
@@ -232,11 +232,11 @@ def hidden_by_transactions(captured: Capture) -> list[UnreadNote]:
     ]
 
 
-def _passed_everywhere(captured: Capture) -> dict[Place, Passage]:
+def _passed_everywhere(captured: Capture) -> dict[ClusterPartition, Passage]:
     """The least position of a source partition over all aggregates: below it, every aggregate has it."""
     by_aggregate = passages(captured)
     everywhere = {place for positions in by_aggregate.values() for place in positions}
-    least: dict[Place, Passage] = {}
+    least: dict[ClusterPartition, Passage] = {}
     for positions in by_aggregate.values():
         # A mirror that keeps positions of the cluster, and has none of this partition yet, carried nothing.
         clusters = {cluster for cluster, _, _ in positions}
@@ -249,7 +249,7 @@ def _passed_everywhere(captured: Capture) -> dict[Place, Passage]:
     return least
 
 
-def passages(captured: Capture) -> dict[str, dict[Place, Passage]]:
+def passages(captured: Capture) -> dict[str, dict[ClusterPartition, Passage]]:
     """What was carried, by aggregate: of each mirror from where it began to its position, of several mirrors
     into one all of these together. What lies between them nobody has passed.
 
@@ -281,10 +281,10 @@ class _Carried(NamedTuple):
     topic_id: str
 
 
-def _carried(captured: Capture) -> dict[str, dict[Place, list[_Carried]]]:
+def _carried(captured: Capture) -> dict[str, dict[ClusterPartition, list[_Carried]]]:
     ids = {(pin.cluster, pin.topic, pin.partition): pin.topic_id for pin in captured.pins}
     histories = {(pin.cluster, pin.topic, pin.partition): pin.epochs for pin in captured.pins}
-    found: dict[str, dict[Place, list[_Carried]]] = {}
+    found: dict[str, dict[ClusterPartition, list[_Carried]]] = {}
     for position in captured.positions:
         place = (position.source, position.topic, position.partition)
         topic_id = ids.get(place, "")

@@ -17,7 +17,7 @@ from millrace.audit.contract.group_counts import group_doubts
 from millrace.audit.contract.header import MAX_CREATED_MS
 from millrace.audit.keeping.state import UnreadNote
 from millrace.audit.reconciliation.online_tiers import OnlineGroup, online_groups
-from millrace.audit.reconciliation.reconcile import Gap, Passage, Place, UnreadRange
+from millrace.audit.reconciliation.reconcile import ClusterPartition, Gap, Passage, UnreadRange
 from millrace.audit.reconciliation.roster import roster_rows
 from millrace.audit.reconciliation.verdict_rows import ClusterReading, Reconciler
 from millrace.audit.reconciliation.verdicts import WindowState, WindowVerdict
@@ -38,7 +38,7 @@ def reconciler_of(
     captured: Capture,
     unread: Iterable[UnreadNote],
     now_ms: int,
-    arrivals: Mapping[str, Mapping[Place, Passage]] | None = None,
+    arrivals: Mapping[str, Mapping[ClusterPartition, Passage]] | None = None,
     read: Iterable[str] = (),
 ) -> Reconciler:
     """`unread` are the state's notes and this run's; `arrivals` {aggregate: passages} of foreign mirrors;
@@ -57,7 +57,7 @@ def reconciler_of(
                 by_window=True,
             )
         )
-    passed: dict[str, Mapping[Place, Passage]] = {
+    passed: dict[str, Mapping[ClusterPartition, Passage]] = {
         name: found
         for name, found in passages(captured).items()
         if config.clusters[name].mirror == "millrace"
@@ -97,7 +97,7 @@ def roster_of(config: AuditConfig, captured: Capture, rows: pa.Table) -> list[Wi
         row
         for topic in config.topics
         for row in roster_rows(
-            config.producers,
+            config.roster(),
             streams_of(config, captured),
             topic,
             config.window_ms,
@@ -180,7 +180,7 @@ def _stands_in(history: EpochStarts, position: MirrorPosition) -> bool:
     return holds_to(history, position.next_offset, position.leader_epoch) == position.next_offset
 
 
-def _histories(captured: Capture) -> dict[Place, EpochStarts]:
+def _histories(captured: Capture) -> dict[ClusterPartition, EpochStarts]:
     return {(pin.cluster, pin.topic, pin.partition): pin.epochs for pin in captured.pins}
 
 
@@ -190,7 +190,7 @@ def _given_again(
     """Source offsets that were given out twice, where a position does not tell in which of the two logs it
     is: one from before the truncation has not passed what came after it."""
     histories = _histories(captured)
-    notes: dict[Place, list[UnreadNote]] = {}
+    notes: dict[ClusterPartition, list[UnreadNote]] = {}
     for note in unread:
         place = (note.cluster, note.topic, note.partition)
         if note.cause == "recreated":
@@ -219,7 +219,7 @@ def _unsure_to(note: UnreadNote, position: MirrorPosition, history: EpochStarts)
     return note.first_offset
 
 
-def _positions_at(captured: Capture, aggregate: str, place: Place) -> list[MirrorPosition]:
+def _positions_at(captured: Capture, aggregate: str, place: ClusterPartition) -> list[MirrorPosition]:
     return [
         position
         for position in captured.positions
@@ -233,12 +233,12 @@ def groups_of(config: AuditConfig, captured: Capture, unread: Iterable[UnreadNot
     if not captured.commits:
         return []
     histories = _histories(captured)
-    shortened: dict[Place, int] = {}
+    shortened: dict[ClusterPartition, int] = {}
     for note in unread:
         if note.cause == "truncated":
             place = (note.cluster, note.topic, note.partition)
             shortened[place] = min(note.first_offset, shortened.get(place, note.first_offset))
-    commits: dict[tuple[str, str], dict[Place, int]] = {}
+    commits: dict[tuple[str, str], dict[ClusterPartition, int]] = {}
     for key, offsets in captured.commits.items():
         commits[key] = {}
         for place, offset in offsets.items():

@@ -72,7 +72,7 @@ CELL_DDL = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RowPlace:
     """Where a row was counted."""
 
     tier: str
@@ -95,7 +95,7 @@ class RowBuilder:
     def __len__(self) -> int:
         return len(self._columns["tier"])
 
-    def add_cell(self, place: Place, row: CellRow) -> None:
+    def add_cell(self, place: RowPlace, row: CellRow) -> None:
         sequenced = row.sequenced
         self._add(
             place,
@@ -119,13 +119,13 @@ class RowBuilder:
         )
 
     def add_note(
-        self, place: Place, note: str, count: int, first_offset: int = -1, last_offset: int = -1
+        self, place: RowPlace, note: str, count: int, first_offset: int = -1, last_offset: int = -1
     ) -> None:
         self._add(
             place, note=note, count=count, first_offset=first_offset, last_offset=last_offset, stream=""
         )
 
-    def add_totals(self, place: Place, totals: ScanTotals) -> None:
+    def add_totals(self, place: RowPlace, totals: ScanTotals) -> None:
         """Notes of what a range's counter read."""
         if totals.records:
             self.add_note(place, NOTE_RECORDS, totals.records)
@@ -141,7 +141,7 @@ class RowBuilder:
             [pa.array(columns[field_.name], field_.type) for field_ in CELL_SCHEMA], schema=CELL_SCHEMA
         )
 
-    def _add(self, place: Place, **values: object) -> None:
+    def _add(self, place: RowPlace, **values: object) -> None:
         values.update(
             tier=place.tier,
             cluster=place.cluster,

@@ -29,7 +29,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import expr, lit
 
 from millrace.audit.contract.header import HEADER_KEY
-from millrace.audit.scanning.cell_rows import CELL_DDL, Place, RowBuilder
+from millrace.audit.scanning.cell_rows import CELL_DDL, RowBuilder, RowPlace
 from millrace.audit.spark.connector_security import client_settings
 from millrace.audit.spark.spark_source import ReadOptions, parse_options
 from millrace.audit.spark.task_plan import OffsetRange
@@ -158,8 +158,8 @@ def _take(counter, rows: RowBuilder, range_: OffsetRange) -> Iterator[pa.RecordB
             yield rows.flush()
 
 
-def _place(range_: OffsetRange) -> Place:
-    return Place(
+def _place(range_: OffsetRange) -> RowPlace:
+    return RowPlace(
         range_.tier, range_.cluster, range_.topic, range_.topic_id, range_.partition, range_.tail
     )  # fmt: skip
 

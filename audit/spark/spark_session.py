@@ -34,6 +34,7 @@ from pyspark.sql import SparkSession
 from millrace.audit.spark.spark_failures import one_line
 from millrace.audit.spark.spark_package import ship_package
 from millrace.broker.errors import JavaMissing, MillraceError
+from millrace.broker.protocol.address import Address
 
 LOCAL = "local[*]"
 DRIVER_MEMORY = "1g"  # the driver's JVM only moves cells and verdicts; records never enter it
@@ -176,12 +177,13 @@ def require_master(master: str) -> None:
         return
     reasons = []
     for address in master.removeprefix("spark://").split(","):
-        host, _, port = address.rpartition(":")
         try:
-            with socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S):
+            with socket.create_connection(Address.parse(address), CONNECT_TIMEOUT_S):
                 return
-        except (OSError, ValueError) as problem:
-            reasons.append(f"{address}: {getattr(problem, 'strerror', None) or problem}")
+        except OSError as problem:
+            reasons.append(f"{address}: {problem.strerror or problem}")
+        except ValueError as problem:
+            reasons.append(f"{address}: expected {problem}")
     raise MillraceError(f"Spark master {master} cannot be reached ({'; '.join(reasons)})")
 
 

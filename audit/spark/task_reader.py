@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from millrace.audit.contract.header import HEADER_KEY, InvalidIdentity, decode_identity
-from millrace.audit.scanning.cell_rows import NOTE_READ, NOTE_UNREAD, Place, RowBuilder
+from millrace.audit.scanning.cell_rows import NOTE_READ, NOTE_UNREAD, RowBuilder, RowPlace
 from millrace.audit.scanning.counting import CellCounter
 from millrace.audit.scanning.range_reader import (
     COMPACTED,
@@ -90,8 +90,8 @@ async def pin_ranges(options: ReadOptions) -> list[OffsetRange]:
     ]
 
 
-def _place(range_: OffsetRange) -> Place:
-    return Place(
+def _place(range_: OffsetRange) -> RowPlace:
+    return RowPlace(
         range_.tier, range_.cluster, range_.topic, range_.topic_id, range_.partition, range_.tail
     )  # fmt: skip
 
@@ -116,14 +116,14 @@ def _read_cells(
         yield rows.flush()
 
 
-def _take(counter: CellCounter, rows: RowBuilder, place: Place) -> Iterator[pa.RecordBatch]:
+def _take(counter: CellCounter, rows: RowBuilder, place: RowPlace) -> Iterator[pa.RecordBatch]:
     for row in counter.take():
         rows.add_cell(place, row)
         if len(rows) >= ROWS_PER_ARROW_BATCH:
             yield rows.flush()
 
 
-def _note_unread(rows: RowBuilder, place: Place, first_offset: int, end_offset: int, cause: str) -> None:
+def _note_unread(rows: RowBuilder, place: RowPlace, first_offset: int, end_offset: int, cause: str) -> None:
     rows.add_note(place, NOTE_UNREAD + cause, end_offset - first_offset, first_offset, end_offset - 1)
 
 

@@ -148,7 +148,7 @@ class Cluster:
         self.name = name
         self.client_id = client_id
         self.request_timeout_ms = request_timeout_ms
-        self._bootstrap = [Address.parse(each) for each in bootstrap]
+        self.set_bootstrap(bootstrap)
         is_plain = security is None or security.protocol == "PLAINTEXT"
         self._access = None if security is None or is_plain else Access(security)
         self._refused: AccessRefused | None = None
@@ -260,8 +260,13 @@ class Cluster:
         self._topic_read_at.clear()
 
     def set_bootstrap(self, bootstrap: Sequence[str]) -> None:
-        """Other servers to find a way in by, for a caller that learns where they are from elsewhere."""
-        self._bootstrap = [Address.parse(each) for each in bootstrap]
+        """Other servers to find a way in by, for a caller that learns where they are from elsewhere. Raises
+        ValueError for an unreadable address."""
+        try:
+            self._bootstrap = [Address.parse(each) for each in bootstrap]
+        except ValueError as error:
+            given = ", ".join(bootstrap)
+            raise ValueError(f"cluster {self.name}: bootstrap servers {given!r}, expected {error}") from None
 
     def observe(self, error_code: int) -> None:
         """Note an error code from an answer: some of them tell that the metadata is old."""

@@ -153,11 +153,6 @@ class Connection(asyncio.BufferedProtocol):
         return self._transport is not None and self._closed_by is None
 
     @property
-    def waiting_count(self) -> int:
-        """Requests whose answers are still to come."""
-        return len(self._waiting)
-
-    @property
     def throttle_left_ms(self) -> float:
         """For how long the server wants nothing more from now on; 0: it takes requests."""
         return max(0.0, (self._throttled_until - self._loop.time()) * 1000)

@@ -167,7 +167,6 @@ class GroupMember:
         self._rng = rng or random.Random()
         # A connection of its own: a join waits in the server until the others have come.
         self._purpose = f"group {group_id} {id(self):x}"
-        self._assigned = asyncio.Event()
         self._wake = asyncio.Event()
         self._wants_rejoin = False
         self._closing = False
@@ -198,11 +197,6 @@ class GroupMember:
         if self._task is not None:
             raise RuntimeError(f"the member of group {self.group_id} was started before")
         self._task = asyncio.get_running_loop().create_task(self._run())
-
-    @property
-    def is_assigned(self) -> bool:
-        """Whether a share of the work is held now (from just before `on_assign` to its end)."""
-        return self._assigned.is_set()
 
     @property
     def trouble(self) -> str:
@@ -345,10 +339,8 @@ class GroupMember:
         # However they end: nobody holds a share for which no seat is kept.
         heartbeats.add_done_callback(lambda _: self._wake.set())
         try:
-            self._assigned.set()
             await self._while_seated(self._on_assign(share), heartbeats)
             await self._wake.wait()
-            self._assigned.clear()
             if self._lost_by is None:
                 if self._on_lost_within_join is None or heartbeats.done():
                     await self._on_revoke()
@@ -359,7 +351,6 @@ class GroupMember:
             else:
                 await self._on_lost()
         finally:
-            self._assigned.clear()
             heartbeats.cancel()
             await asyncio.wait([heartbeats])
         if not heartbeats.cancelled() and (error := heartbeats.exception()) is not None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from millrace.broker.coordination.paths import DEFAULT_BROKER, BrokerRegistration, TopicAssignment
@@ -168,9 +168,6 @@ class MetadataCache:
         info = self.topics.pop(name, None)
         if info is not None:
             self.topic_names.pop(info.topic_id, None)
-
-    def set_brokers(self, registrations: Iterable[BrokerRegistration]) -> None:
-        self.brokers = {registration.broker_id: registration for registration in registrations}
 
     def set_broker(self, registration: BrokerRegistration) -> bool:
         """A broker as it registered itself; False when that is known. In the order of their ids."""

@@ -37,6 +37,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from millrace.broker.protocol.address import Address
 from millrace.broker.replication.partition import PartitionState
 from millrace.broker.storage.log_config import UNREADABLE
 
@@ -155,10 +156,9 @@ def _load(data: bytes) -> dict[str, Any]:
 
 
 def encode_broker(registration: BrokerRegistration, now_ms: int) -> bytes:
-    host = f"[{registration.host}]" if ":" in registration.host else registration.host
     payload: dict[str, Any] = {
         "listener_security_protocol_map": {"PLAINTEXT": "PLAINTEXT"},
-        "endpoints": [f"PLAINTEXT://{host}:{registration.port}"],
+        "endpoints": [f"PLAINTEXT://{Address(registration.host, registration.port)}"],
         "jmx_port": -1,
         "features": {},
         "host": registration.host,

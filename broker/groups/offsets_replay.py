@@ -15,12 +15,11 @@ from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
-from millrace.broker.errors import InvalidRecord
+from millrace.broker.errors import InvalidRecord, UnreadableRecord
 from millrace.broker.groups.offsets import OffsetStore
 from millrace.broker.groups.record_layout import (
     GroupKey,
     OffsetKey,
-    UnreadableRecord,
     decode_group_value,
     decode_key,
     decode_offset_value,
@@ -193,7 +192,9 @@ class OffsetsReplay:
     def _put(self, key: bytes, offset: int, value: bytes, producer_id: int | None) -> None:
         decoded, committed = decode_key(key), decode_offset_value(value, offset)
         if not isinstance(decoded, OffsetKey) or committed is None:
-            raise ValueError(f"the commit at offset {offset} of the offsets topic cannot be read after all")
+            raise UnreadableRecord(
+                f"the commit at offset {offset} of the offsets topic cannot be read after all"
+            )
         store = self._memory.offsets.setdefault(decoded.group_id, OffsetStore())
         partition = decoded.topic, decoded.partition
         if producer_id is None:

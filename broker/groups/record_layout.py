@@ -33,6 +33,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+from millrace.broker.errors import UnreadableRecord
 from millrace.broker.groups.offsets import CommittedOffset
 from millrace.broker.groups.values import GroupSnapshot, MemberSnapshot
 
@@ -53,10 +54,6 @@ _SIZE = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
 _INT64 = struct.Struct(">q")
 _USUAL_VALUE = struct.Struct(">hqih")
-
-
-class UnreadableRecord(ValueError):
-    """A record of the offsets topic whose bytes do not fit its version's layout."""
 
 
 @dataclass(frozen=True, slots=True)

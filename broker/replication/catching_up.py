@@ -20,7 +20,7 @@ from millrace.broker.replication.follower import (
     Answer,
     Append,
     AskBounds,
-    BackOff,
+    AskLater,
     Outdated,
     Position,
     StartAnew,
@@ -67,7 +67,7 @@ class CatchingUp:
                 return await self._truncate(local, answer.leader_epoch, offset)
             case AskBounds():
                 return await self._realign(local, answer.leader_epoch, bounds)
-            case BackOff(code, expected):
+            case AskLater(code, expected):
                 if expected:
                     return EXPECTED_REST_SECONDS
                 raise error_for_code(code, f"the leader answers {error_for_code(code).name}")

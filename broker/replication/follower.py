@@ -91,14 +91,14 @@ class StartAnew:
 
 
 @dataclass(frozen=True, slots=True)
-class BackOff:
+class AskLater:
     """Wait a little and ask again. `expected`: the usual course of a change of leaders, no fault."""
 
     error_code: int
     expected: bool
 
 
-Decision = Outdated | Append | Truncate | AskBounds | StartAnew | BackOff
+Decision = Outdated | Append | Truncate | AskBounds | StartAnew | AskLater
 
 _EXPECTED_CODES = frozenset(
     error.code
@@ -120,7 +120,7 @@ def decide(answer: Answer, position: Position, epochs: Epochs) -> Decision:
     if answer.error_code == OffsetOutOfRange.code:
         return AskBounds()
     if answer.error_code:
-        return BackOff(answer.error_code, answer.error_code in _EXPECTED_CODES)
+        return AskLater(answer.error_code, answer.error_code in _EXPECTED_CODES)
     if answer.diverging is not None:
         return Truncate(truncation_offset(answer.diverging, epochs, position.end_offset))
     return Append()

@@ -21,7 +21,7 @@ import structlog
 import uvloop
 
 from millrace.broker.client.broker_connections import BrokerConnections
-from millrace.broker.config import BrokerConfig, BrokerSettings, parse_address
+from millrace.broker.config import BrokerConfig, BrokerSettings
 from millrace.broker.coordination.broker_registry import (
     deregister,
     leave_in_sync_sets,
@@ -303,9 +303,7 @@ class Broker:
 
     def _registration(self) -> BrokerRegistration:
         advertised = self._config.advertised or self.address
-        host = advertised.host
-        if host in ("0.0.0.0", "::"):
-            host = socket.getfqdn()
+        host = socket.getfqdn() if advertised.is_everywhere else advertised.host
         return BrokerRegistration(
             self._config.id, host, advertised.port or self.address.port, self._config.rack
         )
@@ -365,7 +363,7 @@ class Broker:
         self._listener = Listener(self._socket, dispatcher, self._metrics, self._settings, backlog)
         self._dynamic.follow(self._listener.set_limits)
         if self._settings.metrics_listen:
-            await self._serve_metrics(parse_address(self._settings.metrics_listen), services)
+            await self._serve_metrics(Address.parse_listener(self._settings.metrics_listen), services)
         settings = self._settings
         self._spawn("apply", self._local.follow())
         self._spawn("offline", self._every(OFFLINE_REPORT_INTERVAL_MS, self._local.report_offline))
@@ -401,9 +399,9 @@ class Broker:
     async def _serve_metrics(self, address: Address, services: BrokerServices) -> None:
         read_gauges = gauges(services, self._listener, self._controller)
         server = MetricsServer(BrokerCollector(self._metrics, api_name, read_gauges))
-        port = await server.start(address.host, address.port)
+        port = await server.start(address)
         self._cleanup.append(("metrics", server.stop))
-        log.info("metrics served", address=f"http://{address.host}:{port}/metrics")
+        log.info("metrics served", address=f"http://{address._replace(port=port)}/metrics")
 
     # -- while it runs -------------------------------------------------------------------------------
 

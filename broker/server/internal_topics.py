@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import structlog
 
 from millrace.broker.coordination.metadata_cache import MetadataCache
-from millrace.broker.errors import KafkaError
+from millrace.broker.errors import KafkaError, UnreadableRecord
 from millrace.broker.replication.replica_manager import ACKS_ALL, ReplicaManager
 
 log = structlog.get_logger("millrace.broker")
@@ -162,7 +162,7 @@ class CoordinatorLoader:
             try:
                 await self._load(partition)
                 return
-            except (KafkaError, OSError, ValueError) as error:
+            except (KafkaError, OSError, UnreadableRecord) as error:
                 log.error(
                     f"{self._what} cannot be loaded; trying again",
                     topic=self._topic,

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from uuid import UUID
@@ -523,18 +523,6 @@ class Log:
             # Removed between the first look and the search, which would have found what came after it.
             raise OffsetOutOfRange(f"{self.directory.name}: offset {offset} was removed just now")
         return found
-
-    def batches(self, from_offset: int | None = None) -> Iterator[memoryview]:
-        """Each whole batch from `from_offset` (the log's start by default) to the end as it is now."""
-        offset = self.start_offset if from_offset is None else from_offset
-        end_offset = self.end_offset
-        while offset < end_offset:
-            found = self.read(offset, 1 << 20, end_offset=end_offset)
-            if not found.data:
-                return
-            for position, header in iterate_batches(found.data):
-                yield found.data[position : position + header.size]
-            offset = found.next_offset
 
     def offset_for_time(self, timestamp_ms: int) -> tuple[int, int] | None:
         """(offset, timestamp) of the first record that is at least as new as `timestamp_ms`; None if none

@@ -493,13 +493,6 @@ class LogManager:
         """Holds for a run under way as far as its pace goes, and whole for the next."""
         self._cleaner.config = config
 
-    def set_config(self, topic: str, config: LogConfig) -> None:
-        """Gives new settings to every log of a topic; they count from the next append on."""
-        with self._lock:
-            for (name, _), log in self._logs.items():
-                if name == topic:
-                    log.config = config
-
     def delete(self, tp: TopicPartition) -> None:
         """Takes a partition away: its directory is renamed as soon as no work on it is under way, and removed
         by `housekeeping`.

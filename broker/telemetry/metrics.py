@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from millrace.broker.errors import PortTaken
+from millrace.broker.protocol.address import Address
 
 API_SLOTS = 128
 """Room for every API key of the protocol; a key outside is counted in slot 127."""
@@ -163,13 +164,13 @@ class MetricsServer:
         self._registry.register(collector)
         self._server: asyncio.Server | None = None
 
-    async def start(self, host: str, port: int) -> int:
+    async def start(self, address: Address) -> int:
         """Listen; returns the port. Raises PortTaken."""
         try:
-            self._server = await asyncio.start_server(self._answer, host, port, limit=8192)
+            self._server = await asyncio.start_server(self._answer, address.host, address.port, limit=8192)
         except OSError as error:
             raise PortTaken(
-                f"cannot serve metrics on {host}:{port}: {error.strerror or error}; "
+                f"cannot serve metrics on {address}: {error.strerror or error}; "
                 "set metrics.listen to a free address"
             ) from None
         return int(self._server.sockets[0].getsockname()[1])

@@ -31,7 +31,7 @@ from typing import Protocol
 import structlog
 from kio.schema.errors import ErrorCode
 
-from millrace.broker.errors import KafkaError, MillraceError
+from millrace.broker.errors import KafkaError, MillraceError, UnreadableRecord
 from millrace.broker.protocol.batch import iterate_batches
 from millrace.broker.protocol.java_hash import coordinator_partition
 from millrace.broker.protocol.records import Record, build_batch, read_records
@@ -167,7 +167,7 @@ class TransactionCoordinator:
         decided to end.
 
         Until this returns its ids answer COORDINATOR_LOAD_IN_PROGRESS, also after a failure: the caller
-        tries again, or calls `unload`. Raises KafkaError, OSError, and ValueError for an unreadable record.
+        tries again, or calls `unload`. Raises KafkaError, OSError, UnreadableRecord.
         """
         self.unload(partition)
         owned = self._partitions[partition] = _OwnedPartition()
@@ -214,8 +214,8 @@ class TransactionCoordinator:
                             records.pop(transactional_id, None)
                         else:
                             records[transactional_id] = decode_value(record.value)
-                    except ValueError as error:
-                        raise ValueError(f"record at offset {record.offset}: {error}") from None
+                    except UnreadableRecord as error:
+                        raise UnreadableRecord(f"record at offset {record.offset}: {error}") from None
             return unknown, next_offset
 
         async for run in self._log.read_all(partition):

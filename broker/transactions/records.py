@@ -24,6 +24,7 @@ import struct
 from collections import defaultdict
 from collections.abc import Iterable
 
+from millrace.broker.errors import UnreadableRecord
 from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.protocol.wire import uvarint
 from millrace.broker.transactions.values import NO_PRODUCER_ID, TransactionRecord, TransactionState
@@ -33,10 +34,6 @@ _KEY_VERSION = 0
 _HEAD = struct.Struct(">hqhib")
 _TIMES = struct.Struct(">qq")
 _TAG_PREVIOUS_ID, _TAG_NEXT_ID, _TAG_CLIENT_VERSION = range(3)
-
-
-class UnreadableRecord(ValueError):
-    """A record of the transaction log whose bytes do not fit its version's layout."""
 
 
 def encode_key(transactional_id: str) -> bytes:

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import typer
 
 from millrace.broker.errors import FatalError
+from millrace.broker.protocol.address import Address
 
 if TYPE_CHECKING:
     from urllib.error import HTTPError
@@ -123,9 +124,10 @@ def find_worker(config: Path | None, url: str | None, token_file: Path | None = 
     token = _token(token_file)
     if token is None and control.token is not None:
         token = control.token.read()
-    host, _, port = (control.advertised or control.listen).rpartition(":")
-    local = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
-    return WorkerPort(f"http://{local.get(host, host)}:{port}", token)
+    at = Address.parse(control.advertised) if control.advertised else control.listen
+    if at.is_everywhere:
+        at = at._replace(host="::1" if ":" in at.host else "127.0.0.1")
+    return WorkerPort(f"http://{at}", token)
 
 
 def config_file(config: Path | None, instead: str = "") -> Path:

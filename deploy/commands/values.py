@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import typer
 
+from millrace.broker.protocol.address import ADDRESS_EXPECTED, Address
+
 
 def key_value_pairs(pairs: Sequence[str], *, option: str) -> dict[str, str]:
     """`["a=1", "b=x=y"]` → `{"a": "1", "b": "x=y"}`; raises BadParameter naming the pair and option."""
@@ -21,14 +23,15 @@ def key_value_pairs(pairs: Sequence[str], *, option: str) -> dict[str, str]:
 
 
 def addresses(text: str, *, option: str) -> list[str]:
-    """`"a:1,b:2"` → `["a:1", "b:2"]`; raises BadParameter for an entry without a port."""
+    """`"a:1,b:2"` → `["a:1", "b:2"]`; raises BadParameter for an entry that is no address."""
     entries = [entry.strip() for entry in text.split(",") if entry.strip()]
     for entry in entries:
-        _, separator, port = entry.rpartition(":")
-        if not separator or not port.isdigit() or not 0 < int(port) < 65536:
-            raise typer.BadParameter(f"{option} {entry!r}: expected host:port, e.g. 127.0.0.1:9092")
+        try:
+            Address.parse(entry)
+        except ValueError as error:
+            raise typer.BadParameter(f"{option} {entry!r}: expected {error}") from None
     if not entries:
-        raise typer.BadParameter(f"{option} is empty: expected host:port, e.g. 127.0.0.1:9092")
+        raise typer.BadParameter(f"{option} is empty: expected {ADDRESS_EXPECTED}")
     return entries
 
 

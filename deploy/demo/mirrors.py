@@ -16,8 +16,9 @@ from typing import Any
 
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.errors import MillraceError
+from millrace.broker.protocol.address import Address
 
-Place = tuple[str, str, int]
+ClusterPartition = tuple[str, str, int]
 """(source cluster, topic, partition)"""
 
 STATUS_TIMEOUT_S = 2.0
@@ -27,7 +28,7 @@ STATUS_TIMEOUT_S = 2.0
 class Standing:
     """Positions of all partitions that a mirror that answers owns; `problems` are open gaps."""
 
-    positions: Mapping[Place, int]
+    positions: Mapping[ClusterPartition, int]
     lag: int
     all_answered: bool
     problems: tuple[str, ...]
@@ -35,13 +36,13 @@ class Standing:
     def mirrored(self, topic: str) -> int:
         return sum(position for (_, name, _), position in self.positions.items() if name == topic)
 
-    def has_reached(self, ends: Mapping[Place, int]) -> bool:
+    def has_reached(self, ends: Mapping[ClusterPartition, int]) -> bool:
         return all(self.positions.get(place, 0) >= end for place, end in ends.items())
 
 
 def standing(control_addresses: Iterable[str]) -> Standing:
     """Asks every mirror process for its `/status`; one that does not answer is left out."""
-    positions: dict[Place, int] = {}
+    positions: dict[ClusterPartition, int] = {}
     lag, all_answered = 0, True
     problems: list[str] = []
     for address in control_addresses:
@@ -59,17 +60,17 @@ def standing(control_addresses: Iterable[str]) -> Standing:
     return Standing(positions, lag, all_answered, tuple(problems))
 
 
-def source_ends(sources: Mapping[str, str], topics: Sequence[str]) -> dict[Place, int]:
+def source_ends(sources: Mapping[str, str], topics: Sequence[str]) -> dict[ClusterPartition, int]:
     """End offsets of `topics` in every source cluster (`{cluster: address}`)."""
 
-    async def of_one(cluster: str, address: str) -> dict[Place, int]:
+    async def of_one(cluster: str, address: str) -> dict[ClusterPartition, int]:
         async with Cluster(cluster, [address], client_id="demo") as connected:
             metadata = await connected.metadata(list(topics))
             keys = [key for topic in topics for key in metadata.partitions(topic)]
             listed = await connected.list_offsets(dict.fromkeys(keys, -1))
             return {(cluster, topic, number): listed[topic, number].offset for topic, number in keys}
 
-    async def of_all() -> dict[Place, int]:
+    async def of_all() -> dict[ClusterPartition, int]:
         found = await asyncio.gather(*(of_one(cluster, address) for cluster, address in sources.items()))
         return {place: end for ends in found for place, end in ends.items()}
 
@@ -93,8 +94,8 @@ def create_topics(
 
 
 def _status(address: str) -> dict[str, Any] | None:
-    host, _, port = address.rpartition(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=STATUS_TIMEOUT_S)
+    host, port = Address.parse(address)
+    connection = http.client.HTTPConnection(host, port, timeout=STATUS_TIMEOUT_S)
     try:
         connection.request("GET", "/status")
         answer = connection.getresponse()

@@ -30,6 +30,7 @@ import yaml
 from kio.schema.api_versions.v0.request import ApiVersionsRequest
 
 from millrace.broker.errors import DataFolderNotWritable, FatalError, PortTaken
+from millrace.broker.protocol.address import Address
 from millrace.broker.protocol.frames import encode_request
 from millrace.deploy import processes, zookeeper
 from millrace.deploy.local.spec import DEFAULT_FILE, MirrorSpec, SandboxSpec, load_spec
@@ -269,7 +270,7 @@ class Sandbox:
         return [service for service in self._services.values() if service.tier == tier]
 
     def _zookeeper_service(self) -> Service:
-        host, port = _host_and_port(self.spec.zookeeper.listen)
+        host, port = Address.parse(self.spec.zookeeper.listen)
         return Service(
             name="zookeeper",
             tier=0,
@@ -329,11 +330,6 @@ class Sandbox:
         return path
 
 
-def _host_and_port(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return host, int(port)
-
-
 def _check_address_is_free(service: Service) -> None:
     """A stranger on the port would look like the service that is being started."""
     if _accepts_connections(service.address):
@@ -345,7 +341,7 @@ def _check_address_is_free(service: Service) -> None:
 
 def _accepts_connections(address: str) -> bool:
     try:
-        with socket.create_connection(_host_and_port(address), timeout=1.0):
+        with socket.create_connection(Address.parse(address), timeout=1.0):
             return True
     except OSError:
         return False
@@ -354,7 +350,7 @@ def _accepts_connections(address: str) -> bool:
 def _answers_requests(address: str) -> bool:
     """Whether a broker serves: its port takes connections from its first moment on, long before it does."""
     try:
-        with socket.create_connection(_host_and_port(address), timeout=ANSWER_TIMEOUT_S) as connection:
+        with socket.create_connection(Address.parse(address), timeout=ANSWER_TIMEOUT_S) as connection:
             connection.sendall(encode_request(ApiVersionsRequest(), 1, "millrace-local"))
             return len(connection.recv(1)) == 1
     except OSError:
@@ -362,7 +358,7 @@ def _answers_requests(address: str) -> bool:
 
 
 def _answers_ready(address: str) -> bool:
-    host, port = _host_and_port(address)
+    host, port = Address.parse(address)
     connection = http.client.HTTPConnection(host, port, timeout=ANSWER_TIMEOUT_S)
     try:
         connection.request("GET", "/readyz")

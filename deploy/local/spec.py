@@ -6,28 +6,16 @@ loading; unknown keys and references to clusters that are not listed are errors.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from millrace.broker.config_file import ConfigText, check_config, read_config
+from millrace.broker.config_file import ConfigText, ServerAddress, check_config, read_config
 from millrace.broker.errors import ConfigError
 
 DEFAULT_FILE = Path(__file__).with_name("three-datacenters.yaml")
 
-_ADDRESS = re.compile(r"[A-Za-z0-9.-]+:(\d{1,5})")
-
-
-def _address(value: str) -> str:
-    match = _ADDRESS.fullmatch(value)
-    if match is None or not 0 < int(match[1]) < 65536:
-        raise ValueError('an address such as "127.0.0.1:9092"')
-    return value
-
-
-Address = Annotated[str, AfterValidator(_address)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=60)]
 
 
@@ -36,14 +24,14 @@ class _Section(BaseModel):
 
 
 class ZooKeeperSpec(_Section):
-    listen: Address
+    listen: ServerAddress
     heap_mib: int = Field(default=128, ge=32)
 
 
 class ClusterSpec(_Section):
     """One broker; `settings` are Kafka-named and lie over those that suit a sandbox."""
 
-    listen: Address
+    listen: ServerAddress
     settings: dict[str, str | int | bool] = {}
 
 
@@ -59,7 +47,7 @@ class MirrorSpec(_Section):
     target: Name
     sources: list[Name] = Field(min_length=1)
     topics: TopicPatterns
-    control: list[Address] = Field(min_length=1)
+    control: list[ServerAddress] = Field(min_length=1)
 
 
 class SandboxSpec(_Section):

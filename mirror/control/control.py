@@ -24,10 +24,11 @@ from pydantic import BaseModel, ValidationError
 
 from millrace.broker.client.security import SecretUnreadable
 from millrace.broker.errors import ConfigError
+from millrace.broker.protocol.address import Address
 from millrace.mirror.config import ControlConfig, MirrorConfig, load_config
 from millrace.mirror.control.http.bodies import Selection, SkipBody, ThrottleBody
 from millrace.mirror.control.http.client import NoAnswer, get_json
-from millrace.mirror.control.http.guard import Guard, split_address
+from millrace.mirror.control.http.guard import Guard
 from millrace.mirror.control.http.messages import (
     Refusal,
     Request,
@@ -99,7 +100,7 @@ class Control:
         if self._worker.config.control.token is None:
             log.warning(
                 "control calls are refused: the port is open to the network and there is no control.token",
-                listen=self._worker.config.control.listen,
+                listen=str(self._worker.config.control.listen),
             )
 
     async def stop(self) -> None:
@@ -352,7 +353,5 @@ def _url(control: ControlConfig, port: int) -> str:
     """Where others find this port."""
     if control.advertised is not None:
         return f"http://{control.advertised}"
-    host, _ = split_address(control.listen)
-    if host in ("0.0.0.0", "::"):
-        host = socket.gethostname()
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    host = socket.gethostname() if control.listen.is_everywhere else control.listen.host
+    return f"http://{Address(host, port)}"

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeAlias
 
+from millrace.broker.errors import UnreadableRecord
 from millrace.mirror.delivery.table_topics import TABLE_CONFIGS
 from millrace.mirror.gaps.gaps import Gap
 from millrace.mirror.topics.routes import SourcePartition
@@ -119,7 +120,7 @@ class Wishes:
         try:
             fields = decode_value(value)
             self._remember(kind, scope, fields)
-        except (ValueError, KeyError, TypeError):
+        except (UnreadableRecord, ValueError, KeyError, TypeError):
             return None
         return Wish(kind, scope, fields)
 
@@ -230,8 +231,11 @@ def decode_key(key: bytes | None) -> tuple[WishKind | None, Scope]:
 
 
 def decode_value(value: bytes) -> Mapping[str, Any]:
-    """Raises ValueError when the value is not a wish of a version known here."""
-    fields = json.loads(value)
+    """Raises UnreadableRecord when the value is not a wish of a version known here."""
+    try:
+        fields = json.loads(value)
+    except ValueError as error:
+        raise UnreadableRecord(f"not a wish: {error}") from None
     if not isinstance(fields, dict) or fields.get("version") != VERSION:
-        raise ValueError("a wish of another version")
+        raise UnreadableRecord("a wish of another version")
     return fields

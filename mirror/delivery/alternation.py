@@ -83,11 +83,6 @@ class Alternation:
         return any(each.holds_records for each in self.both)
 
     @property
-    def in_doubt(self) -> bool:
-        """Whether the outcome of a transaction is not known here."""
-        return any(each.in_doubt for each in self.both)
-
-    @property
     def may_seal(self) -> bool:
         """Whether what is being filled need not wait for the transaction before it."""
         return self.earlier.phase not in CLOSING or self.earlier.phase is Phase.ENDING

@@ -25,6 +25,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from millrace.broker.errors import UnreadableRecord
 from millrace.mirror.delivery.table_topics import TABLE_CONFIGS
 from millrace.mirror.topics.routes import SourcePartition
 
@@ -75,7 +76,7 @@ class Positions:
             return
         try:
             self.known[partition] = decode_value(value)
-        except ValueError:
+        except UnreadableRecord:
             self.unreadable.add(partition)
 
 
@@ -113,11 +114,11 @@ def encode_value(position: Position) -> bytes:
 
 
 def decode_value(value: bytes) -> Position:
-    """Raises ValueError when the value is not a position of a version known here."""
+    """Raises UnreadableRecord when the value is not a position of a version known here."""
     try:
         fields = json.loads(value)
         if fields["version"] != VERSION:
-            raise ValueError(f"a position of version {fields['version']!r}")
+            raise UnreadableRecord(f"a position of version {fields['version']!r}")
         position = Position(
             int(fields["next_offset"]),
             str(fields["cluster_id"]),
@@ -128,10 +129,10 @@ def decode_value(value: bytes) -> Position:
             int(fields.get("waiting_since_ms", -1)),
             int(fields.get("began", -1)),
         )
-    except (TypeError, KeyError, AttributeError, OverflowError) as error:
-        raise ValueError(f"not a position: {error}") from None
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        raise UnreadableRecord(f"not a position: {error}") from None
     if position.next_offset < 0:
-        raise ValueError(f"a position before the log: {position.next_offset}")
+        raise UnreadableRecord(f"a position before the log: {position.next_offset}")
     return position
 
 

@@ -241,11 +241,6 @@ class LaneTransaction:
         """Whether the positions have to be read before anything else is carried."""
         return self._in_doubt or self.phase is Phase.UNREAD
 
-    @property
-    def in_doubt(self) -> bool:
-        """Whether the outcome of the last transaction is not known here."""
-        return self._in_doubt or self.phase in (Phase.ENDING, Phase.UNREAD)
-
     def next_step(
         self,
         lane: LaneView,

@@ -11,12 +11,12 @@ from collections.abc import Collection
 import structlog
 
 from millrace.broker.client.cluster import Cluster
+from millrace.broker.errors import UnreadableRecord
 from millrace.broker.protocol.records import Record
 from millrace.mirror.delivery.checkpoints import Positions
 from millrace.mirror.delivery.topic_tail import TopicTail
 from millrace.mirror.offsets.offset_map import (
     MAP_PARTITIONS,
-    MalformedChunk,
     decode_chunk,
     decode_key,
     map_partition,
@@ -79,7 +79,7 @@ class MapReader:
             return
         try:
             map_of.put(decode_chunk(key, record.value))
-        except MalformedChunk as error:
+        except UnreadableRecord as error:
             map_of.put_unreadable(key)
             log.warning("a record of the offset map cannot be read", of=str(key.partition), error=str(error))
 

@@ -53,6 +53,7 @@ from operator import itemgetter
 from typing import NamedTuple
 from uuid import UUID
 
+from millrace.broker.errors import UnreadableRecord
 from millrace.mirror.delivery.checkpoints import NO_TOPIC_ID
 from millrace.mirror.delivery.table_topics import TABLE_CONFIGS
 from millrace.mirror.offsets.offset_runs import ranges_of
@@ -99,10 +100,6 @@ class ChunkKey(NamedTuple):
     from_offset: int
     began_ms: int
     to_offset: int | None = None
-
-
-class MalformedChunk(ValueError):
-    """A record of the map that this version cannot read."""
 
 
 # --- writing -----------------------------------------------------------------------------------------
@@ -351,10 +348,6 @@ class Chunk:
     def target_end(self) -> int:
         return self.head.base + self.head.target_span
 
-    def runs(self) -> Iterator[Run]:
-        """Raises MalformedChunk."""
-        return decode_runs(self.body, self.from_offset, self.head.base)
-
 
 def encode_key(key: ChunkKey) -> bytes:
     fields = {
@@ -401,12 +394,12 @@ def encode_value(head: ChunkHead, body: bytes | bytearray) -> bytes:
 
 
 def decode_chunk(key: ChunkKey, value: bytes) -> Chunk:
-    """Raises MalformedChunk when the value is not a chunk of a version known here. The runs are not looked
+    """Raises UnreadableRecord when the value is not a chunk of a version known here. The runs are not looked
     at."""
     if len(value) < _HEAD_SIZE:
-        raise MalformedChunk(f"{len(value)} bytes are no chunk of the offset map")
+        raise UnreadableRecord(f"{len(value)} bytes are no chunk of the offset map")
     if value[0] != VERSION:
-        raise MalformedChunk(f"a chunk of the offset map in version {value[0]}")
+        raise UnreadableRecord(f"a chunk of the offset map in version {value[0]}")
     flags = value[1]
     base, at = _varint(value, _HEAD_SIZE)
     cut_from = None
@@ -428,7 +421,7 @@ def decode_chunk(key: ChunkKey, value: bytes) -> Chunk:
 
 
 def decode_runs(body: bytes, from_offset: int, base: int) -> Iterator[Run]:
-    """Raises MalformedChunk."""
+    """Raises UnreadableRecord."""
     source, target, at = from_offset, base, 0
     while at < len(body):
         head, at = _varint(body, at)
@@ -495,7 +488,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
                 return number, at
             shift += 7
     except IndexError:
-        raise MalformedChunk("a chunk of the offset map that was cut off") from None
+        raise UnreadableRecord("a chunk of the offset map that was cut off") from None
 
 
 def _zigzag(number: int) -> int:

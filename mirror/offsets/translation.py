@@ -21,8 +21,9 @@ from functools import lru_cache
 from itertools import accumulate
 from uuid import UUID
 
+from millrace.broker.errors import UnreadableRecord
 from millrace.mirror.delivery.checkpoints import NO_TOPIC_ID
-from millrace.mirror.offsets.offset_map import Chunk, ChunkKey, MalformedChunk, Run, decode_runs
+from millrace.mirror.offsets.offset_map import Chunk, ChunkKey, Run, decode_runs
 
 NO_LIMIT = 1 << 63
 
@@ -91,7 +92,7 @@ class PartitionMap:
             return Translation(Answer.UNREADABLE)
         try:
             return self._look_up(offset, position, topic_id)
-        except MalformedChunk:
+        except UnreadableRecord:
             return Translation(Answer.UNREADABLE)
 
     def _look_up(self, offset: int, position: int, topic_id: UUID) -> Translation:

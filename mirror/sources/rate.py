@@ -19,11 +19,6 @@ class TokenBucket:
         self._tokens = 0.0
         self._filled_at_ms = 0
 
-    @property
-    def rate(self) -> float | None:
-        """Bytes a second; None: no limit."""
-        return self._rate
-
     def set_rate(self, bytes_per_second: float | None, now_ms: int) -> None:
         """Another limit from now on. What was read too much under the old one is still owed. Raises
         ValueError for a limit that is not above zero (to read nothing is to pause)."""

@@ -197,11 +197,6 @@ class SourceReader:
             "throttled_ms": self.cluster.throttled_ms,
         }
 
-    @property
-    def rate(self) -> float | None:
-        """Bytes a second that this worker may fetch of this source; None: no limit."""
-        return self._bucket.rate
-
     def reconfigure(self, config: SourceConfig, fetch: FetchConfig, discovery_interval_ms: int) -> None:
         """Takes settings that were read again: which topics, how large a fetch, how often to look."""
         self.config = config

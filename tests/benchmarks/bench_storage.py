@@ -64,7 +64,7 @@ async def bench_compaction(folder: Path, record_count: int, per_batch: int, comp
     manager.start(0)
     log = manager.create(("t", 0))
     fill(log, record_count, per_batch, compression)
-    manager.set_config("t", LogConfig(cleanup_policy=COMPACT, segment_ms=1))
+    log.config = LogConfig(cleanup_policy=COMPACT, segment_ms=1)
     log.roll_if_due(10**15)
     log.flush(0)
     size = log.size

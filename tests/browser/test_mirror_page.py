@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from millrace.broker.protocol.address import Address
 from millrace.mirror.control.http.bodies import MirrorAnswer
 from millrace.mirror.control.http.messages import Request, Response, json_response
 from millrace.mirror.control.http.page import page_response
@@ -206,7 +207,7 @@ class PageServer:
         self.document: dict[str, Any] | None = healthy()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._server = HttpServer("127.0.0.1:0", self._respond)
+        self._server = HttpServer(Address("127.0.0.1", 0), self._respond)
 
     @property
     def url(self) -> str:

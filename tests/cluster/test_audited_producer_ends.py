@@ -113,7 +113,7 @@ def test_what_a_callback_raises_comes_out_and_the_counts_are_told_nevertheless(m
 
 
 def test_a_stream_of_many_windows_is_followed_by_a_new_one(mock_cluster, monkeypatch):
-    monkeypatch.setattr("millrace.audit.clients.open_streams.MAX_WINDOWS_A_STREAM", 3)
+    monkeypatch.setattr("millrace.audit.clients.told_stream.MAX_WINDOWS_A_STREAM", 3)
     producer = AuditedProducer(settings(mock_cluster, millrace_report_interval_ms=60_000))
     for second in range(10):
         producer.produce("flights", b"", timestamp=1_357_000_000_000 + second * 1000)

@@ -30,25 +30,28 @@ def own_kafka(tmp_path: Path) -> Iterator[KafkaPeer]:
         yield peer
 
 
-async def no_share(share: bytes) -> None:
-    return None
-
-
-async def nothing_to_revoke() -> None:
-    return None
-
-
 async def produce_through(ewr: Cluster, trouble: Callable[[], Awaitable[None]]) -> None:
     """Send records while `trouble` happens; every one must be acknowledged, and be there exactly once, in
     order, although answers got lost. A group member keeps or regains its seat meanwhile."""
     await admin.create_topic(ewr, "flights")
+    has_share = False
+
+    async def assigned(share: bytes) -> None:
+        nonlocal has_share
+        has_share = True
+
+    async def revoked() -> None:
+        nonlocal has_share
+        has_share = False
+
     member = GroupMember(
         ewr,
         "workers",
         protocol_type="millrace-test",
         protocols=[("all", b"")],
-        on_assign=no_share,
-        on_revoke=nothing_to_revoke,
+        on_assign=assigned,
+        on_revoke=revoked,
+        on_lost=revoked,
         assign=lambda members: dict.fromkeys(members, b"all"),
         session_timeout_ms=6000,
         heartbeat_interval_ms=200,
@@ -65,7 +68,7 @@ async def produce_through(ewr: Cluster, trouble: Callable[[], Awaitable[None]]) 
         await troubling
         await asyncio.wait_for(asyncio.gather(*futures), patience(120))
         async with asyncio.timeout(patience(120)):
-            while not member.is_assigned:  # noqa: ASYNC110
+            while not has_share:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
     values = [record.value async for record in read_topic_to_end(ewr, "flights")]
     assert values == [b"%d" % number for number in range(RECORD_COUNT)]

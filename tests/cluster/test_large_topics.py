@@ -41,7 +41,8 @@ TOO_LONG = {"leader.replication.throttled.replicas": "1:1," * 300_000}
 
 
 def with_two_brokers(cluster: Coordination) -> None:
-    cluster.cache.set_brokers([BrokerRegistration(BROKER, "h", 1), BrokerRegistration(2, "h", 2)])
+    for number in (BROKER, 2):
+        cluster.cache.set_broker(BrokerRegistration(number, "h", number))
 
 
 def test_a_large_topic_gets_its_leaders_and_goes_again(zookeeper: ZooKeeper) -> None:

@@ -1,22 +1,16 @@
-"""Control of running mirrors: wishes that hold for all workers and over restarts, drain, reload, and the
-port."""
+"""Wishes that hold for all workers of a mirror and over restarts; drain and reload."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from typing import Any
 
-import pytest
 import yaml
-from jsonschema import Draft202012Validator
 
 from millrace.broker.client.admin import create_topic
 from millrace.broker.client.cluster import Cluster
@@ -24,51 +18,11 @@ from millrace.broker.client.read_to_end import read_topic_to_end
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.deploy.processes import spawn
 from millrace.mirror.control.wishes import Wishes, control_topic
+from tests.cluster.mirror_calls import answered, call, command, partitions, runs, states
 from tests.cluster.mirror_process import MirrorProcess, end_offset, send, until
-from tests.openapi import undescribed
 from tests.pairs import Pair, in_pairs
 from tests.record_deletion import delete_records
 from tests.waiting import patience
-
-PATH = {"PATH": os.environ["PATH"]}
-
-
-def command(mirror: MirrorProcess, *words: str, expect: int = 0) -> str:
-    """What `millrace mirror …` says, on standard output or as its error; asked of this worker."""
-    done = subprocess.run(
-        [sys.executable, "-m", "millrace.deploy.cli", "mirror", *words, "--config", str(mirror.config_path)],
-        capture_output=True,
-        text=True,
-        timeout=patience(90),
-        check=False,
-        # A terminal's settings and proxies of the machine that runs the tests mean nothing here.
-        env={**PATH, "http_proxy": "http://127.0.0.1:1"},
-    )
-    assert done.returncode == expect, (done.returncode, done.stdout, done.stderr, mirror.log[-3000:])
-    assert "Traceback" not in done.stderr
-    if expect:
-        assert len(done.stderr.splitlines()) == 1, done.stderr
-    return done.stdout + done.stderr
-
-
-def call(
-    mirror: MirrorProcess, method: str, path: str, body: Any = None, **headers: str
-) -> tuple[int, dict[str, Any], Any]:
-    """A request as any HTTP client makes it: status, headers (lower case), body (JSON where it is)."""
-    data = None if body is None else json.dumps(body).encode()
-    named = {"Content-Type": "application/json"} if data is not None else {}
-    named |= {key.replace("_", "-"): value for key, value in headers.items()}
-    request = urllib.request.Request(f"http://127.0.0.1:{mirror.port}{path}", data, named, method=method)
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        answer = opener.open(request, timeout=patience())
-    except urllib.error.HTTPError as error:
-        answer = error
-    with answer:
-        text = answer.read().decode()
-        found = {key.lower(): value for key, value in answer.headers.items()}
-    is_json = found["content-type"].startswith("application/json")
-    return int(answer.status), found, json.loads(text) if is_json else text
 
 
 class Watching:
@@ -112,27 +66,6 @@ class Watching:
 def batch(count: int = 1, size: int = 10) -> bytearray:
     now_ms = int(time.time() * 1000)
     return build_batch([Record(b"k", b"v" * size, timestamp_ms=now_ms) for _ in range(count)])
-
-
-def partitions(*mirrors: MirrorProcess) -> dict[tuple[str, int], dict[str, Any]]:
-    return {
-        (each["topic"], each["partition"]): each
-        for mirror in mirrors
-        for each in mirror.status().get("partitions", [])
-    }
-
-
-def states(*mirrors: MirrorProcess) -> set[str]:
-    return {each["state"] for each in partitions(*mirrors).values()}
-
-
-async def runs(mirror: MirrorProcess, count: int) -> None:
-    """Until this worker carries `count` partitions."""
-
-    async def carried() -> bool:
-        return len(partitions(mirror)) == count and states(mirror) <= {"running", "paused"}
-
-    await until(carried, logs_of=[mirror])
 
 
 async def arrives(target: Cluster, topic: str, count: int, *mirrors: MirrorProcess) -> None:
@@ -275,14 +208,6 @@ def test_one_gap_is_let_pass_by_a_worker_that_does_not_carry_it(pair: Pair) -> N
             assert "is not stopped at a gap" in command(other, "skip", f"src/{topic}:0", expect=1)
 
     asyncio.run(story())
-
-
-async def answered(condition: Any) -> bool:
-    """The condition, or False while a port does not answer yet."""
-    try:
-        return bool(await condition())
-    except OSError:
-        return False
 
 
 @in_pairs("kafka-millrace", "millrace-kafka")
@@ -501,125 +426,3 @@ def status_of(mirror: MirrorProcess) -> str:
     )
     assert done.returncode == 2, (done.stdout, done.stderr)
     return done.stdout + done.stderr
-
-
-@in_pairs("millrace-millrace", "kafka-millrace")
-def test_the_port_answers_as_its_description_says(pair: Pair) -> None:
-    topic = pair.unique("flights")
-
-    async def prepare() -> MirrorProcess:
-        async with pair.source.cluster() as source:
-            await create_topic(source, topic, 1, 1)
-        mirror = pair.mirror([topic])
-        await runs(mirror, 1)
-        return mirror
-
-    mirror = asyncio.run(prepare())
-    description = call(mirror, "GET", "/openapi.json")[2]
-    bodies = {
-        "/pause": {"source": "src", "topic": topic},
-        "/resume": {"source": "src", "topic": topic},
-        "/retry": {"all": True},
-        "/skip": {"source": "src", "topic": topic, "partition": 0},  # refused: it is not stopped
-        "/throttle": {"source": "src", "bytes_per_second": None},
-        "/reload": {},
-        "/drain": {},
-    }
-    for path, methods in description["paths"].items():
-        for method, operation in methods.items():
-            expected = 409 if path == "/skip" else 200
-            status, headers, answer = call(mirror, method.upper(), path, bodies.get(path))
-            assert status == expected, (path, answer)
-            (media, content), *_ = operation["responses"][str(status)]["content"].items()
-            assert headers["content-type"].partition(";")[0] == media, path
-            check(description, content["schema"], answer)
-            if "$ref" in content["schema"]:
-                assert undescribed(description, content["schema"]["$ref"].rpartition("/")[2], answer) == []
-            assert headers["cache-control"] == "no-store"
-    assert call(mirror, "GET", "/nothing")[0] == 404
-    status, headers, _ = call(mirror, "POST", "/status", {})
-    assert (status, headers["allow"]) == (405, "GET")
-    status, _, answer = call(mirror, "POST", "/pause", {"sauce": "src"})
-    check(description, {"$ref": "#/components/schemas/ErrorAnswer"}, answer)
-    assert status == 400 and "sauce" in answer["error"]
-    assert call(mirror, "POST", "/pause", {})[0] == 400  # not everything by mistake
-
-
-def check(description: dict[str, Any], schema: dict[str, Any], value: Any) -> None:
-    Draft202012Validator({**schema, "components": description["components"]}).validate(value)
-
-
-@in_pairs("millrace-millrace", "millrace-kafka")
-def test_control_is_closed_to_pages_and_to_the_network(pair: Pair) -> None:
-    topic = pair.unique("flights")
-    port = pair.mirror([topic], start=False).port
-
-    async def answers(mirror: MirrorProcess) -> None:
-        async def ready() -> bool:
-            return mirror.get("/healthz")[0] == 200
-
-        await until(lambda: answered(ready), logs_of=[mirror])
-
-    local = pair.mirror([topic])
-    wide = pair.mirror([topic], control={"listen": f"0.0.0.0:{port}", "advertised": f"127.0.0.1:{port}"})
-    wide.port = port
-    asyncio.run(answers(local))
-    asyncio.run(answers(wide))
-    pause = {"all": True}
-    assert call(local, "POST", "/pause", pause, Host="evil.example")[0] == 403
-    assert call(local, "GET", "/status", Host="evil.example")[0] == 403
-    assert call(local, "POST", "/pause", pause, Origin="http://evil.example")[0] == 403
-    assert call(local, "POST", "/pause", pause, Content_Type="text/plain")[0] == 415
-    assert call(wide, "GET", "/metrics", Host="mirror.example")[0] == 200
-    status, _, answer = call(wide, "POST", "/pause", pause)
-    assert status == 403 and "there is no control.token" in answer["error"]
-    assert "there is no control.token" in command(wide, "pause", "--all", expect=1)
-    assert "control calls are refused" in wide.log
-
-    token = pair.folder / "token"
-    token.write_text("a-secret-for-this-test\n")
-    wide.settings["control"] |= {"token": {"file": str(token)}}
-    wide.config_path.write_text(yaml.safe_dump(wide.settings))
-    wide.kill()
-    wide.start()
-    asyncio.run(answers(wide))
-    assert call(wide, "POST", "/retry", pause)[0] == 401
-    assert call(wide, "POST", "/retry", pause, Authorization="Bearer guess")[0] == 401
-
-    async def taken() -> bool:
-        return call(wide, "POST", "/retry", pause, Authorization="Bearer a-secret-for-this-test")[0] == 200
-
-    asyncio.run(until(taken, logs_of=[wide]))
-    assert "is tried again" in command(wide, "retry", "--all")
-    # The token may change without a restart, and is said nowhere.
-    token.write_text("another-secret")
-    assert call(wide, "POST", "/retry", pause, Authorization="Bearer a-secret-for-this-test")[0] == 401
-    assert "is tried again" in command(wide, "retry", "--all")
-    assert "secret" not in wide.log
-
-
-def test_a_mirror_that_does_not_run_is_one_line(tmp_path: Any) -> None:
-    mirror = MirrorProcess(tmp_path, "127.0.0.1:1", {"ewr": "127.0.0.1:2"})
-    for words in (["status"], ["pause", "--all"], ["drain"], ["reload"], ["skip", "ewr/flights:0"]):
-        said = command(mirror, *words, expect=20)
-        assert f"no worker of the mirror answers at http://127.0.0.1:{mirror.port}" in said
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["pause"],
-        ["pause", "ewr", "--all"],
-        ["pause", "ewr/flights:x"],
-        ["skip", "ewr/flights"],
-        ["skip", "*/flights:0"],
-        ["throttle", "ewr"],
-        ["throttle", "ewr", "fast"],
-        ["throttle", "ewr", "1MB", "--off"],
-        ["status", "--url", "ftp://x"],
-        ["status", "--interval", "0"],
-    ],
-)
-def test_a_wrong_command_line_is_told_in_one_line(tmp_path: Any, words: list[str]) -> None:
-    mirror = MirrorProcess(tmp_path, "127.0.0.1:1", {"ewr": "127.0.0.1:2"})
-    assert "millrace:" in command(mirror, *words, expect=64)

@@ -29,7 +29,7 @@ class Coordination:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.cache = MetadataCache()
-        self.cache.set_brokers([BrokerRegistration(BROKER, "h", 1)])
+        self.cache.set_broker(BrokerRegistration(BROKER, "h", 1))
         self.controller = ControllerRunner(session, self.cache, BROKER, lambda: 1)
         self.client = ControllerClient(session, self.cache, lambda _config: None)
 

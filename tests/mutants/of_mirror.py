@@ -246,7 +246,7 @@ OF_MIRROR = (
         instead="return False",
         red=(
             f"{UNIT}/test_source_answers.py::test_another_topic_of_the_name_is_found_at_once",
-            f"{UNIT}/test_source_answers.py"
+            f"{UNIT}/test_source_bounds.py"
             "::test_position_of_another_topic_is_a_gap_up_to_the_end_that_was_known",
         ),
     ),

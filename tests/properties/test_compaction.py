@@ -32,6 +32,7 @@ from millrace.broker.storage.cleaner import Cleaner, CleanerConfig, view_segment
 from millrace.broker.storage.compaction_plan import plan_log
 from millrace.broker.storage.log import Log
 from millrace.broker.storage.log_config import LogConfig
+from tests.stored_batches import batches_of
 
 RETENTION_MS = 1000
 CONFIG = LogConfig(
@@ -113,9 +114,9 @@ def check_log(log: Log, model: Model, *, cleaned_to: int) -> None:
         _apply(found, record)
     assert seen == sorted(set(seen))
     assert found == model.dictionary(stable)
-    ends = [(parse_header(batch).base_offset, parse_header(batch).last_offset) for batch in log.batches()]
+    ends = [(parse_header(batch).base_offset, parse_header(batch).last_offset) for batch in batches_of(log)]
     assert all(before[1] < after[0] for before, after in pairwise(ends))
-    for batch in log.batches():
+    for batch in batches_of(log):
         verify_crc(batch, 0, parse_header(batch))
     keys = [model.records[offset][0].key for offset in seen if offset < cleaned_to]
     assert len(keys) == len(set(keys)), "two records of a key are left where compaction has been"

@@ -21,6 +21,7 @@ from millrace.broker.protocol.batch import iterate_batches, verify_crc
 from millrace.broker.protocol.records import Record, build_batch, read_records
 from millrace.broker.storage.log import Log
 from millrace.broker.storage.log_config import LogConfig
+from tests.stored_batches import batches_of
 
 CONFIG = LogConfig(segment_bytes=1200, index_interval_bytes=150, segment_ms=1000, retention_ms=-1)
 EPOCH_BYTES = slice(12, 16)  # outside every checksum: a flip there cannot be seen
@@ -185,7 +186,7 @@ class LogAgainstList(RuleBasedStateMachine):
             return
         assert (self.log.start_offset, self.log.end_offset) == (self.start_offset, self.end_offset)
         expected = [data for _, last, data in self.batches if last >= self.start_offset]
-        found = [bytes(batch) for batch in self.log.batches()]
+        found = [bytes(batch) for batch in batches_of(self.log)]
         assert [batch[16:] for batch in found] == [batch[16:] for batch in expected]
         assert [batch[:8] for batch in found] == [base.to_bytes(8) for base, _, _ in self.batches]
         for batch in found:
@@ -211,7 +212,7 @@ class LogAgainstList(RuleBasedStateMachine):
             raise AssertionError(f"offset {beyond} was read")
         records = [
             record
-            for batch in self.log.batches()
+            for batch in batches_of(self.log)
             for record in read_records(batch)
             if record.offset >= self.start_offset
         ]

@@ -14,7 +14,7 @@ from tests.simulation.audit_logs import Log
 if TYPE_CHECKING:
     from tests.simulation.audit_world import World
 
-Place = tuple[str, str, int]
+ClusterPartition = tuple[str, str, int]
 
 
 @dataclass(slots=True)
@@ -32,9 +32,9 @@ class Answers:
     (next offset, topic id) by aggregate and source partition, `behind` the offsets below a log's start that
     came all the same, with the batch in which it starts."""
 
-    pins: dict[Place, Pinned] = field(default_factory=dict)
-    positions: dict[tuple[str, Place], tuple[int, str]] = field(default_factory=dict)
-    behind: dict[Place, set[int]] = field(default_factory=dict)
+    pins: dict[ClusterPartition, Pinned] = field(default_factory=dict)
+    positions: dict[tuple[str, ClusterPartition], tuple[int, str]] = field(default_factory=dict)
+    behind: dict[ClusterPartition, set[int]] = field(default_factory=dict)
     pinned_ms: int = 0
     read_ms: int = 0
 

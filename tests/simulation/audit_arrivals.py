@@ -22,15 +22,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tests.simulation.audit_oracle import Shown
 
-Place = tuple[str, str, int]
-Stretches = Mapping[Place, Iterable[tuple[int, int]]]
+ClusterPartition = tuple[str, str, int]
+Stretches = Mapping[ClusterPartition, Iterable[tuple[int, int]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
     """What was counted together: offsets [first, last] of one log, of one stream and window."""
 
-    place: Place
+    place: ClusterPartition
     topic_id: object
     first: int
     last: int
@@ -67,12 +67,14 @@ def _key(copy: Shown) -> tuple:
     )  # fmt: skip
 
 
-def passages(upstream: Iterable[Counted], downstream: Iterable[Shown]) -> dict[tuple[Place, str], int]:
+def passages(
+    upstream: Iterable[Counted], downstream: Iterable[Shown]
+) -> dict[tuple[ClusterPartition, str], int]:
     """{(partition, topic id): every offset below this one has passed}."""
     upstream = list(upstream)
     arrived = {(copy.rec.stream, copy.rec.window, copy.rec.sequence) for copy in downstream}
     places = Counter((each.stream, sequence) for each in upstream for sequence in each.sequences)
-    found: dict[tuple[Place, str], int] = {}
+    found: dict[tuple[ClusterPartition, str], int] = {}
     for each in upstream:
         alone = {sequence for sequence in each.sequences if sequence and places[each.stream, sequence] == 1}
         came = {sequence for sequence in alone if (each.stream, each.window, sequence) in arrived}

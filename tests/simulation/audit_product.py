@@ -346,7 +346,7 @@ class Audit:
             rows += reconciler.verdicts(by_stream.get(stream, []), known)
         streams = captured.ledger.streams.values()
         for topic in config.topics:
-            rows += [(row,) for row in roster_rows(config.producers, streams, topic, WINDOW_MS)]
+            rows += [(row,) for row in roster_rows(config.roster(), streams, topic, WINDOW_MS)]
         return rows
 
     def _reconciler(

@@ -282,7 +282,7 @@ class History:
             for worker in self.running()
             for lane in worker.lanes
             for producer in lane.producers
-            if producer.rules.in_doubt
+            if producer.rules.is_unread or producer.rules.phase is Phase.ENDING
         ]
         return ends if ends and self.random.random() < 0.7 else sorted(self.target.ids)
 

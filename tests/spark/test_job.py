@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from millrace.audit import explain, job
+from millrace.audit.config import RosterMember
 from millrace.audit.keeping.state import Commit, StateFolder
 from millrace.audit.spark.spark_source import parse_options, read_pinned
 from millrace.audit.spark.task_plan import OffsetRange
@@ -160,7 +161,8 @@ def test_producer_of_the_roster_that_never_reported_is_unknown(spark, world, str
         world.carry(stream)
     world.position("ewr", 200)
     world.position("jfk", 100)
-    world.config = world.config.model_copy(update={"producers": ["UA@ewr", "AA@lga"]})
+    members = [RosterMember(name=name) for name in ("UA@ewr", "AA@lga")]
+    world.config = world.config.model_copy(update={"producers": members})
     result = audit(world)
     assert result.exit_status == 2
     assert {row["producer"]: row["verdict"] for row in result.summary["producers"]}["AA@lga"] == "UNKNOWN"

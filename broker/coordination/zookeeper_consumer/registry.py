@@ -25,6 +25,7 @@ from millrace.broker.coordination.session import Node, NodeExists, NodeMissing, 
 from millrace.broker.coordination.zookeeper_consumer import paths as consumer_paths
 from millrace.broker.coordination.zookeeper_consumer.rules import GroupView, Pattern, Share, Subscription
 from millrace.broker.errors import MillraceError
+from millrace.broker.protocol.address import Address
 from millrace.broker.protocol.topic_partition import TopicPartition
 
 log = logging.getLogger("millrace.consumer")
@@ -159,8 +160,7 @@ class ConsumerRegistry:
             except ValueError as error:
                 log.warning("the registration of broker %d cannot be used: %s", broker_id, error)
                 continue
-            host = f"[{broker.host}]" if ":" in broker.host else broker.host
-            addresses.append(f"{host}:{broker.port}")
+            addresses.append(str(Address(broker.host, broker.port)))
         return tuple(addresses)
 
     async def _read_partitions(self, subscription: Subscription) -> dict[str, tuple[int, ...]]:

@@ -19,13 +19,8 @@ import hmac
 import ipaddress
 from dataclasses import dataclass
 
+from millrace.broker.protocol.address import Address
 from millrace.mirror.control.http.messages import JSON, Refusal, Request
-
-
-def split_address(listen: str) -> tuple[str, int]:
-    """`"[::1]:8090"` → `("::1", 8090)`."""
-    host, _, port = listen.rpartition(":")
-    return host.strip("[]"), int(port)
 
 
 def is_loopback(host: str) -> bool:
@@ -42,12 +37,12 @@ def is_loopback(host: str) -> bool:
 class Guard:
     """The rules for one listening address. `token` None: none is configured."""
 
-    listen: str
+    listen: Address
     token: str | None = None
 
     @property
     def is_local(self) -> bool:
-        return is_loopback(split_address(self.listen)[0])
+        return is_loopback(self.listen.host)
 
     def check(self, request: Request, *, is_control: bool) -> None:
         """Raises Refusal."""

@@ -16,7 +16,7 @@ import h11
 import structlog
 
 from millrace.broker.errors import FatalError, PortTaken
-from millrace.mirror.control.http.guard import split_address
+from millrace.broker.protocol.address import Address
 from millrace.mirror.control.http.messages import Refusal, Request, Response
 
 log = structlog.get_logger("millrace.mirror.control.http")
@@ -43,7 +43,7 @@ Respond = Callable[[Request], Awaitable[Response]]
 class HttpServer:
     """Listens on `listen` and asks `respond`, which turns every failure of its own into an answer."""
 
-    def __init__(self, listen: str, respond: Respond) -> None:
+    def __init__(self, listen: Address, respond: Respond) -> None:
         self._listen = listen
         self._respond = respond
         self._server: asyncio.Server | None = None
@@ -51,15 +51,12 @@ class HttpServer:
         self._stopping = False
         self.port = 0
 
-    @property
-    def connection_count(self) -> int:
-        return len(self._connections)
-
     async def start(self) -> None:
         """Raises PortTaken, or FatalError for an address that is not this machine's."""
-        host, port = split_address(self._listen)
         try:
-            self._server = await asyncio.start_server(self._connected, host, port, limit=MAX_HEAD_SIZE)
+            self._server = await asyncio.start_server(
+                self._connected, self._listen.host, self._listen.port, limit=MAX_HEAD_SIZE
+            )
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise PortTaken(

@@ -102,7 +102,7 @@ class Fetching:
                         token,
                     )
                 return
-            case following.BackOff():
+            case following.AskLater():
                 rest = IDLE_FETCH_MS
             case _:
                 self._cut(number, decision)

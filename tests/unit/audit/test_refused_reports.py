@@ -109,6 +109,9 @@ class Outgoing:
     def failed(self) -> None:
         self.fate = "failed"
 
+    def too_large(self) -> None:
+        self.fate = "too large"
+
 
 def test_in_an_event_loop_it_keeps_none_back_either():
     events: Any = [Outgoing("large"), Outgoing("small")]
@@ -131,7 +134,7 @@ def test_in_an_event_loop_it_keeps_none_back_either():
         await asyncio.sleep(0)
 
     asyncio.run(story())
-    assert [each.fate for each in events] == ["failed", "delivered"]
+    assert [each.fate for each in events] == ["too large", "delivered"]
 
 
 def test_nor_with_kafka_python(monkeypatch):
@@ -152,4 +155,4 @@ def test_nor_with_kafka_python(monkeypatch):
     made._as_they_are = lambda key, value: (key, value)
     events: Any = [Outgoing("large"), Outgoing("small")]
     futures = made._publish(events)
-    assert [each.fate for each in events] == ["failed", "delivered"] and futures[0] is None
+    assert [each.fate for each in events] == ["too large", "delivered"] and futures[0] is None

@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from millrace.audit import consumer as consumer_module
 from millrace.audit import kafka_python_producer
-from millrace.audit.clients import producer_life
+from millrace.audit.clients import consumer_counts, producer_life
 from millrace.audit.clients.consumer_counts import SessionCounts
 from millrace.audit.clients.loop_reports import LoopReports
 from millrace.audit.consumer import LOOK_UP_S, AuditedConsumer
@@ -114,7 +114,7 @@ def test_whatever_ends_a_report_what_waited_for_it_waits_for_the_next_one(
     got(consumer, 1)
     consumer.store_offsets(offsets=[TopicPartition("flights", 0, 2)])
     with monkeypatch.context() as patch:
-        patch.setattr(consumer_module, "encode_event", lambda _: 1 / 0)
+        patch.setattr(consumer_counts, "encode_event", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             consumer._publish_report(1.0)
     assert consumer._publish_report(1.0)

@@ -33,8 +33,8 @@ def report(start_ms):
     )
 
 
-def silent(*streams, grace_ms=0):
-    rows = roster_rows(["AA"], streams, "flights", 10, windows=WINDOWS, grace_ms=grace_ms)
+def silent(*streams, grace_ms=0, since_ms=0):
+    rows = roster_rows({"AA": since_ms}, streams, "flights", 10, windows=WINDOWS, grace_ms=grace_ms)
     assert {(each.producer, each.verdict) for each in rows} <= {("AA", Verdict.UNKNOWN)}
     told = {NOTHING: "", NOT_BACK: f" from {rows[-1].not_before_ms}" if rows else ""}
     return [f"{each.window_start_ms}{told[reason]}" for each in rows for reason in each.reasons]
@@ -47,6 +47,19 @@ def test_a_member_is_asked_for_every_window_and_not_for_any():
     assert silent(stream(5, 35)) == ["None from 35"]
     assert silent(stream(5, 12), stream(42, 44)) == ["20", "30", "None from 44"]
     assert silent(stream(5, 35), stream(30)) == [], "one stream for another"
+
+
+def test_a_member_with_a_beginning_is_asked_for_what_came_after_it():
+    assert silent(stream(25), since_ms=20) == [], "what was before is not its"
+    assert silent(stream(25), since_ms=19) == ["10"], "a window that reaches beyond the beginning is its"
+    assert silent(stream(25, 35), stream(62), since_ms=20) == ["40", "50"], "what it owes since it owes"
+    assert silent(stream(5, 12), since_ms=50) == ["None from 50"], "an end of before is no excuse"
+
+
+def test_a_member_that_never_reported_is_missed_from_its_beginning_on():
+    for since_ms, is_missed in ((0, True), (50, True), (99, True), (100, False), (10**15, False)):
+        rows = roster_rows({"AA": since_ms}, [], "flights", 10, windows=WINDOWS)
+        assert bool(rows) is is_missed, since_ms
 
 
 def test_clocks_may_differ_by_the_grace():

@@ -7,6 +7,7 @@ from typing import Any
 
 from millrace.audit.clients.session import StreamSession
 from millrace.audit.clients.told_stream import ProducerIdentity
+from millrace.audit.config import RosterMember
 from millrace.audit.contract.events import CountEvent
 from millrace.audit.reconciliation.verdict_rows import verdict_rows
 from millrace.audit.reconciliation.verdicts import Verdict, WindowVerdict
@@ -144,7 +145,8 @@ class Scene(World):
     def audit(self) -> list[WindowVerdict]:
         """The rows of one run, with those of the roster, which the job adds to them."""
         self.result = self.product.run()
-        config = config_of(self).model_copy(update={"producers": self.roster})
+        members = [RosterMember(name=name) for name in self.roster]
+        config = config_of(self).model_copy(update={"producers": members})
         return self.result.rows + roster_of(config, self.product.captured, verdict_rows(self.result.rows))
 
     def later(self, by_ms: int = 100_000) -> None:

@@ -107,6 +107,26 @@ def test_every_mistake_of_the_whole_is_told_with_its_line(tmp_path):
     ]
 
 
+def test_a_producer_of_the_roster_may_have_a_beginning(tmp_path):
+    later = "{name: UA, since: 2013-01-01}, {name: DL, since: 2013-01-01T01:00:00+01:00}"
+    config = load_config(write(tmp_path, f"{GOOD}producers: [AA, {later}]\n"))
+    assert config.roster() == {"AA": 0, "UA": 1_356_998_400_000, "DL": 1_356_998_400_000}
+
+
+@pytest.mark.parametrize(
+    ("roster", "message"),
+    [
+        ("[AA, 7]", r"producers\[1\]: got 7, expected a producer's name, or \{name"),
+        ("[{name: AA, since: soon}]", r"producers\[0\]\.since: got 'soon', expected a time such as 2013"),
+        ("[{name: AA, from: 1}]", r"producers\[0\]\.from: .*no such key"),
+        ("[AA, {name: AA, since: 2013-01-01}]", r"producers\[1\]: got 'AA', expected it once"),
+    ],
+)
+def test_a_slip_in_the_roster_names_the_line_and_what_there_is_to_write(tmp_path, roster, message):
+    with pytest.raises(ConfigError, match=rf"audit\.yaml:4: {message}"):
+        load_config(write(tmp_path, GOOD + f"producers: {roster}\n"))
+
+
 def test_errors_that_are_found_later_know_the_line(tmp_path):
     config = load_config(write(tmp_path, GOOD + "window: 1m\n"))
     assert config.where("topics[0]") == "audit.yaml:3: topics[0]"

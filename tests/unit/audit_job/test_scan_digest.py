@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from xxhash import xxh64_intdigest
 
 from millrace.audit.contract.content_digest import digest_sum, record_digest
-from millrace.audit.scanning.cell_rows import Place, RowBuilder, cells_of
+from millrace.audit.scanning.cell_rows import RowBuilder, RowPlace, cells_of
 from millrace.audit.scanning.counting import CellCounter, CellRow
 from millrace.audit.scanning.range_reader import index_fetched
 from millrace.audit.scanning.xxh64 import xxh64
@@ -106,6 +106,6 @@ def test_digest_reaches_the_cell_on_disk_whole(build):
     (row,) = rows(build.batch(0, [build.stamped(0, 1, 1)]))
     row.digest = (1 << 64) - 1
     builder = RowBuilder(1 << 20)
-    builder.add_cell(Place("t", "c", "x", "", 0, False), row)
+    builder.add_cell(RowPlace("t", "c", "x", "", 0, False), row)
     (cell,) = cells_of(builder.flush())
     assert cell.digest == (1 << 64) - 1

@@ -46,7 +46,7 @@ def test_defaults_and_values():
     [
         ({"bootstrap": "a:1"}, "option topics: got None, expected a value: it is required"),
         ({"topics": "x"}, "option bootstrap: got None, expected a value: it is required"),
-        ({**GOOD, "bootstrap": "a"}, "option bootstrap: got 'a', expected an address as host:port"),
+        ({**GOOD, "bootstrap": "a"}, "option bootstrap: got 'a', expected host:port"),
         ({**GOOD, "topics": " , "}, "option topics: got ' , ', expected topics with commas"),
         ({**GOOD, "topics": "x,x"}, "option topics: got 'x,x', expected topics with commas, each once"),
         ({**GOOD, "mode": "rows"}, "option mode: got 'rows', expected cells or records"),
@@ -76,7 +76,7 @@ def test_defaults_and_values():
             "option ranges[1].cluster: got 'jfk', expected one of bootstraps (ewr)",
         ),
         ({**PINNED, "bootstraps": '{"ewr": "a:1"}'}, "option bootstraps, ewr: got 'a:1', expected a list"),
-        ({**PINNED, "bootstraps": '{"ewr": ["a"]}'}, "option bootstraps: got 'a', expected an address"),
+        ({**PINNED, "bootstraps": '{"ewr": ["a"]}'}, "option bootstraps: got 'a', expected host:port"),
         ({**GOOD, "securities": '{"ewr": {}}'}, "option securities: got 'ewr', expected a section for each"),
         ({**GOOD, "securities": '{"cluster": 1}'}, "option securities: got 'cluster', expected a section"),
     ],

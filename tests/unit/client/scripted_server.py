@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from kio.index import load_request_schema, load_response_schema
 
+from millrace.broker.client.connection import Connection
 from millrace.broker.protocol import hot_fetch, hot_produce
 from millrace.broker.protocol.frames import Api, RequestHead, decode_entity, decode_request, encode_response
 
@@ -220,3 +221,8 @@ class ScriptedServer:
         finally:
             self._tasks.discard(task)
             writer.transport.abort()
+
+
+def waiting_count(connection: Connection) -> int:
+    """Requests of ours whose answers are still to come."""
+    return len(connection._waiting)

@@ -19,7 +19,14 @@ from millrace.broker.errors import ClusterUnreachable, ProtocolError, RequestTim
 from millrace.broker.protocol import hot_fetch, hot_produce
 from millrace.broker.protocol.frames import Api, RequestHead
 from millrace.broker.protocol.records import Record, build_batch
-from tests.unit.client.scripted_server import ScriptedServer, brokerlike, metadata_answer, nested, response
+from tests.unit.client.scripted_server import (
+    ScriptedServer,
+    brokerlike,
+    metadata_answer,
+    nested,
+    response,
+    waiting_count,
+)
 from tests.waiting import patience
 
 THROTTLE_MS = 60
@@ -156,7 +163,7 @@ def test_requests_under_way_are_not_late_while_the_server_does_not_read_them() -
             broker.find = later  # type: ignore[assignment]
             request = schema.FindCoordinatorRequest(key="g", key_type=0)
             asking = asyncio.create_task(connection.call(request, times_out_ms))
-            while not connection.waiting_count:  # noqa: ASYNC110 - the request goes out
+            while not waiting_count(connection):  # noqa: ASYNC110 - the request goes out
                 await asyncio.sleep(0)
             connection.throttle(2 * times_out_ms)
             while cluster.is_throttled:  # noqa: ASYNC110 - nothing tells that time has passed
@@ -186,7 +193,7 @@ def test_request_that_is_not_let_out_in_time_fails_alone_and_the_connection_stay
                 with pytest.raises(RequestTimedOut, match=r"not sent within 20 ms: .* wants nothing more"):
                     each.result()
             assert connection.is_open
-            assert connection.waiting_count == 0
+            assert waiting_count(connection) == 0
             assert broker.came_at == [], "nothing was sent"
             connection._throttle_end.cancel()  # type: ignore[union-attr]
             connection._throttled_until = 0.0

@@ -127,7 +127,7 @@ class Office:
 
     def lose_leader(self) -> None:
         """Partition 0 of topic "t", whose leader is gone while this broker is in sync."""
-        self.cache.set_brokers([BrokerRegistration(OWN_ID, "h", 9092, None)])
+        self.cache.set_broker(BrokerRegistration(OWN_ID, "h", 9092, None))
         self.cache.set_assignment("t", TopicAssignment(uuid4(), {0: (2, OWN_ID)}))
         state = PartitionState(2, 4, (2, OWN_ID), 1)
         self.keeper.put(STATE, paths.encode_state(state), version=6)

@@ -62,7 +62,7 @@ class Office:
     def __init__(self) -> None:
         self.session = States()
         self.cache = MetadataCache()
-        self.cache.set_brokers([BrokerRegistration(OWN_ID, "h", 9092, None)])
+        self.cache.set_broker(BrokerRegistration(OWN_ID, "h", 9092, None))
         self.told: list[set[str]] = []
         self.make_topic(uuid4())
         for number in range(PARTITIONS):

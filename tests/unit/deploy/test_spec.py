@@ -48,7 +48,7 @@ def test_file_in_the_package_is_good_and_has_three_sources_and_two_mirror_proces
 @pytest.mark.parametrize(
     ("path", "value", "words"),
     [
-        (["zookeeper", "listen"], "2181", "zookeeper.listen: got '2181', expected an address"),
+        (["zookeeper", "listen"], "2181", "zookeeper.listen: got '2181', expected host:port"),
         (["clusters", "a", "listen"], "127.0.0.1:99999", "clusters.a.listen.*127.0.0.1:9092"),
         (["clusters", "a", "listen"], "127.0.0.1:9192", "clusters.b.listen.*nothing else here has"),
         (["clusters", "a", "color"], "red", "clusters.a.color: got 'red', expected no such key"),

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millrace.broker.errors import UnreadableRecord
 from millrace.broker.groups.offsets import (
     CommittedOffset,
     ExpiryRule,
@@ -18,7 +19,6 @@ from millrace.broker.groups.offsets import (
 from millrace.broker.groups.record_layout import (
     GroupKey,
     OffsetKey,
-    UnreadableRecord,
     decode_group_value,
     decode_key,
     decode_offset_value,

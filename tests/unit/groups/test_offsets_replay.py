@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from millrace.broker.errors import CorruptMessage, InvalidRecord
+from millrace.broker.errors import CorruptMessage, InvalidRecord, UnreadableRecord
 from millrace.broker.groups import offsets_replay
 from millrace.broker.groups.config import GroupConfig
 from millrace.broker.groups.coordinator import GroupCoordinator
@@ -21,7 +21,6 @@ from millrace.broker.groups.offsets_replay import Memory, OffsetsReplay
 from millrace.broker.groups.record_layout import (
     GroupKey,
     OffsetKey,
-    UnreadableRecord,
     decode_group_value,
     decode_key,
     decode_offset_value,

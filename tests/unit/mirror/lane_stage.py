@@ -35,10 +35,10 @@ from millrace.mirror.delivery.positions_keeper import PositionsKeeper
 from millrace.mirror.delivery.transaction import Phase, Seat
 from millrace.mirror.delivery.transactional_lane import TransactionalLane
 from millrace.mirror.gaps.gaps import GapClass
-from millrace.mirror.offsets.offset_map import decode_chunk, decode_key
+from millrace.mirror.offsets.offset_map import decode_chunk, decode_key, decode_runs
 from millrace.mirror.pipeline import PartitionPipeline, State
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
-from tests.unit.mirror.test_pipeline_gaps import ORIGIN, Around, answer
+from tests.unit.mirror.pipeline_stage import ORIGIN, Around, answer
 from tests.waiting import patience
 from tests.waiting import until_async as until
 
@@ -117,7 +117,8 @@ class Target:
             key = decode_key(record.key)
             if key is not None and key.partition == partition and record.value is not None:
                 chunk = decode_chunk(key, record.value)
-                found += [(chunk.head.topic_id, *run) for run in chunk.runs()]
+                runs = decode_runs(chunk.body, chunk.from_offset, chunk.head.base)
+                found += [(chunk.head.topic_id, *run) for run in runs]
         return found
 
     def committed_by_another(self, partition: SourcePartition, position: Position) -> None:

@@ -23,7 +23,7 @@ from millrace.mirror.delivery.checkpoints import Position, Positions, encode_rec
 from millrace.mirror.sharing.assignment import Share, encode_share
 from millrace.mirror.topics.routes import SourcePartition
 from millrace.mirror.worker import Worker
-from tests.unit.mirror.test_pipeline_gaps import ORIGIN
+from tests.unit.mirror.pipeline_stage import ORIGIN
 from tests.waiting import patience
 
 START_MS = 1_000

@@ -5,6 +5,7 @@ from uuid import UUID
 
 import pytest
 
+from millrace.broker.errors import UnreadableRecord
 from millrace.mirror.delivery.checkpoints import (
     LOST,
     Position,
@@ -81,6 +82,6 @@ def test_foreign_key_is_ignored(key: bytes | None) -> None:
         encode_value(POSITION).replace(b'"topic_id":"1', b'"topic_id":"x'),
     ],
 )
-def test_value_that_cannot_be_understood_is_a_value_error(value: bytes) -> None:
-    with pytest.raises(ValueError):
+def test_value_that_cannot_be_understood_is_an_unreadable_record(value: bytes) -> None:
+    with pytest.raises(UnreadableRecord):
         decode_value(value)

@@ -24,9 +24,9 @@ from millrace.mirror.steady import steady_ms
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
 from tests.unit.mirror import lane_stage
 from tests.unit.mirror.lane_stage import Stage
+from tests.unit.mirror.pipeline_stage import ORIGIN, answer, batch, started
+from tests.unit.mirror.source_stage import Source, answered, pipeline_at, reader_of, taken
 from tests.unit.mirror.test_group_sync import settings
-from tests.unit.mirror.test_pipeline_gaps import ORIGIN, answer, batch, started
-from tests.unit.mirror.test_source_answers import Source, answered, pipeline_at, reader_of, taken
 from tests.waiting import until_async as until
 
 HOUR_MS = 3_600_000

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from millrace.broker.errors import ConfigError
+from millrace.broker.protocol.address import Address
 from millrace.mirror.config import load_config, parse_config
 from millrace.mirror.gaps.gaps import GapClass, GapPolicy
 
@@ -34,7 +35,7 @@ def test_smallest_config_gets_defaults() -> None:
     assert config.delivery == "exactly_once"
     assert config.lanes == 4
     assert config.naming_rule.target_topic("ewr", "flights") == "flights"
-    assert config.control.listen == "127.0.0.1:8090"
+    assert config.control.listen == Address("127.0.0.1", 8090)
     assert config.in_flight_bytes == 64 << 20
     assert config.group_id == "millrace-mirror.aggregate"
     assert config.gaps.policy(GapClass.EXPIRED) is GapPolicy.STOP
@@ -105,7 +106,7 @@ def test_start_takes_ends_and_times(written: object, expected: object) -> None:
         ({"sources": [source(partition_offset=-1)]}, "sources[0].partition_offset", -1, "greater than"),
         ({"gaps": {"expired": "ignore"}}, "gaps.expired", "ignore", "'stop' or 'skip'"),
         ({"in_flight_bytes": 1}, "in_flight_bytes", 1, "greater than or equal"),
-        ({"control": {"listen": "8090"}}, "control.listen", "8090", "an address"),
+        ({"control": {"listen": "8090"}}, "control.listen", "8090", "host:port"),
     ],
 )
 def test_wrong_setting_is_named_with_path_value_and_expectation(

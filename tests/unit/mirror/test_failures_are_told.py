@@ -21,7 +21,7 @@ from millrace.mirror.delivery.system_records import NewFailures, SystemRecords
 from millrace.mirror.pipeline import State
 from millrace.mirror.sources import source as source_module
 from millrace.mirror.sources import source_logs
-from tests.unit.mirror.test_source_answers import Source, answered, logs_of, pipeline_at, reader_of, taken
+from tests.unit.mirror.source_stage import Source, answered, logs_of, pipeline_at, reader_of, taken
 from tests.waiting import patience
 
 AWAY = ClusterUnreachable("agg", "no server answers")

@@ -18,8 +18,8 @@ from millrace.mirror.pipeline import STANDING_AFTER_MS, PartitionPipeline, State
 from millrace.mirror.sources import source as source_module
 from millrace.mirror.sources.fetch_memory import MIN_FETCH_SIZE, FetchBudget, Frame, HeldMemory
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
-from tests.unit.mirror.test_pipeline_gaps import Around
-from tests.unit.mirror.test_source_answers import Source, pipeline_at, reader_of
+from tests.unit.mirror.pipeline_stage import Around
+from tests.unit.mirror.source_stage import Source, pipeline_at, reader_of
 from tests.waiting import patience
 
 MEBIBYTE = 1 << 20

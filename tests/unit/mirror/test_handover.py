@@ -9,7 +9,7 @@ import pytest
 from millrace.mirror.handover import LEAVE_S, Handover, WorkLeft, drain_times, is_handed_over
 from millrace.mirror.pipeline import PartitionPipeline
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
-from tests.unit.mirror.test_pipeline_gaps import ORIGIN, Around, Target, answer, batch
+from tests.unit.mirror.pipeline_stage import ORIGIN, Around, Target, answer, batch
 
 
 def carried(number: int) -> tuple[PartitionPipeline, Target]:

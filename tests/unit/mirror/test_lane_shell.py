@@ -31,7 +31,7 @@ from tests.unit.mirror.lane_stage import (
     now_ms,
     position,
 )
-from tests.unit.mirror.test_pipeline_gaps import ORIGIN, answer, batch
+from tests.unit.mirror.pipeline_stage import ORIGIN, answer, batch
 from tests.waiting import until_async as until
 
 EWR = SourcePartition("ewr", "flights", 0)
@@ -207,7 +207,7 @@ def test_positions_read_after_an_unknown_outcome_leave_alone_who_joined_meanwhil
             joined = stage.joins(JFK, ELSEWHERE)
             joined.ready(500, -1, ORIGIN)
             read.set()
-            await until(lambda: not stage.lane.rules.in_doubt)
+            await until(lambda: not any(each.is_unread for each in stage.lane.rules.both))
             assert (joined.progress.fetch_offset, joined.state) == (500, State.RUNNING)
             assert (pipeline.progress.fetch_offset, pipeline.state) == (0, State.RUNNING)
 

@@ -19,8 +19,8 @@ from millrace.broker.protocol.records import Record, build_batch, read_records
 from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.pipeline import State
 from tests.unit.mirror.old_entries import entry, packed
-from tests.unit.mirror.test_pipeline_gaps import Around, Target, started
-from tests.unit.mirror.test_source_answers import OLD, Source, logs_of
+from tests.unit.mirror.pipeline_stage import Around, Target, started
+from tests.unit.mirror.source_stage import OLD, Source, logs_of
 
 SMALL, LARGE = 9, 14_000
 """Sizes of values: of batches that are merged with their neighbours, and of those that pass as they are."""

@@ -29,7 +29,7 @@ from millrace.mirror.offsets.offset_map import OFFSETS_TOPIC_CONFIGS, offsets_to
 from millrace.mirror.topics.route_records import ROUTES_TOPIC_CONFIGS
 from millrace.mirror.topics.routes import SourcePartition, positions_topic
 from tests.unit.client.test_read_to_end import Topic
-from tests.unit.mirror.test_pipeline_gaps import ORIGIN, answer, batch, started
+from tests.unit.mirror.pipeline_stage import ORIGIN, answer, batch, started
 
 CONFIG = parse_config(
     {

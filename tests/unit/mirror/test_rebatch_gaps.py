@@ -12,7 +12,7 @@ from millrace.mirror.batches.rebatch import stamp_for_target
 from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.pipeline import State
 from tests.unit.mirror.fetch_answers import Raw, marker, raw_batch
-from tests.unit.mirror.test_pipeline_gaps import Target, started
+from tests.unit.mirror.pipeline_stage import Target, started
 
 
 def answer(*batches: bytearray, aborted: Any = (), end: int = 1_000) -> FetchedPartition:

@@ -13,8 +13,8 @@ from millrace.mirror.config import parse_config
 from millrace.mirror.seat import WorkerSeat
 from millrace.mirror.sharing.assignment import Share, encode_share
 from millrace.mirror.sharing.peers import add_crew, crew_of
+from tests.unit.client.group_stage import Coordinator, Events
 from tests.unit.client.test_cluster import cluster
-from tests.unit.client.test_group_member import Coordinator, Events
 from tests.waiting import patience
 from tests.waiting import until_async as until
 
@@ -48,7 +48,7 @@ def test_an_end_keeps_the_seat_of_a_name_and_a_drain_none(name: str | None, is_t
             async with coordinator.broker as broker, cluster(broker.server.address) as target:
                 one = seat(target, events, instance_id=name)
                 keeping = asyncio.create_task(one.keep())
-                await until(lambda: one.is_assigned)  # noqa: B023
+                await until(lambda: events.has_share)  # noqa: B023
                 await (one.give_up() if give_up else one.end())
                 await keeping
                 assert ("leave" in coordinator.asked) is (give_up or is_told)

@@ -16,7 +16,7 @@ from millrace.mirror.config import parse_config
 from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.topics import topics as topics_module
 from millrace.mirror.topics.topics import TargetTopics
-from tests.unit.mirror.test_pipeline_gaps import answer, batch, started
+from tests.unit.mirror.pipeline_stage import answer, batch, started
 
 CONFIG = parse_config(
     {

@@ -21,9 +21,9 @@ from millrace.mirror.gaps.open_gaps import Origin
 from millrace.mirror.sources import source as source_module
 from millrace.mirror.sources import source_logs as logs_module
 from millrace.mirror.sources.epochs import untold
+from tests.unit.mirror.pipeline_stage import started
+from tests.unit.mirror.source_stage import Source, answered, logs_of, pipeline_at, reader_of, taken
 from tests.unit.mirror.test_findings import configured
-from tests.unit.mirror.test_pipeline_gaps import started
-from tests.unit.mirror.test_source_answers import Source, answered, logs_of, pipeline_at, reader_of, taken
 
 KEY = ("t", 0)
 NAMELESS = Origin("c", NO_TOPIC_ID)

@@ -177,12 +177,12 @@ def test_refused_end_is_never_guessed() -> None:
     rules.doom("too late to doom")
     assert rules.next_step(view, 1_001).act is Act.END
     rules.outcome_unknown("fenced")
-    assert rules.in_doubt
+    assert rules.is_unread
     assert rules.next_step(view, 1_002).act is Act.BEGIN_PRODUCER
     rules.producer_began()
     assert rules.next_step(view, 1_003).act is Act.READ_POSITIONS
     rules.positions_read()
-    assert (rules.phase, rules.in_doubt) == (Phase.IDLE, False)
+    assert (rules.phase, rules.is_unread) == (Phase.IDLE, False)
 
 
 def test_end_that_went_unanswered_once_costs_the_epoch() -> None:

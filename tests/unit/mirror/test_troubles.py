@@ -25,8 +25,8 @@ from millrace.mirror.topics.routes import SourcePartition
 from millrace.mirror.topics.topics import WantedTopic
 from millrace.mirror.troubles import HANGING_AFTER_MS, LASTING_AFTER_MS, Failure, Failures, Trouble
 from millrace.mirror.worker import Worker
-from tests.unit.mirror.test_pipeline_gaps import ORIGIN, answer, batch
-from tests.unit.mirror.test_source_answers import answered, taken
+from tests.unit.mirror.pipeline_stage import ORIGIN, answer, batch
+from tests.unit.mirror.source_stage import answered, taken
 from tests.waiting import until_async as until
 
 WHERE = SourcePartition("ewr", "flights", 0)

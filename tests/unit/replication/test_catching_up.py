@@ -18,6 +18,7 @@ from millrace.broker.replication.local_partition import Flusher, LocalPartition
 from millrace.broker.replication.partition import PartitionState, Replica
 from millrace.broker.storage.log import Log
 from millrace.broker.storage.log_config import LogConfig
+from tests.stored_batches import batches_of
 
 Scenario = Callable[["Pair"], Awaitable[None]]
 
@@ -79,7 +80,7 @@ class Pair:
         return await self.catching_up.take(self.local, answer, records, bounds)
 
     def content(self, log: Log) -> bytes:
-        return b"".join(bytes(batch) for batch in log.batches())
+        return b"".join(bytes(batch) for batch in batches_of(log))
 
 
 def run(folder: Path, scenario: Scenario) -> None:

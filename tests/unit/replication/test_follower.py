@@ -19,7 +19,7 @@ from millrace.broker.replication.follower import (
     Answer,
     Append,
     AskBounds,
-    BackOff,
+    AskLater,
     Outdated,
     Position,
     StartAnew,
@@ -77,9 +77,9 @@ def test_answer_of_another_epoch_or_to_another_question_is_not_used() -> None:
     ("code", "decision"),
     [
         (OffsetOutOfRange.code, AskBounds()),
-        (NotLeaderOrFollower.code, BackOff(NotLeaderOrFollower.code, True)),
-        (FencedLeaderEpoch.code, BackOff(FencedLeaderEpoch.code, True)),
-        (KafkaStorageError.code, BackOff(KafkaStorageError.code, False)),
+        (NotLeaderOrFollower.code, AskLater(NotLeaderOrFollower.code, True)),
+        (FencedLeaderEpoch.code, AskLater(FencedLeaderEpoch.code, True)),
+        (KafkaStorageError.code, AskLater(KafkaStorageError.code, False)),
     ],
 )
 def test_errors(code: int, decision: object) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace.broker.config import BrokerSettings, load_config, parse_address, parse_settings
+from millrace.broker.config import BrokerSettings, load_config, parse_settings
 from millrace.broker.errors import ConfigError
 from millrace.broker.protocol.address import Address
 from millrace.broker.storage.log_config import SETTINGS, LogConfig, Setting
@@ -88,12 +88,6 @@ def test_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str, wor
 def test_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.yaml.*a readable file"):
         load_config(tmp_path / "none.yaml")
-
-
-def test_addresses_of_both_families() -> None:
-    assert parse_address("[::1]:9092") == Address("::1", 9092)
-    assert str(Address("::1", 9092)) == "[::1]:9092"
-    assert parse_address(":9092") == Address("0.0.0.0", 9092)
 
 
 def test_every_setting_has_kafkas_name() -> None:

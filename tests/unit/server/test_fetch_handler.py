@@ -89,7 +89,8 @@ async def _broker(
         backlog=AnswerBacklog(UNBOUNDED, largest_answer, 1 << 20),
     )
     cache, topic_id = services.metadata_cache, uuid.UUID(int=1)
-    cache.set_brokers([BrokerRegistration(number, f"host-{number}", 9090 + number) for number in (1, 2)])
+    for number in (1, 2):
+        cache.set_broker(BrokerRegistration(number, f"host-{number}", 9090 + number))
     assignment: dict[int, tuple[int, ...]] = dict.fromkeys(range(partitions), (1, 2))
     cache.set_assignment("t", TopicAssignment(topic_id, assignment))
     state = PartitionState(leader, 5, (leader,), 1)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from structlog.testing import capture_logs
 
-from millrace.broker.errors import KafkaStorageError
+from millrace.broker.errors import KafkaStorageError, UnreadableRecord
 from millrace.broker.server import internal_topics
 from millrace.broker.server.internal_topics import CoordinatorLoader, InternalTopicLog
 from tests.waiting import patience, until_async
@@ -64,7 +64,9 @@ def test_leadership_loads_and_unloads():
     run(scenario)
 
 
-@pytest.mark.parametrize("failure", [KafkaStorageError("a bad disk"), OSError("gone"), ValueError("torn")])
+@pytest.mark.parametrize(
+    "failure", [KafkaStorageError("a bad disk"), OSError("gone"), UnreadableRecord("torn")]
+)
 def test_a_load_that_fails_is_tried_again(failure):
     async def scenario(it: Coordinator) -> None:
         it.failures = [failure, failure]

@@ -29,6 +29,7 @@ from millrace.broker.storage import batch_validation
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
 from millrace.broker.telemetry.metrics import BrokerMetrics
+from tests.stored_batches import batches_of
 
 VERSION = 9
 PARTITIONS = 4
@@ -97,7 +98,7 @@ class Stage:
 
     def values(self, partition: int = 0) -> list[bytes | None]:
         log = self.replicas.leader_of("t", partition).log
-        return [record.value for batch in log.batches() for record in read_records(batch)]
+        return [record.value for batch in batches_of(log) for record in read_records(batch)]
 
 
 def run(tmp_path: Path, scenario: Callable[[Stage], Awaitable[None]], **settings: str) -> None:
@@ -223,7 +224,7 @@ def test_recompression_is_work_too(tmp_path: Path) -> None:
         answer = stage.ask({("t", 0): much})
         assert asyncio.iscoroutine(answer)
         assert await stage.codes(answer) == [0]
-        (_, batch) = stage.replicas.leader_of("t", 0).log.batches()
+        (_, batch) = batches_of(stage.replicas.leader_of("t", 0).log)
         assert parse_header(batch).compression == GZIP
 
     run(tmp_path, scenario, **{"compression.type": "gzip"})
@@ -236,7 +237,7 @@ def test_a_batch_checked_before_has_the_time_of_its_append(tmp_path: Path) -> No
         (checked,) = await stage.replicas.check([("t", 0, batch)], produce_work.budget_at_once())
         assert checked is not None and not isinstance(checked, Exception)
         log.append(batch, leader_epoch=0, now_ms=7_000, checked=checked)
-        (record,) = [record for stored in log.batches() for record in read_records(stored)]
+        (record,) = [record for stored in batches_of(log) for record in read_records(stored)]
         assert record.timestamp_ms == 7_000
 
     run(tmp_path, scenario, **{"message.timestamp.type": "LogAppendTime"})

@@ -12,6 +12,7 @@ from millrace.broker.storage.cleaner import Cleaner, CleanerConfig, view_segment
 from millrace.broker.storage.compaction_plan import plan_log
 from millrace.broker.storage.log import Log
 from millrace.broker.storage.log_config import LogConfig
+from tests.stored_batches import batches_of
 
 OpenLog = Callable[..., Log]
 COMPACT = frozenset({"compact"})
@@ -65,7 +66,7 @@ def clean(
 def pairs(log: Log) -> list[tuple[int, str, str | None]]:
     """(offset, key, value) of every record but those of control batches."""
     found = []
-    for batch in log.batches():
+    for batch in batches_of(log):
         if not parse_header(batch).is_control:
             for record in read_records(batch):
                 value = None if record.value is None else record.value.decode()

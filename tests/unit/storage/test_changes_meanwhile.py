@@ -12,6 +12,7 @@ from millrace.broker.storage import checkpoints, leader_epochs
 from millrace.broker.storage.checkpoints import LEADER_EPOCH_CHECKPOINT
 from millrace.broker.storage.log import Log
 from millrace.broker.storage.segment import LogFile
+from tests.stored_batches import batches_of
 from tests.waiting import patience
 
 from .conftest import append, make_batch
@@ -46,7 +47,7 @@ def test_read_that_a_truncation_overtakes_leaves_no_wrong_position(
     monkeypatch.setattr(LogFile, "read", read)
     found = log.read(offset, 5000, end_offset=10)
     assert found.next_offset == 10
-    batches = list(log.batches(offset))
+    batches = list(batches_of(log, offset))
     assert len(batches) == 25 - offset
     for number, batch in enumerate(batches, offset):
         assert len(batch) == (new_size if number >= 5 else len(make_batch(size=100)))

@@ -15,6 +15,7 @@ from millrace.broker.storage.compaction_plan import SegmentView, group_segments,
 from millrace.broker.storage.key_map import KeyMap
 from millrace.broker.storage.log import Log
 from millrace.broker.storage.log_config import LogConfig
+from tests.stored_batches import batches_of
 
 from .compaction import (
     COMPACT,
@@ -38,11 +39,11 @@ def test_last_record_of_each_key_stays_as_it_was(log: Log, compression: int) -> 
     put(log, ("a", "1"), ("b", "1"), ("c", "1"), compression=compression)
     put(log, ("b", "2"), ("b", "3"), compression=compression)
     roll(log)
-    before = {record.offset: record for batch in log.batches() for record in read_records(batch)}
-    old_headers = [parse_header(batch) for batch in log.batches()]
+    before = {record.offset: record for batch in batches_of(log) for record in read_records(batch)}
+    old_headers = [parse_header(batch) for batch in batches_of(log)]
     clean(log)
     assert pairs(log) == [(0, "a", "1"), (2, "c", "1"), (4, "b", "3")]
-    for batch, old in zip(log.batches(), old_headers, strict=True):
+    for batch, old in zip(batches_of(log), old_headers, strict=True):
         header = parse_header(batch)
         kept = ("base_offset", "last_offset", "leader_epoch", "compression", "base_timestamp", "producer_id")
         assert [getattr(header, name) for name in kept] == [getattr(old, name) for name in kept]
@@ -58,9 +59,9 @@ def test_untouched_batch_is_copied_as_bytes(log: Log) -> None:
     put(log, ("a", "2"))
     put(log, ("c", "2"), ("d", "4"), compression=3)
     roll(log)
-    third = bytes(list(log.batches())[2])
+    third = bytes(list(batches_of(log))[2])
     clean(log)
-    assert bytes(list(log.batches())[2]) == third
+    assert bytes(list(batches_of(log))[2]) == third
 
 
 def test_log_append_time_stays(tmp_path: Path) -> None:
@@ -71,7 +72,7 @@ def test_log_append_time_stays(tmp_path: Path) -> None:
     log.config = compacted_config(segment_ms=1)
     log.roll_if_due(10**9)
     clean(log)
-    times = [(r.offset, r.timestamp_ms) for batch in log.batches() for r in read_records(batch)]
+    times = [(r.offset, r.timestamp_ms) for batch in batches_of(log) for r in read_records(batch)]
     assert times == [(0, 77_000), (2, 78_000)]
 
 
@@ -89,7 +90,7 @@ def test_tombstone_stays_its_time_and_then_goes(log: Log) -> None:
     put(log, ("a", None), ("c", "1"))
     roll(log)
     clean(log, NOW_MS)
-    batch = list(log.batches())[1]
+    batch = list(batches_of(log))[1]
     header = parse_header(batch)
     assert header.has_delete_horizon
     assert header.base_timestamp == NOW_MS + RETENTION_MS, "KIP-534"
@@ -111,7 +112,7 @@ def test_last_batch_of_a_producer_stays_as_a_header(log: Log) -> None:
     put(log, ("a", "4"), ("b", "4"))
     roll(log)
     clean(log)
-    headers = [parse_header(batch) for batch in log.batches()]
+    headers = [parse_header(batch) for batch in batches_of(log)]
     assert [(h.producer_id, h.base_sequence, h.last_sequence, h.record_count) for h in headers] == [
         (5, 1, 2, 0),
         (6, 0, 1, 0),
@@ -141,23 +142,23 @@ def test_aborted_records_go_at_once_and_the_marker_later(log: Log) -> None:
     clean(log)
     assert pairs(log) == [(0, "a", "1"), (4, "c", "2")]
     assert log.aborted_transactions(0, 10) == ((9, 1),), "a reader of the old segment may still need it"
-    kinds = [control_type(batch) for batch in log.batches() if parse_header(batch).is_control]
+    kinds = [control_type(batch) for batch in batches_of(log) if parse_header(batch).is_control]
     assert kinds == [0, 1]
     put(log, ("x", "1"))
     roll(log)
     clean(log)
     assert log.aborted_transactions(0, 10) == ()
-    markers = [parse_header(batch) for batch in log.batches() if parse_header(batch).is_control]
+    markers = [parse_header(batch) for batch in batches_of(log) if parse_header(batch).is_control]
     assert [marker.has_delete_horizon for marker in markers] == [True, False]
     put(log, ("x", "2"))
     roll(log)
     clean(log, NOW_MS + RETENTION_MS - 1)
-    kinds = [control_type(batch) for batch in log.batches() if parse_header(batch).is_control]
+    kinds = [control_type(batch) for batch in batches_of(log) if parse_header(batch).is_control]
     assert kinds == [0, 1], "for readers that have met its records"
     put(log, ("x", "2"))
     roll(log)
     clean(log, NOW_MS + RETENTION_MS)
-    kinds = [control_type(batch) for batch in log.batches() if parse_header(batch).is_control]
+    kinds = [control_type(batch) for batch in batches_of(log) if parse_header(batch).is_control]
     assert kinds == [1], "the commit's record is still there"
     put(log, ("x", "3"), ("c", "3"))
     roll(log)

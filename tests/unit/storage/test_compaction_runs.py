@@ -20,6 +20,7 @@ from millrace.broker.storage.log import Log
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
 from millrace.broker.storage.log_reshaping import CompactionAbandoned
+from tests.stored_batches import batches_of
 
 from .compaction import (
     NOW_MS,
@@ -309,12 +310,12 @@ def test_policy_is_changed_both_ways_while_running(tmp_path: Path) -> None:
     for number in range(6):
         put(log, ("same", str(number)), (f"own{number}", "1"))
         put(log, ("same", "whole batches go"))
-    manager.set_config("t", compacted_config(segment_ms=1, index_interval_bytes=1))
+    log.config = compacted_config(segment_ms=1, index_interval_bytes=1)
     log.roll_if_due(10**12)
     manager.compact_due(NOW_MS, lambda tp: 100)
     kept = pairs(log)
     assert len(kept) == 7
-    manager.set_config("t", LogConfig(retention_ms=-1))
+    log.config = LogConfig(retention_ms=-1)
     put(log, ("same", "x"))
     manager.compact_due(NOW_MS, lambda tp: 100)
     assert len(pairs(log)) == 8
@@ -325,7 +326,7 @@ def test_policy_is_changed_both_ways_while_running(tmp_path: Path) -> None:
         assert pairs(again) == pairs(log), recovery_point
         assert not again.notes
         shutil.rmtree(tmp_path / "copy")
-    manager.set_config("t", LogConfig(retention_ms=0, retention_bytes=0))
+    log.config = LogConfig(retention_ms=0, retention_bytes=0)
     log.delete_old_segments(10**12)
     assert log.start_offset == log.end_offset
     with pytest.raises(OffsetOutOfRange):
@@ -341,7 +342,7 @@ def test_follower_of_a_compacted_log_keeps_its_holes(tmp_path: Path, log: Log) -
     put(log, ("same", "7"))
     clean(log)
     follower = Log.open(tmp_path / "f" / "t-0", LogConfig(), recovery_point=None, now_ms=NOW_MS)
-    follower.append_as_follower(b"".join(bytes(batch) for batch in log.batches()), NOW_MS)
+    follower.append_as_follower(b"".join(bytes(batch) for batch in batches_of(log)), NOW_MS)
     assert pairs(follower) == pairs(log)
     again = Log.open(follower.directory, LogConfig(), recovery_point=0, now_ms=NOW_MS)
     assert (pairs(again), again.notes) == (pairs(log), [])

@@ -14,6 +14,7 @@ from millrace.broker.storage.checkpoints import sync_directory
 from millrace.broker.storage.log import Log
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
+from tests.stored_batches import batches_of
 
 from .conftest import append
 
@@ -58,7 +59,7 @@ def assert_whole(manager: LogManager) -> None:
     again.start(0)
     log = again.get(KEY)
     assert log is not None and log.topic_id == NEW, again.offline
-    assert (len(list(log.batches())), log.leader_epochs.entries) == (RECORDS, [(2, 0)])
+    assert (len(list(batches_of(log))), log.leader_epochs.entries) == (RECORDS, [(2, 0)])
     assert again.notes == []
     again.close()
 

@@ -27,6 +27,7 @@ from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
 from millrace.broker.storage.segment import LogFile
 from tests import root_rights
+from tests.stored_batches import batches_of
 
 from .conftest import append, make_batch
 
@@ -288,8 +289,8 @@ def test_writes_are_refused_while_a_real_disk_is_full(small_disk: Path) -> None:
     assert stored == list(range(len(stored)))
     assert not manager.failed_folders
     assert not manager.offline
-    assert len(list(log.batches())) == len(stored), "nothing half-written is visible"
-    manager.set_config("t", LogConfig(segment_bytes=50_000, retention_bytes=100_000))
+    assert len(list(batches_of(log))) == len(stored), "nothing half-written is visible"
+    log.config = LogConfig(segment_bytes=50_000, retention_bytes=100_000)
     manager.housekeeping(3000)
     assert append(log, size=500).base_offset == len(stored), "there is room again"
     log.flush(3000)
@@ -300,7 +301,7 @@ def test_writes_are_refused_while_a_real_disk_is_full(small_disk: Path) -> None:
     reopened = again.get(("t", 0))
     assert reopened is not None
     assert (reopened.end_offset, again.notes) == (len(stored) + 1, [])
-    assert len(list(reopened.batches())) == reopened.end_offset - reopened.start_offset
+    assert len(list(batches_of(reopened))) == reopened.end_offset - reopened.start_offset
     again.close()
 
 
@@ -399,7 +400,7 @@ def test_recovery_reads_only_what_is_past_the_recovery_point(
     assert again.end_offset == 320
     assert counted[0] < 21 * 20_100 + 64 * 1024, f"{counted} of {again.size} bytes"
     assert counted[1] < 100, "the index leads to the recovery point"
-    assert [parse_header(batch).base_offset for batch in again.batches(318)] == [318, 319]
+    assert [parse_header(batch).base_offset for batch in batches_of(again, 318)] == [318, 319]
 
 
 def test_index_below_the_recovery_point_is_kept_and_right(open_log: OpenLog) -> None:

@@ -16,6 +16,7 @@ from millrace.broker.storage.log import Log
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
 from millrace.broker.storage.segment import LogFile, Segment, WouldBlock
+from tests.stored_batches import batches_of
 
 OpenLog = Callable[..., Log]
 NOW_MS = 1_000
@@ -28,7 +29,7 @@ def write(log: Log, *values: bytes) -> None:
 
 
 def values_of(log: Log) -> list[bytes | None]:
-    return [record.value for batch in log.batches(log.start_offset) for record in read_records(batch)]
+    return [record.value for batch in batches_of(log, log.start_offset) for record in read_records(batch)]
 
 
 def open_files(folder: Path) -> list[str]:

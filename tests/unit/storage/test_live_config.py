@@ -12,6 +12,7 @@ from millrace.broker.errors import InvalidRecord, InvalidTimestamp, RecordListTo
 from millrace.broker.protocol.batch import parse_header, verify_crc
 from millrace.broker.protocol.records import Record, build_batch, read_records
 from millrace.broker.storage.log import Log
+from tests.stored_batches import batches_of
 
 from .conftest import append, make_batch
 
@@ -23,7 +24,7 @@ def change(log: Log, **settings: Any) -> None:
 
 
 def last(log: Log) -> memoryview:
-    return list(log.batches())[-1]
+    return list(batches_of(log))[-1]
 
 
 def test_sizes(open_log: OpenLog) -> None:

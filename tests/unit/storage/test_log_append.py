@@ -16,6 +16,7 @@ from millrace.broker.protocol.control_records import build_marker
 from millrace.broker.protocol.records import Record, build_batch, read_records
 from millrace.broker.storage.log import Log
 from millrace.broker.storage.segment import LogFile
+from tests.stored_batches import batches_of
 
 from .conftest import append, make_batch
 
@@ -184,7 +185,7 @@ def test_topic_s_codec_is_enforced(open_log: OpenLog, kind: str, codec: int) -> 
     log = open_log(compression_type=kind)
     append(log, 3, compression=3)
     append(log, 3)
-    for batch in log.batches():
+    for batch in batches_of(log):
         header = parse_header(batch)
         verify_crc(batch, 0, header)
         assert header.compression == codec
@@ -236,7 +237,7 @@ def test_partial_write_is_taken_back(open_log: OpenLog) -> None:
     assert caught.value.retriable
     assert (log.end_offset, os.path.getsize(log.directory / f"{0:020d}.log")) == (1, size)
     assert append(log).base_offset == 1
-    assert len(list(log.batches())) == 2
+    assert len(list(batches_of(log))) == 2
 
 
 def test_log_whose_partial_write_stays_refuses_all_appends(

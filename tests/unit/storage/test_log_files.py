@@ -22,6 +22,7 @@ from millrace.broker.storage.log import Log
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_reader import LogRead
 from millrace.broker.storage.segment import Segment
+from tests.stored_batches import batches_of
 
 from .conftest import append, make_batch
 
@@ -411,7 +412,7 @@ def test_log_of_a_killed_process_recovers_all_that_was_flushed(tmp_path: Path) -
     process.stdout.close()
     log = Log.open(tmp_path / "t-0", LogConfig(), recovery_point=flushed, now_ms=0)
     assert log.end_offset >= flushed
-    keys = [parse_header(batch).max_timestamp for batch in log.batches()]
+    keys = [parse_header(batch).max_timestamp for batch in batches_of(log)]
     assert keys == list(range(log.end_offset))
 
 

@@ -224,8 +224,8 @@ def test_topic_settings_are_checked_by_name_and_value() -> None:
 def test_batch_reaches_its_log_by_the_manager(tmp_path: Path) -> None:
     manager = _started(tmp_path)
     manager.create(TP).append(make_batch(), leader_epoch=0, now_ms=0)
-    manager.set_config(TP[0], LogConfig(max_message_bytes=10))
     log = manager.logs()[TP]
+    log.config = LogConfig(max_message_bytes=10)
     with pytest.raises(Exception, match=r"max\.message\.bytes"):
         append(log)
     manager.close()

@@ -13,6 +13,7 @@ from millrace.broker.storage.checkpoints import HOLES_MARKER
 from millrace.broker.storage.log import Log
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
+from tests.stored_batches import batches_of
 
 from .conftest import append, make_batch
 
@@ -144,5 +145,5 @@ def test_log_that_was_cut_in_a_hole_ends_there_after_a_restart(tmp_path: Path, c
     again = started(tmp_path)
     recovered = again.get(KEY)
     assert recovered is not None, again.offline
-    assert (recovered.end_offset, len(list(recovered.batches()))) == (6, 4)
+    assert (recovered.end_offset, len(list(batches_of(recovered)))) == (6, 4)
     again.close()

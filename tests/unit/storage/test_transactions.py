@@ -18,6 +18,7 @@ from millrace.broker.protocol.batch import parse_header
 from millrace.broker.protocol.control_records import Marker, build_marker, control_type, parse_marker
 from millrace.broker.storage.log import Log
 from millrace.broker.storage.producer_state import _UNREPLICATED_COUNT, ProducerState
+from tests.stored_batches import batches_of
 
 from .conftest import append, make_batch
 
@@ -181,7 +182,7 @@ def test_follower_has_the_same_aborts_and_the_same_files(open_log: OpenLog, tmp_
     leader = _filled(open_log)
     assert leader.aborted_transactions(0, END) == ABORTED
     follower = Log.open(tmp_path / "f" / "t-0", leader.config, recovery_point=None, now_ms=0)
-    follower.append_as_follower(b"".join(bytes(batch) for batch in leader.batches()), 0)
+    follower.append_as_follower(b"".join(bytes(batch) for batch in batches_of(leader)), 0)
     assert follower.aborted_transactions(0, END) == ABORTED
     assert follower.last_stable_offset(follower.end_offset) == 20
     for path in leader.directory.glob("*.txnindex"):
@@ -225,7 +226,7 @@ def test_index_that_a_crash_has_hurt_is_made_anew(open_log: OpenLog, damage: str
 @pytest.mark.parametrize("offset", range(1, 21))
 def test_truncation_takes_aborts_and_reopens_transactions(open_log: OpenLog, offset: int) -> None:
     log = _filled(open_log)
-    batches = [bytes(batch) for batch in log.batches()]
+    batches = [bytes(batch) for batch in batches_of(log)]
     log.truncate_to(offset, 0)
     again = Log.open(log.directory.parent / "x" / "t-0", log.config, recovery_point=None, now_ms=0)
     again.append_as_follower(b"".join(b for b in batches if parse_header(b).last_offset < offset), 0)

@@ -8,7 +8,13 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 from kio.schema.errors import ErrorCode
 
-from millrace.broker.errors import KafkaError, NotEnoughReplicas, NotLeaderOrFollower, RequestTimedOut
+from millrace.broker.errors import (
+    KafkaError,
+    NotEnoughReplicas,
+    NotLeaderOrFollower,
+    RequestTimedOut,
+    UnreadableRecord,
+)
 from millrace.broker.protocol.batch import stamp_offset_and_epoch
 from millrace.broker.protocol.java_hash import coordinator_partition
 from millrace.broker.protocol.records import Record, build_batch, read_records
@@ -486,7 +492,7 @@ def test_records_of_newer_software():
         append(b"\x00\x09something", b"else")
         await around.coordinator.load(ORDERS)  # skipped
         append(encode_key("orders"), b"\x00\x09")
-        with pytest.raises(ValueError, match="offset 2: value version"):
+        with pytest.raises(UnreadableRecord, match="offset 2: value version"):
             await around.coordinator.load(ORDERS)
         assert around.coordinator.describe("orders").error is ErrorCode.coordinator_load_in_progress
 

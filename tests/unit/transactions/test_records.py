@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millrace.broker.errors import UnreadableRecord
 from millrace.broker.transactions.records import (
-    UnreadableRecord,
     decode_key,
     decode_value,
     encode_key,

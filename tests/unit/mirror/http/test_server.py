@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from millrace.broker.errors import FatalError, PortTaken
+from millrace.broker.protocol.address import Address
 from millrace.mirror.control.http import server as server_module
 from millrace.mirror.control.http.client import NoAnswer, get_json
 from millrace.mirror.control.http.messages import Request, Response, json_response
@@ -26,7 +27,7 @@ async def echo(request: Request) -> Response:
 
 def run(story: Story, respond: Callable[[Request], Awaitable[Response]] = echo) -> None:
     async def whole() -> None:
-        server = HttpServer("127.0.0.1:0", respond)
+        server = HttpServer(Address("127.0.0.1", 0), respond)
         await server.start()
         try:
             async with asyncio.timeout(patience(120)):
@@ -168,8 +169,8 @@ def test_a_client_that_takes_no_answer_is_given_up(monkeypatch: pytest.MonkeyPat
         _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         await writer.drain()
-        await until(lambda: server.connection_count == 1)
-        await until(lambda: server.connection_count == 0)
+        await until(lambda: len(server._connections) == 1)
+        await until(lambda: len(server._connections) == 0)
         writer.close()
 
     run(story, large)
@@ -180,7 +181,7 @@ def test_connections_over_the_limit_are_closed_and_the_others_serve(monkeypatch:
 
     async def story(server: HttpServer) -> None:
         kept = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(2)]
-        await until(lambda: server.connection_count == 2)
+        await until(lambda: len(server._connections) == 2)
         assert await talk(server) == b""
         reader, writer = kept[0]
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -194,9 +195,9 @@ def test_connections_over_the_limit_are_closed_and_the_others_serve(monkeypatch:
 def test_a_taken_port_and_a_foreign_address_are_said() -> None:
     async def story(server: HttpServer) -> None:
         with pytest.raises(PortTaken, match="is taken by another process"):
-            await HttpServer(f"127.0.0.1:{server.port}", echo).start()
+            await HttpServer(Address("127.0.0.1", server.port), echo).start()
         with pytest.raises(FatalError, match=r"control\.listen 203\.0\.113\.1:1"):
-            await HttpServer("203.0.113.1:1", echo).start()
+            await HttpServer(Address("203.0.113.1", 1), echo).start()
 
     run(story)
 

@@ -1,0 +1,124 @@
+"""A partition's pipeline with everything around it written down: what was sent, told and kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+from uuid import UUID
+
+from millrace.broker.client.raw_fetch import FetchedPartition
+from millrace.broker.errors import KafkaError
+from millrace.broker.protocol.batch import stamp_offset_and_epoch
+from millrace.broker.protocol.records import Record, build_batch
+from millrace.mirror.delivery.sink import Outgoing
+from millrace.mirror.gaps.gaps import Gap, GapClass, GapPolicy
+from millrace.mirror.gaps.open_gaps import Origin
+from millrace.mirror.pipeline import PartitionPipeline
+from millrace.mirror.topics.routes import SourcePartition, TargetPartition
+
+ORIGIN = Origin("cluster", UUID(int=7))
+SECOND = 1_000_000
+
+
+class Target:
+    """The sink's face to a pipeline: a queue, of which a test sends, acknowledges and refuses."""
+
+    is_transactional = False
+
+    def __init__(self) -> None:
+        self.queue: list[Outgoing] = []
+        self.sent_count = 0
+
+    def enqueue(self, _target: TargetPartition, outgoing: Outgoing) -> None:
+        self.queue.append(outgoing)
+
+    def withdraw(self, _target: TargetPartition, owner: object, from_offset: int = 0) -> list[Outgoing]:
+        gone = [each for each in self.queue[self.sent_count :] if each.offsets[0] >= from_offset]
+        self.queue = [each for each in self.queue if each not in gone]
+        return gone
+
+    def is_failing(self, _target: TargetPartition) -> bool:
+        return False
+
+    def offsets(self) -> list[list[int]]:
+        return [list(each.offsets) for each in self.queue]
+
+    def acknowledge(self, count: int = 1) -> None:
+        for _ in range(count):
+            outgoing = self.queue.pop(0)
+            self.sent_count = max(0, self.sent_count - 1)
+            outgoing.owner.delivered(outgoing, -1, 0)
+
+    def refuse(self, error: KafkaError) -> None:
+        """The first is refused; what takes its place stands where it stood."""
+        outgoing = self.queue.pop(0)
+        self.sent_count = max(0, self.sent_count - 1)
+        self.queue[:0] = outgoing.owner.refused(outgoing, error, 0)
+
+
+class Around:
+    """The worker's face to a pipeline."""
+
+    def __init__(self, *skipped: GapClass) -> None:
+        self.skipped = skipped
+        self.events: list[tuple[int, int, str]] = []
+        self.limit = 1 << 20
+        self.limit_now = 1 << 20
+        self.now = SECOND
+        self.may_record = asyncio.Event()
+        self.may_record.set()
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def now_ms(self) -> int:
+        return self.now
+
+    def policy(self, gap_class: GapClass) -> GapPolicy:
+        return GapPolicy.SKIP if gap_class in self.skipped else GapPolicy.STOP
+
+    async def record_gap(self, gap: Gap) -> None:
+        await self.may_record.wait()
+        self.events.append((gap.from_offset, gap.to_offset, gap.gap_class.value))
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self.tasks.add(asyncio.get_running_loop().create_task(work))
+
+    def max_batch_size(self, _topic: str) -> int:
+        return self.limit
+
+    async def refresh_limits(self, _topic: str) -> None:
+        self.limit = self.limit_now
+
+    def moved(self, _pipeline: object) -> None: ...
+
+    def count_batch(self, *_: object) -> None: ...
+
+    def count_delivered(self, *_: object) -> None: ...
+
+    async def rest(self) -> None:
+        """Until what was spawned has come as far as it can; raises what it raised."""
+        for _ in range(20):
+            await asyncio.sleep(0)
+        for task in self.tasks:
+            if task.done():
+                task.result()
+
+
+def started(*skipped: GapClass, began: int = 0) -> tuple[PartitionPipeline, Target, Around]:
+    target, around = Target(), Around(*skipped)
+    sink: Any = target
+    where = SourcePartition("ewr", "flights", 0)
+    pipeline = PartitionPipeline(where, TargetPartition("flights", 0), sink, around)
+    pipeline.ready(began, -1, ORIGIN, began)
+    return pipeline, target, around
+
+
+def batch(base: int, sizes: list[int], epoch: int = 0) -> bytearray:
+    built = build_batch([Record(b"k", b"x" * size, timestamp_ms=SECOND) for size in sizes])
+    stamp_offset_and_epoch(memoryview(built), base, epoch)
+    return built
+
+
+def answer(*batches: bytearray, end: int = 1_000) -> FetchedPartition:
+    data = memoryview(bytearray(b"".join(batches)))
+    return FetchedPartition("flights", 0, 0, end, end, 0, (), None, data)

@@ -1,0 +1,118 @@
+"""Where a source's log begins for the mirror, and where it ends as far as is known."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from uuid import UUID
+
+from millrace.broker.client.metadata import NO_TOPIC_ID
+from millrace.mirror.delivery.checkpoints import Position
+from millrace.mirror.gaps.open_gaps import Origin
+from millrace.mirror.pipeline import State
+from millrace.mirror.sources.source_logs import SourceLogs
+from millrace.mirror.topics.routes import SourcePartition
+from tests.unit.mirror.source_stage import NEW, OLD, Source, logs_of, pipeline_at
+
+
+def begun(source: Source, known: Position, **more: Any) -> Any:
+    pipeline = pipeline_at(0, state=State.STARTING)
+
+    def ready(offset: int, epoch: int, origin: Origin, began: int) -> None:
+        pipeline.began, pipeline.first = (offset, epoch, origin), began
+        pipeline.state = State.RUNNING
+
+    pipeline.ready = ready
+    asyncio.run(logs_of(source).begin(pipeline, known, is_lost=False, start="latest"))
+    return pipeline
+
+
+def test_position_of_another_topic_is_a_gap_up_to_the_end_that_was_known() -> None:
+    pipeline = begun(Source(NEW, earliest=3), Position(40, "c", OLD, 2, 0, 55, 900))
+    assert pipeline.began == (40, 2, Origin("c", OLD))
+    assert pipeline.gaps == [("recreated", 55, {"resume_at": 3, "origin": Origin("c", NEW)})]
+
+
+def test_end_of_the_log_is_known_from_the_beginning() -> None:
+    """It may be gone before the first fetch."""
+    recorded: list[Position] = []
+
+    async def record(_partition: SourcePartition, position: Position) -> None:
+        recorded.append(position)
+
+    pipeline = pipeline_at(0, state=State.STARTING)
+    pipeline.ready = lambda *_: setattr(pipeline, "state", State.RUNNING)
+    source: Any = Source(latest=100)
+    logs = SourceLogs("ewr", source, lambda: 5_000, record)
+    asyncio.run(logs.begin(pipeline, None, is_lost=False, start="earliest"))
+    assert [(each.next_offset, each.log_end) for each in recorded] == [(0, 100)]
+    assert pipeline.lag.log_end == 100
+    # Known already, and grown since: what was on record is not the last that is known.
+    assert begun(Source(latest=100), Position(40, "c", OLD, 2, 0, 55, 900)).lag.log_end == 100
+    assert begun(Source(NEW, latest=3), Position(40, "c", OLD, 2, 0, 55, 900)).lag.log_end == 55
+
+
+def test_a_position_keeps_the_place_where_the_mirroring_began() -> None:
+    """Whoever reads positions must know that nothing of what was there before was carried."""
+    recorded: list[Position] = []
+
+    async def record(_partition: SourcePartition, position: Position) -> None:
+        recorded.append(position)
+
+    pipeline = pipeline_at(0, state=State.STARTING)
+    pipeline.ready = lambda *given: setattr(pipeline, "state", State.RUNNING)
+    source: Any = Source(latest=100)
+    logs = SourceLogs("ewr", source, lambda: 5_000, record)
+    asyncio.run(logs.begin(pipeline, None, is_lost=False, start="latest"))
+    assert [(each.next_offset, each.began) for each in recorded] == [(100, 100)]
+    assert begun(source, Position(100, "c", OLD, 2, 0, began=40)).first == 40
+
+
+def test_position_without_an_id_takes_the_one_that_the_source_has_by_now() -> None:
+    pipeline = begun(Source(NEW), Position(40, "c", NO_TOPIC_ID, 2, 0))
+    assert (pipeline.began, pipeline.gaps) == ((40, 2, Origin("c", NEW)), [])
+    pipeline = begun(Source(NO_TOPIC_ID), Position(40, "c", OLD, 2, 0))
+    assert (pipeline.began, pipeline.gaps) == ((40, 2, Origin("c", OLD)), [])
+
+
+def test_retry_at_a_recreated_log_still_knows_how_much_the_old_one_held() -> None:
+    pipeline = begun(Source(NEW), Position(40, "c", OLD, 2, 0, 55, 900))
+    pipeline.progress.fetch_offset, pipeline.gaps[:] = 40, []
+    asyncio.run(logs_of(Source(NEW)).explain(pipeline_of(pipeline, OLD)))
+    assert pipeline.gaps == [("recreated", 55, {"resume_at": 0, "origin": Origin("c", NEW)})]
+
+
+def pipeline_of(pipeline: Any, topic_id: UUID) -> Any:
+    pipeline.origin = Origin("c", topic_id)
+    return pipeline
+
+
+def test_waiting_goes_on_where_the_last_owner_left_it() -> None:
+    pipeline = begun(Source(), Position(40, "c", OLD, 2, 0, 55, 900))
+    pipeline.lag.sample(100, 5_000)
+    assert pipeline.lag.seconds_behind(40, 5_900) == 5.0
+
+
+def test_log_ends_are_noted_of_this_log_alone() -> None:
+    source = Source(OLD, latest=70)
+    mine, of_the_namesake = pipeline_at(40), pipeline_at(40, topic_id=NEW)
+    asyncio.run(logs_of(source).sample_ends([mine, of_the_namesake], source.view()))
+    assert (mine.lag.log_end, mine.lag.sampled_at_ms) == (70, 5_000)
+    assert of_the_namesake.lag.log_end == -1
+
+
+def test_log_end_of_a_topic_made_again_since_the_last_look_is_not_taken_for_this_logs() -> None:
+    source = Source(NEW, latest=4)
+    before = Source(OLD).view()
+    pipeline = pipeline_at(40)
+    pipeline.lag.sample(70, 4_000)
+    asyncio.run(logs_of(source).sample_ends([pipeline], before))
+    assert pipeline.lag.log_end == 70
+
+
+def test_source_that_does_not_answer_for_a_log_end_costs_only_the_sample() -> None:
+    source = Source()
+    source.failing = True
+    pipeline = pipeline_at(40)
+    asyncio.run(logs_of(source).sample_ends([pipeline], source.view()))
+    assert pipeline.lag.log_end == -1

@@ -1,0 +1,220 @@
+"""How a source is fetched from: what is asked for, over how many connections, from which leader, how fast."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from millrace.broker.client.raw_fetch import FetchPosition
+from millrace.broker.errors import (
+    RequestTimedOut,
+)
+from millrace.mirror.config import FetchConfig
+from millrace.mirror.sources import source as source_module
+from millrace.mirror.sources.fetch_memory import MIN_FETCH_SIZE, FetchBudget, HeldMemory
+from millrace.mirror.sources.source import SourceReader
+from millrace.mirror.topics.routes import SourcePartition
+from tests.unit.mirror.source_stage import NEW, OLD, Source, pipeline_at, reader_of, with_records
+from tests.waiting import until_async as until
+
+
+def test_fetches_name_the_log_that_the_position_is_of() -> None:
+    reader = reader_of(Source(NEW))
+    loop = source_module._FetchLoop(HeldMemory(reader._budget))
+    loop.partitions["t", 0] = pipeline_at(40, epoch=3)
+    positions, _ = reader._positions(loop, 1 << 20)
+    assert positions == {("t", 0): FetchPosition(40, -1, 3, OLD)}
+
+
+def test_partition_that_needs_more_of_an_answer_is_asked_for_alone_and_gets_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[set[int], int, int]] = []
+
+    async def fetch(
+        _cluster: object, _node: int, positions: Any, *, max_bytes: int, partition_max_bytes: int, **_: object
+    ) -> Any:
+        asked.append(({number for _, number in positions}, max_bytes, partition_max_bytes))
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(source_module, "fetch", fetch)
+    reader = reader_of(Source())
+    loop = source_module._FetchLoop(HeldMemory(reader._budget))
+    for number in range(4):
+        loop.partitions["t", number] = pipeline_at(40, needed_size=9 << 20 if number == 2 else 0)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(reader._fetch_from(source_module._Way(1, 0), loop))
+    assert asked == [({2}, 9 << 20, 9 << 20)]
+
+
+def test_partitions_are_spread_over_a_brokers_connections_and_stay_where_they_are(monkeypatch) -> None:
+    """A connection carries no more than a socket buffer in a round trip: several carry several times that."""
+    asked: dict[str, set[tuple[str, int]]] = {}
+    closed: list[tuple[str, int]] = []
+
+    async def fetch(_cluster: object, node: int, positions: Any, *, purpose: str, **_: object) -> Any:
+        assert node == 1
+        asked.setdefault(purpose, set()).update(positions)
+        await asyncio.sleep(0)
+        return []
+
+    async def story() -> None:
+        reader = reader_of(Source())
+        reader.cluster.close_purpose = lambda purpose, node: closed.append((purpose, node))
+        reader.config.connections = 4
+        budget = reader._budget
+        async with asyncio.TaskGroup() as reader._tasks:
+            reader.view = reader.cluster.view()
+            for number in range(8):
+                pipeline = pipeline_at(40)
+                pipeline.partition = SourcePartition("ewr", "t", number)
+                reader.add(pipeline)
+            await until(lambda: sum(map(len, asked.values())) == 8)
+            assert budget.loop_count == 4 and sorted(map(len, asked.values())) == [2, 2, 2, 2]
+            before = {purpose: set(keys) for purpose, keys in asked.items()}
+            asked.clear()
+            reader.remove(reader._pipelines["t", 0])
+            reader._place()
+            assert {key for keys in before.values() for key in keys} == {("t", number) for number in range(8)}
+            assert all(
+                set(loop.partitions) == before[way.purpose] - {("t", 0)}
+                for way, loop in reader._loops.items()
+            )
+            config: Any = SimpleNamespace(**vars(reader.config) | {"connections": 1})
+            reader.reconfigure(config, FetchConfig(), 10)
+            assert budget.loop_count == 1 and len(closed) == 3
+            await until(
+                lambda: any(keys == {("t", number) for number in range(1, 8)} for keys in asked.values())
+            )
+            for loop in reader._loops.values():
+                assert loop.task is not None
+                loop.task.cancel()
+
+    monkeypatch.setattr(source_module, "fetch", fetch)
+    asyncio.run(story())
+
+
+def test_leader_that_moves_is_followed_while_the_target_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a look at the source brings is asked of the target, which may be away for long."""
+    leader, fetched_from, looks = 1, set[int](), 0
+
+    async def fetch(_cluster: object, node: int, *_: object, **__: object) -> Any:
+        fetched_from.add(node)
+        await asyncio.sleep(0)
+        return []
+
+    async def never(_reader: SourceReader) -> None:
+        nonlocal looks
+        looks += 1
+        await asyncio.Event().wait()
+
+    async def story() -> None:
+        nonlocal leader
+        source = Source()
+        view = source.view
+        source.view = lambda: SimpleNamespace(  # type: ignore[method-assign]
+            cluster_id="c", topics=view().topics, leader=lambda *_: leader
+        )
+        reader = reader_of(source)
+        reader._on_view = never
+        reader.add(pipeline_at(40))
+        running = asyncio.create_task(reader.run())
+        await until(lambda: fetched_from == {1})
+        leader = 2
+        await until(lambda: fetched_from == {1, 2})
+        assert looks == 1, "one at a time"
+        assert reader.is_connected
+        running.cancel()
+        await asyncio.wait([running])
+
+    monkeypatch.setattr(source_module, "fetch", fetch)
+    asyncio.run(story())
+
+
+def test_target_that_fails_is_asked_again_with_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+
+    async def on_view(_reader: SourceReader) -> None:
+        nonlocal looks
+        looks += 1
+        if looks < 3:
+            raise RequestTimedOut("the target is away")
+
+    async def story() -> None:
+        reader = reader_of(Source())
+        reader._on_view = on_view
+        running = asyncio.create_task(reader.run())
+        await until(lambda: looks > 3)
+        assert (reader.is_connected, reader.failure) == (True, None)
+        running.cancel()
+        await asyncio.wait([running])
+
+    asyncio.run(story())
+
+
+def test_every_loop_may_fetch_and_a_source_that_goes_gives_its_share_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    budget = FetchBudget(1 << 20)
+    budget.loop_count = 2  # of another source
+
+    async def fetch(*_: object, **__: object) -> Any:
+        await asyncio.Event().wait()
+
+    async def story() -> None:
+        reader = reader_of(Source())
+        reader._budget = budget
+        reader.config.connections = 30
+        for number in range(30):
+            pipeline = pipeline_at(40)
+            pipeline.partition = SourcePartition("ewr", "t", number)
+            reader.add(pipeline)
+        running = asyncio.create_task(reader.run())
+        await until(lambda: budget.loop_count == 32)
+        assert budget.share == 2 * MIN_FETCH_SIZE
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    monkeypatch.setattr(source_module, "fetch", fetch)
+    asyncio.run(story())
+    assert budget.loop_count == 2
+
+
+def test_throttled_source_is_asked_for_less_and_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A virtual clock: each fetch brings all that it asked for."""
+    now_ms = 0
+    sizes: list[tuple[int, int]] = []
+    reader = reader_of(Source(), lambda: now_ms)
+    reader.set_rate(200_000)
+
+    async def fetch(_cluster: object, _node: int, positions: Any, *, max_bytes: int, **_: object) -> Any:
+        sizes.append((now_ms, max_bytes))
+        if len(sizes) == 20:
+            raise asyncio.CancelledError
+        return [with_records(bytes(max_bytes))]
+
+    async def until_changed(_loop: object, limit_ms: int) -> None:
+        nonlocal now_ms
+        now_ms += limit_ms
+
+    monkeypatch.setattr(source_module, "fetch", fetch)
+    monkeypatch.setattr(reader, "_until_changed", until_changed)
+    loop = source_module._FetchLoop(HeldMemory(reader._budget))
+    loop.partitions["t", 0] = pipeline_at(40)
+
+    async def story() -> None:
+        await reader._fetch_from(source_module._Way(1, 0), loop)
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(story())
+    read = sum(size for _, size in sizes[:-1])
+    assert abs(read / 200 - sizes[-1][0]) < 1_100, sizes
+    assert max(size for _, size in sizes) <= 200_000
+    reader.set_rate(None)
+    assert reader._bucket.room(now_ms) is None
