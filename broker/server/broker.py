@@ -462,11 +462,14 @@ class Broker:
     async def _compact(self) -> None:
         """On a thread of its own: it may take minutes, and flushes and cold reads must not wait for it."""
         await asyncio.get_running_loop().run_in_executor(
-            self._compaction, self._logs.compact_due, self._clock.now_ms(), self._replicas.stable_offset
+            self._compaction,
+            self._logs.cleaning.compact_due,
+            self._clock.now_ms(),
+            self._replicas.stable_offset,
         )
-        for (topic, number), result in self._logs.compactions:
+        for (topic, number), result in self._logs.cleaning.compactions:
             log.debug("a log was compacted", topic=topic, partition=number, **dataclasses.asdict(result))
-        self._logs.compactions.clear()
+        self._logs.cleaning.compactions.clear()
         self._report_storage()
 
     def _on_replicas_offline(self) -> None:
@@ -504,7 +507,7 @@ class Broker:
     # -- the cluster's decisions ---------------------------------------------------------------------
 
     def _keep_logs_by(self, settings: BrokerSettings) -> None:
-        self._logs.set_cleaner(cleaner_config(settings))
+        self._logs.cleaning.set_config(cleaner_config(settings))
         self._local.set_log_defaults(self._dynamic.log_defaults())
 
     def _decide_by(self, settings: BrokerSettings) -> None:

@@ -325,8 +325,8 @@ OF_STORAGE = (
         name="stray-log-is-deleted",
         promise="A log that the cluster does not know is set aside and never removed.",
         file="broker/storage/log_manager.py",
-        rule="            lambda: kept.extend(self._rename_log(tp, log, _STRAY_SUFFIX)),\n",
-        instead="            lambda: kept.extend(self._rename_log(tp, log, _DELETE_SUFFIX)),\n",
+        rule="            lambda: kept.extend(self._rename_log(tp, log, STRAY_SUFFIX)),\n",
+        instead="            lambda: kept.extend(self._rename_log(tp, log, DELETE_SUFFIX)),\n",
         red=(f"{STORAGE}/test_strays.py::test_a_log_set_aside_is_kept_named_and_told_again_at_each_start",),
     ),
     Mutant(

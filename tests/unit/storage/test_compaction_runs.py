@@ -232,12 +232,12 @@ def test_due_logs_are_compacted_and_checkpointed(tmp_path: Path) -> None:
     manager = _manager(tmp_path)
     log = manager.create(("t", 0))
     _fill(log)
-    manager.compact_due(NOW_MS, lambda tp: None)
+    manager.cleaning.compact_due(NOW_MS, lambda tp: None)
     assert len(pairs(log)) == 6, "not while its stable offset is not known"
-    manager.compact_due(NOW_MS, lambda tp: log.end_offset)
+    manager.cleaning.compact_due(NOW_MS, lambda tp: log.end_offset)
     assert pairs(log) == [(5, "same", "5")]
-    assert [tp for tp, _ in manager.compactions] == [("t", 0)]
-    assert isinstance(manager.compactions[0][1], CleanResult)
+    assert [tp for tp, _ in manager.cleaning.compactions] == [("t", 0)]
+    assert isinstance(manager.cleaning.compactions[0][1], CleanResult)
     manager.checkpoint()
     assert (tmp_path / "cleaner-offset-checkpoint").read_text() == "0\n1\nt 0 6\n"
     manager.close(NOW_MS)
@@ -260,10 +260,10 @@ def test_log_with_a_damaged_batch_is_left_alone_and_said_once(tmp_path: Path) ->
     content[70] ^= 1
     path.write_bytes(content)
     for _ in range(2):
-        manager.compact_due(NOW_MS, lambda tp: 100)
+        manager.cleaning.compact_due(NOW_MS, lambda tp: 100)
     assert [note for note in manager.notes if "cannot be compacted" in note] == [manager.notes[0]]
     assert "t-0" in manager.notes[0]
-    assert manager.uncleanable.keys() == {("t", 0)}
+    assert manager.cleaning.uncleanable.keys() == {("t", 0)}
     assert len(list(logs[0].directory.glob("*.log"))) == 7
     assert pairs(logs[1]) == [(5, "same", "5")]
     assert not manager.offline, "it is served on"
@@ -282,11 +282,11 @@ def test_full_disk_stops_a_compaction_and_nothing_else(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", full)
-        manager.compact_due(NOW_MS, lambda tp: 100)
+        manager.cleaning.compact_due(NOW_MS, lambda tp: 100)
     assert "not compacted this time" in manager.notes[0]
     assert len(pairs(log)) == 6
     assert not list(log.directory.glob("*.cleaned"))
-    manager.compact_due(NOW_MS, lambda tp: 100)
+    manager.cleaning.compact_due(NOW_MS, lambda tp: 100)
     assert len(pairs(log)) == 1
     manager.close()
 
@@ -296,7 +296,7 @@ def test_stop_ends_a_compaction(tmp_path: Path) -> None:
     log = manager.create(("t", 0))
     _fill(log)
     manager.stop_chores()
-    manager.compact_due(NOW_MS, lambda tp: 100)
+    manager.cleaning.compact_due(NOW_MS, lambda tp: 100)
     assert len(pairs(log)) == 6
     manager.close()
 
@@ -311,12 +311,12 @@ def test_policy_is_changed_both_ways_while_running(tmp_path: Path) -> None:
         put(log, ("same", "whole batches go"))
     manager.set_config("t", compacted_config(segment_ms=1, index_interval_bytes=1))
     log.roll_if_due(10**12)
-    manager.compact_due(NOW_MS, lambda tp: 100)
+    manager.cleaning.compact_due(NOW_MS, lambda tp: 100)
     kept = pairs(log)
     assert len(kept) == 7
     manager.set_config("t", LogConfig(retention_ms=-1))
     put(log, ("same", "x"))
-    manager.compact_due(NOW_MS, lambda tp: 100)
+    manager.cleaning.compact_due(NOW_MS, lambda tp: 100)
     assert len(pairs(log)) == 8
     for recovery_point in (0, log.end_offset):
         (tmp_path / "copy").mkdir()
