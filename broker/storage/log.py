@@ -139,6 +139,8 @@ class Log:
         """Called, with the reason, when an error says that the folder's disk cannot be trusted."""
         self.on_failure: Callable[[str], None] | None = None
         """Called, with the reason, when this log fails alone. Both with the log's locks held."""
+        self.on_failed_sync: Callable[[], None] | None = None
+        """Called before anything else when a sync fails: what it was for may never be on the disk."""
         self.before_truncation: Callable[[int], None] | None = None
         """Called before offsets from the given one on may be written anew; makes the checkpoints on the disk
         say nothing of them. Raises OSError."""
@@ -174,6 +176,7 @@ class Log:
         announced_id: UUID | None = None,
         is_anchored: bool = True,
         may_have_holes: bool = False,
+        after_failed_sync: bool = False,
     ) -> Log:
         """Opens or creates the log in `directory`.
 
@@ -182,7 +185,9 @@ class Log:
         `start_offset` is the checkpointed log start (records below it are deleted), `cleaned_offset` where
         compaction stopped, None if it never ran. `announced_id` is the topic id of a directory that has none,
         or whose own did not survive; `is_anchored`: the directory is known to be on the disk;
-        `may_have_holes`: nobody knows whether the topic is compacted. Raises KafkaStorageError with one line
+        `may_have_holes`: nobody knows whether the topic is compacted; `after_failed_sync`: what is recovered
+        need not be on the disk, whatever a sync says, and is written again and flushed here. Raises
+        KafkaStorageError with one line
         when the partition cannot be opened; other partitions can. Its cause is the OSError, if there was one.
         """
         try:
@@ -196,6 +201,7 @@ class Log:
                 now_ms=now_ms,
                 may_have_holes=may_have_holes or cleaned_offset is not None,
                 closed_offset=closed_offset,
+                write_again=after_failed_sync,
             )
             end_offset = opened.end_offset
             start_offset = min(max(start_offset, opened.segments[0].base_offset), end_offset)
@@ -230,6 +236,8 @@ class Log:
                 and not opened.notes
                 and producer_snapshot.snapshot_path(directory, end_offset).exists()
             )
+            if after_failed_sync:
+                log_durability.confirm(log, now_ms)
         except (OSError, ValueError, CorruptMessage) as error:
             raise KafkaStorageError(f"partition {directory} cannot be opened: {error}") from error
         return log

@@ -7,7 +7,7 @@ close), `_lock`.
 
 Invariants: the recovery point moves only after everything below it has been synced (batches, indexes of
 closed segments, leader epochs, the directory where files are new); after a failed sync nothing is promised
-any more, and the log takes no appends.
+any more, the log takes no appends, and the next start is told (`Log.on_failed_sync`).
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ def flush(log: Log, now_ms: int) -> None:
         try:
             _flush(log, now_ms)
         except OSError as error:
+            _sync_failed(log)
             reason = f"{log.directory} is offline, a flush failed: {error}"
             if log.failure is not None and not is_beyond_trust(error):
                 # It is offline by another's hand already.
@@ -60,6 +61,18 @@ def flush(log: Log, now_ms: int) -> None:
             # A full disk may take back what it had promised to this file; others may still be sound.
             log._fail(reason, error, folder=not is_no_room(error))
             raise KafkaStorageError(reason) from error
+
+
+def _sync_failed(log: Log) -> None:
+    if log.on_failed_sync is not None:
+        log.on_failed_sync()
+
+
+def confirm(log: Log, now_ms: int) -> None:
+    """For a log just opened, whose recovered batches have been written again, and their aborted transactions
+    with them: a sync that says the truth. Raises KafkaStorageError, OSError."""
+    log.leader_epochs.write_again()
+    flush(log, now_ms)
 
 
 def _flush(log: Log, now_ms: int) -> None:
@@ -160,6 +173,7 @@ def close(log: Log, now_ms: int) -> None:
             log._segments.active.sync(with_indexes=True)
             sync_directory(log.directory)
     except OSError as error:
+        _sync_failed(log)
         log.failure = f"{log.directory} was not closed cleanly: {error}"
         raise KafkaStorageError(log.failure) from error
     log.failure = f"{log.directory} is closed"

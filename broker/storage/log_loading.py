@@ -57,12 +57,30 @@ def load_folder(folder: DataFolder, now_ms: int, config_of: ConfigOf, defaults: 
     with ThreadPoolExecutor(count, "open") as threads:
         for (tp, directory), opened in zip(wanted, threads.map(open_one, wanted), strict=True):
             found.opened.append((tp, directory, opened))
+    if folder.had_failed_sync:
+        _settle_failed_sync(folder, found)
     if found.strays:
         found.notes.append(
             f"{folder.path}: {len(found.strays)} logs that the cluster did not know are still set aside, "
             f"{found.strays[0].name} among them; look at them, and remove them or put them back"
         )
     return found
+
+
+def _settle_failed_sync(folder: DataFolder, found: LoadedFolder) -> None:
+    """Raises OSError."""
+    unopened = sum(isinstance(opened, KafkaStorageError) for _, _, opened in found.opened)
+    if unopened:
+        found.notes.append(
+            f"{folder.path}: a sync had failed before this start; of {unopened} partitions that cannot be "
+            "opened it is not known what is on the disk, the others have been written again"
+        )
+        return
+    folder.forget_failed_sync()
+    found.notes.append(
+        f"{folder.path}: a sync had failed before this start; what had not been flushed has been written "
+        "again, and is on the disk now"
+    )
 
 
 def _key_of(directory: Path, found: LoadedFolder) -> TopicPartition | None:
@@ -102,6 +120,7 @@ def _open(
             is_anchored=folder.announced(tp) is None,
             cleaned_offset=folder.cleaned_offsets.get(tp),
             closed_offset=folder.recovery_points.get(tp, 0) if folder.was_clean else 0,
+            after_failed_sync=folder.had_failed_sync,
             now_ms=now_ms,
         )
     except KafkaStorageError as error:

@@ -180,6 +180,7 @@ class LogManager:
     def _add(self, tp: TopicPartition, log: Log, folder: DataFolder) -> None:
         log.on_disk_failure = partial(self._fail_folder, folder)
         log.on_failure = partial(self._fail_log, tp, log)
+        log.on_failed_sync = partial(self._note_failed_sync, folder)
         log.before_truncation = partial(folder.lower, tp)
         self._homes[tp] = folder
         self._logs[tp] = log
@@ -252,6 +253,16 @@ class LogManager:
         for folder in self._healthy():
             if folder.path == path and is_beyond_trust(error):
                 self._fail_folder(folder, reason)
+
+    def _note_failed_sync(self, folder: DataFolder) -> None:
+        try:
+            folder.note_failed_sync()
+        except OSError as error:
+            self.notes.append(
+                f"{folder.path}: a sync has failed, and no mark of it can be left ({error}): before a broker "
+                "uses this folder again, unmount its file system or restart the machine, so that what is "
+                "read there is what the disk has"
+            )
 
     def _fail_log(self, tp: TopicPartition, log: Log, reason: str) -> None:
         """Takes a log that failed offline, alone: what its checkpoints say of it stays as it is."""

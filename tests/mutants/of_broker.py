@@ -187,8 +187,8 @@ OF_STORAGE = (
         name="mark-of-a-clean-end-comes-back",
         promise="The mark of a clean end is gone for good before anything is written behind it.",
         file="broker/storage/data_folder.py",
-        rule=".unlink(missing_ok=True)\n            sync_directory(self.path)\n",
-        instead=".unlink(missing_ok=True)\n",
+        rule="            marker.unlink()\n            sync_directory(self.path)\n",
+        instead="            marker.unlink()\n",
         red=(
             f"{STORAGE}/test_synced.py::test_mark_of_a_clean_end_is_gone_for_good_before_anything_is_written",
         ),
@@ -271,6 +271,17 @@ OF_STORAGE = (
         rule="    if first_missing < flushed_offset:\n",
         instead="    if first_missing < 0:\n",
         red=(f"{STORAGE}/test_missing_ends.py::test_flushed_batches_that_are_missing_close_the_partition",),
+    ),
+    Mutant(
+        name="failed-sync-is-forgotten",
+        promise="After a failed sync nothing is called flushed that a later sync alone has said of it.",
+        file="broker/storage/recovery.py",
+        rule="            if write_again:\n",
+        instead="            if False:\n",
+        red=(
+            f"{STORAGE}/test_failed_syncs.py"
+            "::test_what_is_recovered_after_a_failed_sync_is_on_the_disk_once_a_flush_says_so",
+        ),
     ),
     Mutant(
         name="failed-disk-is-passed-over",
