@@ -303,6 +303,17 @@ OF_STORAGE = (
         ),
     ),
     Mutant(
+        name="unreadable-topic-keeps-its-in-sync-sets",
+        promise="A restarted broker leaves in-sync sets of topics that are not in its picture, too.",
+        file="broker/coordination/broker_registry.py",
+        rule="        changed += await _restart_unread(session, cache, broker_id, name, was_clean)\n",
+        instead="        continue\n",
+        red=(
+            "tests/unit/coordination/test_restarted_broker.py"
+            "::test_restarted_broker_leaves_the_in_sync_sets_of_a_topic_that_nobody_can_read",
+        ),
+    ),
+    Mutant(
         name="unreadable-settings-are-none",
         promise="A topic whose settings cannot be read is not served by the defaults, which would delete.",
         file="broker/coordination/paths.py",
