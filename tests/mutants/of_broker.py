@@ -194,6 +194,17 @@ OF_STORAGE = (
         ),
     ),
     Mutant(
+        name="frame-is-overwritten-under-its-append",
+        promise="The bytes of a large frame stay until its batches are in their logs.",
+        file="broker/server/connection.py",
+        rule="            self._is_pinned = len(frame) >= KEPT_FRAME_SIZE\n",
+        instead="",
+        red=(
+            "tests/unit/server/test_connection.py"
+            "::test_a_large_frame_stays_as_it_is_until_what_answers_it_has_ended",
+        ),
+    ),
+    Mutant(
         name="duplicate-batch-is-appended",
         promise="A batch that a producer sends again is answered with its first offset and not stored twice.",
         file="broker/storage/producer_state.py",
