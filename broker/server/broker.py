@@ -16,6 +16,7 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from uuid import UUID
 
 import structlog
 import uvloop
@@ -41,7 +42,7 @@ from millrace.broker.coordination.paths import BrokerRegistration
 from millrace.broker.coordination.producer_ids import ProducerIds
 from millrace.broker.coordination.reassignments import Reassignments
 from millrace.broker.coordination.session import Session, SessionError, SessionState
-from millrace.broker.coordination.topic_configs import read_topic_configs
+from millrace.broker.coordination.topic_configs import read_topic_settings, recovery_config
 from millrace.broker.errors import DataFolderNotWritable, FatalError, MillraceError, ZooKeeperUnreachable
 from millrace.broker.groups.config import GroupConfig
 from millrace.broker.groups.coordinator import GroupCoordinator
@@ -157,10 +158,10 @@ class Broker:
         # Recovery may cut a log: it must be this broker's own, and looked at by its topic's settings.
         check_identity(self._logs.healthy_folders, self._config.id, self._cache.cluster_id)
         topics = await asyncio.to_thread(self._logs.topics)
-        configs = await read_topic_configs(self._session, topics)
+        known = await read_topic_settings(self._session, topics)
 
-        def config_of(topic: str) -> LogConfig | None:
-            return LogConfig.for_recovery(configs.get(topic), self._log_defaults)
+        def config_of(topic: str, topic_id: UUID | None) -> LogConfig | None:
+            return recovery_config(known, topic, topic_id, self._log_defaults)
 
         await asyncio.to_thread(self._logs.open, self._clock.now_ms(), config_of)
         for folder, reason in self._logs.failed_folders.items():

@@ -12,9 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from uuid import UUID
 
 from millrace.broker.errors import KafkaStorageError
 from millrace.broker.protocol.topic_partition import TopicPartition
+from millrace.broker.storage.checkpoints import read_topic_id
 from millrace.broker.storage.data_folder import DataFolder
 from millrace.broker.storage.log import Log, parse_directory_name
 from millrace.broker.storage.log_config import LogConfig
@@ -28,8 +30,9 @@ _THREAD_COUNT = 8
 _CLEAN_THREAD_COUNT = 2
 """For opening what was closed cleanly: so short a work that 8 would mostly wait for each other."""
 
-ConfigOf = Callable[[str], LogConfig | None]
-"""A topic's settings; None where nobody knows them: then its logs may be of any kind, also compacted."""
+ConfigOf = Callable[[str, UUID | None], LogConfig | None]
+"""The settings of the topic of this name and id (None: its log does not say which); None where nobody knows
+them: then its logs may be of any kind, also compacted."""
 
 
 @dataclass
@@ -108,7 +111,11 @@ def _open(
     wanted: tuple[TopicPartition, Path],
 ) -> Log | KafkaStorageError:
     tp, directory = wanted
-    config = config_of(tp[0])
+    try:
+        topic_id = read_topic_id(directory)
+    except (OSError, ValueError):
+        topic_id = None  # whoever opens it says what is wrong
+    config = config_of(tp[0], topic_id or folder.announced(tp))
     try:
         return Log.open(
             directory,

@@ -136,7 +136,7 @@ class LogManager:
                 return
             try:
                 for folder in self._healthy():
-                    self._open_all(folder, now_ms, config_of or (lambda topic: self._defaults))
+                    self._open_all(folder, now_ms, config_of or (lambda *_: self._defaults))
                 if not self._healthy():
                     raise DataFolderNotWritable("; ".join(self.failed_folders.values()))
             except BaseException:

@@ -374,6 +374,17 @@ OF_STORAGE = (
         ),
     ),
     Mutant(
+        name="settings-of-a-namesake-cut-a-log",
+        promise="A log is not cut at its holes by the settings of another topic of its name.",
+        file="broker/coordination/topic_configs.py",
+        rule=" or (topic_id is not None and found.topic_id != topic_id)",
+        instead="",
+        red=(
+            f"{STORAGE}/test_strays.py"
+            "::test_a_log_is_not_cut_at_its_holes_by_the_settings_of_another_topic_of_its_name",
+        ),
+    ),
+    Mutant(
         name="taken-folders-are-marked-clean",
         promise="A process that took folders and opened none of their logs says nothing of them.",
         file="broker/storage/log_manager.py",
