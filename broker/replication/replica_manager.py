@@ -70,6 +70,8 @@ from millrace.broker.storage.batch_validation import (
     Validation,
     check_batch,
 )
+from millrace.broker.storage.disk_errors import WouldBlock
+from millrace.broker.storage.log import Log
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
 from millrace.broker.telemetry.metrics import BrokerMetrics
@@ -182,11 +184,13 @@ class ReplicaManager:
         *,
         budget: Budget | None = None,
         checked: CheckedBatch | KafkaError | None = None,
+        may_block: bool = True,
     ) -> tuple[Appended, asyncio.Future[None] | None]:
         """Append one batch to the page cache; what came of it, and what to wait for before answering.
 
         `budget` bounds what is decompressed; `checked` is what `check` has found. The future is None when
-        there is nothing to wait for. Raises KafkaErrors, and what the budget raises.
+        there is nothing to wait for. Raises KafkaErrors, and what the budget raises; with `may_block=False`
+        WouldBlock where a file has to be opened first, which `check` does.
         """
         local = self._partitions.get((topic, partition)) or self._missing(topic, partition)
         replica, partition_log = local.replica, local.log
@@ -202,6 +206,8 @@ class ReplicaManager:
             )
         if isinstance(checked, KafkaError):
             raise checked
+        if not may_block and partition_log.is_at_rest:
+            raise WouldBlock(f"{local} has to be opened")
         now_ms = self._clock_ms()
         result = partition_log.append(
             batch,
@@ -241,14 +247,15 @@ class ReplicaManager:
     async def check(
         self, batches: Sequence[tuple[str, int, memoryview | None]], budget: Budget
     ) -> list[CheckedBatch | KafkaError | None]:
-        """Check batches of clients on a thread, as `append_now` does on the event loop; what it is to be
-        given with each of them. None for one that it will refuse without looking into it."""
+        """Check batches of clients on a thread, as `append_now` does on the event loop, and open the files
+        that they go to; what it is to be given with each of them. None for one that it will refuse without
+        looking into it."""
         now_ms = self._clock_ms()
-        jobs: list[tuple[memoryview, LogConfig] | None] = []
+        jobs: list[tuple[memoryview, Log] | None] = []
         for topic, partition, batch in batches:
             local = self._partitions.get((topic, partition))
             is_led = local is not None and local.replica.role is Role.LEADER
-            jobs.append((batch, local.log.config) if local is not None and is_led and batch else None)
+            jobs.append((batch, local.log) if local is not None and is_led and batch else None)
 
         def check_all() -> list[CheckedBatch | KafkaError | None]:
             return [job and self._checked(*job, now_ms, budget) for job in jobs]
@@ -256,9 +263,11 @@ class ReplicaManager:
         return await asyncio.get_running_loop().run_in_executor(self._checks, check_all)
 
     def _checked(
-        self, batch: memoryview, config: LogConfig, now_ms: int, budget: Budget
+        self, batch: memoryview, partition_log: Log, now_ms: int, budget: Budget
     ) -> CheckedBatch | KafkaError:
         try:
+            partition_log.wake()
+            config = partition_log.config
             return check_batch(batch, config, now_ms=now_ms, validation=self._validation, budget=budget)
         except KafkaError as error:
             return error
@@ -393,6 +402,11 @@ class ReplicaManager:
         for topic, partition in sorted(self._logs.offline):
             found.setdefault(topic, []).append(partition)
         return found
+
+    @property
+    def stray_count(self) -> int:
+        """Logs in the data folders that were set aside."""
+        return len(self._logs.strays)
 
     # -- housekeeping and figures --------------------------------------------------------------------
 

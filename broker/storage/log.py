@@ -27,6 +27,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 from uuid import UUID
@@ -278,7 +279,18 @@ class Log:
         `end_offset`, for readers of committed data to leave out."""
         return self._reader.aborted(from_offset, end_offset) if self._segments.aborting else ()
 
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether the next append has to open a file, which may wait for the disk."""
+        return not self._segments.active.file.is_open
+
     # -- append
+
+    def wake(self) -> None:
+        """Does what an append would wait for, where the disk may be waited for. Raises nothing: what is wrong
+        the append says."""
+        with suppress(OSError):
+            self._segments.active.file.wake()
 
     def append(
         self,

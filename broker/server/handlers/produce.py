@@ -57,6 +57,7 @@ from millrace.broker.server.dispatch import KEPT_FRAME_SIZE, Answered, Throttled
 from millrace.broker.server.produce_work import ATTRIBUTES_LOW_BYTE, TooMuchAtOnce, codec_of
 from millrace.broker.server.transactional_produce import Refusals, copied
 from millrace.broker.storage.batch_validation import Budget, CheckedBatch
+from millrace.broker.storage.disk_errors import WouldBlock
 
 log = structlog.get_logger("millrace.broker")
 
@@ -123,7 +124,7 @@ class _Appends:
         for number, batches in enumerate(partitions[: produce_work.BATCHES_AT_ONCE]):
             try:
                 self.append(batches, verdicts)
-            except TooMuchAtOnce:
+            except (TooMuchAtOnce, WouldBlock):
                 return partitions[number:]
         return partitions[produce_work.BATCHES_AT_ONCE :]
 
@@ -149,7 +150,7 @@ class _Appends:
         verdicts: Verdicts | None = None,
         checked: CheckedBatch | KafkaError | None = None,
     ) -> None:
-        """Raises TooMuchAtOnce."""
+        """Raises TooMuchAtOnce, WouldBlock."""
         key = batches.topic, batches.partition
         refusal = verdicts.refusals.get(key) if verdicts is not None else None
         if key in self._repeated:
@@ -184,11 +185,17 @@ class _Appends:
             if context.head.version < FIRST_WITH_ZSTD and codec_of(records) == ZSTD:
                 raise UnsupportedCompressionType("zstd needs produce version 7 or newer (KIP-110)")
             appended, wait = context.broker.replica_manager.append_now(
-                topic, partition, records, self.request.acks, budget=self._budget, checked=checked
+                topic,
+                partition,
+                records,
+                self.request.acks,
+                budget=self._budget,
+                checked=checked,
+                may_block=self._budget is None,
             )
         except KafkaError as error:
             return _refused(batches, error, context)
-        except TooMuchAtOnce:
+        except (TooMuchAtOnce, WouldBlock):
             raise
         except Exception:
             log.exception("an append failed", topic=topic, partition=partition)

@@ -28,6 +28,7 @@ from millrace.broker.server.transactional_produce import TransactionalAppends
 from millrace.broker.storage import batch_validation
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
+from millrace.broker.storage.segment import LogFile
 from millrace.broker.telemetry.metrics import BrokerMetrics
 
 VERSION = 9
@@ -263,6 +264,36 @@ def test_very_many_batches_are_appended_with_others_turns_in_between(
         ended.append(1)
         await beside
         assert [1, 1, 1, 0] in turns
+
+    run(tmp_path, scenario)
+
+
+def test_a_closed_file_is_opened_where_the_disk_may_be_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Partitions rest when nobody uses them; the first batch after that, on a slow disk, keeps nobody else
+    waiting."""
+    on_loop: list[bool] = []
+    opened = LogFile._opened
+
+    def opening(file: LogFile) -> Any:
+        on_loop.append(threading.current_thread() is threading.main_thread())
+        return opened(file)
+
+    monkeypatch.setattr(LogFile, "_opened", opening)
+
+    async def scenario(stage: Stage) -> None:
+        before = stage.ask({("t", number): good(b"before", compression=0) for number in (0, 1)})
+        assert await stage.codes(before) == [0, 0]
+        resting = stage.replicas.leader_of("t", 0).log
+        for _ in range(2):
+            resting.rest(1_000)
+        assert resting.is_at_rest
+        answer = stage.ask({("t", number): good(b"after", compression=0) for number in (1, 0)})
+        assert stage.values(1) == [b"before", b"after"]
+        assert await stage.codes(answer) == [0, 0]
+        assert on_loop == [False]
+        assert stage.values() == [b"before", b"after"]
 
     run(tmp_path, scenario)
 
