@@ -78,6 +78,9 @@ class LogManager:
         """Called once for a folder that fails, from any thread, with the partitions that were in it."""
         self.on_log_failure: Callable[[TopicPartition, str], None] | None = None
         """Called for a log that fails alone, from any thread; it is in `offline` then."""
+        self.strays: list[Path] = []
+        """Logs that the cluster did not know, for a person to decide on; what has gone since is noticed by
+        `housekeeping`."""
         self.notes: list[str] = []
         """What had to be repaired or went wrong, one line each; take them out after logging."""
         self.cleaning = CleanerManager(
@@ -153,6 +156,7 @@ class LogManager:
             found = load_folder(folder, now_ms, config_of, self._defaults)
             self.notes += found.notes
             self._to_purge += found.deleted
+            self.strays += found.strays
             for tp, directory, opened in found.opened:
                 if folder.failure is None:
                     self._take_opened(folder, tp, directory, opened)
@@ -482,6 +486,8 @@ class LogManager:
             f"{tp[0]}-{tp[1]} is set aside",
             lambda: kept.extend(self._rename_log(tp, log, STRAY_SUFFIX)),
         )
+        with self._lock:
+            self.strays += kept
         self.notes += [
             f"{log.directory}: set aside as {path.name}, because {reason}; remove it if its topic was "
             f"deleted or moved; or, once ZooKeeper has the topic as it was (id {log.topic_id}), stop the "
@@ -545,6 +551,8 @@ class LogManager:
                 self.notes += log.notes
                 log.notes.clear()
         self._purge()
+        with self._lock:
+            self.strays = [path for path in self.strays if path.exists()]
         self.checkpoint()
         self._settle()
         self._rest(now_ms)

@@ -38,6 +38,7 @@ def test_a_log_set_aside_is_kept_named_and_told_again_at_each_start(tmp_path: Pa
     append(manager.create(KEY, topic_id=OLD), 3)
     manager.set_aside(KEY, "the cluster has no such topic")
     stray = _stray(tmp_path)
+    assert manager.strays == [stray]
     (note,) = manager.notes
     assert stray.name in note and str(OLD) in note and "remove it if" in note
     assert manager.partitions() == set()
@@ -48,9 +49,13 @@ def test_a_log_set_aside_is_kept_named_and_told_again_at_each_start(tmp_path: Pa
     again.housekeeping(now_ms=10)
     assert again.partitions() == set()
     assert any(stray.name in note for note in again.notes)
+    assert again.strays == [stray]
+    elsewhere = stray.rename(tmp_path / "elsewhere")
+    again.housekeeping(now_ms=20)
+    assert again.strays == []
     again.close()
 
-    stray.rename(tmp_path / "t-0")
+    elsewhere.rename(tmp_path / "t-0")
     back = _started(tmp_path)
     log = back.get(KEY)
     assert log is not None and (log.end_offset, log.topic_id) == (3, OLD)
