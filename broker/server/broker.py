@@ -151,6 +151,8 @@ class Broker:
         self._logs = LogManager(
             list(self._config.data), self._log_defaults, cleaner=cleaner_config(self._settings)
         )
+        if not self._settings.log_cleaner_enable:
+            log.warning("log.cleaner.enable is false: compacted topics, those of groups too, only grow")
         await asyncio.to_thread(self._logs.take)
         self._cleanup.append(("logs", self._close_logs))
 

@@ -15,7 +15,7 @@ from millrace.broker.errors import OffsetOutOfRange
 from millrace.broker.protocol.batch import iterate_batches
 from millrace.broker.protocol.records import Record, build_batch, read_records
 from millrace.broker.storage import checkpoints, log_check, segment_swap
-from millrace.broker.storage.cleaner import CleanResult
+from millrace.broker.storage.cleaner import CleanerConfig, CleanResult
 from millrace.broker.storage.log import Log
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
@@ -226,6 +226,21 @@ def _fill(log: Log, count: int = 6) -> None:
     for number in range(count):
         put(log, ("same", str(number)))
         roll(log)
+
+
+def test_nothing_is_compacted_while_the_cleaner_is_off(tmp_path: Path) -> None:
+    """`log.cleaner.enable=false`, as in Apache Kafka: compacted topics are taken, and grow."""
+    manager = LogManager([tmp_path], compacted_config(), cleaner=CleanerConfig(enabled=False))
+    manager.start(NOW_MS)
+    log = manager.create(("t", 0))
+    _fill(log)
+    manager.cleaning.compact_due(NOW_MS, lambda tp: log.end_offset)
+    manager.housekeeping(NOW_MS)
+    assert len(pairs(log)) == 6
+    manager.cleaning.set_config(CleanerConfig())
+    manager.cleaning.compact_due(NOW_MS, lambda tp: log.end_offset)
+    assert len(pairs(log)) == 1
+    manager.close(NOW_MS)
 
 
 def test_due_logs_are_compacted_and_checkpointed(tmp_path: Path) -> None:
