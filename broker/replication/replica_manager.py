@@ -114,7 +114,8 @@ class ReplicaManager:
         self._only_flushed = visibility == FLUSHED
         self._validation = validation
         self._disk = ThreadPoolExecutor(4, "disk")
-        # Of their own: a flush does not wait behind what takes a processor's time.
+        # Of their own: flushes of a slow disk hold up no work on another, and wait for no processor.
+        self._flushes = ThreadPoolExecutor(4, "flush")
         self._checks = ThreadPoolExecutor(2, "check")
         self.log_defaults = log_defaults
         self.listeners = LeadershipListeners()
@@ -122,7 +123,9 @@ class ReplicaManager:
         self._max_lag_ms = max_lag_ms
         self._registered: dict[int, int] | None = None
         self._checkpoints = HighWatermarkCheckpoints(logs.healthy_folders, logs.disk_failed)
-        self._leading = Leading(self.on_disk, clock_ms, steady_ms, metrics, only_flushed=self._only_flushed)
+        self._leading = Leading(
+            self._flush_on_disk, clock_ms, steady_ms, metrics, only_flushed=self._only_flushed
+        )
         self.waiting_fetches = self._leading.waiting_fetches
         self.waiting_followers = self._leading.waiting_followers
         self._fetchers: ReplicaFetchers | None = None
@@ -414,6 +417,9 @@ class ReplicaManager:
         """Run something that may wait for a disk on a thread of its own kind."""
         return await asyncio.get_running_loop().run_in_executor(self._disk, work, *arguments)
 
+    async def _flush_on_disk(self, flush: Callable[..., Result], *arguments: Any) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._flushes, flush, *arguments)
+
     def high_watermark(self, key: TopicPartition) -> int | None:
         """For retention, which must not remove what is not known to be committed: nothing of a partition
         that has no role here yet."""
@@ -507,6 +513,7 @@ class ReplicaManager:
     def close(self) -> None:
         """No more work on threads; what runs is finished first."""
         self._checks.shutdown(wait=True)
+        self._flushes.shutdown(wait=True)
         self._disk.shutdown(wait=True)
 
 

@@ -12,7 +12,8 @@ to its segments (`log_reshaping.py`).
 
 Invariants:
 - one appends at a time; every change of structure (append, roll, truncate, delete) holds `_lock`; what
-  removes or replaces segments holds `_shape_lock` as well, taken before `_lock` and after `_flush_lock`;
+  removes or replaces segments holds `_shape_lock` as well, taken before `_lock` and after `_flush_lock`; what
+  a flush does by files' names holds `_name_lock`, taken after `_shape_lock` and before `_lock`;
 - reads take no lock (`log_reader.py`);
 - a batch is in the log whole or not at all: a failed write is taken back, and when even that fails the log
   refuses every further append;
@@ -150,6 +151,7 @@ class Log:
         self._lock = threading.RLock()
         self._shape_lock = threading.RLock()
         self._flush_lock = threading.Lock()
+        self._name_lock = threading.Lock()
         self._segments = SegmentList(
             directory, segments, self._lock, notes, lambda: self.config.index_interval_bytes
         )
@@ -278,6 +280,11 @@ class Log:
         """(producer id, first offset) of each aborted transaction with records from `from_offset` up to
         `end_offset`, for readers of committed data to leave out."""
         return self._reader.aborted(from_offset, end_offset) if self._segments.aborting else ()
+
+    @property
+    def is_retired(self) -> bool:
+        """Whether it was deleted, or set aside."""
+        return self._segments.is_retired
 
     @property
     def is_at_rest(self) -> bool:
@@ -632,9 +639,10 @@ class Log:
 
     def retire(self, reason: str, rename: Callable[[], object]) -> None:
         """The directory is renamed by `rename` and the log, offline for `reason` from now on, touches no path
-        any more: one that takes its name has files of the same names. Waits for work under way to end.
-        Raises what `rename` raises."""
-        with self._flush_lock, self._shape_lock, self._lock:
+        any more: one that takes its name has files of the same names. Waits for work under way to end, but
+        not for a flush to sync what is open: whoever follows the cluster's decisions waits for this. Raises
+        what `rename` raises."""
+        with self._shape_lock, self._name_lock, self._lock:
             self.failure = reason
             self._segments.is_retired = True
             for segment in self._segments.all:

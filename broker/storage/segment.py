@@ -181,7 +181,8 @@ class LogFile:
 
     def sync(self) -> None:
         """Makes what was written durable. Raises OSError."""
-        os.fdatasync(self._file().number)
+        file = self._file()  # held: nobody closes it meanwhile
+        os.fdatasync(file.number)
 
     def stat(self) -> os.stat_result:
         """Opens nothing. Raises OSError."""
@@ -497,6 +498,10 @@ class Segment:
         """Makes the batches and the aborted transactions durable, and the written part of the indexes.
         Raises OSError."""
         self.file.sync()
+        self.sync_sides(with_indexes=with_indexes)
+
+    def sync_sides(self, *, with_indexes: bool) -> None:
+        """The same of all but the batches; by the names of the files. Raises OSError."""
         self.aborted.sync()
         if with_indexes:
             self.offset_index.file.sync()

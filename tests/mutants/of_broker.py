@@ -276,6 +276,17 @@ OF_STORAGE = (
         red=(f"{STORAGE}/test_deleted_logs.py",),
     ),
     Mutant(
+        name="flush-goes-on-in-the-next-log",
+        promise="A flush that a deletion overtook writes nothing to the next log of its name.",
+        file="broker/storage/log_durability.py",
+        rule="    with log._name_lock:\n        log._check_usable()\n",
+        instead="    with log._name_lock:\n",
+        red=(
+            f"{STORAGE}/test_deleted_logs.py"
+            "::test_a_slow_flush_holds_up_no_deletion_and_touches_nothing_of_the_next_of_its_name",
+        ),
+    ),
+    Mutant(
         name="flushed-end-is-missed-by-nobody",
         promise="Flushed batches that are missing at the end are damage, and their offsets not given again.",
         file="broker/storage/recovery.py",
