@@ -10,7 +10,8 @@ never flushed may be gone. Where it is the only member it stays, in a new leader
 records whose offsets are given again, and only another epoch tells readers that what they hold at these
 offsets is no longer what the log says. A broker whose logs were all closed cleanly has lost nothing and stays
 in sync; it begins a new epoch where it leads. (Apache Kafka's controller does the first when it sees a broker
-go, and KIP-966 does it for every unclean start.)
+go, and KIP-966 does it for every unclean start.) A topic whose znode cannot be understood is in nobody's
+picture, as in Apache Kafka; its in-sync sets are left all the same, for the day on which it can.
 """
 
 from __future__ import annotations
@@ -137,6 +138,8 @@ async def leave_in_sync_sets(
             for chunk in chunks[start : start + TRANSACTIONS_AT_ONCE]
         )
         changed += sum(await asyncio.gather(*together))
+    for name in sorted(set(await session.children(paths.TOPICS)) - cache.topics.keys()):
+        changed += await _restart_unread(session, cache, broker_id, name, was_clean)
     if changed:
         log.info("partitions left or begun anew after a restart", partitions=changed, clean=was_clean)
 
@@ -185,6 +188,42 @@ async def _restart(
     for key, state, version in writes:
         cache.set_state(*key, state, version + 1)
     return len(writes)
+
+
+async def _restart_unread(
+    session: Session, cache: MetadataCache, broker_id: int, topic: str, was_clean: bool
+) -> int:
+    """As `_restart`, of a topic that is not in the picture: the states alone are asked."""
+    try:
+        names = await session.children(paths.partitions_path(topic))
+    except NodeMissing:
+        return 0  # deleted meanwhile, or nobody has led it yet
+    changed = 0
+    for number in sorted(int(name) for name in names if name.isdigit()):
+        path = paths.state_path(topic, number)
+        alive = frozenset(broker for broker in cache.brokers if cache.is_alive(broker, topic, number))
+        while True:
+            try:
+                node = await session.get(path)
+                known = paths.decode_state(node.data)
+                state = restarted(known, (), broker_id, alive, was_clean=was_clean)
+                if state is not None:
+                    await session.set(path, paths.encode_state(state), node.version)
+                    changed += 1
+            except VersionConflict:
+                continue
+            except NodeMissing:
+                pass
+            except ValueError as error:
+                log.error(
+                    "a partition's state cannot be understood: before it is mended, take this broker out of "
+                    "its in-sync set",
+                    topic=topic,
+                    partition=number,
+                    error=str(error),
+                )
+            break
+    return changed
 
 
 def restarted(

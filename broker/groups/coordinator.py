@@ -29,7 +29,7 @@ import heapq
 import itertools
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -71,7 +71,7 @@ from millrace.broker.groups.values import (
 )
 from millrace.broker.protocol.java_hash import coordinator_partition
 from millrace.broker.protocol.topic_partition import TopicPartition
-from millrace.broker.replication.off_loop import Compute, at_once
+from millrace.broker.replication.off_loop import SLICE_LENGTH, Compute, at_once, slices
 from millrace.broker.telemetry.metrics import BrokerMetrics
 
 Result = TypeVar("Result")
@@ -151,7 +151,7 @@ class GroupCoordinator:
     async def load(self, partition: int) -> None:
         """Become the coordinator of a partition's groups: read what the log remembers of them.
 
-        Until this returns its groups answer COORDINATOR_LOAD_IN_PROGRESS. Raises what reading raises;
+        Until that is done its groups answer COORDINATOR_LOAD_IN_PROGRESS. Raises what reading raises;
         the partition is then not owned.
         """
         began_ms = self._steady_ms()
@@ -168,8 +168,11 @@ class GroupCoordinator:
         if self._partitions.get(partition) is not owned:
             return  # leadership went away, or came anew, while the log was being read
         owned.take_over(groups, memory)
-        for entry in owned.groups.values():
-            self._schedule(entry.group)
+        async for entries in slices(list(groups.values())):
+            if self._partitions.get(partition) is not owned:
+                return
+            for entry in entries:
+                self._schedule(entry.group)
         took_ms = self._steady_ms() - began_ms
         self._metrics.group_loads += 1
         self._metrics.group_load_seconds += took_ms / 1000
@@ -181,9 +184,20 @@ class GroupCoordinator:
         owned = self._partitions.pop(partition, None)
         if owned is None:
             return
+        entries = list(owned.groups.values())
+        self._close(entries[:SLICE_LENGTH])
+        if len(entries) > SLICE_LENGTH:
+            self._journal.start(self._close_in_turns(entries[SLICE_LENGTH:]))
+
+    def _close(self, entries: Sequence[Entry]) -> None:
         now_ms = self._clock_ms()
-        for entry in owned.groups.values():
+        for entry in entries:
             self._carry_out(entry, entry.group.close(ErrorCode.not_coordinator, now_ms))
+
+    async def _close_in_turns(self, entries: Sequence[Entry]) -> None:
+        """Nobody finds these groups any more; who waits in one hears a moment later."""
+        async for some in slices(entries):
+            self._close(some)
 
     def tick(self, now: Moment) -> None:
         """Let everything happen in the groups that is due by now."""
@@ -200,11 +214,15 @@ class GroupCoordinator:
     async def sweep(self, now_ms: int) -> None:
         """Forget offsets nobody has used for the retention time, by the time of day, and groups with nothing
         left."""
-        removing = [
-            self._remove(partition, removals)
-            for partition, owned in self._partitions.items()
-            if owned.loaded and (removals := owned.expired(now_ms))
-        ]
+        removing: list[asyncio.Task[ErrorCode]] = []
+        for partition, owned in list(self._partitions.items()):
+            async for group_ids in slices(list(owned.groups)):
+                if self._partitions.get(partition) is not owned:
+                    break
+                # In the log before others have their turn: a later commit must not be taken with it.
+                removals = owned.expired(group_ids, now_ms)
+                if removals:
+                    removing.append(self._remove(partition, removals))
         await asyncio.gather(*removing)
 
     # -- membership ---------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ Nothing here waits or writes; removals are handed out for the journal to write.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -107,10 +107,14 @@ class OwnedPartition:
             for gone in entry.offsets.partitions_of(topics)
         ]
 
-    def expired(self, now_ms: int) -> list[Removal]:
-        """Offsets that nobody has used for the retention time, and groups with nothing left."""
+    def expired(self, group_ids: Iterable[str], now_ms: int) -> list[Removal]:
+        """Of these groups, offsets that nobody has used for the retention time, and groups with nothing
+        left."""
         removals: list[Removal] = []
-        for group_id, entry in list(self.groups.items()):
+        for group_id in group_ids:
+            entry = self.groups.get(group_id)
+            if entry is None:
+                continue  # it went while others were looked at
             group, store = entry.group, entry.offsets
             gone = expired_offsets(store, _expiry_rule(group), self.config.offsets_retention_ms, now_ms)
             removals += [offset_removal(group_id, store, partition) for partition in gone]

@@ -33,6 +33,9 @@ _FIRST_WITH_RACK = 11
 _FIRST_WITH_REPLICA_STATE = 15
 _FIRST_WITH_NODES = 16
 
+MOST_PARTITIONS = 500_000
+"""In one request: the largest cluster has fewer, and each costs memory and time until it is answered."""
+
 _NO_NODES: Mapping[int, Node] = {}
 
 _TAG_REPLICA_STATE = 1
@@ -137,6 +140,8 @@ def _decode_request(frame: memoryview, position: int, version: int) -> FetchRequ
     for _ in range(topic_count):
         topic, position = _read_topic(frame, position, version)
         partition_count, position = wire.read_array_size(frame, position, flexible)
+        if len(partitions) + partition_count > MOST_PARTITIONS:
+            raise ProtocolError(f"a fetch of more than {MOST_PARTITIONS} partitions")
         for _ in range(partition_count):
             asked, position = _read_asked(frame, position, version, topic)
             partitions.append(asked)

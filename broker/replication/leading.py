@@ -38,7 +38,7 @@ class Leading:
 
     def __init__(
         self,
-        on_disk: Callable[..., Awaitable[Any]],
+        flush_on_disk: Callable[..., Awaitable[Any]],
         clock_ms: Callable[[], int],
         steady_ms: Callable[[], int],
         metrics: BrokerMetrics,
@@ -49,7 +49,7 @@ class Leading:
         self._metrics = metrics
         self._only_flushed = only_flushed
         self._in_sync_sets = InSyncSets(None, self.in_sync_set_changed, metrics)
-        self.flusher = Flusher(on_disk, clock_ms, self._flushed, self._flush_failed)
+        self.flusher = Flusher(flush_on_disk, clock_ms, self._flushed, self._flush_failed)
         self.waiting_fetches = WaitingFetches()
         """Consumers."""
         self.waiting_followers = WaitingFetches()
@@ -159,7 +159,8 @@ class Leading:
             self.advance(local)
 
     def _flush_failed(self, local: LocalPartition, error: KafkaStorageError) -> None:
-        log.error("a flush failed", topic=local.topic, partition=local.partition, error=str(error))
+        if not local.log.is_retired:  # deleted meanwhile: nobody misses it
+            log.error("a flush failed", topic=local.topic, partition=local.partition, error=str(error))
         if self._only_flushed:
             local.waiting.fail(error)
 

@@ -70,6 +70,8 @@ from millrace.broker.storage.batch_validation import (
     Validation,
     check_batch,
 )
+from millrace.broker.storage.disk_errors import WouldBlock
+from millrace.broker.storage.log import Log
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
 from millrace.broker.telemetry.metrics import BrokerMetrics
@@ -112,7 +114,8 @@ class ReplicaManager:
         self._only_flushed = visibility == FLUSHED
         self._validation = validation
         self._disk = ThreadPoolExecutor(4, "disk")
-        # Of their own: a flush does not wait behind what takes a processor's time.
+        # Of their own: flushes of a slow disk hold up no work on another, and wait for no processor.
+        self._flushes = ThreadPoolExecutor(4, "flush")
         self._checks = ThreadPoolExecutor(2, "check")
         self.log_defaults = log_defaults
         self.listeners = LeadershipListeners()
@@ -120,7 +123,9 @@ class ReplicaManager:
         self._max_lag_ms = max_lag_ms
         self._registered: dict[int, int] | None = None
         self._checkpoints = HighWatermarkCheckpoints(logs.healthy_folders, logs.disk_failed)
-        self._leading = Leading(self.on_disk, clock_ms, steady_ms, metrics, only_flushed=self._only_flushed)
+        self._leading = Leading(
+            self._flush_on_disk, clock_ms, steady_ms, metrics, only_flushed=self._only_flushed
+        )
         self.waiting_fetches = self._leading.waiting_fetches
         self.waiting_followers = self._leading.waiting_followers
         self._fetchers: ReplicaFetchers | None = None
@@ -182,11 +187,13 @@ class ReplicaManager:
         *,
         budget: Budget | None = None,
         checked: CheckedBatch | KafkaError | None = None,
+        may_block: bool = True,
     ) -> tuple[Appended, asyncio.Future[None] | None]:
         """Append one batch to the page cache; what came of it, and what to wait for before answering.
 
         `budget` bounds what is decompressed; `checked` is what `check` has found. The future is None when
-        there is nothing to wait for. Raises KafkaErrors, and what the budget raises.
+        there is nothing to wait for. Raises KafkaErrors, and what the budget raises; with `may_block=False`
+        WouldBlock where a file has to be opened first, which `check` does.
         """
         local = self._partitions.get((topic, partition)) or self._missing(topic, partition)
         replica, partition_log = local.replica, local.log
@@ -202,6 +209,8 @@ class ReplicaManager:
             )
         if isinstance(checked, KafkaError):
             raise checked
+        if not may_block and partition_log.is_at_rest:
+            raise WouldBlock(f"{local} has to be opened")
         now_ms = self._clock_ms()
         result = partition_log.append(
             batch,
@@ -241,14 +250,15 @@ class ReplicaManager:
     async def check(
         self, batches: Sequence[tuple[str, int, memoryview | None]], budget: Budget
     ) -> list[CheckedBatch | KafkaError | None]:
-        """Check batches of clients on a thread, as `append_now` does on the event loop; what it is to be
-        given with each of them. None for one that it will refuse without looking into it."""
+        """Check batches of clients on a thread, as `append_now` does on the event loop, and open the files
+        that they go to; what it is to be given with each of them. None for one that it will refuse without
+        looking into it."""
         now_ms = self._clock_ms()
-        jobs: list[tuple[memoryview, LogConfig] | None] = []
+        jobs: list[tuple[memoryview, Log] | None] = []
         for topic, partition, batch in batches:
             local = self._partitions.get((topic, partition))
             is_led = local is not None and local.replica.role is Role.LEADER
-            jobs.append((batch, local.log.config) if local is not None and is_led and batch else None)
+            jobs.append((batch, local.log) if local is not None and is_led and batch else None)
 
         def check_all() -> list[CheckedBatch | KafkaError | None]:
             return [job and self._checked(*job, now_ms, budget) for job in jobs]
@@ -256,9 +266,11 @@ class ReplicaManager:
         return await asyncio.get_running_loop().run_in_executor(self._checks, check_all)
 
     def _checked(
-        self, batch: memoryview, config: LogConfig, now_ms: int, budget: Budget
+        self, batch: memoryview, partition_log: Log, now_ms: int, budget: Budget
     ) -> CheckedBatch | KafkaError:
         try:
+            partition_log.wake()
+            config = partition_log.config
             return check_batch(batch, config, now_ms=now_ms, validation=self._validation, budget=budget)
         except KafkaError as error:
             return error
@@ -394,11 +406,19 @@ class ReplicaManager:
             found.setdefault(topic, []).append(partition)
         return found
 
+    @property
+    def stray_count(self) -> int:
+        """Logs in the data folders that were set aside."""
+        return len(self._logs.strays)
+
     # -- housekeeping and figures --------------------------------------------------------------------
 
     async def on_disk(self, work: Callable[..., Result], *arguments: Any) -> Result:
         """Run something that may wait for a disk on a thread of its own kind."""
         return await asyncio.get_running_loop().run_in_executor(self._disk, work, *arguments)
+
+    async def _flush_on_disk(self, flush: Callable[..., Result], *arguments: Any) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._flushes, flush, *arguments)
 
     def high_watermark(self, key: TopicPartition) -> int | None:
         """For retention, which must not remove what is not known to be committed: nothing of a partition
@@ -493,6 +513,7 @@ class ReplicaManager:
     def close(self) -> None:
         """No more work on threads; what runs is finished first."""
         self._checks.shutdown(wait=True)
+        self._flushes.shutdown(wait=True)
         self._disk.shutdown(wait=True)
 
 

@@ -8,7 +8,8 @@ partitions something happened to; what it finds there, it reads itself. All on t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from millrace.broker.protocol.topic_partition import TopicPartition
@@ -43,6 +44,7 @@ class WaitingFetches:
 
     def __init__(self) -> None:
         self._by_partition: dict[TopicPartition, dict[WaitingFetch, None]] = {}
+        self._noted: list[set[TopicPartition]] = []
         self.change_count = 0
         """Grows with every append and disturbance: by it, who has read and is about to wait sees whether
         something came in between, of which nobody could wake it."""
@@ -78,9 +80,22 @@ class WaitingFetches:
                         del self._by_partition[key]
         return WaitEnd(True, waiter.touched)
 
+    @contextmanager
+    def noting_changes(self) -> Iterator[set[TopicPartition]]:
+        """The partitions that change meanwhile: for who reads with others' turns in between, and has to look
+        at these again before it waits."""
+        changed: set[TopicPartition] = set()
+        self._noted.append(changed)
+        try:
+            yield changed
+        finally:
+            self._noted = [noted for noted in self._noted if noted is not changed]
+
     def appended(self, key: TopicPartition, size: int) -> None:
         """`size` more bytes of the partition may be read now."""
         self.change_count += 1
+        for noted in self._noted:
+            noted.add(key)
         waiters = self._by_partition.get(key)
         if not waiters:
             return
@@ -93,6 +108,8 @@ class WaitingFetches:
     def disturbed(self, key: TopicPartition) -> None:
         """The partition changed hands or is gone: whoever waits must look again."""
         self.change_count += 1
+        for noted in self._noted:
+            noted.add(key)
         for waiter in self._by_partition.get(key, ()):
             waiter.touched.add(key)
             if not waiter.woken.done():

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from uuid import UUID
 
 import structlog
 import uvloop
@@ -41,7 +42,7 @@ from millrace.broker.coordination.paths import BrokerRegistration
 from millrace.broker.coordination.producer_ids import ProducerIds
 from millrace.broker.coordination.reassignments import Reassignments
 from millrace.broker.coordination.session import Session, SessionError, SessionState
-from millrace.broker.coordination.topic_configs import read_topic_configs
+from millrace.broker.coordination.topic_configs import read_topic_settings, recovery_config
 from millrace.broker.errors import DataFolderNotWritable, FatalError, MillraceError, ZooKeeperUnreachable
 from millrace.broker.groups.config import GroupConfig
 from millrace.broker.groups.coordinator import GroupCoordinator
@@ -150,6 +151,8 @@ class Broker:
         self._logs = LogManager(
             list(self._config.data), self._log_defaults, cleaner=cleaner_config(self._settings)
         )
+        if not self._settings.log_cleaner_enable:
+            log.warning("log.cleaner.enable is false: compacted topics, those of groups too, only grow")
         await asyncio.to_thread(self._logs.take)
         self._cleanup.append(("logs", self._close_logs))
 
@@ -157,10 +160,10 @@ class Broker:
         # Recovery may cut a log: it must be this broker's own, and looked at by its topic's settings.
         check_identity(self._logs.healthy_folders, self._config.id, self._cache.cluster_id)
         topics = await asyncio.to_thread(self._logs.topics)
-        configs = await read_topic_configs(self._session, topics)
+        known = await read_topic_settings(self._session, topics)
 
-        def config_of(topic: str) -> LogConfig | None:
-            return LogConfig.for_recovery(configs.get(topic), self._log_defaults)
+        def config_of(topic: str, topic_id: UUID | None) -> LogConfig | None:
+            return recovery_config(known, topic, topic_id, self._log_defaults)
 
         await asyncio.to_thread(self._logs.open, self._clock.now_ms(), config_of)
         for folder, reason in self._logs.failed_folders.items():
@@ -460,11 +463,14 @@ class Broker:
     async def _compact(self) -> None:
         """On a thread of its own: it may take minutes, and flushes and cold reads must not wait for it."""
         await asyncio.get_running_loop().run_in_executor(
-            self._compaction, self._logs.compact_due, self._clock.now_ms(), self._replicas.stable_offset
+            self._compaction,
+            self._logs.cleaning.compact_due,
+            self._clock.now_ms(),
+            self._replicas.stable_offset,
         )
-        for (topic, number), result in self._logs.compactions:
+        for (topic, number), result in self._logs.cleaning.compactions:
             log.debug("a log was compacted", topic=topic, partition=number, **dataclasses.asdict(result))
-        self._logs.compactions.clear()
+        self._logs.cleaning.compactions.clear()
         self._report_storage()
 
     def _on_replicas_offline(self) -> None:
@@ -502,7 +508,7 @@ class Broker:
     # -- the cluster's decisions ---------------------------------------------------------------------
 
     def _keep_logs_by(self, settings: BrokerSettings) -> None:
-        self._logs.set_cleaner(cleaner_config(settings))
+        self._logs.cleaning.set_config(cleaner_config(settings))
         self._local.set_log_defaults(self._dynamic.log_defaults())
 
     def _decide_by(self, settings: BrokerSettings) -> None:

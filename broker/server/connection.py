@@ -5,7 +5,8 @@ stays in the processor's cache, where a buffer for each connection would not. A 
 dispatcher as a view into it and is valid only during that call: nothing is copied on the way to the log. What
 is left, a part of a frame or what has to wait, moves to a buffer of the connection's own, and so do frames
 that are larger. That buffer grows as bytes arrive, never because a frame announces a size, and shrinks again
-when it is not needed.
+when it is not needed. A frame of `KEPT_FRAME_SIZE` and more, which only such a buffer can hold, stays there
+until the coroutine that answers it has ended: to copy it would hold up everyone.
 
 Order and limits:
 - answers leave in the order of their requests; produce and fetch may overlap (several pipelined requests
@@ -32,8 +33,13 @@ from typing import Any, cast
 import structlog
 
 from millrace.broker.errors import ProtocolError
-from millrace.broker.server.connection_limits import ConnectionLimits
-from millrace.broker.server.dispatch import Answered, Dispatcher, Throttled
+from millrace.broker.server.connection_limits import (
+    MAPPED_SIZE,
+    ConnectionLimits,
+    ReceiveBuffer,
+    receive_buffer,
+)
+from millrace.broker.server.dispatch import KEPT_FRAME_SIZE, Answered, Dispatcher, Throttled
 from millrace.broker.server.memory_limits import SEND_STALL_SECONDS
 from millrace.broker.telemetry.logs import RateLimit
 from millrace.broker.telemetry.metrics import API_SLOTS, BrokerMetrics
@@ -87,7 +93,9 @@ class Connection(asyncio.BufferedProtocol):
         "_dispatcher",
         "_end",
         "_ended",
+        "_grows_to",
         "_is_landing",
+        "_is_pinned",
         "_last_sent",
         "_limits",
         "_metrics",
@@ -130,11 +138,15 @@ class Connection(asyncio.BufferedProtocol):
         self._on_closed = on_closed
         self._transport: asyncio.Transport | None = None
         self.client_address = ""
-        self._buffer = bytearray()  # what is parsed: the connection's own, or for a moment the landing area
+        self._buffer: ReceiveBuffer = (
+            bytearray()
+        )  # what is parsed: the connection's own, or for a moment the landing area
         self._view = memoryview(self._buffer)
         self._start = 0  # first byte not yet parsed
         self._end = 0  # first byte not yet received
+        self._grows_to = 0  # what the buffer is to have room for once nobody receives into it
         self._is_landing = False  # the next bytes come to the landing area, after what is kept here
+        self._is_pinned = False  # a frame in the buffer is still being worked on
         self._pending: deque[_Pending] = deque()
         self._control: asyncio.Task[Any] | None = None
         self._corked: list[bytes | bytearray | memoryview] | None = None
@@ -173,7 +185,7 @@ class Connection(asyncio.BufferedProtocol):
         self._limits.memory.give_back(self, self._extra_size, whole=True)
         self._buffer = bytearray()
         self._view = memoryview(self._buffer)
-        self._start = self._end = 0
+        self._start = self._end = self._grows_to = 0
         for pending in self._pending:
             if pending.future is not None and pending.future is not self._control:
                 pending.future.cancel()
@@ -181,6 +193,8 @@ class Connection(asyncio.BufferedProtocol):
         self._on_closed(self)
 
     def get_buffer(self, _size_hint: int) -> memoryview:
+        if self._grows_to:
+            self._resize(self._grows_to)
         kept = self._end - self._start
         landing, memory = self._limits.landing, self._limits.memory
         usable = landing.usable_size
@@ -217,7 +231,7 @@ class Connection(asyncio.BufferedProtocol):
         if goes_on:
             self._make_room()
 
-    def _leave_landing(self, buffer: bytearray, view: memoryview) -> None:
+    def _leave_landing(self, buffer: ReceiveBuffer, view: memoryview) -> None:
         """Back to the connection's own `buffer`, with what has not been parsed."""
         landed = self._view[self._start : self._end]
         kept = 0 if self._transport is None else len(landed)
@@ -339,6 +353,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def _make_room(self) -> None:
         """Leave free space after what has been received, or stop reading when that must not grow."""
+        if self._is_pinned:
+            if self._end == len(self._buffer):
+                self._pause_reading()
+            return
         if self._start == self._end:
             self._start = self._end = 0
         memory = self._limits.memory
@@ -351,7 +369,7 @@ class Connection(asyncio.BufferedProtocol):
                 kept = self._end - self._start
                 self._view[:kept] = self._view[self._start : self._end]
                 self._start, self._end = 0, kept
-            elif self._stalled() or not self._grow():
+            elif not self._grows_to and (self._stalled() or not self._grow()):
                 self._pause_reading()
                 return
             # Otherwise one frame fills the buffer and goes on: its bytes are here, so the room is earned.
@@ -366,7 +384,10 @@ class Connection(asyncio.BufferedProtocol):
         (size,) = _size_at(self._buffer, self._start) if kept >= 4 else (0,)
         if not self._limits.memory.take(self, capacity, self._room_came, request_size=size):
             return False
-        self._resize(2 * capacity)
+        if 2 * capacity < MAPPED_SIZE:
+            self._resize(2 * capacity)
+        else:
+            self._grows_to = 2 * capacity
         return True
 
     def _room_came(self) -> None:
@@ -375,7 +396,7 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def _extra_size(self) -> int:
         """What the receive buffer has beyond its first size; counted in the memory of all requests."""
-        return max(len(self._buffer) - self._limits.receive_buffer_size, 0)
+        return max(max(len(self._buffer), self._grows_to) - self._limits.receive_buffer_size, 0)
 
     def _pause_reading(self) -> None:
         if not self._reading_paused and self._transport is not None:
@@ -383,12 +404,29 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def _resize(self, capacity: int) -> None:
-        grown = bytearray(capacity)
+        self._grows_to = 0
+        if self._start == 0 and self._is_remapped(capacity):
+            return
+        grown = receive_buffer(capacity)
         kept = self._end - self._start
         grown[:kept] = self._view[self._start : self._end]
         self._view.release()
         self._buffer, self._view = grown, memoryview(grown)
         self._start, self._end = 0, kept
+
+    def _is_remapped(self, capacity: int) -> bool:
+        """Whether the buffer could be given another size without a copy."""
+        buffer = self._buffer
+        if isinstance(buffer, bytearray) or capacity < MAPPED_SIZE:
+            return False
+        self._view.release()
+        try:
+            buffer.resize(capacity)
+        except BufferError:  # somebody holds a view of what was received before
+            return False
+        finally:
+            self._view = memoryview(buffer)
+        return True
 
     def shrink(self) -> None:
         """Give back what has not been needed since the last call; the listener calls this now and then."""
@@ -398,6 +436,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def give_room_back(self, wanted: int = 0) -> None:
         """Shrink the receive buffer to what is in it, or to `wanted` bytes where that is more."""
+        if self._is_pinned:
+            return
         first, extra = self._limits.receive_buffer_size, self._extra_size
         needed = max(self._end - self._start, wanted)
         smaller = first if needed else 0
@@ -434,6 +474,7 @@ class Connection(asyncio.BufferedProtocol):
             pending = _Pending(task, api_key, started)
             self._pending.append(pending)
             self._control = task
+            self._is_pinned = len(frame) >= KEPT_FRAME_SIZE
             task.add_done_callback(lambda future: self._settle_control(pending, future))
         elif self._pending:
             pending = _Pending(None, api_key, started)
@@ -479,6 +520,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _settle_control(self, pending: _Pending, future: asyncio.Future[Any]) -> None:
         self._control = None
+        self._is_pinned = False
         later = None if future.cancelled() or future.exception() else future.result()
         if asyncio.isfuture(later):
             # All that is left of it is to be waited for, and those behind it need not.

@@ -3,9 +3,10 @@
 A handler is a module of `server/handlers/` with `API`, `VERSIONS` (a contiguous range) and
 `async def handle(request, context) -> response entity`. A module may also have
 `def handle_frame(head, frame, position, context)` for the versions in its `FRAME_VERSIONS`: it is called
-at once on the event loop with the undecoded request, must not keep `frame` after it returns, and returns
-the frame to send (bytes, or a list of buffers), None where no answer is due, any of these as `Throttled`
-where the client is over a quota, or a future of what may be returned.
+at once on the event loop with the undecoded request, and returns the frame to send (bytes, or a list of
+buffers), None where no answer is due, any of these as `Throttled` where the client is over a quota, or a
+future of what may be returned. It must not keep `frame` after it returns; but one of `KEPT_FRAME_SIZE` and
+more stays as it is until the coroutine that it returns has ended.
 
 Requests that cannot be answered: an unknown API or version gets error code 35 in the API's own response
 where the schema is known, and a bare error code otherwise; a request that cannot be decoded closes the
@@ -57,6 +58,9 @@ Answer = Answered | asyncio.Future[Any] | Awaitable[Any]
 
 _BARE_REFUSAL = struct.Struct(">iih")
 _NO_VERSIONS = range(0)
+
+KEPT_FRAME_SIZE = 4 << 20
+"""Bytes that take more than a millisecond to copy."""
 
 MOST_ITEMS = 500_000
 """Array items that a request may hold: each costs this process far more memory than its bytes did."""

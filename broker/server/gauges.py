@@ -56,6 +56,7 @@ def gauges(services: BrokerServices, listener: Listener, controller: ControllerR
         yield "millrace_broker_under_min_isr_partitions", "Led, and no acks=all is taken.", {}, under[1]
         offline = sum(map(len, replicas.offline_partitions().values()))
         yield "millrace_broker_offline_partitions", "Here and not usable.", {}, offline
+        yield "millrace_broker_stray_logs", "Set aside; a person decides.", {}, replicas.stray_count
         for (topic, partition), lag in replicas.follower_lags().items():
             labels = {"topic": topic, "partition": str(partition)}
             yield "millrace_broker_follower_lag", "Committed records that are missing here.", labels, lag

@@ -3,8 +3,8 @@
 Called by the produce handler for requests that name a transactional id. Each transactional batch passes
 `transactions/verification.py` first. In nearly all requests the log itself says that the transaction is open,
 or the coordinator is this very broker: then the batches are appended at once, like any others. Only the first
-append of a transaction to a partition whose coordinator is elsewhere is waited for; the received frame does
-not outlive the call, so its batches are copied.
+append of a transaction to a partition whose coordinator is elsewhere is waited for; a small frame does not
+outlive the call, so its batches are copied.
 
 Requests of one producer are never overtaken: while one waits, those after it wait behind it.
 """
@@ -56,7 +56,7 @@ class TransactionalAppends:
         self,
         transactional_id: str,
         version: int,
-        partitions: list[PartitionBatches],
+        partitions: Sequence[PartitionBatches],
         append: Callable[[Refusals], None],
         prepare: Callable[[], Awaitable[None]] | None = None,
     ) -> asyncio.Task[None]:
@@ -102,7 +102,7 @@ def copied(partitions: Sequence[PartitionBatches]) -> list[PartitionBatches]:
 
 
 def _transactional(
-    partitions: list[PartitionBatches],
+    partitions: Sequence[PartitionBatches],
 ) -> tuple[ProducerIdentity, dict[TopicPartition, int]]:
     """Who writes, and the base sequence for each partition that has a transactional batch.
 

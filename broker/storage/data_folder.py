@@ -5,10 +5,17 @@
     cleaner-offset-checkpoint          below these offsets compaction has been
     new-partitions                     topic ids of partitions that need not be on the disk yet
     .kafka_cleanshutdown               written last at a clean end, removed first at a start
+    failed-sync                        a sync has failed, and what it was for has not been written again
     .lock                              held while a process uses the folder
 
 Called by the log manager. Invariants: a recovery point is written after the flush that made it true, and
 lowered before anything else when a truncation begins; a checkpoint is replaced as a whole or not at all.
+
+A sync that failed is remembered for as long as the page cache is: the system takes the pages that it could
+not write for written, shows them to whoever reads, and reports success to the next sync, another process's
+too. So a start that finds `failed-sync` writes what it recovers beyond the recovery points once more, and
+flushes it before anything is served (`Log.open`); Apache Kafka takes the page cache at its word there. The
+mark need not outlive a loss of power: what is read after that is what the disk has.
 
 A new partition waits for no disk of its own. Its topic id is announced in `new-partitions`, durably, once for
 all that are made together, and only then is its directory made; that becomes durable with the log's first
@@ -47,6 +54,7 @@ from millrace.broker.storage.checkpoints import (
 from millrace.broker.storage.log import Log
 
 CLEAN_SHUTDOWN_MARKER = ".kafka_cleanshutdown"
+FAILED_SYNC_MARKER = "failed-sync"
 LOCK_FILE = ".lock"
 
 Offsets = dict[TopicPartition, int]
@@ -60,6 +68,8 @@ class DataFolder:
         self.failure: str | None = None
         """Why nothing in it can be used; None while all is well."""
         self.was_clean = False
+        self.had_failed_sync = False
+        """Whether what a sync failed to make durable need not be on the disk yet."""
         self.recovery_points: Offsets = {}
         self.start_offsets: Offsets = {}
         self.cleaned_offsets: Offsets = {}
@@ -80,7 +90,8 @@ class DataFolder:
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock_fd = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            self.was_clean = (path / CLEAN_SHUTDOWN_MARKER).exists()
+            self.had_failed_sync = (path / FAILED_SYNC_MARKER).exists()
+            self.was_clean = (path / CLEAN_SHUTDOWN_MARKER).exists() and not self.had_failed_sync
             try:
                 fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -112,13 +123,29 @@ class DataFolder:
     def forget_clean_end(self) -> None:
         """Removes the mark of a clean end, for good: one that a power loss brings back would have torn writes
         taken for damage. Raises OSError."""
-        if self.was_clean:
-            (self.path / CLEAN_SHUTDOWN_MARKER).unlink(missing_ok=True)
+        marker = self.path / CLEAN_SHUTDOWN_MARKER
+        if marker.exists():
+            marker.unlink()
             sync_directory(self.path)
 
     def mark_clean(self) -> None:
-        """Says that every log was closed. Raises OSError."""
+        """Says that every log was closed; not where a sync had failed. Raises OSError."""
+        if self.had_failed_sync:
+            return
         replace_file(self.path / CLEAN_SHUTDOWN_MARKER, b'{"version":0,"brokerEpoch":-1}', sync=True)
+
+    # -- failed syncs
+
+    def note_failed_sync(self) -> None:
+        """From any thread; to be called before anything else is done about a sync that failed. Raises OSError
+        where no mark can be left: only a machine or a mount that begins anew tells the truth then."""
+        self.had_failed_sync = True
+        (self.path / FAILED_SYNC_MARKER).touch()
+
+    def forget_failed_sync(self) -> None:
+        """All that is not below a recovery point has been written again and flushed. Raises OSError."""
+        (self.path / FAILED_SYNC_MARKER).unlink(missing_ok=True)
+        self.had_failed_sync = False
 
     # -- new partitions
 

@@ -133,6 +133,12 @@ class LeaderEpochCache:
             write_epochs(self._path, self._filed, sync=False)
             self._written = self._version
 
+    def write_again(self) -> None:
+        """Writes the entries into a file of their own once more. Raises OSError."""
+        if self._filed:
+            self._version += 1
+            self.write_behind()
+
     def _store(self, entries: list[tuple[int, int]]) -> None:
         self._entries = self._filed = entries
         self.latest_epoch = entries[-1][0] if entries else NO_EPOCH

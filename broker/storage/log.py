@@ -12,7 +12,8 @@ to its segments (`log_reshaping.py`).
 
 Invariants:
 - one appends at a time; every change of structure (append, roll, truncate, delete) holds `_lock`; what
-  removes or replaces segments holds `_shape_lock` as well, taken before `_lock` and after `_flush_lock`;
+  removes or replaces segments holds `_shape_lock` as well, taken before `_lock` and after `_flush_lock`; what
+  a flush does by files' names holds `_name_lock`, taken after `_shape_lock` and before `_lock`;
 - reads take no lock (`log_reader.py`);
 - a batch is in the log whole or not at all: a failed write is taken back, and when even that fails the log
   refuses every further append;
@@ -27,6 +28,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 from uuid import UUID
@@ -139,6 +141,8 @@ class Log:
         """Called, with the reason, when an error says that the folder's disk cannot be trusted."""
         self.on_failure: Callable[[str], None] | None = None
         """Called, with the reason, when this log fails alone. Both with the log's locks held."""
+        self.on_failed_sync: Callable[[], None] | None = None
+        """Called before anything else when a sync fails: what it was for may never be on the disk."""
         self.before_truncation: Callable[[int], None] | None = None
         """Called before offsets from the given one on may be written anew; makes the checkpoints on the disk
         say nothing of them. Raises OSError."""
@@ -147,6 +151,7 @@ class Log:
         self._lock = threading.RLock()
         self._shape_lock = threading.RLock()
         self._flush_lock = threading.Lock()
+        self._name_lock = threading.Lock()
         self._segments = SegmentList(
             directory, segments, self._lock, notes, lambda: self.config.index_interval_bytes
         )
@@ -174,6 +179,7 @@ class Log:
         announced_id: UUID | None = None,
         is_anchored: bool = True,
         may_have_holes: bool = False,
+        after_failed_sync: bool = False,
     ) -> Log:
         """Opens or creates the log in `directory`.
 
@@ -182,7 +188,9 @@ class Log:
         `start_offset` is the checkpointed log start (records below it are deleted), `cleaned_offset` where
         compaction stopped, None if it never ran. `announced_id` is the topic id of a directory that has none,
         or whose own did not survive; `is_anchored`: the directory is known to be on the disk;
-        `may_have_holes`: nobody knows whether the topic is compacted. Raises KafkaStorageError with one line
+        `may_have_holes`: nobody knows whether the topic is compacted; `after_failed_sync`: what is recovered
+        need not be on the disk, whatever a sync says, and is written again and flushed here. Raises
+        KafkaStorageError with one line
         when the partition cannot be opened; other partitions can. Its cause is the OSError, if there was one.
         """
         try:
@@ -196,6 +204,7 @@ class Log:
                 now_ms=now_ms,
                 may_have_holes=may_have_holes or cleaned_offset is not None,
                 closed_offset=closed_offset,
+                write_again=after_failed_sync,
             )
             end_offset = opened.end_offset
             start_offset = min(max(start_offset, opened.segments[0].base_offset), end_offset)
@@ -230,6 +239,8 @@ class Log:
                 and not opened.notes
                 and producer_snapshot.snapshot_path(directory, end_offset).exists()
             )
+            if after_failed_sync:
+                log_durability.confirm(log, now_ms)
         except (OSError, ValueError, CorruptMessage) as error:
             raise KafkaStorageError(f"partition {directory} cannot be opened: {error}") from error
         return log
@@ -270,7 +281,23 @@ class Log:
         `end_offset`, for readers of committed data to leave out."""
         return self._reader.aborted(from_offset, end_offset) if self._segments.aborting else ()
 
+    @property
+    def is_retired(self) -> bool:
+        """Whether it was deleted, or set aside."""
+        return self._segments.is_retired
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether the next append has to open a file, which may wait for the disk."""
+        return not self._segments.active.file.is_open
+
     # -- append
+
+    def wake(self) -> None:
+        """Does what an append would wait for, where the disk may be waited for. Raises nothing: what is wrong
+        the append says."""
+        with suppress(OSError):
+            self._segments.active.file.wake()
 
     def append(
         self,
@@ -600,9 +627,10 @@ class Log:
 
     def retire(self, reason: str, rename: Callable[[], object]) -> None:
         """The directory is renamed by `rename` and the log, offline for `reason` from now on, touches no path
-        any more: one that takes its name has files of the same names. Waits for work under way to end.
-        Raises what `rename` raises."""
-        with self._flush_lock, self._shape_lock, self._lock:
+        any more: one that takes its name has files of the same names. Waits for work under way to end, but
+        not for a flush to sync what is open: whoever follows the cluster's decisions waits for this. Raises
+        what `rename` raises."""
+        with self._shape_lock, self._name_lock, self._lock:
             self.failure = reason
             self._segments.is_retired = True
             for segment in self._segments.all:

@@ -2,12 +2,13 @@
 
 A part of `Log` in a module of its own; it works on the log's private state and is called by the log alone.
 A flush may run on any thread beside appends: it notes under `_lock` where the log ends, syncs without it,
-and moves the recovery point under it again. Locks are taken in this order: `_flush_lock`, `_shape_lock` (a
-close), `_lock`.
+and moves the recovery point under it again. What takes long, the batches, it syncs through open files: the
+log may be deleted meanwhile. What it reaches by name comes after that, under `_name_lock`. Locks are taken in
+this order: `_flush_lock`, `_shape_lock` (a close), `_name_lock`, `_lock`.
 
 Invariants: the recovery point moves only after everything below it has been synced (batches, indexes of
 closed segments, leader epochs, the directory where files are new); after a failed sync nothing is promised
-any more, and the log takes no appends.
+any more, the log takes no appends, and the next start is told (`Log.on_failed_sync`).
 """
 
 from __future__ import annotations
@@ -53,17 +54,31 @@ def flush(log: Log, now_ms: int) -> None:
         try:
             _flush(log, now_ms)
         except OSError as error:
-            reason = f"{log.directory} is offline, a flush failed: {error}"
             if log.failure is not None and not is_beyond_trust(error):
                 # It is offline by another's hand already.
                 raise KafkaStorageError(log.failure) from error
+            _sync_failed(log)
+            reason = f"{log.directory} is offline, a flush failed: {error}"
             # A full disk may take back what it had promised to this file; others may still be sound.
             log._fail(reason, error, folder=not is_no_room(error))
             raise KafkaStorageError(reason) from error
 
 
+def _sync_failed(log: Log) -> None:
+    if log.on_failed_sync is not None:
+        log.on_failed_sync()
+
+
+def confirm(log: Log, now_ms: int) -> None:
+    """For a log just opened, whose recovered batches have been written again, and their aborted transactions
+    with them: a sync that says the truth. Raises KafkaStorageError, OSError."""
+    log.leader_epochs.write_again()
+    flush(log, now_ms)
+
+
 def _flush(log: Log, now_ms: int) -> None:
     with log._lock:
+        log._check_usable()
         end_offset = log.end_offset
         active = log._segments.active
         dirty = [s for s in log._segments.all if s.next_offset > log.recovery_point]
@@ -80,17 +95,20 @@ def _flush(log: Log, now_ms: int) -> None:
             log._snapshot_size = active.size
             snapshot = producer_snapshot.encode(log.producers)
     for segment in dirty:
-        # The active segment's indexes are checked after a crash in any case.
-        segment.sync(with_indexes=segment is not active)
-    log.leader_epochs.sync()
-    if has_new_files:
-        sync_directory(log.directory)
-    _anchor(log)
-    if snapshot is not None:
-        _write_snapshot(log, end_offset, snapshot)
+        segment.file.sync()
+    with log._name_lock:
+        log._check_usable()
+        for segment in dirty:
+            # The active segment's indexes are checked after a crash in any case.
+            segment.sync_sides(with_indexes=segment is not active)
+        log.leader_epochs.sync()
+        if has_new_files:
+            sync_directory(log.directory)
+        _anchor(log)
+        if snapshot is not None:
+            _write_snapshot(log, end_offset, snapshot)
     with log._lock:
-        if log.failure is not None:
-            raise KafkaStorageError(log.failure)  # by another's hand, meanwhile: nothing is promised
+        log._check_usable()  # offline by another's hand, meanwhile: nothing is promised
         # A truncation may have passed by meanwhile.
         log.recovery_point = max(log.recovery_point, min(end_offset, log.end_offset))
         log._last_flush_ms = now_ms
@@ -123,9 +141,8 @@ def anchor(log: Log) -> None:
     """As `Log.anchor`."""
     if log.is_anchored:
         return
-    with log._flush_lock:
-        if log.failure is not None:
-            raise KafkaStorageError(log.failure)
+    with log._flush_lock, log._name_lock:
+        log._check_usable()
         try:
             _anchor(log)
         except OSError as error:
@@ -160,6 +177,7 @@ def close(log: Log, now_ms: int) -> None:
             log._segments.active.sync(with_indexes=True)
             sync_directory(log.directory)
     except OSError as error:
+        _sync_failed(log)
         log.failure = f"{log.directory} was not closed cleanly: {error}"
         raise KafkaStorageError(log.failure) from error
     log.failure = f"{log.directory} is closed"

@@ -31,33 +31,20 @@ from functools import partial
 from pathlib import Path
 from uuid import UUID, uuid4
 
-from millrace.broker.errors import (
-    DataFolderNotWritable,
-    KafkaError,
-    KafkaStorageError,
-)
+from millrace.broker.errors import DataFolderNotWritable, KafkaStorageError
 from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.storage.checkpoints import sync_directory
-from millrace.broker.storage.cleaner import Cleaner, CleanerConfig, CleanResult, view_segments
-from millrace.broker.storage.compaction_plan import Plan, plan_log
+from millrace.broker.storage.cleaner import CleanerConfig
+from millrace.broker.storage.cleaner_manager import CleanerManager
 from millrace.broker.storage.data_folder import DataFolder
 from millrace.broker.storage.disk_errors import is_beyond_trust
 from millrace.broker.storage.log import Log, parse_directory_name
 from millrace.broker.storage.log_config import LogConfig
-from millrace.broker.storage.log_reshaping import CompactionAbandoned
+from millrace.broker.storage.log_loading import DELETE_SUFFIX, STRAY_SUFFIX, ConfigOf, load_folder
 
-_DELETE_SUFFIX = "-delete"
-_STRAY_SUFFIX = "-stray"
-_IGNORED_SUFFIXES = ("-future", _STRAY_SUFFIX)
 _MAX_DIRECTORY_NAME = 255
 _THREAD_COUNT = 8
-"""For recovery and closing, which wait for the disk."""
-_CLEAN_THREAD_COUNT = 2
-"""For opening what was closed cleanly: so short a work that 8 would mostly wait for each other."""
-
-
-ConfigOf = Callable[[str], LogConfig | None]
-"""A topic's settings; None where nobody knows them: then its logs may be of any kind, also compacted."""
+"""For closing, which waits for the disk."""
 
 
 class LogManager:
@@ -83,8 +70,6 @@ class LogManager:
         self._lock = threading.RLock()
         self._to_purge: list[Path] = []
         self._stopping = threading.Event()
-        self._compacting = threading.Lock()
-        self._cleaner = Cleaner(cleaner or CleanerConfig(), self._stopping.is_set)
         self.offline: dict[TopicPartition, str] = {}
         """Partitions that could not be opened or failed since, with the reason in one line."""
         self.failed_folders: dict[Path, str] = {}
@@ -93,12 +78,19 @@ class LogManager:
         """Called once for a folder that fails, from any thread, with the partitions that were in it."""
         self.on_log_failure: Callable[[TopicPartition, str], None] | None = None
         """Called for a log that fails alone, from any thread; it is in `offline` then."""
-        self.uncleanable: dict[TopicPartition, str] = {}
-        """Logs that compaction leaves alone until the next start, with the reason in one line."""
+        self.strays: list[Path] = []
+        """Logs that the cluster did not know, for a person to decide on; what has gone since is noticed by
+        `housekeeping`."""
         self.notes: list[str] = []
         """What had to be repaired or went wrong, one line each; take them out after logging."""
-        self.compactions: list[tuple[TopicPartition, CleanResult]] = []
-        """Runs of compaction since these were last taken out, for the log."""
+        self.cleaning = CleanerManager(
+            cleaner or CleanerConfig(),
+            logs_now=lambda: list(self._logs.items()),
+            is_stopping=self._stopping.is_set,
+            notes=self.notes,
+            log_failed=self._note_failure,
+            disk_failed=self.disk_failed,
+        )
 
     # -- start and end
 
@@ -147,7 +139,7 @@ class LogManager:
                 return
             try:
                 for folder in self._healthy():
-                    self._open_all(folder, now_ms, config_of or (lambda topic: self._defaults))
+                    self._open_all(folder, now_ms, config_of or (lambda *_: self._defaults))
                 if not self._healthy():
                     raise DataFolderNotWritable("; ".join(self.failed_folders.values()))
             except BaseException:
@@ -161,61 +153,18 @@ class LogManager:
 
     def _open_all(self, folder: DataFolder, now_ms: int, config_of: ConfigOf) -> None:
         try:
-            with os.scandir(folder.path) as found:
-                names = sorted(entry.name for entry in found if entry.is_dir())
-            wanted = [(tp, folder.path / name) for name in names if (tp := self._key_of(folder, name))]
-            # Side by side: opening waits for the disk at a few places of each segment, recovery reads much.
-            open_one = partial(self._open_one, folder, now_ms, config_of)
-            count = _CLEAN_THREAD_COUNT if folder.was_clean else _THREAD_COUNT
-            with ThreadPoolExecutor(count, "open") as threads:
-                for (tp, directory), opened in zip(wanted, threads.map(open_one, wanted), strict=True):
-                    if folder.failure is None:
-                        self._take_opened(folder, tp, directory, opened)
+            found = load_folder(folder, now_ms, config_of, self._defaults)
+            self.notes += found.notes
+            self._to_purge += found.deleted
+            self.strays += found.strays
+            for tp, directory, opened in found.opened:
+                if folder.failure is None:
+                    self._take_opened(folder, tp, directory, opened)
             # Later than the opening: a crash in the middle of it changes nothing about what is clean.
             if folder.failure is None:
                 folder.forget_clean_end()
-            stray = [name for name in names if name.endswith(_STRAY_SUFFIX)]
-            if stray:
-                self.notes.append(
-                    f"{folder.path}: {len(stray)} logs that the cluster did not know are still set aside, "
-                    f"{stray[0]} among them; look at them, and remove them or put them back"
-                )
         except OSError as error:
             self._fail_folder(folder, f"data folder {folder.path} cannot be used: {error}")
-
-    def _key_of(self, folder: DataFolder, name: str) -> TopicPartition | None:
-        """The partition that a directory holds; None for one that is to be left alone, or removed."""
-        if name.endswith(_DELETE_SUFFIX):
-            self._to_purge.append(folder.path / name)
-            return None
-        if name.endswith(_IGNORED_SUFFIXES):
-            return None
-        try:
-            return parse_directory_name(name)
-        except ValueError:
-            self.notes.append(f"{folder.path / name}: not a partition's folder, left alone")
-            return None
-
-    def _open_one(
-        self, folder: DataFolder, now_ms: int, config_of: ConfigOf, wanted: tuple[TopicPartition, Path]
-    ) -> Log | KafkaStorageError:
-        tp, directory = wanted
-        config = config_of(tp[0])
-        try:
-            return Log.open(
-                directory,
-                config or self._defaults,
-                may_have_holes=config is None,
-                recovery_point=None if folder.was_clean else folder.recovery_points.get(tp, 0),
-                start_offset=folder.start_offsets.get(tp, 0),
-                announced_id=folder.announced(tp),
-                is_anchored=folder.announced(tp) is None,
-                cleaned_offset=folder.cleaned_offsets.get(tp),
-                closed_offset=folder.recovery_points.get(tp, 0) if folder.was_clean else 0,
-                now_ms=now_ms,
-            )
-        except KafkaStorageError as error:
-            return error
 
     def _take_opened(
         self, folder: DataFolder, tp: TopicPartition, directory: Path, opened: Log | KafkaStorageError
@@ -235,6 +184,7 @@ class LogManager:
     def _add(self, tp: TopicPartition, log: Log, folder: DataFolder) -> None:
         log.on_disk_failure = partial(self._fail_folder, folder)
         log.on_failure = partial(self._fail_log, tp, log)
+        log.on_failed_sync = partial(self._note_failed_sync, folder)
         log.before_truncation = partial(folder.lower, tp)
         self._homes[tp] = folder
         self._logs[tp] = log
@@ -243,7 +193,7 @@ class LogManager:
         """Closes every log. Folders whose logs all closed are marked clean; the rest recovers at the next
         start. Raises nothing: what failed is in `offline`."""
         self.stop_chores()
-        with self._opening, self._compacting:
+        with self._opening, self.cleaning.at_rest():
             self._is_closed = True
             for folder in self._folders:
                 if folder.is_taken:
@@ -307,6 +257,16 @@ class LogManager:
         for folder in self._healthy():
             if folder.path == path and is_beyond_trust(error):
                 self._fail_folder(folder, reason)
+
+    def _note_failed_sync(self, folder: DataFolder) -> None:
+        try:
+            folder.note_failed_sync()
+        except OSError as error:
+            self.notes.append(
+                f"{folder.path}: a sync has failed, and no mark of it can be left ({error}): before a broker "
+                "uses this folder again, unmount its file system or restart the machine, so that what is "
+                "read there is what the disk has"
+            )
 
     def _fail_log(self, tp: TopicPartition, log: Log, reason: str) -> None:
         """Takes a log that failed offline, alone: what its checkpoints say of it stays as it is."""
@@ -489,10 +449,6 @@ class LogManager:
             if any(folder.knows(tp) for tp in partitions):
                 folder.write_checkpoints(partial(self._logs_in, folder), self.offline)
 
-    def set_cleaner(self, config: CleanerConfig) -> None:
-        """Holds for a run under way as far as its pace goes, and whole for the next."""
-        self._cleaner.config = config
-
     def delete(self, tp: TopicPartition) -> None:
         """Takes a partition away: its directory is renamed as soon as no work on it is under way, and removed
         by `housekeeping`.
@@ -504,9 +460,9 @@ class LogManager:
             if log is None:
                 self._forget(tp)
                 for folder in self._healthy():
-                    self._rename(folder.path / f"{tp[0]}-{tp[1]}", _DELETE_SUFFIX)
+                    self._rename(folder.path / f"{tp[0]}-{tp[1]}", DELETE_SUFFIX)
                 return
-        log.retire(f"{tp[0]}-{tp[1]} is deleted", partial(self._rename_log, tp, log, _DELETE_SUFFIX))
+        log.retire(f"{tp[0]}-{tp[1]} is deleted", partial(self._rename_log, tp, log, DELETE_SUFFIX))
 
     def set_aside(self, tp: TopicPartition, reason: str) -> None:
         """Takes a partition out of service that the cluster does not know, and keeps its directory under
@@ -521,8 +477,10 @@ class LogManager:
         kept: list[Path] = []
         log.retire(
             f"{tp[0]}-{tp[1]} is set aside",
-            lambda: kept.extend(self._rename_log(tp, log, _STRAY_SUFFIX)),
+            lambda: kept.extend(self._rename_log(tp, log, STRAY_SUFFIX)),
         )
+        with self._lock:
+            self.strays += kept
         self.notes += [
             f"{log.directory}: set aside as {path.name}, because {reason}; remove it if its topic was "
             f"deleted or moved; or, once ZooKeeper has the topic as it was (id {log.topic_id}), stop the "
@@ -541,7 +499,7 @@ class LogManager:
         self._logs.pop(tp, None)
         self._failed.pop(tp, None)
         self.offline.pop(tp, None)
-        self.uncleanable.pop(tp, None)
+        self.cleaning.forget(tp)
 
     def _rename(self, directory: Path, kind: str) -> list[Path]:
         """Gives a directory the name of its kind for good; that name, or none where nothing is there. Raises
@@ -555,7 +513,7 @@ class LogManager:
             if error.errno == errno.ENOENT:
                 return []
             raise KafkaStorageError(f"{directory} cannot be renamed: {error}") from error
-        if kind == _DELETE_SUFFIX:
+        if kind == DELETE_SUFFIX:
             self._to_purge.append(target)
         return [target]
 
@@ -586,6 +544,8 @@ class LogManager:
                 self.notes += log.notes
                 log.notes.clear()
         self._purge()
+        with self._lock:
+            self.strays = [path for path in self.strays if path.exists()]
         self.checkpoint()
         self._settle()
         self._rest(now_ms)
@@ -611,65 +571,6 @@ class LogManager:
     def stop_chores(self) -> None:
         """Makes a compaction or a housekeeping that runs end soon, and none begin; for the broker's stop."""
         self._stopping.set()
-
-    def compact_due(self, now_ms: int, stable_offset_of: Callable[[TopicPartition], int | None]) -> None:
-        """Compacts the logs that are due, the dirtiest first, up to their last stable offsets (None: not
-        now).
-
-        For a thread of its own, where it may take minutes; a second caller returns at once. Raises nothing:
-        a log that cannot be compacted is noted once, in `uncleanable`, and the others go on.
-        """
-        if not self._cleaner.config.enabled or not self._compacting.acquire(blocking=False):
-            return
-        try:
-            due = []
-            for tp, log in list(self._logs.items()):
-                if not log.config.is_compacted or log.failure is not None or tp in self.uncleanable:
-                    continue
-                stable_offset = stable_offset_of(tp)
-                if stable_offset is not None:
-                    plan = self._plan(log, stable_offset, now_ms)
-                    if plan.is_due:
-                        due.append((plan.is_overdue, plan.dirty_ratio, tp, log, plan))
-            for *_, tp, log, plan in sorted(due, key=lambda job: job[:3], reverse=True):
-                if self._stopping.is_set():
-                    return
-                self._compact(tp, log, plan, now_ms)
-        finally:
-            self._compacting.release()
-
-    def _plan(self, log: Log, stable_offset: int, now_ms: int) -> Plan:
-        return plan_log(
-            view_segments(log.segments, log.end_offset),
-            log.config,
-            cleaned_offset=log.cleaned_offset,
-            start_offset=log.start_offset,
-            stable_offset=stable_offset,
-            now_ms=now_ms,
-        )
-
-    def _compact(self, tp: TopicPartition, log: Log, plan: Plan, now_ms: int) -> None:
-        try:
-            result = self._cleaner.clean(log, plan, now_ms)
-            self.compactions.append((tp, result))
-        except CompactionAbandoned:
-            return  # what came between is not in its way the next time
-        except KafkaStorageError as error:
-            self._note_failure(tp, log, str(error))
-        except OSError as error:
-            if log.failure is None:
-                if is_beyond_trust(error):
-                    self._fail_folder(self._folder_of(log), f"{log.directory}: {error}")
-                self.notes.append(f"{log.directory}: not compacted this time: {error}")
-        except KafkaError as error:
-            self.uncleanable[tp] = str(error)
-            self.notes.append(
-                f"{log.directory} cannot be compacted and grows until it is repaired: {error}; "
-                "millrace log verify shows all that is wrong with it"
-            )
-
-    def _folder_of(self, log: Log) -> DataFolder:
-        return next(folder for folder in self._folders if folder.path == log.directory.parent)
 
     def _flush_if_due(self, log: Log, now_ms: int) -> None:
         if log.needs_flush(now_ms):

@@ -78,12 +78,14 @@ def open_segments(
     now_ms: int,
     may_have_holes: bool = False,
     closed_offset: int = 0,
+    write_again: bool = False,
 ) -> OpenedSegments:
     """Opens every segment of a partition, oldest first; at least one is there afterwards.
 
     `recovery_point` is the offset below which all was flushed; None after a clean close, when
     `closed_offset` is where the log ended, 0 where that is not known. `may_have_holes`: the log is known to
-    have been compacted before, or it is not known whether its topic is compacted.
+    have been compacted before, or it is not known whether its topic is compacted. `write_again`: what is read
+    beyond the recovery point need not be on the disk although the system says so, and is written once more.
     """
     flushed_offset = closed_offset if recovery_point is None else recovery_point
     names = os.listdir(directory)
@@ -106,7 +108,7 @@ def open_segments(
         if recovery_point is None or (following is not None and following <= recovery_point):
             _take_as_it_is(segment, config, opened, following, was_clean=recovery_point is None)
             continue
-        is_whole = _recover(segment, config, opened, recovery_point)
+        is_whole = _recover(segment, config, opened, recovery_point, write_again=write_again)
         if following is None:
             continue
         if is_whole and has_holes and segment.next_offset < following:
@@ -174,13 +176,16 @@ def _take_as_it_is(
         segment.next_offset = following
 
 
-def _recover(segment: Segment, config: LogConfig, opened: OpenedSegments, recovery_point: int) -> bool:
+def _recover(
+    segment: Segment, config: LogConfig, opened: OpenedSegments, recovery_point: int, *, write_again: bool
+) -> bool:
     """Reads a segment from the recovery point on, rebuilds its indexes from there and cuts it at its first
     bad batch; whether it was whole."""
     interval_size = config.index_interval_bytes
     try:
         start = _skip_flushed(segment, recovery_point, interval_size, opened)
-        for position, header in _checked_batches(segment, start, dense=not opened.has_holes):
+        checked = _checked_batches(segment, start, dense=not opened.has_holes, write_again=write_again)
+        for position, header in checked:
             _note(segment, header, position, interval_size, opened)
     except _BadBatch as bad:
         if segment.next_offset < recovery_point:
@@ -233,10 +238,13 @@ def _skip_flushed(segment: Segment, recovery_point: int, interval_size: int, ope
     return position
 
 
-def _checked_batches(segment: Segment, position: int, *, dense: bool) -> Iterator[tuple[int, BatchHeader]]:
+def _checked_batches(
+    segment: Segment, position: int, *, dense: bool, write_again: bool
+) -> Iterator[tuple[int, BatchHeader]]:
     """Position and header of each good batch from `position` on. Raises _BadBatch at the first that is not.
 
-    Offsets must follow without holes when `dense`; compaction makes holes.
+    Offsets must follow without holes when `dense`; compaction makes holes. With `write_again` the very bytes
+    that were checked are written: read another time, they may come from the disk, and be others.
     """
     expected = segment.next_offset
     while position < segment.size:
@@ -258,6 +266,8 @@ def _checked_batches(segment: Segment, position: int, *, dense: bool) -> Iterato
                 window = segment.file.read(position, header.size)
             _check(segment, header, window, consumed, at, expected, dense)
             yield at, header
+            if write_again:
+                segment.file.write(window[consumed : consumed + header.size], at)
             expected = header.next_offset
             consumed += header.size
         position += consumed

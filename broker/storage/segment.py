@@ -97,6 +97,12 @@ class LogFile:
             if not self._is_held and not self._is_used:
                 self._descriptor = None
 
+    def wake(self) -> None:
+        """Opens the file where it is closed, and has the page that the next write falls into in memory: an
+        append waits for neither then. Raises OSError."""
+        size = os.fstat(self._file().number).st_size
+        self.read(max(size - 1, 0), 1)
+
     def hold(self) -> None:
         """The name is about to go, or to be another file's. Who reads on, reads this one."""
         with self._naming:
@@ -175,7 +181,8 @@ class LogFile:
 
     def sync(self) -> None:
         """Makes what was written durable. Raises OSError."""
-        os.fdatasync(self._file().number)
+        file = self._file()  # held: nobody closes it meanwhile
+        os.fdatasync(file.number)
 
     def stat(self) -> os.stat_result:
         """Opens nothing. Raises OSError."""
@@ -491,6 +498,10 @@ class Segment:
         """Makes the batches and the aborted transactions durable, and the written part of the indexes.
         Raises OSError."""
         self.file.sync()
+        self.sync_sides(with_indexes=with_indexes)
+
+    def sync_sides(self, *, with_indexes: bool) -> None:
+        """The same of all but the batches; by the names of the files. Raises OSError."""
         self.aborted.sync()
         if with_indexes:
             self.offset_index.file.sync()

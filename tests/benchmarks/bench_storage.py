@@ -79,11 +79,11 @@ async def bench_compaction(folder: Path, record_count: int, per_batch: int, comp
     started, cpu = time.perf_counter(), time.process_time()
     with ThreadPoolExecutor(1) as thread:
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(thread, manager.compact_due, 10**15, lambda tp: log.end_offset)
+        await loop.run_in_executor(thread, manager.cleaning.compact_due, 10**15, lambda tp: log.end_offset)
     seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu
     done.set()
     late = await beside
-    result = manager.compactions[0][1]
+    result = manager.cleaning.compactions[0][1]
     print(
         f"compaction, {per_batch} records a batch, codec {compression}: "
         f"{record_count / seconds:,.0f} records/s, {size / seconds / 1e6:,.0f} MB/s, "

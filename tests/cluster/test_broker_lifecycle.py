@@ -335,6 +335,7 @@ def test_metrics_are_served_where_asked_for(broker_factory: BrokerFactory) -> No
     assert "millrace_broker_produce_records_total 2.0" in text
     assert 'millrace_broker_requests_total{api="create_topics"} 1.0' in text
     assert "millrace_broker_controller 1.0" in text
+    assert "millrace_broker_stray_logs 0.0" in text
 
 
 # -- ZooKeeper's session -----------------------------------------------------------------------------

@@ -271,8 +271,8 @@ def test_apache_kafka_s_tool_reads_what_storage_writes(tmp_path: Path) -> None:
         if number % 6 == 0:
             marker = build_marker(7, 0, 2, number % 12 != 0, now_ms)
             log.append(marker, leader_epoch=number // 20, now_ms=now_ms, origin="internal")
-    manager.compact_due(now_ms, lambda tp: log.last_stable_offset(log.end_offset))
-    assert manager.compactions
+    manager.cleaning.compact_due(now_ms, lambda tp: log.last_stable_offset(log.end_offset))
+    assert manager.cleaning.compactions
     manager.close(now_ms)
     files = sorted(path for path in log.directory.iterdir() if file_dump.kind_of(path).startswith("."))
     assert {path.suffix for path in files} == {".log", ".index", ".timeindex", ".txnindex", ".snapshot"}

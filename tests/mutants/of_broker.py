@@ -187,10 +187,21 @@ OF_STORAGE = (
         name="mark-of-a-clean-end-comes-back",
         promise="The mark of a clean end is gone for good before anything is written behind it.",
         file="broker/storage/data_folder.py",
-        rule=".unlink(missing_ok=True)\n            sync_directory(self.path)\n",
-        instead=".unlink(missing_ok=True)\n",
+        rule="            marker.unlink()\n            sync_directory(self.path)\n",
+        instead="            marker.unlink()\n",
         red=(
             f"{STORAGE}/test_synced.py::test_mark_of_a_clean_end_is_gone_for_good_before_anything_is_written",
+        ),
+    ),
+    Mutant(
+        name="frame-is-overwritten-under-its-append",
+        promise="The bytes of a large frame stay until its batches are in their logs.",
+        file="broker/server/connection.py",
+        rule="            self._is_pinned = len(frame) >= KEPT_FRAME_SIZE\n",
+        instead="",
+        red=(
+            "tests/unit/server/test_connection.py"
+            "::test_a_large_frame_stays_as_it_is_until_what_answers_it_has_ended",
         ),
     ),
     Mutant(
@@ -265,12 +276,34 @@ OF_STORAGE = (
         red=(f"{STORAGE}/test_deleted_logs.py",),
     ),
     Mutant(
+        name="flush-goes-on-in-the-next-log",
+        promise="A flush that a deletion overtook writes nothing to the next log of its name.",
+        file="broker/storage/log_durability.py",
+        rule="    with log._name_lock:\n        log._check_usable()\n",
+        instead="    with log._name_lock:\n",
+        red=(
+            f"{STORAGE}/test_deleted_logs.py"
+            "::test_a_slow_flush_holds_up_no_deletion_and_touches_nothing_of_the_next_of_its_name",
+        ),
+    ),
+    Mutant(
         name="flushed-end-is-missed-by-nobody",
         promise="Flushed batches that are missing at the end are damage, and their offsets not given again.",
         file="broker/storage/recovery.py",
         rule="    if first_missing < flushed_offset:\n",
         instead="    if first_missing < 0:\n",
         red=(f"{STORAGE}/test_missing_ends.py::test_flushed_batches_that_are_missing_close_the_partition",),
+    ),
+    Mutant(
+        name="failed-sync-is-forgotten",
+        promise="After a failed sync nothing is called flushed that a later sync alone has said of it.",
+        file="broker/storage/recovery.py",
+        rule="            if write_again:\n",
+        instead="            if False:\n",
+        red=(
+            f"{STORAGE}/test_failed_syncs.py"
+            "::test_what_is_recovered_after_a_failed_sync_is_on_the_disk_once_a_flush_says_so",
+        ),
     ),
     Mutant(
         name="failed-disk-is-passed-over",
@@ -289,6 +322,17 @@ OF_STORAGE = (
         red=(
             f"{REPLICATION}/test_replicated_partitions.py"
             "::test_a_setting_that_cannot_be_used_leaves_the_others_as_they_are",
+        ),
+    ),
+    Mutant(
+        name="unreadable-topic-keeps-its-in-sync-sets",
+        promise="A restarted broker leaves in-sync sets of topics that are not in its picture, too.",
+        file="broker/coordination/broker_registry.py",
+        rule="        changed += await _restart_unread(session, cache, broker_id, name, was_clean)\n",
+        instead="        continue\n",
+        red=(
+            "tests/unit/coordination/test_restarted_broker.py"
+            "::test_restarted_broker_leaves_the_in_sync_sets_of_a_topic_that_nobody_can_read",
         ),
     ),
     Mutant(
@@ -325,8 +369,8 @@ OF_STORAGE = (
         name="stray-log-is-deleted",
         promise="A log that the cluster does not know is set aside and never removed.",
         file="broker/storage/log_manager.py",
-        rule="            lambda: kept.extend(self._rename_log(tp, log, _STRAY_SUFFIX)),\n",
-        instead="            lambda: kept.extend(self._rename_log(tp, log, _DELETE_SUFFIX)),\n",
+        rule="            lambda: kept.extend(self._rename_log(tp, log, STRAY_SUFFIX)),\n",
+        instead="            lambda: kept.extend(self._rename_log(tp, log, DELETE_SUFFIX)),\n",
         red=(f"{STORAGE}/test_strays.py::test_a_log_set_aside_is_kept_named_and_told_again_at_each_start",),
     ),
     Mutant(
@@ -338,6 +382,17 @@ OF_STORAGE = (
         red=(
             f"{STORAGE}/test_strays.py"
             "::test_holes_cost_records_only_where_the_topic_is_known_not_to_be_compacted",
+        ),
+    ),
+    Mutant(
+        name="settings-of-a-namesake-cut-a-log",
+        promise="A log is not cut at its holes by the settings of another topic of its name.",
+        file="broker/coordination/topic_configs.py",
+        rule=" or (topic_id is not None and found.topic_id != topic_id)",
+        instead="",
+        red=(
+            f"{STORAGE}/test_strays.py"
+            "::test_a_log_is_not_cut_at_its_holes_by_the_settings_of_another_topic_of_its_name",
         ),
     ),
     Mutant(

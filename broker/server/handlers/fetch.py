@@ -7,6 +7,9 @@ appends, up to `max_wait_ms`; it keeps no records meanwhile. Readers see up to t
 read_committed up to the last stable offset; with a last fetched epoch (version 12 on) a reader whose log has
 parted from ours is told where (KIP-595). Reads that are not in the page cache run on a thread.
 
+Every partition costs some 4 µs, and a request may name as many as it has room for: of more than
+`MOST_AT_ONCE` some are read, then others have their turn, and frames are read and written on a thread.
+
 A request in a session is seen through `fetch_sessions.py` (KIP-227); the plain one costs a comparison. A
 client over its quota is answered empty, with a throttle time. Followers (`replica_id` of 0 and up) have no
 quota; a follower's fetch that does not wait ends its fetch of the same partition that does, so that it can
@@ -16,7 +19,8 @@ ask for more partitions at once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -27,6 +31,7 @@ from millrace.broker.errors import (
     NotLeaderOrFollower,
     UnknownTopicId,
 )
+from millrace.broker.protocol.checksum import Buffer
 from millrace.broker.protocol.frames import Api
 from millrace.broker.protocol.frames import RequestHead as Head
 from millrace.broker.protocol.hot_fetch import (
@@ -41,7 +46,7 @@ from millrace.broker.protocol.hot_fetch import (
 from millrace.broker.replication.local_partition import FollowerFetch, MustReadCold, PartitionRead
 from millrace.broker.replication.waiting_requests import WaitEnd
 from millrace.broker.server.context import BrokerServices, RequestContext
-from millrace.broker.server.dispatch import Answered, Throttled
+from millrace.broker.server.dispatch import KEPT_FRAME_SIZE, Answered, Throttled
 from millrace.broker.server.fetch_sessions import FINAL_EPOCH, NO_SESSION, SessionFetch
 
 API = Api.FETCH
@@ -49,6 +54,13 @@ FRAME_VERSIONS = VERSIONS
 
 CONSUMER = -1
 LONGEST_WAIT_MS = 24 * 3_600_000
+
+MOST_AT_ONCE = 4_000
+"""Partitions that are read in one turn of the event loop: some 10 ms."""
+LARGEST_FRAME_AT_ONCE = 128 << 10
+"""Bytes of a request that names no more than that."""
+TURN_SECONDS = 0.01
+
 FIRST_WITH_STORAGE_ERROR = 6
 FIRST_WITH_CURRENT_LEADER = 16
 NAMES_LEADER = frozenset({NotLeaderOrFollower.code, FencedLeaderEpoch.code})
@@ -57,11 +69,33 @@ NAMES_LEADER = frozenset({NotLeaderOrFollower.code, FencedLeaderEpoch.code})
 
 def handle_frame(
     head: Head, frame: memoryview, position: int, context: RequestContext
-) -> Answered | asyncio.Future[Any]:
+) -> Answered | Coroutine[Any, Any, Any] | asyncio.Future[Any]:
     """Answer at once when there is enough in the page cache, or nothing to wait for."""
-    request = decode_request(frame, position, head.version)
-    if len(request.partitions) > 1:
-        request = _once_each(request)
+    if len(frame) > LARGEST_FRAME_AT_ONCE:
+        kept = frame if len(frame) >= KEPT_FRAME_SIZE else memoryview(bytes(frame))
+        return _handle_large(head, kept, position, context)
+    return _handle(head, _decoded(frame, position, head.version), context)
+
+
+async def _handle_large(
+    head: Head, frame: memoryview, position: int, context: RequestContext
+) -> Answered | asyncio.Future[Any]:
+    """While it is decoded, the connection's next requests wait: they may be of the same session."""
+    return _handle(head, await asyncio.to_thread(_decoded, frame, position, head.version), context)
+
+
+def _decoded(frame: memoryview, position: int, version: int) -> FetchRequest:
+    """As in Apache Kafka, of a partition that stands there more than once what is said last counts, once."""
+    request = decode_request(frame, position, version)
+    if len(request.partitions) == 1:
+        return request
+    partitions = {(asked.topic, asked.partition): asked for asked in request.partitions}
+    if len(partitions) == len(request.partitions):
+        return request
+    return request._replace(partitions=list(partitions.values()))
+
+
+def _handle(head: Head, request: FetchRequest, context: RequestContext) -> Answered | asyncio.Future[Any]:
     broker = context.broker
     session: SessionFetch | None = None
     if request.session_epoch != FINAL_EPOCH or request.session_id != NO_SESSION:
@@ -75,29 +109,24 @@ def handle_frame(
             )
         session = resolved
     fetch = _Fetch(head, request, broker, session)
+    if fetch.is_large:
+        return asyncio.ensure_future(_answer_later(head, fetch, cold=True))
     try:
         fetch.read()
     except MustReadCold:
         return asyncio.ensure_future(_answer_later(head, fetch, cold=True))
     if fetch.satisfied:
-        if request.replica_id >= 0 and request.max_wait_ms <= 0:
-            fetch.end_earlier_waits()
+        fetch.end_earlier_waits()
         return _encode(head, fetch)
     return asyncio.ensure_future(_answer_later(head, fetch, cold=False))
-
-
-def _once_each(request: FetchRequest) -> FetchRequest:
-    """As in Apache Kafka, of a partition that stands there more than once what is said last counts, once."""
-    partitions = {(asked.topic, asked.partition): asked for asked in request.partitions}
-    if len(partitions) == len(request.partitions):
-        return request
-    return request._replace(partitions=list(partitions.values()))
 
 
 async def _answer_later(head: Head, fetch: _Fetch, *, cold: bool) -> Answered:
     """Read what is cold on a thread, and wait for appends as long as the request allows."""
     if cold:
         await fetch.read_cold()
+        if fetch.satisfied:
+            fetch.end_earlier_waits()
     loop = asyncio.get_running_loop()
     deadline = loop.time() + min(fetch.request.max_wait_ms, LONGEST_WAIT_MS) / 1000
     while not fetch.satisfied:
@@ -111,20 +140,26 @@ async def _answer_later(head: Head, fetch: _Fetch, *, cold: bool) -> Answered:
         await fetch.read_again(touched)
         if not in_time:
             break
-    return _encode(head, fetch)
+    if not fetch.is_large:
+        return _encode(head, fetch)
+    encode, throttle_ms = _accounted(head, fetch)
+    frame = await asyncio.to_thread(encode)
+    return Throttled(frame, throttle_ms) if throttle_ms else frame
 
 
 def _encode(head: Head, fetch: _Fetch) -> Answered:
     broker = fetch.broker
-    if fetch.session is not None or broker.quotas.fetch.active:
-        return _encode_in_session(head, fetch)
-    broker.metrics.fetch_bytes += fetch.size
-    nodes = broker.metadata_cache.brokers
-    return encode_response(head.version, head.correlation_id, fetch.given or (), nodes=nodes)
+    if fetch.session is None and not broker.quotas.fetch.active:
+        broker.metrics.fetch_bytes += fetch.size
+        nodes = broker.metadata_cache.brokers
+        return encode_response(head.version, head.correlation_id, fetch.given or (), nodes=nodes)
+    encode, throttle_ms = _accounted(head, fetch)
+    return Throttled(encode(), throttle_ms) if throttle_ms else encode()
 
 
-def _encode_in_session(head: Head, fetch: _Fetch) -> Answered:
-    """The same for a reader that has a session, or a quota."""
+def _accounted(head: Head, fetch: _Fetch) -> tuple[Callable[[], list[Buffer]], int]:
+    """What writes the answer, also on a thread, once the session and the quota know of it; the throttle
+    time."""
     broker, session, size = fetch.broker, fetch.session, fetch.size
     steady_ms = broker.clock.steady_ms()
     quota = broker.quotas.fetch
@@ -144,7 +179,8 @@ def _encode_in_session(head: Head, fetch: _Fetch) -> Answered:
         broker.metrics.count_error(error_code)
     if given:
         broker.metrics.fetch_bytes += size
-    frame = encode_response(
+    encode = partial(
+        encode_response,
         head.version,
         head.correlation_id,
         given,
@@ -153,7 +189,7 @@ def _encode_in_session(head: Head, fetch: _Fetch) -> Answered:
         session_id=session_id,
         nodes=broker.metadata_cache.brokers,
     )
-    return Throttled(frame, throttle_ms) if throttle_ms else frame
+    return encode, throttle_ms
 
 
 class _Fetch:
@@ -167,6 +203,7 @@ class _Fetch:
         "_min_size",
         "_reached_size",
         "_waits",
+        "asked",
         "broker",
         "given",
         "keys",
@@ -191,6 +228,7 @@ class _Fetch:
         self._reached_size = 0
         """Counts towards `min_bytes`: what was read, and the room that no whole batch fits into."""
         self.satisfied = False
+        self.asked: Sequence[PartitionFetch] = request.partitions if session is None else session.partitions
         self._change_count = -1
         replicas = broker.replica_manager
         # A follower waits for the log's end, everyone else for the high watermark.
@@ -202,13 +240,40 @@ class _Fetch:
         """Whether there was an append since the last reading began; a wait would not hear of it."""
         return self._change_count != self._waits.change_count
 
+    @property
+    def is_large(self) -> bool:
+        """Whether others are to have their turn before all of it is read."""
+        return len(self.asked) > MOST_AT_ONCE
+
     def read(self) -> None:
         """Read from the page cache. Raises MustReadCold when a disk would have to be waited for."""
-        self._take([self._read_one(asked, self.broker) for asked in self._begin()])
+        self._begin()
+        self._take([self._read_one(asked, self.broker) for asked in self.asked])
 
     async def read_cold(self) -> None:
-        """The same, where a partition that is not in the page cache is read on a thread."""
-        self._take([await self._read_one_cold(asked) for asked in self._begin()])
+        """The same, where a partition that is not in the page cache is read on a thread, and others have
+        their turn while very many are read."""
+        self._begin()
+        if not self.is_large:
+            self._take([await self._read_one_cold(asked) for asked in self.asked])
+            return
+        with self._waits.noting_changes() as changed:
+            given = await self._read_in_turns()
+        # On a busy broker something has changed meanwhile, always: to read all again would never end.
+        self._change_count = self._waits.change_count
+        self._take(given)
+        if not self.satisfied and not self.size:
+            await self.read_again(changed)
+
+    async def _read_in_turns(self) -> list[PartitionData]:
+        given, now = [], asyncio.get_running_loop().time
+        turn_ends = now() + TURN_SECONDS
+        for asked in self.asked:
+            given.append(await self._read_one_cold(asked))
+            if now() > turn_ends:
+                await asyncio.sleep(0)
+                turn_ends = now() + TURN_SECONDS
+        return given
 
     async def read_again(self, touched: set[tuple[str, int]]) -> None:
         """After a wait: only what has changed, where nothing had been read before."""
@@ -217,10 +282,10 @@ class _Fetch:
         elif touched:
             # Nobody waits after a refusal, so all that is asked for has its key, in the same order.
             given, keys = list(self.given), self.keys
-            asked = self._begin()
+            self._begin()
             for number, key in enumerate(keys):
                 if key in touched:
-                    given[number] = await self._read_one_cold(asked[number])
+                    given[number] = await self._read_one_cold(self.asked[number])
             self.keys = keys
             self._take(given)
 
@@ -234,8 +299,11 @@ class _Fetch:
                 return self._refused(asked, error)
 
     def end_earlier_waits(self) -> None:
-        """The same follower's waiting fetch of these partitions is answered now. One that came in the same
-        piece of the stream has still to begin its wait, which it does before the loop comes to this."""
+        """Where this follower's fetch does not wait, its waiting fetch of these partitions is answered now.
+        One that came in the same piece of the stream has still to begin its wait, which it does before the
+        loop comes to this."""
+        if self.request.replica_id < 0 or self.request.max_wait_ms > 0:
+            return
         for key in self.keys:
             asyncio.get_running_loop().call_soon(self._waits.give_up, key, self.request.replica_id)
 
@@ -248,7 +316,7 @@ class _Fetch:
             self.given = None
         return await self._waits.wait(self.keys, missing, timeout_seconds, self.request.replica_id)
 
-    def _begin(self) -> Sequence[PartitionFetch]:
+    def _begin(self) -> None:
         self.size = self._reached_size = 0
         self.keys = []
         broker, request = self.broker, self.request
@@ -259,7 +327,6 @@ class _Fetch:
         self._limit = limit
         # What an answer cannot hold need not be waited for.
         self._min_size = min(request.min_bytes, limit)
-        return request.partitions if self.session is None else self.session.partitions
 
     def _take(self, given: list[PartitionData]) -> None:
         self.given = given

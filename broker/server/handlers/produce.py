@@ -2,7 +2,8 @@
 
 The hot path: the request is decoded by hand, every batch goes to the log as a view into the received frame,
 and the answer is made before the next request is looked at. Only what must wait (a flush that is due,
-followers) makes a future, and what takes its time (`produce_work.py`) is copied and goes by way of a thread.
+followers) makes a future, and what takes its time (`produce_work.py`) goes by way of a thread, copied where
+its frame is small.
 A partition that stands in a request twice is refused: which of its batches an answer is for, nobody could
 tell. A client over its quota is told a throttle time. Each partition succeeds or fails
 for itself. A failure under acks=0 closes the connection, as there is no other way to tell. Batches of
@@ -52,10 +53,11 @@ from millrace.broker.replication.replica_manager import ACKS_ALL
 from millrace.broker.server import produce_work, refused_batches
 from millrace.broker.server.connection import ACKS_0
 from millrace.broker.server.context import BrokerServices, RequestContext
-from millrace.broker.server.dispatch import Answered, Throttled
+from millrace.broker.server.dispatch import KEPT_FRAME_SIZE, Answered, Throttled
 from millrace.broker.server.produce_work import ATTRIBUTES_LOW_BYTE, TooMuchAtOnce, codec_of
 from millrace.broker.server.transactional_produce import Refusals, copied
 from millrace.broker.storage.batch_validation import Budget, CheckedBatch
+from millrace.broker.storage.disk_errors import WouldBlock
 
 log = structlog.get_logger("millrace.broker")
 
@@ -94,7 +96,7 @@ def handle_frame(
     if request.transactional_id is not None:
         return _handle_transactional(work, request.transactional_id)
     rest = work.at_once(request.partitions)
-    return work.answer() if not rest else _append_in_turns(work, copied(rest))
+    return work.answer() if not rest else _append_in_turns(work, work.kept(rest))
 
 
 class _Appends:
@@ -119,12 +121,21 @@ class _Appends:
         if self._size > produce_work.COMPRESSED_AT_ONCE and produce_work.is_much(partitions):
             return partitions
         self._budget = produce_work.budget_at_once()
-        for number, batches in enumerate(partitions):
+        for number, batches in enumerate(partitions[: produce_work.BATCHES_AT_ONCE]):
             try:
                 self.append(batches, verdicts)
-            except TooMuchAtOnce:
+            except (TooMuchAtOnce, WouldBlock):
                 return partitions[number:]
-        return ()
+        return partitions[produce_work.BATCHES_AT_ONCE :]
+
+    @property
+    def keeps_frame(self) -> bool:
+        """Whether the batches stay where they are until a coroutine has ended."""
+        return self._size >= KEPT_FRAME_SIZE
+
+    def kept(self, partitions: Sequence[PartitionBatches]) -> Sequence[PartitionBatches]:
+        """The same batches where they stay until they are appended."""
+        return partitions if self.keeps_frame else copied(partitions)
 
     async def check(self, partitions: Sequence[PartitionBatches]) -> Checked:
         """What `append` is to be given with each, found out on a thread."""
@@ -139,7 +150,7 @@ class _Appends:
         verdicts: Verdicts | None = None,
         checked: CheckedBatch | KafkaError | None = None,
     ) -> None:
-        """Raises TooMuchAtOnce."""
+        """Raises TooMuchAtOnce, WouldBlock."""
         key = batches.topic, batches.partition
         refusal = verdicts.refusals.get(key) if verdicts is not None else None
         if key in self._repeated:
@@ -174,11 +185,17 @@ class _Appends:
             if context.head.version < FIRST_WITH_ZSTD and codec_of(records) == ZSTD:
                 raise UnsupportedCompressionType("zstd needs produce version 7 or newer (KIP-110)")
             appended, wait = context.broker.replica_manager.append_now(
-                topic, partition, records, self.request.acks, budget=self._budget, checked=checked
+                topic,
+                partition,
+                records,
+                self.request.acks,
+                budget=self._budget,
+                checked=checked,
+                may_block=self._budget is None,
             )
         except KafkaError as error:
             return _refused(batches, error, context)
-        except TooMuchAtOnce:
+        except (TooMuchAtOnce, WouldBlock):
             raise
         except Exception:
             log.exception("an append failed", topic=topic, partition=partition)
@@ -239,7 +256,9 @@ def _refusal(request: ProduceRequest) -> KafkaError | None:
     return None
 
 
-def _handle_transactional(work: _Appends, transactional_id: str) -> Answered | asyncio.Future[Any]:
+def _handle_transactional(
+    work: _Appends, transactional_id: str
+) -> Answered | Coroutine[Any, Any, Any] | asyncio.Future[Any]:
     """As any other request, once it is known which batches belong to an open transaction."""
     head, appends = work.context.head, work.context.broker.transactional_appends
     partitions: Sequence[PartitionBatches] = work.request.partitions
@@ -252,7 +271,7 @@ def _handle_transactional(work: _Appends, transactional_id: str) -> Answered | a
         partitions = work.at_once(partitions, Verdicts(refusals, appends.appended))
         if not partitions:
             return work.answer()
-    rest = copied(partitions)
+    rest = work.kept(partitions)
     checked: Checked = []
 
     async def prepare() -> None:
@@ -265,12 +284,15 @@ def _handle_transactional(work: _Appends, transactional_id: str) -> Answered | a
 
     appended = appends.in_turn(transactional_id, head.version, rest, append, prepare)
 
-    async def append_later() -> Answered:
+    async def append_later() -> Answered | asyncio.Future[Any]:
         await asyncio.shield(appended)  # also when the client has gone meanwhile
-        answer = work.answer()
+        return work.answer()
+
+    async def answer_later() -> Answered:
+        answer = await append_later()
         return await answer if asyncio.isfuture(answer) else answer
 
-    return asyncio.ensure_future(append_later())
+    return append_later() if work.keeps_frame else asyncio.ensure_future(answer_later())
 
 
 def _refused(batches: PartitionBatches, error: KafkaError, context: RequestContext) -> PartitionAnswer:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from millrace.broker.coordination.broker_registry import restarted
+from millrace.broker.coordination import paths
+from millrace.broker.coordination.broker_registry import leave_in_sync_sets, restarted
 from millrace.broker.coordination.controlled_shutdown import still_held
 from millrace.broker.coordination.metadata_cache import MetadataCache
 from millrace.broker.coordination.paths import BrokerRegistration, TopicAssignment
+from millrace.broker.coordination.session import Node, NodeMissing, VersionConflict
 from millrace.broker.replication.partition import NO_LEADER, PartitionState
 
 
@@ -49,6 +55,67 @@ def test_restarted_broker_leaves_in_sync_sets_that_have_another_member(
 ) -> None:
     found = restarted(known, (1, 2, 3), 1, frozenset(alive), was_clean=was_clean)
     assert found == expected
+
+
+class Znodes:
+    """A session over znodes; `before_write` happens once, right before the first write."""
+
+    def __init__(self, nodes: dict[str, bytes]) -> None:
+        self.nodes = {path: Node(data, 0, 0, 0) for path, data in nodes.items()}
+        self.before_write: Callable[[], None] = lambda: None
+
+    async def get(self, path: str) -> Node:
+        if path not in self.nodes:
+            raise NodeMissing(path)
+        return self.nodes[path]
+
+    async def children(self, path: str) -> list[str]:
+        below = {
+            node.removeprefix(f"{path}/").split("/")[0] for node in self.nodes if node.startswith(f"{path}/")
+        }
+        if not below:
+            raise NodeMissing(path)
+        return list(below)
+
+    async def set(self, path: str, data: bytes, version: int = -1) -> None:
+        before, self.before_write = self.before_write, lambda: None
+        before()
+        known = self.nodes[path]
+        if known.version != version:
+            raise VersionConflict(path)
+        self.nodes[path] = replace(known, data=data, version=version + 1)
+
+
+@pytest.mark.safety
+@pytest.mark.parametrize("was_clean", [False, True])
+def test_restarted_broker_leaves_the_in_sync_sets_of_a_topic_that_nobody_can_read(was_clean: bool) -> None:
+    """Once its znode is mended, membership would vouch for records that a loss of power may have taken."""
+    states = {0: state(1, 3, 1, 2), 1: state(2, 3, 1, 2), 2: state(2, 3, 2), 3: state(1, 3, 1)}
+    znodes = Znodes(
+        {
+            paths.topic_path("t"): b"no JSON",
+            paths.topic_path("new"): b"no JSON either, and no states",
+            paths.state_path("t", 4): b"{}",
+            **{paths.state_path("t", number): paths.encode_state(known) for number, known in states.items()},
+        }
+    )
+
+    def another_writes() -> None:
+        path = paths.state_path("t", 0)
+        znodes.nodes[path] = Node(paths.encode_state(state(1, 4, 1, 2, 3)), 7, 0, 0)
+
+    znodes.before_write = another_writes
+    cache = MetadataCache()
+    cache.set_brokers([BrokerRegistration(2, "h", 2)])
+    session: Any = znodes
+    asyncio.run(leave_in_sync_sets(session, cache, 1, was_clean=was_clean))
+    left = {number: paths.decode_state(znodes.nodes[paths.state_path("t", number)].data) for number in states}
+    if was_clean:
+        expected = [state(1, 5, 1, 2, 3), state(2, 3, 1, 2), state(2, 3, 2), state(1, 4, 1)]
+    else:
+        expected = [state(2, 5, 2, 3), state(2, 4, 2), state(2, 3, 2), state(1, 4, 1)]
+    assert list(left.values()) == expected
+    assert znodes.nodes[paths.state_path("t", 4)].data == b"{}"
 
 
 def test_leaving_broker_waits_only_for_what_others_can_take_over() -> None:

@@ -225,7 +225,7 @@ def test_nothing_is_found_while_a_broker_is_at_work(tmp_path: Path) -> None:
             log.append(build_batch([record]), leader_epoch=0, now_ms=0)
             number += 1
             if number % 2000 == 0:
-                manager.compact_due(0, lambda tp: log.end_offset)
+                manager.cleaning.compact_due(0, lambda tp: log.end_offset)
                 manager.housekeeping(0)
 
     worker = threading.Thread(target=work)

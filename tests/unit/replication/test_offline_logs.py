@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
 from millrace.broker.errors import KafkaStorageError
+from tests.waiting import patience
 
 from .test_replicated_partitions import Bench, run
+
+MANY_FLUSHES = 10
+"""More than there are threads of any kind."""
 
 
 def test_leader_of_a_log_that_failed_alone_lets_go_of_it(
@@ -46,5 +51,26 @@ def test_leader_of_a_log_that_failed_alone_lets_go_of_it(
         told.clear()
         await bench.lead(epoch=1, version=1)  # it stays so, whatever the cluster decides meanwhile
         assert bench.manager.leaders() == []
+
+    run(tmp_path, scenario)
+
+
+def test_flushes_of_a_slow_disk_hold_up_no_other_work_on_disks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.lead()
+        goes_on = threading.Event()
+        log = bench.manager.leader_of("t", 0).log
+        monkeypatch.setattr(log, "flush", lambda _now_ms: goes_on.wait(patience()))
+        local = bench.manager.leader_of("t", 0)
+        flushes = [
+            asyncio.ensure_future(bench.manager._leading.flusher._flush(local)) for _ in range(MANY_FLUSHES)
+        ]
+        try:
+            assert await asyncio.wait_for(bench.manager.on_disk(lambda: "done"), patience(10)) == "done"
+        finally:
+            goes_on.set()
+            await asyncio.gather(*flushes)
 
     run(tmp_path, scenario)

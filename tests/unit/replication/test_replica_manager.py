@@ -199,7 +199,7 @@ def test_flush_messages_is_awaited_and_never_on_the_event_loop(
         assert manager.leader_of("t", 0).log.recovery_point == 3
 
     run(tmp_path, scenario)
-    assert threads and all(name.startswith("disk") for name in threads[:2])
+    assert threads and all(name.startswith("flush") for name in threads[:2])
 
 
 def test_flushed_visibility_hides_records_until_they_are_durable(tmp_path: Path) -> None:

@@ -103,15 +103,16 @@ class Server:
         return self._answer(body)
 
     def receive(self, data: bytes) -> int:
-        """As the event loop does; how many bytes found room while reading was not paused."""
+        """As the event loop does, which holds the buffer until its call is over; how many bytes found room
+        while reading was not paused."""
         taken = 0
         while taken < len(data) and self.transport.reading and not self.transport.aborted:
             room = self.connection.get_buffer(-1)
             assert len(room) > 0, "a buffer without room closes the connection"
             count = min(len(room), len(data) - taken)
             room[:count] = data[taken : taken + count]
-            room.release()
             self.connection.buffer_updated(count)
+            room.release()
             taken += count
         return taken
 

@@ -5,18 +5,34 @@ from __future__ import annotations
 import asyncio
 import random
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from millrace.broker.server import connection as connection_module
+from millrace.broker.server.connection_limits import (
+    MAPPED_SIZE,
+    ConnectionLimits,
+    ReceiveBuffer,
+    receive_buffer,
+)
 from millrace.broker.server.memory_limits import (
     SEND_STALL_SECONDS,
     UNBOUNDED,
+    AnswerBacklog,
     RequestMemory,
 )
 from tests import seeds
-from tests.unit.server.connection_stage import BUFFER_SIZE, LARGEST_REQUEST, Server, limits_of, request
+from tests.unit.server.connection_stage import (
+    BUFFER_SIZE,
+    LARGEST_REQUEST,
+    QUEUE_SIZE,
+    Server,
+    limits_of,
+    request,
+)
+from tests.waiting import until_async as until
 
 
 def test_frames_arrive_whole_however_the_bytes_are_cut() -> None:
@@ -192,3 +208,87 @@ def test_half_a_request_without_progress_is_stuck() -> None:
     assert connection.is_stuck(2 * SEND_STALL_SECONDS + 3)
     server.receive(request(bytes(1_000))[600:])
     assert not connection.is_stuck(10 * SEND_STALL_SECONDS)  # nothing is half here
+
+
+class Keeping(Server):
+    """Keeps the frame itself of each request that a coroutine answers."""
+
+    def __init__(self, answer: Callable[[bytes], Any], **more: Any) -> None:
+        super().__init__(answer, **more)
+        self.kept: list[memoryview] = []
+
+    def dispatch(self, frame: memoryview, client_address: str) -> Any:
+        answer = super().dispatch(frame, client_address)
+        if asyncio.iscoroutine(answer):
+            self.kept.append(frame[8:])
+        return answer
+
+
+@pytest.mark.safety
+def test_a_large_frame_stays_as_it_is_until_what_answers_it_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its batches are appended from there: bytes that came later would be stored in their place."""
+    monkeypatch.setattr(connection_module, "KEPT_FRAME_SIZE", 600_000)
+
+    async def scenario() -> None:
+        rng = random.Random(seeds.given())
+        release = asyncio.Event()
+
+        async def append() -> bytes:
+            await release.wait()
+            return b"<large>"
+
+        large, small = rng.randbytes(900_000), [rng.randbytes(50_000) for _ in range(40)]
+        server = Keeping(lambda body: append() if body == large else b".")
+        stream = request(large) + b"".join(map(request, small))
+        taken = server.receive(stream)
+        assert not server.transport.reading and taken < len(stream)
+        server.connection.shrink()
+        server.connection.shrink()
+        assert server.seen == [large]
+        assert bytes(server.kept[0]) == large
+        release.set()
+        await until(lambda: server.transport.reading)
+        server.receive(stream[taken:])
+        assert server.seen == [large, *small]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_a_buffer_that_is_grown_without_a_copy_keeps_what_is_in_it(
+    monkeypatch: pytest.MonkeyPatch, is_held: bool
+) -> None:
+    """Also, then by a copy, while somebody still looks at what was received before."""
+    made: list[int] = []
+
+    def making(capacity: int) -> ReceiveBuffer:
+        made.append(capacity)
+        return receive_buffer(capacity)
+
+    monkeypatch.setattr(connection_module, "receive_buffer", making)
+    rng = random.Random(seeds.given())
+    limits = ConnectionLimits(
+        request_max_size=16 << 20,
+        receive_buffer_size=BUFFER_SIZE,
+        backlog=AnswerBacklog(UNBOUNDED, LARGEST_REQUEST, QUEUE_SIZE),
+        memory=RequestMemory(),
+    )
+    bodies = [rng.randbytes(size) for size in (MAPPED_SIZE - 12, 2 * MAPPED_SIZE + 1, 10, 5 * MAPPED_SIZE)]
+    held: list[memoryview] = []
+    server = Server(lambda _body: b"", limits=limits)
+    for number, body in enumerate(bodies):
+        stream = request(body)
+        at = rng.randrange(1, len(stream))
+        server.receive(stream[:at])
+        if is_held:
+            held.append(server.connection._view[:4])
+        server.receive(stream[at:])
+        assert server.seen[number] == body
+        server.connection.shrink()
+    assert len(server.connection._buffer) >= 5 * MAPPED_SIZE
+    assert is_held or max(made) == MAPPED_SIZE
+    server.connection.shrink()
+    server.connection.shrink()
+    assert len(server.connection._buffer) == 0 == limits.memory.used

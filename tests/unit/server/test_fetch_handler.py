@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 
 from millrace.broker.coordination.metadata_cache import MetadataCache
 from millrace.broker.coordination.paths import BrokerRegistration, TopicAssignment
-from millrace.broker.errors import FencedLeaderEpoch, NotLeaderOrFollower
+from millrace.broker.errors import FencedLeaderEpoch, NotLeaderOrFollower, ProtocolError
 from millrace.broker.protocol import hot_fetch, hot_produce
 from millrace.broker.protocol.frames import decode_request
 from millrace.broker.protocol.hot_fetch import PartitionFetch
@@ -167,6 +168,135 @@ def test_after_a_wait_only_what_changed_is_read_again(
             assert given == [(0, False), (1, True), (2, True), (3, False)]
 
     asyncio.run(scenario())
+
+
+def _ask_many(services: Any, count: int, *, min_bytes: int = 1, max_wait_ms: int = MAX_WAIT_MS) -> Any:
+    asked = [PartitionFetch("t", number, 0, 1 << 20) for number in range(count)]
+    request = hot_fetch.FetchRequest(max_wait_ms, min_bytes, 1 << 20, False, asked)
+    head, frame, position = _frame(hot_fetch.encode_request(VERSION, 1, "raw", request))
+    context: Any = SimpleNamespace(broker=services)
+    return fetch.handle_frame(head, frame, position, context)
+
+
+class Turns:
+    """What `read_now` is called with, and in which turn of the loop; `before_read` is told of each."""
+
+    def __init__(self, services: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.read: list[tuple[int, int]] = []
+        self.before_read: Callable[[int], None] = lambda _partition: None
+        self._number = 0
+        self._read_now = services.replica_manager.read_now
+        monkeypatch.setattr(services.replica_manager, "read_now", self._reading)
+        monkeypatch.setattr(fetch, "MOST_AT_ONCE", 2)
+        monkeypatch.setattr(fetch, "TURN_SECONDS", -1.0)
+        self._next()
+
+    def _next(self) -> None:
+        self._number += 1
+        asyncio.get_running_loop().call_soon(self._next)
+
+    def _reading(self, topic: str, partition: int, *arguments: Any, **named: Any) -> Any:
+        self.read.append((partition, self._number))
+        self.before_read(partition)
+        return self._read_now(topic, partition, *arguments, **named)
+
+
+def test_others_have_their_turn_while_very_many_partitions_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with _broker(tmp_path, partitions=4) as services:
+            turns = Turns(services, monkeypatch)
+            services.replica_manager.append_now("t", 3, _batch(), 1)
+            services.replica_manager._partitions["t", 3].replica.high_watermark = 1
+            answer = _ask_many(services, 4)
+            response = _decoded(await asyncio.wait_for(answer, patience()))
+            assert [partition for partition, _ in turns.read] == [0, 1, 2, 3]
+            assert len({turn for _, turn in turns.read}) == 4
+            assert [len(part.records) > 0 for part in response.partitions] == [False, False, False, True]
+
+    asyncio.run(scenario())
+
+
+def test_what_comes_while_very_many_partitions_are_read_is_found_and_costs_no_second_reading_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A partition gets a record right after it was read, and another, that nobody asked for, all the time."""
+
+    async def scenario() -> None:
+        async with _broker(tmp_path, partitions=5) as services:
+            turns = Turns(services, monkeypatch)
+
+            def append(partition: int) -> None:
+                services.replica_manager.waiting_fetches.appended(("t", 4), 1)
+                if partition == 2:
+                    local = services.replica_manager._partitions["t", 1]
+                    services.replica_manager.append_now("t", 1, _batch(), 1)
+                    local.replica.high_watermark = local.log.end_offset
+                    services.replica_manager.waiting_fetches.appended(("t", 1), 1)
+
+            turns.before_read = append
+            response = _decoded(await asyncio.wait_for(_ask_many(services, 4), patience()))
+            assert [len(part.records) > 0 for part in response.partitions] == [False, True, False, False]
+            assert [partition for partition, _ in turns.read] == [0, 1, 2, 3, 1]
+            assert services.metrics.fetch_waits == 0
+
+    asyncio.run(scenario())
+
+
+def test_very_many_partitions_with_less_than_was_asked_for_are_waited_with_and_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with _broker(tmp_path, partitions=4) as services:
+            turns = Turns(services, monkeypatch)
+            services.replica_manager.append_now("t", 0, _batch(), 1)
+            services.replica_manager._partitions["t", 0].replica.high_watermark = 1
+            turns.before_read = lambda _: services.replica_manager.waiting_fetches.appended(("u", 0), 1)
+            answer = _ask_many(services, 4, min_bytes=1_000)
+            await until_async(lambda: services.metrics.fetch_waits)
+            assert [partition for partition, _ in turns.read] == [0, 1, 2, 3]
+            answer.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_a_large_fetch_is_read_and_written_on_a_thread_while_its_connection_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[bool] = []
+
+    def noting(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            threads.append(threading.current_thread() is threading.main_thread())
+            return original(*arguments, **named)
+
+        return call
+
+    for name in ("decode_request", "encode_response"):
+        monkeypatch.setattr(fetch, name, noting(getattr(fetch, name)))
+    monkeypatch.setattr(fetch, "MOST_AT_ONCE", 2)
+    monkeypatch.setattr(fetch, "LARGEST_FRAME_AT_ONCE", 50)
+
+    async def scenario() -> None:
+        async with _broker(tmp_path, partitions=4) as services:
+            answer = _ask_many(services, 4, max_wait_ms=0)
+            assert asyncio.iscoroutine(answer), "the next request of its session must wait"
+            response = _decoded(await (await answer))
+            assert [part.partition for part in response.partitions] == [0, 1, 2, 3]
+            assert threads == [False, False]
+
+    asyncio.run(scenario())
+
+
+def test_a_fetch_of_more_partitions_than_any_cluster_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hot_fetch, "MOST_PARTITIONS", 3)
+    asked = [PartitionFetch(topic, number, 0, 1) for topic in ("t", "u") for number in range(2)]
+    for count, is_refused in ((3, False), (4, True)):
+        request = hot_fetch.FetchRequest(0, 1, 1, False, asked[:count])
+        _, frame, position = _frame(hot_fetch.encode_request(VERSION, 1, "raw", request))
+        with pytest.raises(ProtocolError) if is_refused else nullcontext():
+            hot_fetch.decode_request(frame, position, VERSION)
 
 
 def test_lost_leadership_ends_a_wait_and_is_told(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from millrace.broker.server.transactional_produce import TransactionalAppends
 from millrace.broker.storage import batch_validation
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
+from millrace.broker.storage.segment import LogFile
 from millrace.broker.telemetry.metrics import BrokerMetrics
 from tests.stored_batches import batches_of
 
@@ -72,22 +73,24 @@ class Stage:
             transactional_appends=TransactionalAppends(self.gate),  # type: ignore[arg-type]
         )
 
-    def ask(self, batches: Batches, transactional_id: str | None = None) -> Any:
-        """What the handler gives; the frame is overwritten at once, as a connection's buffer is."""
+    def ask(self, batches: Batches, transactional_id: str | None = None, *, until_done: bool = False) -> Any:
+        """What the handler gives; the frame is overwritten at once, as a connection's buffer is, unless it
+        stays `until_done`."""
         request = b"".join(
             hot_produce.encode_request(
                 VERSION, 1, "raw", batches, acks=1, timeout_ms=1000, transactional_id=transactional_id
             )
         )
-        return self.ask_frame(request)
+        return self.ask_frame(request, until_done=until_done)
 
-    def ask_frame(self, request: bytes) -> Any:
+    def ask_frame(self, request: bytes, *, until_done: bool = False) -> Any:
         buffer = bytearray(request)
         frame = memoryview(buffer)[4:]
         head, position = decode_request(frame)
         context: Any = SimpleNamespace(broker=self.broker, head=head, client_address="")
         answer = produce.handle_frame(head, frame, position, context)
-        buffer[:] = bytes(len(buffer))
+        if not until_done:
+            buffer[:] = bytes(len(buffer))
         return answer
 
     async def codes(self, answer: Any) -> list[int]:
@@ -214,6 +217,86 @@ def test_what_takes_long_is_appended_in_order_and_whole(tmp_path: Path) -> None:
         ]
 
     run(tmp_path, scenario, **{"max.message.bytes": str(1 << 24)})
+
+
+@pytest.mark.parametrize("transactional_id", [None, "orders"])
+def test_batches_of_a_large_frame_are_appended_from_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transactional_id: str | None
+) -> None:
+    """A hundred megabytes of them, copied, would hold up everyone; the connection leaves them alone until the
+    coroutine has ended."""
+    monkeypatch.setattr(produce, "KEPT_FRAME_SIZE", produce_work.SIZE_AT_ONCE)
+    monkeypatch.setattr(produce, "copied", lambda _partitions: pytest.fail("they were copied"))
+    value = bytes(produce_work.SIZE_AT_ONCE // PARTITIONS)
+    header = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0, "transactional": True}
+
+    async def scenario(stage: Stage) -> None:
+        batches = {
+            ("t", number): good(value, compression=0, **(header if transactional_id else {}))
+            for number in range(PARTITIONS)
+        }
+        answer = stage.ask(batches, transactional_id, until_done=True)
+        assert asyncio.iscoroutine(answer)
+        assert await stage.codes(answer) == [0] * PARTITIONS
+        assert [stage.values(number) for number in range(PARTITIONS)] == [[value]] * PARTITIONS
+
+    run(tmp_path, scenario, **{"max.message.bytes": str(1 << 24)})
+
+
+def test_very_many_batches_are_appended_with_others_turns_in_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(produce_work, "BATCHES_AT_ONCE", 2)
+    monkeypatch.setattr(produce_work, "TURN_SECONDS", -1.0)
+
+    async def scenario(stage: Stage) -> None:
+        ended: list[int] = []
+
+        async def another() -> None:
+            while not ended:
+                turns.append([len(stage.values(number)) for number in range(PARTITIONS)])
+                await asyncio.sleep(0)
+
+        turns: list[list[int]] = []
+        beside = asyncio.ensure_future(another())
+        answer = stage.ask({("t", number): good(b"v", compression=0) for number in range(PARTITIONS)})
+        assert [len(stage.values(number)) for number in range(PARTITIONS)] == [1, 1, 0, 0]
+        assert await stage.codes(answer) == [0] * PARTITIONS
+        ended.append(1)
+        await beside
+        assert [1, 1, 1, 0] in turns
+
+    run(tmp_path, scenario)
+
+
+def test_a_closed_file_is_opened_where_the_disk_may_be_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Partitions rest when nobody uses them; the first batch after that, on a slow disk, keeps nobody else
+    waiting."""
+    on_loop: list[bool] = []
+    opened = LogFile._opened
+
+    def opening(file: LogFile) -> Any:
+        on_loop.append(threading.current_thread() is threading.main_thread())
+        return opened(file)
+
+    monkeypatch.setattr(LogFile, "_opened", opening)
+
+    async def scenario(stage: Stage) -> None:
+        before = stage.ask({("t", number): good(b"before", compression=0) for number in (0, 1)})
+        assert await stage.codes(before) == [0, 0]
+        resting = stage.replicas.leader_of("t", 0).log
+        for _ in range(2):
+            resting.rest(1_000)
+        assert resting.is_at_rest
+        answer = stage.ask({("t", number): good(b"after", compression=0) for number in (1, 0)})
+        assert stage.values(1) == [b"before", b"after"]
+        assert await stage.codes(answer) == [0, 0]
+        assert on_loop == [False]
+        assert stage.values() == [b"before", b"after"]
+
+    run(tmp_path, scenario)
 
 
 def test_recompression_is_work_too(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from millrace.broker.errors import OffsetOutOfRange
 from millrace.broker.protocol.batch import iterate_batches
 from millrace.broker.protocol.records import Record, build_batch, read_records
 from millrace.broker.storage import checkpoints, log_check, segment_swap
-from millrace.broker.storage.cleaner import CleanResult
+from millrace.broker.storage.cleaner import CleanerConfig, CleanResult
 from millrace.broker.storage.log import Log
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
@@ -229,16 +229,31 @@ def _fill(log: Log, count: int = 6) -> None:
         roll(log)
 
 
+def test_nothing_is_compacted_while_the_cleaner_is_off(tmp_path: Path) -> None:
+    """`log.cleaner.enable=false`, as in Apache Kafka: compacted topics are taken, and grow."""
+    manager = LogManager([tmp_path], compacted_config(), cleaner=CleanerConfig(enabled=False))
+    manager.start(NOW_MS)
+    log = manager.create(("t", 0))
+    _fill(log)
+    manager.cleaning.compact_due(NOW_MS, lambda tp: log.end_offset)
+    manager.housekeeping(NOW_MS)
+    assert len(pairs(log)) == 6
+    manager.cleaning.set_config(CleanerConfig())
+    manager.cleaning.compact_due(NOW_MS, lambda tp: log.end_offset)
+    assert len(pairs(log)) == 1
+    manager.close(NOW_MS)
+
+
 def test_due_logs_are_compacted_and_checkpointed(tmp_path: Path) -> None:
     manager = _manager(tmp_path)
     log = manager.create(("t", 0))
     _fill(log)
-    manager.compact_due(NOW_MS, lambda tp: None)
+    manager.cleaning.compact_due(NOW_MS, lambda tp: None)
     assert len(pairs(log)) == 6, "not while its stable offset is not known"
-    manager.compact_due(NOW_MS, lambda tp: log.end_offset)
+    manager.cleaning.compact_due(NOW_MS, lambda tp: log.end_offset)
     assert pairs(log) == [(5, "same", "5")]
-    assert [tp for tp, _ in manager.compactions] == [("t", 0)]
-    assert isinstance(manager.compactions[0][1], CleanResult)
+    assert [tp for tp, _ in manager.cleaning.compactions] == [("t", 0)]
+    assert isinstance(manager.cleaning.compactions[0][1], CleanResult)
     manager.checkpoint()
     assert (tmp_path / "cleaner-offset-checkpoint").read_text() == "0\n1\nt 0 6\n"
     manager.close(NOW_MS)
@@ -261,10 +276,10 @@ def test_log_with_a_damaged_batch_is_left_alone_and_said_once(tmp_path: Path) ->
     content[70] ^= 1
     path.write_bytes(content)
     for _ in range(2):
-        manager.compact_due(NOW_MS, lambda tp: 100)
+        manager.cleaning.compact_due(NOW_MS, lambda tp: 100)
     assert [note for note in manager.notes if "cannot be compacted" in note] == [manager.notes[0]]
     assert "t-0" in manager.notes[0]
-    assert manager.uncleanable.keys() == {("t", 0)}
+    assert manager.cleaning.uncleanable.keys() == {("t", 0)}
     assert len(list(logs[0].directory.glob("*.log"))) == 7
     assert pairs(logs[1]) == [(5, "same", "5")]
     assert not manager.offline, "it is served on"
@@ -283,11 +298,11 @@ def test_full_disk_stops_a_compaction_and_nothing_else(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", full)
-        manager.compact_due(NOW_MS, lambda tp: 100)
+        manager.cleaning.compact_due(NOW_MS, lambda tp: 100)
     assert "not compacted this time" in manager.notes[0]
     assert len(pairs(log)) == 6
     assert not list(log.directory.glob("*.cleaned"))
-    manager.compact_due(NOW_MS, lambda tp: 100)
+    manager.cleaning.compact_due(NOW_MS, lambda tp: 100)
     assert len(pairs(log)) == 1
     manager.close()
 
@@ -297,7 +312,7 @@ def test_stop_ends_a_compaction(tmp_path: Path) -> None:
     log = manager.create(("t", 0))
     _fill(log)
     manager.stop_chores()
-    manager.compact_due(NOW_MS, lambda tp: 100)
+    manager.cleaning.compact_due(NOW_MS, lambda tp: 100)
     assert len(pairs(log)) == 6
     manager.close()
 
@@ -312,12 +327,12 @@ def test_policy_is_changed_both_ways_while_running(tmp_path: Path) -> None:
         put(log, ("same", "whole batches go"))
     log.config = compacted_config(segment_ms=1, index_interval_bytes=1)
     log.roll_if_due(10**12)
-    manager.compact_due(NOW_MS, lambda tp: 100)
+    manager.cleaning.compact_due(NOW_MS, lambda tp: 100)
     kept = pairs(log)
     assert len(kept) == 7
     log.config = LogConfig(retention_ms=-1)
     put(log, ("same", "x"))
-    manager.compact_due(NOW_MS, lambda tp: 100)
+    manager.cleaning.compact_due(NOW_MS, lambda tp: 100)
     assert len(pairs(log)) == 8
     for recovery_point in (0, log.end_offset):
         (tmp_path / "copy").mkdir()

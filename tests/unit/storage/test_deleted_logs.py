@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,10 +13,12 @@ import pytest
 
 from millrace.broker.errors import KafkaError, KafkaStorageError
 from millrace.broker.storage.checkpoints import sync_directory
+from millrace.broker.storage.data_folder import FAILED_SYNC_MARKER
 from millrace.broker.storage.log import Log
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
 from tests.stored_batches import batches_of
+from tests.waiting import patience
 
 from .conftest import append
 
@@ -142,4 +146,46 @@ def test_who_deletes_second_takes_nothing_of_the_next_of_its_name(
     fresh = manager.get(KEY)
     assert fresh is not None and fresh.topic_id == NEW
     sync_directory(fresh.directory)
+    assert_whole(manager)
+
+
+@pytest.mark.safety
+def test_a_slow_flush_holds_up_no_deletion_and_touches_nothing_of_the_next_of_its_name(
+    manager: LogManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who deletes applies what the cluster has decided, of other topics too."""
+    log = first(manager)
+    began, goes_on = threading.Event(), threading.Event()
+    fdatasync = os.fdatasync
+
+    def slow(fd: int) -> None:
+        if threading.current_thread() is flushing:
+            began.set()
+            assert goes_on.wait(patience())
+        fdatasync(fd)
+
+    refused: list[KafkaStorageError] = []
+
+    def flush() -> None:
+        try:
+            log.flush(0)
+        except KafkaStorageError as error:
+            refused.append(error)
+
+    flushing = threading.Thread(target=flush)
+    monkeypatch.setattr(os, "fdatasync", slow)
+    flushing.start()
+    assert began.wait(patience())
+    deleting = threading.Thread(target=manager.delete, args=(KEY,), daemon=True)
+    deleting.start()
+    deleting.join(patience(10))
+    assert not deleting.is_alive(), "the deletion waits for the flush"
+    fresh = second(manager)
+    fresh.flush(0)
+    before = files(fresh)
+    goes_on.set()
+    flushing.join()
+    assert [str(error) for error in refused] == ["t-0 is deleted"]
+    assert files(fresh) == before
+    assert not (fresh.directory.parent / FAILED_SYNC_MARKER).exists()
     assert_whole(manager)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from millrace.broker.errors import KafkaStorageError
-from millrace.broker.storage import checkpoints, leader_epochs
+from millrace.broker.storage import checkpoints, leader_epochs, log_durability
 from millrace.broker.storage.checkpoints import LEADER_EPOCH_CHECKPOINT, RECOVERY_POINT_CHECKPOINT
 from millrace.broker.storage.log import Log
 from millrace.broker.storage.log_config import LogConfig
@@ -115,18 +115,20 @@ def test_log_that_fails_during_a_flush_is_not_called_flushed(
 def test_log_that_is_deleted_during_a_flush_is_gone_after_it(
     manager: LogManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In the part of it that goes by names; the other waits for nobody (`test_deleted_logs.py`)."""
     log = manager.create(KEY)
     append(log)
-    original = os.fdatasync
+    original = log_durability.sync_directory
     deleting = threading.Thread(target=manager.delete, args=(KEY,))
 
-    def fdatasync(fd: int) -> None:
-        deleting.start()
-        original(fd)
+    def sync_directory(directory: Path) -> None:
+        if not deleting.ident:
+            deleting.start()
+        original(directory)
         assert log.directory.exists(), "the flush writes there"
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fdatasync", fdatasync)
+        patch.setattr(log_durability, "sync_directory", sync_directory)
         log.flush(0)
     deleting.join()
     assert manager.get(KEY) is None and not log.directory.exists()

@@ -7,7 +7,9 @@ from uuid import UUID
 
 import pytest
 
+from millrace.broker.coordination.topic_configs import TopicSettings, recovery_config
 from millrace.broker.errors import DataFolderLocked
+from millrace.broker.storage import checkpoints
 from millrace.broker.storage.data_folder import CLEAN_SHUTDOWN_MARKER
 from millrace.broker.storage.log_config import UNREADABLE, LogConfig
 from millrace.broker.storage.log_manager import LogManager
@@ -21,7 +23,7 @@ COMPACTED = {"cleanup.policy": "compact"}
 
 def _started(folder: Path, settings: dict[str, str] | None = None) -> LogManager:
     manager = LogManager([folder], LogConfig())
-    manager.start(0, lambda topic: LogConfig.for_recovery(settings, LogConfig()))
+    manager.start(0, lambda *_: LogConfig.for_recovery(settings, LogConfig()))
     return manager
 
 
@@ -36,6 +38,7 @@ def test_a_log_set_aside_is_kept_named_and_told_again_at_each_start(tmp_path: Pa
     append(manager.create(KEY, topic_id=OLD), 3)
     manager.set_aside(KEY, "the cluster has no such topic")
     stray = _stray(tmp_path)
+    assert manager.strays == [stray]
     (note,) = manager.notes
     assert stray.name in note and str(OLD) in note and "remove it if" in note
     assert manager.partitions() == set()
@@ -46,9 +49,13 @@ def test_a_log_set_aside_is_kept_named_and_told_again_at_each_start(tmp_path: Pa
     again.housekeeping(now_ms=10)
     assert again.partitions() == set()
     assert any(stray.name in note for note in again.notes)
+    assert again.strays == [stray]
+    elsewhere = stray.rename(tmp_path / "elsewhere")
+    again.housekeeping(now_ms=20)
+    assert again.strays == []
     again.close()
 
-    stray.rename(tmp_path / "t-0")
+    elsewhere.rename(tmp_path / "t-0")
     back = _started(tmp_path)
     log = back.get(KEY)
     assert log is not None and (log.end_offset, log.topic_id) == (3, OLD)
@@ -87,6 +94,30 @@ def test_holes_cost_records_only_where_the_topic_is_known_not_to_be_compacted(
     batches = make_batch(2) + make_batch(2, base_offset=6)
     (directory / f"{0:020d}.log").write_bytes(batches)
     manager = _started(tmp_path, settings)
+    log = manager.get(KEY)
+    assert log is not None and log.end_offset == kept
+    manager.close()
+
+
+@pytest.mark.safety
+@pytest.mark.parametrize(
+    ("of_the_log", "of_the_topic", "kept"),
+    [(OLD, NEW, 8), (OLD, None, 8), (OLD, OLD, 2), (None, NEW, 2)],
+    ids=["another's", "not known", "its own", "it does not say"],
+)
+def test_a_log_is_not_cut_at_its_holes_by_the_settings_of_another_topic_of_its_name(
+    tmp_path: Path, of_the_log: UUID | None, of_the_topic: UUID | None, kept: int
+) -> None:
+    """The compacted topic was deleted, and one that is not compacted made in its name, while this broker was
+    away; a folder of Apache Kafka's has no mark of its holes. The log is about to be set aside."""
+    directory = tmp_path / "t-0"
+    directory.mkdir()
+    (directory / f"{0:020d}.log").write_bytes(make_batch(2) + make_batch(2, base_offset=6))
+    if of_the_log is not None:
+        checkpoints.write_topic_id(directory, of_the_log)
+    known = {"t": TopicSettings(of_the_topic, {})}
+    manager = LogManager([tmp_path], LogConfig())
+    manager.start(0, lambda topic, topic_id: recovery_config(known, topic, topic_id, LogConfig()))
     log = manager.get(KEY)
     assert log is not None and log.end_offset == kept
     manager.close()
