@@ -25,6 +25,7 @@ from pydantic import (
 from millrace.broker.client.security import Security
 from millrace.broker.config_file import ConfigText, check_config, read_config
 from millrace.broker.errors import ConfigError
+from millrace.broker.protocol.system_topics import AUDIT_TOPIC
 
 NAME_MARK = "@"  # in no topic's name
 DEFAULT_KEEP_MS = 30 * 86_400_000
@@ -219,7 +220,7 @@ class AuditConfig(_Model):
 
     clusters: Annotated[dict[Name, ClusterConfig], Field(min_length=1)]
     topics: Topics
-    audit_topic: Name = "millrace.audit"
+    audit_topic: Name = AUDIT_TOPIC
     window_ms: DurationMs = Field(default=60_000, alias="window")
     grace_ms: GraceMs = Field(default=30_000, alias="grace")
     producers: list[str] = []
