@@ -281,6 +281,17 @@ OF_STORAGE = (
         red=(f"{STORAGE}/test_untrusted_disks.py",),
     ),
     Mutant(
+        name="unclean-end-hidden-by-the-next",
+        promise="A broker that ends before it has left the in-sync sets is still one that ended uncleanly.",
+        file="broker/storage/log_manager.py",
+        rule="if is_clean and (folder.was_clean or self._is_unclean_end_settled):",
+        instead="if is_clean:",
+        red=(
+            f"{STORAGE}/test_log_manager.py"
+            "::test_unclean_end_is_told_at_each_start_until_nobody_counts_on_what_it_took",
+        ),
+    ),
+    Mutant(
         name="log-hosted-with-the-defaults",
         promise="A log that is hosted has its topic's settings: retention looks at it from then on.",
         file="broker/replication/hosting.py",

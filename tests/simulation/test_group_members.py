@@ -4,8 +4,8 @@ every state: while the worker takes its share, works, gives back, or joins again
 Workers are cut off, lose requests and answers, stand still in what they do, die and come; the coordinator is
 replaced by one that reads its log. What must hold:
 
-- whoever is no member any more carries on for as long at most as the coordinator may keep a seat without a
-  word of it: a session and, while an answer is held back, a rebalance;
+- whoever is no member any more carries on for as long at most as it may take the coordinator to keep its
+  seat: a session without a word and, once a request is out, a rebalance and another session;
 - no two members of one generation name the same partition, and each is given what it names;
 - when all is well again, each partition is carried by exactly one worker.
 """
@@ -146,7 +146,7 @@ class History:
 
     def _check(self, now_s: float) -> None:
         members = self.office.members
-        longest_s = (self.session_ms + self.rebalance_ms) / 1000 + SLACK_S
+        longest_s = (2 * self.session_ms + self.rebalance_ms) / 1000 + SLACK_S
         seen: Counter[str] = Counter()
         for worker in self.alive:
             if not worker.carries or worker.member.member_id in members:

@@ -173,7 +173,8 @@ class Broker(LoopProcess):
         """An orderly end: everything is flushed and the id given back. (Leaders are not moved first.)"""
         self.world.note(f"{self.name} stops")
         flushed = [self.failed.flush(number) for number in self.logs]
-        self.was_clean = all(flushed)
+        # One that has not left the in-sync sets yet says nothing better of the end before.
+        self.was_clean = all(flushed) and (self._is_joined or self.was_clean)
         for number in self.logs:
             self.checkpoints[number] = self.replicas[number].high_watermark
         if self.coordinators is not None:
