@@ -27,6 +27,7 @@ from millrace.broker.client.security import Security
 from millrace.broker.config_file import ConfigText, ServerAddress, check_config, read_config
 from millrace.broker.errors import ConfigError
 from millrace.broker.protocol.address import CONNECT_EXPECTED, parse_servers
+from millrace.broker.protocol.system_topics import AUDIT_TOPIC
 
 NAME_MARK = "@"  # in no topic's name
 DEFAULT_KEEP_MS = 30 * 86_400_000
@@ -250,7 +251,7 @@ class AuditConfig(_Model):
 
     clusters: Annotated[dict[Name, ClusterConfig], Field(min_length=1)]
     topics: Topics
-    audit_topic: Name = "millrace.audit"
+    audit_topic: Name = AUDIT_TOPIC
     window_ms: DurationMs = Field(default=60_000, alias="window")
     grace_ms: GraceMs = Field(default=30_000, alias="grace")
     producers: list[Annotated[RosterMember, BeforeValidator(_roster_member)]] = []

@@ -138,7 +138,8 @@ def _histories(size: Size) -> Iterator[Command]:
         size.seed,
     )
     drawn = {seeds.RUNS_VARIABLE: runs, seeds.VARIABLE: str(size.seed)}
-    files = [f"tests/simulation/test_mirror_{name}.py" for name in ("delivery", "names", "transactions")]
+    names = ("mirror_delivery", "mirror_names", "mirror_transactions", "group_members")
+    files = [f"tests/simulation/test_{name}.py" for name in names]
     yield Command("histories of mirrors", _pytest("-x", *files), drawn, size.seed)
     audits = {"MILLRACE_AUDIT_RUNS": runs, "MILLRACE_AUDIT_SEED_START": str(size.seed)}
     yield Command(
@@ -183,6 +184,11 @@ def tests_run(said: str) -> Figures:
     return Figures(runs=_first(r"^=*\s*(?:\d+ failed, )?(\d+) passed", said))
 
 
+def histories_run(said: str) -> Figures:
+    """The line of `tests/simulation/conftest.py`."""
+    return Figures(runs=_first(r"^(\d+) histories: ", said))
+
+
 def faults_run(said: str) -> Figures:
     """The broker's fault run: rounds, faults in its timeline, records at its end."""
     acknowledged = re.findall(r"(\d+) acknowledged,", said)
@@ -218,7 +224,7 @@ def hunt_run(said: str) -> Figures:
 PARTS = (
     Part("matrix", "every codec, client, server and size that the gate leaves out", _matrix, tests_run),
     Part("pairs", "the mirror's scenarios in all four pairs", _pairs, tests_run),
-    Part("histories", "simulated brokers, mirrors and audits: RUNS of each", _histories, tests_run),
+    Part("histories", "simulated brokers, mirrors and audits: RUNS of each kind", _histories, histories_run),
     Part("random", "tests that draw their input: ROUNDS seeds, in random order", _random, tests_run),
     Part("end-to-end", "whole audits on Spark whose truth is known: RUNS", _end_to_end, tests_run),
     Part("faults", "three brokers through ROUNDS of kills, pauses, cuts, full disks", _faults, faults_run),

@@ -45,6 +45,10 @@ from millrace.audit.scanning.scan import (
     G_STREAM,
     G_WINDOW,
     GROUP_COLUMNS,
+    R_FIRST,
+    R_GROUP,
+    R_LAST,
+    RUN_COLUMNS,
     S_BAD_HEADER,
     S_BAD_VERSION,
     S_GROUPS,
@@ -122,7 +126,7 @@ class CellCounter:
         self._digest = digest
         self._groups = np.zeros((1024, GROUP_COLUMNS), np.int64)
         self._table = np.full(4096, -1, np.int32)
-        self._runs = np.zeros((1 << 14, 3), np.int64)
+        self._runs = np.zeros((1 << 14, RUN_COLUMNS), np.int64)
         self._state = np.zeros(STATE_SIZE, np.int64)
         self._sequences: dict[int, _Sequences] = {}
         self._names: dict[bytes, str] = {}
@@ -267,7 +271,7 @@ class CellCounter:
             self._rehash(1 << (4 * len(grown) - 1).bit_length())
         if int(self._state[S_RUNS]) + record_count > len(self._runs):
             if len(self._runs) < RUNS_PER_FOLD or record_count > len(self._runs):
-                grown = np.zeros((max(2 * len(self._runs), 2 * record_count), 3), np.int64)
+                grown = np.zeros((max(2 * len(self._runs), 2 * record_count), RUN_COLUMNS), np.int64)
                 used = int(self._state[S_RUNS])
                 grown[:used] = self._runs[:used]
                 self._runs = grown
@@ -285,12 +289,12 @@ class CellCounter:
         if not used:
             return
         runs = self._runs[:used]
-        runs = np.ascontiguousarray(runs[np.argsort(runs[:, 0].astype(np.int32), kind="stable")])
-        starts = np.flatnonzero(np.diff(runs[:, 0], prepend=-1))
+        runs = np.ascontiguousarray(runs[np.argsort(runs[:, R_GROUP].astype(np.int32), kind="stable")])
+        starts = np.flatnonzero(np.diff(runs[:, R_GROUP], prepend=-1))
         ends = np.append(starts[1:], used)
-        sizes = np.add.reduceat(runs[:, 2] - runs[:, 1] + 1, starts)
+        sizes = np.add.reduceat(runs[:, R_LAST] - runs[:, R_FIRST] + 1, starts)
         for group, first, last, size in zip(
-            runs[starts, 0].tolist(), starts.tolist(), ends.tolist(), sizes.tolist(), strict=True
+            runs[starts, R_GROUP].tolist(), starts.tolist(), ends.tolist(), sizes.tolist(), strict=True
         ):
             held = self._sequences.get(group)
             if held is None:

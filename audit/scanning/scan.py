@@ -45,6 +45,10 @@ G_DIGEST, G_NO_DIGEST = 13, 14  # the sum, as a signed number; how many records 
 G_NAME_LAST, G_NAME_FIRST, G_NAME_MIDDLE, G_OTHERS, G_OTHER_POSITION, G_OTHER_SIZE = range(15, 21)
 GROUP_COLUMNS = 21
 
+# Columns of a run: its group, and the low halves of its first and its last sequence.
+R_GROUP, R_FIRST, R_LAST = range(3)
+RUN_COLUMNS = 3
+
 # Counters of one range.
 S_GROUPS, S_RUNS, S_RECORDS, S_UNAUDITED, S_BAD_VERSION, S_BAD_HEADER, S_MALFORMED = range(7)
 S_NAMES = 7  # names met in groups that had been made before: the caller reads them and sets it to 0
@@ -109,22 +113,22 @@ def _name_last(buffer, end, size):  # type: ignore[no-untyped-def]
 @njit([types.void(_BYTES, types.int64, types.int64, _GROUP, _INT64S)], cache=True, nogil=True)
 def file_name(buffer, start, size, group, state):  # type: ignore[no-untyped-def]
     """Keep the first name of a group, as words that outlive the buffer, or count a record with another."""
-    if group[12] != 0:
-        if group[18] == 0:
-            group[19] = start
-            group[20] = size
-            state[7] += 1
-        group[18] += 1
+    if group[G_NAME_SIZE] != 0:
+        if group[G_OTHERS] == 0:
+            group[G_OTHER_POSITION] = start
+            group[G_OTHER_SIZE] = size
+            state[S_NAMES] += 1
+        group[G_OTHERS] += 1
         return
     end = start + size
-    group[11] = start
-    group[12] = size
-    group[15] = _name_last(buffer, end, size)
+    group[G_NAME_POSITION] = start
+    group[G_NAME_SIZE] = size
+    group[G_NAME_LAST] = _name_last(buffer, end, size)
     if size >= 8:
-        group[16] = np.int64(le64(buffer, np.uint64(start)))
+        group[G_NAME_FIRST] = np.int64(le64(buffer, np.uint64(start)))
     if size > 16:
-        group[17] = _name_middle(buffer, start, end)
-    state[7] += 1
+        group[G_NAME_MIDDLE] = _name_middle(buffer, start, end)
+    state[S_NAMES] += 1
 
 
 @njit(inline="always")
@@ -162,18 +166,18 @@ def index_batches(buffer, index):  # type: ignore[no-untyped-def]
         if length < 49 or end > size:
             break
         base_offset = _be(buffer, position, 8)
-        index[count, 0] = position
-        index[count, 1] = position + 61
-        index[count, 2] = end
-        index[count, 3] = base_offset
-        index[count, 4] = _be(buffer, position + 21, 2)
-        index[count, 5] = _be(buffer, position + 27, 8)
-        index[count, 6] = _be(buffer, position + 35, 8)
-        index[count, 7] = _be(buffer, position + 43, 8)
-        index[count, 8] = _be(buffer, position + 57, 4)
-        index[count, 9] = base_offset + _be(buffer, position + 23, 4)
-        index[count, 10] = _be(buffer, position + 17, 4)
-        index[count, 11] = buffer[position + 16]
+        index[count, B_POSITION] = position
+        index[count, B_RECORDS] = position + 61
+        index[count, B_END] = end
+        index[count, B_BASE_OFFSET] = base_offset
+        index[count, B_ATTRIBUTES] = _be(buffer, position + 21, 2)
+        index[count, B_BASE_MS] = _be(buffer, position + 27, 8)
+        index[count, B_MAX_MS] = _be(buffer, position + 35, 8)
+        index[count, B_PRODUCER_ID] = _be(buffer, position + 43, 8)
+        index[count, B_COUNT] = _be(buffer, position + 57, 4)
+        index[count, B_LAST_OFFSET] = base_offset + _be(buffer, position + 23, 4)
+        index[count, B_CRC] = _be(buffer, position + 17, 4)
+        index[count, B_MAGIC] = buffer[position + 16]
         count += 1
         position = end
     return count
@@ -200,28 +204,28 @@ def _find_group(groups, table, state, stream, window, chunk, high):  # type: ign
         if group < 0:
             break
         if (
-            groups[group, 0] == stream
-            and groups[group, 1] == window
-            and groups[group, 2] == chunk
-            and groups[group, 3] == high
+            groups[group, G_STREAM] == stream
+            and groups[group, G_WINDOW] == window
+            and groups[group, G_CHUNK] == chunk
+            and groups[group, G_HIGH] == high
         ):
             return np.int64(group)
         slot = (slot + np.uint64(1)) & mask
-    made = state[0]
-    state[0] = made + 1
+    made = state[S_GROUPS]
+    state[S_GROUPS] = made + 1
     table[slot] = made
-    groups[made, 0] = stream
-    groups[made, 1] = window
-    groups[made, 2] = chunk
-    groups[made, 3] = high
-    groups[made, 4] = 0
-    groups[made, 5] = 0
-    groups[made, 10] = -1
-    groups[made, 13] = 0
-    groups[made, 12] = 0
-    groups[made, 14] = 0
-    groups[made, 18] = 0
-    groups[made, 20] = 0
+    groups[made, G_STREAM] = stream
+    groups[made, G_WINDOW] = window
+    groups[made, G_CHUNK] = chunk
+    groups[made, G_HIGH] = high
+    groups[made, G_COUNT] = 0
+    groups[made, G_BYTES] = 0
+    groups[made, G_LAST_RUN] = -1
+    groups[made, G_DIGEST] = 0
+    groups[made, G_NAME_SIZE] = 0
+    groups[made, G_NO_DIGEST] = 0
+    groups[made, G_OTHERS] = 0
+    groups[made, G_OTHER_SIZE] = 0
     return made
 
 
@@ -297,18 +301,19 @@ def count_records(  # type: ignore[no-untyped-def]
     chunk = np.int64(-1)
     chunk_end = np.int64(-1)
     for batch in range(first_batch, last_batch):
-        if index[batch, 11] != 2:
+        if index[batch, B_MAGIC] != 2:
             continue
-        record_count = index[batch, 8]
-        size_limit = (index[batch, 2] - index[batch, 1]) // 7 + 1  # no record is smaller than 7 bytes
+        record_count = index[batch, B_COUNT]
+        # No record is smaller than 7 bytes.
+        size_limit = (index[batch, B_END] - index[batch, B_RECORDS]) // 7 + 1
         most = min(record_count, size_limit)
-        if state[0] + most > groups.shape[0] or state[1] + most > runs.shape[0]:
+        if state[S_GROUPS] + most > groups.shape[0] or state[S_RUNS] + most > runs.shape[0]:
             return np.int64(batch)
-        position = index[batch, 1]
-        batch_end = index[batch, 2]
-        base_offset = index[batch, 3]
-        append_ms = index[batch, 6] if index[batch, 4] & 8 else np.int64(-1)
-        if index[batch, 9] < from_offset or base_offset >= to_offset:
+        position = index[batch, B_RECORDS]
+        batch_end = index[batch, B_END]
+        base_offset = index[batch, B_BASE_OFFSET]
+        append_ms = index[batch, B_MAX_MS] if index[batch, B_ATTRIBUTES] & 8 else np.int64(-1)
+        if index[batch, B_LAST_OFFSET] < from_offset or base_offset >= to_offset:
             continue
         done = np.int64(0)
         while done < record_count:
@@ -365,24 +370,24 @@ def count_records(  # type: ignore[no-untyped-def]
             offset = base_offset + offset_delta
             if offset < from_offset or offset >= to_offset:
                 continue
-            state[2] += 1
+            state[S_RECORDS] += 1
             if found < 0:
-                state[3] += 1
+                state[S_UNAUDITED] += 1
                 continue
             if found_size < 1 or buffer[found] != 1:
                 if found_size < 1:
-                    state[5] += 1
+                    state[S_BAD_HEADER] += 1
                 else:
-                    state[4] += 1
+                    state[S_BAD_VERSION] += 1
                 continue
             if found_size < 23:
-                state[5] += 1
+                state[S_BAD_HEADER] += 1
                 continue
             stream = _be64(buffer, found + 1)
             sequence = _be64(buffer, found + 9)
             created_ms = _be64(buffer, found + 15) & np.int64(0xFFFFFFFFFFFF)
             if sequence < 0:  # 2^63 and above: no producer counts that far
-                state[5] += 1
+                state[S_BAD_HEADER] += 1
                 continue
             if created_ms < window_start or created_ms >= window_end:
                 window_start = created_ms - created_ms % window_ms
@@ -401,48 +406,53 @@ def count_records(  # type: ignore[no-untyped-def]
             name_size = found_size - 23
             if name_size != 0:  # none: `identity: compact`
                 name = found + 23
-                same = name_size == group[12] and _name_last(buffer, name + name_size, name_size) == group[15]
+                same = (
+                    name_size == group[G_NAME_SIZE]
+                    and _name_last(buffer, name + name_size, name_size) == group[G_NAME_LAST]
+                )
                 if same and name_size > 8:
-                    same = np.int64(le64(buffer, np.uint64(name))) == group[16] and (
-                        name_size <= 16 or _name_middle(buffer, name, name + name_size) == group[17]
+                    same = np.int64(le64(buffer, np.uint64(name))) == group[G_NAME_FIRST] and (
+                        name_size <= 16
+                        or _name_middle(buffer, name, name + name_size) == group[G_NAME_MIDDLE]
                     )
                 if not same:
                     file_name(buffer, name, name_size, group, state)
-            if group[4] == 0:
-                group[6] = offset
-                group[7] = offset
-                group[8] = append_ms
-                group[9] = append_ms
-            elif append_ms > group[9]:
-                group[9] = append_ms
-            elif 0 <= append_ms < group[8]:  # batches do not come in order: compressed ones after the others
-                group[8] = append_ms
-            group[4] += 1
-            group[5] += max(value_size, 0)
-            if offset < group[6]:
-                group[6] = offset
-            if offset > group[7]:
-                group[7] = offset
+            if group[G_COUNT] == 0:
+                group[G_FIRST_OFFSET] = offset
+                group[G_LAST_OFFSET] = offset
+                group[G_FIRST_APPEND] = append_ms
+                group[G_LAST_APPEND] = append_ms
+            elif append_ms > group[G_LAST_APPEND]:
+                group[G_LAST_APPEND] = append_ms
+            elif 0 <= append_ms < group[G_FIRST_APPEND]:
+                # Batches do not come in order: compressed ones come after the others.
+                group[G_FIRST_APPEND] = append_ms
+            group[G_COUNT] += 1
+            group[G_BYTES] += max(value_size, 0)
+            if offset < group[G_FIRST_OFFSET]:
+                group[G_FIRST_OFFSET] = offset
+            if offset > group[G_LAST_OFFSET]:
+                group[G_LAST_OFFSET] = offset
             if with_digest:
                 digest, known = record_digest(buffer, content_start, headers_start, end, sequence)
-                group[13] += digest
-                group[14] += 1 - known
+                group[G_DIGEST] += digest
+                group[G_NO_DIGEST] += 1 - known
             if sequence == 0:
                 continue
             low = sequence & np.int64(0xFFFFFFFF)
-            run = group[10]
-            if run >= 0 and runs[run, 2] + 1 == low:
-                runs[run, 2] = low
+            run = group[G_LAST_RUN]
+            if run >= 0 and runs[run, R_LAST] + 1 == low:
+                runs[run, R_LAST] = low
             else:
-                run = state[1]
-                state[1] = run + 1
-                runs[run, 0] = last_group
-                runs[run, 1] = low
-                runs[run, 2] = low
-                group[10] = run
+                run = state[S_RUNS]
+                state[S_RUNS] = run + 1
+                runs[run, R_GROUP] = last_group
+                runs[run, R_FIRST] = low
+                runs[run, R_LAST] = low
+                group[G_LAST_RUN] = run
         if done < record_count or position != batch_end:
-            state[6] += 1
-            index[batch, 11] = -1
+            state[S_MALFORMED] += 1
+            index[batch, B_MAGIC] = -1
     return np.int64(last_batch)
 
 
@@ -451,7 +461,15 @@ def rebuild_table(groups, made, table):  # type: ignore[no-untyped-def]
     """Hash the first `made` groups into an emptied `table` (a power of two, at least twice as many slots)."""
     mask = np.uint64(table.shape[0] - 1)
     for group in range(made):
-        slot = _mix(groups[group, 0], groups[group, 1], groups[group, 2], groups[group, 3]) & mask
+        slot = (
+            _mix(
+                groups[group, G_STREAM],
+                groups[group, G_WINDOW],
+                groups[group, G_CHUNK],
+                groups[group, G_HIGH],
+            )
+            & mask
+        )
         while table[slot] >= 0:
             slot = (slot + np.uint64(1)) & mask
         table[slot] = group
@@ -464,6 +482,6 @@ def expand_runs(runs, first, last, out):  # type: ignore[no-untyped-def]
     """Write every sequence of runs [first, last) to `out`, one after the other."""
     written = 0
     for row in range(first, last):
-        for value in range(runs[row, 1], runs[row, 2] + 1):
+        for value in range(runs[row, R_FIRST], runs[row, R_LAST] + 1):
             out[written] = value
             written += 1

@@ -3,7 +3,8 @@
 Called by `job` in place of `spark_source.read_pinned`: the same options, the same rows. It is for clusters
 whose administrators allow one Kafka client only, and a second opinion for everyone: the connector and the
 Java client fetch, check and decompress, so which records there are is not our code's word alone. It needs
-`spark-sql-kafka-0-10` of the Spark in use on the classpath (in audit.yaml `spark: {spark.jars.packages: …}`).
+`spark-sql-kafka-0-10` of the Spark in use on the classpath (in audit.yaml `spark: {spark.jars.packages: …}`);
+with Spark 4.3.0, for which none is published, that of 4.2.0 does the same.
 
 What must stay true:
 
@@ -40,7 +41,8 @@ ROWS_PER_ARROW_BATCH = 10_000
 HEADER_ROWS = f"filter(headers, header -> header.key = '{HEADER_KEY}')"
 INSTALL = (
     "the Kafka connector on Spark's classpath: org.apache.spark:spark-sql-kafka-0-10_2.13 of Spark's own "
-    "version, by spark.jars or spark.jars.packages; or reader: millrace"
+    "version (for 4.3.0, of which none is published, 4.2.0), by spark.jars or spark.jars.packages; "
+    "or reader: millrace"
 )
 
 RangesAt = Mapping[tuple[str, int], Sequence[OffsetRange]]

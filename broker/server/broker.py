@@ -285,6 +285,7 @@ class Broker:
         self._loading.result()
         self._watcher.rest_states()
         await leave_in_sync_sets(self._session, self._cache, self._config.id, was_clean=self._logs.was_clean)
+        self._logs.settle_unclean_end()
         await self._local.apply()
         await self._local.set_strays_aside()
         self._report_storage()

@@ -61,6 +61,7 @@ class LogManager:
         self._defaults = defaults
         self._opening = threading.Lock()
         self._has_opened = False
+        self._is_unclean_end_settled = False
         self._is_closed = False
         self._logs: dict[TopicPartition, Log] = {}
         self._homes: dict[TopicPartition, DataFolder] = {}
@@ -95,9 +96,10 @@ class LogManager:
     # -- start and end
 
     def start(self, now_ms: int, config_of: ConfigOf | None = None) -> None:
-        """As `take` and then `open`."""
+        """As `take` and then `open`, where no cluster has to hear how the logs ended before."""
         self.take()
         self.open(now_ms, config_of)
+        self.settle_unclean_end()
 
     def take(self) -> None:
         """Takes the data folders for this process, and changes nothing in them. A folder that cannot be used
@@ -147,6 +149,12 @@ class LogManager:
                 raise
             self._has_opened = True
 
+    def settle_unclean_end(self) -> None:
+        """Nobody counts any more on what an unclean end may have taken: the broker has left the in-sync sets.
+        Until then no folder that ended so is marked clean, or the next start would stay in sync with what
+        it has, although this one ended before it could leave."""
+        self._is_unclean_end_settled = True
+
     def _release(self) -> None:
         for folder in self._folders:
             folder.release()
@@ -190,8 +198,9 @@ class LogManager:
         self._logs[tp] = log
 
     def close(self, now_ms: int = 0) -> None:
-        """Closes every log. Folders whose logs all closed are marked clean; the rest recovers at the next
-        start. Raises nothing: what failed is in `offline`."""
+        """Closes every log. Folders whose logs all closed are marked clean, but not before an unclean end of
+        before is settled; the rest recovers at the next start. Raises nothing: what failed is in
+        `offline`."""
         self.stop_chores()
         with self._opening, self.cleaning.at_rest():
             self._is_closed = True
@@ -220,7 +229,7 @@ class LogManager:
         try:
             folder.write_checkpoints(partial(self._logs_in, folder), self.offline)
             folder.settle(dict(self._logs_in(folder)), self.offline)
-            if is_clean:
+            if is_clean and (folder.was_clean or self._is_unclean_end_settled):
                 folder.mark_clean()
         except OSError as error:
             self.notes.append(f"{folder.path}: not marked as cleanly shut down: {error}")

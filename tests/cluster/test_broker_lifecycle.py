@@ -86,6 +86,23 @@ def test_killed_broker_keeps_what_it_acknowledged(broker: BrokerProcess) -> None
         assert client.produce({("kept", 0): batch_of(b"more")}, acks=-1)[0].base_offset == 20
 
 
+def test_broker_that_ends_before_it_has_joined_again_does_not_hide_how_it_ended_before(
+    broker: BrokerProcess,
+) -> None:
+    """What a crash took is missing at the next start, too: it must leave the in-sync sets, and the mark of a
+    clean end would let it stay."""
+    with RawClient(broker.port) as client:
+        create(client, "kept")
+    broker.kill()
+    broker.launch()
+    until(lambda: "the broker id is still registered" in broker.log, "it waits for the dead one's session")
+    assert broker.stop() == 0
+    assert not (broker.data / ".kafka_cleanshutdown").exists()
+    broker.start()
+    assert broker.stop() == 0
+    assert (broker.data / ".kafka_cleanshutdown").exists()
+
+
 def test_reader_of_records_that_a_crash_took_is_told_so(broker: BrokerProcess) -> None:
     """A power loss takes what was never flushed, and its offsets are given again. The reader (a mirror) that
     had the lost records must not take the new ones for those."""

@@ -78,6 +78,25 @@ OF_AUDIT = (
         red=(f"{JOB}/test_run_cells.py::test_cells_are_durable_before_anything_names_them",),
     ),
     Mutant(
+        name="way-back-swept",
+        promise="What the commit before the newest names stays: it is the way back from a damaged one.",
+        file="audit/keeping/state.py",
+        rule="if each not in old and _number(each.name) != commit.number:",
+        instead="if False:",
+        red=(f"{JOB}/test_state.py::test_the_way_back_one_run_is_open_however_old_that_run_is",),
+    ),
+    Mutant(
+        name="repeats-across-topics",
+        promise="A record that is once in a deleted topic and once in the one made anew is no repeat.",
+        file="audit/reconciliation/reconcile.py",
+        rule="setdefault((cell.cluster, cell.topic_id), SeenSet())",
+        instead='setdefault((cell.cluster, ""), SeenSet())',
+        red=(
+            f"{UNIT}/test_false_losses.py"
+            "::test_an_aggregate_that_was_made_anew_and_filled_again_holds_every_record_once",
+        ),
+    ),
+    Mutant(
         name="passage-of-a-deleted-topic",
         promise="A mirror's position in a deleted topic has passed nothing of the new one.",
         file="audit/runs/reading_plan.py",

@@ -314,6 +314,28 @@ OF_STORAGE = (
         red=(f"{STORAGE}/test_untrusted_disks.py",),
     ),
     Mutant(
+        name="unclean-end-hidden-by-the-next",
+        promise="A broker that ends before it has left the in-sync sets is still one that ended uncleanly.",
+        file="broker/storage/log_manager.py",
+        rule="if is_clean and (folder.was_clean or self._is_unclean_end_settled):",
+        instead="if is_clean:",
+        red=(
+            f"{STORAGE}/test_log_manager.py"
+            "::test_unclean_end_is_told_at_each_start_until_nobody_counts_on_what_it_took",
+        ),
+    ),
+    Mutant(
+        name="log-hosted-with-the-defaults",
+        promise="A log that is hosted has its topic's settings: retention looks at it from then on.",
+        file="broker/replication/hosting.py",
+        rule="            opened.config = log_config\n",
+        instead="",
+        red=(
+            f"{REPLICATION}/test_replicated_partitions.py"
+            "::test_a_log_is_hosted_with_its_own_settings_from_the_first_moment",
+        ),
+    ),
+    Mutant(
         name="one-setting-takes-the-others",
         promise="A topic's setting that cannot be used weakens none of the others.",
         file="broker/storage/log_config.py",
@@ -495,6 +517,19 @@ OF_COORDINATORS = (
         red=(
             "tests/unit/transactions/test_state.py"
             "::test_a_decision_on_too_few_replicas_sends_no_markers_until_it_is_safe",
+        ),
+    ),
+    Mutant(
+        name="commit-under-way-is-swept-away",
+        promise="Offsets that are being written keep their group, however long nobody has used it.",
+        file="broker/groups/offset_commits.py",
+        rule=(
+            "            appended=lambda _: store.begin_write(accepted),\n"
+            "            ended=lambda: store.end_write(accepted),\n"
+        ),
+        instead="            appended=lambda _: None,\n            ended=lambda: None,\n",
+        red=(
+            "tests/unit/groups/test_coordinator.py::test_commit_under_way_is_not_swept_away_with_its_group",
         ),
     ),
     Mutant(

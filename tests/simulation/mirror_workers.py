@@ -30,6 +30,16 @@ from tests.simulation.mirror_model import GROUP, POSITIONS, Record, Refused, Tar
 
 LANE_COUNT = 2
 NOBODY = Identity(-1, -1)
+JOINING, WAITING, TAKING, GIVING, COMMITTING, WORKING = (
+    "joining",
+    "waiting for its share",
+    "taking its share",
+    "giving back",
+    "committing",
+    "working",
+)
+STATES = {JOINING, WAITING, TAKING, GIVING, COMMITTING, WORKING}
+"""What a worker with a seat is at."""
 
 
 @dataclass(eq=False)
@@ -532,6 +542,20 @@ class Group:
         self.shares = [each for each in self.shares if each[0] is not worker]
         self.is_rebalancing = True
         self.joined[worker.member] = (worker, worker.claim())
+
+    def state_of(self, worker: Worker) -> str:
+        """One of STATES, the first that holds."""
+        leader_has = self.waiting_for_leader[1] if self.waiting_for_leader is not None else {}
+        if worker.member in self.joined:
+            return JOINING
+        if worker.member in leader_has or any(each[0] is worker for each in (*self.answers, *self.shares)):
+            return WAITING
+        if worker.coming:
+            return TAKING
+        if worker.is_assigning:
+            return GIVING
+        is_closing = any(each.phase in CLOSING for lane in worker.lanes for each in lane.rules.both)
+        return COMMITTING if is_closing else WORKING
 
     def kick(self, member: str) -> None:
         """Its session is over."""

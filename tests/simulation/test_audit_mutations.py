@@ -29,6 +29,7 @@ import pytest
 
 from millrace.audit.reconciliation.verdict_rows import iso_time
 from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
+from tests.simulation import histories
 from tests.simulation.audit_answers import Answers
 from tests.simulation.audit_case import Case
 from tests.simulation.audit_expected import Expected, Told
@@ -412,6 +413,7 @@ _seen: dict[int, Seen] = {}
 def check_once(seed: int) -> Seen:
     if seed not in _seen:
         _seen[seed] = check_seed(seed)
+        histories.went_through("audits")
     return _seen[seed]
 
 

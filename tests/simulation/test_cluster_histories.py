@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -28,9 +29,12 @@ from millrace.broker.server.internal_topics import InternalTopicLog
 from millrace.broker.storage.producer_state import ProducerState
 from millrace.broker.transactions.state import Transaction
 from millrace.broker.transactions.verification import TransactionGate
+from tests.simulation import histories
 from tests.simulation.cluster.broker import Broker
 from tests.simulation.cluster.controller_office import ControllerOffice
 from tests.simulation.cluster.coordinators import Coordinators
+from tests.simulation.cluster.disk import DiskFailed
+from tests.simulation.cluster.failed_logs import FailedLogs
 from tests.simulation.cluster.fetching import Fetching
 from tests.simulation.cluster.history import History, Outcome
 from tests.simulation.cluster.loads import ALL, GROUPS, REPLICATION, STREAMS
@@ -53,6 +57,7 @@ def test_every_invariant_holds_in_every_history(first: int) -> None:
         tail = "\n".join(outcome.trace[-40:])
         assert outcome.violation is None, f"seed {seed}: {outcome.violation}\n{tail}"
         acknowledged += outcome.acknowledged
+        histories.went_through("brokers")
     assert acknowledged > 0, "nothing was ever acknowledged: these histories prove nothing"
 
 
@@ -65,8 +70,8 @@ def first_violation(
     load: int | None = None, is_wanted: Callable[[History], bool] = lambda _history: True
 ) -> tuple[int, str]:
     """The seed of a history that is noticed to break its promises, and how it does."""
-    histories = (History(seed, load) for seed in itertools.count(FIRST_SEED))
-    for history in itertools.islice(filter(is_wanted, histories), MOST_MUTATED_RUNS):
+    wanted = filter(is_wanted, (History(seed, load) for seed in itertools.count(FIRST_SEED)))
+    for history in itertools.islice(wanted, MOST_MUTATED_RUNS):
         violation = history.run().violation
         if violation is not None:
             return history.seed, violation
@@ -149,6 +154,24 @@ def test_records_that_are_shown_before_they_are_flushed_give_an_offset_twice(
     monkeypatch.setattr(History, "_draw_faults", mostly_without_power)
     _, violation = first_violation(REPLICATION, lambda history: history.rules.only_flushed)
     assert "invariant 3" in violation
+
+
+def test_a_log_that_goes_on_after_a_failed_flush_loses_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next flush succeeds, and says nothing of the pages that the failed one has lost."""
+
+    def trusting(self: FailedLogs, number: int) -> bool:
+        log = self._broker.logs[number]
+        with suppress(DiskFailed):
+            log.flush()
+        log.is_offline = False
+        return True
+
+    def mostly_disks(self: History) -> tuple[Callable[[], None], ...]:
+        return self._fail_flush, self._fail_flush, self._kill, self._stop
+
+    monkeypatch.setattr(FailedLogs, "flush", trusting)
+    monkeypatch.setattr(History, "_draw_faults", mostly_disks)
+    assert "invariant" in first_violation(REPLICATION, lambda history: history.rules.only_flushed)[1]
 
 
 def test_transactional_batches_that_nobody_verifies_hang_or_stray(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,14 +3,14 @@
 Each history drives a worker with two source partitions that merge into one target partition through lost
 requests, lost answers, retriable errors, refusals, brokers that forget producers, revocations and kills. A
 `capricious` target also lowers its limits at any moment, so that a batch which may be in the log is refused
-when it comes again (limits and timestamps are looked at before duplicates), and forgets producers with
-batches under way. One that is given old data (`replayed`) forgets producers with batches under way as Apache
-Kafka does: those whose last batch has old timestamps.
+when it comes again (limits and timestamps are looked at before duplicates), forgets producers with batches
+under way, and elects leaders that lack the end of its log. One that is given old data (`replayed`) forgets
+producers with batches under way as Apache Kafka does: those whose last batch has old timestamps.
 
 What must hold, whatever happens:
 
 - a position that was written never passes a record that the target's log does not hold (or a gap that was
-  recorded);
+  recorded, or what the target lost after it had acknowledged it);
 - in the end every record is in the target's log, first occurrences in their source's order (but for a target
   that forgets producers with batches under way: it takes the later one first);
 - without kills, revocations and forgetting brokers nothing is there twice, and one identity is enough.
@@ -21,18 +21,25 @@ from __future__ import annotations
 import random
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import pytest
 
 from millrace.mirror.delivery.lane import REST_AFTER_MS, Identity, Item, Outcome, TargetLane
 from millrace.mirror.delivery.progress import PartitionProgress, Span
 from tests import seeds
+from tests.simulation import histories
 
 HISTORY_COUNT = seeds.runs(500)
-# Of the first 1,200: some that show a loss when the sequence of a refused batch is given to the next although
-# it may be in the log, and some in which the row stands still when what is acknowledged stays at its head.
-CAPRICIOUS_SEEDS = (45, 106, 386, 443, 502, 589, 46, 67, 81, 124, 127, 164)
 SOURCES = ("ewr", "jfk")
+Record = tuple[str, int]
+
+
+class Appended(NamedTuple):
+    producer_id: int
+    base_sequence: int
+    records: list[Record]
+    is_replayed: bool
 
 
 @dataclass
@@ -40,16 +47,20 @@ class ModelBroker:
     """One partition with Kafka's idempotence: five batches remembered for each producer, and any sequence
     taken from a producer it does not know."""
 
-    log: list[tuple[str, int]] = field(default_factory=list)
+    batches: list[Appended] = field(default_factory=list)
     producers: dict[int, deque[tuple[int, int]]] = field(default_factory=dict)
     replaying: set[int] = field(default_factory=set)
     """Producers whose last batch has old timestamps."""
+
+    @property
+    def log(self) -> list[Record]:
+        return [record for batch in self.batches for record in batch.records]
 
     def append(
         self,
         producer_id: int,
         base_sequence: int,
-        records: list[tuple[str, int]],
+        records: list[Record],
         *,
         is_replayed: bool = False,
     ) -> Outcome:
@@ -60,12 +71,25 @@ class ModelBroker:
             last_base, last_count = recent[-1]
             if base_sequence != last_base + last_count:
                 return Outcome.OUT_OF_ORDER
-        else:
-            recent = self.producers[producer_id] = deque(maxlen=5)
-        recent.append((base_sequence, len(records)))
-        self.log.extend(records)
-        (self.replaying.add if is_replayed else self.replaying.discard)(producer_id)
+        self.batches.append(Appended(producer_id, base_sequence, records, is_replayed))
+        self._note(self.batches[-1])
         return Outcome.ACKNOWLEDGED
+
+    def _note(self, batch: Appended) -> None:
+        recent = self.producers.setdefault(batch.producer_id, deque(maxlen=5))
+        recent.append((batch.base_sequence, len(batch.records)))
+        (self.replaying.add if batch.is_replayed else self.replaying.discard)(batch.producer_id)
+
+    def lose_end(self, count: int) -> set[Record]:
+        """The last batches are gone, and producers known as what is left tells of them; what was lost."""
+        kept = max(0, len(self.batches) - count)
+        lost = {record for batch in self.batches[kept:] for record in batch.records}
+        del self.batches[kept:]
+        self.producers.clear()
+        self.replaying.clear()
+        for batch in self.batches:
+            self._note(batch)
+        return lost
 
     def forget_by_timestamps(self) -> None:
         for producer_id in self.replaying:
@@ -78,6 +102,10 @@ class Batch:
     offsets: list[int]
     span: Span
     assignment: Assignment
+
+    @property
+    def records(self) -> list[Record]:
+        return [(self.source, offset) for offset in self.offsets]
 
 
 @dataclass(eq=False)
@@ -118,6 +146,9 @@ class History:
         # What no record is expected for: control batches, and refused records once their gap is recorded.
         self.recorded_gaps: dict[str, set[int]] = {source: set(self.control[source]) for source in SOURCES}
         self.written = dict.fromkeys(SOURCES, 0)
+        self.acknowledged: set[Record] = set()
+        self.gone: set[Record] = set()
+        """What the target has lost although it had acknowledged it: nobody sends it again."""
         self.unanswered: list[Batch] = []
         self.late: list[tuple[int, int, Batch]] = []
         self.next_producer_id = 0
@@ -172,9 +203,11 @@ class History:
                 elif self.poison[batch.source] & set(batch.offsets):
                     sent.outcome = Outcome.REFUSED
                 else:
-                    records = [(batch.source, offset) for offset in batch.offsets]
                     sent.outcome = self.broker.append(
-                        sent.producer_id, sent.base_sequence, records, is_replayed=sent.item.is_replayed
+                        sent.producer_id,
+                        sent.base_sequence,
+                        batch.records,
+                        is_replayed=sent.item.is_replayed,
                     )
                     if roll < 0.12 and sent.outcome is Outcome.ACKNOWLEDGED:
                         sent.outcome = Outcome.RETRY  # appended, but not replicated in time
@@ -188,13 +221,23 @@ class History:
 
     def cut(self) -> None:
         """The connection is lost; of what was on it the broker has seen some."""
-        for _ in range(self.random.randint(0, len(self.wire))):
-            self.serve()
+        self.lose_answers()
         while self.wire:
             sent = self.wire.popleft()
             if self.capricious and sent.outcome is None and self.random.random() < 0.5:
                 self.late.append((sent.producer_id, sent.base_sequence, sent.item.payload))
             self.take_answer(sent.item, Outcome.RETRY)
+
+    def lose_answers(self) -> None:
+        """Of what is on the wire the target sees some; its answers reach nobody."""
+        for _ in range(self.random.randint(0, len(self.wire))):
+            self.serve()
+        self.gone -= self.answers_under_way() - self.acknowledged
+
+    def answers_under_way(self) -> set[Record]:
+        """What the target has acknowledged and the sender does not know yet."""
+        answers = (sent.item.payload for sent in self.wire if sent.outcome is Outcome.ACKNOWLEDGED)
+        return {record for batch in answers for record in batch.records}
 
     def take_answer(self, item: Item[Batch], outcome: Outcome) -> None:
         result = self.lane.answered(item, outcome, self.now_ms, on_refused=self.refused)
@@ -202,6 +245,7 @@ class History:
         if outcome is Outcome.RETRY:
             self.unanswered.append(batch)
         if result is Outcome.ACKNOWLEDGED:
+            self.acknowledged.update(batch.records)
             batch.assignment.progress.acknowledged(batch.span)
         if self.lane.needs_identity and not self.lane.in_flight:
             self.lane.renew(self.new_identity())
@@ -250,8 +294,7 @@ class History:
         self.assignments[source] = Assignment(PartitionProgress(self.written[source]))
 
     def kill(self) -> None:
-        for _ in range(self.random.randint(0, len(self.wire))):
-            self.serve()
+        self.lose_answers()
         self.start_worker()
 
     def forget(self) -> None:
@@ -275,17 +318,22 @@ class History:
         if self.late:
             producer_id, base_sequence, batch = self.late.pop(0)
             if not self.poison[batch.source] & set(batch.offsets):
-                records = [(batch.source, offset) for offset in batch.offsets]
-                self.broker.append(producer_id, base_sequence, records)
+                self.broker.append(producer_id, base_sequence, batch.records)
 
     def forget_now(self) -> None:
         """A broker forgets producers whose batches are under way."""
         self.broker.producers.clear()
 
+    def lose_end(self) -> None:
+        """The target elects a leader that lacks the end of the log."""
+        answered = self.acknowledged | self.answers_under_way()
+        self.gone |= self.broker.lose_end(self.random.randint(1, 3)) & answered
+
     # --- running and checking --------------------------------------------------------------------
 
     def check_position(self, source: str) -> None:
-        there = {offset for name, offset in self.broker.log if name == source} | self.recorded_gaps[source]
+        there = {offset for name, offset in (*self.broker.log, *self.gone) if name == source}
+        there |= self.recorded_gaps[source]
         missing = set(range(self.written[source])) - there
         assert not missing, f"position {self.written[source]} of {source} passes {sorted(missing)}"
 
@@ -304,7 +352,7 @@ class History:
         if self.harsh:
             steps = [*rough * 3, self.reassign, self.kill, self.forget]
         if self.capricious:
-            steps = [*steps, self.refuse_more, self.forget_now, self.cut, self.arrive_late]
+            steps = [*steps, self.refuse_more, self.forget_now, self.cut, self.arrive_late, self.lose_end]
         if self.replayed is not None:
             steps = [*steps, self.broker.forget_by_timestamps]
         for _ in range(self.random.randint(50, 400)):
@@ -342,6 +390,7 @@ def run(seed: int, *, harsh: bool, capricious: bool = False, replayed: float | N
         kind = f"harsh={harsh}, capricious={capricious}, replayed={replayed}"
         told = f"History(seed={seed}, {kind}) broke a rule: {error}"
         raise AssertionError(told) from error
+    histories.went_through("deliveries")
 
 
 @pytest.mark.parametrize("harsh", [False, True], ids=["failing_network", "kills_and_revocations"])
@@ -352,8 +401,11 @@ def test_random_histories_lose_nothing_and_keep_order(harsh: bool) -> None:
 
 
 @pytest.mark.parametrize("harsh", [False, True], ids=["failing_network", "kills_and_revocations"])
-def test_late_refusals_and_forgotten_producers_lose_and_stall_nothing(harsh: bool) -> None:
-    for seed in CAPRICIOUS_SEEDS:
+def test_late_refusals_forgotten_producers_and_lost_ends_lose_and_stall_nothing(harsh: bool) -> None:
+    """Some of the first 500 show a loss when the sequence of a refused batch goes to the next one although it
+    may be in the log, and some stand still when what is acknowledged stays at the head of its row."""
+    first_seed = seeds.given()
+    for seed in range(first_seed, first_seed + HISTORY_COUNT):
         run(seed, harsh=harsh, capricious=True)
 
 

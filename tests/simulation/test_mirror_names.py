@@ -13,6 +13,7 @@ import pytest
 
 from millrace.mirror.sharing.assignment import Claim, Share
 from tests import seeds
+from tests.simulation import histories
 from tests.simulation.mirror_workers import Group, Worker
 from tests.simulation.test_mirror_transactions import History
 
@@ -166,6 +167,8 @@ def run(seed: int, broken: str = "") -> None:
         NamedHistory(seed, broken).run()
     except Exception as error:
         raise AssertionError(f"NamedHistory(seed={seed}, broken={broken!r}) broke a rule: {error}") from error
+    if not broken:
+        histories.went_through("transactions of named workers")
 
 
 def test_random_histories_of_named_workers_bring_each_record_once() -> None:

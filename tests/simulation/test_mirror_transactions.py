@@ -3,7 +3,8 @@
 Each history runs up to three workers that share four source partitions of two sources, which merge into two
 partitions of a model target with transactions. Requests get lost, are carried out late (also after their
 sender was killed), coordinators abort what takes too long, workers freeze past their sessions and wake up as
-zombies, are killed at any point, come and go; at the end everything heals. A `capricious` target also begins
+zombies, lose their seats in whatever they are at, are killed at any point, come and go; at the end everything
+heals. A `capricious` target also begins
 to refuse records at any moment, those included that may be in its log, and forgets producers that have no
 transaction open (Apache Kafka forgets no others).
 
@@ -14,6 +15,7 @@ each once, none left out but those whose gap is on record, and of those none; in
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -25,15 +27,22 @@ from millrace.mirror.delivery.progress import PartitionProgress
 from millrace.mirror.delivery.transaction import CLOSING, Act, LaneTransaction, Phase, Step
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
 from tests import seeds
+from tests.simulation import histories
 from tests.simulation.mirror_model import POSITIONS, Refused, Target
-from tests.simulation.mirror_workers import Batch, Call, Group, Lane, Pipeline, Worker, transactional_ids
+from tests.simulation.mirror_workers import (
+    STATES,
+    Batch,
+    Call,
+    Group,
+    Lane,
+    Pipeline,
+    Worker,
+    transactional_ids,
+)
 
 HISTORY_COUNT = seeds.runs(500)
 # A rule whose absence these many histories do not show is not tested.
 MUTATION_HISTORY_COUNT = 500
-# Of the first 1,200: some that show a loss when the sequence of a refused batch is given to the next although
-# it may be in the log.
-CAPRICIOUS_SEEDS = (23, 39, 41, 47, 149, 202, 362, 403, 453, 591, 609, 631)
 PARTITIONS = [SourcePartition(source, "t", number) for source in ("ewr", "jfk") for number in range(2)]
 
 
@@ -65,6 +74,8 @@ class History:
         self.allowance = self.random.choice([rules_module.FIRST_SIZE, 1])
         self.notices = self.random.choice([0.05, 0.3])
         self.is_healing = False
+        self.lost_while: Counter[str] = Counter()
+        """By what a worker was at when its session ended."""
         self.checked: dict[TargetPartition, int] = {}
         for _ in range(self.random.randint(1, 2)):
             self.start()
@@ -249,6 +260,15 @@ class History:
             if not worker.runs and (self.is_healing or self.random.random() < 0.5):
                 self.group.kick(member)
 
+    def lose_seat(self) -> None:
+        """The group takes a worker that runs for dead: its heartbeats were late, or lost. It hears of that
+        later, and goes on meanwhile."""
+        seated = [worker for worker in self.running() if worker.member in self.group.members]
+        if seated:
+            worker = self.random.choice(seated)
+            self.lost_while[self.group.state_of(worker)] += 1
+            self.group.kick(worker.member)
+
     def kill(self) -> None:
         if self.running():
             worker = self.random.choice(self.running())
@@ -305,6 +325,7 @@ class History:
         often = [*calm * 6, self.serve, self.serve, self.answer, self.answer]
         rough = [*often, self.end_session]
         rare = [*[self.lose, self.freeze] * 3, self.kill, self.start, self.thaw, self.time_out, self.steal]
+        rare.append(self.lose_seat)
         if self.capricious:
             calm.append(self.record_gap)
             often.append(self.record_gap)
@@ -350,12 +371,16 @@ class History:
                 )
 
 
-def run(seed: int, broken: str = "", *, capricious: bool = False) -> None:
+def run(seed: int, broken: str = "", *, capricious: bool = False) -> History:
+    history = History(seed, broken, capricious=capricious)
     try:
-        History(seed, broken, capricious=capricious).run()
+        history.run()
     except Exception as error:
         told = f"History(seed={seed}, broken={broken!r}, capricious={capricious}) broke a rule: {error}"
         raise AssertionError(told) from error
+    if not broken:
+        histories.went_through("transactions")
+    return history
 
 
 def test_random_histories_bring_each_record_once() -> None:
@@ -365,8 +390,19 @@ def test_random_histories_bring_each_record_once() -> None:
 
 
 def test_late_refusals_and_forgotten_producers_neither_lose_nor_repeat_nor_stall() -> None:
-    for seed in CAPRICIOUS_SEEDS:
+    first_seed = seeds.given()
+    for seed in range(first_seed, first_seed + HISTORY_COUNT):
         run(seed, capricious=True)
+
+
+def test_seats_are_lost_in_every_state_of_a_worker() -> None:
+    """Or histories without a loss would say little of them."""
+    lost_while: Counter[str] = Counter()
+    for seed in range(100):
+        lost_while += run(seed).lost_while
+        if lost_while.keys() == STATES:
+            return
+    raise AssertionError(f"a hundred histories have only {dict(lost_while)}")
 
 
 # --- rules left out --------------------------------------------------------------------------------

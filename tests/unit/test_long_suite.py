@@ -72,6 +72,8 @@ def test_figures_are_read_from_what_the_runs_print() -> None:
     assert long_suite.mirror_faults_run(mirrors) == Figures("11", "30", "4711", "0", "2")
     assert long_suite.tests_run("== 3 failed, 897 passed, 2 warnings in 1 s ==").runs == "897"
     assert long_suite.tests_run("11 passed in 26.13s").runs == "11"
+    told = "12 passed in 3 s\n600 histories: lanes 500, names 100\n"
+    assert long_suite.histories_run(told).runs == "600"
     assert long_suite.fuzz_run("1,000,032 frames read, 0 failures, seed 1").runs == "1,000,032"
 
 

@@ -31,6 +31,7 @@ from millrace.broker.replication.partition import (
 from tests.simulation.cluster.controller_office import CONTROLLER, STATES, ControllerOffice
 from tests.simulation.cluster.coordinators import Coordinators, Topics
 from tests.simulation.cluster.disk import Stored, VirtualLog
+from tests.simulation.cluster.failed_logs import OFFLINE, FailedLogs
 from tests.simulation.cluster.fetching import FetchAnswer, Fetching
 from tests.simulation.cluster.loop import LoopProcess
 from tests.simulation.cluster.truth import Truth
@@ -103,6 +104,7 @@ class Broker(LoopProcess):
         self.network, self._zookeeper, self.rules, self.truth = network, zookeeper, rules, truth
         self.fetching = Fetching(self)
         self.office = ControllerOffice(self)
+        self.failed = FailedLogs(self)
         self._forget()
 
     def _forget(self) -> None:
@@ -110,6 +112,7 @@ class Broker(LoopProcess):
         self.replicas: dict[int, Replica] = {}
         self.states: dict[int, tuple[PartitionState, int]] = {}
         self.brokers: dict[int, int] = {}
+        self.offline: dict[int, frozenset[int]] = {}
         self.controller: int | None = None
         self._waiting: dict[int, list[_Waiting]] = {number: [] for number in self.logs}
         self.waiting_appends = {number: WaitingAppends() for number in self.logs}
@@ -122,10 +125,10 @@ class Broker(LoopProcess):
         """How far somebody has set this machine's clock; the steady one knows nothing of it."""
         self._is_joined = self.is_registered = False
 
-    @property
-    def is_uninterrupted(self) -> bool:
-        """Whether what it had in memory and in the page cache when it joined the cluster is there still."""
-        return self._is_joined if self.is_alive else self.was_clean
+    def is_uninterrupted(self, number: int) -> bool:
+        """Whether what it had of the partition, in memory and in the page cache, when it joined the cluster
+        is there still."""
+        return not self.logs[number].is_offline and (self._is_joined if self.is_alive else self.was_clean)
 
     # -- life ----------------------------------------------------------------------------------------
 
@@ -159,23 +162,30 @@ class Broker(LoopProcess):
         if self._session is not None:
             self._session.close()
         self.end()
-        if power:
-            for log in self.logs.values():
+        for log in self.logs.values():
+            if power:
                 log.lose_power(self.world.rng.randint(log.flushed, log.end_offset))
-        self.truth.crashed()
+            else:
+                log.lose_pages()
+        self.truth.interrupted()
 
     def shut_down(self) -> None:
         """An orderly end: everything is flushed and the id given back. (Leaders are not moved first.)"""
         self.world.note(f"{self.name} stops")
-        self.was_clean = True
-        for number, log in self.logs.items():
-            log.flush()
+        flushed = [self.failed.flush(number) for number in self.logs]
+        # One that has not left the in-sync sets yet says nothing better of the end before.
+        self.was_clean = all(flushed) and (self._is_joined or self.was_clean)
+        for number in self.logs:
             self.checkpoints[number] = self.replicas[number].high_watermark
         if self.coordinators is not None:
             self.loop.run(self.coordinators.unload)
         if self._session is not None:
             self._session.leave()
         self.end()
+        if not self.was_clean:
+            for log in self.logs.values():
+                log.lose_pages()
+            self.truth.interrupted()
 
     # -- the session ---------------------------------------------------------------------------------
 
@@ -228,6 +238,7 @@ class Broker(LoopProcess):
         for number in self.logs:
             self.on_watch(f"{STATES}{number}")
         self.on_watch(CONTROLLER)
+        self.on_watch(OFFLINE)
         self.ask(lambda zookeeper: zookeeper.below(BROKERS), lambda found: self._took_brokers(found, then))
 
     def on_watch(self, path: str) -> None:
@@ -239,6 +250,8 @@ class Broker(LoopProcess):
                 lambda zookeeper: zookeeper.below(BROKERS),
                 lambda found: self._took_brokers(found, lambda: None),
             )
+        elif path.startswith(OFFLINE):
+            self.ask(lambda zookeeper: zookeeper.below(OFFLINE), self._took_offline)
         elif path == CONTROLLER:
             self.ask(lambda zookeeper: zookeeper.read(CONTROLLER), self._took_controller)
 
@@ -247,6 +260,10 @@ class Broker(LoopProcess):
         self.brokers.clear()
         self.brokers.update({node[0]: node[2] for node in found.values()})
         then()
+        self.office.wake()
+
+    def _took_offline(self, found: dict[str, tuple[Any, int, int]]) -> None:
+        self.offline = dict(node[0] for node in found.values())
         self.office.wake()
 
     def _took_controller(self, found: tuple[Any, int, int] | None) -> None:
@@ -326,6 +343,7 @@ class Broker(LoopProcess):
             self.later(30, self._register)
             return
         self.is_registered = True
+        self.failed.report()
         self.on_watch(BROKERS)
         self.on_watch(CONTROLLER)
 
@@ -334,7 +352,7 @@ class Broker(LoopProcess):
     def _apply(self, number: int) -> None:
         state, version = self.states[number]
         replica, log = self.replicas[number], self.logs[number]
-        if self.id not in self.rules.replicas[number]:
+        if self.id not in self.rules.replicas[number] or log.is_offline:
             return
         stamped = replace(state, version=version)
         led = replica.role is Role.LEADER
@@ -347,7 +365,7 @@ class Broker(LoopProcess):
                     self.coordinators.gained(number)
             case Transition.FOLLOW:
                 log.epochs.truncate_from_end(log.end_offset)
-                self._waiting[number].clear()
+                self.forget_waiting(number)
                 if led:
                     self.waiting_appends[number].fail(NotLeaderOrFollower("another broker leads now"))
                     if self.coordinators is not None:
@@ -377,6 +395,10 @@ class Broker(LoopProcess):
                 if replica.has_enough_in_sync:
                     self.truth.acknowledge(number, one.offset, one.payloads)
                     one.answer(Written(one.offset))
+
+    def forget_waiting(self, number: int) -> None:
+        """Who waits for the partition's high watermark gets no answer from here."""
+        self._waiting[number].clear()
 
     def _in_sync_set_changed(self, number: int) -> None:
         self.advance(number)
@@ -548,8 +570,8 @@ class Broker(LoopProcess):
     # -- disk ----------------------------------------------------------------------------------------
 
     def flush(self, number: int) -> None:
-        self.logs[number].flush()
-        self.advance(number)
+        if self.failed.flush(number):
+            self.advance(number)
 
     def _housekeep(self) -> None:
         """A background flush and a checkpoint, now and then."""
@@ -558,4 +580,5 @@ class Broker(LoopProcess):
                 self.flush(number)
             if self.world.rng.random() < 0.5:
                 self.checkpoints[number] = self.replicas[number].high_watermark
+        self.failed.report()
         self.later(self.world.rng.randint(100, 800), self._housekeep)

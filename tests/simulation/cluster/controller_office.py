@@ -57,6 +57,10 @@ class ControllerOffice:
         picture = ClusterPicture(
             live_brokers=frozenset(broker.brokers),
             topics={"t": {number: self._picture_of(number) for number in broker.rules.replicas}},
+            offline={
+                each: frozenset(("t", number) for number in numbers)
+                for each, numbers in broker.offline.items()
+            },
         )
         for decision in decide(picture, epoch):
             if isinstance(decision, WriteState):

@@ -1,9 +1,12 @@
 """A partition's log on a virtual disk: records with their epochs, and how far they are flushed.
 
 A killed process loses nothing (the page cache survives it). A loss of power keeps what was flushed and some
-part of the rest, cut anywhere: a torn tail. Records come one by one (plain producers) or in real batches,
-which stay whole; for these the log keeps the product's own `ProducerState`, as the product's log does, and
-makes it anew from what is left after a truncation or a start.
+part of the rest, cut anywhere: a torn tail. A flush that fails has lost pages for good, which shows when the
+process ends; the next one says nothing of them, so that until then the log is offline.
+
+Records come one by one (plain producers) or in real batches, which stay whole; for these the log keeps the
+product's own `ProducerState`, as the product's log does, and makes it anew from what is left after a
+truncation or a start.
 """
 
 from __future__ import annotations
@@ -19,6 +22,10 @@ from millrace.broker.storage.producer_state import ProducerState
 from millrace.broker.storage.transaction_index import AbortedTransaction
 
 CLIENT = "client"
+
+
+class DiskFailed(Exception):
+    """A flush failed."""
 
 
 class VirtualEpochs(LeaderEpochCache):
@@ -67,6 +74,10 @@ class VirtualLog:
         self.start_offset = 0
         self.end_offset = 0
         self.flushed = 0
+        self.is_offline = False
+        self.failing: float | None = None
+        """The next flush fails, behind this part of what it was to bring to the disk."""
+        self._lost_from: int | None = None
         self.epochs = VirtualEpochs()
         self.producers = ProducerState()
         self._aborted: list[AbortedTransaction] = []
@@ -170,6 +181,12 @@ class VirtualLog:
     # -- the disk ------------------------------------------------------------------------------------
 
     def flush(self) -> None:
+        """Raises DiskFailed when it fails, and from then on."""
+        if self.failing is not None and self.flushed < self.end_offset:
+            self._lost_from = self.flushed + int((self.end_offset - self.flushed) * self.failing)
+            self.is_offline, self.failing = True, None
+        if self.is_offline:
+            raise DiskFailed
         self.flushed = self.end_offset
 
     def advance_start(self, offset: int) -> None:
@@ -191,6 +208,8 @@ class VirtualLog:
             del self._records[at]
         self.end_offset = offset
         self.flushed = min(self.flushed, offset)
+        if self._lost_from is not None and self._lost_from >= offset:
+            self._lost_from = None
         self.epochs.truncate_from_end(offset)
         self.recover(now_ms)
 
@@ -200,9 +219,18 @@ class VirtualLog:
         self._aborted.clear()
         self.producers = ProducerState()
         self.start_offset = self.end_offset = self.flushed = offset
+        self._lost_from = None
         self.epochs.clear()
 
     def lose_power(self, kept: int) -> None:
         """`kept`: how far the disk got, at least to what was flushed."""
         self.truncate_to(max(kept, self.flushed))
+        self.lose_pages()
         self.flushed = self.end_offset
+
+    def lose_pages(self) -> None:
+        """The process is over: what a failed flush did not bring to the disk is missing from now on."""
+        self.is_offline = False
+        if self._lost_from is not None:
+            self.truncate_to(self._lost_from)
+            self._lost_from = None

@@ -48,8 +48,8 @@ class Fetching:
         leader = broker.peers.get(replica.leader)
         if not broker.is_registered or own_epoch == ANY_BROKER_EPOCH or leader is None:
             return
-        if broker.rules.only_flushed:
-            log.flush()
+        if broker.rules.only_flushed and not broker.failed.flush(number):
+            return
         broker.network.send(
             broker.name,
             leader,

@@ -75,9 +75,11 @@ class History:
         }
         for broker in self.brokers.values():
             broker.peers = self.brokers
-        self.truth.is_uninterrupted = lambda broker: self.brokers[broker].is_uninterrupted
-        self.truth.is_running = lambda broker: (
-            self.brokers[broker].is_alive and f"{BROKERS}{broker}" in zookeeper.nodes
+        self.truth.is_uninterrupted = lambda broker, number: self.brokers[broker].is_uninterrupted(number)
+        self.truth.is_running = lambda broker, number: (
+            self.brokers[broker].is_alive
+            and f"{BROKERS}{broker}" in zookeeper.nodes
+            and not logs[broker][number].is_offline
         )
         self.producers = [
             Producer(world, f"producer-{number}", self.network, self.brokers, partitions)
@@ -133,7 +135,7 @@ class History:
     def _draw_faults(self) -> tuple[Callable[[], None], ...]:
         """What may happen. Where more than replication is judged, power is rarely lost (what it may take
         along leaves nothing to judge), and no records are deleted."""
-        faults = [self._kill, self._kill, self._stop, self._freeze]
+        faults = [self._kill, self._kill, self._stop, self._freeze, self._fail_flush]
         faults += [self._cut, self._cut, self._isolate, self._cut_from_zookeeper]
         if self._may_set_clocks:
             faults.append(self._set_clock)
@@ -188,6 +190,20 @@ class History:
     def _stop(self) -> None:
         broker = self._any_alive()
         if broker is not None:
+            broker.shut_down()
+            self._return(broker)
+
+    def _fail_flush(self) -> None:
+        """The next one of some log. Its broker is stopped for it some time later."""
+        broker = self._any_alive()
+        if broker is not None:
+            hosted = [number for number, replicas in self.rules.replicas.items() if broker.id in replicas]
+            if hosted:
+                broker.logs[self.world.rng.choice(hosted)].failing = self.world.rng.random()
+                self.world.after(self.world.rng.choice((500, 1_500, 4_000)), self._attend_to_disk, broker)
+
+    def _attend_to_disk(self, broker: Broker) -> None:
+        if broker.is_alive and not broker.is_frozen and broker.failed.numbers:
             broker.shut_down()
             self._return(broker)
 
@@ -249,8 +265,12 @@ class History:
         self.network.heal()
         self.network.calm()
         for broker in self.brokers.values():
+            for log in broker.logs.values():
+                log.failing = None
             if broker.is_frozen:
                 broker.thaw()
+            if broker.is_alive and broker.failed.numbers:
+                broker.shut_down()
             self._start(broker)
         # Starts that were planned before find their broker alive.
 

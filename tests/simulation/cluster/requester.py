@@ -38,6 +38,7 @@ RETRIED = frozenset(
         ErrorCode.not_enough_replicas,
         ErrorCode.not_enough_replicas_after_append,
         ErrorCode.concurrent_transactions,
+        ErrorCode.kafka_storage_error,
     }
 )
 """After these the same is asked again."""

@@ -5,10 +5,10 @@
 3. An offset that was committed never holds another record.
 4. Two controllers never both succeed in changing the same partition in the same epoch.
 
-A loss of power may take records that were committed but flushed nowhere. As long as one in-sync member was
-not interrupted (or was stopped in order), its copy counts; once all were, nobody can tell which of them
-lost something, and a record that some of them lost is *excused*. With `visibility=flushed` nothing is ever
-excused: an offset that a consumer saw is never used again.
+A loss of power, or a disk that fails a flush, may take records that were committed but flushed nowhere. As
+long as one in-sync member was not interrupted (or was stopped in order), its copy counts; once all were,
+nobody can tell which of them lost something, and a record that some of them lost is *excused*. With
+`visibility=flushed` nothing is ever excused: an offset that a consumer saw is never used again.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ class Truth:
         self._world = world
         self._logs = logs
         self._only_flushed = only_flushed
-        self.is_uninterrupted: Callable[[int], bool] = lambda broker: True
-        self.is_running: Callable[[int], bool] = lambda broker: True
-        """Whether it lives and the cluster knows it: a frozen one is gone when its session is over."""
+        self.is_uninterrupted: Callable[[int, int], bool] = lambda broker, partition: True
+        self.is_running: Callable[[int, int], bool] = lambda broker, partition: True
+        """Whether it lives, the cluster knows it, and it can use its log: a frozen one is gone when its
+        session is over."""
         self.on_committed: Callable[[int, int, Stored], None] = lambda partition, offset, record: None
         """Told of every committed record once, in the order of offsets, while nothing was excused."""
         self._told_up_to: dict[int, int] = {}
@@ -82,9 +83,10 @@ class Truth:
                 raise Violation(f"acknowledged but not committed: {payload} at {partition}@{at}")
             self.acknowledged.setdefault(partition, {})[at] = payload
 
-    def crashed(self) -> None:
-        """Some broker was killed or has lost power. While an in-sync member that was not interrupted
-        holds a record, or every member does, it must survive; else it is excused."""
+    def interrupted(self) -> None:
+        """Some broker was killed, has lost power, or has ended with a log that had failed. While an in-sync
+        member that was not interrupted holds a record, or every member does, it must survive; else it is
+        excused."""
         if self._only_flushed:
             return
         for partition, committed in self.committed.items():
@@ -94,7 +96,8 @@ class Truth:
             lost = []
             for offset, record in committed.items():
                 holders = [broker for broker in state.isr if self._holds(broker, partition, offset, record)]
-                if len(holders) < len(state.isr) and not any(map(self.is_uninterrupted, holders)):
+                is_safe = any(self.is_uninterrupted(broker, partition) for broker in holders)
+                if len(holders) < len(state.isr) and not is_safe:
                     lost.append(offset)
             self._excuse(partition, lost)
 
@@ -121,10 +124,11 @@ class Truth:
         committed = self.committed.get(partition, {})
         for offset, record in list(committed.items()):
             left = [broker for broker in after.isr if self._holds(broker, partition, offset, record)]
-            if len(left) == len(after.isr) or any(map(self.is_uninterrupted, left)):
+            is_safe = any(self.is_uninterrupted(broker, partition) for broker in left)
+            if len(left) == len(after.isr) or is_safe:
                 continue
             holders = [broker for broker in before.isr if self._holds(broker, partition, offset, record)]
-            if not any(map(self.is_running, holders)):
+            if not any(self.is_running(broker, partition) for broker in holders):
                 self._excuse(partition, [offset])
 
     def _excuse(self, partition: int, offsets: Iterable[int]) -> None:

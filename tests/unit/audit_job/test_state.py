@@ -7,6 +7,7 @@ import json
 import os
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
 from millrace.audit.keeping import state_files
@@ -159,6 +160,22 @@ def test_a_full_disk_leaves_no_half_file(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
     assert state.latest() == Commit()
+
+
+def test_a_file_and_its_name_are_durable_before_a_commit_names_it(tmp_path, monkeypatch):
+    state = StateFolder.open(tmp_path)
+    synced = []
+    fsync = os.fsync
+
+    def noted(handle: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{handle}"))
+        fsync(handle)
+
+    monkeypatch.setattr(state_files.os, "fsync", noted)
+    state.write_table("events/run.parquet", pa.table({"value": [1]}))
+    assert synced == [str(tmp_path / "events" / "run.parquet"), str(tmp_path / "events")]
+    state.commit(commit(1))
+    assert synced[2].startswith(str(tmp_path / "commits" / ".")) and synced[3:] == [str(tmp_path / "commits")]
 
 
 def test_the_way_back_one_run_is_open_however_old_that_run_is(tmp_path):

@@ -49,9 +49,12 @@ def _ask(
     max_wait_ms: int = MAX_WAIT_MS,
     version: int = VERSION,
     session: tuple[int, int] = (0, -1),
+    offsets: tuple[int, ...] = (0,),
 ) -> Any:
-    """`session`: its id, and the epoch of this request in it."""
-    asked, (session_id, epoch) = (PartitionFetch("t", 0, 0, 1 << 20),), session
+    """`session`: its id, and the epoch of this request in it. `offsets`: the partition stands there once for
+    each."""
+    asked = tuple(PartitionFetch("t", 0, offset, 1 << 20) for offset in offsets)
+    session_id, epoch = session
     request = hot_fetch.FetchRequest(
         max_wait_ms, min_bytes, 1 << 20, False, asked, session_id=session_id, session_epoch=epoch
     )
@@ -104,6 +107,20 @@ async def _broker(
     finally:
         replicas.close()
         logs.close(0)
+
+
+def test_partition_that_stands_more_than_once_is_answered_once_by_what_stands_last(tmp_path: Path) -> None:
+    """Or a small request could ask for the same megabytes thousands of times."""
+
+    async def scenario() -> None:
+        async with _broker(tmp_path) as services:
+            services.replica_manager.append_now("t", 0, _batch(), 1)
+            response = _decoded(_ask(services, offsets=(99, 98, 0)))
+            assert [(each.error_code, bytes(each.records) != b"") for each in response.partitions] == [
+                (0, True)
+            ]
+
+    asyncio.run(scenario())
 
 
 def test_append_between_a_fetch_and_its_wait_is_not_overlooked(tmp_path: Path) -> None:

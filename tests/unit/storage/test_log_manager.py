@@ -63,6 +63,27 @@ def test_unclean_end_recovers_from_the_checkpoint(tmp_path: Path) -> None:
     again.close()
 
 
+@pytest.mark.parametrize("was_clean", [False, True])
+@pytest.mark.parametrize("is_settled", [False, True])
+def test_unclean_end_is_told_at_each_start_until_nobody_counts_on_what_it_took(
+    tmp_path: Path, was_clean: bool, is_settled: bool
+) -> None:
+    """A broker may be stopped, or lose ZooKeeper, after it has recovered its logs and before it has left the
+    in-sync sets."""
+    before = _started(tmp_path)
+    append(before.create(TP), 4)
+    before.close() if was_clean else _abandon(before)
+    manager = LogManager([tmp_path], LogConfig())
+    manager.take()
+    manager.open(0)
+    if is_settled:
+        manager.settle_unclean_end()
+    manager.close()
+    following = _started(tmp_path)
+    assert following.was_clean is (was_clean or is_settled)
+    following.close()
+
+
 def test_damaged_partition_is_offline_alone_and_stays_untouched(tmp_path: Path) -> None:
     manager = _started(tmp_path, config=LogConfig(flush_ms=0))
     for partition in (0, 1):
