@@ -43,8 +43,9 @@ _prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 BUDGET_S = 840
 """What each part may take on two cores; one that takes longer says so (tests/README.md)."""
-CLUSTER, SPARK = "cluster", "spark"
+CLUSTER, SPARK, UNIT = "cluster", "spark", "unit"
 MIRRORS = "test_mirror_*.py"
+MIRRORS_UNITS = f"tests/{UNIT}/mirror"
 
 
 @dataclass(frozen=True)
@@ -56,14 +57,14 @@ class Part:
 
 
 def parts() -> list[Part]:
-    """All of the gate; the first one's output is shown as it comes."""
+    """All of the gate, each about as long as the others; the first one's output is shown as it comes."""
     folders = {path.relative_to(TESTS).parts[0] for path in TESTS.glob("*/**/test_*.py")} - {CLUSTER, SPARK}
     mirrors = sorted(f"tests/{CLUSTER}/{path.name}" for path in (TESTS / CLUSTER).glob(MIRRORS))
     return [
-        Part("mirrors", tuple(mirrors)),
+        Part("mirrors", (MIRRORS_UNITS, *mirrors)),
         Part("clusters", (f"tests/{CLUSTER}", f"--ignore-glob=*/{MIRRORS}")),
         Part(SPARK, (f"tests/{SPARK}",)),
-        Part("all others", tuple(f"tests/{folder}" for folder in sorted(folders))),
+        Part("all others", (*(f"tests/{folder}" for folder in sorted(folders)), f"--ignore={MIRRORS_UNITS}")),
     ]
 
 
