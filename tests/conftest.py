@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import signal
 import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import hypothesis
@@ -48,6 +50,17 @@ GUARDING = ("properties", "simulation")
 BrokerFactory = Callable[..., BrokerProcess]
 
 forked.turn_on()
+
+
+def pytest_configure() -> None:
+    """SIGTERM ends a run as Ctrl-C does: its servers are stopped, those too that outlive their starter."""
+
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)  # a second one would end the ending
+        raise KeyboardInterrupt("SIGTERM")
+
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, interrupt)
 
 
 @pytest.hookimpl(wrapper=True)

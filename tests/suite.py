@@ -5,8 +5,8 @@
 What is random, long or a matrix (markers `long` and `unstable`) is left to `make test-long`. The tests of
 running servers mostly wait for elections, sessions and restarts, those on Spark for its start and its tasks;
 the others mostly want a processor. So four runs of pytest go side by side (`parts`), each with servers of its
-own. The first one's output comes as it is made, the others' in one piece each after it; what is returned is
-not 0 when any failed.
+own, and end when the suite does. The first one's output comes as it is made, the others' in one piece each
+after it; what is returned is not 0 when any failed.
 
 A few failed tests are run once more, alone, when all is over (`tests/second_try.py` says which). They are
 listed at the end and in `tests/unsteady.txt`, whatever came of it; `make lint` wants that file empty: each
@@ -15,7 +15,9 @@ line is to be mended, or its test to move to the long suite (tests/README.md).
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,6 +25,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import IO
 
 from tests import ports, preflight, second_try
@@ -34,10 +37,15 @@ UNFIT = 2
 TESTS_FAILED = 1
 """pytest's own status: it ran to its end, and some failed."""
 
+PR_SET_PDEATHSIG = 1
+_prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
+"""Looked up here: between fork and exec nothing may be."""
+
 BUDGET_S = 840
 """What each part may take on two cores; one that takes longer says so (tests/README.md)."""
-CLUSTER, SPARK = "cluster", "spark"
+CLUSTER, SPARK, UNIT = "cluster", "spark", "unit"
 MIRRORS = "test_mirror_*.py"
+MIRRORS_UNITS = f"tests/{UNIT}/mirror"
 
 
 @dataclass(frozen=True)
@@ -49,19 +57,20 @@ class Part:
 
 
 def parts() -> list[Part]:
-    """All of the gate; the first one's output is shown as it comes."""
+    """All of the gate, each about as long as the others; the first one's output is shown as it comes."""
     folders = {path.relative_to(TESTS).parts[0] for path in TESTS.glob("*/**/test_*.py")} - {CLUSTER, SPARK}
     mirrors = sorted(f"tests/{CLUSTER}/{path.name}" for path in (TESTS / CLUSTER).glob(MIRRORS))
     return [
-        Part("mirrors", tuple(mirrors)),
+        Part("mirrors", (MIRRORS_UNITS, *mirrors)),
         Part("clusters", (f"tests/{CLUSTER}", f"--ignore-glob=*/{MIRRORS}")),
         Part(SPARK, (f"tests/{SPARK}",)),
-        Part("all others", tuple(f"tests/{folder}" for folder in sorted(folders))),
+        Part("all others", (*(f"tests/{folder}" for folder in sorted(folders)), f"--ignore={MIRRORS_UNITS}")),
     ]
 
 
 def main() -> int:
-    if obstacles := preflight.obstacles():
+    signal.signal(signal.SIGTERM, _interrupt)
+    if obstacles := preflight.obstacles(len(parts())):
         print(*(f"millrace: {line}" for line in obstacles), sep="\n", file=sys.stderr)
         return UNFIT
     with tempfile.TemporaryDirectory(prefix="millrace-suite-") as folder:
@@ -86,6 +95,12 @@ def main() -> int:
         return status
 
 
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    """What the runs have said so far is shown to whoever ended the suite because it hung."""
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt(number)
+
+
 def _side_by_side(failed: Sequence[Path]) -> list[int]:
     """Exit statuses; each part leaves what failed in its file."""
     begun = time.monotonic()
@@ -100,7 +115,10 @@ def _side_by_side(failed: Sequence[Path]) -> list[int]:
                     took[name] = time.monotonic() - begun
             time.sleep(0.5)
         statuses = [run.wait() for run in runs]
-    except KeyboardInterrupt:  # the terminal has told every run, too
+    except KeyboardInterrupt as interrupt:
+        for run in runs:
+            if interrupt.args == (signal.SIGTERM,):  # a terminal would have told every run, too
+                run.terminate()
         for run in runs:
             run.wait()
         statuses = [INTERRUPTED] * len(runs)
@@ -153,7 +171,14 @@ def _pytest(
         env={**os.environ, **(environment or {}), "PYTHONUNBUFFERED": "1"},
         stdout=output,
         stderr=subprocess.STDOUT if output else None,
+        preexec_fn=_end_with_the_suite,
     )
+
+
+def _end_with_the_suite() -> None:
+    """A run whose suite was killed ends as by Ctrl-C (conftest.py): nobody would hear what it finds."""
+    if _prctl is not None:
+        _prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 if __name__ == "__main__":

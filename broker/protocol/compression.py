@@ -57,7 +57,12 @@ def decompress(codec: int, data: Buffer, max_size: int) -> Buffer:
         raise UnsupportedCompressionType(f"compression codec {codec} is not one of 0 to 4")
     try:
         return decoder(data, max_size)
+    except (RecordTooLarge, CorruptMessage) as error:
+        # Its frames hold all that the decoder had come to, and a thread that hands an error over may keep it
+        # for longer than the answer takes, when the next bomb may be on its way.
+        raise error.with_traceback(None) from None
     except _DECODING_ERRORS as error:
+        error.__traceback__ = None
         raise CorruptMessage(
             f"{CODEC_NAMES[codec]} data cannot be decompressed: {str(error) or 'malformed'}"
         ) from None

@@ -60,7 +60,7 @@ def read_all(bootstrap: str, topic: str) -> list[Any]:
     deadline = Deadline(f"{topic} is read to its end", within_s=DEADLINE_S)
     while len(ended) < len(partitions):
         deadline.check(ended)
-        for message in consumer.consume(1000, 0.1):
+        for message in consumer.consume(1000, 0.02):
             if message.error() is None:
                 messages.append(message)
             else:

@@ -89,6 +89,7 @@ class Flow:
             "group.id": self.group,
             "auto.offset.reset": "earliest",
             "session.timeout.ms": 10_000,
+            "heartbeat.interval.ms": 300,
             "millrace.window.ms": WINDOW_MS,
             "millrace.audit.topic": self.events_topic,
             "millrace.content.digest": True,
@@ -332,9 +333,7 @@ def test_a_member_that_was_killed_leaves_no_false_loss_and_what_it_told_is_repea
     """It committed nothing, so all is given again: a repeat where it could still say that it had it."""
     flow = Flow(millrace_broker, partitions=1)
     flow.produce(100)
-    settings = flow.settings(
-        enable_auto_commit=False, session_timeout_ms=SHORT_SESSION_MS, heartbeat_interval_ms=300
-    )
+    settings = flow.settings(enable_auto_commit=False, session_timeout_ms=SHORT_SESSION_MS)
     text = KILLED.format(settings=settings, topic=flow.topic)
     process = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True)
     try:

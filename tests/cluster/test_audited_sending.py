@@ -68,7 +68,9 @@ def settings(bootstrap: str, **own: object) -> dict[str, object]:
 
 def read(bootstrap: str, topic: str) -> dict[tuple[int, int], object]:
     """{(partition, offset): message}"""
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": unique("reader")})
+    consumer = Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": unique("reader"), "fetch.wait.max.ms": 10}
+    )
     partitions = consumer.list_topics(topic, timeout=patience(DEADLINE_S)).topics[topic].partitions
     starts = [TopicPartition(topic, partition, 0) for partition in partitions]
     ends = sum(end_offset(consumer, topic, partition, DEADLINE_S) for partition in partitions)
@@ -77,7 +79,7 @@ def read(bootstrap: str, topic: str) -> dict[tuple[int, int], object]:
     deadline = Deadline(lambda: f"{len(messages)} of {ends} records of {topic}", within_s=DEADLINE_S)
     while len(messages) < ends:
         deadline.check()
-        for message in consumer.consume(500, 0.2):
+        for message in consumer.consume(500, 0.02):
             if message.error() is None:
                 messages[message.partition(), message.offset()] = message
     consumer.close()

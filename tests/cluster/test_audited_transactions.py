@@ -78,6 +78,7 @@ class Story:
                 "auto.offset.reset": "earliest",
                 "isolation.level": isolation,
                 "enable.partition.eof": True,
+                "fetch.wait.max.ms": 10,
             }
         )
         partitions = consumer.list_topics(topic, timeout=patience(DEADLINE_S)).topics[topic].partitions
@@ -86,7 +87,7 @@ class Story:
         deadline = Deadline(f"{topic} is read to its end", within_s=DEADLINE_S)
         while len(ended) < len(partitions):
             deadline.check(ended)
-            for message in consumer.consume(500, 0.5):
+            for message in consumer.consume(500, 0.02):
                 if message.error() is None:
                     messages.append(message)
                 else:

@@ -62,8 +62,12 @@ def test_killed_leader_is_replaced_and_leads_again_by_election(three: ThreeBroke
     # As a follower it leaves the in-sync set too, although its leader never went away.
     three.wait_in_sync("t", 1, 2, 3)
     with RawClient(three.brokers[2].port) as client:
-        stored = client.produce({("t", 0): batch_of(b"1")}, acks=-1)[0]
-        assert (stored.error_code, stored.base_offset) == (0, 1)
+
+        def stored() -> list[int]:
+            answers = client.produce({("t", 0): batch_of(b"1")}, acks=-1)
+            return [answer.base_offset for answer in answers if answer.error_code == 0]
+
+        assert eventually(stored, "broker 2 knows its office") == [1]
     assert three.elect("t", 0) == {0: PreferredLeaderNotAvailable.code}
 
     three.brokers[1].start()
@@ -124,9 +128,13 @@ def test_partition_without_in_sync_replica_waits_unless_unclean_election_is_aske
         assert client.produce({("t", 0): batch_of(b"0")}, acks=-1)[0].error_code == 0
     three.brokers[1].kill()
     three.brokers[2].start()
-    lost = three.wait_for("t", 0, "has no leader", lambda part: part.leader_id == -1)
+    lost = three.wait_for(
+        "t",
+        0,
+        "has no leader, and broker 1 is away",
+        lambda part: (part.leader_id, tuple(part.offline_replicas)) == (-1, (1,)),
+    )
     assert (lost.error_code, tuple(lost.isr_nodes)) == (LeaderNotAvailable.code, (1,))
-    assert tuple(lost.offline_replicas) == (1,)
     described = three.ask(
         Api.DESCRIBE_TOPIC_PARTITIONS, 0, topics=[{"name": "t"}], response_partition_limit=10
     )

@@ -88,7 +88,7 @@ def test_transaction_coordinator_dies_before_and_between_the_markers_and_once_re
     broker.start()
     committing.result()
     until(lambda: markers(broker)[1] == 1, "the interrupted transaction is completed")
-    assert sorted(read_all(broker.bootstrap, TOPIC, 2)) == list(range(6))
+    until(lambda: sorted(read_all(broker.bootstrap, TOPIC, 2)) == list(range(6)), "and shown")
     before = markers(broker)
     committing = carry_out(6)
     fault.wait_until_died()

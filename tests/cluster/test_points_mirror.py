@@ -83,7 +83,7 @@ def test_mirror_dies_at_each_point_of_a_transaction_and_every_record_is_there_on
         sent = produce(pair, topic, sent)
         mirror.start()
         fault.wait_until_died()
-        assert has_open_transaction(pair, topic) is is_open
+        until(lambda want=is_open: has_open_transaction(pair, topic) is want, f"open: {is_open}")
     mirror.start()
     until(lambda: len(values(pair, topic)) == sent, "all is carried")
     assert values(pair, topic) == numbers(sent)

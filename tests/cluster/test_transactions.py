@@ -11,6 +11,7 @@ from kio.schema.errors import ErrorCode
 from millrace.broker.protocol.frames import Api
 from millrace.broker.protocol.hot_fetch import PartitionFetch
 from tests.cluster.transactional import (
+    SHOWN,
     TIMEOUT_S,
     RawProducer,
     coordinator_of,
@@ -56,7 +57,7 @@ def test_a_second_producer_fences_the_first(broker):
     second.begin_transaction()
     second.produce("flights", b"of the second")
     second.commit_transaction(patience(TIMEOUT_S))
-    assert read(broker, "flights", 10) == [b"of the second"]
+    until(lambda: read(broker, "flights", 10) == [b"of the second"], SHOWN)
 
 
 def test_nothing_behind_an_open_transaction_is_committed(broker):
@@ -74,7 +75,7 @@ def test_nothing_behind_an_open_transaction_is_committed(broker):
     assert read(broker, "flights", 10) == [b"before"]
     assert read(broker, "flights", 10, isolation="read_uncommitted") == [b"before", b"in it", b"behind"]
     producer.commit_transaction(patience(TIMEOUT_S))
-    assert read(broker, "flights", 3) == [b"before", b"in it", b"behind"]
+    until(lambda: read(broker, "flights", 3) == [b"before", b"in it", b"behind"], SHOWN)
 
 
 def test_a_transaction_that_takes_too_long_is_aborted(broker_factory):
@@ -160,8 +161,8 @@ def test_consume_transform_produce(broker):
         producer.commit_transaction(patience(TIMEOUT_S))
         carried += len(messages)
     consumer.close()
-    values = read(broker, "target", 1_000)
-    assert sorted(values) == sorted(b"%d!" % number for number in range(40))
+    carried_once = sorted(b"%d!" % number for number in range(40))
+    until(lambda: sorted(read(broker, "target", 1_000)) == carried_once, SHOWN)
 
 
 # -- with a raw client ------------------------------------------------------------------------------
@@ -410,7 +411,7 @@ def test_a_restart_keeps_idempotence_and_open_transactions(flights):
         assert again.produce("flights", 0, b"d", sequence=9) is ErrorCode.out_of_order_sequence_number
     assert again.produce("flights", 0, b"c", sequence=2) is ErrorCode.none
     assert again.end() is ErrorCode.none
-    assert read(flights, "flights", 3, partitions=2) == [b"a", b"b", b"c"]
+    until(lambda: read(flights, "flights", 3, partitions=2) == [b"a", b"b", b"c"], SHOWN)
 
 
 def test_an_id_that_nobody_uses_expires(broker_factory):

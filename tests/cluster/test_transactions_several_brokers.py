@@ -13,6 +13,7 @@ from millrace.broker.protocol.frames import Api
 from millrace.broker.protocol.hot_fetch import PartitionFetch
 from millrace.broker.protocol.hot_produce import decode_response, encode_request
 from tests.cluster.transactional import (
+    SHOWN,
     TIMEOUT_S,
     RawProducer,
     coordinator_of,
@@ -183,5 +184,5 @@ def test_another_broker_takes_over_as_coordinator(zookeeper, broker_factory):
                 producer.commit_transaction(patience(TIMEOUT_S))
                 committed.append(value)
         coordinator.start()
-    values = read(brokers[0], "flights", 1_000, partitions=3)
-    assert sorted(values) == sorted(committed * 3)
+    committed_once = sorted(committed * 3)
+    until(lambda: sorted(read(brokers[0], "flights", 1_000, partitions=3)) == committed_once, SHOWN)

@@ -15,6 +15,8 @@ from tests.servers import BrokerProcess
 from tests.waiting import Deadline, patience, until
 
 TIMEOUT_S = 90.0
+SHOWN = "what was committed is shown"
+"""A commit is answered before its markers are written: whoever reads at once may not see it yet."""
 
 
 def transactional(broker: BrokerProcess, transactional_id: str, **settings: object) -> Producer:
@@ -73,6 +75,7 @@ def read(
             "enable.partition.eof": True,
             "auto.offset.reset": "earliest",
             "isolation.level": isolation,
+            "fetch.wait.max.ms": 20,
         }
     )
     consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,8 @@ import pytest
 
 from tests import second_try
 from tests.second_try import MOST, Failure
-from tests.waiting import patience
+from tests.suite import INTERRUPTED
+from tests.waiting import patience, until
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -121,25 +124,55 @@ ONE = "  tests/wire/test_x.py::test_late: AssertionError: a record is late\n"
     ids=["wrong once", "wrong twice", "lost once", "not importable", "dies"],
 )
 def test_the_suite_passes_with_a_test_that_failed_once_and_lists_it(tmp_path, written, status, said, listed):
-    copied = tmp_path / "tests"
-    for name in ("wire", "cluster", "spark"):
-        (copied / name).mkdir(parents=True)
+    ran = suite_of(tmp_path, written)
+    out, _ = ran.communicate(timeout=patience(120))
+    assert ran.returncode == status, out
+    assert said in out
+    unsteady = tmp_path / "tests" / "unsteady.txt"
+    assert (listed in unsteady.read_text()) if listed else not unsteady.exists()
+
+
+LASTS = """
+import os, time
+
+def test_lasts():
+    with open("{pids}", "a") as pids:
+        pids.write(f"{{os.getpid()}}\\n")
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_the_runs_of_a_suite_that_is_ended_end_with_it(tmp_path, number):
+    """And where it can, it shows what they have said so far."""
+    pids = tmp_path / "pids"
+    ran = suite_of(tmp_path, LASTS.format(pids=pids))
+    until(lambda: pids.exists() and pids.read_text().endswith("\n"), "the test is under way")
+    ran.send_signal(number)
+    out, _ = ran.communicate(timeout=patience(120))
+    until(lambda: not Path(f"/proc/{int(pids.read_text())}").exists(), "its run has ended")
+    if number == signal.SIGTERM:
+        assert ran.returncode == INTERRUPTED and "Beside them: all others" in out
+
+
+def suite_of(folder: Path, written: str) -> subprocess.Popen[str]:
+    """A run of the suite with this for one test, and a sound one in every other part."""
+    tests = folder / "tests"
+    for name in ("wire", "cluster", "spark", "unit/mirror"):
+        (tests / name).mkdir(parents=True)
     for name in ("suite.py", "second_try.py", "preflight.py", "ports.py"):
-        (copied / name).write_bytes((PROJECT / "tests" / name).read_bytes())
-    (tmp_path / "pyproject.toml").write_text(
+        (tests / name).write_bytes((PROJECT / "tests" / name).read_bytes())
+    (folder / "pyproject.toml").write_text(
         '[tool.pytest.ini_options]\naddopts = "--import-mode=importlib"\nmarkers = ["safety: guards data"]'
     )
-    for name in ("cluster/test_a.py", "cluster/test_mirror_a.py", "spark/test_a.py"):
-        (copied / name).write_text("def test_fine(): pass")
-    (copied / "wire" / "test_x.py").write_text(written)
-    ran = subprocess.run(
+    for name in ("cluster/test_a.py", "cluster/test_mirror_a.py", "spark/test_a.py", "unit/mirror/test_a.py"):
+        (tests / name).write_text("def test_fine(): pass")
+    (tests / "wire" / "test_x.py").write_text(written)
+    return subprocess.Popen(
         [sys.executable, "-m", "tests.suite"],
-        cwd=tmp_path,
-        capture_output=True,
+        cwd=folder,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        timeout=patience(120),
     )
-    assert ran.returncode == status, ran.stdout + ran.stderr
-    assert said in ran.stdout
-    unsteady = copied / "unsteady.txt"
-    assert (listed in unsteady.read_text()) if listed else not unsteady.exists()

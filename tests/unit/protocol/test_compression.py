@@ -32,6 +32,24 @@ def test_bomb_is_refused_with_bounded_memory(codec: int) -> None:
         tracemalloc.stop()
 
 
+@pytest.mark.parametrize("codec", [GZIP, LZ4, ZSTD])
+@pytest.mark.parametrize(
+    ("max_size", "cut", "error"), [(4 * MEBIBYTE, 0, RecordTooLarge), (64 * MEBIBYTE, 1, CorruptMessage)]
+)
+def test_whoever_holds_a_refusal_does_not_hold_what_was_decompressed_before_it(
+    codec: int, max_size: int, cut: int, error: type[Exception]
+) -> None:
+    packed = compress(codec, bytes(8 * MEBIBYTE))
+    packed = packed[: len(packed) - cut]
+    tracemalloc.start()
+    try:
+        with pytest.raises(error) as refused:
+            decompress(codec, packed, max_size)
+        assert tracemalloc.get_traced_memory()[0] < MEBIBYTE, refused.value
+    finally:
+        tracemalloc.stop()
+
+
 def test_zstd_frame_that_claims_a_huge_size_is_bounded() -> None:
     bomb = zstandard.ZstdCompressor(write_content_size=True).compress(bytes(256 * MEBIBYTE))
     assert len(bomb) < 16_384
