@@ -22,6 +22,7 @@ import functools
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import cast
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException
@@ -30,8 +31,9 @@ from pyspark.sql.functions import expr, lit
 
 from millrace.audit.contract.header import HEADER_KEY
 from millrace.audit.scanning.cell_rows import CELL_DDL, Place, RowBuilder
+from millrace.audit.scanning.credentials import Section
 from millrace.audit.spark.connector_security import client_settings
-from millrace.audit.spark.spark_source import ReadOptions, parse_options
+from millrace.audit.spark.read_options import ReadOptions, parse_options
 from millrace.audit.spark.task_plan import OffsetRange
 from millrace.broker.client.admin import describe_topics_configs
 from millrace.broker.errors import ClusterUnreachable, ConfigError, KafkaError
@@ -81,7 +83,7 @@ def _read_cluster(
         "failOnDataLoss": "true",
         "minPartitions": str(tasks),
         **offset_options(ranges_at),
-        **client_settings(cluster, read.securities.get(cluster, {})),
+        **client_settings(cluster, cast(Section, read.securities.get(cluster, {}))),
     }
     try:
         table = spark.read.format("kafka").options(**given).load()

@@ -163,11 +163,12 @@ for name, value in json.loads(os.environ["SETTINGS"]).items():
     builder = builder.config(name, value)
 spark = builder.getOrCreate()
 register(spark)
-table = spark.read.format("millrace").option("bootstrap", bootstrap).option("topics", "flights")
-cells = table.option("tasks", "2").load()
-records = table.option("mode", "records").option("tasks", "3").load()
+table = spark.read.format("millrace").option("kafka.bootstrap.servers", bootstrap)
+table = table.option("subscribe", "flights").option("minPartitions", "3")
+cells = table.option("mode", "cells").load()
+records = table.option("mode", "records").option("includeIdentity", "true").load()
 counted = [row.asDict() for row in cells.select("note", "count").collect()]
-shown = records.selectExpr("sequence", "spark_partition_id() as part").collect()
+shown = records.selectExpr("identity.sequence", "spark_partition_id() as part").collect()
 found = {
     "cells": sum(row["count"] for row in counted if row["note"] is None),
     "records": sum(row["count"] for row in counted if row["note"] == "records"),
