@@ -66,9 +66,11 @@ from millrace.audit.runs.watermarks import FILE_NAME as WATERMARKS_FILE
 from millrace.audit.runs.watermarks import document, steps_back, watermarks_of
 from millrace.audit.scanning.cell_notes import counts_of, unaudited_of, unread_of
 from millrace.audit.scanning.cell_rows import NOTE_UNAUDITED, NOTE_UNTRUSTED
+from millrace.audit.spark.masters import is_elsewhere
 from millrace.audit.spark.spark_cells import RunCells, failing_in_one_line
-from millrace.audit.spark.spark_session import LOCAL, SparkBeside, require_java
+from millrace.audit.spark.spark_session import SparkBeside, chosen_master, require_java
 from millrace.audit.spark.task_plan import OffsetRange
+from millrace.audit.spark.workers import check_workers
 from millrace.broker.errors import ConfigError, DataFolderNotWritable, MillraceError, ZooKeeperUnreachable
 
 JOB_FAILED = 3
@@ -152,7 +154,7 @@ def run(
     do, as in every backfill).
     """
     try:
-        return _run(config, master or LOCAL, clock_ms, progress, only, horizon_ms)
+        return _run(config, chosen_master(master), clock_ms, progress, only, horizon_ms)
     except MillraceError as problem:
         sentence = str(problem)
     except OSError as problem:
@@ -179,6 +181,7 @@ def _run(
     horizon_ms: int | None,
 ) -> JobResult:
     require_java()
+    check_place(config, master)
     _check_report(config.report)
     remote = is_remote(config.state)
     state = None if remote else StateFolder.open(config.state)
@@ -186,6 +189,8 @@ def _run(
         if remote:
             spark.session()  # its JVM reaches the state
         state = state or StateFolder.open(config.state)
+        if is_elsewhere(master):
+            check_workers(spark.session(), state)
         before = state.latest()
         if only is not None:
             progress(backfill.sentence(config, only))
@@ -287,6 +292,17 @@ def _prepare(
 
 def _facts_table(config: AuditConfig, captured: Capture, pruned: Mapping[str, PrunedWindows]) -> pa.Table:
     return fact_rows.facts_table(captured.ledger, captured.origins, pruned, config.group_names())
+
+
+def check_place(config: AuditConfig, master: str) -> None:
+    """A folder of this machine is another one on every worker: their cells would not be found."""
+    if is_elsewhere(master) and not is_remote(config.state):
+        raise ConfigError(
+            config.where("state"),
+            str(config.state),
+            f"a place that the workers of {master} share with this machine, such as hdfs:// or s3a://; "
+            f"a folder that is mounted on all of them is file://{Path(config.state).absolute()}",
+        )
 
 
 def check_window(config: AuditConfig, before: Commit) -> None:

@@ -24,6 +24,14 @@ app = typer.Typer(help="Prove per producer and window that nothing was lost.", n
 
 ConfigPath = Annotated[Path, typer.Option("--config", "-c", help="audit.yaml")]
 
+Master = Annotated[
+    str | None,
+    typer.Option(
+        help="Spark master to run on. [default: what spark-submit was told, or local\\[*]]",
+        show_default=False,
+    ),
+]
+
 Since = Annotated[
     str,
     typer.Option(
@@ -39,7 +47,7 @@ JOB_FAILED_STATUS = 3
 @app.command("run")
 def run(
     config: ConfigPath,
-    master: Annotated[str, typer.Option(help="Spark master to run on.")] = "local[*]",
+    master: Master = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the verdict only.")] = False,
     from_: Annotated[
         str | None,
@@ -107,7 +115,7 @@ def watch(
     limit: Annotated[
         str, typer.Option(help="How long one run may take; one that takes longer is ended and has failed.")
     ] = "24h",
-    master: Annotated[str, typer.Option(help="Spark master to run on.")] = "local[*]",
+    master: Master = None,
     since: Since = DEFAULT_SINCE,
 ) -> None:
     """Audit again and again; a run that fails is told, and the next one goes on.
@@ -125,7 +133,7 @@ def watch(
         _horizon_ms(since)
     command = [sys.executable, "-m", "millrace.deploy.cli", "audit", "run", "--quiet"]
     watching = Watch(
-        [*command, "--config", str(config), "--master", master, "--since", since],
+        [*command, "--config", str(config), *(["--master", master] if master else []), "--since", since],
         every_ms,
         loaded.report,
         runs=runs,

@@ -13,9 +13,10 @@ import pytest
 
 from millrace.audit import explain, job
 from millrace.audit.keeping.state import Commit, StateFolder
-from millrace.audit.spark.spark_source import parse_options, read_pinned
+from millrace.audit.spark.kafka_options import parse_source
+from millrace.audit.spark.pinning import pin_ranges
+from millrace.audit.spark.spark_source import read_pinned
 from millrace.audit.spark.task_plan import OffsetRange
-from millrace.audit.spark.task_reader import pin_ranges
 from millrace.broker.errors import JavaMissing
 from tests.ports import free_port
 
@@ -234,13 +235,12 @@ def test_records_mode_shows_every_record_with_its_identity(spark, world, streams
     cluster = world.clusters["ewr"]
     rows = (
         spark.read.format("millrace")
-        .option("bootstrap", cluster.bootstrap)
-        .option("topics", "flights")
-        .option("cluster", "ewr")
-        .option("mode", "records")
+        .option("kafka.bootstrap.servers", cluster.bootstrap)
+        .option("subscribe", "flights")
+        .option("includeIdentity", "true")
         .load()
     )
-    found = rows.select("sequence", "stream", "value").collect()
+    found = rows.select("identity.sequence", "identity.stream", "value").collect()
     assert sorted(row.sequence for row in found) == list(range(1, 201))
     assert {row.stream for row in found} == {"00000000000000aa"}
     assert bytes(found[0].value).startswith(b"record ")
@@ -249,7 +249,8 @@ def test_records_mode_shows_every_record_with_its_identity(spark, world, streams
 def test_pinned_ranges_give_the_cells_that_the_source_gives(spark, world, streams):
     world.flush()
     bootstrap = world.clusters["ewr"].bootstrap
-    planned = spark.read.format("millrace").option("bootstrap", bootstrap).option("topics", "flights").load()
+    options = {"kafka.bootstrap.servers": bootstrap, "subscribe": "flights", "mode": "cells"}
+    planned = spark.read.format("millrace").options(**options).load()
     pinned = read_pinned(
         spark,
         {
@@ -263,5 +264,5 @@ def test_pinned_ranges_give_the_cells_that_the_source_gives(spark, world, stream
 
 
 def pinned_ranges(bootstrap: str) -> list[OffsetRange]:
-    options = parse_options({"bootstrap": bootstrap, "topics": "flights"})
-    return asyncio.run(pin_ranges(options))
+    source = parse_source({"kafka.bootstrap.servers": bootstrap, "subscribe": "flights"})
+    return asyncio.run(pin_ranges(source))

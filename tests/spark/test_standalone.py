@@ -55,6 +55,7 @@ def write_config(world: Any, path: Path, **more: Any) -> Path:
         "window": "1d",
         "grace": "1s",
         "spark": SPARK,
+        "state": f"file://{path.parent}/audit-state",
         **more,
     }
     path.write_text(yaml.safe_dump(content))
@@ -202,6 +203,38 @@ def test_a_users_program_reads_cells_and_records_there(standalone, world, tmp_pa
     assert found["sequences"] == list(range(1, 121)) and found["parts"] > 1
 
 
+WITHOUT = """
+import sys
+
+class Gone:
+    def find_spec(self, name, path=None, target=None):
+        if name == "{0}":
+            raise ModuleNotFoundError("No module named '{0}'", name=name)
+
+sys.meta_path.insert(0, Gone())
+"""
+
+
+def python_with(standalone: StandaloneCluster, folder: Path, customized: str) -> Path:
+    """The workers' Python, which runs this at its start."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(customized)
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{folder}:$PYTHONPATH" exec {standalone.python} "$@"\n')
+    python.chmod(0o755)
+    return python
+
+
+def python_of_the_past(standalone: StandaloneCluster, folder: Path) -> Path:
+    """Two hours behind."""
+    late = "import time\nnow = time.time\ntime.time = lambda: now() - 7200\n"
+    return python_with(standalone, folder / "past", late)
+
+
+def python_without(standalone: StandaloneCluster, folder: Path, package: str) -> Path:
+    return python_with(standalone, folder / "without", WITHOUT.format(package))
+
+
 @pytest.mark.long
 def test_what_a_cluster_lacks_is_said_in_one_line(standalone, world, tmp_path):
     sender = stream("ewr", "UA@ewr", "00000000000000aa")
@@ -213,7 +246,16 @@ def test_what_a_cluster_lacks_is_said_in_one_line(standalone, world, tmp_path):
     assert nobody.returncode == 3
     assert "millrace: Spark master spark://127.0.0.1:" in nobody.stderr
     assert "cannot be reached" in nobody.stderr and nobody.stderr.count("\n") == 1
-    absent = audit(config, standalone.master, environment(standalone, PYSPARK_PYTHON="/no/such/python"))
-    assert absent.returncode == 3, absent.stderr
-    assert "Spark's workers cannot start /no/such/python" in absent.stderr and absent.stderr.count("\n") == 1
+    here = write_config(world, tmp_path / "here.yaml", state=str(tmp_path / "audit-state"))
+    local = audit(here, standalone.master, environment(standalone))
+    assert local.returncode == 3 and "share with this machine" in local.stderr, local.stderr
+    assert local.stderr.count("\n") == 1 and "here.yaml:" in local.stderr
+    for python, said in (
+        (Path("/no/such/python"), "Spark's workers cannot start /no/such/python"),
+        (python_of_the_past(standalone, tmp_path), " s behind the driver's; set both by NTP"),
+        (python_without(standalone, tmp_path, "numba"), "Spark's workers lack the Python package numba"),
+    ):
+        lacking = audit(config, standalone.master, environment(standalone, PYSPARK_PYTHON=str(python)))
+        assert lacking.returncode == 3, lacking.stderr
+        assert said in lacking.stderr and lacking.stderr.count("\n") == 1
     assert not (tmp_path / "audit-report" / "summary.json").exists()
