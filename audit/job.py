@@ -31,7 +31,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ from millrace.audit.reconciliation.settled import SETTLED_SCHEMA, revisions_of, 
 from millrace.audit.reconciliation.verdict_rows import Reconciler, iso_time, verdict_rows
 from millrace.audit.report import notes
 from millrace.audit.report.folder import note_failure, write_report
-from millrace.audit.report.summary import exit_status, summarise
+from millrace.audit.report.summary import Cost, exit_status, summarise
 from millrace.audit.runs import backfill, fact_rows
 from millrace.audit.runs.arrivals import arrival_passages
 from millrace.audit.runs.backfill import TimeRange
@@ -67,6 +67,7 @@ from millrace.audit.runs.watermarks import document, steps_back, watermarks_of
 from millrace.audit.scanning.cell_notes import counts_of, unaudited_of, unread_of
 from millrace.audit.scanning.cell_rows import NOTE_UNAUDITED, NOTE_UNTRUSTED
 from millrace.audit.spark.masters import is_elsewhere
+from millrace.audit.spark.read_meter import ReadMeter
 from millrace.audit.spark.spark_cells import RunCells, failing_in_one_line
 from millrace.audit.spark.spark_session import SparkBeside, chosen_master, require_java
 from millrace.audit.spark.task_plan import OffsetRange
@@ -80,12 +81,15 @@ JOB_FAILED = 3
 class JobResult:
     """What the caller needs: the exit status, the summary (None when the job failed), and the reason then.
 
-    A reason beside a summary tells of something that went wrong after the verdict.
+    A reason beside a summary tells of something that went wrong after the verdict. `cost` is what the run
+    took, which `summary.json` has as `run` beside the findings, for another run over the same clusters finds
+    the same and takes something else.
     """
 
     exit_status: int
     summary: dict[str, Any] | None
     problem: str = ""
+    cost: Cost | None = None
 
 
 @dataclass(slots=True)
@@ -180,6 +184,7 @@ def _run(
     only: TimeRange | None,
     horizon_ms: int | None,
 ) -> JobResult:
+    begun_s = time.monotonic()
     require_java()
     check_place(config, master)
     _check_report(config.report)
@@ -200,7 +205,9 @@ def _run(
         with _leaving_no_trace(job):
             session = spark.session()
             progress(f"counting {sum(each.size for each in job.ranges):,} records")
-            cells = _count(session, job)
+            meter = ReadMeter(session, job.ranges)
+            with meter.telling(progress):
+                cells = _count(session, job, meter)
             progress("reconciling")
             after = _next_commit(job, cells)
             rows = _reconcile(session, job, after, cells)
@@ -213,12 +220,15 @@ def _run(
             summary = _summary(job, after, cells, found)
             if only is None:
                 _keep_verdicts(job, after, cells, found)
+            read = meter.records, meter.bytes
+            files, size = state.size(before if only is not None else after)
             spark.release()
             if only is None and not after.knows_as_much_as(before):
                 state.commit(after)
         progress("writing the report")
-        problem = _tell(job, found, summary)
-    return JobResult(exit_status(summary), summary, problem)
+        cost = Cost(*read, round(time.monotonic() - begun_s, 3), size, files)
+        problem = _tell(job, found, {**summary, "run": asdict(cost)})
+    return JobResult(exit_status(summary), summary, problem, cost)
 
 
 def _check_report(folder: Path) -> None:
@@ -377,14 +387,14 @@ def _tidy(job: Run) -> None:
     job.state.sweep(newest)
 
 
-def _count(spark: SparkSession, job: Run) -> RunCells:
+def _count(spark: SparkSession, job: Run, meter: ReadMeter) -> RunCells:
     """Write the facts and scan the pinned ranges into Parquet."""
     facts = job.before.events
     if fact_rows.digest(job.facts) != job.before.events_digest or not facts:
         facts = f"events/{job.name}.parquet"
         job.state.write_table(facts, job.facts)
     cells = RunCells(spark, job.state, job.name, job.kept.cells, facts)
-    cells.count(job.config, job.ranges, job.master)
+    cells.count(job.config, job.ranges, job.master, meter)
     return cells
 
 

@@ -28,10 +28,9 @@ from millrace.audit.reconciliation.verdict_rows import iso_time
 from millrace.audit.reconciliation.verdicts import Verdict
 from millrace.audit.report.failure import FILE_NAME as LAST_FAILURE
 from millrace.audit.report.folder import read_told
-from millrace.audit.report.text import visible
+from millrace.audit.report.text import byte_size, visible
 
 WIDTH = 79
-_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def read_status(config: AuditConfig) -> dict[str, Any]:
@@ -98,7 +97,7 @@ def lines(status: Mapping[str, Any]) -> list[str]:
     told = [
         *failed,
         _cut(f"state     {status['state']}"),
-        f"          run {status['run']}, {status['at']}, {_size(size['bytes'])} in {size['files']} files",
+        f"          run {status['run']}, {status['at']}, {byte_size(size['bytes'])} in {size['files']} files",
     ]
     if status["report_verdict"]:
         told.append(f"report    {status['report_verdict']}, {status['report_at']}")
@@ -137,14 +136,6 @@ def _short(count: int) -> str:
     if count < 100_000:
         return str(count)
     return f"{count / 1000:.0f}k" if count < 10_000_000 else f"{count / 1_000_000:.0f}M"
-
-
-def _size(count: float) -> str:
-    for unit in _UNITS[:-1]:
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} {_UNITS[-1]}"
 
 
 def _cut(line: str) -> str:

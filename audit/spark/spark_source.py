@@ -33,6 +33,7 @@ from millrace.audit.scanning.cell_rows import CELL_DDL
 from millrace.audit.scanning.credentials import carry
 from millrace.audit.spark.kafka_options import SourceOptions, parse_source
 from millrace.audit.spark.masters import is_elsewhere, is_local
+from millrace.audit.spark.read_meter import ReadMeter
 from millrace.audit.spark.read_options import CELLS, ReadOptions, parse_options
 from millrace.audit.spark.task_plan import OffsetRange, plan_by_partition, plan_tasks
 from millrace.broker.errors import ConfigError
@@ -75,7 +76,7 @@ def _require_package(python: str) -> None:
         raise ConfigError("PYSPARK_PYTHON", python, expected)
 
 
-def read_pinned(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
+def read_pinned(spark: SparkSession, options: Mapping[str, str], meter: ReadMeter | None = None) -> DataFrame:
     """The cells of ranges that the caller has pinned; `options` as in `read_options`.
 
     Nothing is left to plan then, and the three Python processes that Spark would start one after the other to
@@ -91,7 +92,7 @@ def read_pinned(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
 
         for batch in numbers:
             for number in batch.column(0).to_pylist():
-                yield from read_task(tasks[number], read)
+                yield from read_task(tasks[number], read, meter)
 
     return spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(rows_of, CELL_DDL)
 

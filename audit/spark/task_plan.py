@@ -57,6 +57,11 @@ def ranges_option(ranges: Sequence[OffsetRange]) -> str:
     return json.dumps([asdict(each) for each in ranges])
 
 
+def planned_bytes(ranges: Sequence[OffsetRange]) -> float:
+    """About how many bytes of the log the ranges are."""
+    return sum(work - each.size * RECORD_WORK for each, work in _weighed(ranges, USUAL_RECORD_BYTES))
+
+
 def task_count_of(ranges: Sequence[OffsetRange], core_count: int) -> int:
     """How many tasks to plan: a small read is not cut finer than it is worth, a large one into two a core (to
     even out what estimates miss), and none is so long that doing it again would hurt."""

@@ -23,6 +23,7 @@ from millrace.audit.scanning.range_reader import (
 )
 from millrace.audit.scanning.scan import B_END, B_MAGIC, B_POSITION, MALFORMED
 from millrace.audit.scanning.unpack import Unpacker
+from millrace.audit.spark.read_meter import Told
 from millrace.audit.spark.read_options import RECORDS, ReadOptions
 from millrace.audit.spark.record_rows import RecordRows
 from millrace.audit.spark.task_plan import OffsetRange
@@ -30,16 +31,20 @@ from millrace.audit.spark.task_plan import OffsetRange
 ROWS_PER_ARROW_BATCH = 10_000
 
 
-def read_task(ranges: Sequence[OffsetRange], options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """Every row of the task, in the schema of the options' mode."""
-    read = _read_records if options.mode == RECORDS else _read_cells
+def read_task(
+    ranges: Sequence[OffsetRange], options: ReadOptions, told: Told | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Every row of the task, in the schema of the options' mode; `told` hears what cells are counted of."""
     with RangeReader(
         options.bootstraps,
         options.fetch_max_bytes,
         options.securities,
         read_committed=options.read_committed,
     ) as reader:
-        yield from read(reader, ranges, options)
+        if options.mode == RECORDS:
+            yield from _read_records(reader, ranges, options)
+        else:
+            yield from _read_cells(reader, ranges, options, told)
 
 
 def _place(range_: OffsetRange) -> Place:
@@ -49,7 +54,10 @@ def _place(range_: OffsetRange) -> Place:
 
 
 def _read_cells(
-    reader: RangeReader, ranges: Sequence[OffsetRange], options: ReadOptions
+    reader: RangeReader,
+    ranges: Sequence[OffsetRange],
+    options: ReadOptions,
+    told: Told | None = None,
 ) -> Iterator[pa.RecordBatch]:
     rows = RowBuilder(options.chunk_offsets)
     unpacker = Unpacker()
@@ -57,12 +65,17 @@ def _read_cells(
         place = _place(range_)
         counter = CellCounter(options.window_ms, options.chunk_offsets, options.digest)
         note_unread = partial(_note_unread, rows, place)
+        byte_count = 0
         for batches in reader.read(range_, counter.distrust, note_unread):
+            byte_count += len(batches.buffer)
             count_batches(counter, batches, range_.first_offset, range_.end_offset, unpacker, note_unread)
             if counter.is_full():
                 yield from _take(counter, rows, place)
         yield from _take(counter, rows, place)
-        rows.add_totals(place, counter.totals())
+        totals = counter.totals()
+        if told is not None:
+            told.add(byte_count, totals.records)
+        rows.add_totals(place, totals)
         rows.add_note(place, NOTE_READ, range_.size, range_.first_offset, range_.end_offset - 1)
     if len(rows):
         yield rows.flush()

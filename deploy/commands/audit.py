@@ -99,7 +99,7 @@ def run(
     if result.summary is None:
         _fail(result.problem)
     page = report_folder(loaded, only) / "index.html"
-    told = console_lines(result.summary, str(page), str(config), result.exit_status)
+    told = console_lines(result.summary, str(page), str(config), result.exit_status, result.cost)
     for line in itertools.islice(told, 1 if quiet else None):
         typer.echo(line)
     if result.problem:

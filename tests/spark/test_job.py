@@ -90,7 +90,10 @@ def test_lost_and_repeated_records_are_named_with_the_hop_and_never_netted(spark
     assert sum(row["missing"] for row in rows) == 3 and sum(row["duplicates"] for row in rows) == 3
     assert sum(row["published"] for row in rows) == 300
     saved = json.loads((world.config.report / "summary.json").read_text())
+    cost = saved.pop("run")
     assert saved == result.summary
+    assert cost == asdict(result.cost) and cost["records"] == 600 and cost["state_files"] >= 3
+    assert 600 * len("record 1") < cost["bytes"] < 100_000 and cost["seconds"] > 0 < cost["state_bytes"]
     page = (world.config.report / "index.html").read_text()
     assert "Records were lost" in page and "http:" not in page and "https:" not in page
     told = "\n".join(explain.lines(explain.explain(world.config, "flights", "2013-01-02")))
@@ -256,6 +259,7 @@ def test_pinned_ranges_give_the_cells_that_the_source_gives(spark, world, stream
         {
             "bootstraps": json.dumps({"cluster": [bootstrap]}),
             "ranges": json.dumps([asdict(range_) for range_ in pinned_ranges(bootstrap)]),
+            "tasks": "1",
         },
     )
     cells = ["stream", "window_start_ms", "count", "first_offset", "last_offset", "bitmap", "note"]
