@@ -42,6 +42,7 @@ Since = Annotated[
 DEFAULT_SINCE = "30d"
 
 JOB_FAILED_STATUS = 3
+_PYTHON = "spark.pyspark.python"
 
 
 @app.command("run")
@@ -148,6 +149,43 @@ def watch(
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     raise typer.Exit(watching.run())
+
+
+@app.command("package")
+def package(
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The archive; its program for spark-submit goes beside it.")
+    ] = Path("millrace-audit.tar.gz"),
+    python: Annotated[
+        str | None,
+        typer.Option(help="Where Python is on the machines that it is for. [default: as on this one]"),
+    ] = None,
+) -> None:
+    """Pack this environment for a Spark cluster's executors, and the program for spark-submit.
+
+    The archive has millrace and the libraries that it needs, but for PySpark, which the cluster has. Its
+    machines need Python of the same minor version.
+    """
+    from millrace.audit.spark.environment import FOLDER, write_environment
+    from millrace.deploy import spark_submit
+
+    with _failing():
+        try:
+            libraries = write_environment(output, python)
+            program = output.with_name("millrace-audit.py")
+            program.write_bytes(Path(spark_submit.__file__).read_bytes())
+        except OSError as problem:
+            _fail(f"{problem.filename or output}: {problem.strerror or problem}")
+    size = output.stat().st_size
+    typer.echo(f"{output}: millrace and {len(libraries)} libraries, {size / 1e6:.0f} MB")
+    typer.echo(f"{program}: what spark-submit runs")
+    typer.echo("in audit.yaml, for millrace audit run --master …:")
+    typer.echo(f"  spark: {{spark.archives: {output.absolute()}#{FOLDER}, {_PYTHON}: ./{FOLDER}/bin/python}}")
+    typer.echo("or through spark-submit:")
+    typer.echo(
+        f"  spark-submit --master … --archives {output}#{FOLDER} --conf {_PYTHON}=./{FOLDER}/bin/python "
+        f"--conf spark.pyspark.driver.python={sys.executable} {program} run --config audit.yaml"
+    )
 
 
 @app.command("status")

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tests.ports import free_port
-from tests.spark.standalone import StandaloneCluster
+from tests.spark.standalone import SPARK_HOME, StandaloneCluster
 from tests.waiting import patience, until
 
 pytestmark = pytest.mark.java
@@ -151,6 +151,67 @@ def test_the_whole_job_runs_on_workers_that_lack_our_package(standalone, world, 
     unpacked = list(standalone.home.glob(".cache/millrace-*/*/audit/scanning/counting.py"))
     assert len(unpacked) == 1
     assert list(unpacked[0].parent.glob("__pycache__/scan.*.nbi"))
+
+
+SECRET = "no-one-reads-this"
+
+
+@pytest.mark.long
+def test_spark_submit_runs_it_with_the_packed_environment_and_no_secret_is_shown(standalone, world, tmp_path):
+    """By an administrator's own command, with workers whose Python has no library at all."""
+    sender = stream("ewr", "UA@ewr", "00000000000000aa")
+    world.send(sender, range(1, 61))
+    world.report(sender)
+    world.report(stream("jfk", "B6@jfk", "ee" * 8))
+    world.carry(sender, lose=[7])
+    world.position("ewr", 60)
+    world.flush()
+    archive = tmp_path / "audit.tar.gz"
+    millrace = [sys.executable, "-m", "millrace.deploy.cli"]
+    packed = subprocess.run(
+        [*millrace, "audit", "package", "-o", str(archive)], capture_output=True, text=True, check=True
+    )
+    assert f"spark.archives: {archive}#environment" in packed.stdout
+    events = tmp_path / "spark-events"
+    events.mkdir()
+    given = {
+        **SPARK,
+        "spark.pyspark.python": "./environment/bin/python",
+        "spark.pyspark.driver.python": sys.executable,
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": events.as_uri(),
+        "spark.eventLog.compress": "false",
+    }
+    settings = [word for each in given.items() for word in ("--conf", "=".join(each))]
+    secrets = {"spark.hadoop.fs.s3a.secret.key": SECRET}
+    config = write_config(world, tmp_path / "audit.yaml", spark=secrets)
+    command = [SPARK_HOME / "bin" / "spark-submit", "--master", standalone.master, "--name", "submitted"]
+    done = subprocess.run(
+        [
+            *command,
+            "--archives",
+            f"{archive}#environment",
+            *settings,
+            tmp_path / "millrace-audit.py",
+            "run",
+            "--config",
+            str(config),
+        ],
+        env={**environment(standalone), "PYSPARK_PYTHON": ""},
+        capture_output=True,
+        text=True,
+        timeout=patience(TIMEOUT_S),
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr[-3000:]
+    summary = json.loads((tmp_path / "audit-report" / "summary.json").read_text())
+    assert [each["sequences"] for each in summary["losses"]] == [[[7, 7]]]
+    assert completed(standalone, "submitted")["cores"] == 2  # and not what the audit calls itself
+    written = [path for folder in (events, standalone.folder) for path in folder.rglob("*")]
+    told = [path for path in written if path.is_file() and path.suffix in ("", ".log", ".crc")]
+    assert any(path.name == "stderr" for path in told) and any(events in path.parents for path in told)
+    for text in (done.stdout, done.stderr, *(path.read_text(errors="replace") for path in told)):
+        assert SECRET not in text
 
 
 USER_PROGRAM = """
