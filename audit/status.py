@@ -25,7 +25,7 @@ from millrace.audit.keeping.untrusted_waivers import read_accepted, standing_acc
 from millrace.audit.keeping.waivers import read_waivers, standing_waivers
 from millrace.audit.reconciliation.settled import SETTLED_SCHEMA, settled_now
 from millrace.audit.reconciliation.verdict_rows import iso_time
-from millrace.audit.reconciliation.verdicts import Verdict
+from millrace.audit.reconciliation.verdicts import VERDICTS
 from millrace.audit.report.failure import FILE_NAME as LAST_FAILURE
 from millrace.audit.report.folder import read_told
 from millrace.audit.report.text import byte_size, visible
@@ -103,9 +103,9 @@ def lines(status: Mapping[str, Any]) -> list[str]:
         told.append(f"report    {status['report_verdict']}, {status['report_at']}")
     if status["untrusted"]:
         told.append(f"doubts    {status['untrusted']:,} things could not be trusted")
-    told += ["", _row("topic", "complete until", [str(word) for word in _WORDS], "waived")]
+    told += ["", _row("topic", "complete until", list(VERDICTS), "waived")]
     for topic, held in status["topics"].items():
-        counts = [_short(held["windows"].get(str(word), 0)) for word in _WORDS]
+        counts = [_short(held["windows"].get(word, 0)) for word in VERDICTS]
         waived = f"{held['waivers']}" + (f" (-{held['lapsed']})" if held["lapsed"] else "")
         told.append(_row(topic, held["watermark"] or "nothing yet", counts, waived))
     open_ones, accepted = status["waivers"], status.get("untrusted_waivers", [])
@@ -122,7 +122,6 @@ def lines(status: Mapping[str, Any]) -> list[str]:
     return told
 
 
-_WORDS = (Verdict.PROVEN, Verdict.COUNT_MATCH, Verdict.UNKNOWN, Verdict.DUPLICATE, Verdict.LOSS)
 _SHORT_WORDS = {"COUNT_MATCH": "MATCH", "DUPLICATE": "TWICE"}
 
 

@@ -16,8 +16,9 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-VERDICTS = ("PROVEN", "COUNT_MATCH", "UNKNOWN", "DUPLICATE", "LOSS")
-WINDOW_STATES = (*VERDICTS, "OPEN")
+from millrace.audit.reconciliation.verdicts import OPEN, VERDICTS
+
+WINDOW_STATES = (*VERDICTS, OPEN)
 KINDS = ("acknowledged", "missing", "duplicates", "unreported", "unknown", "explained", "in_flight")
 JOB_FAILED = 3
 _STATUS = "millrace_audit_last_run_status"
