@@ -267,6 +267,7 @@ def _prepare(
         if event is not None:
             ledger.learn(event)
     captured = asyncio.run(capture(config, ledger, clock_ms))
+    check_clusters(config, before, captured.cluster_ids)
     for stream, clusters in origins.items():
         captured.origins.setdefault(stream, set()).update(clusters)
     if only is not None:
@@ -340,6 +341,26 @@ def check_names(config: AuditConfig, before: Commit) -> None:
                 config.where(f"clusters.{cluster}.topics.{topic}"),
                 ", ".join(places),
                 f"as many names as {config.state} was counted with; for others use another state",
+            )
+
+
+def check_clusters(config: AuditConfig, before: Commit, cluster_ids: Mapping[str, str]) -> None:
+    """A name may stand for another cluster than the one that was counted: its offsets would be taken for
+    those of that one, and every topic for made anew."""
+    counted = {key.rsplit("/", 2)[0] for key in before.offsets}
+    if counted and not counted & set(config.clusters):
+        raise ConfigError(
+            config.where("state"),
+            str(config.state),
+            f"a state of this audit: it is of another, of the clusters {', '.join(sorted(counted))}",
+        )
+    for name, id_ in cluster_ids.items():
+        known = before.clusters.get(name, "")
+        if known and id_ and known != id_:
+            raise ConfigError(
+                config.where(f"clusters.{name}.bootstrap"),
+                f"cluster {id_}",
+                f"cluster {known}, with which {config.state} was counted; for another use another state",
             )
 
 
@@ -426,6 +447,7 @@ def _next_commit(job: Run, cells: RunCells) -> Commit:
         untrusted=untrusted,
         untrusted_at=ages,
         claims=[(*place, each) for place, each in sorted(open_claims(ledger, job.captured.claims).items())],
+        clusters={**before.clusters, **{name: id_ for name, id_ in job.captured.cluster_ids.items() if id_}},
         answered=[(*place, count) for place, count in sorted(job.captured.answered.items())],
         verdicts=before.verdicts,
         verdicts_digest=before.verdicts_digest,
