@@ -223,7 +223,7 @@ OF_AUDIT = (
     ),
     Mutant(
         name="worker-with-another-clock",
-        promise="No audit runs with a worker whose clock is off: it would take files under way for left over.",
+        promise="No audit runs with a worker whose clock is off.",
         file="audit/spark/workers.py",
         rule="        if max(behind_s, ahead_s) > MOST_SKEW_S:\n",
         instead="        if ahead_s > MOST_SKEW_S:\n",
