@@ -31,7 +31,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ from millrace.audit.reconciliation.settled import SETTLED_SCHEMA, revisions_of, 
 from millrace.audit.reconciliation.verdict_rows import Reconciler, iso_time, verdict_rows
 from millrace.audit.report import notes
 from millrace.audit.report.folder import note_failure, write_report
-from millrace.audit.report.summary import exit_status, summarise
+from millrace.audit.report.summary import Cost, exit_status, summarise
 from millrace.audit.runs import backfill, fact_rows
 from millrace.audit.runs.arrivals import arrival_passages
 from millrace.audit.runs.backfill import TimeRange
@@ -66,9 +66,12 @@ from millrace.audit.runs.watermarks import FILE_NAME as WATERMARKS_FILE
 from millrace.audit.runs.watermarks import document, steps_back, watermarks_of
 from millrace.audit.scanning.cell_notes import counts_of, unaudited_of, unread_of
 from millrace.audit.scanning.cell_rows import NOTE_UNAUDITED, NOTE_UNTRUSTED
+from millrace.audit.spark.masters import is_elsewhere
+from millrace.audit.spark.read_meter import ReadMeter
 from millrace.audit.spark.spark_cells import RunCells, failing_in_one_line
-from millrace.audit.spark.spark_session import LOCAL, SparkBeside, require_java
+from millrace.audit.spark.spark_session import SparkBeside, chosen_master, require_java
 from millrace.audit.spark.task_plan import OffsetRange
+from millrace.audit.spark.workers import check_workers
 from millrace.broker.errors import ConfigError, DataFolderNotWritable, MillraceError, ZooKeeperUnreachable
 
 JOB_FAILED = 3
@@ -78,12 +81,15 @@ JOB_FAILED = 3
 class JobResult:
     """What the caller needs: the exit status, the summary (None when the job failed), and the reason then.
 
-    A reason beside a summary tells of something that went wrong after the verdict.
+    A reason beside a summary tells of something that went wrong after the verdict. `cost` is what the run
+    took, which `summary.json` has as `run` beside the findings, for another run over the same clusters finds
+    the same and takes something else.
     """
 
     exit_status: int
     summary: dict[str, Any] | None
     problem: str = ""
+    cost: Cost | None = None
 
 
 @dataclass(slots=True)
@@ -152,7 +158,7 @@ def run(
     do, as in every backfill).
     """
     try:
-        return _run(config, master or LOCAL, clock_ms, progress, only, horizon_ms)
+        return _run(config, chosen_master(master), clock_ms, progress, only, horizon_ms)
     except MillraceError as problem:
         sentence = str(problem)
     except OSError as problem:
@@ -178,7 +184,9 @@ def _run(
     only: TimeRange | None,
     horizon_ms: int | None,
 ) -> JobResult:
+    begun_s = time.monotonic()
     require_java()
+    check_place(config, master)
     _check_report(config.report)
     remote = is_remote(config.state)
     state = None if remote else StateFolder.open(config.state)
@@ -186,6 +194,8 @@ def _run(
         if remote:
             spark.session()  # its JVM reaches the state
         state = state or StateFolder.open(config.state)
+        if is_elsewhere(master):
+            check_workers(spark.session(), state)
         before = state.latest()
         if only is not None:
             progress(backfill.sentence(config, only))
@@ -195,7 +205,9 @@ def _run(
         with _leaving_no_trace(job):
             session = spark.session()
             progress(f"counting {sum(each.size for each in job.ranges):,} records")
-            cells = _count(session, job)
+            meter = ReadMeter(session, job.ranges)
+            with meter.telling(progress):
+                cells = _count(session, job, meter)
             progress("reconciling")
             after = _next_commit(job, cells)
             rows = _reconcile(session, job, after, cells)
@@ -208,12 +220,15 @@ def _run(
             summary = _summary(job, after, cells, found)
             if only is None:
                 _keep_verdicts(job, after, cells, found)
+            read = meter.records, meter.bytes
+            files, size = state.size(before if only is not None else after)
             spark.release()
             if only is None and not after.knows_as_much_as(before):
                 state.commit(after)
         progress("writing the report")
-        problem = _tell(job, found, summary)
-    return JobResult(exit_status(summary), summary, problem)
+        cost = Cost(*read, round(time.monotonic() - begun_s, 3), size, files)
+        problem = _tell(job, found, {**summary, "run": asdict(cost)})
+    return JobResult(exit_status(summary), summary, problem, cost)
 
 
 def _check_report(folder: Path) -> None:
@@ -252,6 +267,7 @@ def _prepare(
         if event is not None:
             ledger.learn(event)
     captured = asyncio.run(capture(config, ledger, clock_ms))
+    check_clusters(config, before, captured.cluster_ids)
     for stream, clusters in origins.items():
         captured.origins.setdefault(stream, set()).update(clusters)
     if only is not None:
@@ -289,6 +305,17 @@ def _facts_table(config: AuditConfig, captured: Capture, pruned: Mapping[str, Pr
     return fact_rows.facts_table(captured.ledger, captured.origins, pruned, config.group_names())
 
 
+def check_place(config: AuditConfig, master: str) -> None:
+    """A folder of this machine is another one on every worker: their cells would not be found."""
+    if is_elsewhere(master) and not is_remote(config.state):
+        raise ConfigError(
+            config.where("state"),
+            str(config.state),
+            f"a place that the workers of {master} share with this machine, such as hdfs:// or s3a://; "
+            f"a folder that is mounted on all of them is file://{Path(config.state).absolute()}",
+        )
+
+
 def check_window(config: AuditConfig, before: Commit) -> None:
     """Cells know their window, not the times in it: a state cannot be read in another length."""
     if before.number and before.window_ms != config.window_ms:
@@ -314,6 +341,26 @@ def check_names(config: AuditConfig, before: Commit) -> None:
                 config.where(f"clusters.{cluster}.topics.{topic}"),
                 ", ".join(places),
                 f"as many names as {config.state} was counted with; for others use another state",
+            )
+
+
+def check_clusters(config: AuditConfig, before: Commit, cluster_ids: Mapping[str, str]) -> None:
+    """A name may stand for another cluster than the one that was counted: its offsets would be taken for
+    those of that one, and every topic for made anew."""
+    counted = {key.rsplit("/", 2)[0] for key in before.offsets}
+    if counted and not counted & set(config.clusters):
+        raise ConfigError(
+            config.where("state"),
+            str(config.state),
+            f"a state of this audit: it is of another, of the clusters {', '.join(sorted(counted))}",
+        )
+    for name, id_ in cluster_ids.items():
+        known = before.clusters.get(name, "")
+        if known and id_ and known != id_:
+            raise ConfigError(
+                config.where(f"clusters.{name}.bootstrap"),
+                f"cluster {id_}",
+                f"cluster {known}, with which {config.state} was counted; for another use another state",
             )
 
 
@@ -361,14 +408,14 @@ def _tidy(job: Run) -> None:
     job.state.sweep(newest)
 
 
-def _count(spark: SparkSession, job: Run) -> RunCells:
+def _count(spark: SparkSession, job: Run, meter: ReadMeter) -> RunCells:
     """Write the facts and scan the pinned ranges into Parquet."""
     facts = job.before.events
     if fact_rows.digest(job.facts) != job.before.events_digest or not facts:
         facts = f"events/{job.name}.parquet"
         job.state.write_table(facts, job.facts)
     cells = RunCells(spark, job.state, job.name, job.kept.cells, facts)
-    cells.count(job.config, job.ranges, job.master)
+    cells.count(job.config, job.ranges, job.master, meter)
     return cells
 
 
@@ -400,6 +447,7 @@ def _next_commit(job: Run, cells: RunCells) -> Commit:
         untrusted=untrusted,
         untrusted_at=ages,
         claims=[(*place, each) for place, each in sorted(open_claims(ledger, job.captured.claims).items())],
+        clusters={**before.clusters, **{name: id_ for name, id_ in job.captured.cluster_ids.items() if id_}},
         answered=[(*place, count) for place, count in sorted(job.captured.answered.items())],
         verdicts=before.verdicts,
         verdicts_digest=before.verdicts_digest,

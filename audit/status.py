@@ -25,13 +25,12 @@ from millrace.audit.keeping.untrusted_waivers import read_accepted, standing_acc
 from millrace.audit.keeping.waivers import read_waivers, standing_waivers
 from millrace.audit.reconciliation.settled import SETTLED_SCHEMA, settled_now
 from millrace.audit.reconciliation.verdict_rows import iso_time
-from millrace.audit.reconciliation.verdicts import Verdict
+from millrace.audit.reconciliation.verdicts import VERDICTS
 from millrace.audit.report.failure import FILE_NAME as LAST_FAILURE
 from millrace.audit.report.folder import read_told
-from millrace.audit.report.text import visible
+from millrace.audit.report.text import byte_size, visible
 
 WIDTH = 79
-_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def read_status(config: AuditConfig) -> dict[str, Any]:
@@ -98,15 +97,15 @@ def lines(status: Mapping[str, Any]) -> list[str]:
     told = [
         *failed,
         _cut(f"state     {status['state']}"),
-        f"          run {status['run']}, {status['at']}, {_size(size['bytes'])} in {size['files']} files",
+        f"          run {status['run']}, {status['at']}, {byte_size(size['bytes'])} in {size['files']} files",
     ]
     if status["report_verdict"]:
         told.append(f"report    {status['report_verdict']}, {status['report_at']}")
     if status["untrusted"]:
         told.append(f"doubts    {status['untrusted']:,} things could not be trusted")
-    told += ["", _row("topic", "complete until", [str(word) for word in _WORDS], "waived")]
+    told += ["", _row("topic", "complete until", list(VERDICTS), "waived")]
     for topic, held in status["topics"].items():
-        counts = [_short(held["windows"].get(str(word), 0)) for word in _WORDS]
+        counts = [_short(held["windows"].get(word, 0)) for word in VERDICTS]
         waived = f"{held['waivers']}" + (f" (-{held['lapsed']})" if held["lapsed"] else "")
         told.append(_row(topic, held["watermark"] or "nothing yet", counts, waived))
     open_ones, accepted = status["waivers"], status.get("untrusted_waivers", [])
@@ -123,7 +122,6 @@ def lines(status: Mapping[str, Any]) -> list[str]:
     return told
 
 
-_WORDS = (Verdict.PROVEN, Verdict.COUNT_MATCH, Verdict.UNKNOWN, Verdict.DUPLICATE, Verdict.LOSS)
 _SHORT_WORDS = {"COUNT_MATCH": "MATCH", "DUPLICATE": "TWICE"}
 
 
@@ -137,14 +135,6 @@ def _short(count: int) -> str:
     if count < 100_000:
         return str(count)
     return f"{count / 1000:.0f}k" if count < 10_000_000 else f"{count / 1_000_000:.0f}M"
-
-
-def _size(count: float) -> str:
-    for unit in _UNITS[:-1]:
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} {_UNITS[-1]}"
 
 
 def _cut(line: str) -> str:

@@ -14,7 +14,8 @@ began before a compaction may still read them). The content is guarded by a CRC;
 an error, never silently an older state.
 
 Version 2 of the format added verdicts, watermarks and ages, version 3 the leader epochs of what was read,
-version 4 what groups claim; an older state is read as it is, and the next run writes the newest version.
+version 4 what groups claim, version 5 the clusters' ids; an older state is read as it is, and the next run
+writes the newest version.
 
 Called by `job`, `explain`, `status` and `waivers`.
 """
@@ -38,8 +39,8 @@ from millrace.audit.keeping.state_files import Entry, LocalFiles, StateFiles, op
 from millrace.broker.errors import DataFolderNotWritable, FatalError, MillraceError
 from millrace.broker.protocol.checksum import crc32c_reference
 
-STATE_VERSION = 4
-READABLE_VERSIONS = (1, 2, 3, 4)
+STATE_VERSION = 5
+READABLE_VERSIONS = (1, 2, 3, 4, 5)
 ROOMS = ("cells", "events", "verdicts")
 LEAST_COMMITS = 2  # so that one can always go back a run
 _LEFT_OVER = re.compile(r"\.work-.*|\.probe-.*|\..+\.json\.[0-9a-f]{32}")
@@ -95,7 +96,8 @@ class Commit:
     ms} are the last ones told. `folded_ms` is when the cells were last folded (`upkeep`). `claims` are
     (group, session, claim) of what members of groups committed to have told, and none of their events tells;
     `answered` (group, session, count) of what the events of sessions told that commits still speak of: they
-    may be pruned.
+    may be pruned. `clusters` {name: Kafka's id of the cluster} are those that were counted, as far as they
+    have one.
     """
 
     number: int = 0
@@ -116,6 +118,7 @@ class Commit:
     folded_ms: int = 0
     claims: list[tuple[str, str, Claim]] = field(default_factory=list)
     answered: list[tuple[str, str, int]] = field(default_factory=list)
+    clusters: dict[str, str] = field(default_factory=dict)
 
     def knows_as_much_as(self, other: Commit) -> bool:
         """Whether the two differ in nothing but their number, their time and the names of equal files."""

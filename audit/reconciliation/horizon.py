@@ -20,10 +20,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millrace.audit.reconciliation.verdicts import Verdict, WindowState
+from millrace.audit.reconciliation.verdicts import GOOD, WindowState
 
 DEFAULT_HORIZON_MS = 30 * 86_400_000
-_GOOD = (str(Verdict.PROVEN), str(Verdict.COUNT_MATCH))
 _READ = ["stream", "window_start_ms", "window_ms", "detail"]
 
 
@@ -38,7 +37,7 @@ def split_older(rows: pa.Table, made_ms: pa.Array, since_ms: int | None) -> tupl
         return rows, nothing
     told_long = pc.fill_null(pc.less(made_ms, since_ms), False)
     settled = pc.equal(rows["state"], str(WindowState.SETTLED))
-    finding = pc.invert(pc.is_in(rows["verdict"], value_set=pa.array(_GOOD)))
+    finding = pc.invert(pc.is_in(rows["verdict"], value_set=pa.array(GOOD)))
     numbers = pc.indices_nonzero(pc.and_(pc.and_(told_long, settled), finding))
     told = rows.select(_READ).take(numbers).to_pylist()
     older = np.zeros(rows.num_rows, bool)

@@ -42,7 +42,15 @@ from millrace.audit.reconciliation.reconcile import (
     reconcile_stream,
 )
 from millrace.audit.reconciliation.tier_reading import arrivals_of
-from millrace.audit.reconciliation.verdicts import PRODUCED, Hop, Ranges, Verdict, WindowVerdict, range_count
+from millrace.audit.reconciliation.verdicts import (
+    PRODUCED,
+    VERDICTS,
+    Hop,
+    Ranges,
+    Verdict,
+    WindowVerdict,
+    range_count,
+)
 from millrace.audit.runs.fact_rows import facts_of, tier_events_of
 from millrace.audit.scanning.cell_rows import cells_of
 from millrace.audit.scanning.cells import Cell, SeenByWindow, merge_cells
@@ -371,7 +379,7 @@ def _row(verdict: WindowVerdict, evidence: Evidence = _NO_EVIDENCE) -> dict[str,
         "window_start_ms": verdict.window_start_ms,
         "window_ms": verdict.window_ms,
         "state": str(verdict.state),
-        "verdict": str(Verdict(verdict.verdict)),
+        "verdict": VERDICTS[verdict.verdict],
         "published": verdict.published,
         "ambiguous": verdict.ambiguous,
         "consumed": list(verdict.consumed.items()),

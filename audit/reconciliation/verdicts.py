@@ -2,7 +2,8 @@
 
 Built by `reconcile`, read by the job, the report, `watermark` and the exit status.
 
-Ranking, worst first: LOSS, DUPLICATE, UNKNOWN, COUNT_MATCH, PROVEN. Everything that is neither a named
+`Verdict` is the one table of what there is to say: report, metrics, console and exit statuses are made of its
+rows. Ranking, worst first: LOSS, DUPLICATE, UNKNOWN, COUNT_MATCH, PROVEN. Everything that is neither a named
 loss, a named duplicate nor a proof is UNKNOWN; the row's sets say which kind it is: in flight, unreported,
 explained by a gap, or not knowable.
 """
@@ -30,16 +31,37 @@ COMPARED, NOT_COMPARED, DIFFERS = "compared", "not compared", "differs"
 
 
 class Verdict(IntEnum):
-    """Worst is greatest, so that `max` folds verdicts."""
+    """A row each: rank (worst is greatest, so that `max` folds verdicts), title, what is said of one record
+    or window, what of several windows, the colour's name in the page, and the exit status."""
 
-    PROVEN = 0
-    COUNT_MATCH = 1
-    UNKNOWN = 2
-    DUPLICATE = 3
-    LOSS = 4
+    PROVEN = 0, "Proven", "proven", "proven", "proven", 0
+    COUNT_MATCH = 1, "The counts agree", "counts agree", "matched by count", "proven", 0
+    UNKNOWN = 2, "Not proven yet", "unknown", "unknown", "unknown", 2
+    DUPLICATE = 3, "Records arrived twice", "twice", "with duplicates", "duplicate", 1
+    LOSS = 4, "Records were lost", "lost", "with losses", "loss", 1
+
+    title: str
+    told: str
+    told_of_many: str
+    tone: str
+    exit_status: int
+
+    def __new__(
+        cls, rank: int, title: str, told: str, told_of_many: str, tone: str, exit_status: int
+    ) -> Verdict:
+        row = int.__new__(cls, rank)
+        row._value_ = rank
+        row.title, row.told, row.told_of_many = title, told, told_of_many
+        row.tone, row.exit_status = tone, exit_status
+        return row
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def is_good(self) -> bool:
+        """Whether nothing needs attention."""
+        return self.exit_status == 0
 
 
 class WindowState(StrEnum):
@@ -48,6 +70,19 @@ class WindowState(StrEnum):
 
     OPEN = "OPEN"
     SETTLED = "SETTLED"
+
+
+OPEN = str(WindowState.OPEN)
+OPEN_TOLD, OPEN_TONE = "still open", "open"
+"""What is said of windows that have no verdict yet."""
+
+VERDICTS = tuple(str(verdict) for verdict in sorted(Verdict))
+"""The words, best first."""
+
+GOOD = tuple(word for word in VERDICTS if Verdict[word].is_good)
+
+STATES = (*(word for word in reversed(VERDICTS) if word not in GOOD), OPEN, *reversed(GOOD))
+"""What a window can look like, worst first: the verdicts, and OPEN before those that need no attention."""
 
 
 def range_count(ranges: Ranges) -> int:
@@ -131,6 +166,4 @@ class Fold:
 
 def status_of(verdict: Verdict) -> int:
     """The exit status: 0 proven or matched by count, 1 loss or duplicate, 2 unknown."""
-    if verdict >= Verdict.DUPLICATE:
-        return 1
-    return 2 if verdict == Verdict.UNKNOWN else 0
+    return verdict.exit_status

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from millrace.audit.reconciliation.verdicts import Verdict, status_of
-from millrace.audit.report.sentences import hop_name, older_findings
-from millrace.audit.report.text import ranges, sentence_text, visible
+from millrace.audit.report.sentences import duration, hop_name, older_findings, records
+from millrace.audit.report.summary import Cost
+from millrace.audit.report.text import byte_size, ranges, sentence_text, visible
 
 MOST_FINDINGS = 5
 MOST_REASONS = 3
@@ -23,7 +24,9 @@ _STATUS = {
 }
 
 
-def console_lines(summary: Mapping[str, Any], where: str, config: str, status: int) -> Iterator[str]:
+def console_lines(
+    summary: Mapping[str, Any], where: str, config: str, status: int, cost: Cost | None = None
+) -> Iterator[str]:
     """`where` is the report's page, `config` the config's path as it was given."""
     yield f"{summary['verdict']}   {summary['sentence']}"
     yield from _findings("lost", summary["losses"], _loss)
@@ -51,6 +54,9 @@ def console_lines(summary: Mapping[str, Any], where: str, config: str, status: i
         following = f"{sentence_text(following)} --config {config}"
     if following:
         yield _line("next", following)
+    if cost is not None:
+        read = f"{records(cost.records)}, {byte_size(cost.bytes)}, in {duration(1000 * cost.seconds)}"
+        yield _line("read", f"{read}; the state has {byte_size(cost.state_bytes)}")
     yield _line("report", where)
     meaning = _STATUS.get(status, "the run failed")
     if _is_waived(summary, status):

@@ -209,6 +209,16 @@ class Older(_Part):
     duplicates: list[Duplicate]
 
 
+class RunCost(_Part):
+    """What the run took."""
+
+    records: Annotated[Count, Field(description="Read of all clusters.")]
+    bytes: Annotated[Count, Field(description="Read of all clusters, as they lie in their logs.")]
+    seconds: Annotated[float, Field(ge=0, description="Up to the report.")]
+    state_bytes: Count
+    state_files: Count
+
+
 class SummaryDocument(_Part):
     """The audit's answer for machines. Keys may be added; `version` rises when one changes its meaning."""
 
@@ -241,6 +251,7 @@ class SummaryDocument(_Part):
     older: Older | None = None
     at: str | None
     window_ms: Annotated[int, Field(ge=1)]
+    run: RunCost | None = None
 
 
 def schema_text() -> str:

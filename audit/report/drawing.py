@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from millrace.audit.reconciliation.verdicts import GOOD, OPEN, OPEN_TOLD, STATES, Verdict
 from millrace.audit.report.heatmap import Heatmap, Overview, Square
 from millrace.audit.report.text import length, utc, visible
-from millrace.audit.report.tier_states import STATES
 
 PITCH = 14  # from square to square
 _LETTER = 6.4
@@ -138,7 +138,7 @@ class Drawings:
         for line, square in squares:
             at = (left + square.x * PITCH, top + square.y * line_pitch)
             by_state.setdefault(square.state, []).append(at)
-            calm = square.state in ("PROVEN", "COUNT_MATCH")
+            calm = square.state in GOOD
             if not calm and self._is_waived(names[line][0], square.start_ms, square_ms):
                 waived.append(at)
         number = len(self.data)
@@ -197,14 +197,7 @@ def _marks(state: str, places: Iterable[tuple[int, int]]) -> str:
     return "" if mark is None else "".join(f"M{x} {y}{mark}" for x, y in places)
 
 
-_WORDS = {
-    "LOSS": "with losses",
-    "DUPLICATE": "with duplicates",
-    "UNKNOWN": "unknown",
-    "OPEN": "still open",
-    "COUNT_MATCH": "matched by count",
-    "PROVEN": "proven",
-}
+_WORDS = {state: OPEN_TOLD if state == OPEN else Verdict[state].told_of_many for state in STATES}
 
 
 def _in_words(squares: Sequence[Square]) -> str:

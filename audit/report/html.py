@@ -25,26 +25,32 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from millrace.audit.reconciliation.verdict_rows import iso_time
-from millrace.audit.reconciliation.verdicts import PRODUCED
+from millrace.audit.reconciliation.verdicts import (
+    OPEN,
+    OPEN_TOLD,
+    OPEN_TONE,
+    PRODUCED,
+    STATES,
+    Verdict,
+)
 from millrace.audit.report import text
 from millrace.audit.report.drawing import Drawings
 from millrace.audit.report.heatmap import MOST_SQUARES, Windows, heatmaps, overview
-from millrace.audit.report.plain import STATES, fold, script_json, table_data, tier_names
+from millrace.audit.report.plain import fold, script_json, table_data, tier_names
 from millrace.audit.report.reasons import advice
-from millrace.audit.report.sentences import TITLES, duration, hop_name, older_findings, records
+from millrace.audit.report.sentences import duration, hop_name, older_findings, records
 
 MOST_ROWS = 100  # of losses or duplicates; all of them are in summary.json
 MOST_PRODUCERS = 300
 MOST_SENTENCES = 200
 OPEN_ITEMS = 5  # of a hop, before a click shows more
-STATE_WORDS = {
-    "LOSS": "lost",
-    "DUPLICATE": "twice",
-    "UNKNOWN": "unknown",
-    "OPEN": "still open",
-    "COUNT_MATCH": "counts agree",
-    "PROVEN": "proven",
-}
+STATE_WORDS = {state: OPEN_TOLD if state == OPEN else Verdict[state].told for state in STATES}
+TONES = {state: OPEN_TONE if state == OPEN else Verdict[state].tone for state in STATES}
+
+
+def _tones() -> str:
+    """The colour of everything that is marked by a state."""
+    return "".join(f".{state} {{ --tone: var(--{tone}); }}\n" for state, tone in TONES.items())
 
 
 def render(summary: Mapping[str, Any], rows: pa.Table) -> str:
@@ -67,7 +73,7 @@ def render(summary: Mapping[str, Any], rows: pa.Table) -> str:
     environment = _environment(text.is_daily(summary["window_ms"]))
     return environment.from_string(_file(folder, "index.html.jinja")).render(
         summary=summary,
-        title=TITLES[summary["verdict"]],
+        title=Verdict[summary["verdict"]].title,
         words=STATE_WORDS,
         states=STATES,
         tiers=tiers,
@@ -94,7 +100,7 @@ def render(summary: Mapping[str, Any], rows: pa.Table) -> str:
         most_sentences=MOST_SENTENCES,
         open_items=OPEN_ITEMS,
         data=Markup(script_json(data)),
-        style=Markup(_file(folder, "style.css")),
+        style=Markup(_file(folder, "style.css") + _tones()),
         script=Markup(script),
         policy=_policy(script),
     )

@@ -16,14 +16,23 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-VERDICTS = ("PROVEN", "COUNT_MATCH", "UNKNOWN", "DUPLICATE", "LOSS")
-WINDOW_STATES = (*VERDICTS, "OPEN")
+from millrace.audit.reconciliation.verdicts import OPEN, VERDICTS
+
+WINDOW_STATES = (*VERDICTS, OPEN)
 KINDS = ("acknowledged", "missing", "duplicates", "unreported", "unknown", "explained", "in_flight")
 JOB_FAILED = 3
 _STATUS = "millrace_audit_last_run_status"
 _RUN_TIME = "millrace_audit_last_run_timestamp_seconds"
 _STATUS_HELP = "Exit status of the last run: 0 proven, 1 loss or duplicate, 2 unknown, 3 the run failed"
 _RUN_TIME_HELP = "When the last run looked at the clusters or failed, Unix time"
+
+_COSTS = {
+    "records": ("millrace_audit_run_records", "Records that the last audit read, of all clusters"),
+    "bytes": ("millrace_audit_run_bytes", "Bytes that the last audit read, as they lie in the logs"),
+    "seconds": ("millrace_audit_run_seconds", "How long the last audit took, up to its report"),
+    "state_bytes": ("millrace_audit_state_bytes", "Size of the audit's state"),
+    "state_files": ("millrace_audit_state_files", "Files of the audit's state"),
+}
 
 
 class _Gauges:
@@ -94,6 +103,9 @@ def metrics_text(summary: Mapping[str, Any]) -> str:
     )
     for tier, number in summary["unaudited"].items():
         gauges.set("millrace_audit_unaudited_records", "Records without an identity", number, tier=tier)
+    for name, (metric, help_text) in _COSTS.items():
+        if name in summary.get("run", {}):
+            gauges.set(metric, help_text, summary["run"][name])
     gauges.set("millrace_audit_waivers", "Windows that a person has waived", len(summary["waivers"]))
     gauges.set("millrace_audit_revisions", "Verdicts that late data changed", len(summary["revisions"]))
     return generate_latest(gauges.registry).decode()

@@ -18,18 +18,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.audit.reconciliation.verdict_rows import iso_time
+from millrace.audit.reconciliation.verdicts import GOOD, OPEN, STATES, VERDICTS, Verdict
 from millrace.audit.report.text import visible
 
 MOST_BYTES = 700_000  # of rows in the page
 MOST_REST = 2_000  # lines for what did not fit
-VERDICTS = ("PROVEN", "COUNT_MATCH", "UNKNOWN", "DUPLICATE", "LOSS")
 CONTENT = ("", "compared", "not compared", "differs")
-# What the page shows, worst first; an open window is only that unless something was found in it already.
-STATES = ("LOSS", "DUPLICATE", "UNKNOWN", "OPEN", "COUNT_MATCH", "PROVEN")
 COUNTS = ("missing", "duplicates", "in_flight", "unreported", "unknown", "explained")
-_CALM = STATES.index("COUNT_MATCH")  # from here on nothing needs attention
-_DUPLICATE = pa.scalar(STATES.index("DUPLICATE"), pa.int32())
-_OPEN = pa.scalar(STATES.index("OPEN"), pa.int32())
+# An open window is only that unless something was found in it already.
+_OPEN = pa.scalar(STATES.index(OPEN), pa.int32())
+_DUPLICATE = pa.scalar(STATES.index(str(Verdict.DUPLICATE)), pa.int32())
+_CALM = STATES.index(GOOD[-1])  # from here on nothing needs attention
 _KEYS = ("topic", "producer", "window_start_ms", "window_ms")
 
 
@@ -48,7 +47,7 @@ def tier_column(rows: pa.Table, tier: str, name: str = "consumed") -> Any:
 def is_calm(rows: pa.Table) -> Any:
     """Rows that only count: settled, of a window, and proven or matched by count, so that every tier is as
     good as the row. They are nearly all of a large audit, and Arrow sums them."""
-    proven = pc.is_in(rows["verdict"], value_set=pa.array(["PROVEN", "COUNT_MATCH"]))
+    proven = pc.is_in(rows["verdict"], value_set=pa.array(GOOD))
     settled = pc.equal(rows["state"], "SETTLED")
     return pc.and_(pc.and_(proven, settled), pc.is_valid(rows["window_start_ms"]))
 
@@ -57,7 +56,7 @@ def shown_state(rows: pa.Table) -> Any:
     """Each row's index into STATES."""
     verdict = pc.index_in(rows["verdict"], value_set=pa.array(VERDICTS))
     state = pc.take(pa.array([STATES.index(word) for word in VERDICTS], pa.int32()), verdict)
-    is_open = pc.and_(pc.equal(rows["state"], "OPEN"), pc.greater(state, _DUPLICATE))
+    is_open = pc.and_(pc.equal(rows["state"], OPEN), pc.greater(state, _DUPLICATE))
     return pc.if_else(is_open, _OPEN, state)
 
 
@@ -70,7 +69,7 @@ def fold(rows: pa.Table, tiers: Sequence[str]) -> pa.Table:
     """
     columns: dict[str, Any] = {name: rows[name] for name in (*_KEYS, "published", *COUNTS, "revision")}
     columns["state"] = shown_state(rows)
-    columns["open"] = pc.equal(rows["state"], "OPEN")
+    columns["open"] = pc.equal(rows["state"], OPEN)
     columns["verdict"] = pc.index_in(rows["verdict"], value_set=pa.array(VERDICTS))
     columns["content"] = pc.index_in(rows["content"], value_set=pa.array(CONTENT))
     for number, tier in enumerate(tiers):

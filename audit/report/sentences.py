@@ -11,13 +11,6 @@ from typing import Any
 
 from millrace.audit.reconciliation.verdicts import PRODUCED
 
-TITLES = {
-    "PROVEN": "Proven",
-    "COUNT_MATCH": "The counts agree",
-    "LOSS": "Records were lost",
-    "DUPLICATE": "Records arrived twice",
-    "UNKNOWN": "Not proven yet",
-}
 MOST_HOPS = 3
 MOST_TIERS = 4
 

@@ -48,6 +48,9 @@ told in full, with every field's type, by `summary.schema.json` beside this file
                     verdict nor status; only where there are any. `streams` is how many are in doubt as a
                     whole. `untrusted` has `older` in what decides no more
     at, window_ms   when it was taken (ISO 8601) and the window's length
+    run             {records, bytes, seconds, state_bytes, state_files}: what the run read of the clusters
+                    (bytes as they lie in their logs), how long it took up to its report, and how large the
+                    state is now. Not of what was found, so `job` adds it
 
 `window_start` is ISO 8601 UTC; null where no window can be named (a lost tail). Totals agree with the rows
 of `reconciliation.parquet` by construction: both are made from the same verdicts (its rows are those of the
@@ -62,6 +65,7 @@ import heapq
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -82,6 +86,17 @@ _COLUMNS = [name for name in VERDICT_SCHEMA.names if name not in ("ambiguous", "
 _TIMES = ["topic", "producer", "window_start", "window_start_ms", "window_ms", "detail"]
 
 Tier = str | Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a run took, for whoever pays for it."""
+
+    records: int
+    bytes: int
+    seconds: float
+    state_bytes: int
+    state_files: int
 
 
 def summarise(

@@ -14,6 +14,7 @@ MOST_RANGES = 8  # of one row
 MOST_NAME = 80
 MOST_SENTENCE = 300
 _DAY_MS = 86_400_000
+_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def visible(text: str | None, most: int = MOST_NAME) -> str:
@@ -86,6 +87,15 @@ def length(ms: int) -> str:
             number = ms // size
             return f"{number:,} {name}{'' if number == 1 else 's'}"
     return f"{ms:,} milliseconds"
+
+
+def byte_size(byte_count: float) -> str:
+    """`834 B`, `1.2 GB`."""
+    for unit in _UNITS[:-1]:
+        if byte_count < 1000:
+            return f"{byte_count:.0f} {unit}" if unit == "B" else f"{byte_count:.1f} {unit}"
+        byte_count /= 1000
+    return f"{byte_count:.1f} {_UNITS[-1]}"
 
 
 def place(where: dict[str, Any]) -> str:

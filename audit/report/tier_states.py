@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from millrace.audit.reconciliation.verdicts import GOOD, STATES
 from millrace.audit.report.reasons import ON_THE_WAY
 
-# Worst first: of several windows in one square the first of these shows.
-STATES = ("LOSS", "DUPLICATE", "UNKNOWN", "OPEN", "COUNT_MATCH", "PROVEN")
+# Of several windows in one square the worst shows.
 RANK = {state: number for number, state in enumerate(STATES)}
 # Reasons that go with a loss or a duplicate, and are no doubt of their own.
 _FINDINGS = ("content differs between ", "which records came once more in ")
@@ -57,7 +57,7 @@ def _word(row: Mapping[str, Any], detail: Mapping[str, Any], tier: str, missing:
 
 
 def _is_doubtful(row: Mapping[str, Any], detail: Mapping[str, Any], tier: str) -> bool:
-    if row["verdict"] in ("PROVEN", "COUNT_MATCH"):
+    if row["verdict"] in GOOD:
         return False
     if _doubts_of(detail, tier):
         return True

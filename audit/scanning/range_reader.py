@@ -6,7 +6,8 @@ loop in a thread of its own and keeps the *next* fetch in flight while the calle
 
 Invariants:
 - read_committed: control batches and batches of aborted transactions are marked as skipped, by the rule of
-  KIP-98 (an aborted producer's batches from its first offset until its abort marker);
+  KIP-98 (an aborted producer's batches from its first offset until its abort marker); without it, which only
+  records mode asks for, control batches alone;
 - a batch whose CRC is wrong, or of an old format, is marked as skipped and told to `distrust`; so are bytes
   that are no batch at all, or that the broker itself finds damaged, and reading goes on at the first offset
   behind them that has one;
@@ -17,7 +18,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import platform
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -29,6 +29,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from millrace.audit.scanning.credentials import Login, security_of
 from millrace.audit.scanning.scan import (
     B_ATTRIBUTES,
     B_BASE_OFFSET,
@@ -46,8 +47,6 @@ from millrace.audit.spark.task_plan import OffsetRange
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.offsets import EARLIEST
 from millrace.broker.client.raw_fetch import FetchedPartition, FetchPosition, fetch
-from millrace.broker.client.security import Security
-from millrace.broker.config_file import ConfigText, check_config
 from millrace.broker.errors import ClusterUnreachable, KafkaError, ProtocolError, error_for_code
 from millrace.broker.protocol.batch import CONTROL_BIT, HEADER_SIZE, TRANSACTIONAL_BIT
 from millrace.broker.protocol.checksum import crc32c
@@ -87,10 +86,13 @@ class RangeReader:
         self,
         bootstraps: Mapping[str, Sequence[str]],
         fetch_max_bytes: int,
-        securities: Mapping[str, Mapping[str, Any]] | None = None,
+        securities: Mapping[str, Login] | None = None,
+        *,
+        read_committed: bool = True,
     ) -> None:
         self._bootstraps = bootstraps
         self._securities = securities or {}
+        self._read_committed = read_committed
         self._fetch_max_bytes = fetch_max_bytes
         self._fetch_bytes = min(FIRST_FETCH_BYTES, fetch_max_bytes)
         self._clusters: dict[str, Cluster] = {}
@@ -206,7 +208,8 @@ class RangeReader:
                     if fetched.error_code or holds_whole_batch(fetched.records):
                         return fetched
                     reason = "no records"
-                    empty_count += fetched.last_stable_offset >= range_.end_offset
+                    readable = fetched.last_stable_offset if self._read_committed else fetched.high_watermark
+                    empty_count += readable >= range_.end_offset
                     if empty_count >= HOLE_AFTER_EMPTY_COUNT:
                         return fetched if len(fetched.records) else None
                     continue  # the broker long-polled: no need to wait here
@@ -251,7 +254,7 @@ class RangeReader:
             max_wait_ms=FETCH_WAIT_MS,
             max_bytes=asked_bytes,
             partition_max_bytes=asked_bytes,
-            read_committed=True,
+            read_committed=self._read_committed,
         )
         took_s = time.monotonic() - asked_s
         for answer in answers:
@@ -278,11 +281,10 @@ class RangeReader:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
 
-def connect(name: str, bootstrap: Sequence[str], securities: Mapping[str, Mapping[str, Any]]) -> Cluster:
+def connect(name: str, bootstrap: Sequence[str], securities: Mapping[str, Login]) -> Cluster:
     """A client of a cluster, for whoever runs in Spark's workers. Raises ConfigError where the files that its
     security section names are not on this machine."""
-    section = ConfigText(f"security of cluster {name}, on {platform.node()}", dict(securities.get(name, {})))
-    security = check_config(Security, section)
+    security = security_of(name, securities.get(name, {}))
     return Cluster(name, list(bootstrap), client_id="millrace-audit", security=security)
 
 

@@ -23,16 +23,20 @@ import functools
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import expr, lit
 
 from millrace.audit.contract.header import HEADER_KEY
 from millrace.audit.scanning.cell_rows import CELL_DDL, RowBuilder, RowPlace
+from millrace.audit.scanning.credentials import Section
 from millrace.audit.spark.connector_security import client_settings
-from millrace.audit.spark.spark_source import ReadOptions, parse_options
+from millrace.audit.spark.read_meter import ReadMeter, Told
+from millrace.audit.spark.read_options import ReadOptions, parse_options
 from millrace.audit.spark.task_plan import OffsetRange
 from millrace.broker.client.admin import describe_topics_configs
 from millrace.broker.errors import ClusterUnreachable, ConfigError, KafkaError
@@ -49,7 +53,9 @@ RangesAt = Mapping[tuple[str, int], Sequence[OffsetRange]]
 """{(topic in the cluster, partition): the ranges read of it}"""
 
 
-def read_through_connector(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
+def read_through_connector(
+    spark: SparkSession, options: Mapping[str, str], meter: ReadMeter | None = None
+) -> DataFrame:
     """The rows that `spark_source.read_pinned` gives for the same options, which must hold `ranges`.
 
     Raises ConfigError without the connector, and for what it cannot do: compacted topics, some logins.
@@ -66,12 +72,17 @@ def read_through_connector(spark: SparkSession, options: Mapping[str, str]) -> D
     frames = []
     for name, held in by_cluster.items():
         tasks = max(1, round(read.tasks * sum(each.size for each in held) / total))
-        frames.append(_read_cluster(spark, read, name, held, tasks))
+        frames.append(_read_cluster(spark, read, name, held, tasks, meter))
     return functools.reduce(DataFrame.unionByName, frames)
 
 
 def _read_cluster(
-    spark: SparkSession, read: ReadOptions, cluster: str, ranges: Sequence[OffsetRange], tasks: int
+    spark: SparkSession,
+    read: ReadOptions,
+    cluster: str,
+    ranges: Sequence[OffsetRange],
+    tasks: int,
+    meter: ReadMeter | None,
 ) -> DataFrame:
     ranges_at: dict[tuple[str, int], list[OffsetRange]] = {}
     for each in ranges:
@@ -83,7 +94,7 @@ def _read_cluster(
         "failOnDataLoss": "true",
         "minPartitions": str(tasks),
         **offset_options(ranges_at),
-        **client_settings(cluster, read.securities.get(cluster, {})),
+        **client_settings(cluster, cast(Section, read.securities.get(cluster, {}))),
     }
     try:
         table = spark.read.format("kafka").options(**given).load()
@@ -104,7 +115,7 @@ def _read_cluster(
     )
 
     def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return count_rows(batches, ranges_at, read)
+        return count_rows(batches, ranges_at, read, meter)
 
     return rows.mapInArrow(count, CELL_DDL)
 
@@ -126,15 +137,22 @@ def offset_options(ranges_at: RangesAt) -> dict[str, str]:
 
 
 def count_rows(
-    batches: Iterable[pa.RecordBatch], ranges_at: RangesAt, read: ReadOptions
+    batches: Iterable[pa.RecordBatch],
+    ranges_at: RangesAt,
+    read: ReadOptions,
+    told: Told | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Count the connector's rows into the rows of cells; runs in Spark's workers."""
+    """Count the connector's rows into the rows of cells; runs in Spark's workers. How many bytes they were in
+    the log, the connector does not say: those of their values are told."""
     from millrace.audit.scanning.counting import CellCounter
     from millrace.audit.scanning.row_records import records_of
 
     counters: dict[OffsetRange, CellCounter] = {}
     rows = RowBuilder(read.chunk_offsets)
     for batch in batches:
+        if told is not None:
+            sizes = pc.sum(pc.max_element_wise(batch.column("value_size"), 0)).as_py()
+            told.add(sizes or 0, batch.num_rows)
         for topic, partition, part in _by_partition(batch):
             records = records_of(part, content=read.digest)
             for range_ in ranges_at[topic, partition]:

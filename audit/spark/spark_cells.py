@@ -27,6 +27,7 @@ from millrace.audit.runs.copied_headers import foreign_rows
 from millrace.audit.runs.fact_rows import FACT_DDL, pruned_of
 from millrace.audit.scanning.cell_notes import read_notes, uncounted
 from millrace.audit.scanning.cell_rows import CELL_DDL, CELL_SCHEMA
+from millrace.audit.spark.read_meter import ReadMeter
 from millrace.audit.spark.shared_state import CellsIncomplete, require_shared, rows_in
 from millrace.audit.spark.spark_failures import one_line
 from millrace.audit.spark.spark_session import core_count
@@ -51,7 +52,13 @@ class RunCells:
         self.facts = facts
         self._notes: pa.Table | None = None
 
-    def count(self, config: AuditConfig, ranges: Sequence[OffsetRange], master: str) -> None:
+    def count(
+        self,
+        config: AuditConfig,
+        ranges: Sequence[OffsetRange],
+        master: str,
+        meter: ReadMeter | None = None,
+    ) -> None:
         """Scan the pinned ranges into Parquet. Rows of the tail lie among the others, for this run only.
 
         What is found afterwards is compared with what executors wrote and with what was planned: cells that
@@ -70,9 +77,9 @@ class RunCells:
         if config.reader == "spark-kafka":
             from millrace.audit.spark.connector_reader import read_through_connector
 
-            cells = read_through_connector(self._spark, options)
+            cells = read_through_connector(self._spark, options, meter)
         else:
-            cells = read_pinned(self._spark, options)
+            cells = read_pinned(self._spark, options, meter)
         self._write(cells, self._folder)
         self._notes = None
         if config.reader != "spark-kafka":  # the connector does not tell a hole from what was not read

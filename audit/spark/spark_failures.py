@@ -17,8 +17,8 @@ _PYTHON = "spark.pyspark.python (audit.yaml: spark) or PYSPARK_PYTHON names the 
 _KNOWN: tuple[tuple[str, str], ...] = (
     (
         r"ModuleNotFoundError: No module named '([\w.]+)'",
-        "Spark's workers lack the Python package {0}: install millrace's dependencies for their Python; "
-        + _PYTHON,
+        "Spark's workers lack the Python package {0}: install millrace's dependencies for their Python, or "
+        "send them along (millrace audit package); " + _PYTHON,
     ),
     (
         r"PYTHON_VERSION_MISMATCH\]\s*(.*)",

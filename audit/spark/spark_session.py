@@ -4,8 +4,9 @@
 is written. Local masters get a driver bound to
 loopback, a daemon of our own for the Python workers, and as few shuffle partitions as cores. On a cluster the
 executors get our package with the application (`spark_package`), and a master that is not there, or has no
-room, is one line. A session that runs already in the process is used and left running. What the user sets
-(`spark:` in audit.yaml) comes before what is set here.
+room, is one line. A session that runs already in the process is used and left running; so is the JVM that
+spark-submit started this program from. What the user sets (`spark:` in audit.yaml) comes before what
+spark-submit was given, and both before what is set here.
 
 What takes the time of a small job is Spark's own start, so the JVM is told not to optimise for hours to come:
 with the first compiler alone it needs 10 CPU seconds where it needed 17.
@@ -31,6 +32,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
+from millrace.audit.spark.masters import is_elsewhere, is_local
 from millrace.audit.spark.spark_failures import one_line
 from millrace.audit.spark.spark_package import ship_package
 from millrace.broker.errors import JavaMissing, MillraceError
@@ -90,9 +92,21 @@ def require_java() -> None:
         )
 
 
-def is_local(master: str) -> bool:
-    """Whether tasks run in the driver's own JVM, on this machine."""
-    return master == "local" or master.startswith("local[")
+def chosen_master(given: str | None) -> str:
+    """Where the job runs: on the session's own master where one runs already, else as the command line says,
+    else as spark-submit was told, else here."""
+    running = SparkContext._active_spark_context
+    if running is not None:
+        return str(running.master)
+    return given or submitted().get("spark.master") or LOCAL
+
+
+def submitted() -> dict[str, str]:
+    """What spark-submit was given, when it started this program; it has started the JVM before."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return {}
+    SparkContext._ensure_initialized()
+    return dict(SparkConf().getAll())
 
 
 def core_count(master: str) -> int:
@@ -149,7 +163,8 @@ def _start(master: str, work_folder: Path, settings: Mapping[str, str]) -> Spark
     require_java()
     require_master(master)
     # The driver's own path, unless the user names the Python that the workers have.
-    python = settings.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON") or sys.executable
+    named = {**submitted(), **settings}.get("spark.pyspark.python")
+    python = named or os.environ.get("PYSPARK_PYTHON") or sys.executable
     os.environ["PYSPARK_PYTHON"] = python
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     session = _build(master, work_folder, settings)
@@ -291,14 +306,15 @@ def _configuration(master: str, work_folder: Path, settings: Mapping[str, str]) 
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.parquet.compression.codec": "zstd",
         "spark.sql.warehouse.dir": str(work_folder / "warehouse"),
-        "spark.local.dir": scratch_folder(work_folder),
         "spark.python.worker.reuse": "true",
         "spark.shuffle.compress": "false" if cores <= 4 else "true",
     }
+    if not is_elsewhere(master):  # it is a setting of the executors, too
+        chosen["spark.local.dir"] = scratch_folder(work_folder)
     if is_local(master):
         chosen |= {
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.python.daemon.module": "millrace.audit.spark.spark_daemon",
         }
-    return SparkConf().setAll(list({**chosen, **settings}.items()))
+    return SparkConf().setAll(list({**chosen, **submitted(), **settings, "spark.master": master}.items()))

@@ -1,10 +1,11 @@
 """Which offsets an audit reads, and how they are shared among tasks. Pure, and light to import.
 
-Called by `job` (which pins ranges) and `spark_source` (which cuts them into tasks).
+Called by `job` (which pins ranges) and `spark_source` (which cuts them into tasks: the job's by `plan_tasks`,
+a user's by `plan_by_partition`).
 
-Tasks are even in *work*, not in offsets: one partition's records may be ten times as large as another's.
-Work is counted in bytes of the log, plus what a record costs however small it is. `partition_sizes` finds
-the bytes.
+The job's tasks are even in *work*, not in offsets: one partition's records may be ten times as large as
+another's. Work is counted in bytes of the log, plus what a record costs however small it is; the bytes are
+from `partition_sizes`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 
 TASKS_PER_CORE = 2
 LEAST_TASK_RECORDS = 200_000  # about half a second's work
@@ -53,6 +55,11 @@ class OffsetRange:
 def ranges_option(ranges: Sequence[OffsetRange]) -> str:
     """The value of option `ranges`."""
     return json.dumps([asdict(each) for each in ranges])
+
+
+def planned_bytes(ranges: Sequence[OffsetRange]) -> float:
+    """About how many bytes of the log the ranges are."""
+    return sum(work - each.size * RECORD_WORK for each, work in _weighed(ranges, USUAL_RECORD_BYTES))
 
 
 def task_count_of(ranges: Sequence[OffsetRange], core_count: int) -> int:
@@ -112,4 +119,25 @@ def plan_tasks(ranges: Sequence[OffsetRange], task_count: int) -> list[tuple[Off
         filled += work
     if task:
         tasks.append(tuple(task))
+    return tasks
+
+
+def plan_by_partition(
+    ranges: Sequence[OffsetRange], least_tasks: int | None, most_offsets: int | None
+) -> list[OffsetRange]:
+    """One task for each range, as users of Spark's Kafka connector know it: a partition's records stay in one
+    task and in order. Ranges are cut into even pieces where one has more than `most_offsets`, and where
+    there are fewer than `least_tasks` (then about so many, shared by work)."""
+    weighed = _weighed(ranges)
+    total = sum(work for _, work in weighed)
+    wanted = least_tasks if least_tasks is not None and least_tasks > len(weighed) else 0
+    tasks = []
+    for whole, work in weighed:
+        pieces = max(1, round(wanted * work / total), -(-whole.size // (most_offsets or whole.size)))
+        bounds = [whole.first_offset + whole.size * n // pieces for n in range(pieces + 1)]
+        tasks += [
+            replace(whole, first_offset=first, end_offset=end)
+            for first, end in pairwise(bounds)
+            if end > first
+        ]
     return tasks

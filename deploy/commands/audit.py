@@ -24,6 +24,14 @@ app = typer.Typer(help="Prove per producer and window that nothing was lost.", n
 
 ConfigPath = Annotated[Path, typer.Option("--config", "-c", help="audit.yaml")]
 
+Master = Annotated[
+    str | None,
+    typer.Option(
+        help="Spark master to run on. [default: what spark-submit was told, or local\\[*]]",
+        show_default=False,
+    ),
+]
+
 Since = Annotated[
     str,
     typer.Option(
@@ -34,12 +42,13 @@ Since = Annotated[
 DEFAULT_SINCE = "30d"
 
 JOB_FAILED_STATUS = 3
+_PYTHON = "spark.pyspark.python"
 
 
 @app.command("run")
 def run(
     config: ConfigPath,
-    master: Annotated[str, typer.Option(help="Spark master to run on.")] = "local[*]",
+    master: Master = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the verdict only.")] = False,
     from_: Annotated[
         str | None,
@@ -91,7 +100,7 @@ def run(
     if result.summary is None:
         _fail(result.problem)
     page = report_folder(loaded, only) / "index.html"
-    told = console_lines(result.summary, str(page), str(config), result.exit_status)
+    told = console_lines(result.summary, str(page), str(config), result.exit_status, result.cost)
     for line in itertools.islice(told, 1 if quiet else None):
         typer.echo(line)
     if result.problem:
@@ -107,7 +116,7 @@ def watch(
     limit: Annotated[
         str, typer.Option(help="How long one run may take; one that takes longer is ended and has failed.")
     ] = "24h",
-    master: Annotated[str, typer.Option(help="Spark master to run on.")] = "local[*]",
+    master: Master = None,
     since: Since = DEFAULT_SINCE,
 ) -> None:
     """Audit again and again; a run that fails is told, and the next one goes on.
@@ -125,7 +134,7 @@ def watch(
         _horizon_ms(since)
     command = [sys.executable, "-m", "millrace.deploy.cli", "audit", "run", "--quiet"]
     watching = Watch(
-        [*command, "--config", str(config), "--master", master, "--since", since],
+        [*command, "--config", str(config), *(["--master", master] if master else []), "--since", since],
         every_ms,
         loaded.report,
         runs=runs,
@@ -140,6 +149,43 @@ def watch(
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     raise typer.Exit(watching.run())
+
+
+@app.command("package")
+def package(
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The archive; its program for spark-submit goes beside it.")
+    ] = Path("millrace-audit.tar.gz"),
+    python: Annotated[
+        str | None,
+        typer.Option(help="Where Python is on the machines that it is for. [default: as on this one]"),
+    ] = None,
+) -> None:
+    """Pack this environment for a Spark cluster's executors, and the program for spark-submit.
+
+    The archive has millrace and the libraries that it needs, but for PySpark, which the cluster has. Its
+    machines need Python of the same minor version.
+    """
+    from millrace.audit.spark.environment import FOLDER, write_environment
+    from millrace.deploy import spark_submit
+
+    with _failing():
+        try:
+            libraries = write_environment(output, python)
+            program = output.with_name("millrace-audit.py")
+            program.write_bytes(Path(spark_submit.__file__).read_bytes())
+        except OSError as problem:
+            _fail(f"{problem.filename or output}: {problem.strerror or problem}")
+    size = output.stat().st_size
+    typer.echo(f"{output}: millrace and {len(libraries)} libraries, {size / 1e6:.0f} MB")
+    typer.echo(f"{program}: what spark-submit runs")
+    typer.echo("in audit.yaml, for millrace audit run --master …:")
+    typer.echo(f"  spark: {{spark.archives: {output.absolute()}#{FOLDER}, {_PYTHON}: ./{FOLDER}/bin/python}}")
+    typer.echo("or through spark-submit:")
+    typer.echo(
+        f"  spark-submit --master … --archives {output}#{FOLDER} --conf {_PYTHON}=./{FOLDER}/bin/python "
+        f"--conf spark.pyspark.driver.python={sys.executable} {program} run --config audit.yaml"
+    )
 
 
 @app.command("status")

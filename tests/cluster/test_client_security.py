@@ -11,9 +11,11 @@ import sys
 import threading
 import urllib.parse
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import uvloop
 import yaml
@@ -22,8 +24,8 @@ from typer.testing import CliRunner
 from millrace.audit.config import load_config as load_audit_config
 from millrace.audit.contract.events import EventLedger
 from millrace.audit.runs.capture import capture
+from millrace.audit.spark.read_options import RECORDS, parse_options
 from millrace.audit.spark.spark_cells import cluster_options
-from millrace.audit.spark.spark_source import parse_options
 from millrace.audit.spark.task_plan import OffsetRange, ranges_option
 from millrace.audit.spark.task_reader import read_task
 from millrace.broker.client.admin import create_topic
@@ -324,9 +326,13 @@ def test_the_audit_reads_secured_clusters(secure_kafka: SecureKafka, tmp_path: P
     options = cluster_options(config)
     assert PASSWORD not in str(options)
     range_ = OffsetRange("agg", "aggregate", "flights", "audited", 0, 0, 7)
-    text = {**options, "ranges": ranges_option([range_]), "mode": "records"}
-    rows = [row for batch in read_task([range_], parse_options(text)) for row in batch.to_pylist()]
+    text = {**options, "ranges": ranges_option([range_])}
+
+    def read() -> Iterator[pa.RecordBatch]:
+        return read_task([range_], replace(parse_options(text), mode=RECORDS))
+
+    rows = [row for batch in read() for row in batch.to_pylist()]
     assert len(rows) == 7
     password.unlink()
     with pytest.raises(ConfigError, match=r"security of cluster agg, on .*: sasl.password: .*No such file"):
-        list(read_task([range_], parse_options(text)))
+        list(read())

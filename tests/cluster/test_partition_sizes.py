@@ -8,10 +8,10 @@ import pytest
 from confluent_kafka import Producer
 
 from millrace.audit.spark import partition_sizes
+from millrace.audit.spark.kafka_options import parse_source
 from millrace.audit.spark.partition_sizes import bytes_per_offset, density
-from millrace.audit.spark.spark_source import parse_options
+from millrace.audit.spark.pinning import pin_ranges
 from millrace.audit.spark.task_plan import plan_tasks
-from millrace.audit.spark.task_reader import pin_ranges
 from millrace.broker.client.admin import create_topic
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.raw_produce import produce
@@ -51,9 +51,8 @@ def test_bytes_an_offset_are_known_either_way_and_make_tasks_even(broker, monkey
     bounds = {0: (0, written[0][0]), 1: (0, written[1][0]), 2: (0, 0)}
     assert asyncio.run(ask(broker.bootstrap, "sizes", bounds)) == expected
 
-    tasks = plan_tasks(
-        asyncio.run(pin_ranges(parse_options({"bootstrap": broker.bootstrap, "topics": "sizes"}))), 4
-    )
+    source = parse_source({"kafka.bootstrap.servers": broker.bootstrap, "subscribe": "sizes"})
+    tasks = plan_tasks(asyncio.run(pin_ranges(source)), 4)
     loads = [sum(each.size * written[each.partition][1] for each in task) for task in tasks]
     assert len(loads) == 4 and max(loads) < 1.6 * min(loads), loads
     assert sum(each.size for task in tasks for each in task) == sum(count for count, _ in written.values())

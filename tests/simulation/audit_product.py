@@ -39,7 +39,7 @@ from millrace.audit.runs.watermarks import watermarks_of
 from millrace.audit.scanning.cell_notes import counts_of, unaudited_of, unread_of
 from millrace.audit.scanning.cell_rows import CELL_SCHEMA, NOTE_UNTRUSTED, cells_of
 from millrace.audit.scanning.range_reader import RangeReader
-from millrace.audit.spark.spark_source import parse_options
+from millrace.audit.spark.read_options import parse_options
 from millrace.audit.spark.task_plan import ranges_option
 from millrace.audit.spark.task_reader import _read_cells
 from tests.simulation.audit_answers import Answers

@@ -22,7 +22,7 @@ from millrace.audit.config import AuditConfig, parse_config
 from millrace.audit.contract.header import encode_identity, encode_prefix
 from millrace.audit.spark.connector_reader import offset_options, read_through_connector
 from millrace.audit.spark.connector_security import client_settings
-from millrace.audit.spark.spark_source import parse_options, read_pinned
+from millrace.audit.spark.spark_source import read_pinned
 from millrace.audit.spark.task_plan import OffsetRange
 from millrace.broker.errors import ConfigError
 from tests.cluster.transactional import transactional
@@ -187,6 +187,53 @@ def test_ranges_of_one_partition_are_read_as_one():
     }
 
 
+def test_a_query_moves_over_from_the_connector_by_the_formats_name_alone(spark, broker_factory):
+    """The same options and the same query, the same rows in columns of the same types."""
+    broker = broker_factory(log_retention_ms=-1)
+    cluster = RealCluster(broker.bootstrap, "lz4")
+    for topic, times in (("moving.created", "CreateTime"), ("moving.appended", "LogAppendTime")):
+        cluster.create(topic, **{"message.timestamp.type": times})
+        for number in range(40):
+            headers = [("a", b"1"), ("a", None), ("\u00e9", b"")] if number % 3 else None
+            value = None if number % 7 == 0 else b"value %d" % number
+            cluster.produce(
+                topic, value, key=b"%d" % (number % 4), headers=headers, timestamp=1_000 + 10 * number
+            )
+        cluster.flush()
+    aborting = transactional(broker, "moving")
+    aborting.init_transactions(patience(30))
+    aborting.begin_transaction()
+    aborting.produce("moving.created", b"aborted", partition=0, timestamp=1_395)
+    aborting.flush(patience(30))
+    aborting.abort_transaction(30)  # offset 40 is aborted, 41 its marker
+    schemas: dict[str, Any] = {}
+
+    def rows(format_: str, **options: str) -> list[tuple[Any, ...]]:
+        reader = spark.read.format(format_).option("kafka.bootstrap.servers", broker.bootstrap)
+        table = reader.options(**options).load()
+        query = "cast(value as string) as text", "octet_length(key) as size", "*"
+        found = table.where("partition = 0").selectExpr(*query)
+        schemas[format_] = found.schema
+        return sorted(map(tuple, found.collect()), key=lambda row: (row[4], row[6]))
+
+    both = {"subscribePattern": r"^moving\.(c|a)"}
+    one = {"subscribe": "moving.created"}
+    for options in (
+        both,
+        {**both, "includeHeaders": "true", "minPartitions": "5"},
+        {**one, "kafka.isolation.level": "read_committed"},
+        {**one, "startingOffsets": '{"moving.created": {"0": 11}}', "maxRecordsPerPartition": "7"},
+        {"assign": '{"moving.created": [0]}', "endingOffsets": '{"moving.created": {"0": 9}}'},
+        {**one, "startingTimestamp": "1105", "endingTimestamp": "1200"},
+        {**one, "startingOffsetsByTimestamp": '{"moving.created": {"0": 1300}}', "failOnDataLoss": "false"},
+    ):
+        theirs, ours = rows("kafka", **options), rows("millrace", **options)
+        assert ours == theirs and ours, options
+        assert schemas["millrace"] == schemas["kafka"], options
+    committed = rows("millrace", **one, **{"kafka.isolation.level": "read_committed"})
+    assert (len(committed), len(rows("millrace", **one))) == (40, 41)
+
+
 @pytest.mark.kafka
 def test_secrets_stay_references_in_both_readers(spark, secure_kafka, tmp_path):
     secret = "päss-ª=wörd"
@@ -207,10 +254,9 @@ def test_secrets_stay_references_in_both_readers(spark, secure_kafka, tmp_path):
     securities = json.dumps({"cluster": section})
     frames = {}
     for mode in ("cells", "records"):
-        reader = spark.read.format("millrace").option("bootstrap", secure_kafka.address("SECURE"))
-        frames[mode] = (
-            reader.option("topics", topic).option("mode", mode).option("securities", securities).load()
-        )
+        reader = spark.read.format("millrace").option("mode", mode).option("subscribe", topic)
+        reader = reader.option("kafka.bootstrap.servers", secure_kafka.address("SECURE"))
+        frames[mode] = reader.option("security", json.dumps(section)).load()
     assert frames["records"].count() == 50
     options = {
         "bootstraps": json.dumps({"cluster": [secure_kafka.address("SECURE")]}),
@@ -315,4 +361,3 @@ def test_a_secret_that_java_would_misread_is_refused_and_not_shown(written, tmp_
         client_settings("ewr", {"protocol": "SASL_PLAINTEXT", "sasl": sasl})
     assert "clusters.ewr.security.sasl.password" in str(problem.value)
     assert "cret" not in str(problem.value).replace("secret", "") and written not in str(problem.value)
-    assert parse_options({"bootstrap": "a:1", "topics": "x"}).securities == {}

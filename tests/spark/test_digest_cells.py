@@ -9,7 +9,8 @@ from confluent_kafka import Producer
 
 from millrace.audit.contract.content_digest import digest_sum, record_digest
 from millrace.audit.contract.header import encode_identity, encode_prefix
-from millrace.audit.spark.spark_source import parse_options, read_pinned
+from millrace.audit.spark.read_options import parse_options
+from millrace.audit.spark.spark_source import read_pinned
 from millrace.audit.spark.task_plan import OffsetRange, ranges_option
 from millrace.broker.errors import ConfigError
 from tests.waiting import patience
@@ -48,4 +49,4 @@ def test_cells_carry_the_digests_that_were_asked_for(spark):
 
 def test_a_digest_that_is_neither_true_nor_false_is_refused():
     with pytest.raises(ConfigError, match="true or false"):
-        parse_options({"bootstrap": "h:1", "topics": "t", "digest": "yes"})
+        parse_options({"bootstraps": "{}", "ranges": "[]", "digest": "yes"})

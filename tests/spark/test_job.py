@@ -14,9 +14,10 @@ import pytest
 from millrace.audit import explain, job
 from millrace.audit.config import RosterMember
 from millrace.audit.keeping.state import Commit, StateFolder
-from millrace.audit.spark.spark_source import parse_options, read_pinned
+from millrace.audit.spark.kafka_options import parse_source
+from millrace.audit.spark.pinning import pin_ranges
+from millrace.audit.spark.spark_source import read_pinned
 from millrace.audit.spark.task_plan import OffsetRange
-from millrace.audit.spark.task_reader import pin_ranges
 from millrace.broker.errors import JavaMissing
 from tests.ports import free_port
 
@@ -90,7 +91,10 @@ def test_lost_and_repeated_records_are_named_with_the_hop_and_never_netted(spark
     assert sum(row["missing"] for row in rows) == 3 and sum(row["duplicates"] for row in rows) == 3
     assert sum(row["published"] for row in rows) == 300
     saved = json.loads((world.config.report / "summary.json").read_text())
+    cost = saved.pop("run")
     assert saved == result.summary
+    assert cost == asdict(result.cost) and cost["records"] == 600 and cost["state_files"] >= 3
+    assert 600 * len("record 1") < cost["bytes"] < 100_000 and cost["seconds"] > 0 < cost["state_bytes"]
     page = (world.config.report / "index.html").read_text()
     assert "Records were lost" in page and "http:" not in page and "https:" not in page
     told = "\n".join(explain.lines(explain.explain(world.config, "flights", "2013-01-02")))
@@ -236,13 +240,12 @@ def test_records_mode_shows_every_record_with_its_identity(spark, world, streams
     cluster = world.clusters["ewr"]
     rows = (
         spark.read.format("millrace")
-        .option("bootstrap", cluster.bootstrap)
-        .option("topics", "flights")
-        .option("cluster", "ewr")
-        .option("mode", "records")
+        .option("kafka.bootstrap.servers", cluster.bootstrap)
+        .option("subscribe", "flights")
+        .option("includeIdentity", "true")
         .load()
     )
-    found = rows.select("sequence", "stream", "value").collect()
+    found = rows.select("identity.sequence", "identity.stream", "value").collect()
     assert sorted(row.sequence for row in found) == list(range(1, 201))
     assert {row.stream for row in found} == {"00000000000000aa"}
     assert bytes(found[0].value).startswith(b"record ")
@@ -251,12 +254,14 @@ def test_records_mode_shows_every_record_with_its_identity(spark, world, streams
 def test_pinned_ranges_give_the_cells_that_the_source_gives(spark, world, streams):
     world.flush()
     bootstrap = world.clusters["ewr"].bootstrap
-    planned = spark.read.format("millrace").option("bootstrap", bootstrap).option("topics", "flights").load()
+    options = {"kafka.bootstrap.servers": bootstrap, "subscribe": "flights", "mode": "cells"}
+    planned = spark.read.format("millrace").options(**options).load()
     pinned = read_pinned(
         spark,
         {
             "bootstraps": json.dumps({"cluster": [bootstrap]}),
             "ranges": json.dumps([asdict(range_) for range_ in pinned_ranges(bootstrap)]),
+            "tasks": "1",
         },
     )
     cells = ["stream", "window_start_ms", "count", "first_offset", "last_offset", "bitmap", "note"]
@@ -265,5 +270,5 @@ def test_pinned_ranges_give_the_cells_that_the_source_gives(spark, world, stream
 
 
 def pinned_ranges(bootstrap: str) -> list[OffsetRange]:
-    options = parse_options({"bootstrap": bootstrap, "topics": "flights"})
-    return asyncio.run(pin_ranges(options))
+    source = parse_source({"kafka.bootstrap.servers": bootstrap, "subscribe": "flights"})
+    return asyncio.run(pin_ranges(source))

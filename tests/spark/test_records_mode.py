@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import pickle
 import time
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,11 @@ from kafka import KafkaConsumer, TopicPartition
 from millrace.audit.contract.header import encode_identity, encode_prefix
 from millrace.audit.scanning.range_reader import RangeReader
 from millrace.audit.scanning.scan import B_LAST_OFFSET
-from millrace.audit.spark.spark_source import MillraceReader, parse_options
+from millrace.audit.spark.kafka_options import parse_source
+from millrace.audit.spark.pinning import pin_ranges
+from millrace.audit.spark.spark_source import MillraceReader
 from millrace.audit.spark.task_plan import OffsetRange
-from millrace.audit.spark.task_reader import _read_records, pin_ranges
+from millrace.audit.spark.task_reader import _read_records
 from millrace.broker.errors import ConfigError
 from tests.cluster.transactional import create_topic, transactional
 from tests.waiting import Deadline, patience
@@ -79,11 +83,12 @@ def test_rows_are_what_kafka_python_reads(spark, broker_factory, times):
         getattr(producer, ending)(30)
     table = (
         spark.read.format("millrace")
-        .option("bootstrap", broker.bootstrap)
-        .option("topics", "shapes")
-        .option("cluster", "ewr")
-        .option("mode", "records")
-        .option("tasks", "3")
+        .option("kafka.bootstrap.servers", broker.bootstrap)
+        .option("subscribe", "shapes")
+        .option("kafka.isolation.level", "read_committed")
+        .option("includeHeaders", "true")
+        .option("includeIdentity", "true")
+        .option("minPartitions", "3")
         .load()
     )
     rows = sorted(table.toArrow().to_pylist(), key=lambda row: (row["partition"], row["offset"]))
@@ -93,18 +98,23 @@ def test_rows_are_what_kafka_python_reads(spark, broker_factory, times):
         (
             row["partition"],
             row["offset"],
-            row["timestamp_ms"],
+            row["timestamp"].timestamp() * 1000,
             row["key"],
             row["value"],
-            [(each["key"], each["value"]) for each in row["headers"]],
+            [(each["key"], each["value"]) for each in row["headers"] or ()],
         )
         for row in rows
     ]
-    assert {(row["cluster"], row["topic"]) for row in rows} == {("ewr", "shapes")}
-    identified = [row for row in rows if row["stream"] is not None]
+    assert {row["topic"] for row in rows} == {"shapes"}
+    assert {row["timestampType"] for row in rows} == {int(times == "LogAppendTime")}
+    identified = [row for row in rows if row["identity"] is not None]
     assert {row["value"] for row in identified} == {b"stamped"} and len(identified) == len(CODECS)
-    seen = {(row["stream"], row["sequence"], row["created_ms"], row["producer"]) for row in identified}
-    assert seen == {("00000000000000aa", 7, 1_356_998_400_123, "UA@ewr")}
+    created = datetime.fromtimestamp(1_356_998_400.123, UTC)
+    assert all(
+        row["identity"]
+        == {"stream": "00000000000000aa", "sequence": 7, "created": created, "producer": "UA@ewr"}
+        for row in identified
+    )
 
 
 def test_offsets_are_pinned_when_spark_plans_the_read(spark, world):
@@ -112,9 +122,9 @@ def test_offsets_are_pinned_when_spark_plans_the_read(spark, world):
     for number in range(20):
         cluster.produce("pinned", b"%d" % number)
     cluster.flush()
-    options = {"bootstrap": cluster.bootstrap, "topics": "pinned", "mode": "records"}
-    pinned = asyncio.run(pin_ranges(parse_options(options)))
-    reader = MillraceReader(parse_options(options))
+    options = {"kafka.bootstrap.servers": cluster.bootstrap, "subscribe": "pinned"}
+    pinned = asyncio.run(pin_ranges(parse_source(options)))
+    reader = MillraceReader(parse_source(options))
     planned = pickle.dumps([(reader, task) for task in reader.partitions()])  # as a plan travels to workers
     for number in range(20, 30):
         cluster.produce("pinned", b"%d" % number)
@@ -160,11 +170,14 @@ def test_what_retention_took_since_the_plan_is_told_as_that_and_the_rest_is_read
 
 
 def test_a_topic_that_is_not_there_is_one_line(world):
-    options = parse_options({"bootstrap": world.clusters["ewr"].bootstrap, "topics": "no-such-topic"})
+    options = {
+        "kafka.bootstrap.servers": world.clusters["ewr"].bootstrap,
+        "subscribe": "no-such-topic",
+    }
     with pytest.raises(
-        ConfigError, match="option topics: got 'no-such-topic', expected a topic that cluster"
+        ConfigError, match="option subscribe: got 'no-such-topic', expected a topic that cluster"
     ):
-        asyncio.run(pin_ranges(options))
+        asyncio.run(pin_ranges(parse_source(options)))
 
 
 class Compacted:
@@ -179,8 +192,10 @@ class Compacted:
 
 
 def test_compaction_is_shown_as_it_is_and_lost_offsets_are_refused(tmp_path: Path):
-    options = parse_options({"bootstrap": "a:1", "topics": "x", "mode": "records"})
+    options = parse_source({"kafka.bootstrap.servers": "a:1", "subscribe": "x"}).read
     ranges = [OffsetRange("c", "c", "x", "x", 0, 0, 10)]
     assert list(_read_records(Compacted("compacted"), ranges, options)) == []  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="offsets 0 to 9 cannot be read any more: expired"):
         list(_read_records(Compacted("expired"), ranges, options))  # type: ignore[arg-type]
+    careless = replace(options, fail_on_loss=False)
+    assert list(_read_records(Compacted("expired"), ranges, careless)) == []  # type: ignore[arg-type]

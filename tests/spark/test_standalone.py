@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tests.ports import free_port
-from tests.spark.standalone import StandaloneCluster
+from tests.spark.standalone import SPARK_HOME, StandaloneCluster
 from tests.waiting import patience, until
 
 pytestmark = pytest.mark.java
@@ -55,6 +55,7 @@ def write_config(world: Any, path: Path, **more: Any) -> Path:
         "window": "1d",
         "grace": "1s",
         "spark": SPARK,
+        "state": f"file://{path.parent}/audit-state",
         **more,
     }
     path.write_text(yaml.safe_dump(content))
@@ -152,6 +153,67 @@ def test_the_whole_job_runs_on_workers_that_lack_our_package(standalone, world, 
     assert list(unpacked[0].parent.glob("__pycache__/scan.*.nbi"))
 
 
+SECRET = "no-one-reads-this"
+
+
+@pytest.mark.long
+def test_spark_submit_runs_it_with_the_packed_environment_and_no_secret_is_shown(standalone, world, tmp_path):
+    """By an administrator's own command, with workers whose Python has no library at all."""
+    sender = stream("ewr", "UA@ewr", "00000000000000aa")
+    world.send(sender, range(1, 61))
+    world.report(sender)
+    world.report(stream("jfk", "B6@jfk", "ee" * 8))
+    world.carry(sender, lose=[7])
+    world.position("ewr", 60)
+    world.flush()
+    archive = tmp_path / "audit.tar.gz"
+    millrace = [sys.executable, "-m", "millrace.deploy.cli"]
+    packed = subprocess.run(
+        [*millrace, "audit", "package", "-o", str(archive)], capture_output=True, text=True, check=True
+    )
+    assert f"spark.archives: {archive}#environment" in packed.stdout
+    events = tmp_path / "spark-events"
+    events.mkdir()
+    given = {
+        **SPARK,
+        "spark.pyspark.python": "./environment/bin/python",
+        "spark.pyspark.driver.python": sys.executable,
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": events.as_uri(),
+        "spark.eventLog.compress": "false",
+    }
+    settings = [word for each in given.items() for word in ("--conf", "=".join(each))]
+    secrets = {"spark.hadoop.fs.s3a.secret.key": SECRET}
+    config = write_config(world, tmp_path / "audit.yaml", spark=secrets)
+    command = [SPARK_HOME / "bin" / "spark-submit", "--master", standalone.master, "--name", "submitted"]
+    done = subprocess.run(
+        [
+            *command,
+            "--archives",
+            f"{archive}#environment",
+            *settings,
+            tmp_path / "millrace-audit.py",
+            "run",
+            "--config",
+            str(config),
+        ],
+        env={**environment(standalone), "PYSPARK_PYTHON": ""},
+        capture_output=True,
+        text=True,
+        timeout=patience(TIMEOUT_S),
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr[-3000:]
+    summary = json.loads((tmp_path / "audit-report" / "summary.json").read_text())
+    assert [each["sequences"] for each in summary["losses"]] == [[[7, 7]]]
+    assert completed(standalone, "submitted")["cores"] == 2  # and not what the audit calls itself
+    written = [path for folder in (events, standalone.folder) for path in folder.rglob("*")]
+    told = [path for path in written if path.is_file() and path.suffix in ("", ".log", ".crc")]
+    assert any(path.name == "stderr" for path in told) and any(events in path.parents for path in told)
+    for text in (done.stdout, done.stderr, *(path.read_text(errors="replace") for path in told)):
+        assert SECRET not in text
+
+
 USER_PROGRAM = """
 import json, os, sys
 from pyspark.sql import SparkSession
@@ -163,11 +225,12 @@ for name, value in json.loads(os.environ["SETTINGS"]).items():
     builder = builder.config(name, value)
 spark = builder.getOrCreate()
 register(spark)
-table = spark.read.format("millrace").option("bootstrap", bootstrap).option("topics", "flights")
-cells = table.option("tasks", "2").load()
-records = table.option("mode", "records").option("tasks", "3").load()
+table = spark.read.format("millrace").option("kafka.bootstrap.servers", bootstrap)
+table = table.option("subscribe", "flights").option("minPartitions", "3")
+cells = table.option("mode", "cells").load()
+records = table.option("mode", "records").option("includeIdentity", "true").load()
 counted = [row.asDict() for row in cells.select("note", "count").collect()]
-shown = records.selectExpr("sequence", "spark_partition_id() as part").collect()
+shown = records.selectExpr("identity.sequence", "spark_partition_id() as part").collect()
 found = {
     "cells": sum(row["count"] for row in counted if row["note"] is None),
     "records": sum(row["count"] for row in counted if row["note"] == "records"),
@@ -201,6 +264,38 @@ def test_a_users_program_reads_cells_and_records_there(standalone, world, tmp_pa
     assert found["sequences"] == list(range(1, 121)) and found["parts"] > 1
 
 
+WITHOUT = """
+import sys
+
+class Gone:
+    def find_spec(self, name, path=None, target=None):
+        if name == "{0}":
+            raise ModuleNotFoundError("No module named '{0}'", name=name)
+
+sys.meta_path.insert(0, Gone())
+"""
+
+
+def python_with(standalone: StandaloneCluster, folder: Path, customized: str) -> Path:
+    """The workers' Python, which runs this at its start."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(customized)
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{folder}:$PYTHONPATH" exec {standalone.python} "$@"\n')
+    python.chmod(0o755)
+    return python
+
+
+def python_of_the_past(standalone: StandaloneCluster, folder: Path) -> Path:
+    """Two hours behind."""
+    late = "import time\nnow = time.time\ntime.time = lambda: now() - 7200\n"
+    return python_with(standalone, folder / "past", late)
+
+
+def python_without(standalone: StandaloneCluster, folder: Path, package: str) -> Path:
+    return python_with(standalone, folder / "without", WITHOUT.format(package))
+
+
 @pytest.mark.long
 def test_what_a_cluster_lacks_is_said_in_one_line(standalone, world, tmp_path):
     sender = stream("ewr", "UA@ewr", "00000000000000aa")
@@ -212,7 +307,16 @@ def test_what_a_cluster_lacks_is_said_in_one_line(standalone, world, tmp_path):
     assert nobody.returncode == 3
     assert "millrace: Spark master spark://127.0.0.1:" in nobody.stderr
     assert "cannot be reached" in nobody.stderr and nobody.stderr.count("\n") == 1
-    absent = audit(config, standalone.master, environment(standalone, PYSPARK_PYTHON="/no/such/python"))
-    assert absent.returncode == 3, absent.stderr
-    assert "Spark's workers cannot start /no/such/python" in absent.stderr and absent.stderr.count("\n") == 1
+    here = write_config(world, tmp_path / "here.yaml", state=str(tmp_path / "audit-state"))
+    local = audit(here, standalone.master, environment(standalone))
+    assert local.returncode == 3 and "share with this machine" in local.stderr, local.stderr
+    assert local.stderr.count("\n") == 1 and "here.yaml:" in local.stderr
+    for python, said in (
+        (Path("/no/such/python"), "Spark's workers cannot start /no/such/python"),
+        (python_of_the_past(standalone, tmp_path), " s behind the driver's; set both by NTP"),
+        (python_without(standalone, tmp_path, "numba"), "Spark's workers lack the Python package numba"),
+    ):
+        lacking = audit(config, standalone.master, environment(standalone, PYSPARK_PYTHON=str(python)))
+        assert lacking.returncode == 3, lacking.stderr
+        assert said in lacking.stderr and lacking.stderr.count("\n") == 1
     assert not (tmp_path / "audit-report" / "summary.json").exists()

@@ -80,6 +80,13 @@ class Processes:
         return figures
 
 
+def source_of(order: dict[str, Any]) -> Any:
+    """What is read, as options of the Spark source."""
+    from millrace.audit.spark.kafka_options import parse_source
+
+    return parse_source({"kafka.bootstrap.servers": order["bootstrap"], "subscribe": order["topic"]})
+
+
 class Millrace:
     """Cells mode, the way that the audit's job takes."""
 
@@ -91,15 +98,14 @@ class Millrace:
         self._spark = self._stack.enter_context(spark_session(MASTER, folder))
 
     def count(self, order: dict[str, Any]) -> dict[str, Any]:
-        from millrace.audit.spark.spark_source import parse_options, read_pinned
+        from millrace.audit.spark.pinning import pin_ranges
+        from millrace.audit.spark.spark_source import read_pinned
         from millrace.audit.spark.task_plan import ranges_option, task_count_of
-        from millrace.audit.spark.task_reader import pin_ranges
 
-        asked = {"bootstrap": order["bootstrap"], "topics": order["topic"]}
         target = self._folder / "cells"
         shutil.rmtree(target, ignore_errors=True)
         processes, begin = Processes(), time.perf_counter()
-        ranges = asyncio.run(pin_ranges(parse_options(asked)))
+        ranges = asyncio.run(pin_ranges(source_of(order)))
         share = order.get("records", 1 << 60) // len(ranges)
         ranges = [
             replace(each, end_offset=min(each.end_offset, each.first_offset + share)) for each in ranges
@@ -160,12 +166,11 @@ class Connector:
         self._spark.sparkContext.setLogLevel("ERROR")
 
     def count(self, order: dict[str, Any]) -> dict[str, Any]:
-        from millrace.audit.spark.spark_source import parse_options
-        from millrace.audit.spark.task_reader import pin_ranges
+        from millrace.audit.spark.pinning import pin_ranges
 
         topic = order["topic"]
         processes, begin = Processes(), time.perf_counter()
-        ranges = asyncio.run(pin_ranges(parse_options({"bootstrap": order["bootstrap"], "topics": topic})))
+        ranges = asyncio.run(pin_ranges(source_of(order)))
         share = order.get("records", 1 << 60) // len(ranges)
         ends = {str(each.partition): min(each.end_offset, each.first_offset + share) for each in ranges}
         source = (

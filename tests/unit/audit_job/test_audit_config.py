@@ -7,7 +7,7 @@ import pytest
 from millrace.audit.config import duration_text, load_config, parse_config, parse_duration_ms
 from millrace.audit.job import check_window
 from millrace.audit.keeping.state import Commit
-from millrace.audit.spark.spark_source import parse_options
+from millrace.audit.spark.read_options import parse_options
 from millrace.broker.errors import ConfigError
 
 GOOD = "clusters:\n  ewr: {bootstrap: ['127.0.0.1:9092'], tier: source}\ntopics: [flights]\n"
@@ -159,13 +159,9 @@ def test_missing_file_is_one_line(tmp_path):
     "options",
     [
         {},
-        {"bootstrap": "h:1"},
-        {"bootstrap": "h", "topics": "t"},
-        {"bootstrap": "h:1", "topics": "t", "mode": "rows"},
-        {"bootstrap": "h:1", "topics": "t", "tasks": "0"},
-        {"bootstrap": "h:1", "topics": "t", "tasks": "many"},
-        {"bootstrap": "h:1", "topics": "t", "window": "1 fortnight"},
-        {"bootstrap": "h:1", "topics": "t", "colour": "red"},
+        {"ranges": "[]", "bootstraps": "{}", "tasks": "many"},
+        {"ranges": "[]", "bootstraps": "{}", "window": "1 fortnight"},
+        {"ranges": "[]", "bootstraps": "{}", "colour": "red"},
         {"ranges": "[]"},
         {"ranges": "{", "bootstraps": "{}"},
         {"ranges": '[{"cluster": 1}]', "bootstraps": "{}"},

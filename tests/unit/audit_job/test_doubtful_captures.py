@@ -22,7 +22,15 @@ from millrace.audit.contract.events import (
     TierEvent,
     encode_event,
 )
-from millrace.audit.job import Run, _judge, _reconcile, _reconciler, check_names, check_window
+from millrace.audit.job import (
+    Run,
+    _judge,
+    _reconcile,
+    _reconciler,
+    check_clusters,
+    check_names,
+    check_window,
+)
 from millrace.audit.keeping.state import Commit, ReadPosition, StateFolder, UnreadNote
 from millrace.audit.reconciliation.reconcile import Passage
 from millrace.audit.reconciliation.verdict_rows import verdict_rows
@@ -345,6 +353,20 @@ def test_other_names_of_a_topic_need_another_state():
     check_names(config(clusters={"agg": {"topics": {"flights": ["a", "b"]}}}), several)
     with pytest.raises(ConfigError):
         check_names(config(), several)
+
+
+def test_a_state_of_other_clusters_is_refused():
+    known = Commit(number=1, offsets={"agg/flights/0": ReadPosition(5, "id")}, clusters={"agg": "one"})
+    for ids in ({}, {"agg": "one"}, {"agg": "", "ewr": "new"}):  # one cluster more is the same audit
+        check_clusters(config(), known, ids)
+    check_clusters(config(), Commit(), {"agg": "one"})
+    with pytest.raises(
+        ConfigError, match=r"clusters\.agg\.bootstrap: got 'cluster two', expected cluster one"
+    ):
+        check_clusters(config(), known, {"agg": "two", "ewr": "new"})
+    elsewhere = Commit(number=1, offsets={"hub/flights/0": ReadPosition(5, "id")})
+    with pytest.raises(ConfigError, match=r"it is of another, of the clusters hub$"):
+        check_clusters(config(), elsewhere, {})
 
 
 def test_no_cell_lies_across_an_end_of_the_offsets_that_were_given_again():

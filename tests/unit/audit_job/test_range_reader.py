@@ -142,6 +142,8 @@ def answer(build, offset: int, empty: bool = False) -> FetchedPartition:
 class Counted(range_reader.RangeReader):
     """Answers at once; `asked` are the offsets of the fetches that were begun."""
 
+    _read_committed = True
+
     def __init__(self, build) -> None:
         self.build = build
         self.asked: list[int] = []

@@ -12,6 +12,7 @@ import pytest
 
 from millrace.audit.keeping import state_files
 from millrace.audit.keeping.state import (
+    STATE_VERSION,
     Commit,
     CommitConflict,
     ReadPosition,
@@ -77,9 +78,9 @@ def test_state_of_a_newer_program_is_refused_with_its_version(tmp_path):
     state.commit(commit(1))
     path = tmp_path / "commits" / "00000001.json"
     envelope = json.loads(path.read_text())
-    envelope["commit"]["version"] = 5
+    envelope["commit"]["version"] = STATE_VERSION + 1
     path.write_text(json.dumps(envelope))
-    with pytest.raises(StateDamaged, match="format version 5"):
+    with pytest.raises(StateDamaged, match=f"format version {STATE_VERSION + 1}"):
         state.latest()
 
 

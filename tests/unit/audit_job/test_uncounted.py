@@ -14,9 +14,9 @@ from millrace.audit.keeping.state import StateFolder
 from millrace.audit.scanning.cell_notes import uncounted
 from millrace.audit.scanning.cell_rows import CELL_SCHEMA, NOTE_READ, RowBuilder, RowPlace
 from millrace.audit.spark import spark_cells
+from millrace.audit.spark.read_options import parse_options
 from millrace.audit.spark.shared_state import CellsIncomplete
 from millrace.audit.spark.spark_cells import RunCells
-from millrace.audit.spark.spark_source import parse_options
 from millrace.audit.spark.task_plan import OffsetRange, plan_tasks
 from millrace.audit.spark.task_reader import _read_cells
 from millrace.broker.errors import ConfigError

@@ -1,0 +1,187 @@
+"""Options of `spark.read.format("millrace")`: those of Spark's Kafka connector, and one line for the rest."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import pytest
+
+from millrace.audit.scanning.credentials import ClientProperties, security_of
+from millrace.audit.spark.kafka_options import Subscription, parse_source
+from millrace.audit.spark.offset_limits import EARLIEST, LATEST, Limit
+from millrace.audit.spark.record_rows import RecordRows, record_ddl
+from millrace.audit.spark.spark_source import MillraceDataSource, MillraceReader
+from millrace.broker.errors import ConfigError
+
+SERVERS = {"kafka.bootstrap.servers": "a:1,b:2"}
+GOOD = {**SERVERS, "subscribe": "x, y"}
+PLAIN_LOGIN = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="a" password="{}";'
+
+
+def test_without_more_it_reads_what_the_connector_reads():
+    source = parse_source(GOOD)
+    assert source.read.bootstraps == {"cluster": ["a:1", "b:2"]} and source.read.mode == "records"
+    assert source.subscription == Subscription("subscribe", topics=("x", "y"))
+    assert (source.start.default, source.end.default) == (EARLIEST, LATEST)
+    assert (source.least_tasks, source.most_offsets) == (None, None)
+    assert not source.read.read_committed and source.read.fail_on_loss and not source.read.headers
+
+
+def test_columns_and_their_types_are_the_connectors():
+    assert MillraceDataSource(GOOD).schema() == (
+        "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
+        "timestampType int"
+    )
+    read = parse_source({**GOOD, "includeHeaders": "true", "includeIdentity": "true"}).read
+    assert record_ddl(read).endswith(
+        "timestampType int, headers array<struct<key: string, value: binary>>, "
+        "identity struct<stream: string, sequence: bigint, created: timestamp, producer: string>"
+    )
+    assert RecordRows(read).flush().schema.names[-2:] == ["headers", "identity"]
+
+
+def test_values_of_every_option():
+    source = parse_source(
+        {
+            "KAFKA.bootstrap.servers": "a:1",
+            "SubscribePattern": " fl.*|x ",
+            "startingTimestamp": "5",
+            "startingOffsetsByTimestampStrategy": "latest",
+            "endingOffsets": '{"x": {"0": 7, "1": -1}}',
+            "FAILONDATALOSS": "false",
+            "minPartitions": "9",
+            "maxRecordsPerPartition": "1000",
+            "includeHeaders": "true",
+            "kafka.isolation.level": "READ_COMMITTED",
+            "kafka.fetch.max.bytes": "4096",
+        }
+    )
+    assert source.subscription == Subscription("subscribePattern", pattern="fl.*|x")
+    assert source.start == Limit("startingTimestamp", EARLIEST, time_ms=5, or_latest=True)
+    assert source.end == Limit("endingOffsets", LATEST, offsets={("x", 0): 7, ("x", 1): -1})
+    assert (source.least_tasks, source.most_offsets) == (9, 1000)
+    read = source.read
+    assert (read.fail_on_loss, read.headers, read.read_committed, read.fetch_max_bytes) == (
+        False,
+        True,
+        True,
+        4096,
+    )
+    assigned = parse_source({**SERVERS, "assign": '{"x": [2, 0], "y": [1]}'}).subscription
+    assert assigned.partitions == (("x", 2), ("x", 0), ("y", 1))
+    cells = parse_source({**GOOD, "mode": "cells", "window": "5m", "digest": "true", "cluster": "ewr"})
+    assert (cells.read.window_ms, cells.read.digest, cells.read.read_committed) == (300_000, True, True)
+    assert (cells.cluster, cells.tier) == ("ewr", "ewr")
+
+
+def test_of_several_starts_a_time_comes_before_times_before_offsets():
+    given = {**GOOD, "startingOffsets": '{"x": {"0": 3}}'}
+    assert parse_source(given).start.offsets == {("x", 0): 3}
+    given["startingOffsetsByTimestamp"] = '{"x": {"0": 4}}'
+    assert parse_source(given).start.times_ms == {("x", 0): 4}
+    given["startingTimestamp"] = "5"
+    assert parse_source(given).start.time_ms == 5
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"subscribe": "x"}, "option kafka.bootstrap.servers: got None, expected a value: it is required"),
+        (
+            {"kafka.bootstrap.servers": "a", "subscribe": "x"},
+            "option kafka.bootstrap.servers: got 'a', expected an address as host:port",
+        ),
+        (SERVERS, "options: got None, expected one of assign, subscribe, subscribePattern"),
+        (
+            {**GOOD, "assign": "{}"},
+            "options: got 'assign, subscribe', expected one of assign, subscribe, subscribePattern",
+        ),
+        ({**SERVERS, "subscribe": " , "}, "option subscribe: got ' , ', expected topics with commas"),
+        ({**SERVERS, "assign": '{"x": 1}'}, "option assign, x: got '1', expected partitions"),
+        ({**SERVERS, "assign": '{"x": [-1]}'}, "option assign: got '{\"x\": [-1]}', expected partitions"),
+        ({**SERVERS, "subscribePattern": "("}, "option subscribePattern: got '(', expected a pattern"),
+        ({**SERVERS, "subscribePattern": r"\p{Lu}"}, "expected a pattern of Python's re (bad escape"),
+        ({**SERVERS, "subscribePattern": "[a-z&&[^x]]"}, "Python's re (Possible set intersection"),
+        ({**GOOD, "startingOffsets": "latest"}, "option startingOffsets: got 'latest', expected earliest"),
+        ({**GOOD, "endingOffsets": "earliest"}, "option endingOffsets: got 'earliest', expected latest"),
+        (
+            {**GOOD, "startingOffsets": '{"x": {"0": -1}}'},
+            "option startingOffsets, x-0: got -1, expected an offset, or -2 for earliest",
+        ),
+        (
+            {**GOOD, "endingOffsets": '{"x": {"0": -2}}'},
+            "option endingOffsets, x-0: got -2, expected an offset, or -1 for latest",
+        ),
+        ({**GOOD, "endingOffsets": '{"x": {"zero": 2}}'}, 'option endingOffsets: got \'{"x": {"zero": 2}}\''),
+        ({**GOOD, "endingOffsets": '{"x": {"0": "2"}}'}, "expected numbers, such as"),
+        ({**GOOD, "startingTimestamp": "now"}, "option startingTimestamp: got 'now', expected a time in"),
+        (
+            {**GOOD, "startingOffsetsByTimestampStrategy": "earliest"},
+            "option startingOffsetsByTimestampStrategy: got 'earliest', expected error or latest",
+        ),
+        ({**GOOD, "failOnDataLoss": "no"}, "option failOnDataLoss: got 'no', expected true or false"),
+        ({**GOOD, "minPartitions": "0"}, "option minPartitions: got '0', expected a whole number from 1"),
+        ({**GOOD, "maxRecordsPerPartition": "-1"}, "option maxRecordsPerPartition: got '-1', expected a"),
+        ({**GOOD, "kafka.isolation.level": "all"}, "option kafka.isolation.level: got 'all', expected read_"),
+        (
+            {**GOOD, "mode": "cells", "kafka.isolation.level": "read_uncommitted"},
+            "expected read_committed, for mode cells",
+        ),
+        ({**GOOD, "mode": "rows"}, "option mode: got 'rows', expected records or cells"),
+        ({**GOOD, "window": "1m"}, "option window: got '1m', expected mode cells beside it"),
+        (
+            {**GOOD, "mode": "cells", "includeHeaders": "true"},
+            "option includeHeaders: got 'true', expected mode records beside it",
+        ),
+        ({**GOOD, "groupIdPrefix": "a"}, "expected none: this source reads without a consumer group"),
+        ({**GOOD, "kafka.group.id": "a"}, "option kafka.group.id: got a value, expected none: this source"),
+        ({**GOOD, "maxOffsetsPerTrigger": "5"}, "expected none: it is of streaming queries"),
+        ({**GOOD, "kafka.auto.offset.reset": "earliest"}, "expected startingOffsets in its place"),
+        ({**GOOD, "kafka.ssl.keystore.password": "a"}, "expected kafka.ssl.key.password: stores are PEM"),
+        ({**GOOD, "kafka.max.poll.records": "5"}, "option: got 'kafka.max.poll.records', expected a setting"),
+        ({**GOOD, "topics": "x"}, "option: got 'topics', expected one of assign, subscribe"),
+    ],
+)
+def test_what_is_wrong_or_not_supported_is_one_line_that_names_the_option(given, said):
+    with pytest.raises(ConfigError) as problem:
+        parse_source(given)
+    assert said in str(problem.value) and "\n" not in str(problem.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {**GOOD, "security": '{"sasl": {"password": "hunter2"}'},
+        {**GOOD, "sasl.password": "hunter2"},
+        {**GOOD, "kafka.ssl.truststore.password": "hunter2"},
+        {**GOOD, "kafka.sasl.client.callback": "hunter2"},
+        {**GOOD, "kafka.sasl.jaas.config": PLAIN_LOGIN.format("hunter2"), "security": "{}"},
+    ],
+)
+def test_a_secret_in_the_wrong_place_is_not_repeated(given):
+    with pytest.raises(ConfigError) as problem:
+        parse_source(given)
+    assert "hunter2" not in str(problem.value) and "hunter2" not in repr(problem.value)
+
+
+def test_a_login_in_kafkas_words_reaches_the_workers_and_no_text():
+    given = {
+        **GOOD,
+        "kafka.security.protocol": "SASL_PLAINTEXT",
+        "kafka.sasl.mechanism": "PLAIN",
+        "kafka.sasl.jaas.config": PLAIN_LOGIN.format("hunter2"),
+    }
+    reader = MillraceReader(parse_source(given))
+    (login,) = pickle.loads(pickle.dumps(reader))._source.read.securities.values()
+    assert isinstance(login, ClientProperties)
+    security = security_of("cluster", login)
+    assert security.sasl is not None and security.sasl.password is not None
+    assert (security.sasl.username, security.sasl.password.read()) == ("a", "hunter2")
+    assert "hunter2" not in repr(reader._source) and "hunter2" not in repr(security)
+
+
+def test_an_option_of_audit_yaml_is_taken_as_it_stands_there():
+    section = {"protocol": "SSL", "ssl": {"verify_hostname": False}}
+    source = parse_source({**GOOD, "security": json.dumps(section)})
+    assert source.read.securities == {"cluster": section}
