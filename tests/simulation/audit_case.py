@@ -81,6 +81,12 @@ class Case:
         if opened is not None and opened > self.world.now_ms + GRACE_MS:
             opened = None  # a clock that is ahead of now says nothing
         since = None if opened is None else min(opened, window) - GRACE_MS
+        # Who promises dates its records by its clock: none of a later window can have been in it.
+        promised = self.told.promise_ms
+        is_group = tier.startswith("group:")
+        if promised is not None and promised <= self.world.now_ms + GRACE_MS and not is_group:
+            by_clock = min(promised, window) - GRACE_MS
+            since = by_clock if since is None else max(since, by_clock)
         gone = [v for v in self.gone[tier] if v.recreated or not recreated]
         gone = [v for v in gone if v.cut is not None or not shortened]
         gone = [v for v in gone if cut_off or not self.cut_off(v)]
