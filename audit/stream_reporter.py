@@ -10,7 +10,7 @@ it.
     stamp.acknowledged(len(value))                   # or ambiguous(), failed(), not_taken()
     for event in reporter.report():                  # every reporter.interval_ms
         client.send(reporter.events_topic, event.value, key=event.key)
-        event.delivered()                            # or event.failed(): it is said again next time
+        event.delivered()                            # or event.failed(), too_large(): it is said again
     for event in reporter.close(): ...               # the last word; then reporter.finish()
 
 Which fate a client's error means is the caller's to say; when in doubt `ambiguous`. `failed` and `not_taken`

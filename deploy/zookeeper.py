@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from millrace.broker.errors import DataFolderNotWritable, FatalError, PortTaken
+from millrace.broker.protocol.address import Address
 from millrace.deploy.java import find_java
 
 MAIN_CLASS = "org.apache.zookeeper.server.ZooKeeperServerMain"
@@ -87,7 +88,7 @@ def launch_command(
     port: ZooKeeper cannot say which one it took.
     """
     program = java or find_java()
-    _check_port_is_free(host, port)
+    _check_port_is_free(Address(host, port))
     server_config = data / "zoo.cfg"
     log_config = data / "log4j2.properties"
     try:
@@ -105,7 +106,7 @@ def launch_command(
         *(option.format(heap_mib=heap_mib) for option in _JVM_OPTIONS),
         f"-Dlog4j2.configurationFile={log_config.resolve()}",
         "-Dzookeeper.jmx.log4j.disable=true",
-        "-Djava.net.preferIPv4Stack=true",
+        f"-Djava.net.preferIPv4Stack={'false' if ':' in host else 'true'}",
         "-cp",
         ":".join(str(jar) for jar in server_jars()),
         MAIN_CLASS,
@@ -116,7 +117,7 @@ def launch_command(
 def run_in_foreground(port: int, data: Path, *, host: str = "127.0.0.1", heap_mib: int = 128) -> NoReturn:
     """Becomes the ZooKeeper server: this process is replaced, so signals and the exit status are its own."""
     command = launch_command(port, data, host=host, heap_mib=heap_mib)
-    print(f"ZooKeeper at {host}:{port}, data in {data} (Ctrl-C stops it)", flush=True)
+    print(f"ZooKeeper at {Address(host, port)}, data in {data} (Ctrl-C stops it)", flush=True)
     sys.stderr.flush()
     os.execv(command[0], command)
 
@@ -148,16 +149,15 @@ def is_serving(port: int, host: str = "127.0.0.1", timeout_s: float = 1.0) -> bo
         return False
 
 
-def _check_port_is_free(host: str, port: int) -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise PortTaken(
-                    f"port {host}:{port} is taken: stop what listens there or choose another --port"
-                ) from error
-            raise FatalError(
-                f"cannot listen on {host}:{port} ({error.strerror}): check --host and --port"
+def _check_port_is_free(address: Address) -> None:
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(target)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise PortTaken(
+                f"port {address} is taken: stop what listens there or choose another --port"
             ) from error
+        raise FatalError(f"cannot listen on {address} ({error.strerror}): check --host and --port") from error

@@ -147,3 +147,15 @@ def test_broker_that_refuses_to_start_is_quoted(file: Path, content: dict[str, A
     assert "broker-b ended with status 2" in answer.stderr
     assert "no.such.key" in answer.stderr
     assert set(states(file).values()) == {"stopped"}
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="no IPv6")
+def test_a_sandbox_may_be_at_ipv6_addresses(content: dict[str, Any]) -> None:
+    there = json.loads(json.dumps(content).replace("127.0.0.1:", "[::1]:"))
+    sandbox = Sandbox(parse_spec(there, where="test"))
+    try:
+        assert sandbox.up() == ["zookeeper", "broker-a", "broker-b", "mirror-m-1"]
+        assert {row["address"].rpartition(":")[0] for row in sandbox.status()} == {"[::1]"}
+        assert {row["state"] for row in sandbox.status()} == {"serving"}
+    finally:
+        sandbox.down()

@@ -39,7 +39,6 @@ from millrace.broker.telemetry.metrics import BrokerMetrics
 from tests.simulation.cluster.connections import call
 from tests.simulation.cluster.disk import VirtualLog
 from tests.simulation.cluster.zookeeper import Make, Set, VirtualZooKeeper
-from tests.stored_batches import batches_of
 
 if TYPE_CHECKING:
     from tests.simulation.cluster.broker import Broker
@@ -160,7 +159,7 @@ class VirtualReplicas:
 
     async def read_all(self, topic: str, partition: int) -> AsyncIterator[memoryview]:
         """What the log has now; the disk takes its time."""
-        batches = batches_of(self.leader_of(topic, partition).log)
+        batches = self.leader_of(topic, partition).log.batches()
         rng = self._broker.world.rng
         await asyncio.sleep(rng.choice((0, 2, 40)) / 1000)
         for batch in batches:

@@ -33,6 +33,15 @@ def test_taken_port_is_refused_with_its_number(taken_port: int, tmp_path: Path) 
         zookeeper.launch_command(taken_port, tmp_path, java=JAVA)
 
 
+def test_taken_ipv6_port_is_refused_with_its_address(tmp_path: Path) -> None:
+    try:
+        listener = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    except OSError:
+        pytest.skip("no IPv6")
+    with listener, pytest.raises(PortTaken, match=r"\[::1\]:\d+ is taken.*--port"):
+        zookeeper.launch_command(listener.getsockname()[1], tmp_path, host="::1", java=JAVA)
+
+
 def test_address_of_another_machine_is_refused(free_port: int, tmp_path: Path) -> None:
     with pytest.raises(FatalError, match="check --host"):
         zookeeper.launch_command(free_port, tmp_path, host="203.0.113.1", java=JAVA)
