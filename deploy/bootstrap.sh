@@ -3,7 +3,7 @@
 #
 #   bootstrap.sh demo    .venv with the pinned dependencies of the demo, and Java 17+
 #   bootstrap.sh test    the same with the test tools, and kcat, Burrow, openssl, Chromium, Maven, ip,
-#                        mkfs.ext4 (as root), Prometheus
+#                        mkfs.ext4 (as root), Prometheus; Apache Kafka's jars
 #   bootstrap.sh peers   what the benchmark against other brokers needs besides: pika, RabbitMQ and ActiveMQ
 #
 # Whatever the machine lacks is installed with apt when this runs as root; otherwise one line says what to do.
@@ -147,6 +147,15 @@ import millrace.mirror.batches.coalesce_kernels
 END
 }
 
+# What the gate's runs would fetch at once otherwise, side by side. A machine without a net can lint all the same.
+gather_jars() {
+    local peer
+    for peer in kafka spark_kafka; do
+        "$venv/bin/python" -m "tests.peers.$peer" >/dev/null 2>&1 ||
+            say "Maven could not fetch the jars of tests/peers/$peer.py: the tests will try again"
+    done
+}
+
 case "${1:-}" in
 demo)
     make_venv
@@ -168,6 +177,7 @@ test)
     ensure_service prometheus prometheus promtool
     ensure_service burrow Burrow
     warm_kernels
+    gather_jars
     ;;
 peers)
     install_package dev,peers

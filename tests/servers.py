@@ -16,6 +16,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from kazoo.client import KazooClient
+
 from millrace.deploy import zookeeper
 from millrace.deploy.processes import spawn
 from tests import forked
@@ -168,6 +170,23 @@ class BrokerProcess:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait(patience(STOP_TIMEOUT_S))
+
+    def end_session(self) -> None:
+        """What ZooKeeper does two seconds after the process has died, now: its next start waits for that."""
+        client = KazooClient(self.zookeeper)
+        client.start(patience(STOP_TIMEOUT_S))
+        try:
+            registered = client.exists(f"/brokers/ids/{self.id}")
+            if registered is not None:
+                of_session = client.transaction()
+                of_session.delete(f"/brokers/ids/{self.id}")
+                controller = client.exists("/controller")
+                if controller is not None and controller.ephemeralOwner == registered.ephemeralOwner:
+                    of_session.delete("/controller")
+                of_session.commit()
+        finally:
+            client.stop()
+            client.close()
 
     def stop(self) -> int:
         """SIGTERM, and the exit status."""

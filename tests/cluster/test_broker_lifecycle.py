@@ -114,6 +114,7 @@ def test_reader_of_records_that_a_crash_took_is_told_so(broker: BrokerProcess) -
         epoch = client.fetch(PartitionFetch("cut", 0, 10, 1 << 20, last_fetched_epoch=0)).partitions[0]
         assert (epoch.error_code, epoch.diverging) == (0, None)
     broker.kill()
+    broker.end_session()
     os.truncate(broker.data / "cut-0" / f"{0:020d}.log", sum(sizes[:6]))
     broker.start()
     with RawClient(broker.port) as client:
@@ -208,6 +209,7 @@ def test_torn_tail_is_cut_and_the_rest_served(broker: BrokerProcess) -> None:
         for value in (b"a", b"b", b"c"):
             client.produce({("torn", 0): batch_of(value)})
     broker.kill()
+    broker.end_session()
     segment = broker.data / "torn-0" / f"{0:020d}.log"
     os.truncate(segment, segment.stat().st_size - 5)
     broker.start()
@@ -323,6 +325,7 @@ def test_compacted_log_without_a_mark_of_its_holes_is_recovered_whole(broker: Br
         }
         client.ask(Api.CREATE_TOPICS, 7, topics=[wanted], timeout=TIMEOUT_MS)
     broker.kill()
+    broker.end_session()
     records = [Record(b"k", b"v", (), 1)]
     held = build_batch(records, leader_epoch=0) + build_batch(records, base_offset=7, leader_epoch=0)
     (broker.data / "compacted-0" / f"{0:020d}.log").write_bytes(held)

@@ -14,6 +14,7 @@ from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.group_member import GroupMember
 from millrace.broker.client.producer import Producer
 from millrace.broker.client.read_to_end import read_topic_to_end
+from tests.pairs import MORTAL_KAFKA
 from tests.peers.kafka import KafkaPeer
 from tests.ports import free_port
 from tests.servers import BrokerProcess
@@ -26,7 +27,7 @@ KILL_AT = 100
 @pytest.fixture
 def own_kafka(tmp_path: Path) -> Iterator[KafkaPeer]:
     """A node for one test alone, which may do with it what it likes."""
-    with KafkaPeer(tmp_path / "kafka") as peer:
+    with KafkaPeer(tmp_path / "kafka", settings=MORTAL_KAFKA) as peer:
         yield peer
 
 

@@ -212,6 +212,7 @@ def killed_with_segments(broker_factory: BrokerFactory) -> BrokerProcess:
             (answer,) = client.produce({(TOPIC, 0): batch}, acks=-1)
             assert (answer.error_code, answer.base_offset) == (0, first)
     broker.kill()
+    broker.end_session()
     assert len(log_files(broker)) > 4 and recovery_point(broker) == 0
     return broker
 

@@ -399,6 +399,7 @@ def test_a_restart_keeps_idempotence_and_open_transactions(flights):
     assert producer.produce("flights", 0, b"a", b"b") is ErrorCode.none
     for stop in (flights.stop, flights.kill):
         stop()
+        flights.end_session()
         flights.start()
         coordinator_of(flights.port, "orders")
         again = RawProducer(flights.port, "orders")

@@ -24,6 +24,7 @@ import pytest
 from tests import forked, waiting
 from tests.points.launcher import DIED, GO, REACHED
 from tests.points.points import POINTS
+from tests.servers import BrokerProcess
 
 LAUNCHER = Path(__file__).with_name("launcher.py")
 
@@ -111,6 +112,8 @@ class Fault:
                 f"{process.returncode}{self._said()}"
             )
         self.take_away()
+        if isinstance(self._process, BrokerProcess):
+            self._process.end_session()  # that a start waits for it: test_broker_lifecycle
 
     def _wait(self, is_over: Callable[[], bool]) -> None:
         process = self._running()

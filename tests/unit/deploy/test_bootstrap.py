@@ -119,3 +119,15 @@ def test_others_are_told_what_the_tests_need(checkout: Path) -> None:
 def test_who_cannot_mount_needs_no_program_that_makes_file_systems(checkout: Path) -> None:
     answer = bootstrap(checkout, "test", **machine(checkout, lacking="mkfs.ext4"))
     assert answer.returncode == 0, answer.stderr
+
+
+def test_jars_that_cannot_be_fetched_now_do_not_stop_the_set_up(checkout: Path) -> None:
+    environment = machine(checkout, lacking="none")
+    python = checkout / ".venv" / "bin" / "python"
+    python.unlink()
+    program(checkout, "python-offline", 'case "$*" in *tests.peers.kafka*) exit 1;; esac')
+    python.symlink_to(checkout / "bin" / "python-offline")
+    answer = bootstrap(checkout, "test", **environment)
+    assert answer.returncode == 0, answer.stderr
+    (said,) = [line for line in answer.stderr.splitlines() if "Maven" in line]
+    assert said == "Maven could not fetch the jars of tests/peers/kafka.py: the tests will try again"
