@@ -7,8 +7,10 @@
 
 A loss of power, or a disk that fails a flush, may take records that were committed but flushed nowhere. As
 long as one in-sync member was not interrupted (or was stopped in order), its copy counts; once all were,
-nobody can tell which of them lost something, and a record that some of them lost is *excused*. With
-`visibility=flushed` nothing is ever excused: an offset that a consumer saw is never used again.
+nobody can tell which of them lost something, and a record that some of them lost is *excused*. So is what a
+leader shows that stood still while all who had it from there were interrupted and others took its offsets: it
+had their word before that. With `visibility=flushed` nothing is ever excused: an offset that a consumer saw
+is never used again.
 """
 
 from __future__ import annotations
@@ -47,6 +49,9 @@ class Truth:
         self.acknowledged: dict[int, dict[int, object]] = {}
         self.excused_count = 0
         self.states: dict[int, PartitionState] = {}
+        self._followers: dict[tuple[int, int], tuple[frozenset[int], set[int]]] = {}
+        """By partition and leader: who was in sync beside it, and who of them was not interrupted since."""
+        self._shown_again: set[tuple[int, int, Stored]] = set()
         self._controllers: dict[int, int] = {}
         self._latest_controller_epoch = 0
 
@@ -62,6 +67,10 @@ class Truth:
                 raise Violation(f"broker {broker} shows {partition}@{offset}, which its log has not")
             known = committed.setdefault(offset, record)
             if known != record:
+                if self._has_outlived_its_followers(broker, partition):
+                    self._shown_again.add((partition, offset, record))
+                    self.excused_count += 1
+                    continue
                 raise Violation(
                     f"invariant 3: {partition}@{offset} was {known} and is {record} on broker {broker}"
                 )
@@ -69,10 +78,15 @@ class Truth:
                 self._told_up_to[partition] = offset + 1
                 self.on_committed(partition, offset, record)
 
+    def _has_outlived_its_followers(self, broker: int, partition: int) -> bool:
+        had, left = self._followers.get((partition, broker), (frozenset(), set()))
+        is_replaced = self.states[partition].leader != broker
+        return bool(is_replaced and had and not left and not self._only_flushed)
+
     def consumed(self, partition: int, offset: int, records: Sequence[Stored]) -> None:
         committed = self.committed.get(partition, {})
         for at, record in enumerate(records, start=offset):
-            if committed.get(at, record) != record:
+            if committed.get(at, record) != record and (partition, at, record) not in self._shown_again:
                 raise Violation(f"invariant 3: a consumer reads {record} at {partition}@{at}")
 
     def acknowledge(self, partition: int, offset: int, payloads: Sequence[object]) -> None:
@@ -80,6 +94,11 @@ class Truth:
         for at, payload in enumerate(payloads, start=offset):
             record = self.committed.get(partition, {}).get(at)
             if record is None or record.payload != payload:
+                if any(
+                    (partition, at, payload) == (number, offset, again.payload)
+                    for number, offset, again in self._shown_again
+                ):
+                    continue
                 raise Violation(f"acknowledged but not committed: {payload} at {partition}@{at}")
             self.acknowledged.setdefault(partition, {})[at] = payload
 
@@ -89,6 +108,8 @@ class Truth:
         excused."""
         if self._only_flushed:
             return
+        for (partition, _), (_, left) in self._followers.items():
+            left.intersection_update([each for each in left if self.is_uninterrupted(each, partition)])
         for partition, committed in self.committed.items():
             state = self.states.get(partition)
             if state is None:
@@ -117,6 +138,8 @@ class Truth:
         if known is not None and not self._only_flushed and set(state.isr) < set(known.isr):
             self._excuse_departed(partition, known, state)
         self.states[partition] = state
+        others = frozenset(state.isr) - {state.leader}
+        self._followers[partition, state.leader] = (others, set(others))
 
     def _excuse_departed(self, partition: int, before: PartitionState, after: PartitionState) -> None:
         """A member that had stopped in order is out of the in-sync set, in favour of ones that, as nobody
