@@ -162,6 +162,8 @@ class Log:
         self._snapshot_size = 0  # of the active segment, when the producers were last written
         self._is_as_opened = False  # after a clean close: nothing was written since
         self._topic_id: UUID | None = None
+        self.is_at_rest = False
+        """Whether the next append may have to open a file, and to wait for the disk; `wake` does that."""
         self.is_anchored = True
         """Whether the directory and its topic id are on the disk (`data_folder.py`)."""
 
@@ -286,18 +288,15 @@ class Log:
         """Whether it was deleted, or set aside."""
         return self._segments.is_retired
 
-    @property
-    def is_at_rest(self) -> bool:
-        """Whether the next append has to open a file, which may wait for the disk."""
-        return not self._segments.active.file.is_open
-
     # -- append
 
     def wake(self) -> None:
         """Does what an append would wait for, where the disk may be waited for. Raises nothing: what is wrong
         the append says."""
-        with suppress(OSError):
-            self._segments.active.file.wake()
+        if self.is_at_rest:
+            with suppress(OSError):
+                self._segments.active.file.wake()
+            self.is_at_rest = False
 
     def append(
         self,

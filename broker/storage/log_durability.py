@@ -135,6 +135,7 @@ def rest(log: Log, now_ms: int) -> None:
     with log._lock:  # nobody writes
         for segment in idle:
             segment.file.rest()
+        log.is_at_rest = not log._segments.active.file.is_open
 
 
 def anchor(log: Log) -> None:

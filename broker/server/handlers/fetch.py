@@ -74,7 +74,10 @@ def handle_frame(
     if len(frame) > LARGEST_FRAME_AT_ONCE:
         kept = frame if len(frame) >= KEPT_FRAME_SIZE else memoryview(bytes(frame))
         return _handle_large(head, kept, position, context)
-    return _handle(head, _decoded(frame, position, head.version), context)
+    request = decode_request(frame, position, head.version)
+    if len(request.partitions) > 1:
+        request = _once_each(request)
+    return _handle(head, request, context)
 
 
 async def _handle_large(
@@ -85,10 +88,11 @@ async def _handle_large(
 
 
 def _decoded(frame: memoryview, position: int, version: int) -> FetchRequest:
+    return _once_each(decode_request(frame, position, version))
+
+
+def _once_each(request: FetchRequest) -> FetchRequest:
     """As in Apache Kafka, of a partition that stands there more than once what is said last counts, once."""
-    request = decode_request(frame, position, version)
-    if len(request.partitions) == 1:
-        return request
     partitions = {(asked.topic, asked.partition): asked for asked in request.partitions}
     if len(partitions) == len(request.partitions):
         return request
@@ -116,7 +120,8 @@ def _handle(head: Head, request: FetchRequest, context: RequestContext) -> Answe
     except MustReadCold:
         return asyncio.ensure_future(_answer_later(head, fetch, cold=True))
     if fetch.satisfied:
-        fetch.end_earlier_waits()
+        if request.replica_id >= 0:
+            fetch.end_earlier_waits()
         return _encode(head, fetch)
     return asyncio.ensure_future(_answer_later(head, fetch, cold=False))
 
@@ -125,7 +130,7 @@ async def _answer_later(head: Head, fetch: _Fetch, *, cold: bool) -> Answered:
     """Read what is cold on a thread, and wait for appends as long as the request allows."""
     if cold:
         await fetch.read_cold()
-        if fetch.satisfied:
+        if fetch.satisfied and fetch.request.replica_id >= 0:
             fetch.end_earlier_waits()
     loop = asyncio.get_running_loop()
     deadline = loop.time() + min(fetch.request.max_wait_ms, LONGEST_WAIT_MS) / 1000
@@ -206,6 +211,7 @@ class _Fetch:
         "asked",
         "broker",
         "given",
+        "is_large",
         "keys",
         "request",
         "satisfied",
@@ -229,6 +235,8 @@ class _Fetch:
         """Counts towards `min_bytes`: what was read, and the room that no whole batch fits into."""
         self.satisfied = False
         self.asked: Sequence[PartitionFetch] = request.partitions if session is None else session.partitions
+        self.is_large = len(self.asked) > MOST_AT_ONCE
+        """Whether others are to have their turn before all of it is read."""
         self._change_count = -1
         replicas = broker.replica_manager
         # A follower waits for the log's end, everyone else for the high watermark.
@@ -239,11 +247,6 @@ class _Fetch:
     def is_outdated(self) -> bool:
         """Whether there was an append since the last reading began; a wait would not hear of it."""
         return self._change_count != self._waits.change_count
-
-    @property
-    def is_large(self) -> bool:
-        """Whether others are to have their turn before all of it is read."""
-        return len(self.asked) > MOST_AT_ONCE
 
     def read(self) -> None:
         """Read from the page cache. Raises MustReadCold when a disk would have to be waited for."""
@@ -302,7 +305,7 @@ class _Fetch:
         """Where this follower's fetch does not wait, its waiting fetch of these partitions is answered now.
         One that came in the same piece of the stream has still to begin its wait, which it does before the
         loop comes to this."""
-        if self.request.replica_id < 0 or self.request.max_wait_ms > 0:
+        if self.request.max_wait_ms > 0:
             return
         for key in self.keys:
             asyncio.get_running_loop().call_soon(self._waits.give_up, key, self.request.replica_id)

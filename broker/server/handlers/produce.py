@@ -121,12 +121,14 @@ class _Appends:
         if self._size > produce_work.COMPRESSED_AT_ONCE and produce_work.is_much(partitions):
             return partitions
         self._budget = produce_work.budget_at_once()
-        for number, batches in enumerate(partitions[: produce_work.BATCHES_AT_ONCE]):
+        for number, batches in enumerate(partitions):
+            if number == produce_work.BATCHES_AT_ONCE:
+                return partitions[number:]
             try:
                 self.append(batches, verdicts)
             except (TooMuchAtOnce, WouldBlock):
                 return partitions[number:]
-        return partitions[produce_work.BATCHES_AT_ONCE :]
+        return ()
 
     @property
     def keeps_frame(self) -> bool:
