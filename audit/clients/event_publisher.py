@@ -1,9 +1,10 @@
 """Sends a producer's events to its cluster, and keeps those that were not delivered for the next time.
 
 Called by `producer` from its reporting thread, and when it closes. The application's client is given with
-every call and never kept. Events go through it but in two cases, for which a second client is opened: an
+every call and never kept. Events go through it but in three cases, for which a second client is opened: an
 event of a transactional producer must not wait for a transaction, nor be aborted with it; a client that
-had a fatal error takes nothing any more, while its counts must still be told.
+had a fatal error takes nothing any more, while its counts must still be told; where the cluster refused a
+batch as too large, each event goes in a batch of its own, which shows whose fault it is.
 
 Must stay true: what a report tells is in the journal before it is sent (`ProducerJournal.reported`); an event
 that was not delivered is told again, and one of an earlier session stays owed until it is delivered; one that
@@ -30,7 +31,7 @@ from millrace.audit.contract.events import CLOSED, CountEvent, Event, StreamEven
 _log = logging.getLogger("millrace.audit.clients.event_publisher")
 
 MAX_TOPIC_ATTEMPTS = 3
-OWN_CONNECTION = {"acks": "all", "enable.idempotence": True, "linger.ms": 5}
+OWN_CONNECTION = {"acks": "all", "enable.idempotence": True, "batch.num.messages": 1}
 
 _TOO_LARGE = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
 
@@ -56,11 +57,11 @@ class EventPublisher:
         self._topic = topic
         self._settings = settings
         self._journal = journal
-        self._transactional = transactional
         self._extras = dict(extras or {})
         self.own_connection: Producer | None = None
         self._owed = dict(journal.owed) if journal is not None else {}
         self._refusals: Counter[str] = Counter()
+        self._alone = transactional
         self._topic_ready = False
         self._topic_attempts = 0
         # Events that the application's client has and whose delivery reports were not served yet.
@@ -137,6 +138,7 @@ class EventPublisher:
 
     def _owe_again(self, key: str, value: str, error: KafkaError | None) -> None:
         """What is too large is sent a few times; the journal keeps it for the next start."""
+        self._alone = self._alone or _is_too_large(error)
         self._refusals[key] += _is_too_large(error)
         if self._refusals[key] < MAX_REFUSALS:
             self._owed[key] = value
@@ -171,7 +173,7 @@ class EventPublisher:
 
     def _hand_over(self, client: Producer, key: bytes, value: bytes, delivered: Delivered) -> None:
         own = self.own_connection
-        if own is None and self._transactional:
+        if own is None and self._alone:
             own = self._connect()
         if own is None:
             token = object()
@@ -211,6 +213,7 @@ class EventPublisher:
             self._journal.gone(stream)
 
     def _not_delivered(self, stream: StreamSession, event: Event, error: KafkaError | None) -> None:
+        self._alone = self._alone or _is_too_large(error)
         if not _is_too_large(error):
             stream.report_again(event)
         elif stream.report_too_large(event):

@@ -16,7 +16,6 @@ from typing import Any
 
 from millrace.audit.contract.event_json import MAX_UNTOLD
 from millrace.audit.contract.events import (
-    CLOSED,
     HEARTBEAT,
     OPENED,
     CountEvent,
@@ -120,9 +119,9 @@ class ToldStream:
                 self.windows[event.window_start_ms].changed = True
 
     def report_too_large(self, event: Event) -> bool:
-        """The event is larger than the client or the cluster takes. Its window is reported anew, without
-        others of that kind beside it, because several may have been too large only together; after
-        MAX_REFUSALS it is given up, and the stream's word says so (`untold`). Returns whether it is now."""
+        """The event is larger than the client or the cluster takes. Its window is reported anew, because
+        several events may have been too large only together; after MAX_REFUSALS it is given up, and the
+        stream's word says so (`untold`). Returns whether it is now."""
         self.report_again(event)
         if not isinstance(event, CountEvent):
             return False
@@ -150,16 +149,11 @@ class ToldStream:
 
     def _report(self, now_ms: int) -> list[Event]:
         events: list[Event] = []
-        has_refused = False
         for window in self.windows.values():
-            refusals = self._refusals.get(window.start_ms, 0)
-            waits = has_refused and self.state is not CLOSED
-            if not window.changed or refusals >= MAX_REFUSALS or (refusals and waits):
-                continue
-            has_refused = has_refused or refusals > 0
-            window.changed = False
-            window.report += 1
-            events.append(self._count_event(window, now_ms))
+            if window.changed and self._refusals.get(window.start_ms, 0) < MAX_REFUSALS:
+                window.changed = False
+                window.report += 1
+                events.append(self._count_event(window, now_ms))
         events.append(self._stream_event(now_ms))
         if self.state is OPENED:
             self.state = HEARTBEAT

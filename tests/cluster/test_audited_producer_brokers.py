@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 
 import pytest
-from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
 from millrace.audit.contract.events import EventLedger
 from millrace.audit.contract.header import HEADER_KEY, decode_identity
 from millrace.audit.producer import AuditedProducer
 from millrace.audit.reconciliation.verdicts import PRODUCED, Verdict, WindowVerdict
-from tests.cluster.audited_topics import DEADLINE_S, WINDOW_MS, audit, ledger_of, read_all
+from tests.cluster.audited_topics import DEADLINE_S, WINDOW_MS, audit, fate, ledger_of, read_all, unique
 from tests.verdicts import overall_verdict
-from tests.waiting import patience
+from tests.waiting import patience, until
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
@@ -60,6 +60,40 @@ def test_what_a_producer_sent_is_proven_and_a_removed_record_is_named(bootstrap)
     assert (loss.producer, loss.stream) == (removed.producer, removed.stream)
     assert loss.missing == {(PRODUCED, "source"): ((removed.sequence, removed.sequence),)}
     check_events_topic(bootstrap)
+
+
+def test_a_report_that_no_cluster_takes_is_given_up_and_all_others_are_told(bootstrap):
+    """Numbers that go to two windows by turns make a set of holes of each."""
+    scattered, small, events = (unique(name) for name in ("scattered", "small", "events"))
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    limit = {"max.message.bytes": "1500", "cleanup.policy": "compact,delete"}
+    made = admin.create_topics([NewTopic(events, 1, 1, config=limit)])
+    made[events].result(patience(DEADLINE_S))
+    producer = AuditedProducer(
+        {
+            "bootstrap.servers": bootstrap,
+            "millrace.audit.topic": events,
+            "millrace.window.ms": WINDOW_MS,
+            "millrace.report.interval.ms": 3_600_000,
+        }
+    )
+    start_ms = 1_357_000_000_000 - 1_357_000_000_000 % WINDOW_MS
+    for number in range(2_000):
+        producer.produce(scattered, b"", timestamp=start_ms + number % 2 * WINDOW_MS)
+        producer.poll(0)
+    producer.produce(small, b"", timestamp=start_ms)
+
+    def is_given_up() -> bool:
+        producer.flush()
+        producer.report()
+        return len(producer._streams[scattered].untold) == 2 and producer._streams[small].is_told
+
+    until(is_given_up, "two windows that cannot be told")
+    assert not producer.close(), "not all was told"
+    told = {facts.topic: facts for facts in ledger_of(bootstrap, events).streams.values()}
+    assert told[scattered].untold == (start_ms, start_ms + WINDOW_MS)
+    assert (told[scattered].windows, told[scattered].last_settled) == ({}, 2_000)
+    assert (told[small].untold, fate(told[small], "acknowledged")) == ((), {1})
 
 
 def check_events_topic(bootstrap: str) -> None:

@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from millrace.audit.clients import event_publisher, told_stream
 from millrace.audit.clients.consumer_counts import SessionCounts
-from millrace.audit.clients.event_publisher import EventPublisher
+from millrace.audit.clients.event_publisher import OWN_CONNECTION, EventPublisher
 from millrace.audit.clients.open_streams import OpenStreams
 from millrace.audit.clients.producer_config import read_config
 from millrace.audit.clients.session import StreamSession
@@ -105,25 +105,30 @@ def test_a_report_that_is_always_too_large_is_given_up_once_and_the_audit_is_tol
     assert not stream.is_told
 
 
-def test_several_that_were_too_large_together_are_told_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster, stream = Cluster(0, 1000, 2000, at_once=False), stream_with(0, 1000, 2000)
+def test_several_that_were_too_large_together_are_sent_each_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster, stream = Cluster(0, 1000, at_once=False), stream_with(0, 1000)
     publisher = publisher_to(cluster, monkeypatch)
+    publisher.own_connection = None
     publisher.publish(SimpleNamespace(), stream, stream.report(3000))  # type: ignore[arg-type]
     cluster.too_large.clear()
-    for number in range(3):
-        events = stream.report(4000 + number)
-        assert sum(isinstance(event, CountEvent) for event in events) == 1
-        publisher.publish(SimpleNamespace(), stream, events)  # type: ignore[arg-type]
+    publisher.publish(SimpleNamespace(), stream, stream.report(4000))  # type: ignore[arg-type]
+    assert publisher.own_connection is not None and OWN_CONNECTION["batch.num.messages"] == 1
     assert stream.is_told and stream.untold == ()
 
 
-def test_at_the_end_all_that_were_refused_are_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster, stream = Cluster(0, 1000, at_once=False), stream_with(0, 1000)
+def test_a_report_that_is_taken_after_all_is_no_refusal_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, stream = Cluster(0, at_once=False), stream_with(0)
     publisher = publisher_to(cluster, monkeypatch)
-    publisher.publish(SimpleNamespace(), stream, stream.report(3000))  # type: ignore[arg-type]
-    cluster.too_large.clear()
-    publisher.publish(SimpleNamespace(), stream, stream.close(4000))  # type: ignore[arg-type]
-    assert stream.is_told
+    for number in range(4):
+        for _ in range(MAX_REFUSALS - 1):
+            publisher.publish(SimpleNamespace(), stream, stream.report(number))  # type: ignore[arg-type]
+        refused, cluster.too_large = cluster.too_large, set()
+        publisher.publish(SimpleNamespace(), stream, stream.report(number))  # type: ignore[arg-type]
+        assert stream.is_told and stream.untold == ()
+        cluster.too_large = refused
+        send(stream, 500)
 
 
 def test_what_an_earlier_start_owes_is_tried_a_few_times_and_left_to_the_next(
