@@ -98,20 +98,13 @@ def _distinct(value: tuple[str, ...]) -> tuple[str, ...]:
     return value
 
 
-def _state_place(value: Any) -> Any:
+def _folder_place(value: Any) -> Any:
     """A local path, or the URI of a Hadoop file system (`hdfs://`, `s3a://`, `file:///`), kept as text."""
     if isinstance(value, str) and _URI.match(value):
         if value.partition(":")[2].strip("/") == "":
             raise ValueError("a path or a URI with a path")
         return value.rstrip("/")
     return Path(value) if isinstance(value, str | Path) else value
-
-
-def _report_folder(value: Any) -> Any:
-    """A local path: with a URI a folder of its name would be made beside audit.yaml."""
-    if isinstance(value, str) and _URI.match(value):
-        raise ValueError("a folder of this machine; only state: may lie on another file system")
-    return value
 
 
 def _topic_list(value: Any) -> Any:
@@ -169,7 +162,7 @@ DurationMs = Annotated[int, BeforeValidator(_duration_ms)]
 GraceMs = Annotated[int, BeforeValidator(_grace_ms)]
 Name = Annotated[str, Field(min_length=1, max_length=249, pattern=r"^[A-Za-z0-9._-]+$")]
 TopicNames = Annotated[tuple[Name, ...], BeforeValidator(_topic_names), AfterValidator(_distinct)]
-StatePlace = Annotated[Path | str, BeforeValidator(_state_place)]
+Folder = Annotated[Path | str, BeforeValidator(_folder_place)]
 Topics = Annotated[list[Name], BeforeValidator(_topic_list), Field(min_length=1)]
 SparkSetting = Annotated[str, Field(pattern=r"^spark\.\S+$")]
 KeepMs = Annotated[int | None, BeforeValidator(_keep_ms)]
@@ -244,7 +237,8 @@ class AuditConfig(_Model):
     `groups` {cluster: consumer groups} are audited as tiers `group:<group>`, each for all topics or for those
     that it names. `keep` is how long the evidence
     of a window stays in the state after its verdict last changed (None, `forever`: always). `content`:
-    digests are compared too. `state` is a local folder (Path) or a URI of a Hadoop file system (str).
+    digests are compared too. `state` and `report` are local folders (Path) or URIs of Hadoop file systems
+    (str).
     `reader` chooses who reads the clusters: our own reader or Spark's Kafka connector. `spark` are settings
     of Spark by their names, before ours (`spark.executor.memory: 4g`).
     """
@@ -261,8 +255,8 @@ class AuditConfig(_Model):
     spark: dict[SparkSetting, str] = {}
     keep_ms: KeepMs = Field(default=DEFAULT_KEEP_MS, alias="keep")
     zookeeper: ZooKeeperConfig | None = None
-    state: StatePlace = Path("audit-state")
-    report: Annotated[Path, BeforeValidator(_report_folder)] = Path("audit-report")
+    state: Folder = Path("audit-state")
+    report: Folder = Path("audit-report")
 
     _text: ConfigText | None = PrivateAttr(None)
 
@@ -331,8 +325,10 @@ def load_config(path: Path | str) -> AuditConfig:
     text = read_config(path, "clusters, topics, window, grace")
     config = check_config(AuditConfig, text)
     root = path.resolve().parent
-    state = root / config.state if isinstance(config.state, Path) else config.state
-    loaded = config.model_copy(update={"state": state, "report": root / config.report})
+    places = {"state": config.state, "report": config.report}
+    loaded = config.model_copy(
+        update={name: root / place if isinstance(place, Path) else place for name, place in places.items()}
+    )
     loaded._text = text
     return loaded
 

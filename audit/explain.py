@@ -38,6 +38,7 @@ from millrace.audit.reconciliation.neighbours import Neighbourhood
 from millrace.audit.reconciliation.settled import COUNTS
 from millrace.audit.reconciliation.verdict_rows import iso_time
 from millrace.audit.reconciliation.verdicts import Verdict
+from millrace.audit.report.place import report_at
 from millrace.audit.report.reasons import advice, reasons_of
 from millrace.audit.report.sentences import hop_name, records
 from millrace.audit.report.text import length
@@ -46,6 +47,7 @@ from millrace.audit.scanning.cells import Cell
 from millrace.broker.errors import ConfigError, MillraceError
 
 MOST_RANGES = 12
+ROWS_FILE = "reconciliation.parquet"
 MOST_PROVEN = 12  # streams that are told in full where nothing is wrong; beside a finding, none
 MOST_CELLS = 12  # of one tier; more are summed up
 _NEAREST = 3
@@ -57,10 +59,15 @@ def explain(config: AuditConfig, topic: str, window: str) -> dict[str, Any]:
         close = difflib.get_close_matches(topic, config.topics, 1, 0.5)
         meant = f"; did you mean {close[0]}?" if close else ""
         raise ConfigError("topic", topic, f"one of {', '.join(config.topics)}{meant}")
-    path = config.report / "reconciliation.parquet"
+    with report_at(config.report, config.spark).reading((ROWS_FILE, "summary.json")) as folder:
+        return _explained(config, topic, window, folder)
+
+
+def _explained(config: AuditConfig, topic: str, window: str, report: Path) -> dict[str, Any]:
+    path = report / ROWS_FILE
     if not path.exists():
-        raise ConfigError("report", str(path), "a report; run the audit first")
-    summary = _summary(config.report / "summary.json")
+        raise ConfigError("report", f"{config.report}/{ROWS_FILE}", "a report; run the audit first")
+    summary = _summary(report / "summary.json")
     state = _State(config.state, config.spark)
     asked: int | None = None
     if is_stream(window):

@@ -51,7 +51,9 @@ from millrace.audit.reconciliation.reconcile import ClusterPartition, Passage
 from millrace.audit.reconciliation.settled import SETTLED_SCHEMA, revisions_of, settle, table_digest, without
 from millrace.audit.reconciliation.verdict_rows import Reconciler, iso_time, verdict_rows
 from millrace.audit.report import notes
-from millrace.audit.report.folder import note_failure, write_report
+from millrace.audit.report.failure import FILE_NAME as LAST_FAILURE
+from millrace.audit.report.folder import TOLD_OF_FAILURE, note_failure, write_report
+from millrace.audit.report.place import report_at
 from millrace.audit.report.summary import Cost, exit_status, summarise
 from millrace.audit.runs import backfill, fact_rows
 from millrace.audit.runs.arrivals import arrival_passages
@@ -69,10 +71,10 @@ from millrace.audit.scanning.cell_rows import NOTE_UNAUDITED, NOTE_UNTRUSTED
 from millrace.audit.spark.masters import is_elsewhere
 from millrace.audit.spark.read_meter import ReadMeter
 from millrace.audit.spark.spark_cells import RunCells, failing_in_one_line
-from millrace.audit.spark.spark_session import SparkBeside, chosen_master, require_java
+from millrace.audit.spark.spark_session import SparkBeside, chosen_master, require_java, submitted
 from millrace.audit.spark.task_plan import OffsetRange
 from millrace.audit.spark.workers import check_workers
-from millrace.broker.errors import ConfigError, DataFolderNotWritable, MillraceError, ZooKeeperUnreachable
+from millrace.broker.errors import ConfigError, MillraceError, ZooKeeperUnreachable
 
 JOB_FAILED = 3
 
@@ -120,10 +122,6 @@ class Run:
         """The state whose cells and offsets this run goes on from."""
         return self.before if self.only is None else Commit()
 
-    @property
-    def report(self) -> Path:
-        return backfill.report_folder(self.config, self.only)
-
 
 @dataclass(slots=True)
 class Findings:
@@ -169,11 +167,19 @@ def run(
         sentence = f"audit:{where} {told}"
     except Exception as problem:
         if only is None:
-            note_failure(config.report, clock_ms(), f"a defect: {type(problem).__name__}: {problem}")
+            _note_failure(config, clock_ms(), f"a defect: {type(problem).__name__}: {problem}")
         raise
     if only is None:
-        note_failure(config.report, clock_ms(), sentence)
+        _note_failure(config, clock_ms(), sentence)
     return JobResult(JOB_FAILED, None, sentence)
+
+
+def _note_failure(config: AuditConfig, at_ms: int, sentence: str) -> None:
+    """Never raises: the failure itself is what the operator must hear of."""
+    with contextlib.suppress(MillraceError, OSError):
+        place = report_at(config.report, {**submitted(), **config.spark})
+        with place.staged(TOLD_OF_FAILURE) as folder:
+            note_failure(folder, at_ms, sentence)
 
 
 def _run(
@@ -186,13 +192,18 @@ def _run(
 ) -> JobResult:
     begun_s = time.monotonic()
     require_java()
-    check_place(config, master)
-    _check_report(config.report)
-    remote = is_remote(config.state)
-    state = None if remote else StateFolder.open(config.state)
+    check_place(config, master, in_cluster=submitted().get("spark.submit.deployMode") == "cluster")
+    files = {**submitted(), **config.spark}
+    remote = is_remote(config.state) or is_remote(config.report)
+    if not is_remote(config.report):
+        report_at(config.report).check()
+    state = None if is_remote(config.state) else StateFolder.open(config.state)
     with _work_folder(config.state) as work, SparkBeside(master, work, config.spark) as spark:
         if remote:
-            spark.session()  # its JVM reaches the state
+            spark.session()  # its JVM reaches them
+        report = report_at(backfill.report_folder(config, only), files)
+        if is_remote(config.report):
+            report.check()
         state = state or StateFolder.open(config.state)
         if is_elsewhere(master):
             check_workers(spark.session(), state)
@@ -221,27 +232,15 @@ def _run(
             if only is None:
                 _keep_verdicts(job, after, cells, found)
             read = meter.records, meter.bytes
-            files, size = state.size(before if only is not None else after)
+            count, size = state.size(before if only is not None else after)
             spark.release()
             if only is None and not after.knows_as_much_as(before):
                 state.commit(after)
         progress("writing the report")
-        cost = Cost(*read, round(time.monotonic() - begun_s, 3), size, files)
-        problem = _tell(job, found, {**summary, "run": asdict(cost)})
+        cost = Cost(*read, round(time.monotonic() - begun_s, 3), size, count)
+        with report.staged((LAST_FAILURE,)) as folder:
+            problem = _tell(job, found, {**summary, "run": asdict(cost)}, folder)
     return JobResult(exit_status(summary), summary, problem, cost)
-
-
-def _check_report(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".probe-{uuid.uuid4().hex}"
-        probe.touch()
-        probe.unlink()
-    except OSError as problem:
-        raise DataFolderNotWritable(
-            f"report folder {folder} cannot be written ({problem.strerror}); "
-            "set report: to a folder this user may write"
-        ) from problem
 
 
 def _prepare(
@@ -305,8 +304,15 @@ def _facts_table(config: AuditConfig, captured: Capture, pruned: Mapping[str, Pr
     return fact_rows.facts_table(captured.ledger, captured.origins, pruned, config.group_names())
 
 
-def check_place(config: AuditConfig, master: str) -> None:
-    """A folder of this machine is another one on every worker: their cells would not be found."""
+def check_place(config: AuditConfig, master: str, *, in_cluster: bool = False) -> None:
+    """A folder of this machine is another one on every worker: their cells would not be found. A driver that
+    runs in the cluster takes its folders with it when it ends."""
+    if in_cluster and not is_remote(config.report):
+        raise ConfigError(
+            config.where("report"),
+            str(config.report),
+            "a place that is there when the driver is gone, such as hdfs:// or s3a://; or deploy mode client",
+        )
     if is_elsewhere(master) and not is_remote(config.state):
         raise ConfigError(
             config.where("state"),
@@ -605,18 +611,17 @@ def _notes(job: Run, doubts: Doubts) -> list[str]:
     return notes.told(told)
 
 
-def _tell(job: Run, found: Findings, summary: Mapping[str, Any]) -> str:
+def _tell(job: Run, found: Findings, summary: Mapping[str, Any], folder: Path) -> str:
     """Write the report and the watermarks; returns what went wrong with telling ZooKeeper."""
-    job.report.mkdir(parents=True, exist_ok=True)
     if job.only is None:
-        path = job.report / WATERMARKS_FILE
+        path = folder / WATERMARKS_FILE
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         try:
             temporary.write_text(document(found.watermarks, job.now_ms, job.number), "utf-8")
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
-    write_report(job.report, summary, found.rows)
+    write_report(folder, summary, found.rows)
     if job.only is not None or job.config.zookeeper is None:
         return ""
     from millrace.audit.runs.watermark_znode import publish

@@ -28,6 +28,7 @@ from millrace.audit.reconciliation.verdict_rows import iso_time
 from millrace.audit.reconciliation.verdicts import VERDICTS
 from millrace.audit.report.failure import FILE_NAME as LAST_FAILURE
 from millrace.audit.report.folder import read_told
+from millrace.audit.report.place import report_at
 from millrace.audit.report.text import byte_size, visible
 
 WIDTH = 79
@@ -59,10 +60,10 @@ def read_status(config: AuditConfig) -> dict[str, Any]:
             held["pruned"] += 1
         elif row["window_start_ms"] is not None:
             held["windows"][row["verdict"]] = held["windows"].get(row["verdict"], 0) + 1
-    report = read_told(config.report, "summary.json")
+    with report_at(config.report, config.spark).reading(("summary.json", LAST_FAILURE)) as folder:
+        report, failure = read_told(folder, "summary.json"), read_told(folder, LAST_FAILURE)
     told = {each["what"]: each["count"] for each in report.get("untrusted", ())}
     doubts = told_untrusted(latest, told)
-    failure = read_told(config.report, LAST_FAILURE)
     return {
         "state": state.where,
         "run": latest.number,

@@ -202,6 +202,28 @@ class HadoopFiles:
                 self.remove(name)
             raise
 
+    def replace(self, name: str, content: bytes) -> None:
+        """Put a file in the place of another, or of none: who reads sees either, whole."""
+        aside = f".{name}.{uuid.uuid4().hex}"
+        with _io_errors(self.uri(name)):
+            if str(self._fs.getUri().getScheme()).lower() not in (*_RENAMES, "file"):
+                stream = self._fs.create(self._path(name), True)  # a store shows it once it is closed
+                stream.write(bytearray(content))
+                stream.close()
+                return
+            try:
+                self._put(aside, content)
+                options = self._jvm.org.apache.hadoop.fs.Options.Rename
+                chosen = self._jvm.java.lang.reflect.Array.newInstance(options.OVERWRITE.getClass(), 1)
+                chosen[0] = options.OVERWRITE
+                context = self._jvm.org.apache.hadoop.fs.FileContext.getFileContext(
+                    self._fs.getUri(), self._conf
+                )
+                context.rename(self._fs.makeQualified(self._path(aside)), self._path(name), chosen)
+            except BaseException:
+                self._fs.delete(self._path(aside), True)
+                raise
+
     def create(self, name: str, content: bytes) -> bool:
         rule = self._settled_rule()
         if rule in (Rule.LINK, Rule.RENAME):

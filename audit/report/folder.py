@@ -23,6 +23,9 @@ from millrace.audit.report.html import render
 from millrace.audit.report.metrics import failed_text, metrics_text
 from millrace.audit.report.plain import by_producer
 
+TOLD_OF_FAILURE = ("metrics.prom", failure.FILE_NAME, "index.html")
+"""What `note_failure` changes."""
+
 
 def write_report(folder: Path, summary: Mapping[str, Any], rows: pa.Table) -> None:
     """Each file is replaced whole, the summary last: who sees a new summary sees the rest of it too."""

@@ -22,12 +22,13 @@ def whole_windows(config: AuditConfig, only: TimeRange) -> TimeRange:
     return only[0] // config.window_ms * config.window_ms, -(-only[1] // config.window_ms) * config.window_ms
 
 
-def report_folder(config: AuditConfig, only: TimeRange | None) -> Path:
+def report_folder(config: AuditConfig, only: TimeRange | None) -> Path | str:
     """Where the report of a run lies; a backfill's in a folder that is named by its windows' times."""
     if only is None:
         return config.report
     first, end = (utc(at_ms, "%Y%m%dT%H%M%SZ") for at_ms in whole_windows(config, only))
-    return config.report / f"backfill-{first}-{end}"
+    name = f"backfill-{first}-{end}"
+    return config.report / name if isinstance(config.report, Path) else f"{config.report}/{name}"
 
 
 def rows_between(rows: pa.Table, from_ms: int, until_ms: int) -> pa.Table:

@@ -99,8 +99,8 @@ def run(
         raise typer.Exit(JOB_FAILED_STATUS) from None
     if result.summary is None:
         _fail(result.problem)
-    page = report_folder(loaded, only) / "index.html"
-    told = console_lines(result.summary, str(page), str(config), result.exit_status, result.cost)
+    page = f"{report_folder(loaded, only)}/index.html"
+    told = console_lines(result.summary, page, str(config), result.exit_status, result.cost)
     for line in itertools.islice(told, 1 if quiet else None):
         typer.echo(line)
     if result.problem:
@@ -126,12 +126,16 @@ def watch(
     """
     from millrace.audit.config import load_config, parse_duration_ms
     from millrace.audit.watch import Watch, timed
+    from millrace.broker.errors import ConfigError
 
     with _failing():
         loaded = load_config(config)
         every_ms = parse_duration_ms("--every", every)
         limit_ms = parse_duration_ms("--limit", limit)
         _horizon_ms(since)
+        if not isinstance(loaded.report, Path):
+            expected = "a folder of this machine, for what audit watch tells between runs"
+            raise ConfigError(loaded.where("report"), loaded.report, expected)
     command = [sys.executable, "-m", "millrace.deploy.cli", "audit", "run", "--quiet"]
     watching = Watch(
         [*command, "--config", str(config), *(["--master", master] if master else []), "--since", since],
@@ -199,7 +203,7 @@ def status(
 
     with _failing():
         loaded = load_config(config)
-        _choose_java_for(loaded.state)
+        _choose_java_for(loaded)
         told = read_status(loaded)
     for line in [json.dumps(told, indent=2, ensure_ascii=False)] if as_json else lines(told):
         typer.echo(line)
@@ -239,7 +243,7 @@ def waive(
         raise typer.BadParameter("either a topic and a window, or --untrusted")
     with _failing():
         loaded = load_config(config)
-        _choose_java_for(loaded.state)
+        _choose_java_for(loaded)
         at_ms = time.time_ns() // 1_000_000
         if topic is None or window is None:
             _accept(loaded, untrusted or "", who or here(), why, at_ms)
@@ -257,10 +261,12 @@ def _accept(config: AuditConfig, named: str, who: str, why: str, at_ms: int) -> 
     from millrace.audit.keeping.state import StateFolder
     from millrace.audit.keeping.untrusted_waivers import accept, told_untrusted
     from millrace.audit.report.folder import read_told
+    from millrace.audit.report.place import report_at
     from millrace.audit.report.text import sentence_text
 
     state = StateFolder.open(config.state, config.spark)
-    told = read_told(config.report, "summary.json").get("untrusted", ())
+    with report_at(config.report, config.spark).reading(("summary.json",)) as folder:
+        told = read_told(folder, "summary.json").get("untrusted", ())
     untrusted = told_untrusted(state.latest(), {each["what"]: each["count"] for each in told})
     given = accept(state, named, untrusted, who, why, at_ms)
     for what, count in sorted(given.covers.items()):
@@ -288,7 +294,7 @@ def explain(
 
     with _failing():
         loaded = load_config(config)
-        _choose_java_for(loaded.state)
+        _choose_java_for(loaded)
         told = find(loaded, topic, window)
     for line in [json.dumps(told, indent=2)] if as_json else lines(told, everything):
         typer.echo(line)
@@ -343,9 +349,9 @@ def _choose_java() -> None:
     os.environ["JAVA_HOME"] = str(java_home(find_java()))
 
 
-def _choose_java_for(state: Path | str) -> None:
-    """A state at a URI is reached through a JVM."""
-    if isinstance(state, str):
+def _choose_java_for(config: AuditConfig) -> None:
+    """A state or report at a URI is reached through a JVM."""
+    if isinstance(config.state, str) or isinstance(config.report, str):
         _choose_java()
 
 

@@ -92,9 +92,13 @@ def names(files: HadoopFiles, folder: str = "") -> list[str]:
     return found
 
 
-def test_runs_questions_and_waivers(world, stream, place):
+def test_runs_questions_and_waivers(world, stream, place, hdfs):
+    report = f"{hdfs.peer.uri}/open/report"
+    world.config = world.config.model_copy(update={"report": report})
     first = audit(world)
     assert (first.exit_status, first.problem) == (1, "")
+    made = {"index.html", "metrics.prom", "producers.parquet", "reconciliation.parquet", "summary.json"}
+    assert set(names(HadoopFiles(report))) == {*made, "watermarks.json"}
     assert [each["sequences"] for each in first.summary["losses"]] == [[[7, 8]]]
     files = StateFolder.look(place).files
     before = names(files)
@@ -104,6 +108,7 @@ def test_runs_questions_and_waivers(world, stream, place):
     told = status.read_status(world.config)
     assert told["run"] == 1 and told["size"]["files"] >= 3 and told["state"] == place
     assert told["topics"]["flights"]["windows"]["LOSS"] == 1
+    assert told["report_verdict"] == "LOSS"
     explained = explain.explain(world.config, "flights", "2013-01-01")
     assert (explained["verdict"], explained["evidence"]) == ("LOSS", None)
     give_waiver(StateFolder.open(place), "flights", START_MS, "ann", "the disk of ewr-2 was lost", NOW_MS)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace.audit import job
+from millrace.audit import explain, job, status
 from millrace.audit.keeping.hadoop_files import HadoopFiles
 from millrace.audit.keeping.state import Commit, CommitConflict, StateFolder
 from millrace.audit.keeping.state_files import LocalFiles
@@ -44,9 +44,16 @@ def hadoop_place(spark, tmp_path) -> str:
 def test_the_whole_job_runs_with_its_state_at_a_uri(
     spark, world, stream, hadoop_place, tmp_path, monkeypatch
 ):
-    world.config = world.config.model_copy(update={"state": hadoop_place})
+    there = f"file://{tmp_path}/remote-report"
+    world.config = world.config.model_copy(update={"state": hadoop_place, "report": there})
     first = audit(world)
     assert (first.exit_status, first.problem) == (1, "")
+    report = tmp_path / "remote-report"
+    assert json.loads((report / "summary.json").read_text()).items() > first.summary.items()
+    assert status.read_status(world.config)["report_verdict"] == "LOSS"
+    assert explain.explain(world.config, "flights", "2013-01-01")["verdict"] == "LOSS"
+    told = {path.name: path.read_bytes() for path in report.iterdir() if not path.name.endswith(".crc")}
+    assert {"index.html", "metrics.prom", "producers.parquet", "watermarks.json"} <= set(told)
     assert [each["sequences"] for each in first.summary["losses"]] == [[[7, 8]]]
     before = sorted(path.name for path in (tmp_path / "remote-state").rglob("*"))
     second = audit(world)
@@ -56,6 +63,14 @@ def test_the_whole_job_runs_with_its_state_at_a_uri(
     def dies(*_: object) -> None:
         raise KeyboardInterrupt
 
+    world.config = world.config.model_copy(update={"state": f"file://{tmp_path}/remote-report/index.html/no"})
+    verdict = (report / "summary.json").read_bytes()
+    failed = audit(world)
+    assert failed.exit_status == 3 and "cannot be written" in failed.problem
+    assert "last run failed" in (report / "index.html").read_text()
+    assert failed.problem in json.loads((report / "last_failure.json").read_text())["sentence"]
+    assert (report / "summary.json").read_bytes() == verdict
+    world.config = world.config.model_copy(update={"state": hadoop_place})
     monkeypatch.setattr(job, "_reconcile", dies)
     world.send(stream, [61])
     with pytest.raises(KeyboardInterrupt):
@@ -66,6 +81,8 @@ def test_the_whole_job_runs_with_its_state_at_a_uri(
     world.position("ewr", 61)
     third = audit(world)
     assert third.summary["counts"]["seen"] == {"ewr": 61, "jfk": 0, "agg": 59}
+    names = {path.name for path in report.iterdir() if not path.name.endswith(".crc")}
+    assert names == set(told), "the failure is gone, and nothing is left aside"
 
 
 def test_of_many_commits_of_one_number_one_wins_through_hadoop(spark, hadoop_place):

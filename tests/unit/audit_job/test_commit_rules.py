@@ -69,10 +69,12 @@ def test_what_spark_says_of_the_states_file_system_is_one_line(java, words):
     assert told is not None and words in told and "\n" not in told and "\tat" not in told
 
 
-def test_a_report_at_a_uri_is_refused_where_a_folder_of_that_name_would_be_made():
-    with pytest.raises(ConfigError, match=r"report.*only state: may lie"):
-        parse_config({**CONFIG, "report": "hdfs://nn/report"})
-    assert parse_config({**CONFIG, "state": "hdfs://nn/state"}).state == "hdfs://nn/state"
+def test_state_and_report_may_lie_at_uris():
+    config = parse_config({**CONFIG, "report": "hdfs://nn/report/", "state": "hdfs://nn/state"})
+    assert (config.report, config.state) == ("hdfs://nn/report", "hdfs://nn/state")
+    for name in ("report", "state"):
+        with pytest.raises(ConfigError, match=rf"{name}: got 'hdfs://', expected a path or a URI"):
+            parse_config({**CONFIG, name: "hdfs://"})
 
 
 def test_looking_makes_nothing(tmp_path: Path):

@@ -31,6 +31,12 @@ def test_a_folder_of_this_machine_is_refused_before_anything_starts(master, tmp_
         job.check_place(config(shared), master)
 
 
+def test_a_report_beside_a_driver_in_the_cluster_is_refused():
+    with pytest.raises(ConfigError, match=r"report: got .*there when the driver is gone"):
+        job.check_place(config(HDFS), "yarn", in_cluster=True)
+    job.check_place(config(HDFS).model_copy(update={"report": HDFS}), "yarn", in_cluster=True)
+
+
 @pytest.mark.parametrize("master", ["local", "local[4]", "local[*]", "local-cluster[2,1,1024]"])
 def test_workers_of_this_machine_find_its_folders(master, tmp_path: Path):
     assert not is_elsewhere(master)
