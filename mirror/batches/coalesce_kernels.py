@@ -188,7 +188,7 @@ def walk(buffer: Any, state: Any, aborted: Any, aborting: Any, limits: Any, step
         if is_last_here and is_first and limits[L_TRUST] == TRUSTS_NOTHING:
             status = np.int64(ALONE)
             break
-        if last_offset >= limits[L_LOG_END]:
+        if base_offset >= limits[L_LOG_END] - last_delta:  # their sum may not fit 64 bits
             status = np.int64(BEYOND_THE_END)
             break
         if base_offset != expected and end - following >= 8 and _int64_at(buffer, following) <= last_offset:

@@ -265,6 +265,33 @@ def test_batch_beyond_the_end_is_found_behind_good_ones_of_the_same_step(
     assert around.events == [(1, 2, "corrupt")]
 
 
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+@pytest.mark.parametrize("number", range(11))
+def test_offsets_that_do_not_fit_64_bits_cost_that_batch_at_most_and_are_told(
+    monkeypatch: pytest.MonkeyPatch, number: int, size: int
+) -> None:
+    """What the batch claims as its last offset would be negative: as if it lay before what is wanted."""
+    log = log_of(size)
+    log.claim(number, (1 << 63) - 1)
+    found, around = asyncio.run(carried(log, monkeypatch))
+    told = {offset for first, following, _ in around.events for offset in range(first, following)}
+    assert missing(log, found) <= told & set(log.true[number])
+    assert all(offset == true for offset, true in found.items())
+
+
+def test_corrupt_batch_in_the_middle_of_a_run_is_named_and_costs_nothing_but_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = Log(300)
+    for offset in range(300):
+        log.add(range(offset, offset + 1), SMALL)
+    log.batches[137][-1] ^= 1
+    found, around = asyncio.run(carried(log, monkeypatch))
+    assert missing(log, found) == {137}
+    assert all(offset == true for offset, true in found.items())
+    assert around.events == [(137, 138, "corrupt")]
+
+
 def test_message_of_an_old_format_beyond_the_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         pipeline, target, _ = started()
