@@ -24,13 +24,14 @@ from millrace.audit.scanning.range_reader import (
     connect,
     offsets_of,
 )
-from millrace.audit.scanning.scan import B_END, B_MAGIC, B_POSITION, MALFORMED
+from millrace.audit.scanning.scan import MALFORMED
 from millrace.audit.scanning.unpack import Unpacker
 from millrace.audit.spark.partition_sizes import bytes_per_offset
 from millrace.audit.spark.spark_source import ReadOptions
 from millrace.audit.spark.task_plan import OffsetRange
 from millrace.broker.client.offsets import EARLIEST, LATEST
 from millrace.broker.errors import ConfigError
+from millrace.broker.protocol.batch_kernels import B_END, B_MAGIC, B_POSITION
 from millrace.broker.protocol.records import read_records
 
 ROWS_PER_ARROW_BATCH = 10_000

@@ -32,6 +32,7 @@ from millrace.broker.protocol.rewrite import warm_kernels as warm_rewrite_kernel
 from millrace.broker.telemetry.memory import release_compiler_pages
 from millrace.mirror.batches.old_messages import NO_END, believed, claimed_offset, end_of_entries
 from millrace.mirror.batches.placement import position_of, verify_batch
+from millrace.mirror.batches.unpack import warm_kernels as warm_unpack_kernels
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,8 +50,6 @@ COMPRESSED_SHARES = (12, 3, 3, 12)
 MOST_RECORDS = 128
 # One batch of this size costs the rest of the way little for each of its records; a larger one gains nothing.
 MERGED_SIZE = 128 << 10
-# From here on one call of the library is cheaper than the walk's own checksum.
-CRC_IN_WALK_BELOW = 4096
 
 MAX_STEPS = 1024
 MAX_SECTIONS = 8192
@@ -115,6 +114,7 @@ def load_kernels() -> None:
     release_compiler_pages()
     _kernels()
     warm_rewrite_kernels()
+    warm_unpack_kernels()
     release_compiler_pages()
 
 
@@ -247,7 +247,7 @@ class BatchWalk:
         self._sections = numpy.zeros((MAX_SECTIONS, kernels.SECTION_COLUMNS), numpy.int64)
         self._state = numpy.zeros(kernels.STATE_SIZE, numpy.int64)
         self._limits = numpy.zeros(kernels.LIMITS_SIZE, numpy.int64)
-        self._limits[kernels.L_CRC_BELOW] = CRC_IN_WALK_BELOW
+        self._limits[kernels.L_CRC_BELOW] = kernels.CRC_IN_KERNEL_BELOW
         self._limits[kernels.L_BELOW] = self.coalesce_below
         self._limits[kernels.L_MOST_RECORDS] = MOST_RECORDS
         for codec, share in enumerate(COMPRESSED_SHARES, 1):

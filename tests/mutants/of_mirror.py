@@ -19,8 +19,8 @@ OF_MIRROR = (
         name="small-batch-unchecked",
         promise="A small batch's CRC is checked in the walk over a fetch answer.",
         file="mirror/batches/coalesce_kernels.py",
-        rule="        if not is_crc_unchecked:\n            computed",
-        instead="        if size < 0:\n            computed",
+        rule="        if not is_crc_unchecked and not has",
+        instead="        if size < 0 and not has",
         red=(f"{UNIT}/test_rebatch_paths.py::test_a_wrong_checksum_stops_at_its_batch",),
     ),
     Mutant(

@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 
+import lz4.frame
 import pytest
 
 from millrace.broker.errors import CorruptMessage, InvalidRecord, KafkaError
@@ -350,6 +351,40 @@ def test_a_bomb_in_a_run_is_not_unpacked_whole() -> None:
     assert counts == {BatchPath.PASS_THROUGH: 3}
 
 
+def test_lz4_bombs_in_a_run_are_not_unpacked_together() -> None:
+    """Four kilobytes hold a megabyte at most, and a run of them would fill any memory."""
+    bombs = [
+        raw_batch([], base_offset=at, codec=3, record_count=1, last_offset_delta=0, body=b"\0" * 900_000)
+        for at in range(8)
+    ]
+    assert max(map(len, bombs)) < COALESCE_BELOW // 3
+    counts: Counter[BatchPath] = Counter()
+    taken(Answer(bytearray(b"".join(bombs)), [], 0, 8), 0, counts=counts)
+    assert counts == {BatchPath.PASS_THROUGH: 8}
+
+
+def test_lz4_frames_of_every_kind_are_merged_with_their_neighbours() -> None:
+    """Some are decoded compiled, others by the library, in any order."""
+    rng, data = random.Random(3), bytearray()
+    for offset in range(300):
+        plain = raw_batch([Raw(0, offset, b"k", b"v%d " % offset * 9)], base_offset=offset)
+        section = bytes(plain[HEADER_SIZE:])
+        options = rng.choice(
+            ({}, {"content_checksum": True}, {"block_checksum": True}, {"store_size": False})
+        )
+        frame = lz4.frame.compress(section, **options)
+        batch = plain[:HEADER_SIZE] + frame
+        batch[8:12] = (len(batch) - 12).to_bytes(4, "big")
+        batch[22] = 3
+        seal(batch)
+        data += batch
+    answer = Answer(data, [], 0, 300)
+    counts: Counter[BatchPath] = Counter()
+    prepared = taken(answer, 0, counts=counts)
+    assert counts == {BatchPath.COALESCE: 300}
+    assert arrived(prepared) == expected_records(answer, 0)
+
+
 def test_records_and_bytes_are_counted_by_path_as_the_source_has_them() -> None:
     small = [raw_batch([Raw(0, 0, value=b"x" * 20)], base_offset=offset) for offset in range(10)]
     large = raw_batch([Raw(at, 0, value=b"x" * 9_000) for at in range(3)], base_offset=10)
@@ -489,8 +524,7 @@ def test_checksums_of_the_walk_are_those_of_the_library() -> None:
         for start in (0, 3):
             expected = crc32c(data[start : start + size])
             assert crc_kernels._by_tables(array, start, start + size) == expected
-            if crc_kernels.HAS_INSTRUCTION:
-                assert crc_kernels._by_instruction(array, start, start + size) == expected
+            assert crc_kernels.crc32c_within(array, start, start + size) == expected
 
 
 LYING = """
