@@ -36,7 +36,10 @@ def damaged_rows(buffer: NDArray[np.uint8], index: NDArray[np.int64]) -> NDArray
     """The rows of batches whose checksum is wrong, in order. Computes those that the index has left out."""
     check = index[:, B_CHECK]
     view = buffer.data
-    for row in np.flatnonzero(check == CRC_UNCHECKED).tolist():
-        position, end, crc = index[row, [B_POSITION, B_END, B_CRC]].tolist()
-        check[row] = CRC_RIGHT if crc32c(view[position + ATTRIBUTES_POSITION : end]) == crc else CRC_WRONG
+    large = np.flatnonzero(check == CRC_UNCHECKED)
+    if len(large):
+        check[large] = [
+            CRC_RIGHT if crc32c(view[position + ATTRIBUTES_POSITION : end]) == crc else CRC_WRONG
+            for position, end, crc in index[large][:, [B_POSITION, B_END, B_CRC]].tolist()
+        ]
     return np.flatnonzero(check == CRC_WRONG)

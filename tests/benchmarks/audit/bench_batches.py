@@ -1,6 +1,6 @@
 """What a record costs the audit's reader, by how many of them a batch has: `make bench-audit-batches`.
 
-    python -m tests.benchmarks.audit.bench_batches [--records 60000] [--rounds 5] [--codecs none,lz4]
+    python -m tests.benchmarks.audit.bench_batches [--records 200000] [--rounds 5] [--codecs none,lz4]
         [--no-broker]
 
 Nanoseconds of processor time a record, the least of some rounds, in three columns: `index` from the bytes of
@@ -132,7 +132,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--records", type=int, default=60_000, help="of a topic")
+    parser.add_argument("--records", type=int, default=200_000, help="of a topic")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--codecs", default="none,lz4")
     parser.add_argument("--no-broker", action="store_true", help="without the column `task`")

@@ -325,7 +325,6 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     known = list(workloads())
-    usual = [each for each in known if each not in BY_BATCH_SIZE]
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--scale", type=float, default=1.0, help="of the backlogs' sizes")
     parser.add_argument("--latency-s", type=float, default=15.0)
@@ -334,7 +333,7 @@ def main() -> int:
     )
     parser.add_argument("--ends", type=names_in(("kafka", "millrace")), default=["kafka", "millrace"])  # type: ignore[arg-type]
     parser.add_argument("--systems", type=names_in(systems.SYSTEMS), default=list(systems.SYSTEMS))  # type: ignore[arg-type]
-    parser.add_argument("--workloads", type=names_in(known), default=usual)  # type: ignore[arg-type]
+    parser.add_argument("--workloads", type=names_in(known))  # type: ignore[arg-type]
     parser.add_argument("--only", type=names_in(PARTS), default=list(PARTS))  # type: ignore[arg-type]
     parser.add_argument(
         "--link-systems",
@@ -352,7 +351,9 @@ def main() -> int:
         options.rounds, options.scale, options.latency_s = 1, 0.4, 6.0
         options.systems = [each for each in options.systems if each.endswith("-eos")]
     if options.small:
-        options.only, options.ends, options.workloads = ["backlog"], ["kafka"], BY_BATCH_SIZE
+        options.only, options.ends = ["backlog"], ["kafka"]
+        options.workloads = options.workloads or BY_BATCH_SIZE
+    options.workloads = options.workloads or [each for each in known if each not in BY_BATCH_SIZE]
     if options.vary:
         options.systems = varied(options.systems, options.vary)
     gather_jars()
