@@ -38,15 +38,16 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-COALESCE_BELOW = 12 << 10
-"""Default size in bytes below which neighbours are merged. Kafka's producers fill batches of 16 KiB by
-default (`batch.size`): those pass as they are, and what is clearly smaller was cut short by time. On its way
-a batch costs tens of microseconds whatever its size, so 10 KiB batches merged are five times as fast
-(`make bench-mirror`, workload "fifty")."""
+COALESCE_BELOW = 32 << 10
+"""Default size in bytes below which neighbours are merged: twice what Kafka's producers fill by default
+(`batch.size`). On its way a batch costs 50 to 130 µs and a request to the target whatever its size, a record
+that is copied 0.1: full batches of 16 KiB merged are three times as fast (`make bench-mirror ARGS="--small"`,
+80 records)."""
 # A compressed batch has to be unpacked and packed again: below which part of the limit that costs less than
 # what it saves, by codec (gzip, snappy, lz4, zstd). 50 records of 200 bytes take 16 µs with snappy and lz4,
-# 26 with zstd, against 5 and the rest of a batch's way (`tests/benchmarks/mirror/bench_paths.py`).
-COMPRESSED_SHARES = (12, 1, 1, 2)
+# 26 with zstd, 100 take 27 and 42, against 5 and the rest of a batch's way
+# (`tests/benchmarks/mirror/bench_paths.py`).
+COMPRESSED_SHARES = (32, 2, 2, 4)
 # Merging is paid by the record, passing on by the batch.
 MOST_RECORDS = 128
 # One batch of this size costs the rest of the way little for each of its records; a larger one gains nothing.
@@ -122,8 +123,8 @@ def load_kernels() -> None:
 class BatchWalk:
     """Walks fetch answers; its tables are used again for each, so one walk has to end before the next begins.
 
-    `coalesce_below`: batches smaller than this many bytes are merged with their neighbours (zstd below
-    a half of it, gzip below a twelfth); 0: never.
+    `coalesce_below`: batches smaller than this many bytes are merged with their neighbours (snappy and lz4
+    below a half of it, zstd a quarter, gzip a thirty-second); 0: never.
     """
 
     def __init__(self, coalesce_below: int = COALESCE_BELOW, merged_size: int = MERGED_SIZE) -> None:

@@ -183,7 +183,7 @@ def expected(log: Log) -> list[Content]:
 
 LIMITS = st.sampled_from((1 << 20, 20_000))
 SIZES = st.lists(st.one_of(st.integers(1, 3_000), st.integers(1, 200_000)), min_size=1, max_size=4)
-WALKS = st.sampled_from(((12 << 10, 128 << 10), (12 << 10, 2 << 10), (1 << 20, 1 << 20), (0, 128 << 10)))
+WALKS = st.sampled_from(((32 << 10, 128 << 10), (12 << 10, 2 << 10), (1 << 20, 1 << 20), (0, 128 << 10)))
 
 
 @settings(max_examples=150)

@@ -76,8 +76,8 @@ def workloads() -> dict[str, Workload]:
 
 
 BATCH_SIZES = {1: 120, 5: 500, 10: 800, 50: 1_500, 80: 2_000, 500: 2_500}
-"""Records a batch, and how many thousand of them: a mirror stands still while they are written. 80 fill a batch
-of Apache Kafka's default size."""
+"""Records a batch, and how many thousand of them: a mirror stands still while they are written. 80 fill a
+batch of Apache Kafka's default size."""
 BY_BATCH_SIZE = [f"{count}-{word}" for word in ("none", "lz4") for count in BATCH_SIZES]
 
 

@@ -16,13 +16,14 @@ from millrace.broker.client.raw_fetch import FetchedPartition
 from millrace.broker.protocol.batch import parse_header, stamp_offset_and_epoch
 from millrace.broker.protocol.control_records import build_marker
 from millrace.broker.protocol.records import Record, build_batch, read_records
+from millrace.mirror.batches.coalesce import BatchWalk
 from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.pipeline import State
 from tests.unit.mirror.old_entries import entry, packed
 from tests.unit.mirror.test_pipeline_gaps import Around, Target, started
 from tests.unit.mirror.test_source_answers import OLD, Source, logs_of
 
-SMALL, LARGE = 9, 14_000
+SMALL, LARGE, MERGED_BELOW = 9, 14_000, 12 << 10
 """Sizes of values: of batches that are merged with their neighbours, and of those that pass as they are."""
 
 
@@ -112,6 +113,7 @@ async def carried(
 ) -> tuple[dict[int, int], Around]:
     """What a mirror that skips damage carries, by the offset that it gives it: the true one; and its gaps."""
     pipeline, target, around = started(GapClass.CORRUPT)
+    pipeline._walk = BatchWalk(MERGED_BELOW)
     source = Source(OLD, latest=log.end)
 
     async def fetch(
