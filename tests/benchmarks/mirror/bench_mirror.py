@@ -332,7 +332,7 @@ def main() -> int:
         "--ready-s", type=float, default=150.0, help="a mirror that takes longer to begin has failed"
     )
     parser.add_argument("--ends", type=names_in(("kafka", "millrace")), default=["kafka", "millrace"])  # type: ignore[arg-type]
-    parser.add_argument("--systems", type=names_in(systems.SYSTEMS), default=list(systems.SYSTEMS))  # type: ignore[arg-type]
+    parser.add_argument("--systems", type=names_in(systems.SYSTEMS))  # type: ignore[arg-type]
     parser.add_argument("--workloads", type=names_in(known))  # type: ignore[arg-type]
     parser.add_argument("--only", type=names_in(PARTS), default=list(PARTS))  # type: ignore[arg-type]
     parser.add_argument(
@@ -349,7 +349,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.short:
         options.rounds, options.scale, options.latency_s = 1, 0.4, 6.0
-        options.systems = [each for each in options.systems if each.endswith("-eos")]
+    usual = [each for each in systems.SYSTEMS if each.endswith("-eos") or not options.short]
+    options.systems = options.systems or usual
     if options.small:
         options.only, options.ends = ["backlog"], ["kafka"]
         options.workloads = options.workloads or BY_BATCH_SIZE
