@@ -11,9 +11,11 @@
 #   make test-older-kafka: the mirror from and to an Apache Kafka of before topic ids
 #   make simulate [RUNS=2000] [SEED=1]                       make bench-peers [ARGS="--only produce"]
 #   make bench-mirror [ARGS=--short]: beside MirrorMaker 2    make bench-mirror-memory [ARGS="--gb 20"]
+#     (ARGS="--small --short": batches of 1 to 500 records alone; ARGS="--vary batches.coalesce_bytes=32768,131072": ours by a setting)
 #   make bench-restart: start-up with 1,000 partitions and 20 GB
 #   make faults [ROUNDS=20] [SEED=1]                         make mirror-faults [EVENTS=30] [SEED=1] [PAIR=kafka-kafka]
 #   make bench-audit [ARGS=--short]: beside Spark's Kafka connector     make bench-producer: beside plain confluent-kafka
+#   make bench-audit-batches: what a record costs the audit's reader in batches of 1 to 500
 #   make bench-audit-job [ARGS="--records 100M --lose 2"]: producers' word, a mirror and the whole audit of so many records
 #   make audit-mutations [RUNS=1000] [SEED=1]: random histories whose truth is known
 #   [MILLRACE_E2E_KAFKA=ewr,agg] make audit-end-to-end [RUNS=20]: the same through real producers, brokers, a mirror and Spark
@@ -38,7 +40,7 @@ TYPECHECK := .typecheck
 PARTS := broker mirror audit deploy
 
 .PHONY: help setup setup-test setup-peers demo test test-long test-wire test-pairs test-mutants test-hdfs test-older-kafka lint simulate fuzz bench bench-peers faults \
-	mirror-faults soak bench-mirror bench-mirror-memory bench-restart bench-audit bench-audit-job bench-producer audit-mutations audit-end-to-end clean
+	mirror-faults soak bench-mirror bench-mirror-memory bench-restart bench-audit bench-audit-batches bench-audit-job bench-producer audit-mutations audit-end-to-end clean
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
@@ -118,6 +120,9 @@ bench-audit: .venv/.ready-test
 
 bench-audit-job: .venv/.ready-test
 	$(BIN)/python -m tests.benchmarks.audit.bench_job $(ARGS)
+
+bench-audit-batches: .venv/.ready-test
+	$(BIN)/python -m tests.benchmarks.audit.bench_batches $(ARGS)
 
 bench-producer: .venv/.ready-test
 	$(BIN)/python -m tests.benchmarks.audit.bench_producer $(ARGS)

@@ -27,7 +27,7 @@ from millrace.broker.client.security import Secret, Security
 from millrace.broker.config_file import ConfigText, ListenAddress, ServerAddress, check_config, read_config
 from millrace.broker.errors import ConfigError
 from millrace.broker.protocol.address import Address
-from millrace.mirror.batches.coalesce import COALESCE_BELOW
+from millrace.mirror.batches.coalesce import COALESCE_BELOW, MERGED_SIZE
 from millrace.mirror.config_types import (
     MEBIBYTE,
     Name,
@@ -131,9 +131,29 @@ class GapsConfig(Section):
 
 
 class FetchConfig(Section):
+    """`max_bytes` of an answer and `partition_max_bytes` of each partition in it; what is far behind is asked
+    for up to `behind_max_bytes` at once (where that is less than the others, it changes nothing), as far as
+    `in_flight_bytes` allows."""
+
     max_wait_ms: int = Field(default=500, ge=1, le=30_000)
     max_bytes: int = Field(default=8 * MEBIBYTE, ge=64 << 10)
     partition_max_bytes: int = Field(default=4 * MEBIBYTE, ge=16 << 10)
+    behind_max_bytes: int = Field(default=16 * MEBIBYTE, ge=0)
+
+    @property
+    def most_bytes(self) -> int:
+        """Of any answer, but for a batch that is larger."""
+        return max(self.max_bytes, self.behind_max_bytes)
+
+
+class BatchesConfig(Section):
+    """What becomes of the source's batches. `auto`: neighbours smaller than `coalesce_below` become one batch
+    of up to `coalesce_bytes`, or of what the target takes. `pass_through`: each keeps the records that its
+    producer put into it, byte for byte, unless the target could not take it so (holes, append time, size)."""
+
+    mode: Literal["auto", "pass_through"] = "auto"
+    coalesce_below: int = Field(default=COALESCE_BELOW, ge=0, le=MEBIBYTE)
+    coalesce_bytes: int = Field(default=MERGED_SIZE, ge=1 << 10, le=16 * MEBIBYTE)
 
 
 class GroupConfig(Section):
@@ -160,8 +180,9 @@ class MirrorConfig(Section):
     gaps: GapsConfig = GapsConfig()
     fetch: FetchConfig = FetchConfig()
     group: GroupConfig = GroupConfig()
-    # Batches smaller than this many bytes are merged with their neighbours; 0: never.
-    coalesce_below: int = Field(default=COALESCE_BELOW, ge=0, le=MEBIBYTE)
+    batches: BatchesConfig = BatchesConfig()
+    # The older name of `batches.coalesce_below`.
+    coalesce_below: int | None = Field(default=None, ge=0, le=MEBIBYTE)
     in_flight_bytes: int = Field(default=64 * MEBIBYTE, ge=MEBIBYTE)
     discovery_interval_ms: int = Field(default=2_000, ge=100, le=600_000)
     position_interval_ms: int = Field(default=250, ge=10, le=60_000)
@@ -173,6 +194,19 @@ class MirrorConfig(Section):
     @classmethod
     def _naming_may_be_a_pattern_alone(cls, value: Any) -> Any:
         return {"pattern": value} if isinstance(value, str) else value
+
+    @field_validator("batches", mode="before")
+    @classmethod
+    def _batches_may_be_a_mode_alone(cls, value: Any) -> Any:
+        return {"mode": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _coalesce_below_is_said_once(self) -> MirrorConfig:
+        if self.coalesce_below is not None and "coalesce_below" in self.batches.model_fields_set:
+            raise ConfigError(
+                "coalesce_below", self.coalesce_below, "batches.coalesce_below alone, its new name"
+            )
+        return self
 
     @model_validator(mode="after")
     def _clusters_differ(self) -> MirrorConfig:
@@ -233,6 +267,12 @@ class MirrorConfig(Section):
             dict(self.naming.rename),
             {source.cluster: source.partition_offset for source in self.sources if source.partition_offset},
         )
+
+    @property
+    def coalescing(self) -> tuple[int, int]:
+        """Bytes below which batches are merged (0: none is), and of what they become."""
+        below = self.batches.coalesce_below if self.coalesce_below is None else self.coalesce_below
+        return 0 if self.batches.mode == "pass_through" else below, self.batches.coalesce_bytes
 
     @property
     def group_id(self) -> str:

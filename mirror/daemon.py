@@ -138,7 +138,7 @@ class Mirror:
     def _memory_limit(self) -> int:
         """What may be under way, and an answer that comes in meanwhile."""
         config = self.worker.config if self.worker is not None else self.config
-        return config.in_flight_bytes + 2 * config.fetch.max_bytes
+        return config.in_flight_bytes + 2 * config.fetch.most_bytes
 
     async def _until_stopped(self, worker: Worker, carrying: asyncio.Task[None]) -> None:
         stop = asyncio.get_running_loop().create_task(self._stop.wait())

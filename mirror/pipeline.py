@@ -159,6 +159,7 @@ class PartitionPipeline:
         self.damage: str | None = None
         self._doubt = Doubt()
         self.passes_over = False  # batches of this log that stand out of their place
+        self._bytes_per_offset = 0.0  # in the last answer; 0: not known
         self._written = Position(0, "", NO_TOPIC_ID, -1, 0)  # the position that is on record
         self._began = -1
         self._settled = asyncio.Event()
@@ -254,6 +255,11 @@ class PartitionPipeline:
         """How much the next answer has to hold at least for what stands at the fetch offset to be told; 0: as
         much as comes."""
         return self._doubt.needed_size
+
+    @property
+    def bytes_behind(self) -> int:
+        """About how much of the source's log is still to be fetched; 0 where nothing is known."""
+        return int(self.lag.records_behind(self.progress.fetch_offset) * self._bytes_per_offset)
 
     @property
     def has_begun(self) -> bool:
@@ -378,6 +384,8 @@ class PartitionPipeline:
         except KafkaError as error:
             self._doubt.is_out_of_order |= isinstance(error, OutOfOrder)
             self.corrupt(str(error), steady_ms())
+        if (fetched_count := self.progress.fetch_offset - from_offset) > 0:
+            self._bytes_per_offset = len(data) / fetched_count
 
     def _count(self, path: BatchPath, batches: int, records: int, size: int) -> None:
         self._around.count_batch(self.partition, path, batches, records, size)

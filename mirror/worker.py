@@ -125,7 +125,7 @@ class Worker:
         self._slots: dict[int, int] = {}  # in use as of the last share: slot -> lanes
         self._workload = Workload()
         self._levels: dict[SourcePartition, int] = {}  # what the leader knows of all partitions
-        self._walk = BatchWalk(config.coalesce_below)
+        self._walk = BatchWalk(*config.coalescing)
         self._budget = FetchBudget(config.in_flight_bytes)
         self._shared_out: frozenset[SourcePartition] = frozenset()
         self._uneven_sources: dict[str, tuple[list[str], list[str]]] = {}  # as last told of

@@ -24,7 +24,6 @@ from pyroaring import BitMap
 from millrace.audit.contract.content_digest import DIGEST_MASK
 from millrace.audit.contract.producer_names import disagreement, is_shown, join_names, kept_name
 from millrace.audit.scanning.scan import (
-    B_COUNT,
     COUNT_ONLY,
     G_BYTES,
     G_CHUNK,
@@ -62,6 +61,7 @@ from millrace.audit.scanning.scan import (
     expand_runs,
     rebuild_table,
 )
+from millrace.broker.protocol.batch_kernels import B_COUNT
 
 # A fold sorts its runs once: a million keeps the arrays near 24 MB.
 RUNS_PER_FOLD = 1 << 20
@@ -138,7 +138,7 @@ class CellCounter:
     def count(
         self, buffer: NDArray[np.uint8], index: NDArray[np.int64], from_offset: int, to_offset: int
     ) -> None:
-        """Count the batches of `index` (rows of `index_batches`, uncompressed or decompressed ones)."""
+        """Count the batches of `index` (rows of `batch_kernels`, uncompressed or decompressed ones)."""
         batch, last = 0, index.shape[0]
         while batch < last:
             done = count_records(

@@ -30,26 +30,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.audit.scanning.credentials import Login, security_of
-from millrace.audit.scanning.scan import (
-    B_ATTRIBUTES,
-    B_BASE_OFFSET,
-    B_COUNT,
-    B_CRC,
-    B_END,
-    B_LAST_OFFSET,
-    B_MAGIC,
-    B_POSITION,
-    B_PRODUCER_ID,
-    BATCH_COLUMNS,
-    index_batches,
-)
 from millrace.audit.spark.task_plan import OffsetRange
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.offsets import EARLIEST
 from millrace.broker.client.raw_fetch import FetchedPartition, FetchPosition, fetch
 from millrace.broker.errors import ClusterUnreachable, KafkaError, ProtocolError, error_for_code
 from millrace.broker.protocol.batch import CONTROL_BIT, HEADER_SIZE, TRANSACTIONAL_BIT
-from millrace.broker.protocol.checksum import crc32c
+from millrace.broker.protocol.batch_index import damaged_rows, index_of
+from millrace.broker.protocol.batch_kernels import (
+    B_ATTRIBUTES,
+    B_BASE_OFFSET,
+    B_COUNT,
+    B_LAST_OFFSET,
+    B_MAGIC,
+    B_POSITION,
+    B_PRODUCER_ID,
+)
 
 FETCH_WAIT_MS = 500
 # A fetch that stays in the processor's cache from the socket to the scan costs both sides half of one that
@@ -316,15 +312,7 @@ def holds_whole_batch(records: memoryview) -> bool:
 
 def index_fetched(records: memoryview | bytes | bytearray) -> FetchedBatches:
     """The batch index of a fetch answer's bytes."""
-    buffer = np.frombuffer(records, np.uint8)
-    buffer.flags.writeable = False
-    rows = 256
-    while True:
-        index = np.empty((rows, BATCH_COLUMNS), np.int64)
-        count = index_batches(buffer, index)
-        if count < rows:
-            return FetchedBatches(buffer, index[:count])
-        rows = max(rows * 8, len(buffer) // 4096)
+    return FetchedBatches(*index_of(records))
 
 
 def leading_batches(records: memoryview | bytes | bytearray, offset: int) -> FetchedBatches | None:
@@ -398,17 +386,12 @@ def mark_skipped(
     and of those of an old format as far as they can be known."""
     index = batches.index
     view = batches.buffer.data
-    for row, (position, end, crc, magic) in enumerate(index[:, [B_POSITION, B_END, B_CRC, B_MAGIC]].tolist()):
-        if magic != 2:
-            distrust("batch of an old format")
-            index[row, B_MAGIC] = 0
-            if unread is not None:
-                unread(*offsets_of(index[row]), DAMAGED)
-        elif crc32c(view[position + 21 : end]) != crc:
-            distrust("batch with a wrong CRC")
-            index[row, B_MAGIC] = 0
-            if unread is not None:
-                unread(*offsets_of(index[row]), DAMAGED)
+    old = np.flatnonzero(index[:, B_MAGIC] != 2)
+    for row in np.union1d(old, damaged_rows(batches.buffer, index)).tolist():
+        distrust("batch of an old format" if index[row, B_MAGIC] != 2 else "batch with a wrong CRC")
+        index[row, B_MAGIC] = 0
+        if unread is not None:
+            unread(*offsets_of(index[row]), DAMAGED)
     attributes = index[:, B_ATTRIBUTES]
     if not aborted and not (attributes & CONTROL_BIT).any():
         return

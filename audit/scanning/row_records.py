@@ -19,7 +19,7 @@ import pyarrow as pa
 from numba import njit, types
 from numpy.typing import NDArray
 
-from millrace.audit.scanning.scan import (
+from millrace.broker.protocol.batch_kernels import (
     B_ATTRIBUTES,
     B_BASE_OFFSET,
     B_COUNT,
@@ -44,7 +44,7 @@ _INT64S = types.Array(types.int64, 1, "C")
 
 @dataclass(frozen=True, slots=True)
 class RowRecords:
-    """Records sections one after the other in `buffer`, described by `index` as in `scan.index_batches`."""
+    """Records sections one after the other in `buffer`, described by `index` as in `batch_kernels`."""
 
     buffer: NDArray[np.uint8]
     index: NDArray[np.int64]

@@ -1,10 +1,11 @@
 """Counting the records of fetched batches, without a Python step per record.
 
-A fetched partition is a run of v2 batches. `index_batches` walks their headers, the caller verifies and
-decompresses them, and the kernel here walks the records: it finds the `_mr` header, reads stream, sequence
-and creation time, and files the record under a *group* (stream, window, offset chunk, upper half of the
-sequence). Within a group, consecutive sequences grow one *run* in place, so interleaved producers cost no
-more than one producer alone. Runs become roaring bitmaps once per fold, not once per record.
+A fetched partition is a run of v2 batches. `broker.protocol.batch_kernels` walks their headers and gives each
+a row of an index, the caller decompresses them, and the kernel here walks the records: it finds the `_mr`
+header, reads stream, sequence and creation time, and files the record under a *group* (stream, window, offset
+chunk, upper half of the sequence). Within a group, consecutive sequences grow one *run* in place, so
+interleaved producers cost no more than one producer alone. Runs become roaring bitmaps once per fold, not
+once per record.
 
 Where content is compared, the kernel also sums the records' digests (`record_digest`; `content_digest`
 defines them and is the oracle).
@@ -28,11 +29,17 @@ import numpy as np
 from numba import njit, types
 
 from millrace.audit.scanning.xxh64 import le64, xxh64
+from millrace.broker.protocol.batch_kernels import (
+    B_ATTRIBUTES,
+    B_BASE_OFFSET,
+    B_COUNT,
+    B_END,
+    B_LAST_OFFSET,
+    B_MAGIC,
+    B_MAX_MS,
+    B_RECORDS,
+)
 
-# Columns of the batch index written by `index_batches`.
-B_POSITION, B_RECORDS, B_END, B_BASE_OFFSET, B_ATTRIBUTES, B_BASE_MS, B_MAX_MS = range(7)
-B_PRODUCER_ID, B_COUNT, B_LAST_OFFSET, B_CRC, B_MAGIC = range(7, 12)
-BATCH_COLUMNS = 12
 MALFORMED = -1
 """B_MAGIC of a batch whose records could not be followed to its end"""
 
@@ -62,16 +69,6 @@ _TABLE2 = types.Array(types.int64, 2, "C")
 _INT64S = types.Array(types.int64, 1, "C")
 _INT32S = types.Array(types.int32, 1, "C")
 _GROUP = types.Array(types.int64, 1, "C")  # a row of the groups
-
-
-@njit(inline="always")
-def _be(buffer, position, size):  # type: ignore[no-untyped-def]
-    # An unsigned index spares the test for a negative one at every byte.
-    at = np.uint64(position)
-    value = np.uint64(0)
-    for i in range(size):
-        value = (value << np.uint64(8)) | np.uint64(buffer[at + np.uint64(i)])
-    return np.int64(value)
 
 
 @njit(inline="always")
@@ -148,39 +145,6 @@ def _varint(buffer, position, end):  # type: ignore[no-untyped-def]
             return np.int64(raw >> np.uint64(1)) ^ -np.int64(raw & np.uint64(1)), position
         shift += np.uint64(7)
     return np.int64(0), np.int64(-1)
-
-
-@njit([types.int64(_BYTES, _TABLE2)], cache=True, nogil=True)
-def index_batches(buffer, index):  # type: ignore[no-untyped-def]
-    """Fill `index` with one row per whole batch in `buffer`; returns how many.
-
-    A trailing batch that a fetch cut off ends the walk. Old message sets (magic 0 and 1) get a row with their
-    magic and nothing else: the caller counts them as untrusted.
-    """
-    position = np.int64(0)
-    count = np.int64(0)
-    size = np.int64(buffer.shape[0])
-    while position + 61 <= size and count < index.shape[0]:
-        length = _be(buffer, position + 8, 4)
-        end = position + 12 + length
-        if length < 49 or end > size:
-            break
-        base_offset = _be(buffer, position, 8)
-        index[count, B_POSITION] = position
-        index[count, B_RECORDS] = position + 61
-        index[count, B_END] = end
-        index[count, B_BASE_OFFSET] = base_offset
-        index[count, B_ATTRIBUTES] = _be(buffer, position + 21, 2)
-        index[count, B_BASE_MS] = _be(buffer, position + 27, 8)
-        index[count, B_MAX_MS] = _be(buffer, position + 35, 8)
-        index[count, B_PRODUCER_ID] = _be(buffer, position + 43, 8)
-        index[count, B_COUNT] = _be(buffer, position + 57, 4)
-        index[count, B_LAST_OFFSET] = base_offset + _be(buffer, position + 23, 4)
-        index[count, B_CRC] = _be(buffer, position + 17, 4)
-        index[count, B_MAGIC] = buffer[position + 16]
-        count += 1
-        position = end
-    return count
 
 
 @njit(inline="always")

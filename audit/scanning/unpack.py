@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.audit.scanning.lz4_frames import NO_ROOM, SLACK, unpack_frames
 from millrace.audit.scanning.range_reader import DAMAGED, FetchedBatches, offsets_of
-from millrace.audit.scanning.scan import B_ATTRIBUTES, B_END, B_MAGIC, B_POSITION, B_RECORDS
 from millrace.broker.errors import KafkaError
 from millrace.broker.protocol.batch import COMPRESSION_MASK
+from millrace.broker.protocol.batch_kernels import B_ATTRIBUTES, B_END, B_MAGIC, B_POSITION, B_RECORDS
 from millrace.broker.protocol.compression import LZ4, NONE, decompress
+from millrace.broker.protocol.lz4_kernels import NO_ROOM, SLACK, unpack_frames
 
 MAX_DECOMPRESSED_SIZE = 256 << 20  # a batch that unpacks to more is refused, not believed
 BUFFER_SIZE = 1 << 20  # stays in the processor's cache
@@ -73,11 +73,12 @@ class Unpacker:
     ) -> Iterator[FetchedBatches]:
         row, last = 0, len(index)
         while row < last:
-            done = int(unpack_frames(source, index, row, self._buffer, 0))
+            done, why = unpack_frames(source, index, B_RECORDS, row, self._buffer, 0)
             if done > row:
+                index[row:done, B_POSITION] = index[row:done, B_RECORDS]
                 yield FetchedBatches(self._plain, index[row:done])
                 row = done
-                if row == last or index[row, B_POSITION] == NO_ROOM:
+                if row == last or why == NO_ROOM:
                     continue
             if row < last:
                 yield from self._unpack_by_library(source, index[row : row + 1], distrust)

@@ -21,12 +21,13 @@ from millrace.audit.scanning.range_reader import (
     RangeReader,
     offsets_of,
 )
-from millrace.audit.scanning.scan import B_END, B_MAGIC, B_POSITION, MALFORMED
+from millrace.audit.scanning.scan import MALFORMED
 from millrace.audit.scanning.unpack import Unpacker
 from millrace.audit.spark.read_meter import Told
 from millrace.audit.spark.read_options import RECORDS, ReadOptions
 from millrace.audit.spark.record_rows import RecordRows
 from millrace.audit.spark.task_plan import OffsetRange
+from millrace.broker.protocol.batch_kernels import B_END, B_MAGIC, B_POSITION
 
 ROWS_PER_ARROW_BATCH = 10_000
 

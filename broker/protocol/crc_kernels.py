@@ -1,16 +1,18 @@
 """CRC-32C inside compiled loops: for many small batches, where one call of Python's a batch would cost more
 than the checksum.
 
-Called by other kernels only. On x86 with SSE 4.2 it is the processor's own instruction (one stream: about
-10 GB/s, where `checksum.crc32c` reaches 25 GB/s on large buffers but needs 0.2 µs a call); elsewhere eight
-table look-ups a word. numba's cache keeps machine code apart by processor, so one folder serves both.
+Called by other kernels only. On x86 with SSE 4.2 and on 64-bit ARM with the CRC extension it is the
+processor's own instruction (one stream: about 10 GB/s on x86, where `checksum.crc32c` reaches 25 GB/s on
+large buffers but needs 0.2 µs a call); elsewhere eight table look-ups a word. numba's cache keeps machine
+code apart by processor, so one folder serves all. (Nothing was run on ARM: there LLVM has checked how the
+instructions are declared, no more.)
 
 Invariant: the callers have checked that `[start, end)` lies in the buffer.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import binding, ir
@@ -24,34 +26,68 @@ _intrinsic: Any = intrinsic  # what it makes is called inside kernels only, with
 _POLYNOMIAL = 0x82F63B78  # Castagnoli's, reflected
 
 
-def _has_instruction() -> bool:
-    if not binding.get_process_triple().startswith("x86_64"):
-        return False
-    return bool(binding.get_host_cpu_features().get("sse4.2", False))
+class Instruction(NamedTuple):
+    """How LLVM calls a processor's instruction for a word of eight bytes and for a single byte. It takes a
+    checksum of `crc_bits` bits and gives one; a byte is passed as a number of `byte_bits` bits."""
+
+    feature: str
+    word: str
+    byte: str
+    word_crc_bits: int
+    byte_bits: int
+
+
+INSTRUCTIONS = {
+    "x86_64": Instruction(
+        "sse4.2", "llvm.x86.sse42.crc32.64.64", "llvm.x86.sse42.crc32.32.8", word_crc_bits=64, byte_bits=8
+    ),
+    "aarch64": Instruction(
+        "crc", "llvm.aarch64.crc32cx", "llvm.aarch64.crc32cb", word_crc_bits=32, byte_bits=32
+    ),
+}
+
+
+def _own_instruction() -> Instruction | None:
+    architecture = binding.get_process_triple().partition("-")[0]
+    known = INSTRUCTIONS.get("aarch64" if architecture == "arm64" else architecture)
+    return known if known is not None and binding.get_host_cpu_features().get(known.feature, False) else None
+
+
+_OWN = _own_instruction()
+_USED = _OWN or INSTRUCTIONS["x86_64"]  # of another processor nothing is compiled (see `_by_instruction`)
+
+
+def call_for_word(builder: Any, instruction: Instruction, crc: Any, word: Any) -> Any:
+    """The checksum (an i32 of LLVM's) after eight bytes."""
+    crc_type = ir.IntType(instruction.word_crc_bits)
+    kind = ir.FunctionType(crc_type, [crc_type, ir.IntType(64)])
+    function = cgutils.get_or_insert_function(builder.module, kind, instruction.word)
+    is_wide = instruction.word_crc_bits > 32
+    given = builder.zext(crc, crc_type) if is_wide else crc
+    made = builder.call(function, [given, word])
+    return builder.trunc(made, ir.IntType(32)) if is_wide else made
+
+
+def call_for_byte(builder: Any, instruction: Instruction, crc: Any, byte: Any) -> Any:
+    """The same after one byte (an i8)."""
+    i32, byte_type = ir.IntType(32), ir.IntType(instruction.byte_bits)
+    kind = ir.FunctionType(i32, [i32, byte_type])
+    function = cgutils.get_or_insert_function(builder.module, kind, instruction.byte)
+    return builder.call(function, [crc, builder.zext(byte, byte_type) if byte_type.width > 8 else byte])
 
 
 @_intrinsic
 def _crc_word(_typing: Any, crc: Any, word: Any) -> Any:
-    """The instruction for eight bytes: (crc, word) -> crc, both as 64-bit numbers."""
-
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        i64 = ir.IntType(64)
-        kind = ir.FunctionType(i64, [i64, i64])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse42.crc32.64.64")
-        return builder.call(function, arguments)
+        return call_for_word(builder, _USED, *arguments)
 
-    return types.uint64(types.uint64, types.uint64), generate
+    return types.uint32(types.uint32, types.uint64), generate
 
 
 @_intrinsic
 def _crc_byte(_typing: Any, crc: Any, byte: Any) -> Any:
-    """The instruction for one byte."""
-
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        i32 = ir.IntType(32)
-        kind = ir.FunctionType(i32, [i32, ir.IntType(8)])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse42.crc32.32.8")
-        return builder.call(function, arguments)
+        return call_for_byte(builder, _USED, *arguments)
 
     return types.uint32(types.uint32, types.uint8), generate
 
@@ -70,14 +106,15 @@ def _word_at(_typing: Any, buffer: Any, position: Any) -> Any:
     return types.uint64(buffer, types.int64), generate
 
 
-@njit(_SIGNATURE, cache=True, nogil=True)
+# Without a signature it is compiled where a kernel uses it: another processor's instruction would end the
+# process.
+@njit(cache=True, nogil=True)
 def _by_instruction(buffer: Any, start: Any, end: Any) -> Any:
-    wide = np.uint64(0xFFFFFFFF)
+    crc = np.uint32(0xFFFFFFFF)
     position = np.int64(start)
     while position + 8 <= end:
-        wide = _crc_word(wide, _word_at(buffer, position))
+        crc = _crc_word(crc, _word_at(buffer, position))
         position += 8
-    crc = np.uint32(wide)
     while position < end:
         crc = _crc_byte(crc, buffer[position])
         position += 1
@@ -120,7 +157,5 @@ def _by_tables(buffer: Any, start: Any, end: Any) -> Any:
     return crc ^ np.uint32(0xFFFFFFFF)
 
 
-HAS_INSTRUCTION = _has_instruction()
-
-crc32c_within = _by_instruction if HAS_INSTRUCTION else _by_tables
+crc32c_within = _by_tables if _OWN is None else _by_instruction
 """`crc32c_within(buffer, start, end) -> uint32`, for kernels: CRC-32C of the bytes `[start, end)`."""

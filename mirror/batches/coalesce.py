@@ -32,25 +32,26 @@ from millrace.broker.protocol.rewrite import warm_kernels as warm_rewrite_kernel
 from millrace.broker.telemetry.memory import release_compiler_pages
 from millrace.mirror.batches.old_messages import NO_END, believed, claimed_offset, end_of_entries
 from millrace.mirror.batches.placement import position_of, verify_batch
+from millrace.mirror.batches.unpack import warm_kernels as warm_unpack_kernels
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-COALESCE_BELOW = 12 << 10
-"""Default size in bytes below which neighbours are merged. Kafka's producers fill batches of 16 KiB by
-default (`batch.size`): those pass as they are, and what is clearly smaller was cut short by time. On its way
-a batch costs tens of microseconds whatever its size, so 10 KiB batches merged are five times as fast
-(`make bench-mirror`, workload "fifty")."""
-# A compressed batch has to be unpacked and packed again, so merging pays for smaller ones only: below which
-# part of the limit, by codec (gzip, snappy, lz4, zstd).
-COMPRESSED_SHARES = (12, 3, 3, 12)
+COALESCE_BELOW = 32 << 10
+"""Default size in bytes below which neighbours are merged: twice what Kafka's producers fill by default
+(`batch.size`). On its way a batch costs 50 to 130 µs and a request to the target whatever its size, a record
+that is copied 0.1: full batches of 16 KiB merged are three times as fast (`make bench-mirror ARGS="--small"`,
+80 records)."""
+# A compressed batch has to be unpacked and packed again: below which part of the limit that costs less than
+# what it saves, by codec (gzip, snappy, lz4, zstd). 50 records of 200 bytes take 16 µs with snappy and lz4,
+# 26 with zstd, 100 take 27 and 42, against 5 and the rest of a batch's way
+# (`tests/benchmarks/mirror/bench_paths.py`).
+COMPRESSED_SHARES = (32, 2, 2, 4)
 # Merging is paid by the record, passing on by the batch.
 MOST_RECORDS = 128
 # One batch of this size costs the rest of the way little for each of its records; a larger one gains nothing.
 MERGED_SIZE = 128 << 10
-# From here on one call of the library is cheaper than the walk's own checksum.
-CRC_IN_WALK_BELOW = 4096
 
 MAX_STEPS = 1024
 MAX_SECTIONS = 8192
@@ -115,6 +116,7 @@ def load_kernels() -> None:
     release_compiler_pages()
     _kernels()
     warm_rewrite_kernels()
+    warm_unpack_kernels()
     release_compiler_pages()
 
 
@@ -122,7 +124,7 @@ class BatchWalk:
     """Walks fetch answers; its tables are used again for each, so one walk has to end before the next begins.
 
     `coalesce_below`: batches smaller than this many bytes are merged with their neighbours (snappy and lz4
-    below a third of it, gzip and zstd below a twelfth); 0: never.
+    below a half of it, zstd a quarter, gzip a thirty-second); 0: never.
     """
 
     def __init__(self, coalesce_below: int = COALESCE_BELOW, merged_size: int = MERGED_SIZE) -> None:
@@ -247,7 +249,7 @@ class BatchWalk:
         self._sections = numpy.zeros((MAX_SECTIONS, kernels.SECTION_COLUMNS), numpy.int64)
         self._state = numpy.zeros(kernels.STATE_SIZE, numpy.int64)
         self._limits = numpy.zeros(kernels.LIMITS_SIZE, numpy.int64)
-        self._limits[kernels.L_CRC_BELOW] = CRC_IN_WALK_BELOW
+        self._limits[kernels.L_CRC_BELOW] = kernels.CRC_IN_KERNEL_BELOW
         self._limits[kernels.L_BELOW] = self.coalesce_below
         self._limits[kernels.L_MOST_RECORDS] = MOST_RECORDS
         for codec, share in enumerate(COMPRESSED_SHARES, 1):

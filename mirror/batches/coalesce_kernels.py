@@ -15,7 +15,13 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
-from millrace.broker.protocol.crc_kernels import crc32c_within
+from millrace.broker.protocol.batch_kernels import (
+    CRC_IN_KERNEL_BELOW,
+    has_right_crc,
+    int32_at,
+    int64_at,
+    unsigned_at,
+)
 from millrace.broker.protocol.record_kernels import _nullable, _varint32, _varint64
 from millrace.broker.protocol.rewrite_kernels import (
     S_APPEND_MS,
@@ -30,7 +36,7 @@ from millrace.broker.protocol.rewrite_kernels import (
     SECTION_COLUMNS,
 )
 
-__all__ = ["SECTION_COLUMNS", "S_FROM_OFFSET", "S_LAST_OFFSET", "S_START", "walk"]
+__all__ = ["CRC_IN_KERNEL_BELOW", "SECTION_COLUMNS", "S_FROM_OFFSET", "S_LAST_OFFSET", "S_START", "walk"]
 
 # How a walk ended.
 DONE = 0
@@ -78,24 +84,6 @@ _TABLE = types.Array(types.int64, 2, "C")
 _INT64S = types.Array(types.int64, 1, "C")
 
 
-@njit(inline="always")
-def _unsigned(buffer, position, size):  # type: ignore[no-untyped-def]
-    value = np.uint64(0)
-    for shift in range(size):
-        value = (value << np.uint64(8)) | np.uint64(buffer[position + shift])
-    return value
-
-
-@njit(inline="always")
-def _int32_at(buffer, position):  # type: ignore[no-untyped-def]
-    return np.int64(np.int32(np.uint32(_unsigned(buffer, position, 4))))
-
-
-@njit(inline="always")
-def _int64_at(buffer, position):  # type: ignore[no-untyped-def]
-    return np.int64(_unsigned(buffer, position, 8))
-
-
 @njit(types.int64(_BYTES, types.int64, types.int64, types.int64), cache=True, nogil=True)
 def is_abort(buffer: Any, position: Any, end: Any, record_count: Any) -> Any:
     """Whether a control batch's records (in the clear) hold an abort marker: 1, 0, or -1 when malformed."""
@@ -114,7 +102,7 @@ def is_abort(buffer: Any, position: Any, end: Any, record_count: Any) -> Any:
         size, position = _nullable(buffer, position, record_end)
         if position < 0 or size < 4:
             return -1
-        if _unsigned(buffer, position + 2, 2) == 0:
+        if unsigned_at(buffer, position + 2, 2) == 0:
             found = np.int64(1)
         position = record_end
     return found if position == end else -1
@@ -151,30 +139,28 @@ def walk(buffer: Any, state: Any, aborted: Any, aborting: Any, limits: Any, step
         if step + 1 >= steps.shape[0] or section >= sections.shape[0]:
             status = np.int64(AGAIN)
             break
-        batch_length = _int32_at(buffer, position + 8)
+        batch_length = int32_at(buffer, position + 8)
         if buffer[position + 16] != 2 or batch_length < _HEADER_SIZE - 12:
             status = np.int64(BAD_HEADER)
             break
         size = batch_length + 12
         if size > end - position:
             break
-        last_delta = _int32_at(buffer, position + 23)
-        record_count = _int32_at(buffer, position + 57)
-        attributes = np.int64(_unsigned(buffer, position + 21, 2))
+        last_delta = int32_at(buffer, position + 23)
+        record_count = int32_at(buffer, position + 57)
+        attributes = np.int64(unsigned_at(buffer, position + 21, 2))
         if last_delta < 0 or (record_count == 0 and size > _HEADER_SIZE and attributes & 7 == 0):
             status = np.int64(BAD_HEADER)  # it would be passed over as one without records, or of before
             break
         codec = attributes & 7
         is_crc_unchecked = size >= limits[L_CRC_BELOW] and size >= limits[L_BELOW + codec]
-        if not is_crc_unchecked:
-            computed = crc32c_within(buffer, position + 21, position + size)
-            if np.uint64(computed) != _unsigned(buffer, position + 17, 4):
-                status = np.int64(BAD_CRC)
-                break
-        unchecked_crc = np.int64(_unsigned(buffer, position + 17, 4)) if is_crc_unchecked else np.int64(-1)
-        base_offset = _int64_at(buffer, position)
+        if not is_crc_unchecked and not has_right_crc(buffer, position, position + size):
+            status = np.int64(BAD_CRC)
+            break
+        unchecked_crc = np.int64(unsigned_at(buffer, position + 17, 4)) if is_crc_unchecked else np.int64(-1)
+        base_offset = int64_at(buffer, position)
         last_offset = base_offset + last_delta
-        producer_id = _int64_at(buffer, position + 43)
+        producer_id = int64_at(buffer, position + 43)
         is_control = attributes & 0x20 != 0
 
         # A batch's base offset is not under its checksum. What a wrong one would do is silent: the position
@@ -188,10 +174,10 @@ def walk(buffer: Any, state: Any, aborted: Any, aborting: Any, limits: Any, step
         if is_last_here and is_first and limits[L_TRUST] == TRUSTS_NOTHING:
             status = np.int64(ALONE)
             break
-        if last_offset >= limits[L_LOG_END]:
+        if base_offset >= limits[L_LOG_END] - last_delta:  # their sum may not fit 64 bits
             status = np.int64(BEYOND_THE_END)
             break
-        if base_offset != expected and end - following >= 8 and _int64_at(buffer, following) <= last_offset:
+        if base_offset != expected and end - following >= 8 and int64_at(buffer, following) <= last_offset:
             status = np.int64(OUT_OF_ORDER)
             break
         if is_last_here and base_offset > expected:
@@ -235,14 +221,12 @@ def walk(buffer: Any, state: Any, aborted: Any, aborting: Any, limits: Any, step
         position += size
         behind = last_offset + 1
         if last_offset < expected:  # the source may begin before the offset that was asked for
-            if is_crc_unchecked:
-                computed = crc32c_within(buffer, start + 21, position)
-                if np.uint64(computed) != np.uint64(unchecked_crc):
-                    position = start
-                    status = np.int64(BAD_CRC)
-                    break
+            if is_crc_unchecked and not has_right_crc(buffer, start, position):
+                position = start
+                status = np.int64(BAD_CRC)
+                break
             continue
-        leader_epoch = _int32_at(buffer, start + 12)
+        leader_epoch = int32_at(buffer, start + 12)
 
         if not is_data:
             # Never across leader epochs: where they begin is how a truncated source is told (`epochs`).
@@ -258,7 +242,7 @@ def walk(buffer: Any, state: Any, aborted: Any, aborting: Any, limits: Any, step
                 steps[step, T_LEADER_EPOCH] = leader_epoch
                 steps[step, T_BASE_OFFSET] = base_offset
                 steps[step, T_ATTRIBUTES] = attributes
-                steps[step, T_MAX_MS] = _int64_at(buffer, start + 35)
+                steps[step, T_MAX_MS] = int64_at(buffer, start + 35)
                 steps[step, T_RECORDS] = 0
                 steps[step, T_BATCHES] = 0
                 steps[step, T_DROPPED] = 1
@@ -269,13 +253,13 @@ def walk(buffer: Any, state: Any, aborted: Any, aborting: Any, limits: Any, step
             expected = last_offset + 1
             continue
 
-        max_ms = _int64_at(buffer, start + 35)
+        max_ms = int64_at(buffer, start + 35)
         sections[section, S_START] = start + 61
         sections[section, S_END] = position
         sections[section, S_RECORDS] = record_count
         sections[section, S_BASE_OFFSET] = base_offset
         sections[section, S_LAST_OFFSET] = last_offset
-        sections[section, S_BASE_MS] = _int64_at(buffer, start + 27)
+        sections[section, S_BASE_MS] = int64_at(buffer, start + 27)
         sections[section, S_APPEND_MS] = max_ms
         sections[section, S_IS_APPEND_TIME] = 1 if attributes & 0x08 else 0
         sections[section, S_FROM_OFFSET] = expected

@@ -46,6 +46,7 @@ from millrace.broker.protocol.compression import decompress
 from millrace.broker.protocol.records import MAX_DECOMPRESSED_SIZE
 from millrace.broker.protocol.rewrite import ALL, rewrite, section_of
 from millrace.mirror.batches.coalesce import section_rows
+from millrace.mirror.batches.unpack import unpacked
 from millrace.mirror.offsets.offset_runs import offsets_of
 
 if TYPE_CHECKING:
@@ -141,15 +142,8 @@ def coalesce(data: memoryview, sections: NDArray[np.int64], codec: int, max_batc
     if codec == 0:
         return _in_pieces(data, sections, codec, max_batch_size)
     # Its own small limit: what a few kilobytes claim to hold must not fill the memory.
-    room = max(MAX_COALESCED_PLAIN_SIZE, max_batch_size)
-    plain = bytearray()
-    sections = sections.copy()
-    for row, (start, end) in enumerate(sections[:, :2].tolist()):
-        at = len(plain)
-        plain += decompress(codec, data[start:end], room - at)
-        sections[row, 0] = at
-        sections[row, 1] = len(plain)
-    return _in_pieces(plain, sections, codec, max_batch_size)
+    records, sections = unpacked(data, sections, codec, max(MAX_COALESCED_PLAIN_SIZE, max_batch_size))
+    return _in_pieces(records, sections, codec, max_batch_size)
 
 
 def split(batch: memoryview, offsets: Sequence[int]) -> list[Piece]:

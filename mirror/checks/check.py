@@ -403,7 +403,9 @@ async def _link(config: MirrorConfig, source: SourceConfig, picture: _Picture) -
         began = time.perf_counter()
         await cluster.metadata([], max_age_ms=0)
         samples.append(time.perf_counter() - began)
-    buffers = {"fetch.max_bytes": config.fetch.max_bytes, "in_flight_bytes": config.in_flight_bytes}
+    # A link that carries less than there is to carry is behind, and asked for the larger of both.
+    asked = max(("max_bytes", "behind_max_bytes"), key=lambda name: getattr(config.fetch, name))
+    buffers = {f"fetch.{asked}": config.fetch.most_bytes, "in_flight_bytes": config.in_flight_bytes}
     received = _receive_buffer_limit()
     if received is not None:
         buffers["net.ipv4.tcp_rmem"] = received

@@ -11,6 +11,7 @@ from what the worker owns.
                                                           partition "": a topic that the target does not take
     millrace_mirror_records_total{source,topic}           acknowledged by the target
     millrace_mirror_bytes_total{source,topic}             of batches, as they were sent
+    millrace_mirror_target_batches_total{source,topic}    those batches; small ones of the source are merged
     millrace_mirror_batches_total{source,path}            pass_through, rebuild, split, coalesce, drop
     millrace_mirror_path_records_total{source,path}       of those batches, as the source has them
     millrace_mirror_path_bytes_total{source,path}         (not of drop: what is not carried is not counted)
@@ -117,9 +118,10 @@ class MirrorMetrics:
     def count_delivered(
         self, partition: SourcePartition, records: int, size: int, measured_from: str, seconds: float
     ) -> None:
-        counts = self._delivered.setdefault((partition.source, partition.topic), [0, 0])
+        counts = self._delivered.setdefault((partition.source, partition.topic), [0, 0, 0])
         counts[0] += records
         counts[1] += size
+        counts[2] += 1
         key = (partition.source, measured_from)
         histogram = self._latency.get(key)
         if histogram is None:
@@ -138,10 +140,10 @@ class MirrorMetrics:
 
     def totals(self) -> dict[tuple[str, str], tuple[int, int]]:
         """(source, topic) → records and bytes that the target has acknowledged since the process began."""
-        return {key: (records, size) for key, (records, size) in self._delivered.items()}
+        return {key: (records, size) for key, (records, size, _) in self._delivered.items()}
 
     def delivered_records(self) -> int:
-        return sum(records for records, _ in self._delivered.values())
+        return sum(records for records, *_ in self._delivered.values())
 
     def text(self) -> bytes:
         """The Prometheus exposition."""
@@ -155,9 +157,15 @@ class MirrorMetrics:
         sizes = CounterMetricFamily(
             "millrace_mirror_bytes", "Bytes of batches acknowledged by the target", labels=["source", "topic"]
         )
-        for (source, topic), (count, size) in self._delivered.items():
+        sent = CounterMetricFamily(
+            "millrace_mirror_target_batches",
+            "Batches acknowledged by the target, as they were sent",
+            labels=["source", "topic"],
+        )
+        for (source, topic), (count, size, batch_count) in self._delivered.items():
             records.add_metric([source, topic], count)
             sizes.add_metric([source, topic], size)
+            sent.add_metric([source, topic], batch_count)
         batches = CounterMetricFamily(
             "millrace_mirror_batches", "Batches by what happened to them", labels=["source", "path"]
         )
@@ -197,7 +205,7 @@ class MirrorMetrics:
         )
         for outcome, times in sorted(self._transaction_times.items()):
             transactions.add_metric([outcome], times.cumulative(), times.sum)
-        yield from (records, sizes, batches, path_records, path_bytes, latency, gaps, transactions)
+        yield from (records, sizes, sent, batches, path_records, path_bytes, latency, gaps, transactions)
         yield from self._collect_gauges()
 
     def _collect_gauges(self) -> Iterator[Metric]:

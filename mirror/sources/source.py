@@ -27,7 +27,7 @@ from __future__ import annotations
 import asyncio
 import random
 import zlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -54,6 +54,7 @@ from millrace.mirror.gaps.open_gaps import Origin
 from millrace.mirror.pipeline import PartitionPipeline, State
 from millrace.mirror.sources.epochs import untold
 from millrace.mirror.sources.fetch_memory import MIN_FETCH_SIZE, FetchBudget, Frame, HeldMemory
+from millrace.mirror.sources.fetch_sizes import FetchSizes, fetch_sizes
 from millrace.mirror.sources.rate import TokenBucket
 from millrace.mirror.sources.source_logs import (
     FIRST_PAUSE_S,
@@ -355,9 +356,9 @@ class SourceReader:
                 continue
             if (allowed := self._bucket.room(self._now_ms())) is not None:
                 room = min(room, allowed)
-            most = min(self._fetch_config.max_bytes, self._budget.most_of_a_fetch)
-            max_size = max(MIN_FETCH_SIZE, min(most, room))
             asked = {key: loop.partitions[key] for key in positions}
+            sizes = self._sizes(asked.values())
+            max_size = max(MIN_FETCH_SIZE, min(sizes.answer, self._budget.most_of_a_fetch, room))
             needed_size = max(pipeline.needed_size for pipeline in asked.values())
             try:
                 if loop.tells_where_histories_part is None:
@@ -373,7 +374,7 @@ class SourceReader:
                     min_bytes=1,
                     max_wait_ms=CROWDED_WAIT_MS if is_crowded else self._fetch_config.max_wait_ms,
                     max_bytes=max(max_size, needed_size),
-                    partition_max_bytes=max(self._fetch_config.partition_max_bytes, needed_size),
+                    partition_max_bytes=max(sizes.partition, needed_size),
                     read_committed=True,
                     purpose=way.purpose,
                 )
@@ -426,6 +427,15 @@ class SourceReader:
             for pipeline in standing:
                 pipeline.leave_answers()
         return budget.room(loop.held.size, moving_size, some_stand=True)
+
+    def _sizes(self, asked: Iterable[PartitionPipeline]) -> FetchSizes:
+        config = self._fetch_config
+        most = config.behind_max_bytes
+        return fetch_sizes(
+            FetchSizes(config.max_bytes, config.partition_max_bytes),
+            FetchSizes(most, min(most, self._budget.most_of_a_partition)),
+            [pipeline.bytes_behind for pipeline in asked],
+        )
 
     def _positions(self, loop: _FetchLoop, room: int) -> tuple[dict[tuple[str, int], FetchPosition], bool]:
         """What to ask for now; and whether some partition waits for room."""

@@ -22,7 +22,7 @@ PARTITIONS = 2
 KILLS = 2 if os.environ.get("MILLRACE_PAIRS") else 1  # the second, too, by `make test-pairs`
 # A killed worker's place in the group is free when its session is over. Neighbours stay apart: these tests
 # look at batches.
-SETTINGS = {"group": {"session_timeout_ms": 3_000, "rebalance_timeout_ms": 10_000}, "coalesce_below": 0}
+SETTINGS = {"group": {"session_timeout_ms": 3_000, "rebalance_timeout_ms": 10_000}, "batches": "pass_through"}
 
 
 class Traffic:

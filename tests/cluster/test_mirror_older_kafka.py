@@ -124,7 +124,7 @@ def test_each_record_arrives_once_although_mirror_and_broker_are_killed(
     """Batches of every codec, byte by byte."""
     topic, seed = pair.unique("flights"), random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")
-    mirror = pair.mirror([topic], start=False, group=GROUP, coalesce_below=0)
+    mirror = pair.mirror([topic], start=False, group=GROUP, batches="pass_through")
 
     async def story() -> None:
         async with pair.source.cluster() as source, pair.target.cluster() as target:

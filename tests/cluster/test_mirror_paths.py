@@ -1,7 +1,8 @@
 """Every path that a batch can take, between real clusters: what a client reads there is what it reads here.
 
-Records are read by another client (confluent-kafka) from both ends and compared one by one: key, value,
-headers, timestamp. Where the target is Apache Kafka, the record sections of batches that pass through are
+Records are read by other clients (confluent-kafka, Apache Kafka's Java consumer) from both ends and compared
+one by one: key, value, headers, timestamp. Apache Kafka's DumpLogSegments looks at every record of the
+target's files. Where the target is Apache Kafka, the record sections of batches that pass through are
 compared byte by byte on the disks.
 """
 
@@ -26,6 +27,7 @@ from millrace.broker.protocol.records import Record, build_batch, read_records
 from tests.cluster.mirror_process import MirrorProcess, end_offset, send, until
 from tests.pairs import End, Pair, in_pairs
 from tests.waiting import Deadline
+from tests.wire.java_tools import JavaTools
 
 
 def now_ms() -> int:
@@ -206,6 +208,29 @@ async def write_compacted(pair: Pair, cluster: Cluster, topic: str, rng: random.
     await until(is_compacted, lambda: "no holes in the source's log")
 
 
+JAVA_FORMAT = ("print.timestamp", "print.key", "print.headers", "print.partition")
+
+
+def read_by_java(java: JavaTools, topic: str, count: int) -> list[str]:
+    """As its console shows the committed records of partition 0: but for offsets and kind of time."""
+    shown = [word for name in JAVA_FORMAT for word in ("--property", f"{name}=true")]
+    shown += ["--property", "null.literal=none at all"]
+    where = ["--topic", topic, "--partition", "0", "--offset", "earliest"]
+    bounds = ["--isolation-level", "read_committed", "--max-messages", str(count), "--timeout-ms", "60000"]
+    lines = java.run("console-consumer", *where, *bounds, *shown).checked().out.split("\n")[:-1]
+    return [re.sub("^(CreateTime|LogAppendTime):", "", line) for line in lines]
+
+
+def dumped(java: JavaTools, folder: Path) -> int:
+    """How many records of data Apache Kafka's own tool finds in a partition's files, all of them valid."""
+    files = ",".join(str(path) for path in sorted(folder.glob("*.log")))
+    lines = java.raw("dump-log", "--deep-iteration", "--files", files).checked().lines
+    batches = [line for line in lines if line.startswith("baseOffset:")]
+    assert batches and all("isvalid: true" in line for line in batches)
+    data = [line for line in batches if "isControl: false" in line]
+    return sum(int(line.split(" count: ")[1].split()[0]) for line in data)
+
+
 COMPACT_SOON = {
     "cleanup.policy": "compact",
     "segment.bytes": str(1 << 20),
@@ -237,9 +262,17 @@ async def all_kinds_of_topics(pair: Pair) -> None:
         await write_compacted(pair, source, compacted, rng)
     topics = [codecs, appended, transactions, compacted]
     mirror = await carried(pair, topics)
+    here, there = (JavaTools(end.bootstrap, pair.folder) for end in (pair.source, pair.target))
     for topic in topics:
         expected = await asyncio.to_thread(read, pair.source, topic)
         assert expected and await asyncio.to_thread(read, pair.target, topic) == expected, topic
+        if topic != compacted:  # the target's cleaner may be at its files
+            found = await asyncio.to_thread(dumped, there, pair.target.log_folder(topic, 0))
+            assert found >= len(expected), topic
+        if topic in (appended, transactions):
+            by_java = await asyncio.to_thread(read_by_java, here, topic, len(expected))
+            assert len(by_java) == len(expected)
+            assert await asyncio.to_thread(read_by_java, there, topic, len(expected)) == by_java, topic
     taken = paths_taken(mirror)
     assert taken.keys() >= {"pass_through", "rebuild", "coalesce", "drop"}, taken
     assert taken["coalesce"] >= 2 * 5 * 30, "each run of tiny batches was merged"
@@ -262,7 +295,7 @@ async def same_bytes(pair: Pair) -> None:
             count, size = rng.choice(((1, 50_000), (1, 100), (60, 2_000), (500, 20)))
             await send(source, topic, 0, build_batch(some_records(rng, count, size), compression=number % 5))
         await write_transactions(pair.source, topic, rng)
-    mirror = await carried(pair, [topic], coalesce_below=0)
+    mirror = await carried(pair, [topic], batches="pass_through")
     committed = {record.value for record in await asyncio.to_thread(read, pair.source, topic)}
     sent = list(batches_on_disk(pair.source.log_folder(topic, 0), committed))
     arrived = list(batches_on_disk(pair.target.log_folder(topic, 0)))

@@ -163,7 +163,7 @@ def test_mirror_follows_a_broker_to_another_port(pair: Pair, several: Several) -
     topic = pair.unique("moved")
     cluster.create_on(topic, (1,), (2,))
     pair = replace(pair, source=end_of(cluster, pair.source.kind, pair.source.name))
-    mirror = pair.mirror([topic], coalesce_below=0)  # this test looks at batches: neighbours stay apart
+    mirror = pair.mirror([topic], batches="pass_through")  # this test looks at batches: neighbours stay apart
 
     async def story() -> None:
         async with pair.source.cluster() as source, pair.target.cluster() as target:

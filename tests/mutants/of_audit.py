@@ -127,6 +127,14 @@ OF_AUDIT = (
         red=(f"{JOB}/test_gone_and_given_again.py::test_a_gap_explains_what_its_own_target_lacks",),
     ),
     Mutant(
+        name="audited-checksum-unchecked",
+        promise="A batch whose checksum is wrong is not counted, however small it is.",
+        file="broker/protocol/batch_kernels.py",
+        rule="        elif magic == 2 and not has_right_crc(buffer, position, end):",
+        instead="        elif magic == 2 and end < position:",
+        red=(f"{JOB}/test_range_reader.py::test_batch_with_a_wrong_crc_is_skipped_and_counted",),
+    ),
+    Mutant(
         name="damage-taken-for-a-hole",
         promise="Records behind bytes that a broker does not send are read, and the bytes told as damaged.",
         file="audit/scanning/range_reader.py",

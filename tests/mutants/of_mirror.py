@@ -19,8 +19,8 @@ OF_MIRROR = (
         name="small-batch-unchecked",
         promise="A small batch's CRC is checked in the walk over a fetch answer.",
         file="mirror/batches/coalesce_kernels.py",
-        rule="        if not is_crc_unchecked:\n            computed",
-        instead="        if size < 0:\n            computed",
+        rule="        if not is_crc_unchecked and not has",
+        instead="        if size < 0 and not has",
         red=(f"{UNIT}/test_rebatch_paths.py::test_a_wrong_checksum_stops_at_its_batch",),
     ),
     Mutant(
@@ -37,11 +37,22 @@ OF_MIRROR = (
         name="offset-beyond-the-end-believed",
         promise="No position passes the end of the source's log.",
         file="mirror/batches/coalesce_kernels.py",
-        rule="        if last_offset >= limits[L_LOG_END]:",
+        rule="        if base_offset >= limits[L_LOG_END] - last_delta:",
         instead="        if last_offset < base_offset:",
         red=(
             f"{UNIT}/test_misplaced_batches.py"
             "::test_batch_beyond_the_end_is_found_behind_good_ones_of_the_same_step",
+        ),
+    ),
+    Mutant(
+        name="offset-beyond-64-bits-believed",
+        promise="A batch whose last offset does not fit 64 bits is not taken for one of before.",
+        file="mirror/batches/coalesce_kernels.py",
+        rule="        if base_offset >= limits[L_LOG_END] - last_delta:",
+        instead="        if last_offset >= limits[L_LOG_END]:",
+        red=(
+            f"{UNIT}/test_misplaced_batches.py"
+            "::test_offsets_that_do_not_fit_64_bits_cost_that_batch_at_most_and_are_told",
         ),
     ),
     Mutant(

@@ -181,12 +181,14 @@ class Lane:
         first, end = progress.fetch_offset, world.ends[pipeline.partition]
         if first >= end or pipeline.is_draining or progress.is_blocked:
             return
-        if first in world.control[pipeline.partition]:
+        control = world.control[pipeline.partition]
+        if first in control:
             progress.fetched(first + 1, 0)
             return
-        following = min(end, first + world.random.randint(1, 3))
-        following = min([at for at in world.control[pipeline.partition] if at > first] + [following])
-        offsets = list(range(first, following))
+        following = min(end, first + world.random.randint(1, 8 if world.merges else 3))
+        if not world.merges:
+            following = min([at for at in control if at > first] + [following])
+        offsets = [at for at in range(first, following) if at not in control]
         batch = Batch(pipeline, progress.fetched(following, 1, len(offsets)), offsets)
         row = self.rows.get(pipeline.target)
         if row is None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -99,7 +100,7 @@ class ModelBroker:
 @dataclass(eq=False)
 class Batch:
     source: str
-    offsets: list[int]
+    offsets: Sequence[int]
     span: Span
     assignment: Assignment
 

@@ -47,10 +47,14 @@ PARTITIONS = [SourcePartition(source, "t", number) for source in ("ewr", "jfk") 
 
 
 class History:
-    """One seeded run; `broken` names the rule that is left out."""
+    """One seeded run; `broken` names the rule that is left out. `merges`: batches reach over the control
+    records between their records."""
 
-    def __init__(self, seed: int, broken: str = "", *, capricious: bool = False) -> None:
+    def __init__(
+        self, seed: int, broken: str = "", *, capricious: bool = False, merges: bool = False
+    ) -> None:
         self.random = random.Random(seed)
+        self.merges = merges
         self.capricious = capricious
         self.unrecorded: list[tuple[Worker, Pipeline, PartitionProgress, Batch]] = []
         self.gaps: dict[SourcePartition, set[int]] = {partition: set() for partition in PARTITIONS}
@@ -371,12 +375,13 @@ class History:
                 )
 
 
-def run(seed: int, broken: str = "", *, capricious: bool = False) -> History:
-    history = History(seed, broken, capricious=capricious)
+def run(seed: int, broken: str = "", *, capricious: bool = False, merges: bool = False) -> History:
+    history = History(seed, broken, capricious=capricious, merges=merges)
     try:
         history.run()
     except Exception as error:
-        told = f"History(seed={seed}, broken={broken!r}, capricious={capricious}) broke a rule: {error}"
+        kind = f"broken={broken!r}, capricious={capricious}, merges={merges}"
+        told = f"History(seed={seed}, {kind}) broke a rule: {error}"
         raise AssertionError(told) from error
     if not broken:
         histories.went_through("transactions")

@@ -18,13 +18,13 @@ from kafka import KafkaConsumer, TopicPartition
 
 from millrace.audit.contract.header import encode_identity, encode_prefix
 from millrace.audit.scanning.range_reader import RangeReader
-from millrace.audit.scanning.scan import B_LAST_OFFSET
 from millrace.audit.spark.kafka_options import parse_source
 from millrace.audit.spark.pinning import pin_ranges
 from millrace.audit.spark.spark_source import MillraceReader
 from millrace.audit.spark.task_plan import OffsetRange
 from millrace.audit.spark.task_reader import _read_records
 from millrace.broker.errors import ConfigError
+from millrace.broker.protocol.batch_kernels import B_LAST_OFFSET
 from tests.cluster.transactional import create_topic, transactional
 from tests.waiting import Deadline, patience
 

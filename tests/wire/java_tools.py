@@ -91,6 +91,7 @@ class JavaTools:
             input=given,
             capture_output=True,
             text=True,
+            errors="surrogateescape",  # the console shows any bytes
             timeout=patience(TIMEOUT_S),
             check=False,
         )

@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.mirror.bench_mirror [--short] [--rounds 3] [--scale 1] [--ends kafka,millrace]
         [--systems millrace-eos,mm2-tuned-eos,…] [--workloads packed,…] [--only
-        backlog,latency,ten,link,relay]
+        backlog,latency,ten,link,relay] [--small] [--vary batches.coalesce_bytes=32768,131072]
 
 The brokers (Apache Kafka at both ends, then Millrace at both) and the load have one core, the mirror under
 measurement the other, so that the mirror's own cost shows. A first session is not counted: brokers in a JVM
@@ -10,6 +10,9 @@ carry a third in their first gigabytes of what they carry later, whoever mirrors
 round by round, each started anew, warmed up with the same data, and given each workload's backlog while it
 stands still; then a fixed 5 MB/s for latency. Every figure is printed and written to a file as it comes; an
 interrupt prints the tables of what there is. Only ratios within one run count on a shared machine.
+
+`--small` measures batches of 1 to 500 records alone, uncompressed and lz4, between Apache Kafkas (with
+`--short`: one round, exactly once). `--vary` measures ours alone, with each value of one key of mirror.yaml.
 
 Also the limit: a TCP relay of as many bytes. And a long link: the source behind a relay that adds half of
 the round trip each way, with 1 and with 32 partitions, beside a plain loop of request and response.
@@ -34,7 +37,7 @@ from tests.benchmarks.mirror import measure, systems
 from tests.benchmarks.mirror.ends import Ends
 from tests.benchmarks.mirror.relay import relay_once
 from tests.benchmarks.mirror.results import Results, Row, tables
-from tests.benchmarks.mirror.workloads import Workload, kilobyte_batch, warm_up, workloads
+from tests.benchmarks.mirror.workloads import BY_BATCH_SIZE, Workload, kilobyte_batch, warm_up, workloads
 from tests.benchmarks.peers.usage import peak_memory_mb, pinned_cores, processor_seconds, running_on
 from tests.peers.kafka import gather_jars
 from tests.ports import free_port
@@ -117,6 +120,8 @@ class Bench:
     def _rounds(self, ends: Ends, names: Sequence[str], *, latency: bool) -> None:
         self._turn(ends, self._options.systems[0], UNCOUNTED, names, latency=False)
         for number in range(self._options.rounds):
+            if latency:
+                self._without_a_mirror(ends, number)
             # In turns, and each first in its turn.
             chosen = list(self._options.systems)
             shift = number % len(chosen)
@@ -189,22 +194,39 @@ class Bench:
         return measure.backlog(ends, mirror.pid, workload, topic, self._options.scale)
 
     def _latency(self, ends: Ends, mirror: systems.Mirror, system: str, number: int, topic: str) -> Row:
-        seconds = self._options.latency_s
         before = processor_seconds(mirror.pid)
+        (source,) = ends.sources.values()
+        figures = self._delays(source.port, ends.target.port, topic)
+        spent = processor_seconds(mirror.pid) - before
+        gigabytes = LATENCY_BYTES_PER_S * (self._options.latency_s + LATENCY_WARM_UP_S) / 1e9
+        return Row("latency", ends.kind, system, "5 MB/s", number, figures | {"CPU s/GB": spent / gigabytes})
+
+    def _without_a_mirror(self, ends: Ends, number: int) -> None:
+        """From the source's producer to a consumer of the source."""
+        self._number += 1
+        topic = f"b{self._number}-direct"
+        ends.create(topic, 1)
+        (source,) = ends.sources.values()
+        try:
+            figures = self._delays(source.port, source.port, topic)
+            self.results.add(Row("latency", ends.kind, "no mirror", "5 MB/s", number, figures))
+        except FAILURES as error:
+            self._failed(ends.kind, "no mirror", "5 MB/s", number, error)
+
+    def _delays(self, source_port: int, target_port: int, topic: str) -> dict[str, float]:
         batch = kilobyte_batch(LATENCY_RECORDS, 0)
         samples = measure.latency(
-            ends, topic, batch, LATENCY_RECORDS, LATENCY_BYTES_PER_S, seconds, LATENCY_WARM_UP_S
+            source_port,
+            target_port,
+            topic,
+            batch,
+            LATENCY_RECORDS,
+            LATENCY_BYTES_PER_S,
+            self._options.latency_s,
+            LATENCY_WARM_UP_S,
         )
-        spent = processor_seconds(mirror.pid) - before
         cuts = statistics.quantiles(samples, n=100)
-        gigabytes = LATENCY_BYTES_PER_S * (seconds + LATENCY_WARM_UP_S) / 1e9
-        figures = {
-            "p50 ms": cuts[49],
-            "p99 ms": cuts[98],
-            "max ms": max(samples),
-            "CPU s/GB": spent / gigabytes,
-        }
-        return Row("latency", ends.kind, system, "5 MB/s", number, figures)
+        return {"p50 ms": cuts[49], "p99 ms": cuts[98], "max ms": max(samples)}
 
     def _link(self, kind: str, number: int) -> None:
         """The source behind a delaying relay: the mirror, and a loop that waits for each answer."""
@@ -278,6 +300,13 @@ def say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
+def varied(chosen: Sequence[str], setting: str) -> list[str]:
+    """Of the chosen systems ours, with each value of the setting."""
+    key, _, values = setting.partition("=")
+    ours = [each for each in chosen if each.startswith("millrace")]
+    return [f"{each}{systems.VARIED}{key}={value}" for each in ours for value in values.split(",")]
+
+
 def names_in(known: Sequence[str]) -> object:
     """An argparse type: names out of `known`, separated by commas."""
 
@@ -303,8 +332,8 @@ def main() -> int:
         "--ready-s", type=float, default=150.0, help="a mirror that takes longer to begin has failed"
     )
     parser.add_argument("--ends", type=names_in(("kafka", "millrace")), default=["kafka", "millrace"])  # type: ignore[arg-type]
-    parser.add_argument("--systems", type=names_in(systems.SYSTEMS), default=list(systems.SYSTEMS))  # type: ignore[arg-type]
-    parser.add_argument("--workloads", type=names_in(known), default=known)  # type: ignore[arg-type]
+    parser.add_argument("--systems", type=names_in(systems.SYSTEMS))  # type: ignore[arg-type]
+    parser.add_argument("--workloads", type=names_in(known))  # type: ignore[arg-type]
     parser.add_argument("--only", type=names_in(PARTS), default=list(PARTS))  # type: ignore[arg-type]
     parser.add_argument(
         "--link-systems",
@@ -314,11 +343,20 @@ def main() -> int:
     parser.add_argument(
         "--short", action="store_true", help="one round, smaller, exactly once alone: ten minutes"
     )
+    parser.add_argument("--small", action="store_true", help="only batches of 1 to 500 records, Apache Kafka")
+    parser.add_argument("--vary", help="a key of mirror.yaml with its values: ours alone, with each of them")
     parser.add_argument("--out", type=Path, default=Path("build/bench-mirror.jsonl"))
     options = parser.parse_args()
     if options.short:
         options.rounds, options.scale, options.latency_s = 1, 0.4, 6.0
-        options.systems = [each for each in options.systems if each.endswith("-eos")]
+    usual = [each for each in systems.SYSTEMS if each.endswith("-eos") or not options.short]
+    options.systems = options.systems or usual
+    if options.small:
+        options.only, options.ends = ["backlog"], ["kafka"]
+        options.workloads = options.workloads or BY_BATCH_SIZE
+    options.workloads = options.workloads or [each for each in known if each not in BY_BATCH_SIZE]
+    if options.vary:
+        options.systems = varied(options.systems, options.vary)
     gather_jars()
     results = Results(options.out)
     folder = Path(tempfile.mkdtemp(prefix="millrace-bench-mirror-"))

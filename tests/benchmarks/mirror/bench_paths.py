@@ -83,8 +83,8 @@ def cases(size: int) -> Iterator[Case]:
     for codec in range(5):
         made = answer(size // 4, 1, 200, codec=codec)
         yield Case(f"1 record of 200 B a batch, merged, {CODEC_NAMES[codec]}", *made, below)
-    for codec in (0, 3, 4):
-        for count in (5, 15):
+    for codec in (0, 2, 3, 4):
+        for count in (5, 15, 50):
             made = answer(size // 4, count, 200, codec=codec)
             merged = f"{count} records of 200 B, {CODEC_NAMES[codec]}"
             yield Case(f"{merged}, apart", *made, 0)

@@ -140,18 +140,24 @@ async def _until_there(ends: Ends, pid: int, topic: str, partitions: int, wanted
 
 
 def latency(
-    ends: Ends, topic: str, batch: bytes, per_batch: int, bytes_per_s: float, seconds: float, warm_up_s: float
+    source_port: int,
+    target_port: int,
+    topic: str,
+    batch: bytes,
+    per_batch: int,
+    bytes_per_s: float,
+    seconds: float,
+    warm_up_s: float,
 ) -> list[float]:
     """Milliseconds from sending a batch to its last record's arrival at a read-committed consumer of the
-    target.
+    target. With the source as the target: what the way takes without a mirror.
 
     Batches leave at a fixed rate, whatever comes of them (no coordinated omission). One partition.
     """
-    (source,) = ends.sources.values()
     request = b"".join(hot_produce.encode_request(PRODUCE_VERSION, 1, "bench", {(topic, 0): batch}, acks=1))
     interval = len(batch) / bytes_per_s
     warm_up_count, count = int(warm_up_s / interval), int((warm_up_s + seconds) / interval)
-    producer, consumer = connect(source.port), connect(ends.target.port)
+    producer, consumer = connect(source_port), connect(target_port)
     selector = selectors.DefaultSelector()
     selector.register(producer, selectors.EVENT_READ)
     selector.register(consumer, selectors.EVENT_READ)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from tests.benchmarks.mirror.systems import VARIED
+
 OURS = {"eos": "millrace-eos", "alo": "millrace-alo"}
 DELIVERIES = {"eos": "exactly once", "alo": "at least once"}
 VARIANTS = ("default", "tuned")
@@ -63,6 +65,7 @@ def tables(results: Results, titles: dict[str, str]) -> str:
     lines: list[str] = []
     for each in ends:
         lines += _backlogs(results, each, titles)
+        lines += _varied(results, each)
         lines += _latencies(results, each)
         lines += _memory(results, each)
         lines += _links(results, each)
@@ -106,6 +109,11 @@ def _backlogs(results: Results, ends: str, titles: dict[str, str]) -> list[str]:
     return lines if len(lines) > empty else []
 
 
+def _varied(results: Results, ends: str) -> list[str]:
+    title = f"{ends} at both ends: a backlog, ours with one setting or another"
+    return _by_system(results, ends, "backlog", ("MB/s", "CPU s/GB"), title, only=VARIED)
+
+
 def _latencies(results: Results, ends: str) -> list[str]:
     return _by_system(
         results,
@@ -130,20 +138,26 @@ def _links(results: Results, ends: str) -> list[str]:
     )
 
 
-def _by_system(results: Results, ends: str, kind: str, figures: Sequence[str], title: str) -> list[str]:
+def _by_system(
+    results: Results, ends: str, kind: str, figures: Sequence[str], title: str, *, only: str = ""
+) -> list[str]:
+    """`only`: of systems whose name holds that."""
     keys = list(
         dict.fromkeys(
-            (row.system, row.workload) for row in results.rows if (row.kind, row.ends) == (kind, ends)
+            (row.system, row.workload)
+            for row in results.rows
+            if (row.kind, row.ends) == (kind, ends) and only in row.system
         )
     )
     if not keys:
         return []
-    lines = ["", title, f"{'':<36}" + "".join(f"{figure:>24}" for figure in figures)]
+    width = max(36, *(len(system) + len(workload) + 2 for system, workload in keys))
+    lines = ["", title, f"{'':<{width}}" + "".join(f"{figure:>24}" for figure in figures)]
     for system, workload in keys:
         cells = "".join(
             f"{_spread(results.of(kind, ends, system, workload, figure).values()):>24}" for figure in figures
         )
-        lines.append(f"{system + ' ' + workload:<36}{cells}")
+        lines.append(f"{system + ' ' + workload:<{width}}{cells}")
     return lines
 
 

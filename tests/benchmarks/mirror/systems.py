@@ -10,6 +10,8 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+import yaml
+
 from millrace.deploy.processes import spawn
 from tests.cluster.mirror_process import MirrorProcess
 from tests.peers.kafka import gather_jars
@@ -29,6 +31,8 @@ SYSTEMS = (
     "mm2-tuned-alo",
 )
 """eos: exactly once, alo: at least once."""
+VARIED = "@"
+"""Between the name of ours and a setting of mirror.yaml: `millrace-eos@batches.coalesce_bytes=65536`."""
 
 TUNED = {
     "dst.producer.compression.type": "lz4",
@@ -169,10 +173,24 @@ def settings(
 def start(
     system: str, folder: Path, name: str, target: str, sources: Mapping[str, str], topics: str, **more: object
 ) -> Mirror:
-    """One of SYSTEMS. `name` is the mirror's own, `topics` a regular expression; `more` are keys of
-    mirror.yaml."""
+    """One of SYSTEMS, or ours with a setting (VARIED). `name` is the mirror's own, `topics` a regular
+    expression; `more` are keys of mirror.yaml."""
+    system, _, setting = system.partition(VARIED)
+    if setting:
+        more |= _nested(setting)
     exactly_once = system.endswith("-eos")
     if system.startswith("millrace"):
         return Millrace(folder, name, target, sources, topics, exactly_once=exactly_once, **more)
     tuned = system.startswith("mm2-tuned")
     return MirrorMaker(folder, target, sources, topics, tuned=tuned, exactly_once=exactly_once)
+
+
+def _nested(setting: str) -> dict[str, object]:
+    """`a.b=1` as keys of mirror.yaml."""
+    path, _, text = setting.partition("=")
+    value: object = yaml.safe_load(text)
+    for key in reversed(path.split(".")):
+        value = {key: value}
+    if not isinstance(value, dict):
+        raise ValueError(f"{setting} is no key=value")
+    return value

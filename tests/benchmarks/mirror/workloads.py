@@ -26,6 +26,18 @@ def kilobyte_batch(record_count: int, compression: int) -> bytes:
     return bytes(build_batch(rows, compression=compression))
 
 
+@lru_cache(maxsize=16)
+def small_batch(record_count: int, compression: int) -> bytes:
+    """Records of 200 bytes, half of each random."""
+    rng = random.Random(SEED)
+    text = b"flight arrives on time " * 5
+    rows = [
+        Record(None, rng.randbytes(100) + text[:100], timestamp_ms=1_700_000_000_000)
+        for _ in range(record_count)
+    ]
+    return bytes(build_batch(rows, compression=compression))
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
     """`megabytes` are those of the source's log, at scale 1; `partitions` those of every source's topic."""
@@ -54,7 +66,19 @@ def workloads() -> dict[str, Workload]:
         Workload("hundred", "100 partitions, 64 KB batches, lz4", packed, 64, 400, partitions=100),
         Workload("ten", "10 sources to one aggregate, 64 KB, lz4", packed, 64, 400, sources=10),
     ]
+    for codec, word in ((0, "none"), (LZ4, "lz4")):
+        for count, record_thousands in BATCH_SIZES.items():
+            batch = small_batch(count, codec)
+            size_mb = record_thousands * 1_000 / count * len(batch) / MEGABYTE
+            title = f"200-byte records, {count} a batch, {word}"
+            found.append(Workload(f"{count}-{word}", title, batch, count, size_mb))
     return {each.name: each for each in found}
+
+
+BATCH_SIZES = {1: 120, 5: 500, 10: 800, 50: 1_500, 80: 2_000, 500: 2_500}
+"""Records a batch, and how many thousand of them: a mirror stands still while they are written. 80 fill a
+batch of Apache Kafka's default size."""
+BY_BATCH_SIZE = [f"{count}-{word}" for word in ("none", "lz4") for count in BATCH_SIZES]
 
 
 def warm_up() -> Workload:

@@ -12,7 +12,7 @@ from millrace.audit.contract.header import encode_identity, encode_prefix
 from millrace.audit.scanning.counting import CellCounter
 from millrace.audit.scanning.range_reader import index_fetched
 from millrace.audit.scanning.row_records import records_of
-from millrace.audit.scanning.scan import B_ATTRIBUTES, B_MAX_MS
+from millrace.broker.protocol.batch_kernels import B_ATTRIBUTES, B_MAX_MS
 from millrace.broker.protocol.records import build_batch, read_records
 from tests import seeds
 

@@ -16,13 +16,13 @@ from xxhash import xxh32_intdigest
 
 from millrace.audit.scanning.cell_rows import NOTE_UNREAD
 from millrace.audit.scanning.counting import CellCounter
-from millrace.audit.scanning.lz4_frames import NO_ROOM, SLACK, UNKNOWN, decode_frame
 from millrace.audit.scanning.range_reader import DAMAGED, index_fetched
 from millrace.audit.scanning.unpack import Unpacker
 from millrace.audit.spark.task_plan import OffsetRange
 from millrace.audit.spark.task_reader import _read_cells, count_batches
 from millrace.broker.errors import KafkaError
 from millrace.broker.protocol.compression import CODEC_IDS, LZ4, compress, decompress
+from millrace.broker.protocol.lz4_kernels import NO_ROOM, SLACK, UNKNOWN, decode_frame
 from tests import seeds
 
 EVERYTHING = (0, 1 << 62)

@@ -80,6 +80,7 @@ def pipeline_at(offset: int, *, epoch: int = 0, topic_id: UUID = OLD, **more: An
         is_out_of_order=False,
         passes_over=False,
         needed_size=0,
+        bytes_behind=0,
         gaps=[],
         accepted=[],
     )

@@ -6,6 +6,7 @@ import pytest
 
 from millrace.broker.errors import ConfigError
 from millrace.broker.protocol.address import Address
+from millrace.mirror.batches.coalesce import COALESCE_BELOW, MERGED_SIZE
 from millrace.mirror.config import load_config, parse_config
 from millrace.mirror.gaps.gaps import GapClass, GapPolicy
 
@@ -45,6 +46,17 @@ def test_gap_policy_of_one_class_wins_over_default() -> None:
     config = parse_config(settings(gaps={"expired": "skip"}))
     assert config.gaps.policy(GapClass.EXPIRED) is GapPolicy.SKIP
     assert config.gaps.policy(GapClass.CORRUPT) is GapPolicy.STOP
+
+
+def test_batches_are_merged_unless_they_are_to_pass_through() -> None:
+    below, merged = parse_config(settings()).coalescing
+    assert (below, merged) == (COALESCE_BELOW, MERGED_SIZE)
+    sizes = {"coalesce_below": 4_000, "coalesce_bytes": 20_000}
+    assert parse_config(settings(batches="auto")).coalescing == (below, merged)
+    assert parse_config(settings(batches=sizes)).coalescing == (4_000, 20_000)
+    assert parse_config(settings(batches="pass_through")).coalescing == (0, merged)
+    assert parse_config(settings(batches={"mode": "pass_through", **sizes})).coalescing == (0, 20_000)
+    assert parse_config(settings(coalesce_below=5_000)).coalescing == (5_000, merged), "its older name"
 
 
 def test_workers_that_share_a_file_take_their_names_from_the_environment(
@@ -107,6 +119,14 @@ def test_start_takes_ends_and_times(written: object, expected: object) -> None:
         ({"gaps": {"expired": "ignore"}}, "gaps.expired", "ignore", "'stop' or 'skip'"),
         ({"in_flight_bytes": 1}, "in_flight_bytes", 1, "greater than or equal"),
         ({"control": {"listen": "8090"}}, "control.listen", "8090", "host:port"),
+        ({"batches": "split"}, "batches", "split", "'auto' or 'pass_through'"),
+        ({"batches": {"coalesce_bytes": 1}}, "batches.coalesce_bytes", 1, "greater than or equal"),
+        (
+            {"batches": {"coalesce_below": 1}, "coalesce_below": 2},
+            "coalesce_below",
+            2,
+            "batches.coalesce_below alone",
+        ),
     ],
 )
 def test_wrong_setting_is_named_with_path_value_and_expectation(

@@ -107,7 +107,7 @@ def _pipeline(**more: Any) -> Any:
     )
     pipeline.origin = source_module.Origin("c", TOPIC_ID)
     pipeline.wants_fetch = lambda *_: True
-    pipeline.needed_size = 0
+    pipeline.needed_size = pipeline.bytes_behind = 0
     for name, value in more.items():
         setattr(pipeline, name, value)
     return pipeline

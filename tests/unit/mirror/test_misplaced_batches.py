@@ -16,13 +16,14 @@ from millrace.broker.client.raw_fetch import FetchedPartition
 from millrace.broker.protocol.batch import parse_header, stamp_offset_and_epoch
 from millrace.broker.protocol.control_records import build_marker
 from millrace.broker.protocol.records import Record, build_batch, read_records
+from millrace.mirror.batches.coalesce import BatchWalk
 from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.pipeline import State
 from tests.unit.mirror.old_entries import entry, packed
 from tests.unit.mirror.pipeline_stage import Around, Target, started
 from tests.unit.mirror.source_stage import OLD, Source, logs_of
 
-SMALL, LARGE = 9, 14_000
+SMALL, LARGE, MERGED_BELOW = 9, 14_000, 12 << 10
 """Sizes of values: of batches that are merged with their neighbours, and of those that pass as they are."""
 
 
@@ -112,6 +113,7 @@ async def carried(
 ) -> tuple[dict[int, int], Around]:
     """What a mirror that skips damage carries, by the offset that it gives it: the true one; and its gaps."""
     pipeline, target, around = started(GapClass.CORRUPT)
+    pipeline._walk = BatchWalk(MERGED_BELOW)
     source = Source(OLD, latest=log.end)
 
     async def fetch(
@@ -263,6 +265,33 @@ def test_batch_beyond_the_end_is_found_behind_good_ones_of_the_same_step(
     found, around = asyncio.run(carried(log, monkeypatch))
     assert found == {0: 0}
     assert around.events == [(1, 2, "corrupt")]
+
+
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+@pytest.mark.parametrize("number", range(11))
+def test_offsets_that_do_not_fit_64_bits_cost_that_batch_at_most_and_are_told(
+    monkeypatch: pytest.MonkeyPatch, number: int, size: int
+) -> None:
+    """What the batch claims as its last offset would be negative: as if it lay before what is wanted."""
+    log = log_of(size)
+    log.claim(number, (1 << 63) - 1)
+    found, around = asyncio.run(carried(log, monkeypatch))
+    told = {offset for first, following, _ in around.events for offset in range(first, following)}
+    assert missing(log, found) <= told & set(log.true[number])
+    assert all(offset == true for offset, true in found.items())
+
+
+def test_corrupt_batch_in_the_middle_of_a_run_is_named_and_costs_nothing_but_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = Log(300)
+    for offset in range(300):
+        log.add(range(offset, offset + 1), SMALL)
+    log.batches[137][-1] ^= 1
+    found, around = asyncio.run(carried(log, monkeypatch))
+    assert missing(log, found) == {137}
+    assert all(offset == true for offset, true in found.items())
+    assert around.events == [(137, 138, "corrupt")]
 
 
 def test_message_of_an_old_format_beyond_the_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,11 @@
-"""Decoding LZ4 frames without a Python step per batch, side by side into one buffer.
+"""Decoding LZ4 frames without a Python step per batch, side by side into one buffer (numba).
 
 Kafka's producers write each batch's records as one LZ4 frame (independent blocks, no checksums but the
 header's). `unpack_frames` decodes such frames of a whole fetch in one call; what it does not know, or finds
-fault with, it leaves to the library (`broker.protocol.compression`), which alone says what is corrupt. So
-it may refuse a frame that is good, but what it accepts conforms to the format (LZ4 Frame Format 1.6, LZ4
-Block Format), and the library is its oracle in the tests. Called by `unpack`.
+fault with, it leaves to the library (`compression`), which alone says what is corrupt. So it may refuse a
+frame that is good, but what it accepts conforms to the format (LZ4 Frame Format 1.6, LZ4 Block Format), and
+the library is its oracle in the tests. Called by whoever reads many small batches at once: the mirror where
+it merges them, the audit's reader.
 
 Invariants: every read and write is bounds-checked; the copies of 16 bytes write up to 15 beyond what they
 are for, so `target` has SLACK bytes that are never counted as room.
@@ -19,16 +20,9 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from millrace.audit.scanning.scan import (
-    B_END,
-    B_POSITION,
-    B_RECORDS,
-)
-
 SLACK = 32
 UNKNOWN, NO_ROOM = -1, -2  # instead of an end: leave it to the library; not in what is left of the target
 
-_POSITION, _RECORDS, _END = B_POSITION, B_RECORDS, B_END
 _LEAST_FRAME = 11  # magic, two bytes of descriptor, its checksum, end mark
 _INDEPENDENT, _CONTENT_SIZE = 0x20, 0x08
 _LAST_LITERALS, _MATCH_LIMIT = 5, 12  # of a block with matches: how it ends, where its last match may begin
@@ -237,20 +231,23 @@ def decode_frame(source, position, end, target, out):  # type: ignore[no-untyped
     return out
 
 
-@njit([types.int64(_SOURCE, _TABLE, types.int64, _TARGET, types.int64)], cache=True, nogil=True)
-def unpack_frames(source, index, first, target, out):  # type: ignore[no-untyped-def]
-    """Decode the records of batches `first` and after, one behind the other, from target[out] on.
+@njit(
+    [types.UniTuple(types.int64, 2)(_SOURCE, _TABLE, types.int64, types.int64, _TARGET, types.int64)],
+    cache=True,
+    nogil=True,
+)
+def unpack_frames(source, table, column, first, target, out):  # type: ignore[no-untyped-def]
+    """Decode the frames of rows `first` and after, one behind the other, from target[out] on.
 
-    Rows that are done describe their batch in `target`: B_RECORDS and B_END are its records' bounds there.
-    Gives the first row that is not done; of it B_POSITION tells why (UNKNOWN or NO_ROOM).
+    A row's frame lies at [start, end) of `source`, in columns `column` and `column` + 1; where it is done,
+    these say where its bytes are in `target`. Gives the first row that is not done, and where the output
+    ends, or why that row was not done (UNKNOWN or NO_ROOM).
     """
-    for row in range(first, index.shape[0]):
-        end = decode_frame(source, index[row, _RECORDS], index[row, _END], target, out)
+    for row in range(first, table.shape[0]):
+        end = decode_frame(source, table[row, column], table[row, column + 1], target, out)
         if end < 0:
-            index[row, _POSITION] = end
-            return np.int64(row)
-        index[row, _POSITION] = out
-        index[row, _RECORDS] = out
-        index[row, _END] = end
+            return np.int64(row), end
+        table[row, column] = out
+        table[row, column + 1] = end
         out = end
-    return np.int64(index.shape[0])
+    return np.int64(table.shape[0]), out
