@@ -71,7 +71,13 @@ from millrace.audit.scanning.cell_rows import NOTE_UNAUDITED, NOTE_UNTRUSTED
 from millrace.audit.spark.masters import is_elsewhere
 from millrace.audit.spark.read_meter import ReadMeter
 from millrace.audit.spark.spark_cells import RunCells, failing_in_one_line
-from millrace.audit.spark.spark_session import SparkBeside, chosen_master, require_java, submitted
+from millrace.audit.spark.spark_session import (
+    SparkBeside,
+    chosen_master,
+    require_java,
+    require_master,
+    submitted,
+)
 from millrace.audit.spark.task_plan import OffsetRange
 from millrace.audit.spark.workers import check_workers
 from millrace.broker.errors import ConfigError, MillraceError, ZooKeeperUnreachable
@@ -192,6 +198,7 @@ def _run(
 ) -> JobResult:
     begun_s = time.monotonic()
     require_java()
+    require_master(master)
     check_place(config, master, in_cluster=submitted().get("spark.submit.deployMode") == "cluster")
     files = {**submitted(), **config.spark}
     remote = is_remote(config.state) or is_remote(config.report)

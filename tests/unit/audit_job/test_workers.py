@@ -31,6 +31,13 @@ def test_a_folder_of_this_machine_is_refused_before_anything_starts(master, tmp_
         job.check_place(config(shared), master)
 
 
+@pytest.mark.java
+def test_a_master_that_is_none_is_told_before_its_workers_are_thought_of(tmp_path: Path):
+    mistyped = config(str(tmp_path)).model_copy(update={"report": tmp_path / "report"})
+    result = job.run(mistyped, "sparc://h:7077")
+    assert result.exit_status == 3 and result.problem.startswith("'sparc://h:7077' is no Spark master")
+
+
 def test_a_report_beside_a_driver_in_the_cluster_is_refused():
     with pytest.raises(ConfigError, match=r"report: got .*there when the driver is gone"):
         job.check_place(config(HDFS), "yarn", in_cluster=True)
