@@ -54,13 +54,12 @@ forked.turn_on()
 
 def pytest_configure() -> None:
     """SIGTERM ends a run as Ctrl-C does: its servers are stopped, those too that outlive their starter."""
+    signal.signal(signal.SIGTERM, _interrupt)
 
-    def interrupt(number: int, _frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_IGN)  # a second one would end the ending
-        raise KeyboardInterrupt("SIGTERM")
 
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, interrupt)
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_IGN)  # a second one would end the ending
+    raise KeyboardInterrupt("SIGTERM")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -147,7 +146,10 @@ def broker(broker_factory: BrokerFactory) -> BrokerProcess:
 
 
 @pytest.fixture(autouse=True)
-def garbage_is_collected() -> Iterator[None]:
-    """A command that runs in this process turns the collector off, as it does at the start of its own."""
+def process_is_as_before() -> Iterator[None]:
+    """A command that runs in this process turns the collector off and answers to signals, as it does at the
+    start of its own."""
     yield
     gc.enable()
+    if signal.getsignal(signal.SIGTERM) not in (_interrupt, signal.SIG_IGN):
+        signal.signal(signal.SIGTERM, _interrupt)

@@ -59,12 +59,13 @@ class Part:
 def parts() -> list[Part]:
     """All of the gate, each about as long as the others; the first one's output is shown as it comes."""
     folders = {path.relative_to(TESTS).parts[0] for path in TESTS.glob("*/**/test_*.py")} - {CLUSTER, SPARK}
-    mirrors = sorted(f"tests/{CLUSTER}/{path.name}" for path in (TESTS / CLUSTER).glob(MIRRORS))
+    mirrors = sorted(f"tests/{path.relative_to(TESTS)}" for path in TESTS.glob(f"*/**/{MIRRORS}"))
+    no_mirrors = (f"--ignore={MIRRORS_UNITS}", f"--ignore-glob=*/{MIRRORS}")
     return [
         Part("mirrors", (MIRRORS_UNITS, *mirrors)),
-        Part("clusters", (f"tests/{CLUSTER}", f"--ignore-glob=*/{MIRRORS}")),
-        Part(SPARK, (f"tests/{SPARK}",)),
-        Part("all others", (*(f"tests/{folder}" for folder in sorted(folders)), f"--ignore={MIRRORS_UNITS}")),
+        Part("clusters", (f"tests/{CLUSTER}", *no_mirrors)),
+        Part(SPARK, (f"tests/{SPARK}", *no_mirrors)),
+        Part("all others", (*(f"tests/{folder}" for folder in sorted(folders)), *no_mirrors)),
     ]
 
 
