@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +32,7 @@ from uuid import UUID, uuid4
 
 from millrace.broker.errors import DataFolderNotWritable, KafkaStorageError
 from millrace.broker.protocol.topic_partition import TopicPartition
+from millrace.broker.storage import log_housekeeping
 from millrace.broker.storage.checkpoints import sync_directory
 from millrace.broker.storage.cleaner import CleanerConfig
 from millrace.broker.storage.cleaner_manager import CleanerManager
@@ -534,56 +534,11 @@ class LogManager:
         """Rolls, flushes and retires what is due, forgets silent producers, closes the files of idle logs,
         removes deleted directories, and writes the checkpoints. For a thread that may wait for the disk.
         Raises nothing; a log that fails goes offline alone."""
-        for tp, log in list(self._logs.items()):
-            if self._stopping.is_set():
-                return  # what closes the logs does all that lasts, on more threads
-            # One by one: on a full disk rolling and flushing fail, and retention is what makes room again.
-            for chore in (
-                log.anchor,
-                partial(log.roll_if_due, now_ms),
-                partial(self._flush_if_due, log, now_ms),
-                partial(log.delete_old_segments, now_ms, high_watermark(tp) if high_watermark else None),
-                partial(log.expire_producers, now_ms),
-            ):
-                try:
-                    chore()
-                except KafkaStorageError as error:
-                    self._note_failure(tp, log, str(error))
-            with self._lock:
-                self.notes += log.notes
-                log.notes.clear()
-        self._purge()
-        with self._lock:
-            self.strays = [path for path in self.strays if path.exists()]
-        self.checkpoint()
-        self._settle()
-        self._rest(now_ms)
-
-    def _rest(self, now_ms: int) -> None:
-        """Last of all: it may flush one idle log after the other, and nothing waits for it."""
-        for tp, log in list(self._logs.items()):
-            if self._stopping.is_set():
-                return
-            try:
-                log.rest(now_ms)
-            except KafkaStorageError as error:
-                self._note_failure(tp, log, str(error))
-
-    def _settle(self) -> None:
-        with self._lock:  # nobody makes logs meanwhile
-            for folder in self._healthy():
-                try:
-                    folder.settle(dict(self._logs_in(folder)), self.offline)
-                except OSError as error:
-                    self.notes.append(f"{folder.path}: new partitions stay announced: {error}")
+        log_housekeeping.keep(self, now_ms, high_watermark)
 
     def stop_chores(self) -> None:
         """Makes a compaction or a housekeeping that runs end soon, and none begin; for the broker's stop."""
         self._stopping.set()
-
-    def _flush_if_due(self, log: Log, now_ms: int) -> None:
-        if log.needs_flush(now_ms):
-            log.flush(now_ms)
 
     def _note_failure(self, tp: TopicPartition, log: Log, reason: str) -> None:
         with self._lock:
@@ -591,33 +546,9 @@ class LogManager:
                 return  # deleted meanwhile, or offline with its reason
             self.notes.append(reason)
 
-    def _purge(self) -> None:
-        with self._lock:
-            to_purge, self._to_purge = self._to_purge, []
-        for path in to_purge:
-            try:
-                shutil.rmtree(path)
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                self.notes.append(f"{path} is not removed yet: {error}")
-                self._to_purge.append(path)
-
     def checkpoint(self) -> None:
         """Writes the checkpoints of every folder. A failure is noted: the old ones are still true."""
-        for log in list(self._logs.values()):
-            if not log.is_anchored and (log.start_offset > 0 or log.cleaned_offset > 0):
-                try:
-                    log.anchor()  # there is something to be said of it
-                except KafkaStorageError as error:
-                    self.notes.append(str(error))
-        for folder in self._healthy():
-            try:
-                folder.write_checkpoints(partial(self._logs_in, folder), self.offline)
-            except OSError as error:
-                reason = f"{folder.path}: checkpoints not written: {error}"
-                self.notes.append(reason)
-                self.disk_failed(folder.path, reason, error)
+        log_housekeeping.checkpoint(self)
 
 
 def _is_of_another(log: Log, topic_id: UUID | None) -> bool:

@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 
 from millrace.broker.errors import KafkaStorageError
-from millrace.broker.storage import checkpoints, data_folder
+from millrace.broker.storage import checkpoints, data_folder, log_housekeeping
 from millrace.broker.storage.checkpoints import NEW_PARTITIONS, PARTITION_METADATA, RECOVERY_POINT_CHECKPOINT
 from millrace.broker.storage.log import Log
 from millrace.broker.storage.log_config import LogConfig
@@ -154,7 +154,7 @@ def test_announcements_go_when_the_logs_are_durable(manager: LogManager, tmp_pat
     append(manager.logs()[KEY])
     manager.logs()[KEY].flush(0)
     manager.delete(("t", 1))
-    manager._settle()
+    log_housekeeping.settle(manager)
     assert checkpoints.read_new_partitions(path) == {("t", 2): NEW}
     manager.housekeeping(0)
     assert not path.exists()
