@@ -200,7 +200,7 @@ OF_STORAGE = (
         rule="            self._is_pinned = len(frame) >= KEPT_FRAME_SIZE\n",
         instead="",
         red=(
-            "tests/unit/server/test_connection.py"
+            "tests/unit/server/test_connection_frames.py"
             "::test_a_large_frame_stays_as_it_is_until_what_answers_it_has_ended",
         ),
     ),

@@ -90,7 +90,7 @@ def test_of_several_starts_a_time_comes_before_times_before_offsets():
         ({"subscribe": "x"}, "option kafka.bootstrap.servers: got None, expected a value: it is required"),
         (
             {"kafka.bootstrap.servers": "a", "subscribe": "x"},
-            "option kafka.bootstrap.servers: got 'a', expected an address as host:port",
+            "option kafka.bootstrap.servers: got 'a', expected host:port",
         ),
         (SERVERS, "options: got None, expected one of assign, subscribe, subscribePattern"),
         (

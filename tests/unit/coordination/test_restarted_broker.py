@@ -106,7 +106,7 @@ def test_restarted_broker_leaves_the_in_sync_sets_of_a_topic_that_nobody_can_rea
 
     znodes.before_write = another_writes
     cache = MetadataCache()
-    cache.set_brokers([BrokerRegistration(2, "h", 2)])
+    cache.set_broker(BrokerRegistration(2, "h", 2))
     session: Any = znodes
     asyncio.run(leave_in_sync_sets(session, cache, 1, was_clean=was_clean))
     left = {number: paths.decode_state(znodes.nodes[paths.state_path("t", number)].data) for number in states}
