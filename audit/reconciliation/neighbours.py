@@ -20,12 +20,11 @@ MOST_OF_STREAM = 100  # ranges of one stream: each costs a look at all of its ce
 
 
 class Neighbourhood:
-    """The cells of one stream, by tier. Bitmaps are decoded when they are first asked for."""
+    """The cells of one stream, by tier. They are looked at, and decoded, when they are first asked for."""
 
     def __init__(self, cells: Iterable[Cell]) -> None:
-        self._cells: dict[str, list[Cell]] = {}
-        for cell in cells:
-            self._cells.setdefault(cell.tier, []).append(cell)
+        self._unsorted = cells
+        self._cells: dict[str, list[Cell]] | None = None
         self._sets: dict[str, list[tuple[Cell, BitMap64]]] = {}
         self._whole: dict[str, BitMap64] = {}
         self._told = 0
@@ -67,6 +66,10 @@ class Neighbourhood:
                 yield hop, [self.around(hop, first, last) for first, last in asked]
 
     def _of(self, tier: str) -> list[tuple[Cell, BitMap64]]:
+        if self._cells is None:
+            self._cells = {}
+            for cell in self._unsorted:
+                self._cells.setdefault(cell.tier, []).append(cell)
         known = self._sets.get(tier)
         if known is None:
             cells = sorted(

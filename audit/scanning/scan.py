@@ -455,15 +455,3 @@ def rebuild_table(groups, made, table):  # type: ignore[no-untyped-def]
         while table[slot] >= 0:
             slot = (slot + np.uint64(1)) & mask
         table[slot] = group
-
-
-@njit(
-    [types.void(_TABLE2, types.int64, types.int64, types.Array(types.uint32, 1, "C"))], cache=True, nogil=True
-)
-def expand_runs(runs, first, last, out):  # type: ignore[no-untyped-def]
-    """Write every sequence of runs [first, last) to `out`, one after the other."""
-    written = 0
-    for row in range(first, last):
-        for value in range(runs[row, 1], runs[row, 2] + 1):
-            out[written] = value
-            written += 1

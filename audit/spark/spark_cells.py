@@ -25,8 +25,8 @@ from millrace.audit.keeping.upkeep import late_row
 from millrace.audit.reconciliation.verdict_rows import VERDICT_DDL, VERDICT_SCHEMA, Reconciler
 from millrace.audit.runs.copied_headers import foreign_rows
 from millrace.audit.runs.fact_rows import FACT_DDL, pruned_of
-from millrace.audit.scanning.cell_notes import read_notes, uncounted
-from millrace.audit.scanning.cell_rows import CELL_DDL, CELL_SCHEMA
+from millrace.audit.scanning.cell_notes import NOTE_SCHEMA, read_notes, uncounted
+from millrace.audit.scanning.cell_rows import CELL_DDL
 from millrace.audit.spark.shared_state import CellsIncomplete, require_shared, rows_in
 from millrace.audit.spark.spark_failures import one_line
 from millrace.audit.spark.spark_session import core_count
@@ -115,10 +115,14 @@ class RunCells:
             elif files:
                 with failing_in_one_line():
                     self._notes = (
-                        self._read(files).filter(col("note").isNotNull()).toArrow().cast(CELL_SCHEMA)
+                        self._read(files)
+                        .filter(col("note").isNotNull())
+                        .select(NOTE_SCHEMA.names)
+                        .toArrow()
+                        .cast(NOTE_SCHEMA)
                     )
             else:
-                self._notes = CELL_SCHEMA.empty_table()
+                self._notes = NOTE_SCHEMA.empty_table()
         return self._notes
 
     def all(self) -> DataFrame:
@@ -198,7 +202,9 @@ def unpruned(cells: pa.Table, facts: pa.Table) -> tuple[pa.Table, pa.Table]:
     pruned = pruned_of(rows[0]) if rows else None
     if pruned is None or not cells.num_rows:
         return cells, cells.slice(0, 0)
-    mask = pa.array([pruned.has(start_ms) for start_ms in cells["window_start_ms"].to_pylist()], pa.bool_())
+    starts = cells["window_start_ms"]
+    gone = [start_ms for start_ms in starts.unique().to_pylist() if pruned.has(start_ms)]
+    mask = pc.is_in(starts, value_set=pa.array(gone, pa.int64()))
     return cells.filter(pc.invert(mask)), cells.filter(mask)
 
 
@@ -225,9 +231,8 @@ def _own_rows(
     rows = rows.filter(pa.array([start is None or not pruned.has(start) for start in starts], pa.bool_()))
     if not late.num_rows:
         return rows
-    counts: dict[str, int] = {}
-    for tier, count in zip(late["tier"].to_pylist(), late["count"].to_pylist(), strict=True):
-        counts[tier] = counts.get(tier, 0) + count
+    found = late.group_by("tier").aggregate([("count", "sum")]).to_pylist()
+    counts = {row["tier"]: row["count_sum"] for row in found}
     row = late_row(known[0]["topic"] or "", known[0]["stream"], counts)
     return pa.concat_tables([rows, pa.Table.from_pylist([row], VERDICT_SCHEMA)])
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from millrace.audit.contract.header import HEADER_KEY, InvalidIdentity, decode_identity
-from millrace.audit.scanning.cell_rows import NOTE_READ, NOTE_UNREAD, Place, RowBuilder
+from millrace.audit.scanning.cell_rows import NOTE_READ, NOTE_UNREAD, NoteRows, Place, cell_batches
 from millrace.audit.scanning.counting import CellCounter
 from millrace.audit.scanning.range_reader import (
     COMPACTED,
@@ -99,32 +99,31 @@ def _place(range_: OffsetRange) -> Place:
 def _read_cells(
     reader: RangeReader, ranges: Sequence[OffsetRange], options: ReadOptions
 ) -> Iterator[pa.RecordBatch]:
-    rows = RowBuilder(options.chunk_offsets)
+    notes = NoteRows()
     unpacker = Unpacker()
     for range_ in ranges:
         place = _place(range_)
         counter = CellCounter(options.window_ms, options.chunk_offsets, options.digest)
-        note_unread = partial(_note_unread, rows, place)
+        note_unread = partial(_note_unread, notes, place)
         for batches in reader.read(range_, counter.distrust, note_unread):
             count_batches(counter, batches, range_.first_offset, range_.end_offset, unpacker, note_unread)
             if counter.is_full():
-                yield from _take(counter, rows, place)
-        yield from _take(counter, rows, place)
-        rows.add_totals(place, counter.totals())
-        rows.add_note(place, NOTE_READ, range_.size, range_.first_offset, range_.end_offset - 1)
-    if len(rows):
-        yield rows.flush()
+                yield from _take(counter, place, options)
+        yield from _take(counter, place, options)
+        notes.add_totals(place, counter.totals())
+        notes.add_note(place, NOTE_READ, range_.size, range_.first_offset, range_.end_offset - 1)
+        if len(notes) >= ROWS_PER_ARROW_BATCH:
+            yield notes.flush()
+    if len(notes):
+        yield notes.flush()
 
 
-def _take(counter: CellCounter, rows: RowBuilder, place: Place) -> Iterator[pa.RecordBatch]:
-    for row in counter.take():
-        rows.add_cell(place, row)
-        if len(rows) >= ROWS_PER_ARROW_BATCH:
-            yield rows.flush()
+def _take(counter: CellCounter, place: Place, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    return cell_batches(place, counter.take(), options.chunk_offsets, ROWS_PER_ARROW_BATCH)
 
 
-def _note_unread(rows: RowBuilder, place: Place, first_offset: int, end_offset: int, cause: str) -> None:
-    rows.add_note(place, NOTE_UNREAD + cause, end_offset - first_offset, first_offset, end_offset - 1)
+def _note_unread(notes: NoteRows, place: Place, first_offset: int, end_offset: int, cause: str) -> None:
+    notes.add_note(place, NOTE_UNREAD + cause, end_offset - first_offset, first_offset, end_offset - 1)
 
 
 def count_batches(

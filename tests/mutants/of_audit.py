@@ -205,4 +205,20 @@ OF_AUDIT = (
             "::test_what_was_there_before_a_mirror_that_began_at_the_end_is_not_lost",
         ),
     ),
+    Mutant(
+        name="copies-of-two-cells-unseen",
+        promise="A record that two cells of a window hold is there twice.",
+        file="audit/scanning/stream_cells.py",
+        rule="            repeats[sequence] = repeats.get(sequence, 0) + 1\n",
+        instead="            repeats.get(sequence, 0)\n",
+        red=(f"{JOB}/test_stream_cells.py::test_columns_add_up_to_what_the_cells_do_one_by_one",),
+    ),
+    Mutant(
+        name="copies-of-two-folds-unseen",
+        promise="A record that is counted again long after the first time is there twice.",
+        file="audit/scanning/counting.py",
+        rule="            self._repeats = _summed(np.concatenate((self._repeats, once)))\n",
+        instead="            self._repeats = _summed(once)\n",
+        red=(f"{JOB}/test_counting.py::test_repeats_across_folds_are_found",),
+    ),
 )

@@ -13,7 +13,7 @@ import pytest
 
 from millrace.audit.config import parse_config
 from millrace.audit.keeping.state import StateFolder
-from millrace.audit.scanning.cell_rows import CELL_SCHEMA, NOTE_READ, NOTE_RECORDS, Place, RowBuilder
+from millrace.audit.scanning.cell_rows import CELL_SCHEMA, NOTE_READ, NOTE_RECORDS, NoteRows, Place
 from millrace.audit.spark import spark_cells
 from millrace.audit.spark.spark_cells import RunCells
 from millrace.audit.spark.task_plan import OffsetRange
@@ -47,7 +47,7 @@ class Executors:
     def parquet(self, uri: str) -> None:
         folder = Path(urlsplit(uri).path)
         folder.mkdir()
-        rows = RowBuilder(1000)
+        rows = NoteRows()
         place = Place(RANGE.tier, RANGE.cluster, RANGE.topic, RANGE.topic_id, RANGE.partition, RANGE.tail)
         for number in range(self.found):
             if number < OFFSETS:
