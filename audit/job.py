@@ -41,7 +41,7 @@ from pyspark.sql import SparkSession
 from millrace.audit.config import AuditConfig, audited_topic, duration_text
 from millrace.audit.contract.events import EventLedger, event_to_keep, kept_event
 from millrace.audit.contract.group_counts import open_claims
-from millrace.audit.keeping import upkeep
+from millrace.audit.keeping import uniting, upkeep
 from millrace.audit.keeping.state import Commit, StateFolder, UnreadNote
 from millrace.audit.keeping.state_files import is_remote
 from millrace.audit.keeping.untrusted_waivers import read_accepted
@@ -353,7 +353,7 @@ def _tidy(job: Run) -> None:
         ("cells", f"{job.name}-folded"),
         ("events", f"{job.name}.parquet"),
         ("events", f"{job.name}-folded.parquet"),
-        ("events", f"{job.name}-pruned.parquet"),
+        ("events", f"{job.name}-plan.parquet"),
         ("verdicts", f"{job.name}.parquet"),
     ):
         if (room, entry) not in named:
@@ -481,7 +481,7 @@ def _keep_verdicts(job: Run, after: Commit, cells: RunCells, found: Findings) ->
 
 
 def _fold(job: Run, after: Commit, cells: RunCells, found: Findings) -> None:
-    """Prune what the policy lets go, and make the cells of many runs few files."""
+    """Prune what the policy lets go, unite cells of what is proven, and make the files of many runs few."""
     config = job.config
     windows = upkeep.prunable(found.settled, found.rows, found.waived, (), config.keep_ms, job.now_ms)
     if windows:
@@ -494,9 +494,12 @@ def _fold(job: Run, after: Commit, cells: RunCells, found: Findings) -> None:
     ledger = job.captured.ledger
     pruned = upkeep.prune_facts(ledger, job.pruned, windows, found.rows, config.window_ms)
     # The fold goes by all that is pruned, also of streams that are forgotten now: no commit names this table.
-    going = f"events/{job.name}-pruned.parquet"
-    job.state.write_table(going, _facts_table(config, job.captured, pruned))
-    after.cells = cells.fold(going, pruned=bool(pruned))
+    proven = uniting.proven_windows(found.rows if uniting.may_unite(config, job.captured) else found.rows[:0])
+    told = uniting.fold_plan(pruned, proven)
+    plan = f"events/{job.name}-plan.parquet" if told.num_rows else ""
+    if plan:
+        job.state.write_table(plan, told)
+    after.cells = cells.fold(plan)
     upkeep.forget_streams(ledger, pruned, job.captured.told, config.grace_ms, job.now_ms)
     facts = _facts_table(config, job.captured, pruned)
     after.events, after.events_digest = f"events/{job.name}-folded.parquet", fact_rows.digest(facts)

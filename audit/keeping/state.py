@@ -14,7 +14,8 @@ began before a compaction may still read them). The content is guarded by a CRC;
 an error, never silently an older state.
 
 Version 2 of the format added verdicts, watermarks and ages, version 3 the leader epochs of what was read,
-version 4 what groups claim; an older state is read as it is, and the next run writes the newest version.
+version 4 what groups claim, version 5 cells without a place (`cell_union`), which an older program would take
+for cells of a partition; an older state is read as it is, and the next run writes the newest version.
 
 Called by `job`, `explain`, `status` and `waivers`.
 """
@@ -38,8 +39,8 @@ from millrace.audit.keeping.state_files import Entry, LocalFiles, StateFiles, op
 from millrace.broker.errors import DataFolderNotWritable, FatalError, MillraceError
 from millrace.broker.protocol.checksum import crc32c_reference
 
-STATE_VERSION = 4
-READABLE_VERSIONS = (1, 2, 3, 4)
+STATE_VERSION = 5
+READABLE_VERSIONS = (1, 2, 3, 4, 5)
 ROOMS = ("cells", "events", "verdicts")
 LEAST_COMMITS = 2  # so that one can always go back a run
 _LEFT_OVER = re.compile(r"\.work-.*|\.probe-.*|\..+\.json\.[0-9a-f]{32}")

@@ -35,13 +35,13 @@ class Neighbourhood:
         {"sequences": [first, last], "held": [place], "before": place, "after": place}; a place is
         {"tier", "partition", "offsets": [first, last]} with the "sequence" of a neighbour. `held` is where
         the upstream tier has them, `before` and `after` their nearest neighbours in the downstream tier;
-        either is left out when there is none.
+        either is left out when there is none, or when it stands in a united cell.
         """
         upstream, downstream = hop
         held = [
             _place(cell)
             for cell, sequences in self._of(upstream)
-            if sequences.range_cardinality(first, last + 1)
+            if cell.has_place and sequences.range_cardinality(first, last + 1)
         ]
         told: dict[str, Any] = {"sequences": [first, last], "held": held[:MOST_HELD]}
         if len(held) > MOST_HELD:
@@ -51,7 +51,7 @@ class Neighbourhood:
             ("after", self._above(downstream, last)),
         ):
             cell = None if sequence is None else self._cell_with(downstream, sequence)
-            if cell is not None:
+            if cell is not None and cell.has_place:
                 told[word] = {"sequence": sequence, **_place(cell)}
         return told
 

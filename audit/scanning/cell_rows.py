@@ -10,6 +10,8 @@ cell and must not vanish. Notes:
     untrusted: <reason>  what could not be read, in `count`
     unread: <class>      offsets first_offset..last_offset that retention or truncation took before the read
 
+A cell whose partition and offsets are -1 is a united one (`cell_union`).
+
 Pure. Column names are those of `cells.Cell`; `tail` marks offsets that no mirror has passed yet (they are
 read again by the next job instead of being kept).
 """
@@ -24,6 +26,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from millrace.audit.scanning.cell_columns import column_of, decimals
 from millrace.audit.scanning.cells import Cell
 
 if TYPE_CHECKING:  # the compiled scan is not needed to read rows
@@ -127,23 +130,15 @@ def cell_batches(
         "bitmap": _binary(counted.bitmaps),
         "repeats": pa.ListArray.from_arrays(pa.array(counted.repeat_bounds, pa.int32()), repeats),
         "unsequenced_count": np.where(is_numbered, 0, records),
-        "digest": _decimals(groups[:, scan.G_DIGEST], counted.digested),
+        "digest": decimals(groups[:, scan.G_DIGEST], counted.digested),
         "tail": place.tail,
         "note": None,
     }
     batch = pa.RecordBatch.from_arrays(
-        [_column(columns[each.name], each.type, count) for each in CELL_SCHEMA], schema=CELL_SCHEMA
+        [column_of(columns[each.name], each.type, count) for each in CELL_SCHEMA], schema=CELL_SCHEMA
     )
     for first in range(0, count, most_rows):
         yield batch.slice(first, most_rows)
-
-
-def _column(values: Any, kind: pa.DataType, count: int) -> pa.Array:
-    if isinstance(values, pa.Array):
-        return values
-    if isinstance(values, np.ndarray):
-        return pa.array(values, kind)
-    return pa.repeat(pa.scalar(values, kind), count)
 
 
 _DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
@@ -163,14 +158,6 @@ def _binary(bitmaps: Bitmaps) -> pa.Array:
     bounds = pa.array(bitmaps.bounds, pa.int32())  # raises where they do not fit
     content = pa.py_buffer(bitmaps.content)
     return pa.Array.from_buffers(pa.binary(), len(bounds) - 1, [None, bounds.buffers()[1], content])
-
-
-def _decimals(sums: NDArray[np.int64], known: NDArray[np.bool_]) -> pa.Array:
-    """64 bits each, taken as a number without a sign; null where it is not known."""
-    words = np.zeros((len(sums), 2), np.int64)  # Arrow's 128 bits begin with the lower half
-    words[:, 0] = sums
-    valid = pa.array(known, pa.bool_()).buffers()[1]
-    return pa.Array.from_buffers(pa.decimal128(20, 0), len(sums), [valid, pa.py_buffer(words)])
 
 
 @dataclass(slots=True)

@@ -25,6 +25,8 @@ from millrace.audit.contract.content_digest import DIGEST_MASK
 
 BASE_STEP = 1 << 32
 NO_TIME = -1
+NO_PLACE = -1
+"""In place of the partition and the offsets of a united cell (`cell_union`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,11 @@ class Cell:
     unsequenced_count: int = 0
     digest: int | None = None
     topic_id: str = ""
+
+    @property
+    def has_place(self) -> bool:
+        """Whether it is known where its records stood; not of a united cell."""
+        return self.partition != NO_PLACE
 
     @property
     def place(self) -> tuple[str, str, int]:

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from pyroaring import BitMap64
 
 from millrace.audit.config import audited_topic
+from millrace.audit.scanning.cell_columns import codes_of, digest_sums, earliest, latest, numbers_of
 from millrace.audit.scanning.cell_rows import cells_of
 from millrace.audit.scanning.cells import (
     BASE_STEP,
-    NO_TIME,
     Cell,
     CellList,
     SeenByWindow,
@@ -35,7 +35,6 @@ from millrace.audit.scanning.united_sets import Bitmaps, unite_sets
 
 FEW_CELLS = 24
 """so few are added up one by one: columns take half a millisecond however few there are"""
-_NEVER = np.iinfo(np.int64).max
 
 
 class StreamCells:
@@ -92,15 +91,13 @@ class StreamCells:
         if len(self) <= FEW_CELLS:
             return merge_cells(self)
         rows = self._rows
-        tiers = rows["tier"].combine_chunks().dictionary_encode()
-        numbers, windows = tiers.indices.to_numpy(), rows["window_start_ms"].to_numpy()
+        (numbers, names), windows = codes_of(rows["tier"]), rows["window_start_ms"].to_numpy()
         order = np.lexsort((windows, numbers))
         rows = rows.take(pa.array(order))
         numbers, windows = numbers[order], windows[order]
         starts = np.flatnonzero(np.concatenate(([True], (np.diff(numbers) != 0) | (np.diff(windows) != 0))))
         sums = _sums(rows, starts)
         found: dict[str, SeenByWindow] = {}
-        names = tiers.dictionary.to_pylist()
         for tier, start_ms, each in zip(
             numbers[starts].tolist(), windows[starts].tolist(), sums, strict=True
         ):
@@ -111,14 +108,12 @@ class StreamCells:
 def _sums(rows: pa.Table, starts: NDArray[np.int64]) -> list[SeenSet]:
     """The sums of stretches of rows, each of which ends where the next one starts."""
     counts, sizes, unsequenced = (
-        np.add.reduceat(_numbers(rows[name]), starts).tolist()
+        np.add.reduceat(numbers_of(rows[name]), starts).tolist()
         for name in ("count", "byte_count", "unsequenced_count")
     )
-    firsts = _numbers(rows["first_append_ms"], NO_TIME)
-    firsts = np.minimum.reduceat(np.where(firsts == NO_TIME, _NEVER, firsts), starts)
-    firsts = np.where(firsts == _NEVER, NO_TIME, firsts).tolist()
-    lasts = np.maximum.reduceat(_numbers(rows["last_append_ms"], NO_TIME), starts).tolist()
-    digests = _digests(rows["digest"], starts)
+    firsts = earliest(rows["first_append_ms"], starts).tolist()
+    lasts = latest(rows["last_append_ms"], starts).tolist()
+    digests = [each.tolist() for each in digest_sums(rows["digest"], starts)]
     producers = _producers(rows["producer"], starts)
     ends = [*starts[1:].tolist(), rows.num_rows]
     sums = [
@@ -126,7 +121,7 @@ def _sums(rows: pa.Table, starts: NDArray[np.int64]) -> list[SeenSet]:
             count=counts[i],
             byte_count=sizes[i],
             unsequenced_count=unsequenced[i],
-            digest=digests[i],
+            digest=digests[0][i] if digests[1][i] else None,
             first_append_ms=firsts[i],
             last_append_ms=lasts[i],
             cells=CellList(partial(_cells_between, rows, first, end)),
@@ -142,33 +137,17 @@ def _cells_between(rows: pa.Table, first: int, end: int) -> Iterable[Cell]:
     return cells_of(rows.slice(first, end - first))
 
 
-def _numbers(column: pa.ChunkedArray, null: int = 0) -> NDArray[np.int64]:
-    return pc.fill_null(column, null).to_numpy() if column.null_count else column.to_numpy()
-
-
-def _digests(column: pa.ChunkedArray, starts: NDArray[np.int64]) -> list[int | None]:
-    """The sums modulo 2^64; None where one of them is not known."""
-    if column.null_count == len(column):
-        return [None] * len(starts)
-    digests = column.combine_chunks()
-    words = np.frombuffer(digests.buffers()[1], np.uint64)[2 * digests.offset :: 2][: len(digests)]
-    known = np.logical_and.reduceat(digests.is_valid().to_numpy(zero_copy_only=False), starts).tolist()
-    sums = np.add.reduceat(words, starts).tolist()
-    return [each if is_known else None for each, is_known in zip(sums, known, strict=True)]
-
-
 def _producers(column: pa.ChunkedArray, starts: NDArray[np.int64]) -> list[frozenset[str]]:
-    names = pc.fill_null(column, "").combine_chunks().dictionary_encode()
-    texts = names.dictionary.to_pylist()
+    numbers, texts = codes_of(column)
     if len(texts) == 1:
         return [frozenset(texts)] * len(starts)
-    parts = np.split(names.indices.to_numpy(), starts[1:])
+    parts = np.split(numbers, starts[1:])
     return [frozenset(texts[each] for each in np.unique(part).tolist()) for part in parts]
 
 
 def _add_sequences(rows: pa.Table, starts: NDArray[np.int64], sums: list[SeenSet]) -> None:
     """The union of each stretch's sets, and what came in more than one of them."""
-    sets, bases = Bitmaps.of_column(rows["bitmap"]), _numbers(rows["base"])
+    sets, bases = Bitmaps.of_column(rows["bitmap"]), numbers_of(rows["base"])
     sizes = sets.sizes
     stretches = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, rows.num_rows)))
     small = np.flatnonzero((sizes > 0) & (sizes <= SMALL_SET_BYTES) & (bases % BASE_STEP == 0))

@@ -52,11 +52,12 @@ class Bitmaps:
 
 @dataclass(frozen=True, slots=True)
 class United:
-    """Unions by number. `again` are rows (number, first, last) of what came in more than one set of a union,
-    one for each time beyond the first; `unread` says of each set that was given whether it is in no union,
-    because its bytes are left to the library."""
+    """Unions by number, and how many members each has. `again` are rows (number, first, last) of what came in
+    more than one set of a union, one for each time beyond the first; `unread` says of each set that was given
+    whether it is in no union, because its bytes are left to the library."""
 
     bitmaps: Bitmaps
+    sizes: NDArray[np.int64]
     again: NDArray[np.int64]
     unread: NDArray[np.bool_]
 
@@ -86,4 +87,7 @@ def unite_sets(sets: Bitmaps, chosen: NDArray[np.int64], numbers: NDArray[np.int
     runs = in_order(runs[:made])
     again = np.empty_like(runs)
     kept, found = merge_runs(runs, again)
-    return United(encode_sets(runs[:kept], count), again[:found], unread.astype(np.bool_))
+    runs = runs[:kept]
+    sizes = np.zeros(count, np.int64)
+    np.add.at(sizes, runs[:, 0], runs[:, 2] - runs[:, 1] + 1)
+    return United(encode_sets(runs, count), sizes, again[:found], unread.astype(np.bool_))

@@ -21,6 +21,7 @@ from pyspark.sql.functions import col, lit
 
 from millrace.audit.config import AuditConfig
 from millrace.audit.keeping.state import StateFolder
+from millrace.audit.keeping.uniting import PLAN_DDL
 from millrace.audit.keeping.upkeep import late_row
 from millrace.audit.reconciliation.verdict_rows import VERDICT_DDL, VERDICT_SCHEMA, Reconciler
 from millrace.audit.runs.copied_headers import foreign_rows
@@ -169,20 +170,23 @@ class RunCells:
             found = tail.select("stream", "window_start_ms").distinct().toArrow().to_pylist()
         return {(row["stream"], row["window_start_ms"]) for row in found}
 
-    def fold(self, facts: str, *, pruned: bool) -> list[str]:
-        """Write what is kept of all cells into few files; without those of windows that the facts call
-        pruned. Returns the files."""
+    def fold(self, plan: str) -> list[str]:
+        """Write what is kept of all cells into few files; without those of windows that the plan
+        (`uniting.fold_plan`, "" where there is none) calls pruned, and those that it calls proven united.
+        Returns the files."""
         new = self.new_files()
         sources = [*self._kept, *new]
         if not sources:
             return []
-        cells = self._read(sources).filter(~col("tail") & col("note").isNull())
-        if pruned:
-            cells = (
-                cells.groupBy("stream")
-                .cogroup(self._read_facts(facts).groupBy("stream"))
-                .applyInArrow(lambda cells, facts: unpruned(cells, facts)[0], CELL_DDL)
-            )
+        cells = self._read(self._kept).filter(~col("tail")) if self._kept else self._read(new)
+        if self._kept and new:
+            cells = cells.unionByName(self._read(new))
+        cells = cells.filter(col("note").isNull())
+        if plan:
+            told = self._spark.read.schema(PLAN_DDL).parquet(self._state.files.uri(plan))
+            cells = cells.groupBy("stream").cogroup(told.groupBy("stream")).applyInArrow(folded, CELL_DDL)
+        else:
+            cells = cells.filter(~col("tail"))
         size = sum(
             entry.size
             for folder in {name.rpartition("/")[0] for name in sources}
@@ -206,6 +210,15 @@ def unpruned(cells: pa.Table, facts: pa.Table) -> tuple[pa.Table, pa.Table]:
     gone = [start_ms for start_ms in starts.unique().to_pylist() if pruned.has(start_ms)]
     mask = pc.is_in(starts, value_set=pa.array(gone, pa.int64()))
     return cells.filter(pc.invert(mask)), cells.filter(mask)
+
+
+def folded(cells: pa.Table, plan: pa.Table) -> pa.Table:
+    """What is kept of one stream's cells, of which those of the tail only hold their windows back; runs in
+    Spark's workers."""
+    from millrace.audit.scanning.cell_union import unite
+
+    living, _ = unpruned(cells, plan.filter(pc.is_valid(plan["pruned"])))
+    return unite(living, plan.filter(pc.is_valid(plan["window_start_ms"])))
 
 
 def verdicts_of(reconciler: Reconciler, cells: pa.Table, facts: pa.Table) -> pa.Table:

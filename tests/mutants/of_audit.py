@@ -221,4 +221,39 @@ OF_AUDIT = (
         instead="            self._repeats = _summed(once)\n",
         red=(f"{JOB}/test_counting.py::test_repeats_across_folds_are_found",),
     ),
+    Mutant(
+        name="united-though-copies",
+        promise="Cells that hold one record twice are not united: the copy would be forgotten.",
+        file="audit/scanning/cell_union.py",
+        rule="    good = (sizes == counts) & (ends - starts > 1)\n",
+        instead="    good = ends - starts > 1\n",
+        red=(f"{JOB}/test_cell_union.py::test_what_is_in_any_doubt_stays_as_it_is",),
+    ),
+    Mutant(
+        name="united-though-read-again",
+        promise="A window whose records are partly read again by the next run keeps its cells as they are.",
+        file="audit/scanning/cell_union.py",
+        rule="    stays[at[(at >= 0) & (held_back < ends[at])]] = False\n",
+        instead="",
+        red=(f"{JOB}/test_cell_union.py::test_a_window_with_cells_that_are_read_again_keeps_its_places",),
+    ),
+    Mutant(
+        name="united-cell-has-passed",
+        promise="What a tier that was added later lacks of a united window is unknown: no offset tells.",
+        file="audit/reconciliation/missing.py",
+        rule="            if not cell.has_place:",
+        instead="            if False:",
+        red=(
+            f"{JOB}/test_cell_union.py::test_what_a_tier_that_was_added_later_lacks_of_a_united_window_is_unknown"
+            "_and_neither_lost_nor_proven",
+        ),
+    ),
+    Mutant(
+        name="united-under-a-foreign-mirror",
+        promise="Where arrivals tell how far a mirror is, every cell keeps its offsets.",
+        file="audit/keeping/uniting.py",
+        rule='each.mirror == "millrace" and told.get(name)',
+        instead="told.get(name)",
+        red=(f"{JOB}/test_cell_union.py::test_nothing_is_united_while_arrivals_tell_how_far_a_mirror_is",),
+    ),
 )

@@ -131,6 +131,33 @@ def test_old_proofs_are_folded_away_and_what_comes_late_for_them_is_told_and_not
     assert json.loads((world.config.report / "summary.json").read_text()) == fourth.summary
 
 
+def test_cells_of_proven_windows_lose_their_places_and_a_late_copy_is_named_all_the_same(
+    spark, world, stream, monkeypatch
+):
+    monkeypatch.setattr(upkeep, "FOLD_FILES", 2)
+    world.carry(stream, lose=range(16, 41))
+    world.position("ewr", 15)
+    assert audit(world).summary["counts"]["in_flight"] == 25
+    world.carry(stream, lose=range(1, 16))
+    world.position("ewr", 40)
+    second = audit(world)
+    assert second.exit_status == 0 and second.summary["verdict"] == "PROVEN"
+    state = StateFolder.open(world.config.state)
+
+    rows = [row for name in state.latest().cells for row in state.read_table(name).to_pylist()]
+    assert sum(row["count"] for row in rows) == 80
+    united = {(row["tier"], row["window_start_ms"], row["count"]) for row in rows if row["partition"] < 0}
+    # Two runs have read a part each of the second day; of the others there is one cell, which stays.
+    assert united == {("ewr", START_MS + DAY_MS, 10), ("agg", START_MS + DAY_MS, 10)}
+    assert audit(world).summary == second.summary
+    world.carry(stream, lose=[each for each in range(1, 41) if each != 12])
+    fourth = audit(world)
+    assert fourth.exit_status == 1 and fourth.summary["losses"] == []
+    assert [each["sequences"] for each in fourth.summary["duplicates"]] == [[[12, 12]]]
+    revised = {each["window_start"]: each["before"] for each in fourth.summary["revisions"]}
+    assert revised["2013-01-02T00:00:00Z"] == "PROVEN"
+
+
 def test_cells_of_many_runs_become_few_files_and_the_verdicts_stay(spark, world, stream, monkeypatch):
     monkeypatch.setattr(upkeep, "FOLD_FILES", 2)
     world.carry(stream, lose=[15])

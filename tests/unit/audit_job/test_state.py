@@ -76,9 +76,9 @@ def test_state_of_a_newer_program_is_refused_with_its_version(tmp_path):
     state.commit(commit(1))
     path = tmp_path / "commits" / "00000001.json"
     envelope = json.loads(path.read_text())
-    envelope["commit"]["version"] = 5
+    envelope["commit"]["version"] = 6
     path.write_text(json.dumps(envelope))
-    with pytest.raises(StateDamaged, match="format version 5"):
+    with pytest.raises(StateDamaged, match="format version 6"):
         state.latest()
 
 
