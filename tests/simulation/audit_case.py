@@ -81,9 +81,15 @@ class Case:
         if opened is not None and opened > self.world.now_ms + GRACE_MS:
             opened = None  # a clock that is ahead of now says nothing
         since = None if opened is None else min(opened, window) - GRACE_MS
+        promised = self.told.promise_ms
+        if promised is not None and promised > self.world.now_ms + GRACE_MS:
+            promised = None
+        # Who promises gives the times of its clock: no window that began later had a record in what was gone.
+        later = None if promised is None or tier.startswith("group:") else min(promised, window) - GRACE_MS
         gone = [v for v in self.gone[tier] if v.recreated or not recreated]
         gone = [v for v in gone if v.cut is not None or not shortened]
         gone = [v for v in gone if cut_off or not self.cut_off(v)]
+        gone = [v for v in gone if v.at_ms is None or later is None or later <= v.at_ms]
         return any(v.at_ms is None or since is None or since <= v.at_ms for v in gone)
 
     def cut_off(self, vanished: Vanished) -> bool:
