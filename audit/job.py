@@ -468,8 +468,9 @@ def _judge(job: Run, rows: pa.Table, doubts: Doubts) -> Findings:
 def _keep_verdicts(job: Run, after: Commit, cells: RunCells, found: Findings) -> None:
     """Put the settled verdicts into the commit, and fold what may be folded."""
     config = job.config
-    if upkeep.is_due(job.before, len(after.cells), config.keep_ms, job.now_ms):
-        _fold(job, after, cells, found)
+    loose_count = len(cells.loose_files())
+    if upkeep.is_due(job.before, loose_count, config.keep_ms, job.now_ms):
+        _fold(job, after, cells, found, loose_count)
     after.claims = upkeep.claims_to_keep(
         after.claims, found.rows, config.grace_ms, config.keep_ms, job.now_ms
     )
@@ -480,7 +481,7 @@ def _keep_verdicts(job: Run, after: Commit, cells: RunCells, found: Findings) ->
         job.state.write_table(after.verdicts, found.settled)
 
 
-def _fold(job: Run, after: Commit, cells: RunCells, found: Findings) -> None:
+def _fold(job: Run, after: Commit, cells: RunCells, found: Findings, loose_count: int) -> None:
     """Prune what the policy lets go, unite cells of what is proven, and make the files of many runs few."""
     config = job.config
     windows = upkeep.prunable(found.settled, found.rows, found.waived, (), config.keep_ms, job.now_ms)
@@ -489,7 +490,7 @@ def _fold(job: Run, after: Commit, cells: RunCells, found: Findings) -> None:
         windows = upkeep.prunable(
             found.settled, found.rows, found.waived, held_back, config.keep_ms, job.now_ms
         )
-    if not windows and len(after.cells) < upkeep.FOLD_FILES:
+    if not windows and loose_count < upkeep.FOLD_FILES:
         return
     ledger = job.captured.ledger
     pruned = upkeep.prune_facts(ledger, job.pruned, windows, found.rows, config.window_ms)
@@ -499,7 +500,8 @@ def _fold(job: Run, after: Commit, cells: RunCells, found: Findings) -> None:
     plan = f"events/{job.name}-plan.parquet" if told.num_rows else ""
     if plan:
         job.state.write_table(plan, told)
-    after.cells = cells.fold(plan)
+    # Cells of a window that is pruned now may be in any file; of one that was before, only in loose ones.
+    after.cells = cells.fold(plan, whole=bool(windows))
     upkeep.forget_streams(ledger, pruned, job.captured.told, config.grace_ms, job.now_ms)
     facts = _facts_table(config, job.captured, pruned)
     after.events, after.events_digest = f"events/{job.name}-folded.parquet", fact_rows.digest(facts)

@@ -7,6 +7,7 @@ that its Python worker raised. Cells lie under `cells/<run>/`, folded ones under
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -36,6 +37,7 @@ from millrace.audit.spark.task_plan import OffsetRange, ranges_option, task_coun
 from millrace.broker.errors import DiskFull, MillraceError
 
 FOLDED_FILE_BYTES = 128 << 20
+_FOLDED = "-folded"
 _DISK_FULL = ("No space left on device", "Disk quota exceeded")
 
 
@@ -170,18 +172,34 @@ class RunCells:
             found = tail.select("stream", "window_start_ms").distinct().toArrow().to_pylist()
         return {(row["stream"], row["window_start_ms"]) for row in found}
 
-    def fold(self, plan: str) -> list[str]:
-        """Write what is kept of all cells into few files; without those of windows that the plan
-        (`uniting.fold_plan`, "" where there is none) calls pruned, and those that it calls proven united.
-        Returns the files."""
+    def loose_files(self) -> list[str]:
+        """Those that a fold puts together: all but the large ones that an earlier fold made, so that a fold
+        costs what is new. The files of one fold are large or loose together, and go together."""
+        names = [*self._kept, *self.new_files()]
+        large: set[str] = set()
+        for folder in {name.rpartition("/")[0] for name in names}:
+            if folder.endswith(_FOLDED):
+                sizes = [entry.size for entry in self._state.files.entries(folder)]
+                if sum(sizes) >= len(sizes) * FOLDED_FILE_BYTES // 2:
+                    large.add(folder)
+        return [name for name in names if name.rpartition("/")[0] not in large]
+
+    def fold(self, plan: str, *, whole: bool = False) -> list[str]:
+        """Write what is kept of all loose cells, or the `whole` of them, into few files; without those of
+        windows that the plan (`uniting.fold_plan`, "" where there is none) calls pruned, and those that it
+        calls proven united. Returns the files that there are then."""
         new = self.new_files()
-        sources = [*self._kept, *new]
+        sources = [*self._kept, *new] if whole else self.loose_files()
+        left = [name for name in self._kept if name not in set(sources)]
         if not sources:
-            return []
-        cells = self._read(self._kept).filter(~col("tail")) if self._kept else self._read(new)
-        if self._kept and new:
-            cells = cells.unionByName(self._read(new))
-        cells = cells.filter(col("note").isNull())
+            return left
+        parts = []
+        kept = [name for name in self._kept if name in set(sources)]
+        if kept:
+            parts.append(self._read(kept).filter(~col("tail")))
+        if new:
+            parts.append(self._read(new))  # its tail holds windows back
+        cells = functools.reduce(DataFrame.unionByName, parts).filter(col("note").isNull())
         if plan:
             told = self._spark.read.schema(PLAN_DDL).parquet(self._state.files.uri(plan))
             cells = cells.groupBy("stream").cogroup(told.groupBy("stream")).applyInArrow(folded, CELL_DDL)
@@ -192,7 +210,8 @@ class RunCells:
             for folder in {name.rpartition("/")[0] for name in sources}
             for entry in self._state.files.entries(folder)
         )
-        return self._write(cells.coalesce(max(1, -(-size // FOLDED_FILE_BYTES))), f"{self._folder}-folded")
+        few = cells.coalesce(max(1, -(-size // FOLDED_FILE_BYTES)))
+        return [*left, *self._write(few, f"{self._folder}{_FOLDED}")]
 
 
 def _parquet_files(state: StateFolder, folder: str) -> list[str]:

@@ -15,6 +15,7 @@ from millrace.audit.keeping import upkeep
 from millrace.audit.keeping.state import StateFolder
 from millrace.audit.keeping.untrusted_waivers import accept
 from millrace.audit.keeping.waivers import give_waiver
+from millrace.audit.spark import spark_cells
 from millrace.audit.status import lines, read_status
 from tests.ports import free_port
 from tests.waiting import patience
@@ -173,6 +174,17 @@ def test_cells_of_many_runs_become_few_files_and_the_verdicts_stay(spark, world,
     assert second.summary["unaudited"] == {"agg": 1}
     assert len(state.latest().cells) == 1 <= files
     assert audit(world).summary == second.summary
+    # What an earlier fold made large is left as it is, and counts all the same.
+    (large,) = state.latest().cells
+    monkeypatch.setattr(spark_cells, "FOLDED_FILE_BYTES", 100)
+    monkeypatch.setattr(upkeep, "FOLD_FILES", 1)
+    world.carry(stream, lose=[each for each in range(1, 41) if each != 33])
+    third = audit(world)
+    assert third.summary["losses"] == first.summary["losses"]
+    assert [each["sequences"] for each in third.summary["duplicates"]] == [[[33, 33]]]
+    assert large in state.latest().cells and len(state.latest().cells) > 1
+    assert all("-folded/" in name for name in state.latest().cells)
+    assert audit(world).summary == third.summary
 
 
 def test_a_mirror_that_carries_the_topic_elsewhere_proves_nothing_about_it(spark, world, stream):

@@ -84,3 +84,23 @@ def test_cells_are_durable_before_anything_names_them(tmp_path, monkeypatch):
     counted(Executors(WRITTEN), tmp_path, "local[2]", monkeypatch)
     folder = tmp_path / "cells" / "run"
     assert synced == [str(folder / "part-0.parquet"), str(folder), str(folder.parent)]
+
+
+def test_a_fold_leaves_large_files_of_earlier_folds_as_they_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(spark_cells, "FOLDED_FILE_BYTES", 100)
+    state = StateFolder.open(tmp_path)
+    files = {
+        "cells/1-folded/a.parquet": 90,
+        "cells/1-folded/b.parquet": 30,  # large together: the rest of what was cut into even files
+        "cells/2-folded/a.parquet": 49,
+        "cells/3-folded/a.parquet": 95,
+        "cells/3-folded/b.parquet": 4,
+        "cells/4/a.parquet": 500,
+        "cells/5/a.parquet": 1,
+    }
+    for name, size in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x" * size)
+    kept = [name for name in files if "/5/" not in name]
+    cells = RunCells(None, state, "5", kept, "")  # type: ignore[arg-type]
+    assert cells.loose_files() == [name for name in files if "/1-folded/" not in name]
