@@ -281,11 +281,12 @@ class CellCounter:
             self._rehash(1 << (4 * len(grown) - 1).bit_length())
         if int(self._state[S_RUNS]) + record_count <= len(self._runs):
             return
+        size = min(2 * len(self._runs), RUNS_PER_FOLD)
         if len(self._runs) >= RUNS_PER_FOLD:
             self._fold()
+            size = len(self._runs) + RUNS_PER_FOLD // 4  # or the next batch would have them sorted again
         used = int(self._state[S_RUNS])
         if used + record_count > len(self._runs):
-            size = min(2 * len(self._runs), RUNS_PER_FOLD)
             grown = np.zeros((max(size, used + record_count), RUN_COLUMNS), np.int64)
             grown[:used] = self._runs[:used]
             self._runs = grown

@@ -62,6 +62,23 @@ def test_repeats_across_folds_are_found(build, monkeypatch):
     assert row.repeats == {5: 2, 7: 2, 9: 2} and row.count == 9
 
 
+def test_runs_that_do_not_touch_are_not_sorted_again_for_every_batch(build, monkeypatch):
+    monkeypatch.setattr(counting, "RUNS_PER_FOLD", 1000)
+    sorted_runs = []
+    merge_runs = counting.merge_runs
+    monkeypatch.setattr(counting, "merge_runs", lambda *runs: sorted_runs.append(1) or merge_runs(*runs))
+    counter = CellCounter(1000, 1 << 20)
+    counter._runs = np.zeros((1000, 3), np.int64)
+    content = b"".join(
+        build.batch(first, [build.stamped(i, 1, 2 * (first + i) + 1) for i in range(20)])
+        for first in range(0, 1200, 20)
+    )
+    batches = index_fetched(content)
+    counter.count(batches.buffer, batches.index, *EVERYTHING)
+    assert len(sorted_runs) == 1 and counter.is_full()
+    assert list(only(counter).sequences) == list(range(1, 2400, 2))
+
+
 def test_many_short_runs_use_the_expanded_path_and_find_repeats(build):
     sequences = [i * 2 for i in range(1, 200)] + [10, 10]
     row = only(count(build.batch(0, [build.stamped(i, 1, s) for i, s in enumerate(sequences)])))
