@@ -18,6 +18,7 @@ the pure `reconcile.reconcile_stream`. The rows are `reconciliation.parquet`:
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -151,6 +152,9 @@ class Reconciler:
         told = self._told_topic(name, _origins(facts_rows)) if name else None
         foreign: Counter[tuple[str, str]] = Counter()
         if told is None and not (name and _is_one_producers(facts_of(facts_rows[0]))):
+            return cells, foreign
+        clusters, places = (cells[name].unique().to_pylist() for name in ("cluster", "topic"))
+        if told is not None and all(self._is_in(*each, told) for each in itertools.product(clusters, places)):
             return cells, foreign
         others: set[tuple[str, str]] = set()
         found = cells.group_by(["cluster", "topic", "tier"]).aggregate([("count", "sum")])
