@@ -33,7 +33,7 @@ from millrace.audit.spark.shared_state import CellsIncomplete, require_shared, r
 from millrace.audit.spark.spark_failures import one_line
 from millrace.audit.spark.spark_session import core_count
 from millrace.audit.spark.spark_source import read_pinned
-from millrace.audit.spark.task_plan import OffsetRange, ranges_option, task_count_of
+from millrace.audit.spark.task_plan import OffsetRange, ranges_option, shuffle_count_of, task_count_of
 from millrace.broker.errors import DiskFull, MillraceError
 
 FOLDED_FILE_BYTES = 128 << 20
@@ -149,6 +149,7 @@ class RunCells:
         def rows_of(cells: pa.Table, facts: pa.Table) -> pa.Table:
             return verdicts_of(reconciler, cells, facts)  # Spark counts arguments, and would count self
 
+        self._spread([*self._kept, *self.new_files()])
         with failing_in_one_line():
             return (
                 self.all()
@@ -158,6 +159,20 @@ class RunCells:
                 .toArrow()
                 .cast(VERDICT_SCHEMA)
             )
+
+    def _size_of(self, names: Sequence[str]) -> int:
+        """Bytes of the folders that these files are in, which go together."""
+        return sum(
+            entry.size
+            for folder in {name.rpartition("/")[0] for name in names}
+            for entry in self._state.files.entries(folder)
+        )
+
+    def _spread(self, names: Sequence[str]) -> None:
+        """Have Spark shuffle these files' cells into as many parts as they need."""
+        setting = "spark.sql.shuffle.partitions"
+        least = int(self._spark.conf.get(setting) or 1)
+        self._spark.conf.set(setting, str(shuffle_count_of(self._size_of(names), least)))
 
     def _read_facts(self, name: str) -> DataFrame:
         return self._spark.read.schema(FACT_DDL).parquet(self._state.files.uri(name))
@@ -201,16 +216,12 @@ class RunCells:
             parts.append(self._read(new))  # its tail holds windows back
         cells = functools.reduce(DataFrame.unionByName, parts).filter(col("note").isNull())
         if plan:
+            self._spread(sources)
             told = self._spark.read.schema(PLAN_DDL).parquet(self._state.files.uri(plan))
             cells = cells.groupBy("stream").cogroup(told.groupBy("stream")).applyInArrow(folded, CELL_DDL)
         else:
             cells = cells.filter(~col("tail"))
-        size = sum(
-            entry.size
-            for folder in {name.rpartition("/")[0] for name in sources}
-            for entry in self._state.files.entries(folder)
-        )
-        few = cells.coalesce(max(1, -(-size // FOLDED_FILE_BYTES)))
+        few = cells.coalesce(max(1, -(-self._size_of(sources) // FOLDED_FILE_BYTES)))
         return [*left, *self._write(few, f"{self._folder}{_FOLDED}")]
 
 
