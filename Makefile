@@ -17,6 +17,7 @@
 #   make bench-audit [ARGS=--short]: beside Spark's Kafka connector     make bench-producer: beside plain confluent-kafka
 #   make bench-audit-batches: what a record costs the audit's reader in batches of 1 to 500
 #   make bench-audit-job [ARGS="--records 100M --lose 2"]: producers' word, a mirror and the whole audit of so many records
+#   make bench-audit-cells: what cells of one record cost, in columns and one by one
 #   make audit-mutations [RUNS=1000] [SEED=1]: random histories whose truth is known
 #   [MILLRACE_E2E_KAFKA=ewr,agg] make audit-end-to-end [RUNS=20]: the same through real producers, brokers, a mirror and Spark
 #   make soak [MINUTES=60] [SEED=…] [PAIR=…]: mirror-faults for long, with a table
@@ -40,7 +41,7 @@ TYPECHECK := .typecheck
 PARTS := broker mirror audit deploy
 
 .PHONY: help setup setup-test setup-peers demo test test-long test-wire test-pairs test-mutants test-hdfs test-older-kafka lint simulate fuzz bench bench-peers faults \
-	mirror-faults soak bench-mirror bench-mirror-memory bench-restart bench-audit bench-audit-batches bench-audit-job bench-producer audit-mutations audit-end-to-end clean
+	mirror-faults soak bench-mirror bench-mirror-memory bench-restart bench-audit bench-audit-batches bench-audit-cells bench-audit-job bench-producer audit-mutations audit-end-to-end clean
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
@@ -123,6 +124,10 @@ bench-audit-job: .venv/.ready-test
 
 bench-audit-batches: .venv/.ready-test
 	$(BIN)/python -m tests.benchmarks.audit.bench_batches $(ARGS)
+
+# Cells of one record, made and added up in columns and one by one; a minute, on one core, without brokers.
+bench-audit-cells: .venv/.ready-test
+	$(BIN)/python -m tests.benchmarks.audit.bench_cells $(ARGS)
 
 bench-producer: .venv/.ready-test
 	$(BIN)/python -m tests.benchmarks.audit.bench_producer $(ARGS)

@@ -3,7 +3,8 @@
 `explain` gives the whole answer as a dictionary (`--json`), `lines` the same for a person, `run` both steps;
 nothing is read from any cluster. For each stream of the window: what the producer acknowledged, what each
 tier saw and where, and for whatever is missing the last tier that had it, the first that has not, and the
-offsets between which its neighbours lie. Offsets are those of cells: a record's own offset is not kept.
+offsets between which its neighbours lie. Offsets are those of cells: a record's own offset is not kept, and
+of a united cell (`cell_union`) neither partition nor offsets (null).
 
 `window` is a time inside the window, or a stream's id for what no window can be named for (a lost tail, a
 producer that fell silent). A window whose evidence was pruned is told by the line that is left of it.
@@ -276,8 +277,8 @@ def _tier(
         "cells": [
             {
                 "cluster": cell.cluster,
-                "partition": cell.partition,
-                "offsets": [cell.first_offset, cell.last_offset],
+                "partition": cell.partition if cell.has_place else None,
+                "offsets": [cell.first_offset, cell.last_offset] if cell.has_place else None,
                 "records": cell.count,
                 "sequences": [list(each) for each in to_ranges(cell.sequences())],
             }
@@ -433,8 +434,11 @@ def _tier_lines(told: Mapping[str, Any]) -> Iterator[str]:
     if told["tier"].startswith(TIER_PREFIX) and told["consumed"] and not told["cells"]:
         yield "    counted by the consumers of the group themselves, so without offsets"
     for cell in told["cells"][:MOST_CELLS]:
-        first, last = cell["offsets"]
-        yield f"    partition {cell['partition']}, offsets {first}-{last}: {_text(cell['sequences'])}"
+        where = "several partitions together"  # once nothing was missing, nobody asks for offsets
+        if cell["offsets"] is not None:
+            first, last = cell["offsets"]
+            where = f"partition {cell['partition']}, offsets {first}-{last}"
+        yield f"    {where}: {_text(cell['sequences'])}"
     rest = told["cells"][MOST_CELLS:]
     if rest:
         yield f"    and {sum(cell['records'] for cell in rest):,} records in {len(rest)} more stretches"

@@ -41,7 +41,7 @@ from pyspark.sql import SparkSession
 from millrace.audit.config import AuditConfig, audited_topic, duration_text
 from millrace.audit.contract.events import EventLedger, event_to_keep, kept_event
 from millrace.audit.contract.group_counts import open_claims
-from millrace.audit.keeping import upkeep
+from millrace.audit.keeping import uniting, upkeep
 from millrace.audit.keeping.state import Commit, StateFolder, UnreadNote
 from millrace.audit.keeping.state_files import is_remote
 from millrace.audit.keeping.untrusted_waivers import read_accepted
@@ -413,7 +413,7 @@ def _tidy(job: Run) -> None:
         ("cells", f"{job.name}-folded"),
         ("events", f"{job.name}.parquet"),
         ("events", f"{job.name}-folded.parquet"),
-        ("events", f"{job.name}-pruned.parquet"),
+        ("events", f"{job.name}-plan.parquet"),
         ("verdicts", f"{job.name}.parquet"),
     ):
         if (room, entry) not in named:
@@ -529,8 +529,9 @@ def _judge(job: Run, rows: pa.Table, doubts: Doubts) -> Findings:
 def _keep_verdicts(job: Run, after: Commit, cells: RunCells, found: Findings) -> None:
     """Put the settled verdicts into the commit, and fold what may be folded."""
     config = job.config
-    if upkeep.is_due(job.before, len(after.cells), config.keep_ms, job.now_ms):
-        _fold(job, after, cells, found)
+    loose_count = len(cells.loose_files())
+    if upkeep.is_due(job.before, loose_count, config.keep_ms, job.now_ms):
+        _fold(job, after, cells, found, loose_count)
     after.claims = upkeep.claims_to_keep(
         after.claims, found.rows, config.grace_ms, config.keep_ms, job.now_ms
     )
@@ -541,8 +542,8 @@ def _keep_verdicts(job: Run, after: Commit, cells: RunCells, found: Findings) ->
         job.state.write_table(after.verdicts, found.settled)
 
 
-def _fold(job: Run, after: Commit, cells: RunCells, found: Findings) -> None:
-    """Prune what the policy lets go, and make the cells of many runs few files."""
+def _fold(job: Run, after: Commit, cells: RunCells, found: Findings, loose_count: int) -> None:
+    """Prune what the policy lets go, unite cells of what is proven, and make the files of many runs few."""
     config = job.config
     windows = upkeep.prunable(found.settled, found.rows, found.waived, (), config.keep_ms, job.now_ms)
     if windows:
@@ -550,14 +551,18 @@ def _fold(job: Run, after: Commit, cells: RunCells, found: Findings) -> None:
         windows = upkeep.prunable(
             found.settled, found.rows, found.waived, held_back, config.keep_ms, job.now_ms
         )
-    if not windows and len(after.cells) < upkeep.FOLD_FILES:
+    if not windows and loose_count < upkeep.FOLD_FILES:
         return
     ledger = job.captured.ledger
     pruned = upkeep.prune_facts(ledger, job.pruned, windows, found.rows, config.window_ms)
     # The fold goes by all that is pruned, also of streams that are forgotten now: no commit names this table.
-    going = f"events/{job.name}-pruned.parquet"
-    job.state.write_table(going, _facts_table(config, job.captured, pruned))
-    after.cells = cells.fold(going, pruned=bool(pruned))
+    proven = uniting.proven_windows(found.rows if uniting.may_unite(config, job.captured) else found.rows[:0])
+    told = uniting.fold_plan(pruned, proven)
+    plan = f"events/{job.name}-plan.parquet" if told.num_rows else ""
+    if plan:
+        job.state.write_table(plan, told)
+    # Cells of a window that is pruned now may be in any file; of one that was before, only in loose ones.
+    after.cells = cells.fold(plan, whole=bool(windows))
     upkeep.forget_streams(ledger, pruned, job.captured.told, config.grace_ms, job.now_ms)
     facts = _facts_table(config, job.captured, pruned)
     after.events, after.events_digest = f"events/{job.name}-folded.parquet", fact_rows.digest(facts)

@@ -14,8 +14,9 @@ began before a compaction may still read them). The content is guarded by a CRC;
 an error, never silently an older state.
 
 Version 2 of the format added verdicts, watermarks and ages, version 3 the leader epochs of what was read,
-version 4 what groups claim, version 5 the clusters' ids; an older state is read as it is, and the next run
-writes the newest version.
+version 4 what groups claim, version 5 the clusters' ids and cells without a place (`cell_union`), which an
+older program would take for cells of a partition; an older state is read as it is, and the next run writes
+the newest version.
 
 Called by `job`, `explain`, `status` and `waivers`.
 """

@@ -41,7 +41,7 @@ from millrace.audit.runs.fact_rows import PrunedWindows
 from millrace.audit.scanning.cell_rows import NOTE_UNAUDITED
 
 FOLD_FILES = 64
-"""so many files of cells are folded into few"""
+"""so many loose files of cells (`RunCells.loose_files`) are folded into few"""
 LOOKS_A_KEEP = 30
 """pruning is looked at so many times in the time that evidence is kept"""
 

@@ -66,7 +66,7 @@ def _doubts(case: StreamCase, start_ms: int, tier: TierReading, surplus: int) ->
         doubts.append(UNCOUNTED)
     if upper is not None and surplus < 0:
         upstream = case.seen[upper.name].get(start_ms)
-        cells = [] if upstream is None else upstream.cells
+        cells = [] if upstream is None else list(upstream.cells)
         if any(tier.gap_over(cell) for cell in cells):
             doubts.append(f"a gap before tier {tier.name}")
         if not all(tier.has_passed(cell) for cell in cells):

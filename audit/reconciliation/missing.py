@@ -80,6 +80,9 @@ def _fate_by_offsets(case: StreamCase, tier: TierReading, missing: BitMap64) -> 
             members = cell.sequences() & missing
             if not members:
                 continue
+            if not cell.has_place:  # united when nothing was missing: of a tier that came later nobody knows
+                unsure |= members
+                continue
             if tier.answers_for(cell):
                 answered_for |= members
             gap = tier.gap_over(cell)

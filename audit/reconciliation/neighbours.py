@@ -20,12 +20,11 @@ MOST_OF_STREAM = 100  # ranges of one stream: each costs a look at all of its ce
 
 
 class Neighbourhood:
-    """The cells of one stream, by tier. Bitmaps are decoded when they are first asked for."""
+    """The cells of one stream, by tier. They are looked at, and decoded, when they are first asked for."""
 
     def __init__(self, cells: Iterable[Cell]) -> None:
-        self._cells: dict[str, list[Cell]] = {}
-        for cell in cells:
-            self._cells.setdefault(cell.tier, []).append(cell)
+        self._unsorted = cells
+        self._cells: dict[str, list[Cell]] | None = None
         self._sets: dict[str, list[tuple[Cell, BitMap64]]] = {}
         self._whole: dict[str, BitMap64] = {}
         self._told = 0
@@ -36,13 +35,13 @@ class Neighbourhood:
         {"sequences": [first, last], "held": [place], "before": place, "after": place}; a place is
         {"tier", "partition", "offsets": [first, last]} with the "sequence" of a neighbour. `held` is where
         the upstream tier has them, `before` and `after` their nearest neighbours in the downstream tier;
-        either is left out when there is none.
+        either is left out when there is none, or when it stands in a united cell.
         """
         upstream, downstream = hop
         held = [
             _place(cell)
             for cell, sequences in self._of(upstream)
-            if sequences.range_cardinality(first, last + 1)
+            if cell.has_place and sequences.range_cardinality(first, last + 1)
         ]
         told: dict[str, Any] = {"sequences": [first, last], "held": held[:MOST_HELD]}
         if len(held) > MOST_HELD:
@@ -52,7 +51,7 @@ class Neighbourhood:
             ("after", self._above(downstream, last)),
         ):
             cell = None if sequence is None else self._cell_with(downstream, sequence)
-            if cell is not None:
+            if cell is not None and cell.has_place:
                 told[word] = {"sequence": sequence, **_place(cell)}
         return told
 
@@ -67,6 +66,10 @@ class Neighbourhood:
                 yield hop, [self.around(hop, first, last) for first, last in asked]
 
     def _of(self, tier: str) -> list[tuple[Cell, BitMap64]]:
+        if self._cells is None:
+            self._cells = {}
+            for cell in self._unsorted:
+                self._cells.setdefault(cell.tier, []).append(cell)
         known = self._sets.get(tier)
         if known is None:
             cells = sorted(

@@ -104,12 +104,9 @@ class StreamCase:
     def _doubtful_names(self) -> list[str]:
         """What the records' headers say of their producer, against what the events say of it."""
         told = self.stream.producer
-        kept = {
-            cell.producer
-            for windows in self.seen.values()
-            for each in windows.values()
-            for cell in each.cells
-        }
+        kept: set[str] = set()
+        for windows in self.seen.values():
+            kept.update(*(each.producers for each in windows.values()))
         names = {name for each in kept - {"", told} for name in names_in(each)}
         return name_doubts(told, names) if names else []
 

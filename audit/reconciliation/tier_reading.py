@@ -146,7 +146,7 @@ class TierReading:
     def has_passed(self, cell: Cell) -> bool:
         """Whether everything of this upstream cell that could come here has come."""
         passage = self.passed.get(cell.place)
-        return passage is not None and passage.covers(cell)
+        return cell.has_place and passage is not None and passage.covers(cell)
 
     def answers_for(self, cell: Cell) -> bool:
         """Whether all of this upstream cell came after the group had begun with the partition as it is."""
@@ -189,19 +189,20 @@ def passage_by_arrivals(upstream_cells: Iterable[Cell], arrived: Arrivals) -> di
     What arrived with the same number in another window is another record, whose identity was changed on the
     way: it proves nothing. Sound only for a mirror that keeps the order within a partition. A cell proves its
     `last_offset` when all of its sequences arrived, else its `first_offset`. What stands at several offsets
-    proves nothing: any of its copies may be the one that arrived. A partition of two topics of one name (ids)
-    has no passage: their offsets cannot be compared.
+    proves nothing: any of its copies may be the one that arrived, and one may stand in a united cell, which
+    proves nothing itself. A partition of two topics of one name (ids) has no passage: their offsets cannot be
+    compared.
     """
     passages: dict[ClusterPartition, Passage] = {}
     upstream_cells = list(upstream_cells)
     ids: dict[ClusterPartition, set[str]] = {}
     for cell in upstream_cells:
         ids.setdefault(cell.place, set()).add(cell.topic_id)
-    upstream_cells = [cell for cell in upstream_cells if len(ids[cell.place]) == 1]
+    upstream_cells = [cell for cell in upstream_cells if not cell.has_place or len(ids[cell.place]) == 1]
     copied = _in_several_cells(upstream_cells)
     for cell in upstream_cells:
         sequences = cell.sequences() - copied.get(cell.stream, BitMap64())
-        downstream = arrived.get((cell.stream, cell.window_start_ms))
+        downstream = arrived.get((cell.stream, cell.window_start_ms)) if cell.has_place else None
         if not sequences or downstream is None or sequences.isdisjoint(downstream):
             continue
         whole = cell.count == len(sequences) and sequences.issubset(downstream)

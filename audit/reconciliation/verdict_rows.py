@@ -18,14 +18,16 @@ the pure `reconcile.reconcile_stream`. The rows are `reconciliation.parquet`:
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from millrace.audit.config import audited_topic
 from millrace.audit.contract.events import StreamFacts, TierEvent
@@ -52,8 +54,10 @@ from millrace.audit.reconciliation.verdicts import (
     range_count,
 )
 from millrace.audit.runs.fact_rows import facts_of, tier_events_of
-from millrace.audit.scanning.cell_rows import cells_of
-from millrace.audit.scanning.cells import Cell, SeenByWindow, merge_cells
+from millrace.audit.scanning.cells import SeenByWindow
+
+if TYPE_CHECKING:  # compiled loops, which only who reconciles needs
+    from millrace.audit.scanning.stream_cells import StreamCells
 
 _ELSEWHERE = UnreadRange(("", "", -1), 0, 0, "no audited source cluster knows of this stream")
 
@@ -144,8 +148,7 @@ class Reconciler:
 
     def rows(self, cells: pa.Table, facts: pa.Table) -> pa.Table:
         """The verdicts of one stream from its cells and its row of facts."""
-        verdicts = self.verdicts(list(cells_of(cells)), facts.to_pylist())
-        return evident_rows(verdicts)
+        return evident_rows(self.verdicts(cells, facts.to_pylist()))
 
     def own_cells(
         self, cells: pa.Table, facts_rows: Sequence[Mapping[str, Any]]
@@ -158,21 +161,32 @@ class Reconciler:
         foreign: Counter[tuple[str, str]] = Counter()
         if told is None and not (name and _is_one_producers(facts_of(facts_rows[0]))):
             return cells, foreign
-        columns = [cells[name].to_pylist() for name in ("cluster", "topic", "tier", "count")]
-        mine = []
-        for cluster, place, tier, count in zip(*columns, strict=True):
-            mine.append(told is not None and self._is_in(cluster, place, told))
-            if not mine[-1]:
-                foreign[audited_topic(place), tier] += count
-        return cells.filter(pa.array(mine, pa.bool_())), foreign
+        clusters, places = (cells[name].unique().to_pylist() for name in ("cluster", "topic"))
+        if told is not None and all(self._is_in(*each, told) for each in itertools.product(clusters, places)):
+            return cells, foreign
+        others: set[tuple[str, str]] = set()
+        found = cells.group_by(["cluster", "topic", "tier"]).aggregate([("count", "sum")])
+        for row in found.to_pylist():
+            cluster, place = row["cluster"], row["topic"]
+            if told is None or not self._is_in(cluster, place, told):
+                foreign[audited_topic(place), row["tier"]] += row["count_sum"]
+                others.add((cluster, place))
+        mine = pa.repeat(True, cells.num_rows)
+        for cluster, place in others:
+            is_there = pc.and_(pc.equal(cells["cluster"], cluster), pc.equal(cells["topic"], place))
+            mine = pc.and_not(mine, is_there)
+        return (cells.filter(mine) if others else cells), foreign
 
     def verdicts(
-        self, cells: Sequence[Cell], facts_rows: Sequence[Mapping[str, Any]]
+        self, rows: pa.Table, facts_rows: Sequence[Mapping[str, Any]]
     ) -> Iterator[tuple[WindowVerdict, Evidence]]:
         """Each window's verdict with its evidence; none for a stream whose events name a topic that is not
         audited. Records in other topics than the stream's events name are not its; where no event names one,
         nobody knows which are."""
-        stream = cells[0].stream if cells else facts_rows[0]["stream"]
+        from millrace.audit.scanning.stream_cells import StreamCells
+
+        cells = StreamCells(rows)
+        stream = cells.stream if cells else facts_rows[0]["stream"]
         origins = _origins(facts_rows)
         facts = facts_of(facts_rows[0]) if facts_rows else StreamFacts(stream)
         events = tier_events_of(facts_rows) if self.groups else []
@@ -184,17 +198,17 @@ class Reconciler:
             return
         facts.topic = topic
         if not facts.producer:
-            names = [*(cell.producer for cell in cells), *(event.producer for event in events)]
+            names = [*cells.producers, *(event.producer for event in events)]
             facts.producer = plain(next((each for kept in names for each in names_in(kept)), ""))
         facts.conflicts.extend(
             name_doubts(facts.producer, (event.producer for event in events if event.producer))
         )
-        if told is None and not all(self._is_in(cell.cluster, cell.topic, topic) for cell in cells):
+        if told is None and not all(self._is_in(*place, topic) for place in cells.places):
             facts.conflicts.append("records of this stream lie in more than one topic")
-        cells = [cell for cell in cells if audited_topic(cell.topic) == topic]
+        cells = cells.of_topic(topic)
         sources = self._sources_of(cells, origins)
         cells, tiers = self._tiers(cells, sources, topic)
-        seen = merge_cells(cells)
+        seen = cells.seen()
         if self.groups:
             seen = {**seen, **self._add_groups(tiers, sources, topic, events)}
         around = Neighbourhood(cells)
@@ -236,12 +250,13 @@ class Reconciler:
             return name
         return min((each.topics[name] for each in self.clusters if name in each.topics), default=None)
 
-    def _guessed_topic(self, cells: Sequence[Cell], events: Sequence[TierEvent]) -> str | None:
+    def _guessed_topic(self, cells: StreamCells, events: Sequence[TierEvent]) -> str | None:
         """The audited topic of a stream of which no event says for sure, by where its records are."""
         # An aggregate may merge topics; its source tells which of them it was.
         sources = {cluster.name for cluster in self.clusters if cluster.is_source}
-        told = [cell for cell in cells if cell.cluster in sources] or cells
-        topics = {audited_topic(cell.topic) for cell in told} or self._topics_of_groups(events)
+        places = cells.places
+        told = [each for each in places if each[0] in sources] or places
+        topics = {audited_topic(place) for _, place in told} or self._topics_of_groups(events)
         return min(topics, default=None)
 
     def _topics_of_groups(self, events: Sequence[TierEvent]) -> set[str]:
@@ -256,9 +271,9 @@ class Reconciler:
             if event.topic in cluster.names.get(topic, topic).split("\0")
         }
 
-    def _sources_of(self, cells: Sequence[Cell], origins: set[str]) -> list[str]:
+    def _sources_of(self, cells: StreamCells, origins: set[str]) -> list[str]:
         """The source clusters this stream was produced to: where its records or its events are."""
-        held = {cell.cluster for cell in cells} or set()
+        held = cells.clusters
         return [
             cluster.name
             for cluster in self.clusters
@@ -266,15 +281,15 @@ class Reconciler:
         ]
 
     def _tiers(
-        self, cells: Sequence[Cell], sources: Sequence[str], topic: str
-    ) -> tuple[Sequence[Cell], list[TierReading]]:
+        self, cells: StreamCells, sources: Sequence[str], topic: str
+    ) -> tuple[StreamCells, list[TierReading]]:
         """The stream's own chain of tiers; several source clusters of one stream become one tier."""
         tiers: list[TierReading] = []
         upstream = PRODUCED
         if sources:
             upstream = "+".join(sources)
             if len(sources) > 1:
-                cells = [replace(each, tier=upstream) if each.cluster in sources else each for each in cells]
+                cells = cells.as_one_tier(upstream, sources)
             unread = [
                 each
                 for cluster in self.clusters
@@ -314,7 +329,7 @@ class Reconciler:
         return add_groups(self.groups, tiers, chain, events, topic, names, self.window_ms)
 
     def _passed(
-        self, aggregate: str, cells: Sequence[Cell], sources: Sequence[str]
+        self, aggregate: str, cells: StreamCells, sources: Sequence[str]
     ) -> Mapping[ClusterPartition, Passage]:
         known = self.passed.get(aggregate)
         if known:

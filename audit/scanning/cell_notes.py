@@ -19,12 +19,26 @@ from millrace.audit.keeping.state import UnreadNote
 from millrace.audit.scanning.cell_rows import CELL_SCHEMA, NOTE_READ, NOTE_UNAUDITED, NOTE_UNREAD
 from millrace.audit.spark.task_plan import OffsetRange
 
+_ROWS_AT_ONCE = 1 << 16
+NOTE_SCHEMA = pa.schema(
+    [
+        each
+        for each in CELL_SCHEMA
+        if each.name in ("tier", "cluster", "topic", "topic_id", "partition", "stream", "count")
+        or each.name in ("first_offset", "last_offset", "tail", "note")
+    ]
+)
+"""What there is of a note."""
+
 
 def read_notes(files: Sequence[Path]) -> pa.Table:
-    """Rows that are no cells."""
-    wanted = pc.is_valid(pc.field("note"))
-    tables = [pq.ParquetFile(path).read().filter(wanted) for path in files]
-    return pa.concat_tables(tables) if tables else CELL_SCHEMA.empty_table()
+    """Rows that are no cells; of what files hold, only a part is in memory at a time."""
+    found = [NOTE_SCHEMA.empty_table()]
+    for path in files:
+        for batch in pq.ParquetFile(path).iter_batches(_ROWS_AT_ONCE, columns=NOTE_SCHEMA.names):
+            rows = pa.Table.from_batches([batch])
+            found.append(rows.filter(pc.is_valid(rows["note"])).cast(NOTE_SCHEMA))
+    return pa.concat_tables(found)
 
 
 def counts_of(notes: pa.Table, prefix: str) -> dict[str, int]:

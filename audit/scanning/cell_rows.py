@@ -10,6 +10,8 @@ cell and must not vanish. Notes:
     untrusted: <reason>  what could not be read, in `count`
     unread: <class>      offsets first_offset..last_offset that retention or truncation took before the read
 
+A cell whose partition and offsets are -1 is a united one (`cell_union`).
+
 Pure. Column names are those of `cells.Cell`; `tail` marks offsets that no mirror has passed yet (they are
 read again by the next job instead of being kept).
 """
@@ -18,14 +20,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
+from millrace.audit.scanning.cell_columns import column_of, decimals
 from millrace.audit.scanning.cells import Cell
 
 if TYPE_CHECKING:  # the compiled scan is not needed to read rows
-    from millrace.audit.scanning.counting import CellRow, ScanTotals
+    from millrace.audit.scanning.counting import CountedCells, ScanTotals
+    from millrace.audit.scanning.united_sets import Bitmaps
 
 NOTE_READ = "read"
 NOTE_RECORDS = "records"
@@ -83,40 +89,87 @@ class RowPlace:
     tail: bool
 
 
-@dataclass(slots=True)
-class RowBuilder:
-    """Collects rows column by column; `flush` gives them as one RecordBatch."""
+def cell_batches(
+    place: RowPlace, counted: CountedCells, chunk_offsets: int, most_rows: int
+) -> Iterator[pa.RecordBatch]:
+    """The rows of cells that were counted at one place, at most so many at a time."""
+    from millrace.audit.scanning import scan
 
-    chunk_offsets: int
+    count = len(counted)
+    if not count:
+        return
+    groups = counted.groups
+    high = groups[:, scan.G_HIGH]
+    is_numbered = high != scan.COUNT_ONLY
+    base = np.where(is_numbered, high << 32, 0)
+    of_repeat = np.repeat(np.arange(count), np.diff(counted.repeat_bounds))
+    repeats = pa.StructArray.from_arrays(
+        [pa.array(base[of_repeat] + counted.repeated), pa.array(counted.extra)], fields=list(_REPEAT)
+    )
+    producers = pa.DictionaryArray.from_arrays(
+        pa.array(counted.producer_numbers), pa.array(counted.producers, pa.string())
+    )
+    records = groups[:, scan.G_COUNT]
+    columns: dict[str, Any] = {
+        "tier": place.tier,
+        "cluster": place.cluster,
+        "topic": place.topic,
+        "topic_id": place.topic_id,
+        "partition": place.partition,
+        "stream": _hexadecimal(groups[:, scan.G_STREAM]),
+        "producer": producers.cast(pa.string()),
+        "window_start_ms": groups[:, scan.G_WINDOW],
+        "chunk_start": groups[:, scan.G_CHUNK] * chunk_offsets,
+        "count": records,
+        "byte_count": groups[:, scan.G_BYTES],
+        "first_offset": groups[:, scan.G_FIRST_OFFSET],
+        "last_offset": groups[:, scan.G_LAST_OFFSET],
+        "first_append_ms": groups[:, scan.G_FIRST_APPEND],
+        "last_append_ms": groups[:, scan.G_LAST_APPEND],
+        "base": base,
+        "bitmap": _binary(counted.bitmaps),
+        "repeats": pa.ListArray.from_arrays(pa.array(counted.repeat_bounds, pa.int32()), repeats),
+        "unsequenced_count": np.where(is_numbered, 0, records),
+        "digest": decimals(groups[:, scan.G_DIGEST], counted.digested),
+        "tail": place.tail,
+        "note": None,
+    }
+    batch = pa.RecordBatch.from_arrays(
+        [column_of(columns[each.name], each.type, count) for each in CELL_SCHEMA], schema=CELL_SCHEMA
+    )
+    for first in range(0, count, most_rows):
+        yield batch.slice(first, most_rows)
+
+
+_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
+
+
+def _hexadecimal(numbers: NDArray[np.int64]) -> pa.Array:
+    """Each as the 16 digits of its 64 bits."""
+    octets = np.ascontiguousarray(numbers).astype(">i8").view(np.uint8)
+    digits = _DIGITS[np.column_stack((octets >> 4, octets & 0xF)).ravel()]
+    bounds = np.arange(len(numbers) + 1, dtype=np.int32) * 16
+    return pa.Array.from_buffers(
+        pa.string(), len(numbers), [None, pa.py_buffer(bounds), pa.py_buffer(digits)]
+    )
+
+
+def _binary(bitmaps: Bitmaps) -> pa.Array:
+    bounds = pa.array(bitmaps.bounds, pa.int32())  # raises where they do not fit
+    content = pa.py_buffer(bitmaps.content)
+    return pa.Array.from_buffers(pa.binary(), len(bounds) - 1, [None, bounds.buffers()[1], content])
+
+
+@dataclass(slots=True)
+class NoteRows:
+    """Collects notes; `flush` gives them as one RecordBatch."""
+
     _columns: dict[str, list[object]] = field(
         default_factory=lambda: {name: [] for name in CELL_SCHEMA.names}
     )
 
     def __len__(self) -> int:
         return len(self._columns["tier"])
-
-    def add_cell(self, place: RowPlace, row: CellRow) -> None:
-        sequenced = row.sequenced
-        self._add(
-            place,
-            stream=f"{row.stream:016x}",
-            producer=row.producer,
-            window_start_ms=row.window_start_ms,
-            chunk_start=row.chunk * self.chunk_offsets,
-            count=row.count,
-            byte_count=row.byte_count,
-            first_offset=row.first_offset,
-            last_offset=row.last_offset,
-            first_append_ms=row.first_append_ms,
-            last_append_ms=row.last_append_ms,
-            base=row.base,
-            bitmap=row.sequences.serialize() if sequenced else b"",
-            repeats=[
-                {"sequence": row.base + low, "extra": extra} for low, extra in sorted(row.repeats.items())
-            ],
-            unsequenced_count=0 if sequenced else row.count,
-            digest=row.digest,
-        )
 
     def add_note(
         self, place: RowPlace, note: str, count: int, first_offset: int = -1, last_offset: int = -1

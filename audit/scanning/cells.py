@@ -16,7 +16,7 @@ How to cut chunks, so that a loss can be told from lag: see `reconcile.Passage`.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pyroaring import BitMap64
@@ -25,6 +25,8 @@ from millrace.audit.contract.content_digest import DIGEST_MASK
 
 BASE_STEP = 1 << 32
 NO_TIME = -1
+NO_PLACE = -1
+"""In place of the partition and the offsets of a united cell (`cell_union`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,11 @@ class Cell:
     topic_id: str = ""
 
     @property
+    def has_place(self) -> bool:
+        """Whether it is known where its records stood; not of a united cell."""
+        return self.partition != NO_PLACE
+
+    @property
     def place(self) -> tuple[str, str, int]:
         """(cluster, topic, partition): the key of `reconcile.TierReading.passed`."""
         return (self.cluster, self.topic, self.partition)
@@ -82,13 +89,41 @@ def decode_bitmap(base: int, bitmap: bytes) -> BitMap64:
     return BitMap64.deserialize(struct.pack("<QI", 1, 0) + bitmap).shift(base)
 
 
+class CellList:
+    """Cells in any order, made when they are first looked at: nearly always nobody does."""
+
+    __slots__ = ("_made", "_unmade")
+
+    def __init__(self, *unmade: Callable[[], Iterable[Cell]]) -> None:
+        self._made: list[Cell] = []
+        self._unmade = list(unmade)
+
+    def __iter__(self) -> Iterator[Cell]:
+        while self._unmade:
+            self._made.extend(self._unmade.pop()())
+        return iter(self._made)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CellList) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def append(self, cell: Cell) -> None:
+        self._made.append(cell)
+
+    def extend(self, other: CellList) -> None:
+        self._made.extend(other._made)
+        self._unmade.extend(other._unmade)
+
+
 @dataclass(slots=True)
 class SeenSet:
     """What a tier saw of one stream in one window: the sum of its cells.
 
     `count` is records with repeats, `repeats` {sequence: extra copies}. Where only their number is told,
     `loose_copies` are further extra copies, each of one of the sequences in `loose`. `cells` keeps the cells
-    themselves, because whether a missing record can still arrive is decided by the offsets that they bound.
+    themselves, because whether a missing record can still arrive is decided by the offsets that they bound;
+    `producers` are the names in them.
     """
 
     sequences: BitMap64 = field(default_factory=BitMap64)
@@ -99,9 +134,10 @@ class SeenSet:
     digest: int | None = 0
     first_append_ms: int = NO_TIME
     last_append_ms: int = NO_TIME
-    cells: list[Cell] = field(default_factory=list)
+    cells: CellList = field(default_factory=CellList)
     loose_copies: int = 0
     loose: BitMap64 = field(default_factory=BitMap64)
+    producers: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, sequences: Iterable[int]) -> SeenSet:
@@ -116,21 +152,25 @@ class SeenSet:
 
     def add(self, cell: Cell) -> None:
         """Add a cell that covers other offsets than all before."""
-        self._sum_sequences(cell.sequences(), dict(cell.repeats))
+        self.add_sequences(cell.sequences(), dict(cell.repeats))
         self._sum_counts(cell.count, cell.byte_count, cell.unsequenced_count, cell.digest)
         self._widen(cell.first_append_ms, cell.last_append_ms)
         self.cells.append(cell)
+        if cell.producer not in self.producers:
+            self.producers |= {cell.producer}
 
     def merge(self, other: SeenSet) -> None:
         """Add another sum; the two must not hold the same cell."""
-        self._sum_sequences(other.sequences, other.repeats)
+        self.add_sequences(other.sequences, other.repeats)
         self._sum_counts(other.count, other.byte_count, other.unsequenced_count, other.digest)
         self._widen(other.first_append_ms, other.last_append_ms)
         self.cells.extend(other.cells)
         self.loose_copies += other.loose_copies
         self.loose |= other.loose
+        self.producers |= other.producers
 
-    def _sum_sequences(self, sequences: BitMap64, repeats: dict[int, int]) -> None:
+    def add_sequences(self, sequences: BitMap64, repeats: dict[int, int]) -> None:
+        """Add sequences that were seen, once each and so many times beyond; no counts, and no cell."""
         if not self.sequences.isdisjoint(sequences):
             for sequence in self.sequences & sequences:
                 self.repeats[sequence] = self.repeats.get(sequence, 0) + 1

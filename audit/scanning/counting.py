@@ -1,7 +1,9 @@
 """From runs to cells: the state that the counting kernel fills, and its roaring bitmaps.
 
-Called by `spark_source` (one `CellCounter` per range of a partition), tests and benchmarks; no I/O. The
-kernel's rules are told in `scan`.
+Called by `task_reader` and `connector_reader` (one `CellCounter` per range of a partition), tests and
+benchmarks; no I/O. The kernel's rules are told in `scan`. Cells are handed over in columns: keys that are
+hashed over partitions make cells of one record, and a Python step for each would cost a hundred times what
+counting the record did.
 
 Invariants:
 - a record is counted once: in a cell, as unaudited (no `_mr`), or as untrusted (a header that cannot be
@@ -12,42 +14,26 @@ Invariants:
 
 from __future__ import annotations
 
-import array
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from pyroaring import BitMap
 
-from millrace.audit.contract.content_digest import DIGEST_MASK
 from millrace.audit.contract.producer_names import disagreement, is_shown, join_names, kept_name
 from millrace.audit.scanning.scan import (
-    COUNT_ONLY,
-    G_BYTES,
-    G_CHUNK,
     G_COUNT,
-    G_DIGEST,
-    G_FIRST_APPEND,
-    G_FIRST_OFFSET,
-    G_HIGH,
-    G_LAST_APPEND,
-    G_LAST_OFFSET,
     G_LAST_RUN,
+    G_NAME_FIRST,
+    G_NAME_LAST,
+    G_NAME_MIDDLE,
     G_NAME_POSITION,
     G_NAME_SIZE,
     G_NO_DIGEST,
     G_OTHER_POSITION,
     G_OTHER_SIZE,
     G_OTHERS,
-    G_STREAM,
-    G_WINDOW,
     GROUP_COLUMNS,
-    R_FIRST,
-    R_GROUP,
-    R_LAST,
-    RUN_COLUMNS,
     S_BAD_HEADER,
     S_BAD_VERSION,
     S_GROUPS,
@@ -58,48 +44,53 @@ from millrace.audit.scanning.scan import (
     S_UNAUDITED,
     STATE_SIZE,
     count_records,
-    expand_runs,
     rebuild_table,
 )
+from millrace.audit.scanning.set_kernels import RUN_COLUMNS, merge_runs
+from millrace.audit.scanning.united_sets import Bitmaps, encode_sets, in_order
 from millrace.broker.protocol.batch_kernels import B_COUNT
 
 # A fold sorts its runs once: a million keeps the arrays near 24 MB.
 RUNS_PER_FOLD = 1 << 20
+RECORDS_PER_FOLD = 1 << 22  # repeats show in a fold, and must not become many in the meantime
 # Cells are handed over when this much is held, so that a worker's memory does not grow with the data.
 GROUPS_PER_EMIT = 1 << 17
 RECORDS_PER_EMIT = 1 << 25
+REPEATS_PER_EMIT = 1 << 22
 UNSHOWN_NAME = "producer name that cannot be shown"
 MOST_NAMES_KEPT = 1 << 16
 MOST_PAIRS_NAMED = 20  # of producers that share a stream id; more are counted without their names
-SHORT_GROUP_RUNS = 32  # below it, adding ranges one by one beats expanding them
+_NAME_WORDS = (G_NAME_SIZE, G_NAME_LAST, G_NAME_FIRST, G_NAME_MIDDLE)
 
 
-@dataclass(slots=True)
-class CellRow:
-    """One fragment of a cell: what one partition's offset chunk holds of one stream and window.
+_FIRST, _LAST, _COPIES = 1, 2, 3
+_REPEAT_COLUMNS = 4
+"""Of rows (group, first, last, copies beyond the first): ranges that came again."""
 
-    `sequences` are relative to `base` (a multiple of 2^32). `repeats` maps a relative sequence to how many
-    times it was seen *beyond* the first. A count-only producer has `sequenced` False and no sequences.
-    `byte_count` is the values' sizes, as the producer counts them. `digest` is the sum modulo 2^64 of the
-    records' content digests (`content_digest`), None where they were not asked for or one could not be made.
-    `producer` is the name in the headers, or the first two (`producer_names`); "" where they carry none.
+
+@dataclass(frozen=True, slots=True)
+class CountedCells:
+    """Fragments of cells, in columns: what one partition's offset chunks hold of streams and windows.
+
+    `groups` are rows of `scan`'s groups. Each one's sequences, below the upper half in G_HIGH, are those of
+    `bitmaps`, which are empty for a producer that only counts.
+    What came more than once are `repeated` sequences, `extra` times beyond the first each, of row i those
+    from `repeat_bounds[i]` to `repeat_bounds[i + 1]`. `producers[producer_numbers[i]]` is the name in the
+    headers, or the first two (`producer_names`); "" where they carry none. `digests` are the sums modulo 2^64
+    of the records' content digests (`content_digest`), `digested` where there is one.
     """
 
-    stream: int
-    window_start_ms: int
-    chunk: int
-    base: int
-    sequenced: bool
-    count: int
-    byte_count: int
-    first_offset: int
-    last_offset: int
-    first_append_ms: int
-    last_append_ms: int
-    producer: str
-    sequences: BitMap
-    repeats: dict[int, int]
-    digest: int | None = None
+    groups: NDArray[np.int64]
+    bitmaps: Bitmaps
+    repeated: NDArray[np.int64]
+    extra: NDArray[np.int64]
+    repeat_bounds: NDArray[np.int64]
+    producers: list[str]
+    producer_numbers: NDArray[np.int64]
+    digested: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.groups)
 
 
 @dataclass(slots=True)
@@ -109,12 +100,6 @@ class ScanTotals:
     records: int = 0
     unaudited: int = 0
     untrusted: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Sequences:
-    seen: BitMap = field(default_factory=BitMap)
-    repeats: dict[int, int] = field(default_factory=dict)
 
 
 class CellCounter:
@@ -128,9 +113,13 @@ class CellCounter:
         self._table = np.full(4096, -1, np.int32)
         self._runs = np.zeros((1 << 14, RUN_COLUMNS), np.int64)
         self._state = np.zeros(STATE_SIZE, np.int64)
-        self._sequences: dict[int, _Sequences] = {}
-        self._names: dict[bytes, str] = {}
-        self._group_names: list[str] = []  # by number of the group: its first name
+        self._repeats = np.zeros((0, _REPEAT_COLUMNS), np.int64)
+        self._merged_count = 0  # runs that the last fold left
+        self._folded_at = self._taken_at = 0  # records read by then
+        self._names = [""]
+        self._are_shown = [True]
+        self._numbers: dict[bytes, int] = {}  # of names, by their words
+        self._group_names = np.zeros(1024, np.int64)  # by number of the group: the number of its first name
         self._other_names: dict[int, str] = {}  # and the first that differs
         self._pairs: set[str] = set()
         self._untrusted: dict[str, int] = {}
@@ -170,86 +159,104 @@ class CellCounter:
 
     def is_full(self) -> bool:
         """Whether `take` should be called now to keep memory flat."""
-        groups = self._groups[: self._state[S_GROUPS]]
-        return len(groups) >= GROUPS_PER_EMIT or int(groups[:, G_COUNT].sum()) >= RECORDS_PER_EMIT
+        groups, runs, records = (int(self._state[each]) for each in (S_GROUPS, S_RUNS, S_RECORDS))
+        if groups >= GROUPS_PER_EMIT or records - self._taken_at >= RECORDS_PER_EMIT:
+            return True
+        if runs >= RUNS_PER_FOLD or records - self._folded_at >= RECORDS_PER_FOLD:
+            self._fold()
+        if self._merged_count > RUNS_PER_FOLD // 2:
+            return True
+        return bool((self._repeats[:, _LAST] - self._repeats[:, _FIRST] + 1).sum() >= REPEATS_PER_EMIT)
 
-    def take(self) -> Iterator[CellRow]:
-        """Yield every cell counted so far and forget them."""
+    def take(self) -> CountedCells:
+        """Hand over every cell counted so far and forget them."""
         self._fold()
-        count = int(self._state[S_GROUPS])
-        groups = self._groups[:count].tolist()
-        sequences, self._sequences = self._sequences, {}
+        made = int(self._state[S_GROUPS])
+        groups = self._groups[:made].copy()
+        repeated = _singly(self._repeats)
         for reason, records in self._doubtful_names().items():
             self.distrust(reason, records)
-        names, self._group_names = self._group_names, []
-        others, self._other_names = self._other_names, {}
-        self._state[S_GROUPS] = 0
+        names, numbers = self._names, self._group_names[:made].copy()
+        if self._other_names:
+            names = list(names)
+            for number, other in self._other_names.items():
+                names.append(join_names((names[numbers[number]], other)))
+                numbers[number] = len(names) - 1
+        counted = CountedCells(
+            groups=groups,
+            bitmaps=encode_sets(self._runs[: self._state[S_RUNS]], made),
+            repeated=repeated[:, _FIRST],
+            extra=repeated[:, _COPIES],
+            repeat_bounds=np.searchsorted(repeated[:, 0], np.arange(made + 1)),
+            producers=names,
+            producer_numbers=numbers,
+            digested=(groups[:, G_NO_DIGEST] == 0) & self._digest,
+        )
+        self._forget()
+        return counted
+
+    def _forget(self) -> None:
+        self._state[S_GROUPS] = self._state[S_RUNS] = 0
         self._table.fill(-1)
-        nothing = _Sequences()
-        for number, group in enumerate(groups):
-            held = sequences.get(number, nothing)
-            held.seen.run_optimize()
-            stream = group[G_STREAM] & 0xFFFFFFFFFFFFFFFF
-            sequenced = group[G_HIGH] != COUNT_ONLY
-            yield CellRow(
-                stream=stream,
-                window_start_ms=group[G_WINDOW],
-                chunk=group[G_CHUNK],
-                base=group[G_HIGH] << 32 if sequenced else 0,
-                sequenced=sequenced,
-                count=group[G_COUNT],
-                byte_count=group[G_BYTES],
-                first_offset=group[G_FIRST_OFFSET],
-                last_offset=group[G_LAST_OFFSET],
-                first_append_ms=group[G_FIRST_APPEND],
-                last_append_ms=group[G_LAST_APPEND],
-                producer=join_names((names[number], others[number])) if number in others else names[number],
-                sequences=held.seen,
-                repeats=held.repeats,
-                digest=group[G_DIGEST] & DIGEST_MASK if self._digest and not group[G_NO_DIGEST] else None,
-            )
+        self._repeats = self._repeats[:0]
+        self._merged_count = 0
+        self._folded_at = self._taken_at = int(self._state[S_RECORDS])
+        self._group_names.fill(0)
+        self._other_names = {}
+        if len(self._names) > MOST_NAMES_KEPT:
+            self._names, self._are_shown, self._numbers = [""], [True], {}
 
     def _capture_names(self, buffer: NDArray[np.uint8]) -> None:
         """Read the names that the last call met: their positions are only valid in its buffer."""
-        made = int(self._state[S_GROUPS])
-        if self._state[S_NAMES]:
-            self._state[S_NAMES] = 0
-            groups = self._groups[:made]
-            self._group_names.extend("" for _ in range(made - len(self._group_names)))
-            for column, size_column, names in (
-                (G_NAME_POSITION, G_NAME_SIZE, self._group_names),
-                (G_OTHER_POSITION, G_OTHER_SIZE, self._other_names),
-            ):
-                new = np.flatnonzero((groups[:, size_column] > 0) & (groups[:, column] >= 0))
-                for number, position, size in zip(
-                    new.tolist(),
-                    groups[new, column].tolist(),
-                    groups[new, size_column].tolist(),
-                    strict=True,
-                ):
-                    names[number] = self._name(buffer[position : position + size].tobytes())
-                groups[new, column] = -1
-        elif made > len(self._group_names):
-            self._group_names.extend("" for _ in range(made - len(self._group_names)))
+        if not self._state[S_NAMES]:
+            return
+        self._state[S_NAMES] = 0
+        groups = self._groups[: self._state[S_GROUPS]]
+        new = np.flatnonzero((groups[:, G_NAME_SIZE] > 0) & (groups[:, G_NAME_POSITION] >= 0))
+        if len(new):
+            self._group_names[new] = self._numbers_of(groups[new], buffer)
+            groups[new, G_NAME_POSITION] = -1
+        others = np.flatnonzero((groups[:, G_OTHER_SIZE] > 0) & (groups[:, G_OTHER_POSITION] >= 0))
+        for number, position, size in zip(
+            others.tolist(),
+            groups[others, G_OTHER_POSITION].tolist(),
+            groups[others, G_OTHER_SIZE].tolist(),
+            strict=True,
+        ):
+            self._other_names[number] = kept_name(buffer[position : position + size].tobytes())
+        groups[others, G_OTHER_POSITION] = -1
 
-    def _name(self, name: bytes) -> str:
-        known = self._names.get(name)
-        if known is None:
-            if len(self._names) >= MOST_NAMES_KEPT:
-                self._names.clear()
-            known = self._names[name] = kept_name(name)
-        return known
+    def _numbers_of(self, groups: NDArray[np.int64], buffer: NDArray[np.uint8]) -> NDArray[np.int64]:
+        """The numbers of the groups' first names: a text is made once for each name, told by its words."""
+        words = np.ascontiguousarray(groups[:, _NAME_WORDS])
+        words[words[:, 0] < 8, 2] = 0  # of a short name the kernel fills no more
+        words[words[:, 0] <= 16, 3] = 0
+        keys = words.view(np.dtype((np.void, words.itemsize * len(_NAME_WORDS)))).ravel()
+        _, firsts, which = np.unique(keys, return_index=True, return_inverse=True)
+        numbers = np.empty(len(firsts), np.int64)
+        for each, row in enumerate(firsts.tolist()):
+            key = keys[row].tobytes()
+            known = self._numbers.get(key)
+            if known is None:
+                position, size = int(groups[row, G_NAME_POSITION]), int(groups[row, G_NAME_SIZE])
+                known = self._numbers[key] = len(self._names)
+                self._names.append(kept_name(buffer[position : position + size].tobytes()))
+                self._are_shown.append(is_shown(self._names[-1]))
+            numbers[each] = known
+        return numbers[which]
 
     def _doubtful_names(self) -> dict[str, int]:
         """{reason: records} of the groups that `take` has not handed over: names that cannot be shown, and
         second names under one stream id."""
         found: Counter[str] = Counter()
-        for number, name in enumerate(self._group_names):
-            if not is_shown(name):  # the stream's id can be read, its records count
-                group = self._groups[number]
-                found[UNSHOWN_NAME] += int(group[G_COUNT] - group[G_OTHERS])
+        made = int(self._state[S_GROUPS])
+        are_shown = np.array(self._are_shown)[self._group_names[:made]]
+        if not are_shown.all():  # the stream's id can be read, its records count
+            groups = self._groups[:made][~are_shown]
+            found[UNSHOWN_NAME] += int((groups[:, G_COUNT] - groups[:, G_OTHERS]).sum())
         for number, other in self._other_names.items():
-            first, records = self._group_names[number], int(self._groups[number, G_OTHERS])
+            first = self._names[self._group_names[number]]
+            records = int(self._groups[number, G_OTHERS])
             if not is_shown(other):
                 found[UNSHOWN_NAME] += records
             elif is_shown(first):
@@ -268,15 +275,21 @@ class CellCounter:
             grown = np.zeros((max(2 * len(self._groups), made + record_count), GROUP_COLUMNS), np.int64)
             grown[:made] = self._groups[:made]
             self._groups = grown
+            names = np.zeros(len(grown), np.int64)
+            names[:made] = self._group_names[:made]
+            self._group_names = names
             self._rehash(1 << (4 * len(grown) - 1).bit_length())
-        if int(self._state[S_RUNS]) + record_count > len(self._runs):
-            if len(self._runs) < RUNS_PER_FOLD or record_count > len(self._runs):
-                grown = np.zeros((max(2 * len(self._runs), 2 * record_count), RUN_COLUMNS), np.int64)
-                used = int(self._state[S_RUNS])
-                grown[:used] = self._runs[:used]
-                self._runs = grown
-            else:
-                self._fold()
+        if int(self._state[S_RUNS]) + record_count <= len(self._runs):
+            return
+        size = min(2 * len(self._runs), RUNS_PER_FOLD)
+        if len(self._runs) >= RUNS_PER_FOLD:
+            self._fold()
+            size = len(self._runs) + RUNS_PER_FOLD // 4  # or the next batch would have them sorted again
+        used = int(self._state[S_RUNS])
+        if used + record_count > len(self._runs):
+            grown = np.zeros((max(size, used + record_count), RUN_COLUMNS), np.int64)
+            grown[:used] = self._runs[:used]
+            self._runs = grown
 
     def _rehash(self, slots: int) -> None:
         groups, made = self._groups, int(self._state[S_GROUPS])
@@ -284,47 +297,39 @@ class CellCounter:
         rebuild_table(groups, made, self._table)
 
     def _fold(self) -> None:
-        """Turn the runs collected so far into bitmaps, finding sequences seen more than once."""
+        """Put the runs collected so far in order and make those that touch one, finding what came again."""
         used = int(self._state[S_RUNS])
+        self._folded_at = int(self._state[S_RECORDS])
         if not used:
             return
-        runs = self._runs[:used]
-        runs = np.ascontiguousarray(runs[np.argsort(runs[:, R_GROUP].astype(np.int32), kind="stable")])
-        starts = np.flatnonzero(np.diff(runs[:, R_GROUP], prepend=-1))
-        ends = np.append(starts[1:], used)
-        sizes = np.add.reduceat(runs[:, R_LAST] - runs[:, R_FIRST] + 1, starts)
-        for group, first, last, size in zip(
-            runs[starts, R_GROUP].tolist(), starts.tolist(), ends.tolist(), sizes.tolist(), strict=True
-        ):
-            held = self._sequences.get(group)
-            if held is None:
-                held = self._sequences[group] = _Sequences()
-            _add_runs(held, runs, first, last, size)
-        self._state[S_RUNS] = 0
+        runs = in_order(self._runs[:used])
+        again = np.empty_like(runs)
+        kept, found = merge_runs(runs, again)
+        self._runs[:kept] = runs[:kept]
+        self._state[S_RUNS] = self._merged_count = kept
         self._groups[: self._state[S_GROUPS], G_LAST_RUN] = -1
+        if found:
+            once = np.ones((found, _REPEAT_COLUMNS), np.int64)
+            once[:, :_COPIES] = again[:found]
+            self._repeats = _summed(np.concatenate((self._repeats, once)))
 
 
-def _add_runs(held: _Sequences, runs: NDArray[np.int64], first: int, last: int, size: int) -> None:
-    """Add runs [first, last) of one group, `size` sequences in all, noting those seen before."""
-    expanded: NDArray[np.uint32] | None = None
-    if last - first <= SHORT_GROUP_RUNS:
-        added = BitMap()
-        for _, low, high in runs[first:last].tolist():
-            added.add_range(low, high + 1)
-    else:
-        expanded = np.empty(size, np.uint32)
-        expand_runs(runs, first, last, expanded)
-        added = BitMap(array.array("I", expanded.tobytes()))
-    if len(added) != size:
-        if expanded is None:
-            expanded = np.empty(size, np.uint32)
-            expand_runs(runs, first, last, expanded)
-        values, counts = np.unique(expanded, return_counts=True)
-        for value, extra in zip(values[counts > 1].tolist(), (counts[counts > 1] - 1).tolist(), strict=True):
-            held.repeats[value] = held.repeats.get(value, 0) + extra
-    if held.seen:
-        for value in held.seen & added:
-            held.repeats[value] = held.repeats.get(value, 0) + 1
-        held.seen |= added
-    else:
-        held.seen = added
+def _summed(repeats: NDArray[np.int64]) -> NDArray[np.int64]:
+    """In order, equal ranges of a group made one row."""
+    ordered = repeats[np.lexsort((repeats[:, _LAST], repeats[:, _FIRST], repeats[:, 0]))]
+    is_new = np.ones(len(ordered), np.bool_)
+    is_new[1:] = (ordered[1:, :_COPIES] != ordered[:-1, :_COPIES]).any(axis=1)
+    starts = np.flatnonzero(is_new)
+    summed = ordered[starts]
+    summed[:, _COPIES] = np.add.reduceat(ordered[:, _COPIES], starts) if len(starts) else 0
+    return summed
+
+
+def _singly(repeats: NDArray[np.int64]) -> NDArray[np.int64]:
+    """One row for each sequence that came again."""
+    sizes = repeats[:, _LAST] - repeats[:, _FIRST] + 1
+    single = np.repeat(repeats, sizes, axis=0)
+    ends = np.cumsum(sizes)
+    single[:, _FIRST] += np.arange(len(single)) - np.repeat(ends - sizes, sizes)
+    single[:, _LAST] = single[:, _FIRST]
+    return _summed(single)

@@ -54,7 +54,6 @@ GROUP_COLUMNS = 21
 
 # Columns of a run: its group, and the low halves of its first and its last sequence.
 R_GROUP, R_FIRST, R_LAST = range(3)
-RUN_COLUMNS = 3
 
 # Counters of one range.
 S_GROUPS, S_RUNS, S_RECORDS, S_UNAUDITED, S_BAD_VERSION, S_BAD_HEADER, S_MALFORMED = range(7)
@@ -437,15 +436,3 @@ def rebuild_table(groups, made, table):  # type: ignore[no-untyped-def]
         while table[slot] >= 0:
             slot = (slot + np.uint64(1)) & mask
         table[slot] = group
-
-
-@njit(
-    [types.void(_TABLE2, types.int64, types.int64, types.Array(types.uint32, 1, "C"))], cache=True, nogil=True
-)
-def expand_runs(runs, first, last, out):  # type: ignore[no-untyped-def]
-    """Write every sequence of runs [first, last) to `out`, one after the other."""
-    written = 0
-    for row in range(first, last):
-        for value in range(runs[row, R_FIRST], runs[row, R_LAST] + 1):
-            out[written] = value
-            written += 1

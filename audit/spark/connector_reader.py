@@ -32,7 +32,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import expr, lit
 
 from millrace.audit.contract.header import HEADER_KEY
-from millrace.audit.scanning.cell_rows import CELL_DDL, RowBuilder, RowPlace
+from millrace.audit.scanning.cell_rows import CELL_DDL, NoteRows, RowPlace, cell_batches
 from millrace.audit.scanning.credentials import Section
 from millrace.audit.spark.connector_security import client_settings
 from millrace.audit.spark.read_meter import ReadMeter, Told
@@ -148,7 +148,7 @@ def count_rows(
     from millrace.audit.scanning.row_records import records_of
 
     counters: dict[OffsetRange, CellCounter] = {}
-    rows = RowBuilder(read.chunk_offsets)
+    notes = NoteRows()
     for batch in batches:
         if told is not None:
             sizes = pc.sum(pc.max_element_wise(batch.column("value_size"), 0)).as_py()
@@ -162,20 +162,16 @@ def count_rows(
                     counters[range_] = counter
                 counter.count(records.buffer, records.index, range_.first_offset, range_.end_offset)
                 if counter.is_full():
-                    yield from _take(counter, rows, range_)
+                    yield from _take(counter, range_, read)
     for range_, counter in counters.items():
-        yield from _take(counter, rows, range_)
-        rows.add_totals(_place(range_), counter.totals())
-    if len(rows):
-        yield rows.flush()
+        yield from _take(counter, range_, read)
+        notes.add_totals(_place(range_), counter.totals())
+    if len(notes):
+        yield notes.flush()
 
 
-def _take(counter, rows: RowBuilder, range_: OffsetRange) -> Iterator[pa.RecordBatch]:  # type: ignore[no-untyped-def]
-    place = _place(range_)
-    for row in counter.take():
-        rows.add_cell(place, row)
-        if len(rows) >= ROWS_PER_ARROW_BATCH:
-            yield rows.flush()
+def _take(counter, range_: OffsetRange, read: ReadOptions) -> Iterator[pa.RecordBatch]:  # type: ignore[no-untyped-def]
+    return cell_batches(_place(range_), counter.take(), read.chunk_offsets, ROWS_PER_ARROW_BATCH)
 
 
 def _place(range_: OffsetRange) -> RowPlace:

@@ -7,6 +7,7 @@ that its Python worker raised. Cells lie under `cells/<run>/`, folded ones under
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -21,21 +22,23 @@ from pyspark.sql.functions import col, lit
 
 from millrace.audit.config import AuditConfig
 from millrace.audit.keeping.state import StateFolder
+from millrace.audit.keeping.uniting import PLAN_DDL
 from millrace.audit.keeping.upkeep import late_row
 from millrace.audit.reconciliation.verdict_rows import VERDICT_DDL, VERDICT_SCHEMA, Reconciler
 from millrace.audit.runs.copied_headers import foreign_rows
 from millrace.audit.runs.fact_rows import FACT_DDL, pruned_of
-from millrace.audit.scanning.cell_notes import read_notes, uncounted
-from millrace.audit.scanning.cell_rows import CELL_DDL, CELL_SCHEMA
+from millrace.audit.scanning.cell_notes import NOTE_SCHEMA, read_notes, uncounted
+from millrace.audit.scanning.cell_rows import CELL_DDL
 from millrace.audit.spark.read_meter import ReadMeter
 from millrace.audit.spark.shared_state import CellsIncomplete, require_shared, rows_in
 from millrace.audit.spark.spark_failures import one_line
 from millrace.audit.spark.spark_session import core_count
 from millrace.audit.spark.spark_source import read_pinned
-from millrace.audit.spark.task_plan import OffsetRange, ranges_option, task_count_of
+from millrace.audit.spark.task_plan import OffsetRange, ranges_option, shuffle_count_of, task_count_of
 from millrace.broker.errors import DiskFull, MillraceError
 
 FOLDED_FILE_BYTES = 128 << 20
+_FOLDED = "-folded"
 _DISK_FULL = ("No space left on device", "Disk quota exceeded")
 
 
@@ -122,10 +125,14 @@ class RunCells:
             elif files:
                 with failing_in_one_line():
                     self._notes = (
-                        self._read(files).filter(col("note").isNotNull()).toArrow().cast(CELL_SCHEMA)
+                        self._read(files)
+                        .filter(col("note").isNotNull())
+                        .select(NOTE_SCHEMA.names)
+                        .toArrow()
+                        .cast(NOTE_SCHEMA)
                     )
             else:
-                self._notes = CELL_SCHEMA.empty_table()
+                self._notes = NOTE_SCHEMA.empty_table()
         return self._notes
 
     def all(self) -> DataFrame:
@@ -149,6 +156,7 @@ class RunCells:
         def rows_of(cells: pa.Table, facts: pa.Table) -> pa.Table:
             return verdicts_of(reconciler, cells, facts)  # Spark counts arguments, and would count self
 
+        self._spread([*self._kept, *self.new_files()])
         with failing_in_one_line():
             return (
                 self.all()
@@ -158,6 +166,20 @@ class RunCells:
                 .toArrow()
                 .cast(VERDICT_SCHEMA)
             )
+
+    def _size_of(self, names: Sequence[str]) -> int:
+        """Bytes of the folders that these files are in, which go together."""
+        return sum(
+            entry.size
+            for folder in {name.rpartition("/")[0] for name in names}
+            for entry in self._state.files.entries(folder)
+        )
+
+    def _spread(self, names: Sequence[str]) -> None:
+        """Have Spark shuffle these files' cells into as many parts as they need."""
+        setting = "spark.sql.shuffle.partitions"
+        least = int(self._spark.conf.get(setting) or 1)
+        self._spark.conf.set(setting, str(shuffle_count_of(self._size_of(names), least)))
 
     def _read_facts(self, name: str) -> DataFrame:
         return self._spark.read.schema(FACT_DDL).parquet(self._state.files.uri(name))
@@ -172,26 +194,42 @@ class RunCells:
             found = tail.select("stream", "window_start_ms").distinct().toArrow().to_pylist()
         return {(row["stream"], row["window_start_ms"]) for row in found}
 
-    def fold(self, facts: str, *, pruned: bool) -> list[str]:
-        """Write what is kept of all cells into few files; without those of windows that the facts call
-        pruned. Returns the files."""
+    def loose_files(self) -> list[str]:
+        """Those that a fold puts together: all but the large ones that an earlier fold made, so that a fold
+        costs what is new. The files of one fold are large or loose together, and go together."""
+        names = [*self._kept, *self.new_files()]
+        large: set[str] = set()
+        for folder in {name.rpartition("/")[0] for name in names}:
+            if folder.endswith(_FOLDED):
+                sizes = [entry.size for entry in self._state.files.entries(folder)]
+                if sum(sizes) >= len(sizes) * FOLDED_FILE_BYTES // 2:
+                    large.add(folder)
+        return [name for name in names if name.rpartition("/")[0] not in large]
+
+    def fold(self, plan: str, *, whole: bool = False) -> list[str]:
+        """Write what is kept of all loose cells, or the `whole` of them, into few files; without those of
+        windows that the plan (`uniting.fold_plan`, "" where there is none) calls pruned, and those that it
+        calls proven united. Returns the files that there are then."""
         new = self.new_files()
-        sources = [*self._kept, *new]
+        sources = [*self._kept, *new] if whole else self.loose_files()
+        left = [name for name in self._kept if name not in set(sources)]
         if not sources:
-            return []
-        cells = self._read(sources).filter(~col("tail") & col("note").isNull())
-        if pruned:
-            cells = (
-                cells.groupBy("stream")
-                .cogroup(self._read_facts(facts).groupBy("stream"))
-                .applyInArrow(lambda cells, facts: unpruned(cells, facts)[0], CELL_DDL)
-            )
-        size = sum(
-            entry.size
-            for folder in {name.rpartition("/")[0] for name in sources}
-            for entry in self._state.files.entries(folder)
-        )
-        return self._write(cells.coalesce(max(1, -(-size // FOLDED_FILE_BYTES))), f"{self._folder}-folded")
+            return left
+        parts = []
+        kept = [name for name in self._kept if name in set(sources)]
+        if kept:
+            parts.append(self._read(kept).filter(~col("tail")))
+        if new:
+            parts.append(self._read(new))  # its tail holds windows back
+        cells = functools.reduce(DataFrame.unionByName, parts).filter(col("note").isNull())
+        if plan:
+            self._spread(sources)
+            told = self._spark.read.schema(PLAN_DDL).parquet(self._state.files.uri(plan))
+            cells = cells.groupBy("stream").cogroup(told.groupBy("stream")).applyInArrow(folded, CELL_DDL)
+        else:
+            cells = cells.filter(~col("tail"))
+        few = cells.coalesce(max(1, -(-self._size_of(sources) // FOLDED_FILE_BYTES)))
+        return [*left, *self._write(few, f"{self._folder}{_FOLDED}")]
 
 
 def _parquet_files(state: StateFolder, folder: str) -> list[str]:
@@ -205,8 +243,19 @@ def unpruned(cells: pa.Table, facts: pa.Table) -> tuple[pa.Table, pa.Table]:
     pruned = pruned_of(rows[0]) if rows else None
     if pruned is None or not cells.num_rows:
         return cells, cells.slice(0, 0)
-    mask = pa.array([pruned.has(start_ms) for start_ms in cells["window_start_ms"].to_pylist()], pa.bool_())
+    starts = cells["window_start_ms"]
+    gone = [start_ms for start_ms in starts.unique().to_pylist() if pruned.has(start_ms)]
+    mask = pc.is_in(starts, value_set=pa.array(gone, pa.int64()))
     return cells.filter(pc.invert(mask)), cells.filter(mask)
+
+
+def folded(cells: pa.Table, plan: pa.Table) -> pa.Table:
+    """What is kept of one stream's cells, of which those of the tail only hold their windows back; runs in
+    Spark's workers."""
+    from millrace.audit.scanning.cell_union import unite
+
+    living, _ = unpruned(cells, plan.filter(pc.is_valid(plan["pruned"])))
+    return unite(living, plan.filter(pc.is_valid(plan["window_start_ms"])))
 
 
 def verdicts_of(reconciler: Reconciler, cells: pa.Table, facts: pa.Table) -> pa.Table:
@@ -232,9 +281,8 @@ def _own_rows(
     rows = rows.filter(pa.array([start is None or not pruned.has(start) for start in starts], pa.bool_()))
     if not late.num_rows:
         return rows
-    counts: dict[str, int] = {}
-    for tier, count in zip(late["tier"].to_pylist(), late["count"].to_pylist(), strict=True):
-        counts[tier] = counts.get(tier, 0) + count
+    found = late.group_by("tier").aggregate([("count", "sum")]).to_pylist()
+    counts = {row["tier"]: row["count_sum"] for row in found}
     row = late_row(known[0]["topic"] or "", known[0]["stream"], counts)
     return pa.concat_tables([rows, pa.Table.from_pylist([row], VERDICT_SCHEMA)])
 

@@ -20,6 +20,7 @@ PRELOADED = (
     "pyspark.worker",
     "millrace.audit.spark.task_reader",
     "millrace.audit.reconciliation.verdict_rows",
+    "millrace.audit.scanning.stream_cells",
 )
 
 

@@ -20,6 +20,7 @@ LEAST_TASK_RECORDS = 200_000  # about half a second's work
 MOST_TASK_RECORDS = 100_000_000
 RECORD_WORK = 100  # counting a record costs about as much as receiving and checking 100 bytes
 USUAL_RECORD_BYTES = 200  # where nothing is known
+SHUFFLED_BYTES = 16 << 20  # of Parquet in one part of a shuffle: about a million cells of one record
 UNEVEN = 0.05  # a task may be this much above the average, if that saves a cut
 
 
@@ -66,6 +67,12 @@ def task_count_of(ranges: Sequence[OffsetRange], core_count: int) -> int:
     """How many tasks to plan: a small read is not cut finer than it is worth, a large one into two a core (to
     even out what estimates miss), and none is so long that doing it again would hurt."""
     return _task_count(sum(work for _, work in _weighed(ranges, USUAL_RECORD_BYTES)), core_count)
+
+
+def shuffle_count_of(byte_count: int, least: int) -> int:
+    """Into how many parts cells of so many bytes of Parquet are shuffled: a worker's part stays the same
+    however much there is. `least` is what Spark is set to."""
+    return max(least, -(-byte_count // SHUFFLED_BYTES))
 
 
 def _task_count(work: float, core_count: int) -> int:

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from millrace.audit.scanning.cell_rows import NOTE_READ, NOTE_UNREAD, RowBuilder, RowPlace
+from millrace.audit.scanning.cell_rows import NOTE_READ, NOTE_UNREAD, NoteRows, RowPlace, cell_batches
 from millrace.audit.scanning.counting import CellCounter
 from millrace.audit.scanning.range_reader import (
     COMPACTED,
@@ -60,37 +60,36 @@ def _read_cells(
     options: ReadOptions,
     told: Told | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    rows = RowBuilder(options.chunk_offsets)
+    notes = NoteRows()
     unpacker = Unpacker()
     for range_ in ranges:
         place = _place(range_)
         counter = CellCounter(options.window_ms, options.chunk_offsets, options.digest)
-        note_unread = partial(_note_unread, rows, place)
+        note_unread = partial(_note_unread, notes, place)
         byte_count = 0
         for batches in reader.read(range_, counter.distrust, note_unread):
             byte_count += len(batches.buffer)
             count_batches(counter, batches, range_.first_offset, range_.end_offset, unpacker, note_unread)
             if counter.is_full():
-                yield from _take(counter, rows, place)
-        yield from _take(counter, rows, place)
+                yield from _take(counter, place, options)
+        yield from _take(counter, place, options)
         totals = counter.totals()
         if told is not None:
             told.add(byte_count, totals.records)
-        rows.add_totals(place, totals)
-        rows.add_note(place, NOTE_READ, range_.size, range_.first_offset, range_.end_offset - 1)
-    if len(rows):
-        yield rows.flush()
+        notes.add_totals(place, totals)
+        notes.add_note(place, NOTE_READ, range_.size, range_.first_offset, range_.end_offset - 1)
+        if len(notes) >= ROWS_PER_ARROW_BATCH:
+            yield notes.flush()
+    if len(notes):
+        yield notes.flush()
 
 
-def _take(counter: CellCounter, rows: RowBuilder, place: RowPlace) -> Iterator[pa.RecordBatch]:
-    for row in counter.take():
-        rows.add_cell(place, row)
-        if len(rows) >= ROWS_PER_ARROW_BATCH:
-            yield rows.flush()
+def _take(counter: CellCounter, place: RowPlace, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    return cell_batches(place, counter.take(), options.chunk_offsets, ROWS_PER_ARROW_BATCH)
 
 
-def _note_unread(rows: RowBuilder, place: RowPlace, first_offset: int, end_offset: int, cause: str) -> None:
-    rows.add_note(place, NOTE_UNREAD + cause, end_offset - first_offset, first_offset, end_offset - 1)
+def _note_unread(notes: NoteRows, place: RowPlace, first_offset: int, end_offset: int, cause: str) -> None:
+    notes.add_note(place, NOTE_UNREAD + cause, end_offset - first_offset, first_offset, end_offset - 1)
 
 
 def count_batches(

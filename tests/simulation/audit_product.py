@@ -12,6 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -23,6 +24,7 @@ from millrace.audit.config import AuditConfig, parse_config
 from millrace.audit.contract.events import EventLedger, event_to_keep, kept_event
 from millrace.audit.job import Findings
 from millrace.audit.keeping.state import Commit
+from millrace.audit.keeping.uniting import fold_plan, may_unite, proven_windows
 from millrace.audit.reconciliation.horizon import DEFAULT_HORIZON_MS, split_older
 from millrace.audit.reconciliation.roster import roster_rows
 from millrace.audit.reconciliation.settled import settle
@@ -36,10 +38,12 @@ from millrace.audit.runs.reading_plan import plan_ranges, read_until
 from millrace.audit.runs.reconciling import reconciler_of, streams_of, tiers_of
 from millrace.audit.runs.untrusted import doubts_of
 from millrace.audit.runs.watermarks import watermarks_of
+from millrace.audit.scanning import stream_cells
 from millrace.audit.scanning.cell_notes import counts_of, unaudited_of, unread_of
 from millrace.audit.scanning.cell_rows import CELL_SCHEMA, NOTE_UNTRUSTED, cells_of
 from millrace.audit.scanning.range_reader import RangeReader
 from millrace.audit.spark.read_options import parse_options
+from millrace.audit.spark.spark_cells import folded
 from millrace.audit.spark.task_plan import ranges_option
 from millrace.audit.spark.task_reader import _read_cells
 from tests.simulation.audit_answers import Answers
@@ -158,7 +162,8 @@ class Result:
 
 @dataclass
 class Audit:
-    """An audit and what it keeps."""
+    """An audit and what it keeps. Half of its runs fold that, which its own `luck` decides; `united_count` is
+    how many united cells its runs have read."""
 
     world: World
     commit: Commit = field(default_factory=Commit)
@@ -166,6 +171,8 @@ class Audit:
     facts: pa.Table | None = None
     counted: pa.Table | None = None
     settled: pa.Table | None = None
+    luck: Random = field(default_factory=lambda: Random(0))
+    united_count: int = 0
 
     def run(
         self,
@@ -177,6 +184,7 @@ class Audit:
         """Look once. `dies`: killed after everything was counted, before the commit. `answers` takes down
         what the clusters answered."""
         config = config_of(self.world)
+        self.united_count += sum(pc.sum(pc.less(each["partition"], 0)).as_py() or 0 for each in self.kept)
         ledger = EventLedger()
         origins = {} if self.facts is None else restore(self.facts, ledger)
         for kept in self.commit.gaps:
@@ -214,6 +222,8 @@ class Audit:
         if not dies:
             self.commit, self.kept, self.facts = commit, [*self.kept, settled], facts
             self.settled = found.settled
+            if may_unite(config, captured) and self.luck.random() < 0.5:
+                self._fold(found.rows, tail)
         return Result(
             rows=[row for row, *_ in evident],
             watermarks=found.watermarks,
@@ -222,6 +232,17 @@ class Audit:
             exit_status=summary["exit_status"],
             summary=summary,
         )
+
+    def _fold(self, rows: pa.Table, tail: pa.Table) -> None:
+        """As a run that folds: the cells of what is proven are united, stream by stream."""
+        plan = fold_plan({}, proven_windows(rows))
+        kept = pa.concat_tables([*self.kept, tail])
+        kept = kept.filter(pc.is_null(kept["note"]))
+        parts = []
+        for stream in kept["stream"].unique().to_pylist():
+            told = plan.filter(pc.equal(plan["stream"], stream))
+            parts.append(folded(kept.filter(pc.equal(kept["stream"], stream)), told))
+        self.kept = [pa.concat_tables(parts)] if parts else []
 
     def _judge(
         self,
@@ -336,14 +357,17 @@ class Audit:
     ) -> list[tuple]:
         """(verdict, evidence) of every row."""
         reconciler = self._reconciler(config, captured, commit, doubts, cells)
-        by_stream: dict[str, list] = {}
-        for cell in cells_of(cells):
-            by_stream.setdefault(cell.stream, []).append(cell)
+        cells = cells.filter(pc.is_null(cells["note"]))
+        by_stream = {
+            stream: cells.filter(pc.equal(cells["stream"], stream))
+            for stream in cells["stream"].unique().to_pylist()
+        }
         told = {row["stream"]: row for row in facts.to_pylist()}
         rows: list[tuple] = []
-        for stream in sorted({*by_stream, *told}):
-            known = [told[stream]] if stream in told else []
-            rows += reconciler.verdicts(by_stream.get(stream, []), known)
+        with mock.patch.object(stream_cells, "FEW_CELLS", 0):  # as of streams that have many
+            for stream in sorted({*by_stream, *told}):
+                known = [told[stream]] if stream in told else []
+                rows += reconciler.verdicts(by_stream.get(stream, CELL_SCHEMA.empty_table()), known)
         streams = captured.ledger.streams.values()
         for topic in config.topics:
             rows += [(row,) for row in roster_rows(config.roster(), streams, topic, WINDOW_MS)]

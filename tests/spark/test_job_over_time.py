@@ -15,6 +15,7 @@ from millrace.audit.keeping import upkeep
 from millrace.audit.keeping.state import StateFolder
 from millrace.audit.keeping.untrusted_waivers import accept
 from millrace.audit.keeping.waivers import give_waiver
+from millrace.audit.spark import spark_cells
 from millrace.audit.status import lines, read_status
 from tests.ports import free_port
 from tests.waiting import patience
@@ -138,6 +139,33 @@ def test_old_proofs_are_folded_away_and_what_comes_late_for_them_is_told_and_not
     assert written(world.config) == fourth.summary
 
 
+def test_cells_of_proven_windows_lose_their_places_and_a_late_copy_is_named_all_the_same(
+    spark, world, stream, monkeypatch
+):
+    monkeypatch.setattr(upkeep, "FOLD_FILES", 2)
+    world.carry(stream, lose=range(16, 41))
+    world.position("ewr", 15)
+    assert audit(world).summary["counts"]["in_flight"] == 25
+    world.carry(stream, lose=range(1, 16))
+    world.position("ewr", 40)
+    second = audit(world)
+    assert second.exit_status == 0 and second.summary["verdict"] == "PROVEN"
+    state = StateFolder.open(world.config.state)
+
+    rows = [row for name in state.latest().cells for row in state.read_table(name).to_pylist()]
+    assert sum(row["count"] for row in rows) == 80
+    united = {(row["tier"], row["window_start_ms"], row["count"]) for row in rows if row["partition"] < 0}
+    # Two runs have read a part each of the second day; of the others there is one cell, which stays.
+    assert united == {("ewr", START_MS + DAY_MS, 10), ("agg", START_MS + DAY_MS, 10)}
+    assert audit(world).summary == second.summary
+    world.carry(stream, lose=[each for each in range(1, 41) if each != 12])
+    fourth = audit(world)
+    assert fourth.exit_status == 1 and fourth.summary["losses"] == []
+    assert [each["sequences"] for each in fourth.summary["duplicates"]] == [[[12, 12]]]
+    revised = {each["window_start"]: each["before"] for each in fourth.summary["revisions"]}
+    assert revised["2013-01-02T00:00:00Z"] == "PROVEN"
+
+
 def test_cells_of_many_runs_become_few_files_and_the_verdicts_stay(spark, world, stream, monkeypatch):
     monkeypatch.setattr(upkeep, "FOLD_FILES", 2)
     world.carry(stream, lose=[15])
@@ -153,6 +181,17 @@ def test_cells_of_many_runs_become_few_files_and_the_verdicts_stay(spark, world,
     assert second.summary["unaudited"] == {"agg": 1}
     assert len(state.latest().cells) == 1 <= files
     assert audit(world).summary == second.summary
+    # What an earlier fold made large is left as it is, and counts all the same.
+    (large,) = state.latest().cells
+    monkeypatch.setattr(spark_cells, "FOLDED_FILE_BYTES", 100)
+    monkeypatch.setattr(upkeep, "FOLD_FILES", 1)
+    world.carry(stream, lose=[each for each in range(1, 41) if each != 33])
+    third = audit(world)
+    assert third.summary["losses"] == first.summary["losses"]
+    assert [each["sequences"] for each in third.summary["duplicates"]] == [[[33, 33]]]
+    assert large in state.latest().cells and len(state.latest().cells) > 1
+    assert all("-folded/" in name for name in state.latest().cells)
+    assert audit(world).summary == third.summary
 
 
 def test_a_mirror_that_carries_the_topic_elsewhere_proves_nothing_about_it(spark, world, stream):

@@ -11,9 +11,10 @@ import pytest
 from millrace.audit.contract.header import decode_identity
 from millrace.audit.contract.producer_names import is_shown, name_doubts, names_in, plain
 from millrace.audit.scanning import counting
-from millrace.audit.scanning.counting import CellCounter, CellRow
+from millrace.audit.scanning.counting import CellCounter
 from millrace.audit.scanning.range_reader import index_fetched
 from tests import seeds
+from tests.cells import CountedRow, rows_of
 
 EVERYTHING = (0, 1 << 62)
 
@@ -27,8 +28,8 @@ def count(
     return counter
 
 
-def only(counter: CellCounter) -> CellRow:
-    (row,) = counter.take()
+def only(counter: CellCounter) -> CountedRow:
+    (row,) = rows_of(counter.take())
     return row
 
 
@@ -61,6 +62,23 @@ def test_repeats_across_folds_are_found(build, monkeypatch):
     assert row.repeats == {5: 2, 7: 2, 9: 2} and row.count == 9
 
 
+def test_runs_that_do_not_touch_are_not_sorted_again_for_every_batch(build, monkeypatch):
+    monkeypatch.setattr(counting, "RUNS_PER_FOLD", 1000)
+    sorted_runs = []
+    merge_runs = counting.merge_runs
+    monkeypatch.setattr(counting, "merge_runs", lambda *runs: sorted_runs.append(1) or merge_runs(*runs))
+    counter = CellCounter(1000, 1 << 20)
+    counter._runs = np.zeros((1000, 3), np.int64)
+    content = b"".join(
+        build.batch(first, [build.stamped(i, 1, 2 * (first + i) + 1) for i in range(20)])
+        for first in range(0, 1200, 20)
+    )
+    batches = index_fetched(content)
+    counter.count(batches.buffer, batches.index, *EVERYTHING)
+    assert len(sorted_runs) == 1 and counter.is_full()
+    assert list(only(counter).sequences) == list(range(1, 2400, 2))
+
+
 def test_many_short_runs_use_the_expanded_path_and_find_repeats(build):
     sequences = [i * 2 for i in range(1, 200)] + [10, 10]
     row = only(count(build.batch(0, [build.stamped(i, 1, s) for i, s in enumerate(sequences)])))
@@ -69,7 +87,7 @@ def test_many_short_runs_use_the_expanded_path_and_find_repeats(build):
 
 def test_windows_and_chunks_split_cells(build):
     records = [build.stamped(i, 1, i + 1, 999 + i) for i in range(4)]
-    rows = list(count(build.batch(8, records), chunk=10).take())
+    rows = rows_of(count(build.batch(8, records), chunk=10).take())
     assert sorted((r.window_start_ms, r.chunk, list(r.sequences)) for r in rows) == [
         (0, 0, [1]),
         (1000, 0, [2]),
@@ -79,7 +97,7 @@ def test_windows_and_chunks_split_cells(build):
 
 def test_sequence_beyond_32_bits_keeps_its_base(build):
     high = (1 << 33) - 1
-    rows = list(count(build.batch(0, [build.stamped(0, 1, high), build.stamped(1, 1, high + 1)])).take())
+    rows = rows_of(count(build.batch(0, [build.stamped(0, 1, high), build.stamped(1, 1, high + 1)])).take())
     assert sorted(row.base + next(iter(row.sequences)) for row in rows) == [high, high + 1]
 
 
@@ -127,7 +145,7 @@ def test_last_identity_header_wins(build):
 )
 def test_header_that_cannot_be_trusted_is_counted_and_not_filed(build, content, reason):
     counter = count(build.batch(0, [build.record(0, [(b"_mr", content)])]))
-    assert list(counter.take()) == []
+    assert rows_of(counter.take()) == []
     assert counter.totals().untrusted == {reason: 1} and counter.totals().records == 1
 
 
@@ -156,7 +174,7 @@ def test_names_are_compared_across_buffers_and_never_across_streams(build):
         data = build.batch(offset, [build.record(0, [(b"_mr", build.identity(stream, offset + 1, 0, name))])])
         batches = index_fetched(data)
         counter.count(batches.buffer, batches.index, *EVERYTHING)
-    assert {row.stream: names_in(row.producer) for row in counter.take()} == {
+    assert {row.stream: names_in(row.producer) for row in rows_of(counter.take())} == {
         1: ["UA@ewr", "UA@ewx"],
         2: ["ZZ@lga"],
     }
@@ -196,7 +214,7 @@ def test_any_two_names_differ_exactly_where_their_bytes_do(build):
 
 def test_plain_records_are_counted_as_unaudited(build):
     counter = count(build.batch(0, [build.record(0), build.record(1, [(b"_mx", b"1"), (b"_", b"2")])]))
-    assert list(counter.take()) == [] and counter.totals().unaudited == 2
+    assert rows_of(counter.take()) == [] and counter.totals().unaudited == 2
 
 
 def test_batch_with_fewer_records_than_announced_is_malformed_and_never_read_beyond(build):
@@ -216,7 +234,7 @@ def test_random_damage_never_reads_outside_or_invents_records(build):
         for _ in range(rng.randrange(1, 6)):
             damaged[rng.randrange(61, len(damaged))] = rng.randrange(256)
         counter = count(bytes(damaged))
-        rows = list(counter.take())
+        rows = rows_of(counter.take())
         totals = counter.totals()
         filed = sum(row.count for row in rows)
         bad_headers = sum(n for reason, n in totals.untrusted.items() if reason.startswith("header"))
@@ -238,7 +256,7 @@ def test_random_traffic_agrees_with_a_plain_count(build):
         data += build.batch(offset, records)
         offset += len(records)
     found: dict[tuple[int, int], Counter[int]] = {}
-    for row in count(data, chunk=100).take():
+    for row in rows_of(count(data, chunk=100).take()):
         held = found.setdefault((row.stream, row.window_start_ms), Counter())
         held.update(row.sequences)
         held.update(row.repeats)

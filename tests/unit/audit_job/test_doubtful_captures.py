@@ -44,7 +44,7 @@ from millrace.audit.runs.untrusted import Doubts
 from millrace.audit.scanning.cell_rows import CELL_SCHEMA
 from millrace.audit.scanning.cells import Cell
 from millrace.broker.errors import ConfigError, MillraceError
-from tests.cells import encode_bitmaps
+from tests.cells import encode_bitmaps, table_of
 from tests.verdicts import overall_verdict
 
 STREAM, SESSION = "00000000000000ab", "00000000000000cd"
@@ -107,7 +107,7 @@ def verdicts(captured, cells, settings=None, after=None, doubts=()):
     job = run_of(captured, settings)
     after = after or Commit(unread=job.unread)
     reconciler = _reconciler(job, after, doubts)
-    return [row for row, _ in reconciler.verdicts(cells, job.facts.to_pylist())]
+    return [row for row, _ in reconciler.verdicts(table_of(cells), job.facts.to_pylist())]
 
 
 def captured_of(sequences=(1, 2), origins=("ewr",), topic="flights", pins=None, positions=(), gaps=()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,13 @@ def test_a_loss_tells_the_hop_the_offsets_and_the_neighbours(tmp_path: Path) -> 
         "after it 6 was seen (partition 3, offsets 10-20)",
     ):
         assert words in told, told
+
+
+def test_a_united_cell_is_told_without_a_place(tmp_path: Path) -> None:
+    nowhere = replace(cell("ewr", range(1, 10), -1, -1), partition=-1)
+    config = written(tmp_path, mine(), cells=[nowhere, cell("ewr", [10], 7, 7)])
+    told = "\n".join(run(config, "orders", iso_time(START_MS) or ""))
+    assert "    several partitions together: 1-9\n    partition 3, offsets 7-7: 10" in told
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from millrace.audit.runs.reading_plan import plan_backfill, plan_ranges
 from millrace.audit.runs.reconciling import groups_of
 from millrace.broker.client.group_offsets import CommittedOffset
 from millrace.broker.errors import ClusterUnreachable
+from tests.cells import table_of
 from tests.unit.audit_job.test_doubtful_captures import (
     PLACE,
     STREAM,
@@ -73,7 +74,7 @@ def test_nor_is_it_in_a_backfill_which_counts_anew_what_is_there():
     job = run_of(captured, before=Commit(offsets={"agg/flights/0": ReadPosition(2, "old")}))
     job.only = (0, 60_000)
     reconciler = _reconciler(job, Commit(offsets={"ewr/flights/0": ReadPosition(2, "new")}))
-    ((row, _),) = reconciler.verdicts([cell("ewr", [1, 2])], job.facts.to_pylist())
+    ((row, _),) = reconciler.verdicts(table_of([cell("ewr", [1, 2])]), job.facts.to_pylist())
     assert (row.verdict, row.missing) == (Verdict.UNKNOWN, {})
 
 

@@ -24,6 +24,7 @@ from millrace.audit.spark.task_plan import OffsetRange
 from millrace.audit.spark.task_reader import count_batches
 from millrace.broker.client.raw_fetch import FetchedPartition
 from millrace.broker.protocol.compression import CODEC_IDS, compress
+from tests.cells import rows_of
 
 TRANSACTIONAL, CONTROL = 0x10, 0x20
 
@@ -48,7 +49,7 @@ def sequences(content: bytes, aborted=(), distrusted=None) -> list[int]:
     mark_skipped(batches, transactions, lambda reason: told.update([reason]))
     counter = CellCounter(1000, 1 << 20)
     count_batches(counter, batches, 0, 1 << 60)
-    return sorted(sequence for row in counter.take() for sequence in row.sequences)
+    return sorted(sequence for row in rows_of(counter.take()) for sequence in row.sequences)
 
 
 def test_aborted_transaction_is_hidden_and_the_next_committed_one_is_seen(build):
@@ -233,7 +234,7 @@ def test_damaged_bytes_are_told_and_reading_goes_on_behind_them(build, damaged, 
     counter = CellCounter(1000, 1 << 20)
     for batches in reader.read(whole, distrusted.append, lambda *hole: unread.append(hole)):
         count_batches(counter, batches, 0, 100)
-    seen = {sequence - 1 for row in counter.take() for sequence in row.sequences}
+    seen = {sequence - 1 for row in rows_of(counter.take()) for sequence in row.sequences}
     assert seen == set(range(100)) - damaged
     assert unread == [(min(damaged), max(damaged) + 1, "damaged")]
     assert distrusted == ["stretch of bytes that is no batch"] and len(reader.asked) < 80

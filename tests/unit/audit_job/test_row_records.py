@@ -15,6 +15,7 @@ from millrace.audit.scanning.row_records import records_of
 from millrace.broker.protocol.batch_kernels import B_ATTRIBUTES, B_MAX_MS
 from millrace.broker.protocol.records import build_batch, read_records
 from tests import seeds
+from tests.cells import rows_of
 
 NAMES = [b"p"] * 20 + [b"", b"another", b"n" * 300, b"a\nb"]
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -62,7 +63,7 @@ def cells(counter: CellCounter) -> list:
         (
             (c.stream, c.window_start_ms, c.chunk, c.count, c.byte_count, c.first_offset, c.last_offset,
              c.first_append_ms, c.last_append_ms, c.producer, sorted(c.sequences), c.repeats, c.digest)
-            for c in counter.take()
+            for c in rows_of(counter.take())
         ),
         key=str,
     )  # fmt: skip

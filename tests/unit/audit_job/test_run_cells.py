@@ -13,7 +13,7 @@ import pytest
 
 from millrace.audit.config import parse_config
 from millrace.audit.keeping.state import StateFolder
-from millrace.audit.scanning.cell_rows import CELL_SCHEMA, NOTE_READ, NOTE_RECORDS, RowBuilder, RowPlace
+from millrace.audit.scanning.cell_rows import CELL_SCHEMA, NOTE_READ, NOTE_RECORDS, NoteRows, RowPlace
 from millrace.audit.spark import spark_cells
 from millrace.audit.spark.spark_cells import RunCells
 from millrace.audit.spark.task_plan import OffsetRange
@@ -47,7 +47,7 @@ class Executors:
     def parquet(self, uri: str) -> None:
         folder = Path(urlsplit(uri).path)
         folder.mkdir()
-        rows = RowBuilder(1000)
+        rows = NoteRows()
         place = RowPlace(RANGE.tier, RANGE.cluster, RANGE.topic, RANGE.topic_id, RANGE.partition, RANGE.tail)
         for number in range(self.found):
             if number < OFFSETS:
@@ -84,3 +84,23 @@ def test_cells_are_durable_before_anything_names_them(tmp_path, monkeypatch):
     counted(Executors(WRITTEN), tmp_path, "local[2]", monkeypatch)
     folder = tmp_path / "cells" / "run"
     assert synced == [str(folder / "part-0.parquet"), str(folder), str(folder.parent)]
+
+
+def test_a_fold_leaves_large_files_of_earlier_folds_as_they_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(spark_cells, "FOLDED_FILE_BYTES", 100)
+    state = StateFolder.open(tmp_path)
+    files = {
+        "cells/1-folded/a.parquet": 90,
+        "cells/1-folded/b.parquet": 30,  # large together: the rest of what was cut into even files
+        "cells/2-folded/a.parquet": 49,
+        "cells/3-folded/a.parquet": 95,
+        "cells/3-folded/b.parquet": 4,
+        "cells/4/a.parquet": 500,
+        "cells/5/a.parquet": 1,
+    }
+    for name, size in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x" * size)
+    kept = [name for name in files if "/5/" not in name]
+    cells = RunCells(None, state, "5", kept, "")  # type: ignore[arg-type]
+    assert cells.loose_files() == [name for name in files if "/1-folded/" not in name]

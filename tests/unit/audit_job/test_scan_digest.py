@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from xxhash import xxh64_intdigest
 
 from millrace.audit.contract.content_digest import digest_sum, record_digest
-from millrace.audit.scanning.cell_rows import RowBuilder, RowPlace, cells_of
-from millrace.audit.scanning.counting import CellCounter, CellRow
+from millrace.audit.scanning.cell_rows import RowPlace, cell_batches, cells_of
+from millrace.audit.scanning.counting import CellCounter
 from millrace.audit.scanning.range_reader import index_fetched
+from millrace.audit.scanning.scan import G_DIGEST
 from millrace.audit.scanning.xxh64 import xxh64
 from millrace.audit.spark.task_reader import count_batches
 from millrace.broker.protocol.compression import LZ4, compress
+from tests.cells import CountedRow, rows_of
 from tests.unit.audit.content_vectors import DIGEST_SUM, VECTORS
 
 EVERYTHING = (0, 1 << 62)
@@ -23,10 +25,10 @@ field = st.none() | st.binary(max_size=300)
 headers = st.lists(st.tuples(st.binary(max_size=20).filter(lambda key: key != b"_mr"), field), max_size=4)
 
 
-def rows(content: bytes, digest: bool = True) -> list[CellRow]:
+def rows(content: bytes, digest: bool = True) -> list[CountedRow]:
     counter = CellCounter(1 << 40, 1 << 20, digest=digest)
     count_batches(counter, index_fetched(content), *EVERYTHING)
-    return list(counter.take())
+    return rows_of(counter.take())
 
 
 def stamped(build, delta, sequence, key, value, others, at: int = 0) -> bytes:
@@ -103,9 +105,10 @@ def test_no_digest_where_a_length_is_not_written_in_the_shortest_way(build):
 
 
 def test_digest_reaches_the_cell_on_disk_whole(build):
-    (row,) = rows(build.batch(0, [build.stamped(0, 1, 1)]))
-    row.digest = (1 << 64) - 1
-    builder = RowBuilder(1 << 20)
-    builder.add_cell(RowPlace("t", "c", "x", "", 0, False), row)
-    (cell,) = cells_of(builder.flush())
+    counter = CellCounter(1 << 40, 1 << 20, digest=True)
+    count_batches(counter, index_fetched(build.batch(0, [build.stamped(0, 1, 1)])), *EVERYTHING)
+    counted = counter.take()
+    counted.groups[0, G_DIGEST] = -1  # as the kernel's 64 bits are, taken with a sign
+    (batch,) = cell_batches(RowPlace("t", "c", "x", "", 0, False), counted, 1 << 20, 10)
+    (cell,) = cells_of(batch)
     assert cell.digest == (1 << 64) - 1

@@ -7,24 +7,26 @@ import random
 import pytest
 
 from millrace.audit.scanning import counting
-from millrace.audit.scanning.counting import CellCounter, CellRow
+from millrace.audit.scanning.counting import CellCounter
 from millrace.audit.scanning.range_reader import index_fetched
 from millrace.audit.scanning.unpack import Unpacker
 from millrace.audit.spark.task_reader import count_batches
 from tests import seeds
 from tests.benchmarks.audit.load import BatchMaker, Shape, stream_number
+from tests.cells import CountedRow, rows_of
 
 EVERYTHING = (0, 1 << 62)
 START_MS = 1_356_998_400_000
 
 
 def held_bytes(counter: CellCounter) -> int:
-    """Of a counter: its tables, and the bitmaps that it has not handed over."""
-    tables = counter._groups.nbytes + counter._table.nbytes + counter._runs.nbytes
-    return tables + sum(len(each.seen.serialize()) for each in counter._sequences.values())
+    """Of a counter: its tables, and what it knows of repeats."""
+    return counter._groups.nbytes + counter._table.nbytes + counter._runs.nbytes + counter._repeats.nbytes
 
 
-def counted(shape: Shape, record_count: int, counter: CellCounter | None = None) -> tuple[list[CellRow], int]:
+def counted(
+    shape: Shape, record_count: int, counter: CellCounter | None = None
+) -> tuple[list[CountedRow], int]:
     """(rows, most bytes held) of so many records, taken when the counter says that it is full."""
     counter = counter or CellCounter(60_000, 1 << 20)
     maker, unpacker = BatchMaker(shape, start_ms=START_MS), Unpacker()
@@ -37,9 +39,9 @@ def counted(shape: Shape, record_count: int, counter: CellCounter | None = None)
             fetch = b""
             most = max(most, held_bytes(counter))
             if counter.is_full():
-                rows += counter.take()
+                rows += rows_of(counter.take())
     count_batches(counter, index_fetched(fetch), *EVERYTHING, unpacker)
-    return rows + list(counter.take()), max(most, held_bytes(counter))
+    return rows + rows_of(counter.take()), max(most, held_bytes(counter))
 
 
 @pytest.mark.parametrize("producers", [1, 100])
@@ -65,7 +67,7 @@ def test_a_dense_cell_takes_less_than_two_bits_a_record_whatever_the_order(build
     for first in range(0, len(arrived), 500):
         records = [build.stamped(i, 1, each) for i, each in enumerate(arrived[first : first + 500])]
         count_batches(counter, index_fetched(build.batch(first, records)), *EVERYTHING)
-    (row,) = counter.take()
+    (row,) = rows_of(counter.take())
     assert row.count == len(arrived) and not lost & set(row.sequences)
     assert len(row.sequences.serialize()) * 8 <= 2 * row.count
 

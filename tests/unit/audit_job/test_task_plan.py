@@ -11,9 +11,11 @@ from millrace.audit.runs.capture import Capture, MirrorPosition, PartitionPin
 from millrace.audit.runs.reading_plan import plan_ranges
 from millrace.audit.spark.task_plan import (
     RECORD_WORK,
+    SHUFFLED_BYTES,
     USUAL_RECORD_BYTES,
     OffsetRange,
     plan_tasks,
+    shuffle_count_of,
     task_count_of,
 )
 from tests import seeds
@@ -187,3 +189,9 @@ def test_random_plans_cover_every_offset_once_and_are_even_in_work():
         assert at == {each.partition: each.end_offset for each in ranges} and len(tasks) <= count
         largest = max((each.bytes_per_offset + RECORD_WORK for each in ranges if each.size), default=0)
         assert all(work_of(task) <= 1.06 * work_of(ranges) / count + largest for task in tasks)
+
+
+def test_a_shuffle_has_as_many_parts_as_its_cells_need_and_never_fewer_than_spark_is_set_to():
+    assert shuffle_count_of(0, 2) == shuffle_count_of(2 * SHUFFLED_BYTES, 2) == 2
+    assert shuffle_count_of(2 * SHUFFLED_BYTES + 1, 2) == 3
+    assert shuffle_count_of(17_000_000_000, 16) > 1000, "a day of cells of one record"

@@ -12,7 +12,7 @@ import pytest
 from millrace.audit.config import parse_config
 from millrace.audit.keeping.state import StateFolder
 from millrace.audit.scanning.cell_notes import uncounted
-from millrace.audit.scanning.cell_rows import CELL_SCHEMA, NOTE_READ, RowBuilder, RowPlace
+from millrace.audit.scanning.cell_rows import CELL_SCHEMA, NOTE_READ, NoteRows, RowPlace
 from millrace.audit.spark import spark_cells
 from millrace.audit.spark.read_options import parse_options
 from millrace.audit.spark.shared_state import CellsIncomplete
@@ -28,7 +28,7 @@ CONFIG = parse_config({"clusters": {"ewr": {"bootstrap": ["h:1"], "tier": "sourc
 
 
 def notes_of(*ranges):
-    rows = RowBuilder(1000)
+    rows = NoteRows()
     for each in ranges:
         place = RowPlace(each.tier, each.cluster, each.topic, each.topic_id, each.partition, each.tail)
         rows.add_note(place, NOTE_READ, each.size, each.first_offset, each.end_offset - 1)

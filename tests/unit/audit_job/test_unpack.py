@@ -24,6 +24,7 @@ from millrace.broker.errors import KafkaError
 from millrace.broker.protocol.compression import CODEC_IDS, LZ4, compress, decompress
 from millrace.broker.protocol.lz4_kernels import NO_ROOM, SLACK, UNKNOWN, decode_frame
 from tests import seeds
+from tests.cells import rows_of
 
 EVERYTHING = (0, 1 << 62)
 
@@ -170,7 +171,7 @@ def test_every_record_of_every_codec_is_counted_once_whatever_the_buffer(build, 
     content, last = traffic(build, seed)
     counter = CellCounter(1000, 1 << 20)
     count_batches(counter, index_fetched(content), *EVERYTHING, Unpacker(buffer_size))
-    (row,) = counter.take()
+    (row,) = rows_of(counter.take())
     assert list(row.sequences) == list(range(1, last + 1)) and row.repeats == {}
     assert counter.totals().untrusted == {} and counter.totals().records == last
 
@@ -207,7 +208,7 @@ def test_a_batch_whose_records_cannot_be_had_leaves_its_offsets_unread_and_not_l
     count_batches(counter, index_fetched(content), *EVERYTHING, None, lambda *offsets: unread.append(offsets))
     assert unread == [(5, 8, DAMAGED)]
     assert sum(counter.totals().untrusted.values()) == 1
-    assert [list(row.sequences) for row in counter.take()] == [[1, 2]]
+    assert [list(row.sequences) for row in rows_of(counter.take())] == [[1, 2]]
 
 
 def test_a_task_notes_the_offsets_of_a_batch_that_it_could_not_read(build):
@@ -229,4 +230,4 @@ def test_skipped_batches_stay_skipped_when_they_are_compressed(build):
     batches.index[0, 11] = 0
     counter = CellCounter(1000, 1 << 20)
     count_batches(counter, batches, *EVERYTHING)
-    assert [list(row.sequences) for row in counter.take()] == [[2]]
+    assert [list(row.sequences) for row in rows_of(counter.take())] == [[2]]

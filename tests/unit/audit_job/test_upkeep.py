@@ -24,7 +24,7 @@ from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowV
 from millrace.audit.runs.capture import Capture
 from millrace.audit.runs.fact_rows import PrunedWindows, events_of, facts_of, facts_table, restore_pruned
 from millrace.audit.scanning.cell_rows import CELL_SCHEMA
-from millrace.audit.spark.spark_cells import unpruned, verdicts_of
+from millrace.audit.spark.spark_cells import folded, verdicts_of
 
 STREAM, KEEP_MS, WINDOW_MS = "00000000000000ab", 1000, 10
 
@@ -220,16 +220,19 @@ def test_the_cells_of_a_stream_that_is_forgotten_go_with_it(tmp_path):
     """Pruned and forgotten in one fold: what stays of its cells would come back as a stranger's."""
     state = StateFolder.open(tmp_path)
     cells = pa.Table.from_pylist([cell(0, [1, 2, 3])], CELL_SCHEMA)
-    folded = []
+    left = []
 
     class Cells:
         def windows_of_tail(self):
             return set()
 
-        def fold(self, facts, *, pruned):
-            table = state.read_table(facts)
-            mine = table.filter(pc.equal(table["stream"], STREAM))
-            folded.append(unpruned(cells, mine)[0] if pruned else cells)
+        def loose_files(self):
+            return ["cells/new"]
+
+        def fold(self, plan, *, whole):
+            assert whole, "the window may have cells anywhere"
+            table = state.read_table(plan)
+            left.append(folded(cells, table.filter(pc.equal(table["stream"], STREAM))))
             return ["cells/folded"]
 
     captured = Capture(10**12, ledger_of((0, [1, 2, 3]), last=3))
@@ -239,7 +242,7 @@ def test_the_cells_of_a_stream_that_is_forgotten_go_with_it(tmp_path):
     ended, lasting = (("billing", "0" * 16, Claim(5, 0, at_ms)) for at_ms in (-(10**9), 10**12))
     after.claims = [ended, lasting]
     _keep_verdicts(job, after, Cells(), findings)
-    assert [each.num_rows for each in folded] == [0] and after.claims == [lasting]
+    assert [each.num_rows for each in left] == [0] and after.claims == [lasting]
     assert after.cells == ["cells/folded"] and state.read_table(after.events).num_rows == 0
     with _leaving_no_trace(job):
         state.commit(replace(after, number=2))

@@ -1,0 +1,56 @@
+"""Which windows' cells lose their places when cells are folded (`cell_union` does it). Pure.
+
+Called by `job`. A window is united when its row of this very run is SETTLED and PROVEN: every record that was
+acknowledged was seen once in every tier, and no more is to come as far as anybody promised. A mirror that
+keeps no positions is judged by arrivals, for which the offsets of *all* cells count, so nothing is united
+where such a mirror carries, nor while an aggregate has no positions at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.audit.config import AuditConfig
+from millrace.audit.reconciliation.verdicts import Verdict, WindowState
+from millrace.audit.runs.capture import Capture
+from millrace.audit.runs.fact_rows import PrunedWindows
+from millrace.audit.runs.reading_plan import passages
+
+PLAN_SCHEMA = pa.schema(
+    [
+        ("stream", pa.string()),
+        ("pruned", pa.binary()),
+        ("window_start_ms", pa.int64()),
+        ("window_ms", pa.int64()),
+    ]
+)
+PLAN_DDL = "stream string, pruned binary, window_start_ms bigint, window_ms bigint"
+
+
+def may_unite(config: AuditConfig, captured: Capture) -> bool:
+    """Whether places of proven windows decide nothing in this configuration."""
+    told = passages(captured)
+    return all(each.mirror == "millrace" and told.get(name) for name, each in config.aggregates().items())
+
+
+def proven_windows(rows: pa.Table) -> pa.Table:
+    """(stream, window_start_ms, window_ms) of those whose cells may be united; `rows` are the report's."""
+    is_proven = pc.and_(
+        pc.equal(rows["state"], str(WindowState.SETTLED)), pc.equal(rows["verdict"], str(Verdict.PROVEN))
+    )
+    is_of_stream = pc.and_(pc.is_valid(rows["window_start_ms"]), pc.not_equal(rows["stream"], ""))
+    return rows.filter(pc.and_(is_proven, is_of_stream)).select(["stream", "window_start_ms", "window_ms"])
+
+
+def fold_plan(pruned: Mapping[str, PrunedWindows], proven: pa.Table) -> pa.Table:
+    """What a fold needs to know of each stream: a row with what is pruned of it, one for each window of it
+    that is to be united. No commit names this table."""
+    going = [{"stream": stream, "pruned": left.encode()} for stream, left in sorted(pruned.items())]
+    nothing = pa.nulls(len(proven), pa.binary())
+    united = pa.table(
+        [proven["stream"], nothing, proven["window_start_ms"], proven["window_ms"]], PLAN_SCHEMA
+    )
+    return pa.concat_tables([pa.Table.from_pylist(going, PLAN_SCHEMA), united])

@@ -1,0 +1,93 @@
+"""Unions of many small sets at once, by the loops of `set_kernels`. Pure; numpy in and out.
+
+Called by `counting`, `stream_cells` and `uniting`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from millrace.audit.scanning.set_kernels import (
+    LEAST_RUN_BYTES,
+    RUN_COLUMNS,
+    merge_runs,
+    read_sets,
+    set_sizes,
+    write_sets,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Bitmaps:
+    """Portable 32-bit bitmaps, one after the other: number i is content[bounds[i]:bounds[i + 1]], empty for
+    an empty set."""
+
+    content: NDArray[np.uint8]
+    bounds: NDArray[np.int64]
+
+    @classmethod
+    def of_column(cls, column: pa.ChunkedArray) -> Bitmaps:
+        """A column of binary values; a null is empty."""
+        array = column.cast(pa.large_binary()).combine_chunks()
+        if isinstance(array, pa.ChunkedArray):  # no chunk at all
+            array = pa.array([], pa.large_binary())
+        _, bounds, content = array.buffers()
+        data = np.frombuffer(b"" if content is None else content, np.uint8)
+        data.flags.writeable = False
+        if not len(array):
+            return cls(data, np.zeros(1, np.int64))
+        return cls(data, np.frombuffer(bounds, np.int64)[array.offset :][: len(array) + 1])
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        return np.diff(self.bounds)
+
+    def __getitem__(self, number: int) -> bytes:
+        return self.content[self.bounds[number] : self.bounds[number + 1]].tobytes()
+
+
+@dataclass(frozen=True, slots=True)
+class United:
+    """Unions by number, and how many members each has. `again` are rows (number, first, last) of what came in
+    more than one set of a union, one for each time beyond the first; `unread` says of each set that was given
+    whether it is in no union, because its bytes are left to the library."""
+
+    bitmaps: Bitmaps
+    sizes: NDArray[np.int64]
+    again: NDArray[np.int64]
+    unread: NDArray[np.bool_]
+
+
+def encode_sets(runs: NDArray[np.int64], count: int) -> Bitmaps:
+    """The bitmaps of sets 0 to count - 1, of merged runs in order."""
+    rows = np.searchsorted(runs[:, 0], np.arange(count + 1))
+    bounds = np.zeros(count + 1, np.int64)
+    set_sizes(runs, rows, bounds[1:])
+    np.cumsum(bounds, out=bounds)
+    content = np.empty(int(bounds[-1]), np.uint8)
+    write_sets(runs, rows, bounds, content)
+    return Bitmaps(content, bounds)
+
+
+def in_order(runs: NDArray[np.int64]) -> NDArray[np.int64]:
+    """A copy in order of set and first; numbers of sets are below 2^31, and members below 2^32."""
+    return runs[np.argsort((runs[:, 0] << 32) | runs[:, 1])]
+
+
+def unite_sets(sets: Bitmaps, chosen: NDArray[np.int64], numbers: NDArray[np.int64], count: int) -> United:
+    """Unite the chosen sets, each into the union of its number, of which there are `count`."""
+    begins, ends = sets.bounds[chosen], sets.bounds[chosen + 1]
+    runs = np.empty((int((ends - begins).sum()) // LEAST_RUN_BYTES + 1, RUN_COLUMNS), np.int64)
+    unread = np.zeros(len(chosen), np.int64)
+    made = read_sets(sets.content, begins, ends, numbers.astype(np.int64), runs, unread)
+    runs = in_order(runs[:made])
+    again = np.empty_like(runs)
+    kept, found = merge_runs(runs, again)
+    runs = runs[:kept]
+    sizes = np.zeros(count, np.int64)
+    np.add.at(sizes, runs[:, 0], runs[:, 2] - runs[:, 1] + 1)
+    return United(encode_sets(runs, count), sizes, again[:found], unread.astype(np.bool_))
