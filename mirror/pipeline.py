@@ -38,7 +38,6 @@ from millrace.mirror.batches.coalesce import (
     BehindAHole,
     BeyondTheEnd,
     OutOfOrder,
-    holds_one_batch,
     holds_whole_batch,
 )
 from millrace.mirror.batches.intake import Prepared, prepare
@@ -143,7 +142,6 @@ class PartitionPipeline:
         self.damage: str | None = None
         self._doubt = Doubt()
         self.passes_over = False  # batches of this log that stand out of their place
-        self.most_given = 0  # bytes of the largest answer that held more than one batch
         self._bytes_per_offset = 0.0  # in the last answer; 0: not known
         self._written = Position(0, "", NO_TOPIC_ID, -1, 0)  # the position that is on record
         self._began = -1
@@ -237,7 +235,7 @@ class PartitionPipeline:
 
     @property
     def stands_alone(self) -> bool:
-        """Whether what stands at the fetch offset comes alone behind a hole, and should not."""
+        """Whether what stands at the fetch offset comes alone behind a hole, though more lies behind it."""
         return self._doubt.stands_alone
 
     @property
@@ -382,7 +380,8 @@ class PartitionPipeline:
             more_may_come = 0 <= error.claimed_end < stable_end
             self._doubt.came_alone(len(data), error.needed_size, more_may_come=more_may_come)
             if self._doubt.stands_alone:
-                self.corrupt(str(error), steady_ms())
+                if self._doubt.was_looked_at:
+                    self.corrupt(str(error), steady_ms())
                 self.damage = str(error)
         except BeyondTheEnd as error:
             # Taken for damage only when it is told twice: a source reads its end before the batches, and both
@@ -393,8 +392,6 @@ class PartitionPipeline:
         except KafkaError as error:
             self._doubt.is_out_of_order |= isinstance(error, OutOfOrder)
             self.corrupt(str(error), steady_ms())
-        if not holds_one_batch(data):
-            self.most_given = max(self.most_given, len(data))
         if (fetched_count := self.progress.fetch_offset - from_offset) > 0:
             self._bytes_per_offset = len(data) / fetched_count
 

@@ -316,11 +316,6 @@ def holds_whole_batch(data: memoryview) -> bool:
     )
 
 
-def holds_one_batch(data: memoryview) -> bool:
-    """Whether an answer has at most one batch, of whatever format, and no part of another."""
-    return len(data) < LOG_OVERHEAD or LOG_OVERHEAD + int.from_bytes(data[8:LOG_OVERHEAD], "big") >= len(data)
-
-
 def _old_step(start: int, end: int, expected: int, behind: int) -> Step:
     """`base_offset` is the first offset that is wanted of it."""
     next_offset = max(expected, behind)

@@ -25,13 +25,14 @@ class Beginning(NamedTuple):
     """The first batch that can be believed and reaches up to an offset.
 
     `is_vouched_for`: another that can be believed stands behind it. Alone none is, wherever it claims to
-    begin. `is_behind`: one that cannot be believed stands before it.
+    begin. `is_behind`: one that cannot be believed stands before it. `position`: where the answer has it.
     """
 
     base_offset: int
     next_offset: int
     is_vouched_for: bool
     is_behind: bool
+    position: int = 0
 
 
 class Start(NamedTuple):
@@ -71,7 +72,7 @@ def beginning_at(data: Buffer, offset: int, log_end: int) -> Beginning | None:
         if batch.next_offset > offset:
             is_vouched_for = place + 1 < len(kept)
             is_behind = number > place or batch.place > number
-            return Beginning(batch.base_offset, batch.next_offset, is_vouched_for, is_behind)
+            return Beginning(batch.base_offset, batch.next_offset, is_vouched_for, is_behind, batch.position)
     return None
 
 

@@ -14,7 +14,8 @@ from millrace.mirror.sources.fetch_sizes import larger_look
 # A batch whose checksum is wrong is fetched this often before it counts as corrupt at the source.
 MAX_CORRUPT_FETCHES = 3
 # A batch behind a hole that came alone is fetched this often with more of what follows. Then it is believed
-# where nothing follows it that the source may give (in an open transaction, say); otherwise it is looked at.
+# where nothing follows it that the source may give (in an open transaction, say); otherwise it is looked at
+# first. In a healthy log that finds nothing: no answer goes on from one file of it into the next.
 MAX_TIMES_ALONE = 3
 # Looks at the log that find nothing wrong with what is out of order all the same; then it is damage.
 MAX_TIMES_CLEARED = 2
@@ -43,6 +44,11 @@ class Doubt:
         """Whether a batch that comes alone is believed: more was asked for often enough, and where there
         should be more, a look found why it does not come."""
         return self.times_alone >= MAX_TIMES_ALONE and (not self.stands_alone or self.times_cleared > 0)
+
+    @property
+    def was_looked_at(self) -> bool:
+        """Whether there was a look at what comes alone; that it still does is worth a word."""
+        return self.times_alone > MAX_TIMES_ALONE
 
     @property
     def is_damage(self) -> bool:

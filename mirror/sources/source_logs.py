@@ -29,7 +29,7 @@ from millrace.broker.errors import (
     error_for_code,
 )
 from millrace.broker.protocol.batch import HEADER_SIZE
-from millrace.mirror.batches.coalesce import holds_one_batch
+from millrace.mirror.batches.old_messages import NO_END
 from millrace.mirror.batches.placement import Beginning, beginning_at
 from millrace.mirror.delivery.checkpoints import NO_TOPIC_ID, Position
 from millrace.mirror.delivery.system_records import CLUSTER_FAILURES, NewFailures
@@ -319,33 +319,32 @@ class SourceLogs:
         if found.next_offset >= (log_end if stable_end < 0 else min(log_end, stable_end)):
             found = found._replace(is_vouched_for=True)  # as nothing can be given behind it
         if pipeline.stands_alone and not found.is_vouched_for:
-            is_last = await self._is_last_of_a_file(pipeline, found, answer.records)
-            found = found._replace(is_vouched_for=is_last)
+            is_contradicted = await self._is_contradicted(pipeline, offset, found, answer.records)
+            found = found._replace(is_vouched_for=not is_contradicted)
         pipeline.passes_over |= found.is_behind
         return found
 
-    async def _is_last_of_a_file(
-        self, pipeline: PartitionPipeline, found: Beginning, given: memoryview
+    async def _is_contradicted(
+        self, pipeline: PartitionPipeline, offset: int, found: Beginning, given: memoryview
     ) -> bool:
-        """Whether a batch comes alone because the next one lies in another file of the source's, from which
-        no answer goes on. So it is where the source gives larger answers than this one; and then the files'
-        names, which are no part of the batch, say that its offsets lie before the next file's."""
-        if not holds_one_batch(given):
+        """Whether the source gives another batch where the one that it gives alone at `offset` claims to lie:
+        it finds them by its index and its files' names, which were there before the damage. Only that speaks
+        against a lone one, for healthy logs have such, too: the last one of a file, from which no answer goes
+        on, and each where the source's limit for an answer is smaller than two batches."""
+        last = await self._look(pipeline, found.next_offset - 1, MORE_SIZE)
+        behind = await self._look(pipeline, found.next_offset, MORE_SIZE)
+        at_last = beginning_at(last.records, found.next_offset - 1, NO_END)
+        at_end = beginning_at(behind.records, found.next_offset, NO_END)
+        header = _header_of(found, given)
+        is_another = at_last is not None and _header_of(at_last, last.records) != header
+        if not is_another and (at_end is None or at_end.base_offset >= found.next_offset):
             return False
-        same = await self._look(pipeline, found.next_offset - 1, MORE_SIZE)
-        if same.records[:HEADER_SIZE] != given[:HEADER_SIZE]:
-            return False
-        most_given = pipeline.most_given
-        if most_given < len(given) + HEADER_SIZE:
-            behind = await self._look(
-                pipeline, found.next_offset, larger_look(len(given)), read_committed=False
-            )
-            most_given = 0 if holds_one_batch(behind.records) else len(behind.records)
-        return most_given >= len(given) + HEADER_SIZE
+        # Unless compaction has put that one in its place meanwhile.
+        again = await self._look(pipeline, offset, MORE_SIZE)
+        at_offset = beginning_at(again.records, offset, NO_END)
+        return at_offset is not None and _header_of(at_offset, again.records) == header
 
-    async def _look(
-        self, pipeline: PartitionPipeline, offset: int, size: int, *, read_committed: bool = True
-    ) -> FetchedPartition:
+    async def _look(self, pipeline: PartitionPipeline, offset: int, size: int) -> FetchedPartition:
         """About `size` bytes of what the source has from `offset` on, and at least one batch."""
         key = (pipeline.partition.topic, pipeline.partition.partition)
         view = await self._cluster.metadata([key[0]])
@@ -359,7 +358,6 @@ class SourceLogs:
             max_wait_ms=0,
             max_bytes=size,
             partition_max_bytes=size,
-            read_committed=read_committed,
             purpose="survey",
         )
         return answer
@@ -414,9 +412,13 @@ def _good_from(found: Beginning, pipeline: PartitionPipeline) -> int:
     return found.next_offset if _is_doubtful(found, pipeline) else found.base_offset
 
 
+def _header_of(found: Beginning, given: memoryview) -> memoryview:
+    return given[found.position : found.position + HEADER_SIZE]
+
+
 def _is_doubtful(found: Beginning, pipeline: PartitionPipeline) -> bool:
-    """Where offsets contradict each other, or there should be more, and nothing but this one batch is to be
-    had, it may as well be the wrong one: it is damage, too."""
+    """Where offsets contradict each other and nothing but this one batch is to be had, it may as well be the
+    wrong one: it is damage, too."""
     return (pipeline.is_out_of_order or pipeline.stands_alone) and not found.is_vouched_for
 
 

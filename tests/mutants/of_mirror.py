@@ -130,6 +130,52 @@ OF_MIRROR = (
         ),
     ),
     Mutant(
+        name="lone-batch-of-a-healthy-log-called-corrupt",
+        promise="A batch that comes alone behind a hole is damage only where the source contradicts it.",
+        file="mirror/sources/source_logs.py",
+        rule="            found = found._replace(is_vouched_for=not is_contradicted)\n",
+        instead="            found = found._replace(is_vouched_for=False)\n",
+        red=(
+            f"{UNIT}/test_batches_without_neighbours.py"
+            "::test_healthy_log_with_holes_is_carried_whole_by_a_source_that_gives_one_batch_an_answer",
+            f"{UNIT}/test_batches_without_neighbours.py"
+            "::test_healthy_log_with_holes_is_carried_whole_wherever_its_files_end",
+        ),
+    ),
+    Mutant(
+        name="compaction-taken-for-a-contradiction",
+        promise="A batch that compaction rewrites between two looks is no damage.",
+        file="mirror/sources/source_logs.py",
+        rule="        return at_offset is not None and _header_of(at_offset, again.records) == header\n",
+        instead="        return at_offset is not None\n",
+        red=(
+            f"{UNIT}/test_batches_without_neighbours.py"
+            "::test_lone_batch_that_is_compacted_while_it_is_looked_at_is_carried",
+        ),
+    ),
+    Mutant(
+        name="others-found-where-a-lone-batch-claims-to-lie",
+        promise="A batch alone behind a hole is not taken where the source has another at its last offset.",
+        file="mirror/sources/source_logs.py",
+        rule="        is_another = at_last is not None and _header_of(at_last, last.records) != header\n",
+        instead="        is_another = False\n",
+        red=(
+            f"{UNIT}/test_batches_without_neighbours.py"
+            "::test_batch_alone_behind_a_hole_is_told_where_the_source_never_gives_what_follows",
+        ),
+    ),
+    Mutant(
+        name="next-batch-begins-within-a-lone-one",
+        promise="A batch alone behind a hole is not taken where the next one begins before its end.",
+        file="mirror/sources/source_logs.py",
+        rule="        if not is_another and (at_end is None or at_end.base_offset >= found.next_offset):\n",
+        instead="        if not is_another:\n",
+        red=(
+            f"{UNIT}/test_batches_without_neighbours.py"
+            "::test_batch_alone_behind_a_hole_is_told_where_the_source_never_gives_what_follows",
+        ),
+    ),
+    Mutant(
         name="claimed-start-believed-by-a-newcomer",
         promise="A mirror that begins at an offset which a batch of before claims does not take that batch.",
         file="mirror/batches/coalesce.py",

@@ -80,7 +80,6 @@ def pipeline_at(offset: int, *, epoch: int = 0, topic_id: UUID = OLD, **more: An
         is_out_of_order=False,
         passes_over=False,
         stands_alone=False,
-        most_given=0,
         is_cleared_in_vain=False,
         cleared=lambda: None,
         doubt="",
