@@ -246,6 +246,9 @@ class PartitionPipeline:
     def cleared(self) -> None:
         """A look found nothing wrong with what stands at the fetch offset: it is fetched again."""
         self._doubt.times_cleared += 1
+        if self._doubt.stands_alone:
+            self.retry_at_ms = 0
+            self._moved()
 
     @property
     def doubt(self) -> str:
@@ -379,9 +382,10 @@ class PartitionPipeline:
         except BehindAHole as error:
             more_may_come = 0 <= error.claimed_end < stable_end
             self._doubt.came_alone(len(data), error.needed_size, more_may_come=more_may_come)
+            if self._doubt.was_looked_at:
+                self.corrupt(str(error), steady_ms())
             if self._doubt.stands_alone:
-                if self._doubt.was_looked_at:
-                    self.corrupt(str(error), steady_ms())
+                self.retry_at_ms = steady_ms() + MAX_PAUSE_MS  # the look ends that
                 self.damage = str(error)
         except BeyondTheEnd as error:
             # Taken for damage only when it is told twice: a source reads its end before the batches, and both

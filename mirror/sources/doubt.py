@@ -47,8 +47,8 @@ class Doubt:
 
     @property
     def was_looked_at(self) -> bool:
-        """Whether there was a look at what comes alone; that it still does is worth a word."""
-        return self.times_alone > MAX_TIMES_ALONE
+        """Whether there was a look at what comes alone, and it came to nothing: that is worth a word."""
+        return self.stands_alone and self.times_alone > MAX_TIMES_ALONE
 
     @property
     def is_damage(self) -> bool:

@@ -255,6 +255,7 @@ class SourceLogs:
         if end is not None and is_same and reason is not None:
             key = (pipeline.partition.topic, pipeline.partition.partition)
             self._failures.over(key)  # from now on it is a gap
+            pipeline.retry_at_ms = 0
             epoch = pipeline.progress.fetched_leader_epoch
             pipeline.at_gap(GapClass.CORRUPT, end, reason, resume_at=end, resume_epoch=epoch)
 

@@ -21,6 +21,7 @@ from millrace.broker.protocol.records import Record, build_batch
 from millrace.mirror.batches.placement import Start, start_at
 from millrace.mirror.sources.doubt import MAX_TIMES_ALONE
 from millrace.mirror.sources.fetch_sizes import MORE_SIZE
+from millrace.mirror.steady import steady_ms
 from tests.unit.mirror.pipeline_stage import answer, batch, started
 from tests.unit.mirror.source_stage import Source, pipeline_at, reader_of, taken, with_records
 from tests.unit.mirror.test_misplaced_batches import (
@@ -259,6 +260,22 @@ def test_pipeline_says_why_it_does_not_take_what_it_is_given() -> None:
             assert said in pipeline.doubt
         pipeline.accept(answer(good))
         assert pipeline.doubt == ""
+
+    asyncio.run(story())
+
+
+def test_nothing_is_fetched_or_told_while_a_lone_batch_is_looked_at() -> None:
+    async def story() -> None:
+        pipeline, target, _ = started()
+        for _ in range(MAX_TIMES_ALONE):
+            assert pipeline.damage is None and pipeline.wants_fetch(steady_ms(), 1 << 20)
+            pipeline.accept(answer(batch(5, [9])))
+        assert pipeline.damage is not None and not pipeline.wants_fetch(steady_ms(), 1 << 20)
+        assert pipeline.doubt == ""
+        pipeline.cleared()
+        assert pipeline.wants_fetch(steady_ms(), 1 << 20)
+        pipeline.accept(answer(batch(5, [9])))
+        assert target.offsets() == [[5]]
 
     asyncio.run(story())
 
