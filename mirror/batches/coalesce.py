@@ -291,7 +291,7 @@ def _start(data: memoryview, offset: int, log_end: int, *, passes_over: bool, tr
 
 def _is_cut_off_before(data: memoryview, position: int, behind: int) -> bool:
     """Whether the batch that the answer cuts off at `position` claims to begin before the last one ends."""
-    return len(data) - position >= HEADER_SIZE and parse_header(data, position).base_offset < behind
+    return len(data) - position >= HEADER_SIZE and claimed_offset(data, position) < behind
 
 
 def _alone(offset: int, claimed_end: int, expected: int) -> BehindAHole:

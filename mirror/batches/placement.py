@@ -9,13 +9,25 @@ the wrong offset leads.)
 
 from __future__ import annotations
 
+import struct
 from typing import NamedTuple
 
 from millrace.broker.errors import CorruptMessage
-from millrace.broker.protocol.batch import HEADER_SIZE, BatchHeader, iterate_batches, parse_header, verify_crc
-from millrace.mirror.batches.old_messages import MAGIC_POSITION, claims
+from millrace.broker.protocol.batch import (
+    HEADER_SIZE,
+    LOG_OVERHEAD,
+    MAGIC,
+    BatchHeader,
+    iterate_batches,
+    parse_header,
+    verify_crc,
+)
+from millrace.mirror.batches.old_messages import claimed_offset, claims
 
 Buffer = bytes | bytearray | memoryview
+
+_FIRST = struct.Struct(">qi4xb6xi")
+"""Of a batch's header, where each answer is asked: base offset, length, magic, last offset delta."""
 
 MOST_BATCHES = 200
 """Looked at of one answer: the rule below compares each with each."""
@@ -103,16 +115,19 @@ def start_at(data: Buffer, offset: int, log_end: int) -> Start:
 def is_first_contradicted(data: Buffer) -> bool:
     """Whether the second batch of an answer says that the first one is out of its place, or the other way
     round. Of old formats that is not asked."""
-    if len(data) < 2 * HEADER_SIZE or data[MAGIC_POSITION] < 2:
+    if len(data) < 2 * HEADER_SIZE:
+        return False
+    base_offset, length, magic, last_delta = _FIRST.unpack_from(data)
+    following = length + LOG_OVERHEAD
+    if magic != MAGIC or not HEADER_SIZE <= following <= len(data) - HEADER_SIZE:
+        return False
+    if claimed_offset(data, following) > base_offset + last_delta:
         return False
     try:
-        first = parse_header(data, 0)
-        return (
-            len(data) - first.size >= HEADER_SIZE
-            and parse_header(data, first.size).base_offset < first.next_offset
-        )
+        parse_header(data, following)
     except CorruptMessage:
         return False  # the walk says so, when it comes there
+    return True
 
 
 def _is_first_in_place(data: Buffer, offset: int) -> bool:
