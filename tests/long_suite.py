@@ -149,21 +149,34 @@ def _random(size: Size) -> Iterator[Command]:
         yield Command(f"random {seed}", words, drawn, seed)
 
 
-def _shared(size: Size, name: str, words: list[str], runs_variable: str, seed_variable: str) -> Command:
-    """Histories whose number and whose first seed these variables say."""
+def _shared(
+    size: Size, name: str, words: list[str], runs_variable: str, seed_variable: str, *, histories: str = ""
+) -> Command:
+    """Histories whose number and whose first seed these variables say. `histories`: which tests they are (as
+    for pytest's -k), where the others, whose outcome follows from the first seed too, are for one process."""
 
-    def some(name: str, seed: int, runs: int) -> Command:
+    def some(name: str, words: list[str], seed: int, runs: int) -> Command:
         return Command(name, words, {runs_variable: str(runs), seed_variable: str(seed)}, seed)
 
     runs = size.runs or 2000
-    shares = [some(f"{name} from {first}", first, count) for first, count in size.shares(runs)]
-    whole = some(name, size.seed, runs)
+    rest = [*words, "-k", histories] if histories else words
+    shares = [
+        some(f"{name} from {first}", words if first == size.seed else rest, first, count)
+        for first, count in size.shares(runs)
+    ]
+    whole = some(name, words, size.seed, runs)
     return replace(whole, shares=shares) if len(shares) > 1 else whole
 
 
 def _histories(size: Size) -> Iterator[Command]:
-    brokers = _pytest("-x", "tests/simulation/test_cluster_histories.py")
-    yield _shared(size, "histories of brokers", brokers, "MILLRACE_SIMULATE_RUNS", "MILLRACE_SIMULATE_SEED")
+    yield _shared(
+        size,
+        "histories of brokers",
+        _pytest("-x", "tests/simulation/test_cluster_histories.py"),
+        "MILLRACE_SIMULATE_RUNS",
+        "MILLRACE_SIMULATE_SEED",
+        histories="every_history",
+    )
     names = ("mirror_delivery", "mirror_names", "mirror_transactions", "group_members")
     mirrors = _pytest("-x", *(f"tests/simulation/test_{name}.py" for name in names))
     yield _shared(size, "histories of mirrors", mirrors, seeds.RUNS_VARIABLE, seeds.VARIABLE)

@@ -72,6 +72,14 @@ def test_histories_are_shared_among_the_processes_each_seed_once(runs: int) -> N
         assert min(count for _, count in shares) >= min(runs, long_suite.SMALLEST_SHARE)
 
 
+def test_brokers_without_a_rule_are_for_the_first_process_alone() -> None:
+    part = next(part for part in PARTS if part.name == "histories")
+    brokers, *_ = part.commands(Size(seed=7, runs=2000, processes=3))
+    first, *others = brokers.shares
+    assert first.words == brokers.words and len(others) == 2
+    assert all(other.words == [*brokers.words, "-k", "every_history"] for other in others)
+
+
 def test_processes_of_one_command_are_one_row_and_the_first_that_failed_is_told(tmp_path: Path) -> None:
     part = next(part for part in PARTS if part.name == "histories")
 
