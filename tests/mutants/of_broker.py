@@ -529,7 +529,7 @@ OF_COORDINATORS = (
         ),
         instead="            appended=lambda _: None,\n            ended=lambda: None,\n",
         red=(
-            "tests/unit/groups/test_coordinator.py::test_commit_under_way_is_not_swept_away_with_its_group",
+            "tests/unit/groups/test_group_removal.py::test_commit_under_way_is_not_swept_away_with_its_group",
         ),
     ),
     Mutant(
