@@ -118,6 +118,23 @@ def test_expected_failure_is_one_line_with_its_own_status(
     assert (found, words in err, err.count("\n")) == (status, True, 1), err
 
 
+@pytest.mark.parametrize("command", ["check", "run"])
+def test_every_mistake_of_a_mirrors_file_has_its_line(
+    command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "mirror.yaml"
+    path.write_text("name: m\ntarget: {cluster: agg, bootstrap: []}\nsources: []\nlanes: four\n")
+    status, _, err = run(capsys, "mirror", command, "--config", str(path))
+    assert (status, [line.split(": ")[1:3] for line in err.splitlines()]) == (
+        2,
+        [
+            ["mirror.yaml:2", "target.bootstrap"],
+            ["mirror.yaml:3", "sources"],
+            ["mirror.yaml:4", "lanes"],
+        ],
+    )
+
+
 def test_zookeeper_on_a_taken_port_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
