@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Prove per producer and window that nothing was lost.", no_args_is_help=True)
 
-ConfigPath = Annotated[Path, typer.Option("--config", "-c", help="audit.yaml")]
+ConfigPath = Annotated[Path, typer.Option("--config", "-c", help="The audit's file.")]
+DEFAULT_CONFIG = Path("audit.yaml")
 
 Master = Annotated[
     str | None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import socket
 import subprocess
@@ -133,6 +134,42 @@ def test_every_mistake_of_a_mirrors_file_has_its_line(
             ["mirror.yaml:4", "lanes"],
         ],
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "typed", "status", "words"),
+    [
+        (["topics", "delete", "t"], "", 64, "--yes does it without asking"),
+        (["groups", "delete", "g"], "", 64, "--yes does it without asking"),
+        (["topics", "delete", "t"], "n\n", 130, ""),
+        (["topics", "delete", "t", "--bootstrap", "here"], "y\n", 64, "'here': expected host:port"),
+    ],
+)
+def test_question_that_nobody_answers_names_the_option_and_a_piped_answer_counts(
+    arguments: list[str],
+    typed: str,
+    status: int,
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    found, _, err = run(capsys, *arguments)
+    assert (found, words in err) == (status, True), err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["topics", "create", "t", "--replication-factor", "1"],
+        ["groups", "reset", "g", "--to-datetime", "2026-11-21T08:00:00.000"],
+    ],
+)
+def test_options_may_have_the_names_of_kafkas_own_tools(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, _, err = run(capsys, *arguments, "--bootstrap-server", "here")
+    assert (status, "'here': expected host:port" in err) == (64, True), err
 
 
 def test_zookeeper_on_a_taken_port_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
