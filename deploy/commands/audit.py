@@ -48,7 +48,7 @@ _PYTHON = "spark.pyspark.python"
 
 @app.command("run")
 def run(
-    config: ConfigPath,
+    config: ConfigPath = DEFAULT_CONFIG,
     master: Master = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the verdict only.")] = False,
     from_: Annotated[
@@ -111,7 +111,7 @@ def run(
 
 @app.command("watch")
 def watch(
-    config: ConfigPath,
+    config: ConfigPath = DEFAULT_CONFIG,
     every: Annotated[str, typer.Option(help="How often a run begins, such as 10m.")] = "10m",
     runs: Annotated[int | None, typer.Option(min=1, help="End after so many runs.")] = None,
     limit: Annotated[
@@ -195,7 +195,7 @@ def package(
 
 @app.command("status")
 def status(
-    config: ConfigPath,
+    config: ConfigPath = DEFAULT_CONFIG,
     as_json: Annotated[bool, typer.Option("--json", help="The same for machines.")] = False,
 ) -> None:
     """Show where the audit stands: watermarks, verdicts, waivers and the state's size."""
@@ -212,7 +212,7 @@ def status(
 
 @app.command("waive")
 def waive(
-    config: ConfigPath,
+    config: ConfigPath = DEFAULT_CONFIG,
     topic: Annotated[str | None, typer.Argument(help="Topic of the window.")] = None,
     window: Annotated[
         str | None,
@@ -280,7 +280,7 @@ def explain(
     window: Annotated[
         str, typer.Argument(help="A time in the window, e.g. 2013-01-01T00:00:00Z, or a stream's id.")
     ],
-    config: ConfigPath,
+    config: ConfigPath = DEFAULT_CONFIG,
     as_json: Annotated[bool, typer.Option("--json", help="The same for machines.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Show proven streams, too.")] = False,
 ) -> None:

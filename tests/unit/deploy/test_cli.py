@@ -100,6 +100,16 @@ def test_wrong_command_line_is_one_line_and_status_64(
         (["mirror", "run", "--config", "none.yaml"], 2, "none.yaml"),
         (["mirror", "check", "--config", "none.yaml"], 2, "none.yaml"),
         (["audit", "run", "--config", "none.yaml"], 3, "none.yaml"),
+        *(
+            (["audit", *words], 3, "audit.yaml: got 'No such file")
+            for words in (
+                ["run"],
+                ["watch"],
+                ["status"],
+                ["explain", "t", "0"],
+                ["waive", "t", "0", "--why", "w"],
+            )
+        ),
         (["local", "up", "--file", "none.yaml"], 2, "none.yaml"),
         (["demo", "--input", "none.csv"], 3, "none.csv"),
         (["demo", "--report", "/dev/null/report"], 3, "/dev/null/report"),
