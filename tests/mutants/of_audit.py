@@ -315,4 +315,22 @@ OF_AUDIT = (
         instead="told.get(name)",
         red=(f"{JOB}/test_cell_union.py::test_nothing_is_united_while_arrivals_tell_how_far_a_mirror_is",),
     ),
+    Mutant(
+        name="revision-not-numbered",
+        promise="A settled window of which more is known by now has another revision.",
+        file="audit/reconciliation/settled.py",
+        rule="    changed = pc.and_not(settled, same)\n",
+        instead="    changed = pc.and_(settled, pc.is_null(line_of))\n",
+        red=(f"{JOB}/test_settled.py::test_late_data_makes_a_numbered_revision_that_names_both_verdicts",),
+    ),
+    Mutant(
+        name="line-of-a-window-forgotten",
+        promise="A settled window that no row speaks of any more keeps its line.",
+        file="audit/reconciliation/settled.py",
+        rule="concat_tables([lines, opened, _without_rows(known, line_of, folded)])",
+        instead="concat_tables([lines, opened])",
+        red=(
+            f"{JOB}/test_settled.py::test_a_window_that_no_row_speaks_of_keeps_its_line_unless_it_was_pruned",
+        ),
+    ),
 )
