@@ -359,4 +359,14 @@ OF_AUDIT = (
         instead="lines.filter(pc.invert(may_go)).select(WINDOW)",
         red=(f"{JOB}/test_upkeep.py::test_one_stream_that_is_not_done_keeps_the_whole_window",),
     ),
+    Mutant(
+        name="status-deaf-to-findings",
+        promise="Only what a standing waiver covers does not decide the exit status.",
+        file="audit/report/tally.py",
+        rule="Fold(settled=fold.settled) if target in waived else fold",
+        instead="Fold(settled=fold.settled)",
+        red=(
+            f"{JOB}/test_overall_verdict.py::test_what_is_waived_keeps_its_word_and_does_not_decide_the_status",
+        ),
+    ),
 )
