@@ -34,11 +34,12 @@ from millrace.audit.contract.group_counts import TIER_PREFIX
 from millrace.audit.contract.sequence_set import to_ranges
 from millrace.audit.keeping.state import StateFolder
 from millrace.audit.keeping.state_files import open_files
-from millrace.audit.keeping.waivers import TARGET_COLUMNS, is_stream, read_waivers, standing_waivers
+from millrace.audit.keeping.waivers import is_stream, read_waivers, standing_waivers
 from millrace.audit.reconciliation.neighbours import Neighbourhood
 from millrace.audit.reconciliation.settled import COUNTS
 from millrace.audit.reconciliation.verdict_rows import iso_time
 from millrace.audit.reconciliation.verdicts import Verdict
+from millrace.audit.reconciliation.window_totals import COLUMNS
 from millrace.audit.report.place import report_at
 from millrace.audit.report.reasons import advice, reasons_of
 from millrace.audit.report.sentences import hop_name, records
@@ -195,7 +196,7 @@ class _State:
         """What people waived until now, by what the last report says of it and what is left of pruned
         windows: as the run judges them."""
         try:
-            rows = pq.read_table(report, columns=[*TARGET_COLUMNS, "state"])
+            rows = pq.read_table(report, columns=[*COLUMNS, "state"])
             folder = self._open()
             latest = folder.latest()
             settled = folder.read_table(latest.verdicts) if latest.verdicts else None

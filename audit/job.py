@@ -49,7 +49,7 @@ from millrace.audit.keeping.waivers import Standing, Target, read_waivers, stand
 from millrace.audit.reconciliation.horizon import DEFAULT_HORIZON_MS, split_older
 from millrace.audit.reconciliation.reconcile import ClusterPartition, Passage
 from millrace.audit.reconciliation.settled import SETTLED_SCHEMA, revisions_of, settle, table_digest, without
-from millrace.audit.reconciliation.verdict_rows import Reconciler, iso_time, verdict_rows
+from millrace.audit.reconciliation.verdict_rows import VERDICT_SCHEMA, Reconciler, iso_time, verdict_rows
 from millrace.audit.report import notes
 from millrace.audit.report.failure import FILE_NAME as LAST_FAILURE
 from millrace.audit.report.folder import TOLD_OF_FAILURE, note_failure, write_report
@@ -506,13 +506,12 @@ def _reconciler(
 def _judge(job: Run, rows: pa.Table, doubts: Doubts) -> Findings:
     """Revisions, waivers and watermarks of the rows."""
     if job.only is not None:
-        rows = backfill.rows_between(rows, *job.only)
+        rows = backfill.rows_between(rows, *job.only).select(VERDICT_SCHEMA.names)
         standing = standing_waivers(read_waivers(job.state), rows)
         return Findings(rows, rows, rows.slice(0, 0), SETTLED_SCHEMA.empty_table(), standing, {}, doubts)
     known = job.state.read_table(job.before.verdicts) if job.before.verdicts else None
     settlement = settle(rows, known, job.config.topics, job.now_ms)
-    column = rows.schema.get_field_index("revision")
-    rows = rows.set_column(column, rows.schema.field(column), settlement.numbers)
+    rows = settlement.numbered(rows)
     standing = standing_waivers(read_waivers(job.state), rows, settlement.table)
     watermarks = watermarks_of(
         rows,

@@ -19,6 +19,8 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
+import pyarrow.compute as pc
+
 from millrace.audit.config import AuditConfig
 from millrace.audit.keeping.state import StateFolder
 from millrace.audit.keeping.untrusted_waivers import read_accepted, standing_accepted, told_untrusted
@@ -52,14 +54,16 @@ def read_status(config: AuditConfig) -> dict[str, Any]:
             "waivers": sum(each.stands for each in here),
             "lapsed": sum(not each.stands for each in here),
         }
-    for row in settled.select(["topic", "verdict", "folded", "window_start_ms"]).to_pylist():
+    windows = settled.filter(pc.is_valid(settled["window_start_ms"]))
+    counted = windows.group_by(["topic", "verdict", "folded"]).aggregate([([], "count_all")])
+    for row in counted.to_pylist():
         held = topics.get(row["topic"])
         if held is None:
             continue
         if row["folded"]:
-            held["pruned"] += 1
-        elif row["window_start_ms"] is not None:
-            held["windows"][row["verdict"]] = held["windows"].get(row["verdict"], 0) + 1
+            held["pruned"] += row["count_all"]
+        else:
+            held["windows"][row["verdict"]] = held["windows"].get(row["verdict"], 0) + row["count_all"]
     with report_at(config.report, config.spark).reading(("summary.json", LAST_FAILURE)) as folder:
         report, failure = read_told(folder, "summary.json"), read_told(folder, LAST_FAILURE)
     told = {each["what"]: each["count"] for each in report.get("untrusted", ())}

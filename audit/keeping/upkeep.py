@@ -35,8 +35,9 @@ from millrace.audit.contract.group_counts import Claim
 from millrace.audit.contract.sequence_set import from_ranges
 from millrace.audit.keeping.state import Commit
 from millrace.audit.keeping.waivers import Target
+from millrace.audit.reconciliation.row_keys import WINDOW, Window, is_among, keys_of
 from millrace.audit.reconciliation.verdict_rows import counting_row
-from millrace.audit.reconciliation.verdicts import Verdict, WindowState
+from millrace.audit.reconciliation.verdicts import GOOD, WindowState
 from millrace.audit.runs.fact_rows import PrunedWindows
 from millrace.audit.scanning.cell_rows import NOTE_UNAUDITED
 
@@ -49,9 +50,6 @@ LATE = "records for windows whose evidence was pruned (keep)"
 LATE_REPORT = "a report for a window whose evidence was pruned (keep)"
 PRUNED = "PRUNED"
 """The state of a row that counts late records; such rows never leave the job."""
-
-Window = tuple[str, int]
-"""(topic, start in ms)"""
 
 
 def is_due(before: Commit, file_count: int, keep_ms: int | None, now_ms: int) -> bool:
@@ -76,25 +74,25 @@ def prunable(
     """
     if keep_ms is None:
         return {}
+    names = ["topic", "stream", "window_start_ms", "window_ms", "verdict", "settled_ms", "folded"]
+    lines = settled.select(names)
+    lines = lines.filter(pc.and_not(pc.is_valid(lines["window_start_ms"]), lines["folded"]))
+    windows = [(topic, at) for topic, at in waived if isinstance(at, int)]
+    good = pc.or_(
+        pc.is_in(lines["verdict"], value_set=pa.array(GOOD)),
+        is_among(lines.select(WINDOW), keys_of(windows, WINDOW)),
+    )
+    is_old = pc.less_equal(lines["settled_ms"], now_ms - keep_ms)
+    place = ["stream", "window_start_ms"]
+    may_go = pc.and_not(pc.and_(good, is_old), is_among(lines.select(place), keys_of(held_back, place)))
+    may_go = pc.fill_null(may_go, False)
+    unsettled = rows.select([*WINDOW, "state"]).filter(pc.not_equal(rows["state"], str(WindowState.SETTLED)))
+    stay = pa.concat_tables([lines.filter(pc.invert(may_go)).select(WINDOW), unsettled.select(WINDOW)])
+    going = lines.filter(pc.and_(may_go, pc.not_equal(lines["stream"], "")))  # the roster has no evidence
     found: dict[Window, dict[str, int]] = {}
-    stay: set[Window] = set()
-    for row in settled.select(
-        ["topic", "stream", "window_start_ms", "window_ms", "verdict", "settled_ms", "folded"]
-    ).to_pylist():
-        start_ms = row["window_start_ms"]
-        if row["folded"] or start_ms is None:
-            continue
-        window = (row["topic"], start_ms)
-        good = Verdict[row["verdict"]] <= Verdict.COUNT_MATCH or window in waived
-        if good and now_ms - row["settled_ms"] >= keep_ms and (row["stream"], start_ms) not in held_back:
-            if row["stream"]:  # a row of the roster has no evidence
-                found.setdefault(window, {})[row["stream"]] = row["window_ms"]
-        else:
-            stay.add(window)
-    for row in rows.select(["topic", "state", "window_start_ms"]).to_pylist():
-        if row["state"] != WindowState.SETTLED:
-            stay.add((row["topic"], row["window_start_ms"]))
-    return {window: streams for window, streams in found.items() if window not in stay}
+    for row in going.filter(pc.invert(is_among(going.select(WINDOW), stay))).to_pylist():
+        found.setdefault((row["topic"], row["window_start_ms"]), {})[row["stream"]] = row["window_ms"]
+    return found
 
 
 def claims_to_keep(
@@ -125,10 +123,11 @@ def prune_facts(
             after.setdefault(stream, PrunedWindows(window_ms)).add(start_ms, length_ms)
     if windows:
         gone = {(stream, start_ms) for (_, start_ms), streams in windows.items() for stream in streams}
-        for row in rows.select(["stream", "window_start_ms", "unreported", "detail"]).to_pylist():
-            if row["unreported"] and (row["stream"], row["window_start_ms"]) in gone:
-                told = json.loads(row["detail"])["unreported"]
-                after[row["stream"]].sequences |= from_ranges(tuple((first, last) for first, last in told))
+        told = rows.select(["stream", "window_start_ms", "detail"]).filter(pc.greater(rows["unreported"], 0))
+        for row in told.to_pylist():
+            if (row["stream"], row["window_start_ms"]) in gone:
+                ranges = json.loads(row["detail"])["unreported"]
+                after[row["stream"]].sequences |= from_ranges(tuple((first, last) for first, last in ranges))
     forget_pruned(ledger, after, learn=True)
     return after
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import getpass
 import re
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -31,13 +31,12 @@ import pyarrow.compute as pc
 from millrace.audit.keeping.state import StateDamaged, StateFolder, guard_fits, guarded, guarded_body
 from millrace.audit.reconciliation.settled import settled_now
 from millrace.audit.reconciliation.verdict_rows import iso_time
-from millrace.audit.reconciliation.verdicts import Verdict, WindowState
+from millrace.audit.reconciliation.verdicts import VERDICTS, Verdict
 from millrace.audit.reconciliation.watermark import Waiver
+from millrace.audit.reconciliation.window_totals import COLUMNS, window_totals
 from millrace.broker.errors import ConfigError
 
-_DOUBTS = ("in_flight", "unreported", "unknown", "explained")
 _STREAM = re.compile(r"[0-9a-f]{16}")
-TARGET_COLUMNS = ["topic", "stream", "window_start_ms", "verdict", "missing", "duplicates", *_DOUBTS]
 
 Target = tuple[str, int | str]
 """(topic, start of the window or id of the stream)"""
@@ -106,10 +105,10 @@ def give_waiver(state: StateFolder, topic: str, target: int | str, who: str, why
     if not who.strip():
         raise ConfigError("--who", who, "a name")
     latest = state.latest()
-    worst = {}
+    found = None
     if latest.verdicts:
-        worst = _by_target(settled_now(state.read_table(latest.verdicts)).to_pylist())
-    found = worst.get((topic, target))
+        settled = settled_now(state.read_table(latest.verdicts))
+        found = _by_target([settled], [(topic, target)]).get((topic, target))
     place = f"stream {target}" if isinstance(target, str) else f"{iso_time(target)}"
     if found is None:
         raise ConfigError(
@@ -150,16 +149,11 @@ def standing_waivers(
     The report has no rows of pruned windows; the lines that are left of them in `settled` are counted with
     it, so that what they were waived for does not cover what another stream lost since.
     """
-    if "state" in rows.column_names:
-        found = pc.is_in(rows["verdict"], pa.array([str(Verdict.LOSS), str(Verdict.DUPLICATE)]))
-        rows = rows.filter(pc.or_(pc.equal(rows["state"], str(WindowState.SETTLED)), found))
-    told = rows.select(TARGET_COLUMNS).to_pylist()
-    if settled is not None:
-        told += settled.filter(settled["folded"]).select(TARGET_COLUMNS).to_pylist()
-    worst = _by_target(told)
     newest: dict[Target, Waiver] = {}
     for waiver in waivers:
         newest[target_of(waiver)] = waiver
+    told = [rows] if settled is None else [rows, settled.filter(settled["folded"])]
+    worst = _by_target(told, newest)
     return [Standing(waiver, _covers(waiver, worst.get(target))) for target, waiver in newest.items()]
 
 
@@ -174,21 +168,36 @@ def _covers(waiver: Waiver, now: Mapping[str, Any] | None) -> bool:
     )
 
 
-def _by_target(rows: Iterable[Mapping[str, Any]]) -> dict[Target, dict[str, Any]]:
-    """The worst verdict and the sums over all streams of a window, or of a stream's own row."""
+def _by_target(tables: Iterable[pa.Table], targets: Collection[Target]) -> dict[Target, dict[str, Any]]:
+    """The worst verdict and the sums of these targets, over all streams of a window, or of a stream's own
+    row; of what is open, only losses and duplicates."""
+    topics, starts, streams = (
+        {topic for topic, _ in targets},
+        {target for _, target in targets if isinstance(target, int)},
+        {target for _, target in targets if isinstance(target, str)},
+    )
     found: dict[Target, dict[str, Any]] = {}
-    for row in rows:
-        target: Target = (
-            row["topic"],
-            row["stream"] if row["window_start_ms"] is None else row["window_start_ms"],
+    for table in tables:
+        table = table.select([name for name in (*COLUMNS, "state") if name in table.column_names])
+        is_window = pc.is_in(table["window_start_ms"], pa.array(sorted(starts), pa.int64()))
+        is_own = pc.and_(
+            pc.is_null(table["window_start_ms"]),
+            pc.is_in(table["stream"], pa.array(sorted(streams), pa.string())),
         )
-        held = found.setdefault(
-            target, {"verdict": str(Verdict.PROVEN), "missing": 0, "duplicates": 0, "doubtful": 0}
-        )
-        held["verdict"] = max(held["verdict"], row["verdict"], key=lambda word: Verdict[word])
-        held["missing"] += row["missing"]
-        held["duplicates"] += row["duplicates"]
-        held["doubtful"] += sum(row[name] for name in _DOUBTS)
+        is_theirs = pc.is_in(table["topic"], pa.array(sorted(topics), pa.string()))
+        for line in window_totals(table.filter(pc.and_(is_theirs, pc.or_(is_window, is_own)))).to_pylist():
+            start_ms = line["window_start_ms"]
+            target: Target = (line["topic"], line["stream"] if start_ms is None else start_ms)
+            if not line["telling"]:
+                continue
+            held = found.setdefault(
+                target, {"verdict": str(Verdict.PROVEN), "missing": 0, "duplicates": 0, "doubtful": 0}
+            )
+            held["verdict"] = max(
+                held["verdict"], VERDICTS[line["worst_told"]], key=lambda word: Verdict[word]
+            )
+            for name in ("missing", "duplicates", "doubtful"):
+                held[name] += line[name]
     return found
 
 

@@ -7,7 +7,7 @@ Kept by `job` as `verdicts/<run>.parquet`, read by the next run, `status` and `w
     revision       1 for the first settled verdict of the window, +1 whenever late data changed it
     before         the verdict before the last revision; "" in the first one
     settled_ms     when this revision was made
-    content        digest of what a revision compares: all that the row says of records, by name
+    content        digest of what a revision compares (`said`): all that the row says of records, by name
     open           true: the window is open again, and has no settled verdict now; the line keeps the last one
                    for its number
     folded         true: the line of a whole topic and window whose evidence was pruned (`upkeep`): its counts
@@ -20,16 +20,17 @@ come back after a silence.
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millrace.audit.reconciliation.verdict_rows import iso_time
-from millrace.audit.reconciliation.verdicts import WindowState
+from millrace.audit.reconciliation.row_keys import WINDOW, Window, found, is_among, keys_of, numbers
+from millrace.audit.reconciliation.verdict_rows import VERDICT_SCHEMA, iso_time
+from millrace.audit.reconciliation.verdicts import VERDICTS, WindowState
 
 COUNTS = ("published", "missing", "duplicates", "in_flight", "unreported", "unknown", "explained")
 SETTLED_SCHEMA = pa.schema(
@@ -50,11 +51,8 @@ SETTLED_SCHEMA = pa.schema(
     ]
 )
 _KEY = ("topic", "stream", "producer", "window_start_ms")
-_READ = (*_KEY, "window_ms", "state", "verdict", *COUNTS, "ambiguous", "consumed", "detail")
-_NOT_COMPARED = ("reasons", "append_ms", "not_before_ms", "unpromised")
-_BATCH_ROWS = 20_000
-
-Key = tuple[str, str, str, int | None]
+_DIGEST_ROWS = 1 << 16
+_ORDER = [(name, "ascending") for name in ("topic", "producer", "stream", "window_start_ms")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,83 +64,82 @@ class Settlement:
     numbers: pa.Array
     made_ms: pa.Array
 
+    def numbered(self, rows: pa.Table) -> pa.Table:
+        """The rows as they stand in the report, with their revisions."""
+        rows = rows.select(VERDICT_SCHEMA.names)
+        return rows.set_column(VERDICT_SCHEMA.get_field_index("revision"), "revision", self.numbers)
+
 
 def settle(rows: pa.Table, before: pa.Table | None, topics: Collection[str], now_ms: int) -> Settlement:
-    """Put this run's verdicts beside the settled ones of the run before."""
-    known: dict[Key, dict[str, Any]] = {}
-    folded: list[dict[str, Any]] = []
-    for row in [] if before is None else before.to_pylist():
-        if row["topic"] not in topics:
-            continue
-        if row["folded"]:
-            folded.append(row)
-        else:
-            known[_key(row)] = row
-    gone = {(row["topic"], row["window_start_ms"]) for row in folded}
-    numbers: list[int] = []
-    made_ms: list[int | None] = []
-    kept: dict[Key, dict[str, Any]] = {}
-    for batch in rows.select(list(_READ)).to_batches(max_chunksize=_BATCH_ROWS):
-        for row in batch.to_pylist():
-            key = _key(row)
-            earlier = known.get(key)
-            if row["state"] != WindowState.SETTLED:
-                if earlier is not None:
-                    kept[key] = {**earlier, "open": True}
-                numbers.append(0 if earlier is None else earlier["revision"])
-                made_ms.append(None)
-                continue
-            kept[key] = _settled(row, earlier, now_ms)
-            numbers.append(kept[key]["revision"])
-            made_ms.append(kept[key]["settled_ms"])
-    for key, earlier in known.items():
-        # A row of the roster (no stream) or of a stream itself (no window) is there as long as its doubt is.
-        if key not in kept and key[1] and key[3] is not None and (key[0], key[3]) not in gone:
-            kept[key] = earlier
-    ordered = sorted(kept.values(), key=_order)
+    """Put this run's verdicts (`verdict_rows.ROW_SCHEMA`) beside the settled ones of the run before."""
+    known, folded = _earlier(before, topics)
+    keys = _keys(rows)
+    line_of = found(keys, _keys(known))
+    earlier = known.select(["revision", "verdict", "before", "settled_ms", "content"]).take(line_of)
+    settled = pc.equal(rows["state"], str(WindowState.SETTLED))
+    same = pc.and_(settled, pc.fill_null(pc.equal(rows["said"], earlier["content"]), False))
+    changed = pc.and_not(settled, same)
+    revisions = pc.add(pc.fill_null(earlier["revision"], 0), changed.cast(pa.int32()))
+    made_ms = pc.if_else(changed, pa.scalar(now_ms, pa.int64()), earlier["settled_ms"])
+    made_ms = pc.if_else(settled, made_ms, pa.scalar(None, pa.int64()))
+    last = _is_last(keys)  # a member of the roster may owe windows of two lengths that begin at one time
+    told = {
+        **{name: rows[name] for name in (*_KEY, "window_ms", "verdict", *COUNTS)},
+        "revision": revisions,
+        "before": pc.if_else(same, earlier["before"], pc.fill_null(earlier["verdict"], "")),
+        "settled_ms": made_ms,
+        "content": rows["said"],
+        "folded": pa.repeat(False, rows.num_rows),
+        "open": pa.repeat(False, rows.num_rows),
+    }
+    lines = pa.table([told[name] for name in SETTLED_SCHEMA.names], SETTLED_SCHEMA)
+    lines = lines.filter(pc.and_(last, settled))
+    opened = known.take(line_of.filter(pc.and_not(last, settled)).drop_null())
+    opened = opened.set_column(
+        SETTLED_SCHEMA.get_field_index("open"), "open", pa.repeat(True, opened.num_rows)
+    )
+    kept = pa.concat_tables([lines, opened, _without_rows(known, line_of, folded)])
     return Settlement(
-        pa.Table.from_pylist([*folded, *ordered], SETTLED_SCHEMA),
-        pa.array(numbers, pa.int32()),
-        pa.array(made_ms, pa.int64()),
+        pa.concat_tables([folded, kept.sort_by(_ORDER)]).combine_chunks(),
+        revisions.combine_chunks(),
+        made_ms.combine_chunks(),
     )
 
 
-def _settled(row: Mapping[str, Any], earlier: Mapping[str, Any] | None, now_ms: int) -> dict[str, Any]:
-    content = _content(row)
-    told = {name: row[name] for name in (*_KEY, "window_ms", "verdict", *COUNTS)} | {"open": False}
-    if earlier is not None and earlier["content"] == content:
-        return {
-            **told,
-            **{name: earlier[name] for name in ("revision", "before", "settled_ms", "content", "folded")},
-        }
-    return {
-        **told,
-        "revision": 1 if earlier is None else earlier["revision"] + 1,
-        "before": "" if earlier is None else earlier["verdict"],
-        "settled_ms": now_ms,
-        "content": content,
-        "folded": False,
-    }
+def _earlier(before: pa.Table | None, topics: Collection[str]) -> tuple[pa.Table, pa.Table]:
+    """The (windows' lines, lines of what was pruned) of the audited topics. An older program's table does not
+    tell what is open."""
+    if before is None:
+        before = SETTLED_SCHEMA.empty_table()
+    if "open" not in before.column_names:
+        before = before.append_column("open", pa.nulls(before.num_rows, pa.bool_()))
+    before = before.select(SETTLED_SCHEMA.names).cast(SETTLED_SCHEMA)
+    before = before.filter(pc.is_in(before["topic"], pa.array(list(topics), pa.string())))
+    is_folded = pc.fill_null(before["folded"], False)
+    before = before.set_column(SETTLED_SCHEMA.get_field_index("folded"), "folded", is_folded)
+    return before.filter(pc.invert(is_folded)), before.filter(is_folded)
 
 
-def _content(row: Mapping[str, Any]) -> str:
-    """Equal for rows that say the same of every record; reasons and times may differ."""
-    said = {} if row["detail"] == "{}" else json.loads(row["detail"])
-    for name in _NOT_COMPARED:
-        said.pop(name, None)
-    for lost in said.get("missing", ()):
-        lost.pop("places", None)
-    told = [row["verdict"], row["published"], row["ambiguous"], sorted(row["consumed"]), said]
-    return hashlib.blake2b(json.dumps(told, sort_keys=True).encode(), digest_size=12).hexdigest()
+def _without_rows(known: pa.Table, line_of: pa.ChunkedArray, folded: pa.Table) -> pa.Table:
+    """Lines that no row speaks of any more and that stay. A row of the roster (no stream) or of a stream
+    itself (no window) is there as long as its doubt is."""
+    gone = np.ones(known.num_rows, bool)
+    gone[line_of.drop_null().to_numpy()] = False
+    left = known.filter(pa.array(gone))
+    left = left.filter(pc.and_(pc.not_equal(left["stream"], ""), pc.is_valid(left["window_start_ms"])))
+    return left.filter(pc.invert(is_among(left.select(WINDOW), folded.select(WINDOW))))
 
 
-def _key(row: Mapping[str, Any]) -> Key:
-    return (row["topic"], row["stream"], row["producer"], row["window_start_ms"])
+def _keys(table: pa.Table) -> pa.Table:
+    """What a row is known by; a row without a window is one of its own, and a join never finds a null."""
+    start_ms = table["window_start_ms"]
+    columns = {name: table[name] for name in ("topic", "stream", "producer")}
+    return pa.table(columns | {"start_ms": pc.fill_null(start_ms, 0), "is_own": pc.is_null(start_ms)})
 
 
-def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    start_ms = row["window_start_ms"]
-    return (row["topic"], row["producer"], row["stream"], start_ms is None, start_ms or 0)
+def _is_last(keys: pa.Table) -> pa.ChunkedArray:
+    """Whether no later row has the same key."""
+    return pc.equal(found(keys, keys), numbers(keys))
 
 
 def settled_now(table: pa.Table) -> pa.Table:
@@ -169,37 +166,44 @@ def revisions_of(table: pa.Table) -> list[dict[str, Any]]:
     ]
 
 
-def without(table: pa.Table, pruned: Iterable[tuple[str, int]]) -> pa.Table:
-    """The table with all lines of these (topic, window) made one each."""
-    from millrace.audit.reconciliation.verdicts import Verdict
-
-    wanted = set(pruned)
-    lines: dict[tuple[str, int], dict[str, Any]] = {}
-    rest = []
-    for row in table.to_pylist():
-        key = (row["topic"], row["window_start_ms"])
-        if key not in wanted:
-            rest.append(row)
-            continue
-        line = lines.get(key)
-        if line is None:
-            blank = dict.fromkeys(("producer", "stream", "before", "content"), "")
-            lines[key] = {**row, **blank, "revision": 1, "folded": True}
-            continue
-        for name in COUNTS:
-            line[name] += row[name]
-        line["verdict"] = max(line["verdict"], row["verdict"], key=lambda word: Verdict[word])
-        line["window_ms"] = max(line["window_ms"], row["window_ms"])
-        line["settled_ms"] = max(line["settled_ms"], row["settled_ms"])
-    folded = [row for row in rest if row["folded"]]
-    folded = sorted([*folded, *lines.values()], key=lambda row: (row["topic"], row["window_start_ms"]))
-    return pa.Table.from_pylist([*folded, *(row for row in rest if not row["folded"])], SETTLED_SCHEMA)
+def without(table: pa.Table, pruned: Collection[Window]) -> pa.Table:
+    """The table with all lines of these windows made one each."""
+    going = is_among(table.select(WINDOW), keys_of(pruned, WINDOW))
+    lines = table.filter(going)
+    lines = lines.append_column("rank", pc.index_in(lines["verdict"], value_set=pa.array(VERDICTS)))
+    sums = [(name, "sum") for name in COUNTS]
+    worst = [(name, "max") for name in ("rank", "window_ms", "settled_ms")]
+    first = ("open", "first", pc.ScalarAggregateOptions(skip_nulls=False))
+    grouped = lines.group_by(WINDOW, use_threads=False).aggregate([*sums, *worst, first])
+    line = {
+        **{name: grouped[name] for name in WINDOW},
+        **{name: grouped[f"{name}_sum"] for name in COUNTS},
+        **{name: grouped[f"{name}_max"] for name in ("window_ms", "settled_ms")},
+        **dict.fromkeys(("producer", "stream", "before", "content"), pa.repeat("", grouped.num_rows)),
+        "verdict": pc.take(pa.array(VERDICTS), grouped["rank_max"]),
+        "revision": pa.repeat(pa.scalar(1, pa.int32()), grouped.num_rows),
+        "folded": pa.repeat(True, grouped.num_rows),
+        "open": grouped["open_first"],
+    }
+    made = pa.table([line[name] for name in SETTLED_SCHEMA.names], SETTLED_SCHEMA)
+    rest = table.filter(pc.invert(going))
+    folded = pa.concat_tables([rest.filter(rest["folded"]), made])
+    ordered = folded.sort_by([(name, "ascending") for name in WINDOW])
+    return pa.concat_tables([ordered, rest.filter(pc.invert(rest["folded"]))])
 
 
 def table_digest(table: pa.Table) -> str:
-    """Equal for equal tables: tells whether anything was learnt."""
+    """Equal for equal tables, however they lie in memory: tells whether anything was learnt."""
     content = hashlib.blake2b(digest_size=16)
-    for column in table.combine_chunks().columns:
-        for chunk in column.chunks:
-            content.update(repr(chunk.to_pylist()).encode())
+    for first in range(0, table.num_rows, _DIGEST_ROWS):
+        part = table.slice(first, _DIGEST_ROWS).combine_chunks()
+        columns = [each for column in part.columns for each in _whole(column.combine_chunks())]
+        content.update(pa.record_batch(columns, [str(number) for number in range(len(columns))]).serialize())
     return content.hexdigest()
+
+
+def _whole(column: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """(its values, whether each is there) as bytes: what lies behind a null, or beside a bit, may differ."""
+    values = column.cast(pa.uint8()) if pa.types.is_boolean(column.type) else column
+    nothing = pa.scalar("" if pa.types.is_string(values.type) else 0, values.type)
+    return pc.fill_null(values, nothing), pc.is_valid(column).cast(pa.uint8())

@@ -43,6 +43,7 @@ from millrace.audit.reconciliation.reconcile import (
     passage_by_arrivals,
     reconcile_stream,
 )
+from millrace.audit.reconciliation.said import said_of
 from millrace.audit.reconciliation.tier_reading import arrivals_of
 from millrace.audit.reconciliation.verdicts import (
     PRODUCED,
@@ -50,6 +51,7 @@ from millrace.audit.reconciliation.verdicts import (
     Hop,
     Ranges,
     Verdict,
+    WindowState,
     WindowVerdict,
     range_count,
 )
@@ -96,6 +98,10 @@ VERDICT_DDL = (
     "in_flight bigint, unreported bigint, unknown bigint, explained bigint, content string, revision int, "
     "detail string"
 )
+
+ROW_SCHEMA = VERDICT_SCHEMA.append(pa.field("said", pa.string()))
+ROW_DDL = f"{VERDICT_DDL}, said string"
+"""Rows on their way to the report, with the digest that a revision is known by: `said`, null in open ones."""
 
 
 def iso_time(at_ms: int | None) -> str | None:
@@ -386,6 +392,7 @@ def _row(verdict: WindowVerdict, evidence: Evidence = _NO_EVIDENCE) -> dict[str,
         "not_before_ms": verdict.not_before_ms,
         "unpromised": not verdict.promised,
     }
+    detail = {name: value for name, value in detail.items() if value}
     return {
         "topic": verdict.topic,
         "producer": verdict.producer,
@@ -407,7 +414,8 @@ def _row(verdict: WindowVerdict, evidence: Evidence = _NO_EVIDENCE) -> dict[str,
         "explained": _total(verdict.explained.values()),
         "content": verdict.content_checked,
         "revision": verdict.revision,
-        "detail": json.dumps({name: value for name, value in detail.items() if value}, separators=(",", ":")),
+        "detail": json.dumps(detail, separators=(",", ":")),
+        "said": said_of(verdict, detail) if verdict.state == WindowState.SETTLED else None,
     }
 
 
@@ -441,10 +449,10 @@ def counting_row(state: str, topic: str, stream: str, counts: Mapping[str, int])
 
 
 def verdict_rows(verdicts: Iterable[WindowVerdict]) -> pa.Table:
-    """Rows of verdicts that were made on the driver (the roster's)."""
-    return pa.Table.from_pylist([_row(each) for each in verdicts], VERDICT_SCHEMA)
+    """Rows (ROW_SCHEMA) of verdicts that were made on the driver (the roster's)."""
+    return pa.Table.from_pylist([_row(each) for each in verdicts], ROW_SCHEMA)
 
 
 def evident_rows(verdicts: Iterable[tuple[WindowVerdict, Evidence]]) -> pa.Table:
-    """Rows of verdicts with their evidence."""
-    return pa.Table.from_pylist([_row(*each) for each in verdicts], VERDICT_SCHEMA)
+    """Rows (ROW_SCHEMA) of verdicts with their evidence."""
+    return pa.Table.from_pylist([_row(*each) for each in verdicts], ROW_SCHEMA)

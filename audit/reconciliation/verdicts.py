@@ -155,6 +155,11 @@ class Fold:
             return
         self.worst = max(self.worst, verdict)
 
+    def join(self, other: Fold) -> None:
+        """Add the rows of another."""
+        self.settled += other.settled
+        self.worst = max(self.worst, other.worst)
+
     def verdict(self, untrusted: bool = False) -> Verdict:
         """The worst of the settled rows, and of losses and duplicates wherever they are.
 

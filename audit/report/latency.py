@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,12 +19,12 @@ Hop = tuple[str, str]
 
 
 class Latencies:
-    """Samples by (topic, upstream, downstream). `upstreams` is {tier: tiers before it}; a tier that is not in
-    it follows the one named before it in the row."""
+    """How often there was each sample, by (topic, upstream, downstream). `upstreams` is {tier: tiers before
+    it}; a tier that is not in it follows the one named before it in the row."""
 
     def __init__(self, upstreams: Mapping[str, Sequence[str]]) -> None:
         self._upstreams = upstreams
-        self._samples: dict[tuple[str, str, str], list[int]] = {}
+        self._samples: dict[tuple[str, str, str], Counter[int]] = {}
         self._windows: dict[tuple[str, str, str], int] = {}
 
     def add(self, topic: str, append_ms: Mapping[str, Sequence[int]]) -> None:
@@ -32,7 +33,7 @@ class Latencies:
             first, last = append_ms[upstream]
             arrived_first, arrived_last = append_ms[downstream]
             key = (topic, upstream, downstream)
-            self._samples.setdefault(key, []).extend((arrived_first - first, arrived_last - last))
+            self._samples.setdefault(key, Counter()).update((arrived_first - first, arrived_last - last))
             self._windows[key] = self._windows.get(key, 0) + 1
 
     def _hops(self, append_ms: Mapping[str, Sequence[int]]) -> Iterator[Hop]:
@@ -53,7 +54,7 @@ class Latencies:
         rows: list[dict[str, Any]] = []
         for key in sorted(self._samples):
             topic, upstream, downstream = key
-            samples = sorted(self._samples[key])
+            samples = sorted(self._samples[key].items())
             rows.append(
                 {
                     "topic": topic,
@@ -61,12 +62,17 @@ class Latencies:
                     "windows": self._windows[key],
                     "p50_ms": percentile(samples, 0.5),
                     "p99_ms": percentile(samples, 0.99),
-                    "max_ms": samples[-1],
+                    "max_ms": samples[-1][0],
                 }
             )
         return rows
 
 
-def percentile(ascending: Sequence[int], share: float) -> int:
-    """The nearest rank: the least value that at least `share` of all do not exceed."""
-    return ascending[max(0, math.ceil(share * len(ascending)) - 1)]
+def percentile(ascending: Sequence[tuple[int, int]], share: float) -> int:
+    """The nearest rank: the least value that at least `share` of all do not exceed. Of (value, how often)."""
+    rank = max(1, math.ceil(share * sum(count for _, count in ascending)))
+    for value, count in ascending:
+        rank -= count
+        if rank <= 0:
+            return value
+    return ascending[-1][0]

@@ -117,10 +117,12 @@ def by_producer(rows: pa.Table) -> pa.Table:
     tiers = tier_names(rows, [])
     folded = fold(rows, tiers).sort_by([(name, "ascending") for name in _KEYS])
     starts = folded["window_start_ms"]
+    times = pc.unique(starts)  # a time of many rows is written once
+    written = pa.array([iso_time(each) for each in times.to_pylist()], pa.string())
     told = {
         "topic": folded["topic"],
         "producer": folded["producer"],
-        "window_start": pa.array([iso_time(each) for each in starts.to_pylist()], pa.string()),
+        "window_start": written.take(pc.index_in(starts, value_set=times)),
         "window_start_ms": starts,
         "window_ms": folded["window_ms"],
         "streams": folded["streams"],

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from millrace.audit.config import AuditConfig
 from millrace.audit.report.text import utc
@@ -33,9 +34,9 @@ def report_folder(config: AuditConfig, only: TimeRange | None) -> Path | str:
 
 def rows_between(rows: pa.Table, from_ms: int, until_ms: int) -> pa.Table:
     """The rows of windows that touch the range, and the streams' own, which no window is named for."""
-    starts = zip(rows["window_start_ms"].to_pylist(), rows["window_ms"].to_pylist(), strict=True)
-    wanted = [start is None or (start < until_ms and start + length > from_ms) for start, length in starts]
-    return rows.filter(pa.array(wanted, pa.bool_()))
+    starts = rows["window_start_ms"]
+    touching = pc.and_(pc.less(starts, until_ms), pc.greater(pc.add(starts, rows["window_ms"]), from_ms))
+    return rows.filter(pc.fill_null(touching, True))
 
 
 def sentence(config: AuditConfig, only: TimeRange) -> str:

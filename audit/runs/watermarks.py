@@ -13,8 +13,7 @@ that read the later one has read something that is no longer proven. Called by `
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -24,9 +23,10 @@ from millrace.audit.contract.events import StreamFacts
 from millrace.audit.reconciliation.verdict_rows import iso_time
 from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
 from millrace.audit.reconciliation.watermark import Waiver, completeness_watermark
+from millrace.audit.reconciliation.window_totals import COLUMNS, window_totals
 
 FILE_NAME = "watermarks.json"
-_COLUMNS = ["producer", "stream", "window_start_ms", "window_ms", "state", "verdict"]
+_OWN = ["topic", "producer", "stream", "window_ms", "state", "verdict", "detail"]
 
 
 def watermarks_of(
@@ -39,36 +39,52 @@ def watermarks_of(
     """{topic: ms or None}. `settled` has the lines of pruned windows, which were proven or waived; `waivers`
     are those that stand."""
     streams, waivers = list(streams), list(waivers)
-    found = {}
-    for topic in topics:
-        lines = settled.filter(pc.and_(settled["folded"], pc.equal(settled["topic"], topic)))
-        verdicts = [
-            _verdict(topic, row, str(WindowState.SETTLED), Verdict.PROVEN) for row in lines.to_pylist()
-        ]
-        here = rows.filter(pc.equal(rows["topic"], topic))
-        windows = here.filter(pc.is_valid(here["window_start_ms"])).select(_COLUMNS)
-        verdicts += [
-            _verdict(topic, row, row["state"], Verdict[row["verdict"]]) for row in windows.to_pylist()
-        ]
-        own = here.filter(pc.is_null(here["window_start_ms"])).select([*_COLUMNS, "detail"])
-        for row in own.to_pylist():
-            detail = json.loads(row["detail"])
-            verdict = _verdict(topic, row, row["state"], Verdict[row["verdict"]])
-            told = {"not_before_ms": detail.get("not_before_ms"), "reasons": tuple(detail.get("reasons", ()))}
-            verdicts.append(replace(verdict, **told))
-        found[topic] = completeness_watermark(topic, verdicts, streams, waivers)
-    return found
+    verdicts: dict[str, list[WindowVerdict]] = {topic: [] for topic in topics}
+    has_window = pc.is_valid(rows["window_start_ms"])
+    windows = rows.select([*COLUMNS, "state"]).filter(has_window)
+    for window in [*_windows(windows), *_pruned(settled)]:
+        if window.topic in verdicts:
+            verdicts[window.topic].append(window)
+    for row in rows.select(_OWN).filter(pc.invert(has_window)).to_pylist():
+        if row["topic"] in verdicts:
+            verdicts[row["topic"]].append(_own(row))
+    return {
+        topic: completeness_watermark(topic, found, streams, waivers) for topic, found in verdicts.items()
+    }
 
 
-def _verdict(topic: str, row: Mapping[str, Any], state: str, verdict: Verdict) -> WindowVerdict:
+def _windows(rows: pa.Table) -> Iterator[WindowVerdict]:
+    """What the rows of each window come to: one that is settled and good, as long as all of them are."""
+    for window in window_totals(rows).to_pylist():
+        is_good = not window["open"] and window["worst"] <= Verdict.COUNT_MATCH
+        yield _window(window, Verdict.PROVEN if is_good else Verdict.UNKNOWN)
+
+
+def _pruned(settled: pa.Table) -> Iterator[WindowVerdict]:
+    """The lines of windows that were proven or waived when they were pruned."""
+    lines = settled.filter(settled["folded"]).select(["topic", "window_start_ms", "window_ms"])
+    for line in lines.to_pylist():
+        yield _window(line, Verdict.PROVEN)
+
+
+def _window(told: Mapping[str, Any], verdict: Verdict) -> WindowVerdict:
+    start_ms, window_ms = told["window_start_ms"], told["window_ms"]
+    return WindowVerdict(told["topic"], "", "", start_ms, window_ms, WindowState.SETTLED, verdict)
+
+
+def _own(row: Mapping[str, Any]) -> WindowVerdict:
+    """A stream's own row, which says from when on it is in doubt."""
+    detail = json.loads(row["detail"])
     return WindowVerdict(
-        topic=topic,
+        topic=row["topic"],
         producer=row["producer"],
         stream=row["stream"],
-        window_start_ms=row["window_start_ms"],
+        window_start_ms=None,
         window_ms=row["window_ms"],
-        state=WindowState(state),
-        verdict=verdict,
+        state=WindowState(row["state"]),
+        verdict=Verdict[row["verdict"]],
+        not_before_ms=detail.get("not_before_ms"),
+        reasons=tuple(detail.get("reasons", ())),
     )
 
 

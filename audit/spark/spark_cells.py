@@ -24,7 +24,7 @@ from millrace.audit.config import AuditConfig
 from millrace.audit.keeping.state import StateFolder
 from millrace.audit.keeping.uniting import PLAN_DDL
 from millrace.audit.keeping.upkeep import late_row
-from millrace.audit.reconciliation.verdict_rows import VERDICT_DDL, VERDICT_SCHEMA, Reconciler
+from millrace.audit.reconciliation.verdict_rows import ROW_DDL, ROW_SCHEMA, Reconciler
 from millrace.audit.runs.copied_headers import foreign_rows
 from millrace.audit.runs.fact_rows import FACT_DDL, pruned_of
 from millrace.audit.scanning.cell_notes import NOTE_SCHEMA, read_notes, uncounted
@@ -162,9 +162,9 @@ class RunCells:
                 self.all()
                 .groupBy("stream")
                 .cogroup(self._read_facts(self.facts).groupBy("stream"))
-                .applyInArrow(rows_of, VERDICT_DDL)
+                .applyInArrow(rows_of, ROW_DDL)
                 .toArrow()
-                .cast(VERDICT_SCHEMA)
+                .cast(ROW_SCHEMA)
             )
 
     def _size_of(self, names: Sequence[str]) -> int:
@@ -266,7 +266,7 @@ def verdicts_of(reconciler: Reconciler, cells: pa.Table, facts: pa.Table) -> pa.
     if not foreign:
         return rows
     copied = foreign_rows(known[0]["stream"], foreign)
-    return pa.concat_tables([rows, pa.Table.from_pylist(copied, VERDICT_SCHEMA)])
+    return pa.concat_tables([rows, pa.Table.from_pylist(copied, ROW_SCHEMA)])
 
 
 def _own_rows(
@@ -284,7 +284,7 @@ def _own_rows(
     found = late.group_by("tier").aggregate([("count", "sum")]).to_pylist()
     counts = {row["tier"]: row["count_sum"] for row in found}
     row = late_row(known[0]["topic"] or "", known[0]["stream"], counts)
-    return pa.concat_tables([rows, pa.Table.from_pylist([row], VERDICT_SCHEMA)])
+    return pa.concat_tables([rows, pa.Table.from_pylist([row], ROW_SCHEMA)])
 
 
 def cluster_options(config: AuditConfig) -> dict[str, str]:

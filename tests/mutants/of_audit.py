@@ -315,4 +315,58 @@ OF_AUDIT = (
         instead="told.get(name)",
         red=(f"{JOB}/test_cell_union.py::test_nothing_is_united_while_arrivals_tell_how_far_a_mirror_is",),
     ),
+    Mutant(
+        name="revision-not-numbered",
+        promise="A settled window of which more is known by now has another revision.",
+        file="audit/reconciliation/settled.py",
+        rule="    changed = pc.and_not(settled, same)\n",
+        instead="    changed = pc.and_(settled, pc.is_null(line_of))\n",
+        red=(f"{JOB}/test_settled.py::test_late_data_makes_a_numbered_revision_that_names_both_verdicts",),
+    ),
+    Mutant(
+        name="line-of-a-window-forgotten",
+        promise="A settled window that no row speaks of any more keeps its line.",
+        file="audit/reconciliation/settled.py",
+        rule="concat_tables([lines, opened, _without_rows(known, line_of, folded)])",
+        instead="concat_tables([lines, opened])",
+        red=(
+            f"{JOB}/test_settled.py::test_a_window_that_no_row_speaks_of_keeps_its_line_unless_it_was_pruned",
+        ),
+    ),
+    Mutant(
+        name="watermark-over-an-open-row",
+        promise="One open row of a window holds the watermark, however many others are proven.",
+        file="audit/runs/watermarks.py",
+        rule='is_good = not window["open"] and window["worst"]',
+        instead='is_good = window["worst"]',
+        red=(
+            f"{UNIT}/test_watermark.py::test_what_the_rows_of_a_window_come_to_holds_the_watermark_as_the_rows_do",
+        ),
+    ),
+    Mutant(
+        name="waiver-deaf-to-what-is-open",
+        promise="A loss in a waived window that is open again ends the waiver.",
+        file="audit/reconciliation/window_totals.py",
+        rule='telling = pc.or_(settled, pc.is_in(rows["verdict"], value_set=_FINDINGS))',
+        instead="telling = settled",
+        red=(f"{JOB}/test_waivers.py::test_a_loss_in_a_waived_window_that_is_open_again_ends_the_waiver",),
+    ),
+    Mutant(
+        name="pruned-though-a-row-is-open",
+        promise="A window of which one stream's row is open keeps the evidence of all of them.",
+        file="audit/keeping/upkeep.py",
+        rule="lines.filter(pc.invert(may_go)).select(WINDOW), unsettled.select(WINDOW)",
+        instead="lines.filter(pc.invert(may_go)).select(WINDOW)",
+        red=(f"{JOB}/test_upkeep.py::test_one_stream_that_is_not_done_keeps_the_whole_window",),
+    ),
+    Mutant(
+        name="status-deaf-to-findings",
+        promise="Only what a standing waiver covers does not decide the exit status.",
+        file="audit/report/tally.py",
+        rule="Fold(settled=fold.settled) if target in waived else fold",
+        instead="Fold(settled=fold.settled)",
+        red=(
+            f"{JOB}/test_overall_verdict.py::test_what_is_waived_keeps_its_word_and_does_not_decide_the_status",
+        ),
+    ),
 )

@@ -259,6 +259,7 @@ class Audit:
         since_ms = now_ms - DEFAULT_HORIZON_MS
         doubts = doubts_of(config, captured, commit, untrusted, {}, rows, [], now_ms, since_ms)
         settlement = settle(rows, self.settled, config.topics, now_ms)
+        rows = settlement.numbered(rows)
         watermarks = watermarks_of(rows, settlement.table, streams_of(config, captured), [], config.topics)
         watermarks = doubts.held(watermarks, self.commit.watermarks)
         deciding, older = split_older(rows, settlement.made_ms, since_ms)

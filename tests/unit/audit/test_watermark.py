@@ -1,5 +1,7 @@
+import itertools
+
 from millrace.audit.contract.events import CLOSED, HEARTBEAT, StreamFacts
-from millrace.audit.reconciliation.settled import SETTLED_SCHEMA
+from millrace.audit.reconciliation.settled import SETTLED_SCHEMA, settle, without
 from millrace.audit.reconciliation.verdict_rows import verdict_rows
 from millrace.audit.reconciliation.verdicts import FELL_SILENT, Verdict, WindowState, WindowVerdict
 from millrace.audit.reconciliation.watermark import Waiver, completeness_watermark
@@ -95,3 +97,30 @@ def test_a_longer_window_that_is_proven_does_not_carry_it_over_a_shorter_one_tha
         assert completeness_watermark("t", rows, []) == 10
     late = [row(0, stream="2", window_ms=20), row(0), row(10, Verdict.LOSS)]
     assert completeness_watermark("t", late, [], [Waiver("t", 10, "ops", "replayed", 5)]) == 20
+
+
+def test_what_the_rows_of_a_window_come_to_holds_the_watermark_as_the_rows_do():
+    """The rules see one verdict a window, of all its streams: it says what theirs would have said."""
+    settled, kinds = SETTLED_SCHEMA.empty_table(), list(itertools.product(WindowState, Verdict))
+    for (state, verdict), (other_state, other) in itertools.product(kinds, kinds):
+        told = [
+            row(0),
+            row(10, verdict, state),
+            row(10, other, other_state, stream="2", window_ms=20),
+            row(30),
+        ]
+        held = completeness_watermark("t", told, [])
+        assert watermarks_of(verdict_rows(told), settled, [], [], ["t"]) == {"t": held}
+        assert held == (
+            40
+            if {verdict, other} <= {Verdict.PROVEN, Verdict.COUNT_MATCH}
+            and {state, other_state} == {WindowState.SETTLED}
+            else 10
+        )
+
+
+def test_lines_of_pruned_windows_carry_the_watermark_of_their_topic_alone():
+    lines = without(settle(verdict_rows([row(0), row(10)]), None, ["t"], 1).table, [("t", 0), ("t", 10)])
+    rows = verdict_rows([row(20), row(20, stream="2", window_ms=20)])
+    assert watermarks_of(rows, lines, [], [], ["t", "u"]) == {"t": 40, "u": None}
+    assert watermarks_of(rows.slice(0, 0), lines, [], [], ["t"]) == {"t": 20}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from millrace.audit.reconciliation.settled import revisions_of, settle, settled_now, table_digest, without
-from millrace.audit.reconciliation.verdict_rows import verdict_rows
+from millrace.audit.reconciliation.verdict_rows import VERDICT_SCHEMA, Evidence, evident_rows, verdict_rows
 from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
 
 TOPICS = ["flights"]
@@ -97,3 +100,83 @@ def test_pruned_windows_become_one_line_with_the_sums_of_their_streams():
     # It stays, whatever the rows say, and the streams' own lines do not come back.
     after = settle(rows(row(10)), folded, TOPICS, 9).table.to_pylist()
     assert [each["folded"] for each in after] == [True, False]
+
+
+def test_what_a_row_says_is_told_by_the_digest_that_states_have_kept_always():
+    """States of earlier programs hold these: another digest would number all their windows anew."""
+    told = row(
+        verdict=Verdict.LOSS, missing=LOST, duplicates={"agg": ((4, 4),)}, extra_copies={"agg": 2},
+        consumed={"jfk": 4, "agg": 5}, ambiguous=1, reasons=("why",), in_flight={},
+    )  # fmt: skip
+    evidence = Evidence({"agg": [1, 2]}, {("ewr", "agg"): [{"partition": 1}]})
+    found = evident_rows([(told, evidence), (row(), Evidence()), (row(state=WindowState.OPEN), Evidence())])
+    assert found["said"].to_pylist() == ["724587032be8d20c4eee7aa6", "bb5cb6779c652af9d320c114", None]
+
+
+def test_lines_are_in_order_and_each_finds_its_own_whatever_order_the_rows_have():
+    keys = [(topic, stream, start) for topic in "ab" for stream in ("01", "02") for start in (0, 10, None)]
+    told = [
+        row(start, Verdict.UNKNOWN, topic=topic, stream=stream, published=1 + number)
+        for number, (topic, stream, start) in enumerate(keys)
+    ]
+    first = settle(rows(*reversed(told)), None, ["a", "b"], 1)
+    names = ["topic", "stream", "window_start_ms"]
+    assert [tuple(each.values()) for each in first.table.select(names).to_pylist()] == keys
+    told[4] = row(10, Verdict.PROVEN, topic="a", stream="02", published=5)
+    second = settle(rows(*told), first.table, ["a", "b"], 2)
+    assert second.numbers.to_pylist() == [2 if number == 4 else 1 for number in range(len(told))]
+    assert second.made_ms.to_pylist() == [2 if number == 4 else 1 for number in range(len(told))]
+
+
+def test_a_stream_is_settled_by_its_own_rows_and_lines_alone():
+    """Whoever has one stream's may number them."""
+    streams = [f"{number:02}" for number in range(4)]
+    told = [row(start, stream=stream) for stream in streams for start in (0, 10, 20)]
+    before = settle(rows(*told), None, TOPICS, 1).table
+    told[1:6:2] = (row(10, Verdict.LOSS, missing=LOST, stream="00"), row(0, published=9, stream="01"),
+                   row(20, state=WindowState.OPEN, stream="01"))  # fmt: skip
+    whole = settle(rows(*told[:-1]), before, TOPICS, 2)
+    parts = [
+        settle(
+            rows(*(each for each in told[:-1] if each.stream == stream)),
+            before.filter(pc.equal(before["stream"], stream)), TOPICS, 2,
+        )
+        for stream in streams
+    ]  # fmt: skip
+    assert pa.concat_tables([each.table for each in parts]).combine_chunks() == whole.table
+    assert pa.concat_arrays([each.numbers for each in parts]) == whole.numbers
+
+
+def test_of_what_a_producer_of_the_roster_owes_for_two_windows_of_one_start_one_line_is_kept():
+    owed = [row(0, Verdict.UNKNOWN, stream="", window_ms=length, published=0) for length in (10, 20)]
+    first = settle(rows(*owed), None, TOPICS, 1)
+    assert first.numbers.to_pylist() == [1, 1] and first.table["window_ms"].to_pylist() == [20]
+    second = settle(rows(*owed), first.table, TOPICS, 2)
+    assert second.numbers.to_pylist() == [1, 1] and second.table == first.table
+
+
+def test_a_window_that_no_row_speaks_of_keeps_its_line_unless_it_was_pruned():
+    table = settle(rows(row(), row(10), row(stream="02")), None, TOPICS, 1).table
+    later = settle(rows(), without(table, [("flights", 0)]), TOPICS, 2).table.to_pylist()
+    assert [(each["window_start_ms"], each["folded"], each["stream"]) for each in later] == [
+        (0, True, ""),
+        (10, False, "01"),
+    ]
+
+
+def test_the_report_has_the_numbers_and_nothing_of_how_they_are_known():
+    told = rows(row(), row(10, state=WindowState.OPEN))
+    numbered = settle(told, None, TOPICS, 1).numbered(told)
+    assert numbered.schema == VERDICT_SCHEMA
+    assert numbered["revision"].to_pylist() == [1, 0]
+
+
+def test_equal_tables_have_one_digest_however_they_lie_in_memory():
+    table = settle(rows(*(row(start) for start in range(0, 300, 10)), row(None)), None, TOPICS, 1).table
+    digest = table_digest(table)
+    for cut in range(1, 20):
+        assert table_digest(pa.concat_tables([table.slice(0, cut), table.slice(cut)])) == digest
+        copied = pa.Table.from_pylist(table.slice(cut).to_pylist(), table.schema)
+        assert table_digest(table.slice(cut)) == table_digest(copied) != digest
+    other = table.set_column(0, "topic", pa.array([*["flights"] * 30, None]))
+    assert table_digest(other) != digest

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from millrace.audit.reconciliation.verdict_rows import Evidence, evident_rows
 from millrace.audit.reconciliation.verdicts import Verdict, WindowState
 from millrace.audit.report import document
-from millrace.audit.report import summary as summary_module
+from millrace.audit.report import tally as tally_module
 from millrace.audit.report.folder import note_failure, write_report
 from millrace.audit.report.latency import Latencies, percentile
 from millrace.audit.report.summary import exit_status, summarise
@@ -77,8 +77,22 @@ def test_rows_that_arrow_sums_say_what_they_say_one_by_one(
     settings: dict[str, Any] = {"at_ms": START_MS, "window_ms": HOUR_MS, "untrusted": {}, "unaudited": {}}
     summed = summarise(made[1], tiers=TIERS, **settings)
     none = pa.array([False] * made[1].num_rows, pa.bool_())
-    monkeypatch.setattr(summary_module, "is_calm", lambda rows: none)
+    monkeypatch.setattr(tally_module, "is_calm", lambda rows: none)
     assert summarise(made[1], tiers=TIERS, **settings) == summed
+
+
+def test_the_summary_is_the_same_however_the_rows_are_cut_and_ordered(
+    made: tuple[dict[str, Any], pa.Table], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, Any] = {"at_ms": START_MS, "window_ms": HOUR_MS, "untrusted": {}, "unaudited": {}}
+    settings["waived"] = {(each["topic"], START_MS) for each in made[0]["losses"]}
+    whole = summarise(made[1], tiers=TIERS, **settings)
+    assert whole["losses"] and whole["reasons"] and whole["late"] and whole["latency"]
+    backwards = made[1].take(list(reversed(range(made[1].num_rows))))
+    for part_rows in (7, 500):
+        monkeypatch.setattr(tally_module, "PART_ROWS", part_rows)
+        assert summarise(made[1], tiers=TIERS, **settings) == whole
+        assert summarise(backwards, tiers=TIERS, **settings) == whole
 
 
 def test_late_records_and_late_reports_are_named_the_latest_first(
@@ -117,7 +131,12 @@ def test_latency_of_a_stream_with_two_sources_is_from_both_as_one_tier() -> None
 
 @pytest.mark.parametrize(("share", "value"), [(0.5, 50), (0.99, 99), (1.0, 100), (0.0, 1)])
 def test_percentiles_are_nearest_ranks(share: float, value: int) -> None:
-    assert percentile(range(1, 101), share) == value
+    assert percentile([(each, 1) for each in range(1, 101)], share) == value
+
+
+@pytest.mark.parametrize(("share", "value"), [(0.3, 1), (0.31, 40), (0.5, 50), (0.98, 98), (1.0, 99)])
+def test_a_sample_counts_as_often_as_it_was_seen(share: float, value: int) -> None:
+    assert percentile([(1, 30), (40, 10), (50, 10), (98, 48), (99, 2)], share) == value
 
 
 def test_a_total_loss_is_said_as_one() -> None:

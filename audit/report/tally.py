@@ -1,0 +1,348 @@
+"""What rows of the reconciliation come to, told by `summary` when all of them are in it. Pure.
+
+Rows come in parts, and nothing depends on how they are cut or in which order they come: what is named is in
+the order of its rows' keys. Rows that only count are summed by Arrow; the others are walked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.audit.reconciliation.verdict_rows import VERDICT_SCHEMA
+from millrace.audit.reconciliation.verdicts import Fold, Verdict, WindowState
+from millrace.audit.report.latency import Latencies
+from millrace.audit.report.plain import is_calm, tier_column, tier_names
+from millrace.audit.report.reasons import reasons_of
+from millrace.audit.report.tier_states import TierState, tier_state
+
+MOST_LATE = 1000
+TOTALS = {
+    "acknowledged": "published",
+    "missing": "missing",
+    "duplicates": "duplicates",
+    "unreported": "unreported",
+    "unknown": "unknown",
+    "explained": "explained",
+    "in_flight": "in_flight",
+}
+"""{name in the summary: column of the rows}"""
+
+PART_ROWS = 1 << 20
+_BATCH_ROWS = 20_000  # rows that are Python objects at one time
+_COLUMNS = [name for name in VERDICT_SCHEMA.names if name not in ("ambiguous", "revision")]
+_TIMES = ["topic", "producer", "stream", "window_start", "window_start_ms", "window_ms", "detail"]
+
+Target = tuple[str, int | str]
+"""(topic, start of the window or id of the stream)"""
+
+Place = tuple[str, str, str, bool, int, int]
+"""Where something stands: topic, producer, stream, the stream's own row after its windows, start, number
+within the row."""
+
+Named = tuple[Place, Target, dict[str, Any]]
+
+
+class Tally:
+    """Everything that one walk over rows adds up. `tiers` as in the summary."""
+
+    def __init__(self, tiers: Sequence[Mapping[str, Any]], at_ms: int, grace_ms: int) -> None:
+        self._at_ms, self._grace_ms = at_ms, grace_ms
+        self._tiers = [tier["name"] for tier in tiers]
+        self.totals: Counter[str] = Counter()
+        self.seen: Counter[str] = Counter(dict.fromkeys(self._tiers, 0))
+        self.windows: Counter[str] = Counter()
+        self.open: Counter[str] = Counter()
+        self.content: Counter[str] = Counter()
+        self.latencies = Latencies({tier["name"]: tier["upstream"] for tier in tiers})
+        self.fold = Fold()
+        self.topics: dict[str, TopicTally] = {}
+        self._calm = Fold()
+        self._targets: dict[Target, Fold] = {}
+        self._losses: list[Named] = []
+        self._duplicates: list[Named] = []
+        self._producers: dict[tuple[str, str], _Producer] = {}
+        self._reasons: dict[str, tuple[int, Place]] = {}
+        self._late: list[tuple[int, Place, dict[str, Any]]] = []
+
+    def losses(self, waived: Collection[Target]) -> list[dict[str, Any]]:
+        return _told(self._losses, waived)
+
+    def duplicates(self, waived: Collection[Target]) -> list[dict[str, Any]]:
+        return _told(self._duplicates, waived)
+
+    def unwaived(self, waived: Collection[Target]) -> Fold:
+        """The verdict of all rows but for what a standing waiver covers, which is as good as proven."""
+        found = Fold(self._calm.worst, self._calm.settled)
+        for target, fold in self._targets.items():
+            found.join(Fold(settled=fold.settled) if target in waived else fold)
+        return found
+
+    def reasons(self) -> list[tuple[str, int]]:
+        """The commonest first; of equally common ones that of the first row."""
+        ordered = sorted(self._reasons.items(), key=lambda each: (-each[1][0], each[1][1]))
+        return [(reason, count) for reason, (count, _) in ordered]
+
+    def late_first(self) -> list[dict[str, Any]]:
+        self._keep_latest(0)
+        return [told for *_, told in self._late[:MOST_LATE]]
+
+    def producers(self) -> list[dict[str, Any]]:
+        return [
+            {"topic": topic, "producer": producer, **self._producers[topic, producer].told()}
+            for topic, producer in sorted(self._producers)
+        ]
+
+    def add_all(self, rows: pa.Table) -> None:
+        """Part by part: what is made of one on the way need not be held of all."""
+        for first in range(0, rows.num_rows, PART_ROWS):
+            part = rows.slice(first, PART_ROWS).select(_COLUMNS)
+            calm = is_calm(part)
+            self._add_calm(part.filter(calm))
+            for batch in part.filter(pc.invert(calm)).to_batches(max_chunksize=_BATCH_ROWS):
+                for row in batch.to_pylist():
+                    self._add(row)
+
+    def _add(self, row: Mapping[str, Any]) -> None:
+        start_ms = row["window_start_ms"]
+        target = (row["topic"], row["stream"] if start_ms is None else start_ms)
+        verdict, is_open = Verdict[row["verdict"]], row["state"] == WindowState.OPEN
+        detail = {} if row["detail"] == "{}" else json.loads(row["detail"])
+        seen = dict(row["seen"])
+        for name, column in TOTALS.items():
+            self.totals[name] += row[column]
+        self.seen.update(seen)
+        for named, found in (
+            (self._losses, _losses(row, detail)),
+            (self._duplicates, _duplicates(row, detail)),
+        ):
+            named += [(_place(row, number), target, each) for number, each in enumerate(found)]
+        self._producer(row).add(row, verdict)
+        if verdict not in (Verdict.PROVEN, Verdict.COUNT_MATCH):
+            for number, reason in enumerate(reasons_of(detail)):
+                self._add_reason(reason, _place(row, number))
+        topic = self._topic(row["topic"])
+        topic.add(row, detail, seen, "OPEN" if is_open else str(verdict))
+        if row["window_start"] is not None:
+            self.windows["OPEN" if is_open else str(verdict)] += 1
+            self._note_lateness(row, detail)
+        if row["content"]:
+            self.content[row["content"]] += 1
+        if "append_ms" in detail:
+            self.latencies.add(row["topic"], detail["append_ms"])
+        if is_open:
+            self.open.update(windows=1, acknowledged=row["published"], in_flight=row["in_flight"])
+        for fold in (self.fold, self._targets.setdefault(target, Fold()), topic.fold):
+            fold.add(verdict, row["state"])
+
+    def _add_calm(self, rows: pa.Table) -> None:
+        """Rows that only count (`is_calm`), summed by Arrow."""
+        tiers = tier_names(rows, self._tiers)
+        sums = [(column, "sum") for column in TOTALS.values()]
+        for group in rows.group_by(["topic", "verdict"]).aggregate([*sums, ("topic", "count")]).to_pylist():
+            counts = {name: group[f"{column}_sum"] for name, column in TOTALS.items()}
+            verdict, number = Verdict[group["verdict"]], group["topic_count"]
+            self.totals.update(counts)
+            self.windows[str(verdict)] += number
+            self._topic(group["topic"]).add_counts(counts, verdict, number)
+            for fold in (self.fold, self._calm):
+                fold.add(verdict, WindowState.SETTLED, number)
+        for tier in tiers:
+            here = pa.table(
+                {"topic": rows["topic"], "state": rows["verdict"], "seen": tier_column(rows, tier, "seen")}
+            )
+            here = here.filter(pc.is_valid(here["seen"]))
+            grouped = here.group_by(["topic", "state"]).aggregate([("seen", "sum"), ("seen", "count")])
+            for group in grouped.to_pylist():
+                self.seen[tier] += group["seen_sum"]
+                self._topic(group["topic"]).add_tier(
+                    tier, group["seen_sum"], TierState(group["state"]), group["seen_count"]
+                )
+        self._add_calm_producers(rows, tiers)
+        for word in rows["content"].filter(pc.not_equal(rows["content"], "")).value_counts().to_pylist():
+            self.content[word["values"]] += word["counts"]
+        timed = rows.filter(pc.match_substring(rows["detail"], '"append_ms"'))
+        for batch in timed.select(_TIMES).to_batches(max_chunksize=_BATCH_ROWS):
+            for row in batch.to_pylist():
+                detail = json.loads(row["detail"])
+                self.latencies.add(row["topic"], detail["append_ms"])
+                self._note_lateness(row, detail)
+
+    def _add_calm_producers(self, rows: pa.Table, tiers: Sequence[str]) -> None:
+        columns: dict[str, Any] = {name: rows[name] for name in ("topic", "producer", "published")}
+        columns["counted"] = pc.equal(rows["verdict"], str(Verdict.COUNT_MATCH))
+        columns |= {f"tier.{number}": tier_column(rows, tier) for number, tier in enumerate(tiers)}
+        sums = ["published", *(f"tier.{number}" for number in range(len(tiers)))]
+        grouped = pa.table(columns).group_by(["topic", "producer"])
+        for group in grouped.aggregate([*((name, "sum") for name in sums), ("counted", "max")]).to_pylist():
+            consumed = {tier: group[f"tier.{number}_sum"] for number, tier in enumerate(tiers)}
+            told = {
+                "published": group["published_sum"],
+                "consumed": [(tier, count) for tier, count in consumed.items() if count is not None],
+                "missing": 0,
+                "duplicates": 0,
+                "state": WindowState.SETTLED,
+            }
+            verdict = Verdict.COUNT_MATCH if group["counted_max"] else Verdict.PROVEN
+            self._producer(group).add(told, verdict)
+
+    def _producer(self, row: Mapping[str, Any]) -> _Producer:
+        return self._producers.setdefault((row["topic"], row["producer"]), _Producer())
+
+    def _topic(self, name: str) -> TopicTally:
+        topic = self.topics.get(name)
+        if topic is None:
+            topic = self.topics[name] = TopicTally(name, self._tiers)
+        return topic
+
+    def _add_reason(self, reason: str, place: Place) -> None:
+        count, first = self._reasons.get(reason, (0, place))
+        self._reasons[reason] = (count + 1, min(first, place))
+
+    def _note_lateness(self, row: Mapping[str, Any], detail: Mapping[str, Any]) -> None:
+        end_ms = row["window_start_ms"] + row["window_ms"]
+        appended = detail.get("append_ms", {})
+        first_tier = next((tier for tier in appended), None)
+        if first_tier is not None and appended[first_tier][1] - end_ms > self._grace_ms:
+            self._add_late(row, appended[first_tier][1] - end_ms, "records")
+        if detail.get("unpromised") and self._at_ms - end_ms > self._grace_ms:
+            self._add_late(row, self._at_ms - end_ms, "report")
+
+    def _add_late(self, row: Mapping[str, Any], by_ms: int, kind: str) -> None:
+        told = {name: row[name] for name in ("topic", "producer", "window_start")}
+        told |= {"by_ms": by_ms, "kind": kind}
+        self._late.append((-by_ms, _place(row, int(kind == "report")), told))
+        self._keep_latest(2 * MOST_LATE)
+
+    def _keep_latest(self, least: int) -> None:
+        """Put them in order, once there are more than so many, and forget the others."""
+        if len(self._late) > least:
+            self._late.sort(key=lambda each: each[:2])
+            del self._late[MOST_LATE:]
+
+
+class TopicTally:
+    """One topic's part, with each tier's."""
+
+    def __init__(self, topic: str, tiers: Iterable[str]) -> None:
+        self.topic = topic
+        self.fold = Fold()
+        self._counts: Counter[str] = Counter()
+        self._windows: Counter[str] = Counter()
+        self._tiers: dict[str, tuple[Counter[str], Counter[str]]] = {}
+        self._order = list(tiers)
+
+    def add(
+        self, row: Mapping[str, Any], detail: Mapping[str, Any], seen: Mapping[str, int], word: str
+    ) -> None:
+        for name, column in TOTALS.items():
+            self._counts[name] += row[column]
+        if row["window_start"] is not None:
+            self._windows[word] += 1
+        for tier, count in seen.items():
+            self.add_tier(tier, count, tier_state(row, detail, tier))
+
+    def add_counts(self, counts: Mapping[str, int], verdict: Verdict, number: int) -> None:
+        """So many settled windows of one verdict."""
+        self._counts.update(counts)
+        self._windows[str(verdict)] += number
+        self.fold.add(verdict, WindowState.SETTLED, number)
+
+    def add_tier(self, tier: str, seen: int, state: TierState, number: int = 1) -> None:
+        """So many windows that look the same in a tier."""
+        counts, windows = self._tier(tier)
+        counts["seen"] += seen
+        counts["missing"] += state.missing
+        counts["duplicates"] += state.duplicates
+        windows[state.state] += number
+
+    def told(self) -> dict[str, Any]:
+        """As it stands in the summary."""
+        ordered = [*self._order, *sorted(set(self._tiers) - set(self._order))]
+        return {
+            "topic": self.topic,
+            "verdict": str(self.fold.verdict()),
+            "windows": dict(sorted(self._windows.items())),
+            **{name: self._counts[name] for name in TOTALS},
+            "tiers": [
+                {
+                    "tier": tier,
+                    **{name: self._tiers[tier][0][name] for name in ("seen", "missing", "duplicates")},
+                    "windows": dict(sorted(self._tiers[tier][1].items())),
+                }
+                for tier in ordered
+                if tier in self._tiers
+            ],
+        }
+
+    def _tier(self, tier: str) -> tuple[Counter[str], Counter[str]]:
+        return self._tiers.setdefault(tier, (Counter(), Counter()))
+
+
+class _Producer:
+    """One producer of a topic."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._consumed: Counter[str] = Counter()
+        self._fold = Fold()
+
+    def add(self, row: Mapping[str, Any], verdict: Verdict) -> None:
+        self._counts.update({name: row[name] for name in ("published", "missing", "duplicates")})
+        self._consumed.update(dict(row["consumed"]))
+        self._fold.add(verdict, row["state"])
+
+    def told(self) -> dict[str, Any]:
+        return {
+            "published": self._counts["published"],
+            "consumed": dict(self._consumed),
+            "missing": self._counts["missing"],
+            "duplicates": self._counts["duplicates"],
+            "verdict": str(self._fold.verdict()),
+        }
+
+
+def _place(row: Mapping[str, Any], number: int) -> Place:
+    start_ms = row["window_start_ms"]
+    return (row["topic"], row["producer"], row["stream"], start_ms is None, start_ms or 0, number)
+
+
+def _told(found: list[Named], waived: Collection[Target]) -> list[dict[str, Any]]:
+    """In the order of their rows."""
+    return [
+        told | {"waived": True} if target in waived else told
+        for _, target, told in sorted(found, key=lambda each: each[0])
+    ]
+
+
+def _losses(row: Mapping[str, Any], detail: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for lost in detail.get("missing", ()):
+        sequences = lost["sequences"]
+        yield _named(row, sequences, sum(last - first + 1 for first, last in sequences)) | {
+            "lost_between": lost["between"],
+            "places": lost.get("places", []),
+        }
+    for lost in detail.get("missing_count", ()):
+        yield _named(row, [], lost["count"]) | {"lost_between": lost["between"], "places": []}
+
+
+def _duplicates(row: Mapping[str, Any], detail: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    ranges = detail.get("duplicates", {})
+    for tier, copies in detail.get("extra_copies", {}).items():
+        yield _named(row, ranges.get(tier, []), copies) | {"tier": tier}
+
+
+def _named(row: Mapping[str, Any], sequences: list[list[int]], count: int) -> dict[str, Any]:
+    return {
+        "topic": row["topic"],
+        "producer": row["producer"],
+        "stream": row["stream"],
+        "window_start": row["window_start"],
+        "sequences": sequences,
+        "count": count,
+    }
