@@ -10,8 +10,8 @@ long as one in-sync member was not interrupted (or was stopped in order), its co
 nobody can tell which of them lost something, and a record that some of them lost is *excused*. So is what a
 leader shows that stood still while all who had it from there were interrupted and others took its offsets: it
 had their word before that. A record that was excused may be there all the same: who has it may show it, and
-once it is acknowledged again it is promised again. With `visibility=flushed` nothing is ever excused: an offset that a consumer saw
-is never used again.
+once it is acknowledged again it is promised again. With `visibility=flushed` nothing is ever excused: an
+offset that a consumer saw is never used again.
 """
 
 from __future__ import annotations
