@@ -207,7 +207,8 @@ def _bar(windows: Mapping[str, int]) -> list[dict[str, Any]]:
 
 
 def by_hop(losses: Sequence[Mapping[str, Any]], most: int) -> list[dict[str, Any]]:
-    """Losses by the hop that lost them, the greatest first; at most `most` are told one by one."""
+    """Losses by the hop that lost them, hops and their losses the greatest first; at most `most` are told one
+    by one."""
     return _grouped(losses, lambda loss: tuple(loss["lost_between"]), most)
 
 
@@ -221,7 +222,7 @@ def _grouped(found: Sequence[Mapping[str, Any]], key: Any, most: int) -> list[di
         groups.setdefault(key(each), []).append(each)
     told = []
     for where, items in sorted(groups.items(), key=lambda group: -sum(each["count"] for each in group[1])):
-        shown = items[: max(most, OPEN_ITEMS)]
+        shown = sorted(items, key=lambda each: -each["count"])[: max(most, OPEN_ITEMS)]
         most -= len(shown)
         told.append(
             {
