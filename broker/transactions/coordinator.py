@@ -425,8 +425,8 @@ class TransactionCoordinator:
                     waiting = self._waiting.pop(ticket, None)
                     if waiting is not None and not waiting.done():
                         waiting.set_result(decision)
-                case Write(write_id, record):
-                    self._save(owned, transaction, write_id, record)
+                case Write():
+                    self._save(owned, transaction, decision)
                 case SendMarkers(producer, committed, partitions):
                     self.markers.send(
                         Marker(transaction.transactional_id, producer, owned.epoch, committed, partitions)
@@ -448,20 +448,14 @@ class TransactionCoordinator:
                     owned.transactions.pop(transaction.transactional_id, None)
                     log.info("a transactional id expired", transactional_id=transaction.transactional_id)
 
-    def _save(
-        self,
-        owned: _OwnedPartition,
-        transaction: Transaction,
-        write_id: int,
-        record: TransactionRecord | None,
-    ) -> None:
+    def _save(self, owned: _OwnedPartition, transaction: Transaction, write: Write) -> None:
         """Append now; tell the state machine, never before this returns, how that went."""
         transactional_id = transaction.transactional_id
         now_ms = self._clock_ms()
         partition = self.partition_of(transactional_id)
         error, committed = ErrorCode.none, None
         try:
-            value = None if record is None else encode_value(record)
+            value = None if write.record is None else encode_value(write.record)
             batch = bytes(build_batch([Record(encode_key(transactional_id), value, (), now_ms, 0)]))
             if self._partitions.get(partition) is not owned:
                 error = ErrorCode.not_leader_or_follower  # what was loaded may no longer be all there is
@@ -474,7 +468,7 @@ class TransactionCoordinator:
             log.exception("a write to the transaction log failed", transactional_id=transactional_id)
             error = ErrorCode.unknown_server_error
         task = asyncio.get_running_loop().create_task(
-            self._follow_up(owned, transaction, write_id, error, committed)
+            self._follow_up(owned, transaction, write, error, committed)
         )
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
@@ -483,24 +477,31 @@ class TransactionCoordinator:
         self,
         owned: _OwnedPartition,
         transaction: Transaction,
-        write_id: int,
+        write: Write,
         error: ErrorCode,
         committed: asyncio.Future[None] | None,
     ) -> None:
         if committed is not None:
             await asyncio.wait([committed], timeout=self.config.write_timeout_ms / 1000)
             if not committed.done():
-                self._carry_out(owned, transaction, transaction.give_up(write_id))
+                self._carry_out(owned, transaction, transaction.give_up(write.write_id))
                 await asyncio.wait([committed])
             error = _outcome(committed)
-        if error is not ErrorCode.none:
+        if error is not ErrorCode.none and write.confirms:
+            # By any client's question, as often as it asks while too few replicas are in sync.
+            log.debug(
+                "an answer was not confirmed",
+                transactional_id=transaction.transactional_id,
+                error=error.name,
+            )
+        elif error is not ErrorCode.none:
             log.warning(
                 "a transaction's state was not saved",
                 transactional_id=transaction.transactional_id,
                 error=error.name,
             )
             self._unsaved.append((owned, transaction))
-        self._carry_out(owned, transaction, transaction.written(write_id, error, self._clock_ms()))
+        self._carry_out(owned, transaction, transaction.written(write.write_id, error, self._clock_ms()))
         _drop_blank(owned, transaction)
 
     # -- markers -------------------------------------------------------------------------------------

@@ -428,7 +428,7 @@ class Transaction:
         record it would undo."""
         self._write_id += 1
         self._confirming[self._write_id] = answer
-        return [Write(self._write_id, self._in_log())]
+        return [Write(self._write_id, self._in_log(), confirms=True)]
 
     def _in_log(self) -> TransactionRecord | None:
         """The last record that was written, None (a tombstone) where there is none."""

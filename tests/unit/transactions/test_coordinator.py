@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 from kio.schema.errors import ErrorCode
+from structlog.testing import capture_logs
 
 from millrace.broker.errors import (
     KafkaError,
     NotEnoughReplicas,
+    NotEnoughReplicasAfterAppend,
     NotLeaderOrFollower,
     RequestTimedOut,
     UnreadableRecord,
@@ -21,8 +23,8 @@ from millrace.broker.protocol.records import Record, build_batch, read_records
 from millrace.broker.transactions.config import TransactionConfig
 from millrace.broker.transactions.coordinator import TransactionCoordinator
 from millrace.broker.transactions.markers import Marker
-from millrace.broker.transactions.records import decode_key, decode_value, encode_key
-from millrace.broker.transactions.values import ProducerIdentity, TransactionState
+from millrace.broker.transactions.records import decode_key, decode_value, encode_key, encode_value
+from millrace.broker.transactions.values import ProducerIdentity, TransactionRecord, TransactionState
 from tests.waiting import until_async as until
 
 A, B = ("flights", 0), ("flights", 1)
@@ -367,6 +369,63 @@ def test_a_final_answer_that_is_being_confirmed_is_for_the_next_coordinator_when
         around.coordinator.unload(ORDERS)
         around.coordinator.unload(coordinator_partition("unknown", WIDTH))
         assert set(await asking) == {ErrorCode.not_coordinator}
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_an_answer_that_is_not_confirmed_is_no_state_that_was_not_saved(is_late):
+    """Clients that ask often while too few replicas are in sync fill neither the log nor the memory."""
+
+    async def scenario(around: Surroundings) -> None:
+        producer = await committed(around)
+        around.log.holds = is_late
+        around.log.failure = None if is_late else NotEnoughReplicas("too few")
+        with capture_logs() as lines:
+            for ask in (
+                around.coordinator.end("orders", STRANGER, True),
+                around.coordinator.end("unknown", producer, True),
+            ):
+                assert await ask is ErrorCode.coordinator_not_available
+            for late in around.log.late:
+                late.set_exception(NotEnoughReplicasAfterAppend("too few"))
+            await until(lambda: not around.coordinator._under_way)
+        assert [(line["event"], line["log_level"]) for line in lines] == [
+            ("an answer was not confirmed", "debug")
+        ] * 2
+        assert not around.coordinator._unsaved
+
+    run(scenario, write_timeout_ms=10)
+
+
+def test_what_kafka_4_decided_is_completed_as_kafka_4_would_also_after_an_answer_was_confirmed():
+    """KIP-890: its producer goes on under the id that is in the record, whoever has repeated the record."""
+    fenced, successor = ProducerIdentity(5, 3), ProducerIdentity(9, 0)
+    decided = TransactionRecord(
+        5,
+        32_767,
+        60_000,
+        TransactionState.PREPARE_COMMIT,
+        frozenset({A}),
+        started_ms=1,
+        updated_ms=2,
+        previous_producer_id=5,
+        next_producer_id=9,
+        client_version=2,
+    )
+
+    async def scenario(around: Surroundings) -> None:
+        left = Record(encode_key("orders"), encode_value(decided, 1), (), 0, 0)
+        around.log.append_now(ORDERS, bytes(build_batch([left])))
+        around.markers_pass.clear()
+        coordinator = await around.loaded()
+        assert await coordinator.end("orders", fenced, True) is ErrorCode.producer_fenced
+        coordinator.unload(ORDERS)
+        other = Surroundings(around.log)
+        await other.loaded()
+        await other.state_is(TransactionState.COMPLETE_COMMIT)
+        assert await other.coordinator.add_partitions("orders", successor, [A]) is NONE
+        await other.coordinator.close()
 
     run(scenario)
 
