@@ -299,6 +299,7 @@ class TransactionCoordinator:
         """AddPartitionsToTxn and AddOffsetsToTxn: one answer for all partitions."""
         return await self._ask(
             transactional_id,
+            producer,
             lambda transaction, ticket, now_ms: transaction.add_partitions(
                 producer, partitions, ticket, now_ms
             ),
@@ -308,6 +309,7 @@ class TransactionCoordinator:
         """EndTxn."""
         return await self._ask(
             transactional_id,
+            producer,
             lambda transaction, ticket, now_ms: transaction.end(producer, committed, ticket, now_ms),
         )
 
@@ -389,11 +391,12 @@ class TransactionCoordinator:
     async def _ask(
         self,
         transactional_id: str,
+        producer: ProducerIdentity,
         event: Callable[[Transaction, Ticket, int], list[Decision]],
     ) -> ErrorCode:
         if not transactional_id:
             return ErrorCode.invalid_request
-        if len(transactional_id.encode()) > LONGEST_ID:
+        if producer.producer_id < 0 or len(transactional_id.encode()) > LONGEST_ID:
             return ErrorCode.invalid_producer_id_mapping  # at every coordinator, for ever
         owned, error = self._owner(transactional_id)
         if owned is None:

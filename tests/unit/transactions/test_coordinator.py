@@ -398,6 +398,34 @@ def test_an_answer_that_is_not_confirmed_is_no_state_that_was_not_saved(is_late)
     run(scenario, write_timeout_ms=10)
 
 
+def test_a_producer_id_that_nobody_can_have_is_refused_without_asking_the_log():
+    """As a client asks that wants to know no more than whether it may end a transaction."""
+    nobody = ProducerIdentity(-1, 0)
+
+    async def scenario(around: Surroundings) -> None:
+        coordinator = await around.loaded()
+
+        async def heard(transactional_id: str) -> set[ErrorCode]:
+            return {
+                await coordinator.end(transactional_id, nobody, False),
+                await coordinator.add_partitions(transactional_id, nobody, [A]),
+            }
+
+        producer = await around.begun()
+        around.log.holds = True
+        adding = asyncio.ensure_future(coordinator.add_partitions("orders", producer, [A]))
+        await until(lambda: around.log.late)
+        written = {partition: len(batches) for partition, batches in around.log.batches.items()}
+        for transactional_id in ("orders", "unknown"):
+            assert await heard(transactional_id) == {ErrorCode.invalid_producer_id_mapping}
+        assert {partition: len(batches) for partition, batches in around.log.batches.items()} == written
+        assert sum(len(owned.transactions) for owned in coordinator._partitions.values()) == 1
+        around.log.late[0].set_result(None)
+        assert await adding is NONE
+
+    run(scenario)
+
+
 def test_what_kafka_4_decided_is_completed_as_kafka_4_would_also_after_an_answer_was_confirmed():
     """KIP-890: its producer goes on under the id that is in the record, whoever has repeated the record."""
     fenced, successor = ProducerIdentity(5, 3), ProducerIdentity(9, 0)
