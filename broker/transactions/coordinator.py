@@ -63,6 +63,17 @@ from millrace.broker.transactions.values import (
 RETRY_INTERVAL_MS = 500
 """How soon a record that must be written is written again."""
 
+_FROM_MEMORY = frozenset(
+    {
+        ErrorCode.none,
+        ErrorCode.concurrent_transactions,
+        ErrorCode.coordinator_load_in_progress,
+        ErrorCode.not_coordinator,
+    }
+)
+"""What a leader may be told of a transaction without asking the log: it lets a batch in (and the log of its
+partition is looked at once more then), or has it sent again."""
+
 LONGEST_ID = 32_767
 """Bytes of a transactional id that the log's records have room for."""
 
@@ -313,10 +324,29 @@ class TransactionCoordinator:
             lambda transaction, ticket, now_ms: transaction.end(producer, committed, ticket, now_ms),
         )
 
-    def verify(
+    async def verify(
         self, transactional_id: str, producer: ProducerIdentity, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, ErrorCode]:
-        """Are these partitions in this producer's open transaction (KIP-890)?"""
+        """Are these partitions in this producer's open transaction (KIP-890)? That they are is said from
+        memory; a refusal, which ends a transaction or a producer, when the log has confirmed it."""
+        errors = self._verified(transactional_id, producer, partitions)
+        if _FROM_MEMORY.issuperset(errors.values()):
+            return errors
+        error = await self._ask(
+            transactional_id, producer, lambda transaction, ticket, _: transaction.confirm(ticket)
+        )
+        return errors if error is ErrorCode.none else dict.fromkeys(partitions, error)
+
+    def verify_now(
+        self, transactional_id: str, producer: ProducerIdentity, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, ErrorCode] | None:
+        """As `verify`, where nothing has to be waited for; None where the log has to confirm it."""
+        errors = self._verified(transactional_id, producer, partitions)
+        return errors if _FROM_MEMORY.issuperset(errors.values()) else None
+
+    def _verified(
+        self, transactional_id: str, producer: ProducerIdentity, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, ErrorCode]:
         transaction, error = self._find(transactional_id)
         if transaction is None:
             return dict.fromkeys(partitions, error)

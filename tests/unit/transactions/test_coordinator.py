@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 import pytest
 from kio.schema.errors import ErrorCode
@@ -143,7 +144,7 @@ def test_a_transaction_through_log_and_markers():
         producer = await around.begun()
         assert producer == ProducerIdentity(500, 0)
         assert await coordinator.add_partitions("orders", producer, [A, B]) is NONE
-        assert coordinator.verify("orders", producer, [A]) == {A: NONE}
+        assert coordinator.verify_now("orders", producer, [A]) == {A: NONE}
         assert coordinator.open_count == 1
         assert await coordinator.end("orders", producer, True) is NONE
         await around.state_is(TransactionState.COMPLETE_COMMIT)
@@ -171,7 +172,7 @@ def test_what_it_does_not_lead_or_has_not_read_yet():
                 (await coordinator.begin_producer("orders", 1, None))[0],
                 await coordinator.add_partitions("orders", producer, [A]),
                 await coordinator.end("orders", producer, True),
-                coordinator.verify("orders", producer, [A])[A],
+                (await coordinator.verify("orders", producer, [A]))[A],
                 coordinator.describe("orders").error,
             }
 
@@ -344,6 +345,63 @@ def test_a_coordinator_that_has_been_replaced_and_does_not_know_it_says_nothing_
     run(scenario)
 
 
+async def opened(around: Surroundings) -> ProducerIdentity:
+    """A producer that another has followed, and whose follower has partition A in a transaction."""
+    coordinator = await around.loaded()
+    old = await around.begun()
+    await coordinator.add_partitions("orders", await around.begun(), [A])
+    return old
+
+
+@pytest.mark.parametrize(
+    ("transactional_id", "epoch", "partition", "refusal"),
+    [
+        ("orders", 0, A, ErrorCode.producer_fenced),
+        ("orders", 1, B, ErrorCode.transaction_abortable),
+        ("unknown", 1, A, ErrorCode.invalid_producer_id_mapping),
+    ],
+)
+def test_a_leader_hears_from_memory_that_it_may_append_and_only_from_the_log_that_it_may_not(
+    transactional_id, epoch, partition, refusal
+):
+    """The leader may be the same broker, and as little the leader any more as it is the coordinator."""
+
+    async def scenario(around: Surroundings) -> None:
+        coordinator = around.coordinator
+        producer = replace(await opened(around), epoch=epoch)
+        around.log.holds = True
+        assert coordinator.verify_now("orders", replace(producer, epoch=1), [A]) == {A: NONE}
+        assert await coordinator.verify("orders", replace(producer, epoch=1), [A]) == {A: NONE}
+        assert not around.log.late
+        assert coordinator.verify_now(transactional_id, producer, [partition]) is None
+        asking = asyncio.ensure_future(coordinator.verify(transactional_id, producer, [partition]))
+        await until(lambda: around.log.late or asking.done())
+        assert not asking.done()
+        around.log.late[0].set_exception(NotLeaderOrFollower("elsewhere"))
+        assert await asking == {partition: ErrorCode.not_coordinator}
+        around.log.holds = False
+        assert await coordinator.verify(transactional_id, producer, [partition]) == {partition: refusal}
+
+    run(scenario)
+
+
+def test_a_leader_is_refused_for_now_while_a_transition_is_being_written():
+    """What would confirm the refusal would undo the transition in the log."""
+
+    async def scenario(around: Surroundings) -> None:
+        coordinator = around.coordinator
+        producer = replace(await opened(around), epoch=1)
+        around.log.holds = True
+        adding = asyncio.ensure_future(coordinator.add_partitions("orders", producer, [B]))
+        await until(lambda: around.log.late)
+        assert await coordinator.verify("orders", producer, [B]) == {B: ErrorCode.concurrent_transactions}
+        around.log.late[0].set_result(None)
+        assert await adding is NONE
+        assert coordinator.verify_now("orders", producer, [B]) == {B: NONE}
+
+    run(scenario)
+
+
 def test_a_final_answer_that_takes_long_to_confirm_is_given_up_and_holds_up_nobody():
     async def scenario(around: Surroundings) -> None:
         producer = await committed(around)
@@ -409,6 +467,7 @@ def test_a_producer_id_that_nobody_can_have_is_refused_without_asking_the_log():
             return {
                 await coordinator.end(transactional_id, nobody, False),
                 await coordinator.add_partitions(transactional_id, nobody, [A]),
+                (await coordinator.verify(transactional_id, nobody, [A]))[A],
             }
 
         producer = await around.begun()
