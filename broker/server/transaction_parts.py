@@ -87,6 +87,7 @@ def build_transactions(
         replica_manager,
         clock_ms=clock_ms,
         coordinator_of=lambda transactional_id: transaction_coordinator(cache, transactional_id),
+        verify_now=coordinator.verify_now,
         verify_here=coordinator.verify,
         verify_there=verify,
         enabled=settings.transaction_partition_verification_enable,

@@ -2,11 +2,11 @@
 
 Called by the produce handler for requests that name a transactional id. Each transactional batch passes
 `transactions/verification.py` first. In nearly all requests the log itself says that the transaction is open,
-or the coordinator is this very broker: then the batches are appended at once, like any others. Only the first
-append of a transaction to a partition whose coordinator is elsewhere is waited for; a small frame does not
-outlive the call, so its batches are copied.
+or the coordinator is this very broker: then the batches are appended at once, like any others. What is waited
+for is the first append of a transaction to a partition whose coordinator is elsewhere, and a refusal; a small
+frame does not outlive the call, so its batches are copied.
 
-Requests of one producer are never overtaken: while one waits, those after it wait behind it.
+Requests of one producer in one epoch are never overtaken: while one waits, those after it wait behind it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class TransactionalAppends:
 
     def __init__(self, gate: TransactionGate) -> None:
         self._gate = gate
-        self._turns: dict[int, asyncio.Lock] = {}
-        self._waiting: dict[int, int] = {}
+        self._turns: dict[ProducerIdentity, asyncio.Lock] = {}
+        self._waiting: dict[ProducerIdentity, int] = {}
 
     def admit_now(
         self, transactional_id: str, version: int, partitions: list[PartitionBatches]
@@ -47,7 +47,7 @@ class TransactionalAppends:
         producer, sequences = _transactional(partitions)
         if not sequences:
             return {}
-        if producer.producer_id in self._waiting:
+        if producer in self._waiting:
             return None
         errors = self._gate.admit_now(transactional_id, producer, sequences)
         return None if errors is None else _refusals(errors, version)
@@ -64,9 +64,8 @@ class TransactionalAppends:
         takes its time is done by `prepare`, before asking: between the answer and the append a transaction
         could end."""
         producer, sequences = _transactional(partitions)
-        producer_id = producer.producer_id
-        turn = self._turns.setdefault(producer_id, asyncio.Lock())
-        self._waiting[producer_id] = self._waiting.get(producer_id, 0) + 1
+        turn = self._turns.setdefault(producer, asyncio.Lock())
+        self._waiting[producer] = self._waiting.get(producer, 0) + 1
 
         async def ask_and_append() -> None:
             async with turn:
@@ -76,13 +75,13 @@ class TransactionalAppends:
                 append(_refusals(errors, version))
 
         task = asyncio.get_running_loop().create_task(ask_and_append())
-        task.add_done_callback(lambda _: self._left(producer_id))
+        task.add_done_callback(lambda _: self._left(producer))
         return task
 
-    def _left(self, producer_id: int) -> None:
-        self._waiting[producer_id] -= 1
-        if not self._waiting[producer_id]:
-            del self._waiting[producer_id], self._turns[producer_id]
+    def _left(self, producer: ProducerIdentity) -> None:
+        self._waiting[producer] -= 1
+        if not self._waiting[producer]:
+            del self._waiting[producer], self._turns[producer]
 
     def appended(self, batches: PartitionBatches) -> None:
         """A batch went into the log."""

@@ -63,6 +63,17 @@ from millrace.broker.transactions.values import (
 RETRY_INTERVAL_MS = 500
 """How soon a record that must be written is written again."""
 
+_FROM_MEMORY = frozenset(
+    {
+        ErrorCode.none,
+        ErrorCode.concurrent_transactions,
+        ErrorCode.coordinator_load_in_progress,
+        ErrorCode.not_coordinator,
+    }
+)
+"""What a leader may be told of a transaction without asking the log: it lets a batch in (and the log of its
+partition is looked at once more then), or has it sent again."""
+
 LONGEST_ID = 32_767
 """Bytes of a transactional id that the log's records have room for."""
 
@@ -299,6 +310,7 @@ class TransactionCoordinator:
         """AddPartitionsToTxn and AddOffsetsToTxn: one answer for all partitions."""
         return await self._ask(
             transactional_id,
+            producer,
             lambda transaction, ticket, now_ms: transaction.add_partitions(
                 producer, partitions, ticket, now_ms
             ),
@@ -308,13 +320,33 @@ class TransactionCoordinator:
         """EndTxn."""
         return await self._ask(
             transactional_id,
+            producer,
             lambda transaction, ticket, now_ms: transaction.end(producer, committed, ticket, now_ms),
         )
 
-    def verify(
+    async def verify(
         self, transactional_id: str, producer: ProducerIdentity, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, ErrorCode]:
-        """Are these partitions in this producer's open transaction (KIP-890)?"""
+        """Are these partitions in this producer's open transaction (KIP-890)? That they are is said from
+        memory; a refusal, which ends a transaction or a producer, when the log has confirmed it."""
+        errors = self._verified(transactional_id, producer, partitions)
+        if _FROM_MEMORY.issuperset(errors.values()):
+            return errors
+        error = await self._ask(
+            transactional_id, producer, lambda transaction, ticket, _: transaction.confirm(ticket)
+        )
+        return errors if error is ErrorCode.none else dict.fromkeys(partitions, error)
+
+    def verify_now(
+        self, transactional_id: str, producer: ProducerIdentity, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, ErrorCode] | None:
+        """As `verify`, where nothing has to be waited for; None where the log has to confirm it."""
+        errors = self._verified(transactional_id, producer, partitions)
+        return errors if _FROM_MEMORY.issuperset(errors.values()) else None
+
+    def _verified(
+        self, transactional_id: str, producer: ProducerIdentity, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, ErrorCode]:
         transaction, error = self._find(transactional_id)
         if transaction is None:
             return dict.fromkeys(partitions, error)
@@ -389,11 +421,12 @@ class TransactionCoordinator:
     async def _ask(
         self,
         transactional_id: str,
+        producer: ProducerIdentity,
         event: Callable[[Transaction, Ticket, int], list[Decision]],
     ) -> ErrorCode:
         if not transactional_id:
             return ErrorCode.invalid_request
-        if len(transactional_id.encode()) > LONGEST_ID:
+        if producer.producer_id < 0 or len(transactional_id.encode()) > LONGEST_ID:
             return ErrorCode.invalid_producer_id_mapping  # at every coordinator, for ever
         owned, error = self._owner(transactional_id)
         if owned is None:
@@ -425,8 +458,8 @@ class TransactionCoordinator:
                     waiting = self._waiting.pop(ticket, None)
                     if waiting is not None and not waiting.done():
                         waiting.set_result(decision)
-                case Write(write_id, record):
-                    self._save(owned, transaction, write_id, record)
+                case Write():
+                    self._save(owned, transaction, decision)
                 case SendMarkers(producer, committed, partitions):
                     self.markers.send(
                         Marker(transaction.transactional_id, producer, owned.epoch, committed, partitions)
@@ -448,20 +481,14 @@ class TransactionCoordinator:
                     owned.transactions.pop(transaction.transactional_id, None)
                     log.info("a transactional id expired", transactional_id=transaction.transactional_id)
 
-    def _save(
-        self,
-        owned: _OwnedPartition,
-        transaction: Transaction,
-        write_id: int,
-        record: TransactionRecord | None,
-    ) -> None:
+    def _save(self, owned: _OwnedPartition, transaction: Transaction, write: Write) -> None:
         """Append now; tell the state machine, never before this returns, how that went."""
         transactional_id = transaction.transactional_id
         now_ms = self._clock_ms()
         partition = self.partition_of(transactional_id)
         error, committed = ErrorCode.none, None
         try:
-            value = None if record is None else encode_value(record)
+            value = None if write.record is None else encode_value(write.record)
             batch = bytes(build_batch([Record(encode_key(transactional_id), value, (), now_ms, 0)]))
             if self._partitions.get(partition) is not owned:
                 error = ErrorCode.not_leader_or_follower  # what was loaded may no longer be all there is
@@ -474,7 +501,7 @@ class TransactionCoordinator:
             log.exception("a write to the transaction log failed", transactional_id=transactional_id)
             error = ErrorCode.unknown_server_error
         task = asyncio.get_running_loop().create_task(
-            self._follow_up(owned, transaction, write_id, error, committed)
+            self._follow_up(owned, transaction, write, error, committed)
         )
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
@@ -483,24 +510,31 @@ class TransactionCoordinator:
         self,
         owned: _OwnedPartition,
         transaction: Transaction,
-        write_id: int,
+        write: Write,
         error: ErrorCode,
         committed: asyncio.Future[None] | None,
     ) -> None:
         if committed is not None:
             await asyncio.wait([committed], timeout=self.config.write_timeout_ms / 1000)
             if not committed.done():
-                self._carry_out(owned, transaction, transaction.give_up(write_id))
+                self._carry_out(owned, transaction, transaction.give_up(write.write_id))
                 await asyncio.wait([committed])
             error = _outcome(committed)
-        if error is not ErrorCode.none:
+        if error is not ErrorCode.none and write.confirms:
+            # By any client's question, as often as it asks while too few replicas are in sync.
+            log.debug(
+                "an answer was not confirmed",
+                transactional_id=transaction.transactional_id,
+                error=error.name,
+            )
+        elif error is not ErrorCode.none:
             log.warning(
                 "a transaction's state was not saved",
                 transactional_id=transaction.transactional_id,
                 error=error.name,
             )
             self._unsaved.append((owned, transaction))
-        self._carry_out(owned, transaction, transaction.written(write_id, error, self._clock_ms()))
+        self._carry_out(owned, transaction, transaction.written(write.write_id, error, self._clock_ms()))
         _drop_blank(owned, transaction)
 
     # -- markers -------------------------------------------------------------------------------------

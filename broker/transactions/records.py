@@ -1,7 +1,8 @@
 """What transactions leave in the `__transaction_state` log, in Apache Kafka's own layout.
 
 Pure. The coordinator writes value version 0, as Apache Kafka does while its feature `transaction.version` is
-0 (all of 3.x); version 1 is read, and written by tests that compare with Apache Kafka 4.
+0 (all of 3.x). Version 1 is what Apache Kafka 4 leaves; it is written again where version 0 has no room for
+what decides how the transaction is completed.
 
 Layout (big endian; string = i16 size + UTF-8; array = i32 count, null = -1):
 
@@ -40,8 +41,11 @@ def encode_key(transactional_id: str) -> bytes:
     return struct.pack(">h", _KEY_VERSION) + _string(transactional_id)
 
 
-def encode_value(record: TransactionRecord, version: int = 0) -> bytes:
-    """`version` is 0 or 1; what version 0 has no room for is left out."""
+def encode_value(record: TransactionRecord, version: int | None = None) -> bytes:
+    """`version` is 0, 1, or None for the oldest that keeps the next producer id and the client's version.
+    Version 0 leaves them out, and the previous producer id, which only helps a client to repeat itself."""
+    if version is None:
+        version = int(record.next_producer_id != NO_PRODUCER_ID or record.client_version != 0)
     head = _HEAD.pack(version, record.producer_id, record.epoch, record.timeout_ms, record.state.code)
     times = _TIMES.pack(record.updated_ms, record.started_ms)
     topics = None if record.state is TransactionState.EMPTY else _by_topic(record.partitions)

@@ -12,13 +12,13 @@ time.
     Empty, Complete*          --begin_producer-->             Empty, in a new epoch or with a new producer id
     Empty, Complete*          --expire-->                     forgotten, with a tombstone
 
-Every arrow is a record in the log; what the record says becomes visible when `written` reports success, and
-until then (and until all markers are there) requests of the right producer hear CONCURRENT_TRANSACTIONS.
+Every arrow is a record in the log; what the record says becomes visible when `written` reports success. Until
+then every request hears CONCURRENT_TRANSACTIONS; while markers are out, the right producer and who begins do.
 
 What a client would take for final and memory alone says (a repeated end, a wrong state, a wrong identity,
-partitions that are in already) is answered only when the log has taken the last record once more: a
-coordinator that has been replaced, and does not know it, never gets that acknowledged. Apache Kafka's
-coordinators answer such requests from memory.
+partitions that are in already, a refusal to a leader that asks) is answered only when the log has taken the
+last record once more: a coordinator that has been replaced, and does not know it, never gets that
+acknowledged. Apache Kafka's coordinators answer such requests from memory.
 
 Invariants:
 
@@ -26,17 +26,20 @@ Invariants:
    confirms an answer repeats the last one, and is never begun while another is on its way.
 2. Markers are sent only for an outcome that is in the log, and a transaction once decided stays so.
 3. Of all producers that ever began with this id only the last one's requests are taken: it alone knows the
-   present producer id and epoch. An older epoch is refused from the first attempt to fence
-   it on, written or not.
+   present producer id and epoch. An older epoch is refused from the first attempt to fence it on: to be asked
+   again while that is being written, finally after that, written or not.
 4. An epoch is never given to two producers: a fencing epoch is given to nobody, and the last one of a
    producer id (32767) is only ever used to fence.
 5. Every ticket is answered exactly once.
 6. An answer that its client will not ask for again rests on a write that began after the question. One that
-   was under way before proves nothing: the acknowledgement may be older than the question.
+   was under way before proves nothing: the acknowledgement may be older than the question. What the write
+   proves is that this coordinator has not been replaced; of a fence that could not be written (3) it says
+   nothing, and the next coordinator would know nothing of it.
 
-Rules and error codes are those of Apache Kafka 3.9 (KIP-98, KIP-360, KIP-588). Records that Apache Kafka 4
-left with client version 2 (KIP-890) are completed by their own rule: the epoch in the record is already the
-bumped one, and a rotated producer id takes over at the end.
+Rules and error codes are those of Apache Kafka 3.9 (KIP-98, KIP-360, KIP-588), but that it looks at the
+identity before it looks at what is being written: here what confirms the refusal would undo that. Records
+that Apache Kafka 4 left with client version 2 (KIP-890) are completed by their own rule: the epoch in the
+record is already the bumped one, and a rotated producer id takes over at the end.
 """
 
 from __future__ import annotations
@@ -241,7 +244,8 @@ class Transaction:
         self, producer: ProducerIdentity, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, ErrorCode]:
         """Does this producer have an open transaction with these partitions (KIP-890)? What is being
-        written is not looked at: the leader checks once more when it appends. Said from memory."""
+        written is not looked at: the leader checks once more when it appends. From memory: `confirm` says
+        whether a refusal may be told."""
         error = self._identity_error(producer)
         if error is ErrorCode.none and self.state.is_preparing:
             error = ErrorCode.concurrent_transactions
@@ -253,6 +257,12 @@ class Transaction:
             else ErrorCode.transaction_abortable
             for partition in partitions
         }
+
+    def confirm(self, ticket: Ticket) -> list[Decision]:
+        """What memory says now is final. Answers ErrorCode.none once the log confirms that."""
+        if self._pending is not None:
+            return [Answer(ticket, ErrorCode.concurrent_transactions)]
+        return self._confirmed(Answer(ticket, ErrorCode.none))
 
     def end(self, producer: ProducerIdentity, committed: bool, ticket: Ticket, now_ms: int) -> list[Decision]:
         """EndTxn. Answered as soon as the outcome is in the log; the markers follow."""
@@ -428,7 +438,7 @@ class Transaction:
         record it would undo."""
         self._write_id += 1
         self._confirming[self._write_id] = answer
-        return [Write(self._write_id, self._in_log())]
+        return [Write(self._write_id, self._in_log(), confirms=True)]
 
     def _in_log(self) -> TransactionRecord | None:
         """The last record that was written, None (a tombstone) where there is none."""

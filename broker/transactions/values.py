@@ -119,11 +119,13 @@ class Write:
     """Put `record` in the log (None: a tombstone), then report to `written` with the same `write_id`.
 
     The writes of one transactional id must reach the log in the order of the decisions. Several may be under
-    way: of those only one changes anything, the others repeat what is there (see `state.py`).
+    way: of those only one changes anything. The others confirm an answer: they repeat what is there (see
+    `state.py`), and nothing is lost where they fail.
     """
 
     write_id: int
     record: TransactionRecord | None
+    confirms: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,10 @@ class VerificationStates:
         return sum(map(len, self._states.values()))
 
 
-VerifyHere = Callable[[str, ProducerIdentity, Collection[TopicPartition]], Errors]
+VerifyNow = Callable[[str, ProducerIdentity, Collection[TopicPartition]], Errors | None]
+"""Ask the coordinator on this broker; None where it has to ask its log first (`VerifyHere`)."""
+
+VerifyHere = Callable[[str, ProducerIdentity, Collection[TopicPartition]], Awaitable[Errors]]
 VerifyThere = Callable[[int, str, ProducerIdentity, Collection[TopicPartition]], Awaitable[Errors]]
 """(broker id, ...): ask the coordinator there. Raises MillraceError when it cannot be asked."""
 
@@ -126,6 +129,7 @@ class TransactionGate:
         *,
         clock_ms: Callable[[], int],
         coordinator_of: Callable[[str], int],
+        verify_now: VerifyNow,
         verify_here: VerifyHere,
         verify_there: VerifyThere,
         enabled: bool = True,
@@ -134,6 +138,7 @@ class TransactionGate:
         self._replica_manager = replica_manager
         self._clock_ms = clock_ms
         self._coordinator_of = coordinator_of
+        self._verify_now = verify_now
         self._verify_here = verify_here
         self._verify_there = verify_there
         self.enabled = enabled
@@ -149,14 +154,16 @@ class TransactionGate:
     def admit_now(
         self, transactional_id: str, producer: ProducerIdentity, sequences: Mapping[TopicPartition, int]
     ) -> Errors | None:
-        """As `admit`, where nothing has to be waited for; None where the coordinator is another broker."""
+        """As `admit`, where nothing has to be waited for; None where the coordinator is another broker, or
+        has to ask its log."""
         errors, unknown = self._sort(producer, sequences)
         if unknown:
             if self._coordinator_of(transactional_id) != self._broker_id:
                 return None
-            tokens = self._begin(producer, unknown)
-            verified = self._verify_here(transactional_id, producer, list(unknown))
-            errors |= self._settle(producer, unknown, tokens, verified)
+            verified = self._verify_now(transactional_id, producer, list(unknown))
+            if verified is None:
+                return None
+            errors |= self._settle(producer, unknown, self._begin(producer, unknown), verified)
         return errors
 
     async def admit(
@@ -222,7 +229,7 @@ class TransactionGate:
         if coordinator == NO_LEADER:
             return dict.fromkeys(partitions, ErrorCode.coordinator_not_available)
         if coordinator == self._broker_id:
-            return self._verify_here(transactional_id, producer, partitions)
+            return await self._verify_here(transactional_id, producer, partitions)
         try:
             return await self._verify_there(coordinator, transactional_id, producer, partitions)
         except MillraceError:

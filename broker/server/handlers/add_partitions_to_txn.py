@@ -78,7 +78,7 @@ async def _transaction(
             for partition in partitions
         }
     if verify_only:
-        return broker.transactions.verify(transactional_id, producer, partitions)
+        return await broker.transactions.verify(transactional_id, producer, partitions)
     error = await broker.transactions.add_partitions(transactional_id, producer, partitions)
     return dict.fromkeys(partitions, error)
 

@@ -42,11 +42,13 @@ class Gate:
         self.noted.append((partition, producer_id))
 
 
-def batch(sequence=0, *, partition=0, producer_id=7, transactional=True) -> PartitionBatches:
+def batch(
+    sequence=0, *, partition=0, producer_id=7, producer_epoch=1, transactional=True
+) -> PartitionBatches:
     records = batch_of(
         b"x",
         producer_id=producer_id,
-        producer_epoch=1,
+        producer_epoch=producer_epoch,
         base_sequence=sequence,
         transactional=transactional,
     )
@@ -126,6 +128,20 @@ def test_requests_are_appended_in_the_order_in_which_they_came():
         await second
         assert order == ["first", "second"]
         assert appends.admit_now("orders", 9, [batch(2)]) == {}
+
+    asyncio.run(scenario())
+
+
+def test_a_producer_whose_epoch_is_over_holds_up_nobody_while_that_is_being_confirmed():
+    async def scenario() -> None:
+        gate = Gate(at_once=None)
+        appends = TransactionalAppends(gate)
+        old = appends.in_turn("orders", 9, [batch()], lambda _: None)
+        gate.at_once = NONE
+        assert appends.admit_now("orders", 9, [batch(producer_epoch=2)]) == {}
+        await asyncio.sleep(0)
+        gate.waiting[0].set_result(ErrorCode.producer_fenced)
+        await old
 
     asyncio.run(scenario())
 

@@ -1,20 +1,20 @@
 """Random histories of one transactional id: clients, failing writes, late markers, coordinators that die.
 
-The log is what a coordinator reads after a restart; a write that was under way when the old one died may be
-in it or not.
+The log is what a coordinator reads after a restart, in the layout of its records; a write that was under way
+when the old one died may be in it or not.
 """
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from kio.schema.errors import ErrorCode
 
+from millrace.broker.transactions.records import decode_value, encode_value
 from millrace.broker.transactions.state import LAST_EPOCH, Transaction
 from millrace.broker.transactions.values import (
+    NO_PRODUCER_ID,
     Answer,
     Completed,
     Forget,
@@ -27,12 +27,36 @@ from millrace.broker.transactions.values import (
 )
 
 PARTITIONS = [("t", number) for number in range(3)]
+STRANGER = ProducerIdentity(77, 0)
+SUCCESSOR = ProducerIdentity(50, 0)
+PASTS = [
+    None,
+    TransactionRecord(1, LAST_EPOCH - 4, 10, TransactionState.EMPTY, updated_ms=0),
+    TransactionRecord(1, LAST_EPOCH - 1, 10, TransactionState.EMPTY, updated_ms=0),
+    TransactionRecord(  # by Apache Kafka 4: another producer id takes over at its end (KIP-890)
+        1,
+        LAST_EPOCH,
+        10,
+        TransactionState.PREPARE_COMMIT,
+        frozenset(PARTITIONS[:2]),
+        started_ms=-5,
+        updated_ms=0,
+        previous_producer_id=1,
+        next_producer_id=SUCCESSOR.producer_id,
+        client_version=2,
+    ),
+]
 NOT_IN_LOG = [ErrorCode.not_enough_replicas, ErrorCode.not_leader_or_follower]
 RETRIED = {
     ErrorCode.concurrent_transactions,
     ErrorCode.coordinator_not_available,
     ErrorCode.not_coordinator,
 }
+
+
+def stored(record: TransactionRecord | None) -> TransactionRecord | None:
+    """What a new coordinator would read where `record` was written."""
+    return None if record is None else decode_value(encode_value(record))
 
 
 class TransactionHistories(RuleBasedStateMachine):
@@ -78,7 +102,10 @@ class TransactionHistories(RuleBasedStateMachine):
                 case NeedProducerId():
                     raise AssertionError("an id was offered")
                 case Write():
-                    assert not self.writing or self.repeats(self.writing[-1]), "behind a transition"
+                    assert all(write.confirms for write in self.writing), "beside a transition"
+                    if decision.confirms:
+                        last = self.log[-1] if self.log else None
+                        assert stored(decision.record) == last, "what confirms an answer changes the log"
                     self.writing.append(decision)
                     self.decided_at[decision.write_id] = self.now_ms
                 case SendMarkers(producer, committed, partitions):
@@ -105,43 +132,43 @@ class TransactionHistories(RuleBasedStateMachine):
         self.given[producer] = former
         self.known.append(producer)
 
-    def repeats(self, write: Write) -> bool:
-        """The write changes nothing: what a new coordinator would read is the same without it."""
-        last = self.log[-1] if self.log else None
-        return write.record == (None if last is None else replace(last, last_epoch=write.record.last_epoch))
-
     def event(self, decisions) -> None:
         self.carry_out(decisions)
         self.now_ms += 1
 
     # -- clients
 
-    @initialize(epoch=st.sampled_from([0, LAST_EPOCH - 4, LAST_EPOCH - 1]))
-    def begins_with_a_past(self, epoch: int) -> None:
-        if epoch:
-            record = TransactionRecord(1, epoch, 10, TransactionState.EMPTY, updated_ms=0)
-            self.log.append(record)
-            self.transaction = Transaction.restore("id", record)
-            self.known.append(ProducerIdentity(1, epoch))
-            self.given[self.known[0]] = None
+    @initialize(past=st.sampled_from(PASTS))
+    def begins_with_a_past(self, past: TransactionRecord | None) -> None:
+        if past is None:
+            return
+        self.log.append(past)
+        self.transaction = Transaction.restore("id", past)
+        self.known.append(ProducerIdentity(1, min(past.epoch, LAST_EPOCH - 1)))
+        if past.next_producer_id != NO_PRODUCER_ID:
+            self.known.append(SUCCESSOR)
+        self.given = dict.fromkeys(self.known)
+        self.event(self.transaction.resume(self.now_ms))
+
+    def callers(self) -> list[ProducerIdentity]:
+        """Who asks: one of the latest, or one that the log does not know."""
+        return [*self.known[-3:], STRANGER]
 
     @rule(again=st.booleans(), data=st.data())
     def begin(self, again: bool, data: st.DataObject) -> None:
-        former = data.draw(st.sampled_from(self.known)) if again and self.known else None
+        former = data.draw(st.sampled_from([*self.known, STRANGER])) if again else None
         ticket = self.ask("begin", former)
         self.next_producer_id += 1
         self.event(self.transaction.begin_producer(10, former, ticket, self.now_ms, self.next_producer_id))
 
-    @precondition(lambda self: self.known)
     @rule(data=st.data(), partitions=st.sets(st.sampled_from(PARTITIONS), max_size=3))
     def add(self, data: st.DataObject, partitions: set) -> None:
-        producer = data.draw(st.sampled_from(self.known[-3:]))
+        producer = data.draw(st.sampled_from(self.callers()))
         self.event(self.transaction.add_partitions(producer, partitions, self.ask("add"), self.now_ms))
 
-    @precondition(lambda self: self.known)
     @rule(data=st.data(), committed=st.booleans())
     def end(self, data: st.DataObject, committed: bool) -> None:
-        producer = data.draw(st.sampled_from(self.known[-3:]))
+        producer = data.draw(st.sampled_from(self.callers()))
         self.event(self.transaction.end(producer, committed, self.ask("end"), self.now_ms))
 
     @precondition(lambda self: self.known)
@@ -155,6 +182,10 @@ class TransactionHistories(RuleBasedStateMachine):
                 assert last is not None and partition in last.partitions
                 assert partition not in self.marked.get(last.started_ms, set())
 
+    @rule()
+    def refuse_a_leader(self) -> None:
+        self.event(self.transaction.confirm(self.ask("confirm")))
+
     # -- the log, the partitions, time
 
     @precondition(lambda self: self.writing)
@@ -165,7 +196,7 @@ class TransactionHistories(RuleBasedStateMachine):
             outcome, outcome
         )
         if outcome in ("ok", "too few"):
-            self.log.append(write.record)
+            self.log.append(stored(write.record))
         self.ended = write if error is ErrorCode.none else None
         self.event(self.transaction.written(write.write_id, error, self.now_ms))
         self.ended = None
@@ -202,7 +233,7 @@ class TransactionHistories(RuleBasedStateMachine):
     def coordinator_dies(self, landed: int) -> None:
         self.event(self.transaction.close(ErrorCode.not_coordinator))
         assert not self.unanswered
-        self.log += [write.record for write in self.writing[:landed]]
+        self.log += [stored(write.record) for write in self.writing[:landed]]
         self.writing.clear()
         self.decided_at.clear()
         record = self.log[-1] if self.log else None
@@ -220,6 +251,7 @@ class TransactionHistories(RuleBasedStateMachine):
     def memory_is_the_log(self) -> None:
         """What is visible is what a new coordinator would read, but for the epoch of a fence under way."""
         if not self.log or self.log[-1] is None:
+            assert self.transaction.is_changing or self.transaction.record.producer_id == NO_PRODUCER_ID
             return
         visible, written = self.transaction.record, self.log[-1]
         if self.transaction.is_changing and self.transaction.state is TransactionState.ONGOING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -98,6 +99,32 @@ def test_value_version_1_with_tags():
     assert encode_value(record, 1) == value
 
 
+@pytest.mark.parametrize(
+    "tags",
+    [
+        b"\x02\x01\x08" + struct.pack(">q", 1_001) + b"\x02\x02\x00\x02",
+        b"\x03\x00\x08"
+        + struct.pack(">q", 999)
+        + b"\x01\x08"
+        + struct.pack(">q", 1_001)
+        + b"\x02\x02\x00\x02",
+        b"\x02\x00\x08" + struct.pack(">q", 1_000) + b"\x02\x02\x00\x02",
+        b"\x01\x01\x08" + struct.pack(">q", 1_001),
+        b"\x01\x02\x02\x00\x01",
+    ],
+)
+def test_a_record_that_kafka_4_left_is_written_again_as_it_is(tags):
+    """Its successor and its rule (KIP-890) have no room in version 0."""
+    head = struct.pack(">hqhib", 1, 1_000, 32_767, 60_000, 2)
+    value = head + b"\x02\x02a\x02" + struct.pack(">i", 0) + b"\x00" + struct.pack(">qq", 7, 6) + tags
+    assert encode_value(decode_value(value)) == value
+
+
+def test_a_record_that_needs_no_newer_version_is_one_that_kafka_3_reads():
+    """A former producer id alone is what memory keeps of every transaction."""
+    assert encode_value(replace(ONGOING, previous_producer_id=1_000)) == encode_value(ONGOING)
+
+
 def test_states_have_kafkas_codes():
     assert [state.code for state in State] == list(range(8))
     assert [State.from_code(code).value for code in range(8)] == [
@@ -161,10 +188,10 @@ def records(draw):
 
 @given(records(), st.integers(-1, 2**62), st.integers(-1, 2**62), st.integers(0, 2))
 def test_what_is_written_is_read(record, previous_id, next_id, client_version):
-    from dataclasses import replace
-
     assert decode_value(encode_value(record)) == record
     newer = replace(
         record, previous_producer_id=previous_id, next_producer_id=next_id, client_version=client_version
     )
     assert decode_value(encode_value(newer, 1)) == newer
+    if next_id >= 0 or client_version:
+        assert decode_value(encode_value(newer)) == newer

@@ -94,6 +94,7 @@ class Surroundings:
         self.verified = NONE
         self.asked: list[list[tuple[str, int]]] = []
         self.failure: Exception | None = None
+        self.must_ask_the_log = False
         self.gate_of_answers = asyncio.Event()
         self.gate_of_answers.set()
         self.gate = TransactionGate(
@@ -101,7 +102,8 @@ class Surroundings:
             self,
             clock_ms=lambda: 0,
             coordinator_of=lambda transactional_id: self.coordinator,
-            verify_here=self.verify,
+            verify_now=self.verify_now,
+            verify_here=self.verify_here,
             verify_there=self.verify_there,
             enabled=enabled,
         )
@@ -115,6 +117,14 @@ class Surroundings:
     def verify(self, transactional_id, producer, partitions):
         self.asked.append(list(partitions))
         return dict.fromkeys(partitions, self.verified)
+
+    def verify_now(self, transactional_id, producer, partitions):
+        return None if self.must_ask_the_log else self.verify(transactional_id, producer, partitions)
+
+    async def verify_here(self, transactional_id, producer, partitions):
+        if self.must_ask_the_log:
+            await self.gate_of_answers.wait()
+        return self.verify(transactional_id, producer, partitions)
 
     async def verify_there(self, broker_id, transactional_id, producer, partitions):
         assert broker_id == THERE
@@ -167,6 +177,15 @@ def test_a_coordinator_elsewhere_has_to_be_waited_for():
     assert ask(around, {A: 0}, at_once=False) == {A: NONE}
 
 
+def test_a_coordinator_here_that_has_to_ask_its_log_is_waited_for():
+    around = Surroundings(HERE)
+    around.must_ask_the_log = True
+    around.verified = ErrorCode.producer_fenced
+    assert ask(around, {A: 0}, at_once=True) is None
+    assert not around.asked
+    assert ask(around, {A: 0}, at_once=False) == {A: ErrorCode.producer_fenced}
+
+
 @pytest.mark.parametrize(
     ("coordinator", "failure", "error"),
     [
@@ -180,9 +199,11 @@ def test_a_coordinator_that_cannot_be_asked(coordinator, failure, error):
     assert ask(around, {A: 0}, at_once=False) == {A: error}
 
 
-def test_a_marker_that_comes_before_the_answer_makes_it_worthless():
+@pytest.mark.parametrize("coordinator", [HERE, THERE])
+def test_a_marker_that_comes_before_the_answer_makes_it_worthless(coordinator):
     async def scenario() -> None:
-        around = Surroundings(THERE)
+        around = Surroundings(coordinator)
+        around.must_ask_the_log = True
         around.gate_of_answers.clear()
         asking = asyncio.ensure_future(around.gate.admit("orders", PRODUCER, {A: 0, B: 0}))
         await asyncio.sleep(0)
