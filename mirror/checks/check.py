@@ -89,9 +89,11 @@ class _Picture:
         return [each for each in self.selected if each.source == source]
 
 
-async def check(config: MirrorConfig) -> list[Finding]:
-    """Every finding, errors first. Raises nothing that a cluster does."""
-    picture = _Picture({each.cluster: _client(each) for each in (config.target, *config.sources)})
+async def check(config: MirrorConfig, *, awaits_start: bool = True) -> list[Finding]:
+    """Every finding, errors first. Raises nothing that a cluster does. `awaits_start`: a cluster that is away
+    is given a moment to come."""
+    ends = (config.target, *config.sources)
+    picture = _Picture({each.cluster: _client(each, awaits_start) for each in ends})
     try:
         findings = await _reach(config, picture)
         findings += _same_cluster(config, picture)
@@ -139,7 +141,7 @@ def run(config: MirrorConfig | Path | str) -> int:
     except FatalError as error:
         sys.stderr.writelines(f"millrace mirror check: {line}\n" for line in error.lines())
         return error.exit_status
-    findings = asyncio.run(check(settings))
+    findings = asyncio.run(check(settings, awaits_start=False))
     for finding in findings:
         sys.stdout.write(f"{finding}\n")
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
@@ -173,8 +175,14 @@ async def refuse_wrong_start(config: MirrorConfig) -> None:
         raise StartRefused(errors[0] + more)
 
 
-def _client(each: ClusterConfig) -> Cluster:
-    return Cluster(each.cluster, each.bootstrap, request_timeout_ms=TIMEOUT_MS, security=each.security)
+def _client(each: ClusterConfig, awaits_start: bool) -> Cluster:
+    return Cluster(
+        each.cluster,
+        each.bootstrap,
+        request_timeout_ms=TIMEOUT_MS,
+        awaits_start=awaits_start,
+        security=each.security,
+    )
 
 
 # --- clusters ------------------------------------------------------------------------------------

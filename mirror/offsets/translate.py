@@ -400,5 +400,6 @@ def _connect(config: ClusterConfig) -> Cluster:
         config.bootstrap,
         client_id=CLIENT_ID,
         request_timeout_ms=REQUEST_TIMEOUT_MS,
+        awaits_start=False,
         security=config.security,
     )

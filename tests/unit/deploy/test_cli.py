@@ -13,6 +13,7 @@ import pytest
 
 from millrace.deploy import cli
 from millrace.deploy.commands.output import Format, print_rows
+from tests.ports import free_port
 
 GROUPS = ["broker", "topics", "groups", "log", "mirror", "audit", "zookeeper", "local"]
 
@@ -180,6 +181,35 @@ def test_options_may_have_the_names_of_kafkas_own_tools(
 ) -> None:
     status, _, err = run(capsys, *arguments, "--bootstrap-server", "here")
     assert (status, "'here': expected host:port" in err) == (64, True), err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "topics list",
+        "topics create t",
+        "topics describe t",
+        "topics configure t retention.ms=1",
+        "topics delete t --yes",
+        "topics reassign t --brokers 1",
+        "groups list",
+        "groups describe g",
+        "groups reset g --to-earliest --execute",
+        "groups delete g --yes",
+        "groups delete g --yes --offsets t",
+    ],
+)
+def test_address_that_refuses_connections_ends_a_command_at_once_and_is_named(
+    words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wait(self: object, failure_count: int, random_unit: float) -> float:
+        raise AssertionError("it would be tried again")
+
+    monkeypatch.setattr("millrace.broker.client.retry.BackOff.delay_ms", wait)
+    address = f"127.0.0.1:{free_port()}"
+    status, out, err = run(capsys, *words.split(), "--bootstrap", address)
+    assert (status, out) == (20, "")
+    assert err == (f"millrace: cluster {address}: no server answers; tried {address}: Connection refused\n")
 
 
 def test_zookeeper_on_a_taken_port_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
