@@ -20,6 +20,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, InstanceOf, ValidationError
 
 from millrace.broker.errors import ConfigError
+from millrace.broker.expectations import expectation
 from millrace.broker.protocol.address import ADDRESS_EXPECTED, Address
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -211,7 +212,7 @@ def _mistake(model: type[BaseModel], mistake: Any, path: str, expectations: Mapp
     shown = _shown(mistake["input"], location)
     if mistake["type"] == "extra_forbidden":
         return ConfigError(path, shown, _known_keys(model, location))
-    expected = expectations.get(top_level) or _in_words(mistake["type"], mistake["msg"])
+    expected = expectations.get(top_level) or expectation(mistake)
     return ConfigError(path, shown, expected)
 
 
@@ -287,13 +288,6 @@ def _below(content: Any, part: int | str) -> Any:
 
 def _opens(path: str, key: str) -> bool:
     return path.startswith(key) and path[len(key) : len(key) + 1] in ("", ".", "[")
-
-
-def _in_words(kind: str, message: str) -> str:
-    if kind == "too_short":
-        return "at least one"
-    message = message.removeprefix("Value error, ").removeprefix("Input should be ")
-    return message[:1].lower() + message[1:]
 
 
 def _field_path(location: Location, content: Any, *, missing: bool) -> str:

@@ -24,6 +24,7 @@ from pydantic import BaseModel, ValidationError
 
 from millrace.broker.client.security import SecretUnreadable
 from millrace.broker.errors import ConfigError
+from millrace.broker.expectations import expectation
 from millrace.broker.protocol.address import Address
 from millrace.mirror.config import ControlConfig, MirrorConfig, load_config
 from millrace.mirror.control.http.bodies import Selection, SkipBody, ThrottleBody
@@ -345,8 +346,8 @@ def _body(route: Route, body: bytes) -> BaseModel:
     except ValidationError as error:
         mistake = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in mistake["loc"])
-        words = mistake["msg"].removeprefix("Value error, ")
-        raise Refusal(400, f"{where}: {words}" if where else f"expected {words}") from None
+        words = f"expected {expectation(mistake)}"
+        raise Refusal(400, f"{where}: {words}" if where else words) from None
 
 
 def _done(sentence: str, more: Mapping[str, Any] | None = None) -> Response:
