@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
+from millrace.deploy.commands.group import command_group
 from millrace.deploy.commands.output import Format, OutputFormat, print_rows
 
-app = typer.Typer(help="A whole system on this machine: ZooKeeper, brokers, mirrors.", no_args_is_help=True)
+app = command_group("A whole system on this machine: ZooKeeper, brokers, mirrors.")
 
 SandboxFile = Annotated[
     Path | None,

@@ -12,7 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(help="Look into the files of a broker's logs, and check them.", no_args_is_help=True)
+from millrace.deploy.commands.group import command_group
+
+app = command_group("Look into the files of a broker's logs, and check them.")
 
 _SHOWN_FIELD_SIZE = 100
 _PROGRESS_S = 1.0

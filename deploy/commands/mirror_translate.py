@@ -24,7 +24,7 @@ def translate(
         str | None, typer.Option("--source", help="Only what it has committed on this source.")
     ] = None,
     topics: Annotated[
-        list[str] | None, typer.Option("--topic", help="Only this source topic; may be repeated.")
+        list[str] | None, typer.Option("--topic", metavar="TOPIC", help="Only this source topic; repeatable.")
     ] = None,
     do_apply: Annotated[
         bool,
