@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from millrace.broker.wording import count_of
 from millrace.deploy.commands.cluster_session import Bootstrap, CommandConfig, confirm, with_cluster
 from millrace.deploy.commands.group import command_group
 from millrace.deploy.commands.output import Format, JsonFlag, OutputFormat, chosen, print_json, print_rows
-from millrace.deploy.commands.values import count_of
 
 if TYPE_CHECKING:
     from millrace.broker.client.cluster import Cluster

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from millrace.broker.wording import count_of
 from millrace.deploy.commands.cluster_session import Bootstrap, CommandConfig, confirm, with_cluster
 from millrace.deploy.commands.group import command_group
 from millrace.deploy.commands.output import Format, JsonFlag, OutputFormat, chosen, print_json, print_rows
 from millrace.deploy.commands.topics_reassign import reassign
-from millrace.deploy.commands.values import count_of, key_value_pairs
+from millrace.deploy.commands.values import key_value_pairs
 
 if TYPE_CHECKING:
     from millrace.broker.client.cluster import Cluster

@@ -35,6 +35,7 @@ from millrace.broker.errors import (
     KafkaError,
 )
 from millrace.broker.protocol.system_topics import AUDIT_TOPIC
+from millrace.broker.wording import count_of
 from millrace.mirror.checks import findings as rules
 from millrace.mirror.checks import group_permissions, permissions
 from millrace.mirror.checks.findings import Finding, Link, Selected, Severity, some, sorted_findings
@@ -201,7 +202,9 @@ async def _reach(config: MirrorConfig, picture: _Picture) -> list[Finding]:
     for name, outcome in zip(names, outcomes, strict=True):
         if isinstance(outcome, ClusterMetadata):
             picture.views[name] = outcome
-            findings.append(Finding(Severity.OK, name, f"answers, with {len(outcome.brokers)} broker(s)"))
+            findings.append(
+                Finding(Severity.OK, name, f"answers, with {count_of(len(outcome.brokers), 'broker')}")
+            )
         else:
             message = str(outcome).removeprefix(f"cluster {name}: ")
             is_passing = isinstance(outcome, ClusterUnreachable)
@@ -260,7 +263,7 @@ def _select(config: MirrorConfig, number: int, picture: _Picture) -> list[Findin
     if not found:
         place = config.place(f"sources[{number}].topics.include")
         return [Finding(Severity.WARNING, source.cluster, "no topic matches topics.include yet", place)]
-    message = f"selects {len(found)} topic(s): {some(each.topic for each in found)}"
+    message = f"selects {count_of(len(found), 'topic')}: {some(each.topic for each in found)}"
     findings = [Finding(Severity.OK, source.cluster, message)]
     topics = picture.views[source.cluster].topics
     if (reason := untold(topics[each.topic] for each in found)) is not None:
