@@ -9,7 +9,6 @@ file's name.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, InstanceOf, ValidationError
 
 from millrace.broker.errors import ConfigError
-from millrace.broker.expectations import expectation
+from millrace.broker.expectations import expectation, one_of
 from millrace.broker.protocol.address import ADDRESS_EXPECTED, Address
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -224,8 +223,7 @@ def _known_keys(model: type[BaseModel], location: Location) -> str:
         below = [each for one in models for each in _models_of(one, part)]
         models = below or models
     keys = list(dict.fromkeys(key for each in models for key in _keys(each)))
-    close = difflib.get_close_matches(str(location[-1]), keys, n=1)
-    return f"one of {', '.join(keys)}" + (f" (did you mean {close[0]}?)" if close else "")
+    return one_of(keys, str(location[-1]))
 
 
 def _models_of(model: type[BaseModel], key: int | str) -> list[type[BaseModel]]:

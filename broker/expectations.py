@@ -1,13 +1,15 @@
 """What was expected where pydantic refuses a value, in the words of our own errors.
 
 Pydantic tells of its types ("Input should be a valid tuple"); a person who wrote a file or a command line
-wants to know what to write. `expectation` completes "got 0, expected …". Used for config files
-(`config_file.py`), control calls of the mirror and the command line. Pure; pydantic itself is not needed.
+wants to know what to write. `expectation` completes "got 0, expected …", and `one_of` does where a name is
+not known. Used for config files (`config_file.py`), control calls of the mirror, the command line and the
+settings of audited clients. Pure; pydantic itself is not needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _WHOLE, _NUMBER, _LIST, _MAPPING = "a whole number", "a number", "a list", "a mapping of keys to values"
@@ -60,6 +62,12 @@ def expectation(mistake: Mapping[str, Any]) -> str:
             return f"at most {_count(context['max_length'])} {_characters(context['max_length'])}"
     message = str(mistake["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
     return message[:1].lower() + message[1:]
+
+
+def one_of(names: Sequence[str], given: str) -> str:
+    """All that there are, and which of them was perhaps meant."""
+    close = difflib.get_close_matches(given, names, n=1)
+    return f"one of {', '.join(names)}" + (f" (did you mean {close[0]}?)" if close else "")
 
 
 def _plain(bound: object) -> str:
