@@ -28,7 +28,7 @@ def up(file: SandboxFile = None, data: DataFolder = None) -> None:
     """Start what does not run yet; returns when all of it serves."""
     from millrace.deploy.local.sandbox import Sandbox
 
-    sandbox = Sandbox.from_file(file, data)
+    sandbox = Sandbox.from_file(file, data, say=lambda line: typer.echo(line, err=True))
     for name in sandbox.up():
         typer.echo(f"started {name}")
     for row in sandbox.addresses():
