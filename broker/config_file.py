@@ -9,7 +9,6 @@ file's name.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, InstanceOf, ValidationError
 
 from millrace.broker.errors import ConfigError
+from millrace.broker.expectations import expectation, one_of
 from millrace.broker.protocol.address import ADDRESS_EXPECTED, Address
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -211,7 +211,7 @@ def _mistake(model: type[BaseModel], mistake: Any, path: str, expectations: Mapp
     shown = _shown(mistake["input"], location)
     if mistake["type"] == "extra_forbidden":
         return ConfigError(path, shown, _known_keys(model, location))
-    expected = expectations.get(top_level) or _in_words(mistake["type"], mistake["msg"])
+    expected = expectations.get(top_level) or expectation(mistake)
     return ConfigError(path, shown, expected)
 
 
@@ -223,8 +223,7 @@ def _known_keys(model: type[BaseModel], location: Location) -> str:
         below = [each for one in models for each in _models_of(one, part)]
         models = below or models
     keys = list(dict.fromkeys(key for each in models for key in _keys(each)))
-    close = difflib.get_close_matches(str(location[-1]), keys, n=1)
-    return f"one of {', '.join(keys)}" + (f" (did you mean {close[0]}?)" if close else "")
+    return one_of(keys, str(location[-1]))
 
 
 def _models_of(model: type[BaseModel], key: int | str) -> list[type[BaseModel]]:
@@ -287,13 +286,6 @@ def _below(content: Any, part: int | str) -> Any:
 
 def _opens(path: str, key: str) -> bool:
     return path.startswith(key) and path[len(key) : len(key) + 1] in ("", ".", "[")
-
-
-def _in_words(kind: str, message: str) -> str:
-    if kind == "too_short":
-        return "at least one"
-    message = message.removeprefix("Value error, ").removeprefix("Input should be ")
-    return message[:1].lower() + message[1:]
 
 
 def _field_path(location: Location, content: Any, *, missing: bool) -> str:

@@ -16,16 +16,17 @@ import typer
 from typer.exceptions import TyperException
 
 from millrace.deploy.commands import audit, broker, demo, groups, local, log, mirror, topics, zookeeper
+from millrace.deploy.commands.group import command_group
+from millrace.deploy.commands.usage import usage_message
 
 USAGE_ERROR_STATUS = 64
 DEFECT_STATUS = 70
 INTERRUPTED_STATUS = 130
 
-app = typer.Typer(
-    name="millrace",
-    help="Moves record batches between Kafka-protocol datacenters "
+app = command_group(
+    "Moves record batches between Kafka-protocol datacenters "
     "and proves, record by record, that nothing was lost.",
-    no_args_is_help=True,
+    name="millrace",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
@@ -68,7 +69,7 @@ def run(arguments: list[str] | None = None) -> int:
     from millrace.broker.errors import MillraceError
 
     try:
-        result = app(args=arguments, standalone_mode=False)
+        result = app(args=arguments, prog_name="millrace", standalone_mode=False)
     except MillraceError as error:
         for line in error.lines():
             _complain(line)
@@ -90,13 +91,12 @@ def run(arguments: list[str] | None = None) -> int:
 
 def _usage_failure(error: Exception) -> int:
     """One line for a wrong command line; bare `millrace` and bare groups have printed their help already."""
-    message = error.format_message() if hasattr(error, "format_message") else str(error)
     if type(error).__name__ == "NoArgsIsHelpError":
-        typer.echo(message)
+        typer.echo(error.format_message() if hasattr(error, "format_message") else str(error))
         return USAGE_ERROR_STATUS
     context = getattr(error, "ctx", None)
     hint = f" (see: {context.command_path} --help)" if context is not None else ""
-    _complain(f"{message.rstrip('.')}{hint}")
+    _complain(f"{usage_message(error).rstrip('.')}{hint}")
     return USAGE_ERROR_STATUS
 
 

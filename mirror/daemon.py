@@ -24,6 +24,7 @@ import uvloop
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.frame_memory import FrameMemory
 from millrace.broker.errors import FatalError
+from millrace.broker.telemetry.compilation import told_when_slow
 from millrace.broker.telemetry.garbage import settle
 from millrace.broker.telemetry.logs import configure
 from millrace.mirror.batches.coalesce import load_kernels
@@ -82,7 +83,8 @@ class Mirror:
         """Serves until stopped. Raises FatalError when it cannot begin, WorkLeft when the time for an orderly
         end ran out."""
         config = self.config
-        load_kernels()  # before there is a seat in the group to lose: it may take seconds
+        with told_when_slow(log):
+            load_kernels()  # before there is a seat in the group to lose: it may take seconds
         settle()
         client_id = f"millrace-mirror-{config.name}"
         target = self._cluster(config.target, client_id)

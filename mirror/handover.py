@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from millrace.broker.errors import FatalError
+from millrace.broker.wording import count_of
 from millrace.mirror.pipeline import PartitionPipeline
 
 LEAVE_S = 2.0
@@ -78,7 +79,7 @@ class Handover:
         repeats = "nothing is repeated" if delivery == "exactly_once" else "some records will be repeated"
         because = f" ({trouble})" if trouble else ""
         return WorkLeft(
-            f"ended with work left: {len(named)} partition(s) ({', '.join(named[:_NAMED])}{more}), "
+            f"ended with work left: {count_of(len(named), 'partition')} ({', '.join(named[:_NAMED])}{more}), "
             f"{self.size / 1e6:.1f} MB under way; target {target} did not take it within drain_timeout_ms "
             f"{drain_timeout_ms}{because}. The next owner carries on from the last positions on record: "
             f"nothing is lost, {repeats}"

@@ -11,21 +11,25 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from millrace.audit.clients.producer_config import KEYS, refuse_unknown
 from millrace.audit.stream_reporter import OutgoingEvent, StreamReporter
 from millrace.broker.errors import ConfigError
 
 _log = logging.getLogger("millrace.audit.adapters")
 _PREFIX = "millrace_"
+_KEYS = {key.replace(".", "_"): key for key in KEYS}
+_SEQUENCED = "millrace_sequenced"
 _NOBODY_ANSWERS = (0, "0")
 
 
 def open_reporter(keywords: dict[str, Any]) -> StreamReporter:
     """Take the audit's keywords out of a client's, and make the reporter. Raises ConfigError."""
     own = {name: keywords.pop(name) for name in list(keywords) if name.startswith(_PREFIX)}
-    sequenced = own.pop("millrace_sequenced", True)
+    refuse_unknown(own, [*_KEYS, _SEQUENCED])
+    sequenced = own.pop(_SEQUENCED, True)
     if not isinstance(sequenced, bool):
-        raise ConfigError("millrace_sequenced", sequenced, "True, or False for a count-only producer")
-    return StreamReporter({name.replace("_", "."): value for name, value in own.items()}, sequenced=sequenced)
+        raise ConfigError(_SEQUENCED, sequenced, "True, or False for a count-only producer")
+    return StreamReporter({_KEYS[name]: value for name, value in own.items()}, sequenced=sequenced)
 
 
 def check_client(keywords: Mapping[str, Any]) -> None:

@@ -10,11 +10,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from millrace.audit.clients.producer_config import refuse_unknown
 from millrace.audit.contract.event_json import MAX_TEXT_SIZE
 from millrace.broker.errors import ConfigError
 from millrace.broker.protocol.system_topics import AUDIT_TOPIC
 
 PREFIX = "millrace."
+KEYS = (
+    "millrace.window.ms",
+    "millrace.report.interval.ms",
+    "millrace.report.timeout.ms",
+    "millrace.audit.topic",
+    "millrace.content.digest",
+)
 _MAX_MS = 1 << 40
 _TRUE, _FALSE = ("true", "1"), ("false", "0", "none")
 
@@ -37,9 +45,10 @@ def read_consumer_config(settings: Mapping[str, Any]) -> ConsumerConfig:
     """Split and check the settings; raises ConfigError naming the key."""
     own = {key: value for key, value in settings.items() if key.startswith(PREFIX)}
     client = {key: value for key, value in settings.items() if not key.startswith(PREFIX)}
+    refuse_unknown(own, KEYS)
     stores_offsets = _flag("enable.auto.offset.store", client.get("enable.auto.offset.store", True))
     client["enable.auto.offset.store"] = False
-    config = ConsumerConfig(
+    return ConsumerConfig(
         group=_name("group.id", client.get("group.id")),
         window_ms=_milliseconds(own, "millrace.window.ms", 60_000),
         report_interval_ms=_milliseconds(own, "millrace.report.interval.ms", 5_000),
@@ -49,9 +58,6 @@ def read_consumer_config(settings: Mapping[str, Any]) -> ConsumerConfig:
         stores_offsets=stores_offsets,
         client=client,
     )
-    for key, value in own.items():
-        raise ConfigError(key, value, "no such setting; those of the audited consumer are in its module")
-    return config
 
 
 def _milliseconds(own: dict[str, Any], key: str, default: int) -> int:

@@ -24,16 +24,29 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from millrace.audit.contract.header import MAX_PRODUCER_NAME_SIZE, InvalidIdentity, encode_producer_name
 from millrace.broker.errors import ConfigError
+from millrace.broker.expectations import one_of
 from millrace.broker.protocol.system_topics import AUDIT_TOPIC
 
 PREFIX = "millrace."
+KEYS = (
+    "millrace.producer",
+    "millrace.application",
+    "millrace.datacenter",
+    "millrace.window.ms",
+    "millrace.report.interval.ms",
+    "millrace.lease.ms",
+    "millrace.audit.topic",
+    "millrace.journal",
+    "millrace.identity",
+    "millrace.content.digest",
+)
 TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 MIN_WINDOW_MS, MAX_WINDOW_MS = 100, 7 * 24 * 3_600_000
@@ -91,6 +104,7 @@ def read_config(settings: Mapping[str, Any]) -> ProducerConfig:
     """Split and check the settings; raises ConfigError naming the key."""
     own = {key: value for key, value in settings.items() if key.startswith(PREFIX)}
     client = {key: value for key, value in settings.items() if not key.startswith(PREFIX)}
+    refuse_unknown(own, KEYS)
     send_waits = _translate_old_names(client)
     _set_defaults(client)
     host = socket.gethostname()
@@ -99,7 +113,7 @@ def read_config(settings: Mapping[str, Any]) -> ProducerConfig:
     producer = own.pop("millrace.producer", None)
     interval_ms = _milliseconds(own, "millrace.report.interval.ms", 10_000, 1, MAX_INTERVAL_MS)
     journal = own.pop("millrace.journal", None)
-    config = ProducerConfig(
+    return ProducerConfig(
         producer=_text("millrace.producer", producer) if producer else _fitting(f"{application}@{host}"),
         application=application,
         host=_fitting(host),
@@ -126,9 +140,13 @@ def read_config(settings: Mapping[str, Any]) -> ProducerConfig:
         on_delivery=_pop_callable(client, "on_delivery"),
         client=client,
     )
+
+
+def refuse_unknown(own: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Raises ConfigError for the first of the keys that is none of those that there are."""
     for key, value in own.items():
-        raise ConfigError(key, value, "no such setting; those of the audited producer are in its module")
-    return config
+        if key not in known:
+            raise ConfigError(key, value, one_of(known, key))
 
 
 def _translate_old_names(client: dict[str, Any]) -> bool:

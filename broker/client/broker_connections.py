@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable
 
 from millrace.broker.client.connection import Connection, open_connection
-from millrace.broker.errors import NetworkException
+from millrace.broker.errors import AccessRefused, NetworkException
 from millrace.broker.protocol.address import Address
 
 CONNECT_TIMEOUT_MS = 5_000
@@ -42,9 +42,12 @@ class BrokerConnections:
                 if connection.is_open and connection.address == address:
                     return connection
                 connection.close()
-            opened = await open_connection(
-                f"broker {broker_id}", address, client_id=self._client_id, timeout_ms=CONNECT_TIMEOUT_MS
-            )
+            try:
+                opened = await open_connection(
+                    f"broker {broker_id}", address, client_id=self._client_id, timeout_ms=CONNECT_TIMEOUT_MS
+                )
+            except AccessRefused as error:  # a stranger has the port: the broker is away, as any that is down
+                raise NetworkException(str(error)) from None
             if self._closed:
                 opened.close()
                 raise NetworkException("this broker is stopping")

@@ -109,19 +109,23 @@ class Cluster:
         *,
         client_id: str = "millrace",
         request_timeout_ms: int = 30_000,
+        awaits_start: bool = True,
         security: Security | None = None,
         max_response_size: int = MAX_RESPONSE_SIZE,
         frame_memory: FrameMemory | None = None,
         rng: random.Random | None = None,
     ) -> None:
         """`name` is what errors call the cluster, `bootstrap` a list of `host:port`; without `security`
-        connections are plain TCP and nobody logs in; large answers are received into `frame_memory`. Raises
-        ValueError for an unreadable address."""
+        connections are plain TCP and nobody logs in; large answers are received into `frame_memory`. Without
+        `awaits_start` a cluster that was never reached is not waited for: that every bootstrap server turns
+        the connection down is the answer, as a person wants it. Raises ValueError for an unreadable address.
+        """
         if not bootstrap:
             raise ValueError(f"cluster {name}: no bootstrap servers, expected a list of host:port")
         self.name = name
         self.client_id = client_id
         self.request_timeout_ms = request_timeout_ms
+        self._awaits_start = awaits_start
         self.set_bootstrap(bootstrap)
         is_plain = security is None or security.protocol == "PLAINTEXT"
         self._access = None if security is None or is_plain else Access(security)
@@ -393,7 +397,8 @@ class Cluster:
 
     async def _read_view(self, topics: Sequence[str] | None) -> ClusterMetadata:
         """Ask the known brokers in random order, then the bootstrap servers in random order, last those that
-        want nothing more now; then pause and begin again, until `request_timeout_ms` is over."""
+        want nothing more now; then pause and begin again, until `request_timeout_ms` is over (or not, see
+        `awaits_start`)."""
         deadline = self._now() + self.request_timeout_ms / 1000
         reasons: dict[Address, str] = {}
         for pass_count in itertools.count(1):
@@ -409,12 +414,20 @@ class Cluster:
                     reasons[address] = str(error).removeprefix(f"{self} at {address}: ")
             if len(refusals) == len(ways):
                 raise AccessRefused(self.name, self._reasons(refusals))
+            is_turned_down = all(self._turns_down(address) for address, _ in ways)
+            if is_turned_down and self._known.view is None and not self._awaits_start:
+                break
             pause_s = REQUEST_BACK_OFF.delay_ms(pass_count, self._rng.random()) / 1000
             if self._closed or self._now() + pause_s >= deadline:
                 break
             await asyncio.sleep(pause_s)
         tried = "; ".join(f"{address}: {reason}" for address, reason in reasons.items())
         raise ClusterUnreachable(self.name, f"no server answers; tried {tried}")
+
+    def _turns_down(self, address: Address) -> bool:
+        """Whether the address does not want this client's connections, rather than being slow to answer."""
+        failure = self._gates.failure_at(address)
+        return failure is not None and not isinstance(failure, RequestTimedOut)
 
     def _ways_in(self) -> list[tuple[Address, _Lane | None]]:
         """Where to ask, in order: brokers by their lanes, bootstrap servers by passing connections; then what

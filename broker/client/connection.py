@@ -32,6 +32,7 @@ import asyncio
 import importlib.metadata
 import math
 import os
+import re
 import struct
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -46,6 +47,7 @@ from kio.schema.api_versions.v3.request import ApiVersionsRequest as ApiVersions
 from kio.static.constants import EntityType
 from kio.static.protocol import RequestPayload, ResponsePayload
 
+from millrace.broker.client.foreign_answers import foreign_answer
 from millrace.broker.client.frame_memory import SMALLEST, FrameMemory
 from millrace.broker.client.login import Access, log_in
 from millrace.broker.client.tls import handshake_cut, tls_refusal
@@ -70,10 +72,9 @@ MAX_RESPONSE_SIZE = 256 << 20
 # Also the most that is ever copied of a large frame (its beginning).
 _SCRATCH_SIZE = 16 << 10
 _SIZE = struct.Struct(">i")
-# How an alert and a handshake record of TLS begin, where a size is expected.
-_TLS_RECORDS = (0x1503, 0x1603)
 _CORRELATION_ID = struct.Struct(">i")
 _ERROR_CODE = struct.Struct(">h")
+_ERRNO = re.compile(r"\[Errno (\d+)\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,7 +396,10 @@ class Connection(asyncio.BufferedProtocol):
             return ""
         if not self.versions.ranges:
             if self._access is None or self._access.tls is None:
-                return " before its first answer; a TLS port does that: see security.protocol"
+                return (
+                    " before its first answer; a TLS port does that (set security.protocol to SSL or "
+                    "SASL_SSL), and one that does not speak Kafka's protocol"
+                )
             if self._access.tls.config.cert is None:
                 return " before its first answer; one that asks for a client certificate does that"
         elif self._access is None or not self._access.logs_in:
@@ -464,12 +468,13 @@ class Connection(asyncio.BufferedProtocol):
         """Whether a frame of this size may follow; otherwise the connection is closed."""
         if self._closed_by is not None:
             return False
-        if not self._waiting:
-            self.breach(f"an answer of {size} bytes that nothing was asked for")
-        elif size >> 16 in _TLS_RECORDS and not self.versions.ranges:
-            self.refusal = "the port speaks TLS; set security.protocol to SSL or SASL_SSL"
+        is_in_bounds = _CORRELATION_ID.size <= size <= self._max_response_size
+        if not self.versions.ranges and not is_in_bounds:
+            self.refusal = foreign_answer(bytes(self._scratch_view[: self._scratch_filled]))
             self.breach(self.refusal)
-        elif not _CORRELATION_ID.size <= size <= self._max_response_size:
+        elif not self._waiting:
+            self.breach(f"an answer of {size} bytes that nothing was asked for")
+        elif not is_in_bounds:
             self.breach(f"an answer of {size} bytes; between 4 and {self._max_response_size} are accepted")
         return self._closed_by is None
 
@@ -497,8 +502,11 @@ def _again(error: Exception) -> Exception:
 
 def _os_reason(error: OSError) -> str:
     # Both event loops put an address into strerror, in words of their own; the errno's text is plainer.
-    plain = error.errno is not None and error.errno > 0
-    return os.strerror(cast(int, error.errno)) if plain else error.strerror or str(error)
+    if error.errno is not None:
+        return os.strerror(error.errno) if error.errno > 0 else error.strerror or str(error)
+    # A name with several addresses, of which each failed: asyncio has their errors as text alone.
+    numbers = dict.fromkeys(map(int, _ERRNO.findall(str(error))))
+    return ", ".join(map(os.strerror, numbers)) or str(error)
 
 
 @cache
@@ -552,8 +560,11 @@ async def open_connection(
             if access is not None and access.logs_in:
                 await log_in(connection, access, timeout_ms)
     except TimeoutError as error:
+        what, hint = "no connection", ""
+        if connection._transport is not None and not connection.versions.ranges:
+            what, hint = "no answer to the first request", "; does it speak Kafka's protocol?"
         connection.close()
-        raise RequestTimedOut(f"{connection}: no connection within {timeout_ms:.0f} ms") from error
+        raise RequestTimedOut(f"{connection}: {what} within {timeout_ms:.0f} ms{hint}") from error
     except OSError as error:  # includes failed TLS handshakes and unknown host names
         connection.close()
         raise _connect_failure(connection, access, error) from error

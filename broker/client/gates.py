@@ -39,6 +39,10 @@ class Gates:
         """Why the addresses that could not be reached when last tried could not."""
         return list(self._failures.values())
 
+    def failure_at(self, address: Address) -> MillraceError | None:
+        """Why no connection came about when the address was last tried; None where one did."""
+        return self._failures.get(address)
+
     def is_shut(self, address: Address) -> bool:
         """Whether the address refused when it was last tried."""
         return address in self._gates

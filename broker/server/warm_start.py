@@ -19,6 +19,7 @@ import structlog
 from millrace.broker.groups.offsets_replay import warm_kernels as warm_offsets_kernels
 from millrace.broker.protocol.records import load_compiler, warm_kernels
 from millrace.broker.storage.key_map import warm_kernels as warm_compaction_kernels
+from millrace.broker.telemetry.compilation import told_when_slow
 from millrace.broker.telemetry.memory import release_compiler_pages
 
 log = structlog.get_logger("millrace.broker.server.warm_start")
@@ -27,7 +28,8 @@ log = structlog.get_logger("millrace.broker.server.warm_start")
 async def load_loops(*, with_compaction: bool) -> None:
     """Loads the compiled loops, and gives back what only loading needed."""
     began = time.monotonic()
-    await asyncio.to_thread(_load_kernels, with_compaction)
+    with told_when_slow(log):
+        await asyncio.to_thread(_load_kernels, with_compaction)
     release_compiler_pages()
     log.debug("compiled loops loaded", seconds=round(time.monotonic() - began, 2))
 

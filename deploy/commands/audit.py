@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import signal
 import sys
@@ -17,10 +16,13 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from millrace.deploy.commands.group import command_group
+from millrace.deploy.commands.output import Format, JsonFlag, OutputFormat, chosen, print_json
+
 if TYPE_CHECKING:
     from millrace.audit.config import AuditConfig
 
-app = typer.Typer(help="Prove per producer and window that nothing was lost.", no_args_is_help=True)
+app = command_group("Prove per producer and window that nothing was lost.")
 
 ConfigPath = Annotated[Path, typer.Option("--config", "-c", help="The audit's file.")]
 DEFAULT_CONFIG = Path("audit.yaml")
@@ -28,7 +30,7 @@ DEFAULT_CONFIG = Path("audit.yaml")
 Master = Annotated[
     str | None,
     typer.Option(
-        help="Spark master to run on. [default: what spark-submit was told, or local\\[*]]",
+        help="Spark master to run on. [default: what spark-submit was told, or local[*]]",
         show_default=False,
     ),
 ]
@@ -196,17 +198,22 @@ def package(
 @app.command("status")
 def status(
     config: ConfigPath = DEFAULT_CONFIG,
-    as_json: Annotated[bool, typer.Option("--json", help="The same for machines.")] = False,
+    output: OutputFormat = Format.TABLE,
+    as_json: JsonFlag = False,
 ) -> None:
     """Show where the audit stands: watermarks, verdicts, waivers and the state's size."""
     from millrace.audit.config import load_config
     from millrace.audit.status import lines, read_status
 
+    form = chosen(output, as_json)
     with _failing():
         loaded = load_config(config)
         _choose_java_for(loaded)
         told = read_status(loaded)
-    for line in [json.dumps(told, indent=2, ensure_ascii=False)] if as_json else lines(told):
+    if form is Format.JSON:
+        print_json(told)
+        return
+    for line in lines(told):
         typer.echo(line)
 
 
@@ -281,7 +288,8 @@ def explain(
         str, typer.Argument(help="A time in the window, e.g. 2013-01-01T00:00:00Z, or a stream's id.")
     ],
     config: ConfigPath = DEFAULT_CONFIG,
-    as_json: Annotated[bool, typer.Option("--json", help="The same for machines.")] = False,
+    output: OutputFormat = Format.TABLE,
+    as_json: JsonFlag = False,
     everything: Annotated[bool, typer.Option("--all", help="Show proven streams, too.")] = False,
 ) -> None:
     """Show the sets behind one window's verdict, the tier that lost records, and what to do.
@@ -293,11 +301,15 @@ def explain(
     from millrace.audit.explain import explain as find
     from millrace.audit.explain import lines
 
+    form = chosen(output, as_json)
     with _failing():
         loaded = load_config(config)
         _choose_java_for(loaded)
         told = find(loaded, topic, window)
-    for line in [json.dumps(told, indent=2)] if as_json else lines(told, everything):
+    if form is Format.JSON:
+        print_json(told)
+        return
+    for line in lines(told, everything):
         typer.echo(line)
 
 

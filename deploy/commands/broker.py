@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Run a Kafka-protocol broker.", no_args_is_help=True)
+from millrace.deploy.commands.group import command_group
+
+app = command_group("Run a Kafka-protocol broker.")
 
 
 @app.callback()
@@ -32,7 +34,7 @@ def run(
         str | None, typer.Option(help="host:port[,host:port…]/chroot of the cluster.")
     ] = None,
     data: Annotated[
-        list[Path] | None, typer.Option(help="Folder for logs; may be given several times.")
+        list[Path] | None, typer.Option(metavar="FOLDER", help="Folder for logs; may be given several times.")
     ] = None,
     rack: Annotated[str | None, typer.Option(help="Rack or zone of this broker.")] = None,
     settings: Annotated[

@@ -56,7 +56,8 @@ def with_cluster(
     command: Callable[[Cluster], Awaitable[None]],
     command_config: Path | None = None,
 ) -> None:
-    """Runs `command` with a connection to the cluster; its errors name the cluster and the topic."""
+    """Runs `command` with a connection to the cluster; its errors name the cluster and the topic. A cluster
+    at whose addresses nothing takes connections is an error at once."""
     servers = addresses(bootstrap, option="--bootstrap")
     with lean():
         from millrace.broker.client.client_properties import load_client_properties
@@ -65,7 +66,9 @@ def with_cluster(
     security = load_client_properties(command_config) if command_config is not None else None
 
     async def session() -> None:
-        async with Cluster(bootstrap, servers, client_id="millrace-cli", security=security) as cluster:
+        async with Cluster(
+            bootstrap, servers, client_id="millrace-cli", awaits_start=False, security=security
+        ) as cluster:
             await command(cluster)
 
     asyncio.run(session())

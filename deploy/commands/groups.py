@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from millrace.broker.wording import count_of
 from millrace.deploy.commands.cluster_session import Bootstrap, CommandConfig, confirm, with_cluster
+from millrace.deploy.commands.group import command_group
 from millrace.deploy.commands.output import Format, JsonFlag, OutputFormat, chosen, print_json, print_rows
-from millrace.deploy.commands.values import count_of
 
 if TYPE_CHECKING:
     from millrace.broker.client.cluster import Cluster
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from millrace.broker.client.offset_reset import NewOffset, Target
     from millrace.broker.protocol.topic_partition import TopicPartition
 
-app = typer.Typer(help="List, describe, reset and delete consumer groups.", no_args_is_help=True)
+app = command_group("List, describe, reset and delete consumer groups.")
 
 GroupName = Annotated[str, typer.Argument(help="Name of the group.")]
 
@@ -35,7 +36,8 @@ def list_groups(
     bootstrap: Bootstrap = "127.0.0.1:9092",
     command_config: CommandConfig = None,
     states: Annotated[
-        list[str] | None, typer.Option("--state", help="Only groups in this state, e.g. Stable or Empty.")
+        list[str] | None,
+        typer.Option("--state", metavar="STATE", help="Only groups in this state, e.g. Stable or Empty."),
     ] = None,
     output: OutputFormat = Format.TABLE,
     as_json: JsonFlag = False,
@@ -368,17 +370,24 @@ def delete(
     bootstrap: Bootstrap = "127.0.0.1:9092",
     command_config: CommandConfig = None,
     offsets: Annotated[
+        bool, typer.Option("--offsets", help="Keep the group; forget its offsets in --topic only.")
+    ] = False,
+    topics: Annotated[
         list[str] | None,
         typer.Option(
-            "--offsets",
+            "--topic",
             metavar="TOPIC[:N,N…]",
-            help="Keep the group; forget its offsets in this topic only. Repeatable.",
+            help="With --offsets: this topic, or these partitions of it; repeatable.",
         ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete groups with all their offsets, or with --offsets only those of a topic."""
-    wanted = _partitions_by_topic(offsets or [], option="--offsets")
+    if offsets != bool(topics):
+        raise typer.BadParameter(
+            "expected --offsets and --topic TOPIC together, or neither to delete the whole group"
+        )
+    wanted = _partitions_by_topic(topics or [], option="--topic")
     if not yes:
         what = f"the offsets in {', '.join(wanted)} of" if wanted else "all offsets of"
         confirm(f"Delete {what} {', '.join(names)}?")

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
+from millrace.deploy.commands.group import command_group
 from millrace.deploy.commands.output import Format, OutputFormat, print_rows
 
-app = typer.Typer(help="A whole system on this machine: ZooKeeper, brokers, mirrors.", no_args_is_help=True)
+app = command_group("A whole system on this machine: ZooKeeper, brokers, mirrors.")
 
 SandboxFile = Annotated[
     Path | None,
@@ -27,7 +28,7 @@ def up(file: SandboxFile = None, data: DataFolder = None) -> None:
     """Start what does not run yet; returns when all of it serves."""
     from millrace.deploy.local.sandbox import Sandbox
 
-    sandbox = Sandbox.from_file(file, data)
+    sandbox = Sandbox.from_file(file, data, say=lambda line: typer.echo(line, err=True))
     for name in sandbox.up():
         typer.echo(f"started {name}")
     for row in sandbox.addresses():

@@ -12,7 +12,10 @@ from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(help="Look into the files of a broker's logs, and check them.", no_args_is_help=True)
+from millrace.broker.wording import count_of
+from millrace.deploy.commands.group import command_group
+
+app = command_group("Look into the files of a broker's logs, and check them.")
 
 _SHOWN_FIELD_SIZE = 100
 _PROGRESS_S = 1.0
@@ -113,11 +116,11 @@ class _Printer:
         elif self._kind == ".log":
             state = f"{self.problem_count} with problems" if self.problem_count else "all CRCs right"
             print(
-                f"{_count(self._row_count, 'batch', 'batches')}, {_count(self._record_count, 'record')}, "
+                f"{count_of(self._row_count, 'batch', 'batches')}, {count_of(self._record_count, 'record')}, "
                 f"offsets {self._offsets[0]} to {self._offsets[-1]}, {self._size:,} bytes, {state}"
             )
         else:
-            print(_count(self._row_count, "entry", "entries"))
+            print(count_of(self._row_count, "entry", "entries"))
 
 
 _BATCH_TITLES = (
@@ -199,10 +202,6 @@ def _short(text: str | None) -> str:
     return text if len(text) <= _SHOWN_FIELD_SIZE else f"{text[:_SHOWN_FIELD_SIZE]}… ({len(text)} characters)"
 
 
-def _count(number: int, one: str, many: str | None = None) -> str:
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
-
-
 @app.command("verify")
 def verify(
     folder: Annotated[Path, typer.Argument(help="A broker's data folder, or one partition's folder in it.")],
@@ -230,10 +229,10 @@ def verify(
         print(problem)
         problem_count += 1
     progress.clear()
-    found = _count(problem_count, "problem") if problem_count else "no problems"
+    found = count_of(problem_count, "problem") if problem_count else "no problems"
     print(
-        f"{_count(totals.partitions, 'partition')}, {_count(totals.segments, 'segment')}, "
-        f"{_count(totals.batches, 'batch', 'batches')}, {_count(totals.records, 'record')}, "
+        f"{count_of(totals.partitions, 'partition')}, {count_of(totals.segments, 'segment')}, "
+        f"{count_of(totals.batches, 'batch', 'batches')}, {count_of(totals.records, 'record')}, "
         f"{_size(totals.size)}: {found}"
     )
     return 1 if problem_count else 0

@@ -7,10 +7,11 @@ import gc
 import typer
 
 from millrace.deploy.commands import mirror_control, mirror_translate
+from millrace.deploy.commands.group import command_group
 from millrace.deploy.commands.mirror_worker import FileOption, config_file
 from millrace.deploy.lean_imports import lean
 
-app = typer.Typer(help="Mirror topics of N clusters into one.", no_args_is_help=True)
+app = command_group("Mirror topics of N clusters into one.")
 
 
 @app.command("run")

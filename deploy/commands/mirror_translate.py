@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from millrace.broker.wording import count_of
 from millrace.deploy.commands.mirror_worker import FileOption, config_file
 from millrace.deploy.commands.output import Format, JsonFlag, OutputFormat, chosen, print_json, print_rows
 from millrace.deploy.lean_imports import lean
@@ -24,7 +25,7 @@ def translate(
         str | None, typer.Option("--source", help="Only what it has committed on this source.")
     ] = None,
     topics: Annotated[
-        list[str] | None, typer.Option("--topic", help="Only this source topic; may be repeated.")
+        list[str] | None, typer.Option("--topic", metavar="TOPIC", help="Only this source topic; repeatable.")
     ] = None,
     do_apply: Annotated[
         bool,
@@ -81,7 +82,9 @@ def _print(reply: Reply, group: str, form: Format) -> None:
     if applied is None:
         sys.stdout.write("nothing was changed: --apply commits these offsets on the target\n")
         return
-    sys.stdout.write(f"committed for group {group} on the target: {len(applied.committed)} partition(s)\n")
+    sys.stdout.write(
+        f"committed for group {group} on the target: {count_of(len(applied.committed), 'partition')}\n"
+    )
     for (topic, number), offset in sorted(applied.ahead.items()):
         sys.stdout.write(f"{topic}-{number}: left at {offset}, where the group is already\n")
 

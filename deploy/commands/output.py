@@ -16,7 +16,9 @@ class Format(StrEnum):
     JSON = "json"
 
 
-OutputFormat = Annotated[Format, typer.Option("--output", "-o", help="table, or json for programs.")]
+OutputFormat = Annotated[
+    Format, typer.Option("--output", "-o", help="table: for people; json: for programs.")
+]
 JsonFlag = Annotated[bool, typer.Option("--json", help="The same as --output json.")]
 
 

@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from millrace.broker.wording import count_of
 from millrace.deploy.commands.cluster_session import Bootstrap, CommandConfig, confirm, with_cluster
+from millrace.deploy.commands.group import command_group
 from millrace.deploy.commands.output import Format, JsonFlag, OutputFormat, chosen, print_json, print_rows
 from millrace.deploy.commands.topics_reassign import reassign
-from millrace.deploy.commands.values import count_of, key_value_pairs
+from millrace.deploy.commands.values import key_value_pairs
 
 if TYPE_CHECKING:
     from millrace.broker.client.cluster import Cluster
     from millrace.broker.client.metadata import PartitionMetadata, TopicMetadata
 
-app = typer.Typer(help="List, create, describe, configure, move and delete topics.", no_args_is_help=True)
+app = command_group("List, create, describe, configure, move and delete topics.")
 
 app.command("reassign")(reassign)
 
@@ -86,7 +88,7 @@ def create(
     ] = None,
     configs: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Topic config, e.g. retention.ms=-1."),
+        typer.Option("--set", "--config", metavar="KEY=VALUE", help="Topic config, e.g. retention.ms=-1."),
     ] = None,
 ) -> None:
     """Create a topic."""

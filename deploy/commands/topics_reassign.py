@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from millrace.broker.protocol.topic_partition import TopicPartition
+from millrace.broker.wording import count_of
 from millrace.deploy.commands.cluster_session import Bootstrap, CommandConfig, with_cluster
 from millrace.deploy.commands.output import Format, OutputFormat, print_rows
 
@@ -211,7 +212,9 @@ async def _move(
     refused = await reassignments.alter_reassignments(cluster, moves)
     begun = {key: new for key, new in moves.items() if key not in refused}
     if begun:
-        typer.echo(f"moving {_count(len(begun))}" + (f" at {throttle} bytes/s" if throttle else ""))
+        typer.echo(
+            f"moving {count_of(len(begun), 'partition')}" + (f" at {throttle} bytes/s" if throttle else "")
+        )
     if wait or not begun:
         await _wait(cluster, sorted({topic for topic, _ in moves}), begun)
     elif throttle is not None:
@@ -237,11 +240,11 @@ async def _wait(
             break
         if len(mine) != shown:
             shown = len(mine)
-            typer.echo(f"{_count(shown)} still moving", err=True)
+            typer.echo(f"{count_of(shown, 'partition')} still moving", err=True)
         await asyncio.sleep(POLL_SECONDS)
     await reassignments.remove_throttle(cluster, sorted(touched), rates=not moving)
     if begun:
-        typer.echo(f"moved {_count(len(begun))}")
+        typer.echo(f"moved {count_of(len(begun), 'partition')}")
     elif begun is None:
         typer.echo("nothing is moving")
 
@@ -257,7 +260,7 @@ async def _cancel(cluster: Cluster, topics: Sequence[str]) -> None:
     refused = await reassignments.alter_reassignments(cluster, dict.fromkeys(mine))
     left = await reassignments.list_reassignments(cluster)
     await reassignments.remove_throttle(cluster, sorted({key[0] for key in mine}), rates=not left)
-    typer.echo(f"called off {_count(len(mine) - len(refused))}")
+    typer.echo(f"called off {count_of(len(mine) - len(refused), 'partition')}")
     _report_refused(refused)
 
 
@@ -308,7 +311,3 @@ def _report_refused(refused: Mapping[TopicPartition, Exception]) -> None:
         print(f"millrace: {error}", file=sys.stderr)
     if refused:
         raise typer.Exit(REFUSED_STATUS)
-
-
-def _count(partitions: int) -> str:
-    return f"{partitions} partition{'s' if partitions != 1 else ''}"

@@ -33,8 +33,3 @@ def addresses(text: str, *, option: str) -> list[str]:
     if not entries:
         raise typer.BadParameter(f"{option} is empty: expected {ADDRESS_EXPECTED}")
     return entries
-
-
-def count_of(number: int, noun: str) -> str:
-    """`1 member`, `2 members`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Run Apache ZooKeeper from PySpark's jars.", no_args_is_help=True)
+from millrace.deploy.commands.group import command_group
+
+app = command_group("Run Apache ZooKeeper from PySpark's jars.")
 
 
 @app.callback()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from millrace.broker.errors import FatalError
+from millrace.broker.wording import count_of
 from millrace.deploy.demo.events import Events
 
 LOSE = "lose"
@@ -110,8 +111,8 @@ class Verification:
 
     def sentence(self) -> str:
         if self.holds:
-            losses = _counted(len(self.deeds.lost), "loss", "losses")
-            duplicates = _counted(len(self.deeds.duplicated), "duplicate", "duplicates")
+            losses = count_of(len(self.deeds.lost), "loss", "losses")
+            duplicates = count_of(len(self.deeds.duplicated), "duplicate", "duplicates")
             return f"audit named all {losses} and {duplicates}, and nothing else"
         lost, repeated = self.named.lost, self.named.duplicated
         return (
@@ -135,7 +136,3 @@ def _records(findings: Iterable[Mapping[str, Any]]) -> Iterable[Injected]:
         for first, last in finding["sequences"]:
             for sequence in range(first, last + 1):
                 yield Injected(finding["topic"], finding["producer"], finding["stream"], sequence)
-
-
-def _counted(count: int, one: str, many: str) -> str:
-    return f"{count} {one if count == 1 else many}"

@@ -129,7 +129,7 @@ class Demo:
             yaml.safe_dump(json.loads(spec.model_dump_json()), sort_keys=False), encoding="utf-8"
         )
         if not targets:
-            return Sandbox(spec, self._folder, detached=self._options.keep)
+            return Sandbox(spec, self._folder, detached=self._options.keep, say=self._display.step)
         path = self._folder / "targets.json"
         injection.write_targets(targets, path)
 
@@ -138,7 +138,13 @@ class Demo:
             command = [sys.executable, "-m", "millrace.deploy.demo.sabotage"]
             return [*command, str(config), str(path), str(deeds)]
 
-        return Sandbox(spec, self._folder, detached=self._options.keep, mirror_command=sabotaged)
+        return Sandbox(
+            spec,
+            self._folder,
+            detached=self._options.keep,
+            mirror_command=sabotaged,
+            say=self._display.step,
+        )
 
     def _create_topic(self, sandbox: Sandbox, events: Events) -> None:
         sources = {name: sandbox.bootstrap(name) for name in events.datacenters}

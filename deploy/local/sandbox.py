@@ -35,7 +35,10 @@ from millrace.broker.protocol.frames import encode_request
 from millrace.deploy import processes, zookeeper
 from millrace.deploy.local.spec import DEFAULT_FILE, MirrorSpec, SandboxSpec, load_spec
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0
+"""A process that ends is seen at once; one that lives may compile, beside others on a small machine."""
+SLOW_START_S = 5.0
+WHY_SLOW = "the first start on a machine compiles their loops, once; this may take a minute"
 STOP_GRACE_S = 30.0
 READY_POLL_S = 0.05
 ANSWER_TIMEOUT_S = 2.0
@@ -76,17 +79,25 @@ class Sandbox:
         *,
         detached: bool = True,
         mirror_command: Callable[[Path, str], list[str]] = mirror_command,
+        say: Callable[[str], None] = lambda line: None,
     ):
+        """`say` is told, in a line for people, what a start that takes long is waiting for."""
         self.spec = spec
         self.folder = (folder or spec.data).expanduser().absolute()
         self._detached = detached
         self._mirror_command = mirror_command
+        self._say = say
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._services = {service.name: service for service in self._describe_services()}
 
     @classmethod
-    def from_file(cls, file: Path | None = None, data: Path | None = None) -> Sandbox:
-        return cls(load_spec(file or DEFAULT_FILE), data)
+    def from_file(
+        cls,
+        file: Path | None = None,
+        data: Path | None = None,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> Sandbox:
+        return cls(load_spec(file or DEFAULT_FILE), data, say=say)
 
     def bootstrap(self, cluster: str) -> str:
         return self.spec.clusters[cluster].listen
@@ -185,7 +196,8 @@ class Sandbox:
         self._process_file(service).write(processes.identity_of(child))
 
     def _wait_until_serving(self, names: Sequence[str]) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
+        began = time.monotonic()
+        is_slow = False
         waiting = list(names)
         while waiting:
             for name in waiting:
@@ -193,7 +205,12 @@ class Sandbox:
                 if status is not None:
                     raise FatalError(f"{name} ended with status {status}: {self.last_words(name)}")
             waiting = [name for name in waiting if not self._services[name].answers()]
-            if waiting and time.monotonic() > deadline:
+            lasts_s = time.monotonic() - began
+            compiling = [name for name in waiting if self._services[name].tier > 0]
+            if compiling and not is_slow and lasts_s > SLOW_START_S:
+                is_slow = True
+                self._say(f"still starting {', '.join(compiling)}: {WHY_SLOW}")
+            if waiting and lasts_s > START_TIMEOUT_S:
                 name = waiting[0]
                 where = self._services[name].address
                 raise FatalError(

@@ -35,6 +35,7 @@ from millrace.broker.errors import (
     KafkaError,
 )
 from millrace.broker.protocol.system_topics import AUDIT_TOPIC
+from millrace.broker.wording import count_of
 from millrace.mirror.checks import findings as rules
 from millrace.mirror.checks import group_permissions, permissions
 from millrace.mirror.checks.findings import Finding, Link, Selected, Severity, some, sorted_findings
@@ -89,9 +90,11 @@ class _Picture:
         return [each for each in self.selected if each.source == source]
 
 
-async def check(config: MirrorConfig) -> list[Finding]:
-    """Every finding, errors first. Raises nothing that a cluster does."""
-    picture = _Picture({each.cluster: _client(each) for each in (config.target, *config.sources)})
+async def check(config: MirrorConfig, *, awaits_start: bool = True) -> list[Finding]:
+    """Every finding, errors first. Raises nothing that a cluster does. `awaits_start`: a cluster that is away
+    is given a moment to come."""
+    ends = (config.target, *config.sources)
+    picture = _Picture({each.cluster: _client(each, awaits_start) for each in ends})
     try:
         findings = await _reach(config, picture)
         findings += _same_cluster(config, picture)
@@ -139,7 +142,7 @@ def run(config: MirrorConfig | Path | str) -> int:
     except FatalError as error:
         sys.stderr.writelines(f"millrace mirror check: {line}\n" for line in error.lines())
         return error.exit_status
-    findings = asyncio.run(check(settings))
+    findings = asyncio.run(check(settings, awaits_start=False))
     for finding in findings:
         sys.stdout.write(f"{finding}\n")
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
@@ -173,8 +176,14 @@ async def refuse_wrong_start(config: MirrorConfig) -> None:
         raise StartRefused(errors[0] + more)
 
 
-def _client(each: ClusterConfig) -> Cluster:
-    return Cluster(each.cluster, each.bootstrap, request_timeout_ms=TIMEOUT_MS, security=each.security)
+def _client(each: ClusterConfig, awaits_start: bool) -> Cluster:
+    return Cluster(
+        each.cluster,
+        each.bootstrap,
+        request_timeout_ms=TIMEOUT_MS,
+        awaits_start=awaits_start,
+        security=each.security,
+    )
 
 
 # --- clusters ------------------------------------------------------------------------------------
@@ -193,7 +202,9 @@ async def _reach(config: MirrorConfig, picture: _Picture) -> list[Finding]:
     for name, outcome in zip(names, outcomes, strict=True):
         if isinstance(outcome, ClusterMetadata):
             picture.views[name] = outcome
-            findings.append(Finding(Severity.OK, name, f"answers, with {len(outcome.brokers)} broker(s)"))
+            findings.append(
+                Finding(Severity.OK, name, f"answers, with {count_of(len(outcome.brokers), 'broker')}")
+            )
         else:
             message = str(outcome).removeprefix(f"cluster {name}: ")
             is_passing = isinstance(outcome, ClusterUnreachable)
@@ -252,7 +263,7 @@ def _select(config: MirrorConfig, number: int, picture: _Picture) -> list[Findin
     if not found:
         place = config.place(f"sources[{number}].topics.include")
         return [Finding(Severity.WARNING, source.cluster, "no topic matches topics.include yet", place)]
-    message = f"selects {len(found)} topic(s): {some(each.topic for each in found)}"
+    message = f"selects {count_of(len(found), 'topic')}: {some(each.topic for each in found)}"
     findings = [Finding(Severity.OK, source.cluster, message)]
     topics = picture.views[source.cluster].topics
     if (reason := untold(topics[each.topic] for each in found)) is not None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from millrace.broker.client.admin import ConfigValue
+from millrace.broker.wording import count_of
 from millrace.mirror.config import MirrorConfig
 from millrace.mirror.topics.name_clashes import clash_sentence
 from millrace.mirror.topics.routes import Feed, uneven_feeds
@@ -112,7 +113,7 @@ def widths(
         if count is None or count >= needed:
             continue
         place = config.place(config.source_path(each.source, "topics.include"))
-        message = f"has {count} partitions, {each.source}/{each.topic} needs {needed}"
+        message = f"has {count_of(count, 'partition')}, {each.source}/{each.topic} needs {needed}"
         if may_widen:
             message += ": the mirror will add them"
         else:
@@ -187,7 +188,7 @@ def link(config: MirrorConfig, source: str, measured: Link) -> Finding:
     name = measured.narrowest
     message = (
         f"round trip {measured.round_trip_s * 1000:.1f} ms: at most {rate:,.0f} MB/s over "
-        f"{measured.connections} connection(s), by {name}={measured.buffers[name]}"
+        f"{count_of(measured.connections, 'connection')}, by {name}={measured.buffers[name]}"
     )
     if wanted is None or rate >= wanted:
         return Finding(Severity.OK, source, message)
@@ -205,8 +206,8 @@ def too_few_brokers(config: MirrorConfig, setting: str, factor: int, brokers: in
     """The target cannot make the topic that its transactions are kept in."""
     return no_transactions(
         config,
-        f"{setting}={factor}, and it has {brokers} broker(s), so it cannot make the topic that transactions "
-        f"are kept in; add brokers or lower {setting}",
+        f"{setting}={factor}, and it has {count_of(brokers, 'broker')}, so it cannot make the topic that "
+        f"transactions are kept in; add brokers or lower {setting}",
     )
 
 

@@ -22,6 +22,7 @@ from millrace.broker.errors import CoordinatorNotAvailable, KafkaError, Unsuppor
 from millrace.broker.protocol.frames import Api
 from millrace.broker.protocol.operations import Operation
 from millrace.broker.protocol.system_topics import TRANSACTIONS_TOPIC
+from millrace.broker.wording import count_of
 from millrace.mirror.checks.findings import Finding, Severity, no_transactions, some, too_few_brokers
 from millrace.mirror.config import MirrorConfig
 from millrace.mirror.delivery.exactly_once import MAX_LANES_FACTOR, transactional_ids
@@ -178,8 +179,8 @@ async def _state_log(config: MirrorConfig, cluster: Cluster, view: ClusterMetada
 
 def _too_few_in_sync(setting: str, least: int, replicas: int) -> str:
     return (
-        f"{setting} is {least}, and the topic that transactions are kept in has {replicas} replica(s), so it "
-        "takes no record; give it more replicas or lower the setting"
+        f"{setting} is {least}, and the topic that transactions are kept in has "
+        f"{count_of(replicas, 'replica')}, so it takes no record; give it more replicas or lower the setting"
     )
 
 

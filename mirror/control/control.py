@@ -24,7 +24,9 @@ from pydantic import BaseModel, ValidationError
 
 from millrace.broker.client.security import SecretUnreadable
 from millrace.broker.errors import ConfigError
+from millrace.broker.expectations import expectation
 from millrace.broker.protocol.address import Address
+from millrace.broker.wording import count_of
 from millrace.mirror.config import ControlConfig, MirrorConfig, load_config
 from millrace.mirror.control.http.bodies import Selection, SkipBody, ThrottleBody
 from millrace.mirror.control.http.client import NoAnswer, get_json
@@ -276,7 +278,7 @@ class Control:
         if scope.partition is not None and topics:
             count = max(len(topic.partitions) for topic in topics)
             if scope.partition >= count:
-                raise Refusal(404, f"topic {scope.topic} has {count} partition(s), numbered from 0")
+                raise Refusal(404, f"topic {scope.topic} has {count_of(count, 'partition')}, numbered from 0")
 
     async def _say(self, records: Sequence[WishRecord]) -> None:
         if not self._operators.reader.is_ready:
@@ -302,7 +304,7 @@ class Control:
         await asyncio.shield(self._draining)
         if (left := self._worker.work_left()) is not None:
             return _done(f"{left}; the process can be ended")
-        return _done(f"drained: {count} partition(s) were given up; the process can be ended")
+        return _done(f"drained: {count_of(count, 'partition')} given up; the process can be ended")
 
     async def _reload(self, _: BaseModel) -> Response:
         if self._config_path is None:
@@ -345,8 +347,8 @@ def _body(route: Route, body: bytes) -> BaseModel:
     except ValidationError as error:
         mistake = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in mistake["loc"])
-        words = mistake["msg"].removeprefix("Value error, ")
-        raise Refusal(400, f"{where}: {words}" if where else f"expected {words}") from None
+        words = f"expected {expectation(mistake)}"
+        raise Refusal(400, f"{where}: {words}" if where else words) from None
 
 
 def _done(sentence: str, more: Mapping[str, Any] | None = None) -> Response:

@@ -20,6 +20,7 @@ from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.open_transactions import open_transactions
 from millrace.broker.client.read_to_end import read_topic_to_end
 from millrace.broker.errors import FatalError
+from millrace.broker.wording import count_of
 from millrace.mirror.config import MirrorConfig
 from millrace.mirror.delivery.checkpoints import (
     LOST,
@@ -88,7 +89,7 @@ class PositionsKeeper:
         count = await ensure_topic(self._target, name, MAP_PARTITIONS, factor, OFFSETS_TOPIC_CONFIGS)
         if count < MAP_PARTITIONS:
             raise FatalError(
-                f"cluster {self._target.name}: topic {name} has {count} partition(s) and needs "
+                f"cluster {self._target.name}: topic {name} has {count_of(count, 'partition')} and needs "
                 f"{MAP_PARTITIONS}; add the others, or delete it if it was made by mistake"
             )
         await refuse_expiring_topic(self._target, self.positions.topic)

@@ -24,6 +24,7 @@ from millrace.broker.client.groups import describe_group
 from millrace.broker.client.offsets import EARLIEST, LATEST
 from millrace.broker.errors import FatalError, NonEmptyGroup, UnknownTopicOrPartition
 from millrace.broker.protocol.topic_partition import TopicPartition
+from millrace.broker.wording import count_of
 from millrace.mirror.config import ClusterConfig, MirrorConfig, load_config
 from millrace.mirror.delivery.checkpoints import NO_TOPIC_ID
 from millrace.mirror.delivery.system_records import CLUSTER_FAILURES
@@ -307,7 +308,9 @@ async def apply(
     if left:
         members = len((await describe_group(target, group)).members)
         if members:
-            raise NonEmptyGroup(f"{target}: group {group} has {members} member(s) there; stop them first")
+            raise NonEmptyGroup(
+                f"{target}: group {group} has {count_of(members, 'member')} there; stop them first"
+            )
         await commit_offsets(target, group, left)
     return Applied(left, ahead)
 
@@ -400,5 +403,6 @@ def _connect(config: ClusterConfig) -> Cluster:
         config.bootstrap,
         client_id=CLIENT_ID,
         request_timeout_ms=REQUEST_TIMEOUT_MS,
+        awaits_start=False,
         security=config.security,
     )

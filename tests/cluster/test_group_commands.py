@@ -170,13 +170,15 @@ def test_groups_from_birth_to_deletion(operator, names):
     ]
     assert described["lag"] == 6
 
-    out = operator.run("groups", "delete", group, "--yes", "--offsets", f"{topic}:1")
+    out = operator.run("groups", "delete", group, "--yes", "--offsets", "--topic", f"{topic}:1")
     assert out == f"deleted 1 offset of group {group}\n"
     assert operator.offsets(group) == {(topic, 0): 4}
     assert operator.run("groups", "delete", group, "--yes") == f"deleted group {group}\n"
     assert f"there is no group {group}" in operator.refused("groups", "describe", group)
     assert f"there is no group {group}" in operator.refused("groups", "delete", group, "--yes")
-    assert "there is no group" in operator.refused("groups", "delete", group, "--yes", "--offsets", topic)
+    assert "there is no group" in operator.refused(
+        "groups", "delete", group, "--yes", "--offsets", "--topic", topic
+    )
     assert group not in operator.run("groups", "list")
 
 
@@ -242,7 +244,7 @@ def test_offsets_of_a_topic_that_members_read_are_not_deleted(operator, names):
         wait_until(
             lambda: group in operator.run("groups", "list", "--state", "Stable"), "the group is stable"
         )
-        refused = operator.refused("groups", "delete", group, "--yes", "--offsets", topic)
+        refused = operator.refused("groups", "delete", group, "--yes", "--offsets", "--topic", topic)
         assert f"members of group {group} read {topic} now" in refused
     assert operator.offsets(group) == {(topic, 0): 1}
 

@@ -64,6 +64,11 @@ def local(command: str, file: Path, *arguments: str) -> subprocess.CompletedProc
     return subprocess.run(words, capture_output=True, text=True, timeout=patience(120), check=False)
 
 
+def complaints(answer: subprocess.CompletedProcess[str]) -> list[str]:
+    """What went wrong; on a machine that is busy a start may have been called slow before."""
+    return [line for line in answer.stderr.splitlines() if not line.startswith("still starting ")]
+
+
 def states(file: Path) -> dict[str, str]:
     rows = json.loads(local("status", file, "-o", "json").stdout)
     return {row["service"]: row["state"] for row in rows}
@@ -133,7 +138,7 @@ def test_taken_port_stops_what_was_started_and_says_which(file: Path, content: d
         stranger.listen()
         answer = local("up", file)
     assert answer.returncode == 10
-    assert answer.stderr.count("\n") == 1
+    assert len(complaints(answer)) == 1
     assert f"broker-b needs {host}:{port}, where something else listens" in answer.stderr
     assert set(states(file).values()) == {"stopped"}
 
@@ -143,7 +148,7 @@ def test_broker_that_refuses_to_start_is_quoted(file: Path, content: dict[str, A
     file.write_text(yaml.safe_dump(content))
     answer = local("up", file)
     assert answer.returncode == 1
-    assert answer.stderr.count("\n") == 1
+    assert len(complaints(answer)) == 1
     assert "broker-b ended with status 2" in answer.stderr
     assert "no.such.key" in answer.stderr
     assert set(states(file).values()) == {"stopped"}

@@ -362,7 +362,7 @@ def test_a_drained_worker_gives_all_up_and_a_silent_one_is_named(pair: Pair) -> 
             await until(shown_by_both, lambda: command(first, "status"))
 
             said = command(first, "drain")
-            assert "drained: 2 partition(s) were given up; the process can be ended" in said
+            assert "drained: 2 partitions given up; the process can be ended" in said
             assert first.get("/healthz") == (200, "ok\n")
             assert first.get("/readyz")[0] == 503
 

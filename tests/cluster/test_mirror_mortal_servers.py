@@ -224,7 +224,7 @@ def test_target_that_is_away_ends_the_drain_in_time_and_the_next_start_repeats_n
                 os.kill(pair.target.pid, signal.SIGCONT)
             assert status == WorkLeft.exit_status, mirror.log
             (said,) = (line for line in mirror.log.splitlines() if line.startswith("millrace mirror: "))
-            assert f"1 partition(s) ({pair.source.name}/{topic}-0), " in said
+            assert f"1 partition ({pair.source.name}/{topic}-0), " in said
             assert f"target {pair.target.name} did not take it within drain_timeout_ms 3000" in said
             assert said.endswith("nothing is lost, nothing is repeated")
             mirror.start()

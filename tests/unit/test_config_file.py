@@ -33,7 +33,7 @@ def mistake(tmp_path, text: str) -> str:
 
 def test_nested_mistake_names_line_field_value_and_expectation(tmp_path):
     text = "name: study\nshelves:\n  EWR:\n    books:\n      - ok\n      - 7\n"
-    assert mistake(tmp_path, text) == "room.yaml:6: shelves.EWR.books[1]: got 7, expected a valid string"
+    assert mistake(tmp_path, text) == "room.yaml:6: shelves.EWR.books[1]: got 7, expected text"
 
 
 def test_missing_key_names_the_line_of_its_parent(tmp_path):
@@ -75,7 +75,7 @@ def test_further_mistakes_are_counted_and_each_is_told(tmp_path):
         check_config(Room, read_config(path, "name, shelves"))
     assert str(caught.value).endswith("(and 2 more)")
     assert [str(each) for each in caught.value.each()] == [
-        "room.yaml:1: name: got 1, expected a valid string",
+        "room.yaml:1: name: got 1, expected text",
         "room.yaml:3: x: got 1, expected one of name, shelves",
         "room.yaml:4: y: got 2, expected one of name, shelves",
     ]

@@ -82,9 +82,7 @@ def test_program_of_the_product_runs_as_a_module(tmp_path: Path, is_forked: bool
     log = tmp_path / "log"
     process = forked.start([sys.executable, "-m", "millrace.deploy.cli", "broker", "run", "--bogus"], log=log)
     assert process.wait(60) == 64
-    assert log.read_text() == (
-        "millrace: No such option: --bogus (see: python -m millrace.deploy.cli broker run --help)\n"
-    )
+    assert log.read_text() == ("millrace: No such option: --bogus (see: millrace broker run --help)\n")
 
 
 def test_forked_processes_die_with_whoever_had_them_started(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ CALLED_BACK = {
     "connection_made": "asyncio.BufferedProtocol",
     "construct_object": "yaml.SafeLoader",
     "eof_received": "asyncio.BufferedProtocol",
+    "format_commands": "typer.core.TyperGroup",
     "get_buffer": "asyncio.BufferedProtocol",
     "pause_writing": "asyncio.BufferedProtocol",
     "resume_writing": "asyncio.BufferedProtocol",

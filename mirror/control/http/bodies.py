@@ -39,7 +39,7 @@ class Selection(_Body):
     @model_validator(mode="after")
     def _is_one_thing(self) -> Selection:
         if self.partition is not None and self.topic is None:
-            raise ValueError("a partition needs its topic")
+            raise ValueError("a topic beside a partition")
         if self.all == (self.scope != Scope()):
             raise ValueError('a source, a topic, or {"all": true}')
         return self

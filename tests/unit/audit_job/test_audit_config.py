@@ -40,7 +40,7 @@ def test_renamed_topic_is_known_by_its_cluster(tmp_path):
         (GOOD.replace("9092", "99999"), "host:port"),
         (
             GOOD.replace("source", "sauce"),
-            r"clusters\.ewr\.tier: got 'sauce', expected 'source' or 'aggregate'",
+            r"clusters\.ewr\.tier: got 'sauce', expected source or aggregate",
         ),
         (GOOD.replace("topics:", "topicz:"), "topics: .*required|topicz: .*did you mean topics"),
         (GOOD + "window: 5 parsecs\n", "window: got '5 parsecs', expected a duration"),

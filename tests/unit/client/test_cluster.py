@@ -139,6 +139,65 @@ def test_bootstrap_waits_for_a_server_that_comes_late() -> None:
     asyncio.run(main())
 
 
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[Address]:
+    """The addresses of all connections that were begun."""
+    addresses: list[Address] = []
+
+    async def open_connection(name: str, address: Address, **options: Any) -> Connection:
+        addresses.append(address)
+        return await connection_module.open_connection(name, address, **options)
+
+    monkeypatch.setattr(cluster_module, "open_connection", open_connection)
+    return addresses
+
+
+async def drop(peer: Peer) -> None:
+    await peer.read()
+
+
+def test_cluster_whose_start_is_not_awaited_is_tried_once_at_each_address(tried: list[Address]) -> None:
+    async def main() -> None:
+        dead = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+        async with ScriptedServer(drop) as dropping:
+            addresses = [*dead, dropping.address]
+            async with cluster(*addresses, request_timeout_ms=500, awaits_start=False) as ewr:
+                with pytest.raises(ClusterUnreachable) as caught:
+                    await ewr.metadata()
+        assert sorted(map(str, tried)) == sorted(addresses)
+        assert all(f"{address}: Connection refused" in str(caught.value) for address in dead)
+
+    asyncio.run(main())
+
+
+def test_server_that_answers_without_brokers_is_waited_for_though_no_start_is_awaited() -> None:
+    async def main() -> None:
+        async with FakeBroker() as starting:
+            brokers, starting.brokers = starting.brokers, {}
+            async with cluster(starting.server.address, awaits_start=False) as ewr:
+                asking = asyncio.create_task(ewr.metadata())
+                await until(lambda: starting.metadata_count > 0)
+                starting.brokers = brokers
+                assert (await asking).brokers
+
+    asyncio.run(main())
+
+
+def test_cluster_that_was_reached_once_is_waited_for_though_no_start_is_awaited(tried: list[Address]) -> None:
+    async def main() -> None:
+        broker = FakeBroker()
+        async with broker, cluster(broker.server.address, awaits_start=False) as ewr:
+            await ewr.metadata()
+            await broker.server.stop()
+            tried.clear()
+            asking = asyncio.create_task(ewr.metadata(max_age_ms=0))
+            await until(lambda: len(tried) > 1)
+            async with broker:
+                assert (await asking).brokers
+
+    asyncio.run(main())
+
+
 def test_server_without_brokers_in_its_metadata_is_not_the_way_in() -> None:
     async def main() -> None:
         async with FakeBroker() as starting, FakeBroker() as ready:
@@ -225,15 +284,7 @@ def test_batches_sent_while_the_connection_opens_keep_their_order() -> None:
     asyncio.run(main())
 
 
-def test_waiting_requests_share_one_failure_to_connect(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[Address] = []
-
-    async def open_connection(name: str, address: Address, **options: Any) -> Connection:
-        tried.append(address)
-        return await connection_module.open_connection(name, address, **options)
-
-    monkeypatch.setattr(cluster_module, "open_connection", open_connection)
-
+def test_waiting_requests_share_one_failure_to_connect(tried: list[Address]) -> None:
     async def main() -> None:
         async with FakeBroker() as gateway, cluster(gateway.server.address) as ewr:
             gateway.brokers = {1: gateway.server.port, 2: free_port()}

@@ -14,8 +14,15 @@ import pytest
 import uvloop
 from kio.schema.heartbeat.v4.request import HeartbeatRequest
 
+from millrace.broker.client import connection as connection_module
 from millrace.broker.client.connection import Connection, open_connection
-from millrace.broker.errors import NetworkException, ProtocolError, RequestTimedOut, UnsupportedVersion
+from millrace.broker.errors import (
+    AccessRefused,
+    NetworkException,
+    ProtocolError,
+    RequestTimedOut,
+    UnsupportedVersion,
+)
 from millrace.broker.protocol.address import Address
 from millrace.broker.protocol.frames import Api
 from tests.ports import free_port
@@ -240,6 +247,41 @@ def test_answer_above_the_bound_is_refused(run: Run) -> None:
                 await connection.exchange(raw, TIMEOUT_MS)
 
     run(main())
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n", "'HTTP/1.1 400 Bad Request'"),
+        (b"-ERR unknown command\r\n", "'-ERR unknown command'"),
+        (b"\xff\xfe\x00\x01\x02", "does not speak Kafka's protocol$"),
+        (bytes.fromhex("15030300020246"), "the port speaks TLS; set security.protocol to SSL or SASL_SSL"),
+    ],
+)
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_first_answer_of_another_protocol_says_which_port_it_is_and_of_what(
+    run: Run, answer: bytes, words: str, is_asked: bool
+) -> None:
+    async def script(peer: Peer) -> None:
+        if is_asked:
+            await peer.read()
+        await peer.send(answer)
+        await hold(peer)
+
+    async def main() -> None:
+        async with ScriptedServer(script) as server:
+            with pytest.raises(AccessRefused, match=words) as caught:
+                await connect(server)
+            assert str(caught.value).startswith(f"cluster ewr: {server.address}: ")
+
+    run(main())
+
+
+@pytest.mark.parametrize("numbers", [[111], [111, 113]])
+def test_name_whose_addresses_all_failed_has_its_reasons_once(numbers: list[int]) -> None:
+    each = ", ".join(f"[Errno {number}] Connect call failed ('::1', 1, 0, 0)" for number in [*numbers, 111])
+    told = connection_module._os_reason(OSError(f"Multiple exceptions: {each}"))
+    assert told == ", ".join(os.strerror(number) for number in numbers)
 
 
 def test_answer_that_nobody_asked_for_closes(run: Run) -> None:
@@ -478,20 +520,6 @@ def test_server_that_accepts_and_says_nothing_times_out(run: Run) -> None:
         async with ScriptedServer(hold) as server:
             with pytest.raises(RequestTimedOut):
                 await connect(server, timeout_ms=50)
-
-    run(main())
-
-
-def test_http_server_on_the_port_is_a_breach_not_a_hang(run: Run) -> None:
-    async def script(peer: Peer) -> None:
-        await peer.reader.read(10)
-        await peer.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-        await hold(peer)
-
-    async def main() -> None:
-        async with ScriptedServer(script) as server:
-            with pytest.raises(ProtocolError, match="an answer of 1213486160 bytes"):
-                await connect(server)
 
     run(main())
 

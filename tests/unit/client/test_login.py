@@ -324,6 +324,9 @@ def test_silent_ends_say_what_they_may_mean() -> None:
         await peer.send(bytes.fromhex("15030300020228"))
         await peer.reader.read()
 
+    async def stay_silent(peer: Peer) -> None:
+        await peer.reader.read()
+
     async def said(script: Callable[[Peer], Awaitable[None]]) -> str:
         async with (
             ScriptedServer(script) as server,
@@ -333,6 +336,7 @@ def test_silent_ends_say_what_they_may_mean() -> None:
                 await cluster.metadata()
             return str(failure.value)
 
-    assert "a TLS port does that: see security.protocol" in asyncio.run(said(end_at_once))
+    assert "a TLS port does that (set security.protocol to SSL or SASL_SSL)" in asyncio.run(said(end_at_once))
+    assert "within 200 ms; does it speak Kafka's protocol?" in asyncio.run(said(stay_silent))
     assert "one that asks for a login does that" in asyncio.run(said(end_at_the_first_request))
     assert "the port speaks TLS; set security.protocol to SSL or SASL_SSL" in asyncio.run(said(alert))

@@ -61,7 +61,7 @@ def test_sources_have_their_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("section", "line", "words"),
     [
-        ("protocol: TLS", 6, "security.protocol: got 'TLS', expected 'PLAINTEXT'"),
+        ("protocol: TLS", 6, "security.protocol: got 'TLS', expected PLAINTEXT, SSL"),
         ("protocol: SASL_SSL", 5, "security: got None, expected sasl: protocol SASL_SSL needs it"),
         ("ssl: {verify_hostname: true}", 6, "no ssl with protocol PLAINTEXT"),
         (

@@ -56,6 +56,7 @@ def test_a_waiver_is_given_and_shown(millrace):
     assert status == 0, err
     assert "LOSS" in out and "@" in out
     told = json.loads(millrace("status", "--json")[1])
+    assert json.loads(millrace("status", "-o", "json")[1]) == told
     assert told["topics"]["flights"]["waivers"] == 1
     assert told["waivers"][0]["why"] == "replayed by hand" and told["waivers"][0]["stands"]
     table = millrace("status")[1].splitlines()

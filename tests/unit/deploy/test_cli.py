@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from millrace.deploy import cli
 from millrace.deploy.commands.output import Format, print_rows
+from tests.ports import free_port
 
 GROUPS = ["broker", "topics", "groups", "log", "mirror", "audit", "zookeeper", "local"]
 
@@ -69,7 +75,12 @@ def test_help_of_every_group_is_there(group: list[str], capsys: pytest.CaptureFi
         (["groups", "reset", "g", "--to-timestamp", "noon"], "--to-timestamp 'noon': expected a time"),
         (["groups", "reset", "g", "--to-latest", "--topic", "t:x"], "--topic 't:x': expected a topic"),
         (["groups", "reset", "g", "--to-offset", "-1"], "--to-offset"),
-        (["groups", "delete", "g", "--yes", "--offsets", ":1"], "--offsets ':1': expected a topic"),
+        (["groups", "delete", "g", "--yes", "--offsets", "--topic", ":1"], "--topic ':1': expected a topic"),
+        (
+            ["groups", "delete", "g", "--yes", "--offsets", "t"],
+            "--offsets and --topic TOPIC together",
+        ),
+        (["groups", "delete", "g", "--yes", "--topic", "t"], "--offsets and --topic TOPIC together"),
         (["demo", "--lose", "-1"], "--lose"),
         (["demo", "--producer-column", "x"], "--producer-column needs --input"),
         (["audit", "explain", "flights"], "window"),
@@ -85,6 +96,65 @@ def test_wrong_command_line_is_one_line_and_status_64(
     assert words in err
     assert err.startswith("millrace: ")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("topics list -o yaml", "--output: got 'yaml', expected one of table, json"),
+        ("topics create t -p 0", "--partitions: got '0', expected 1 or more"),
+        ("topics create t -r x", "--replicas: got 'x', expected a whole number"),
+        ("zookeeper run --port 70000", "--port: got '70000', expected at most 65535"),
+        ("mirror status --interval soon", "--interval: got 'soon', expected a number"),
+        ("log dump nowhere.log", "FILE: nowhere.log is not there"),
+        ("topics create", "Missing argument 'name'"),
+    ],
+)
+def test_refused_value_is_told_with_its_option_and_what_is_expected(
+    arguments: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, _, err = run(capsys, *arguments.split())
+    command = "millrace " + " ".join(arguments.split()[:2])
+    assert (status, err) == (64, f"millrace: {words} (see: {command} --help)\n")
+
+
+def every_command(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield path
+    for name, below in getattr(command, "commands", {}).items():
+        yield from every_command(below, (*path, name))
+
+
+@pytest.mark.parametrize("path", list(every_command(typer.main.get_command(cli.app))), ids=" ".join)
+def test_help_fills_the_lines_of_a_narrow_terminal_and_cuts_no_name(
+    path: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    status, out, _ = run(capsys, *path, "--help")
+    assert status == 0
+    assert "<bool>" not in out
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 80
+    described = lines[: next(number for number, line in enumerate(lines) if line.endswith(":"))]
+    for line, following in pairwise(described[1:]):
+        if line and following:
+            assert len(f"{line} {following.split()[0]}") > 78, f"{line!r} has room for more"
+    names = [option for line in lines for option in re.findall(r"^  (?:-\w, )?(--[\w-]+)", line)]
+    assert names and not any("…" in name for name in re.findall(r"--\S+", out))
+
+
+def test_help_shows_defaults_that_only_words_can_tell(capsys: pytest.CaptureFixture[str]) -> None:
+    out = run(capsys, "audit", "run", "--help")[1]
+    assert "[default: now]" in out
+    assert "[default: what spark-submit was told, or local[*]]" in " ".join(out.split())
+
+
+def test_help_of_a_group_shows_the_first_sentence_of_each_command_whole(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    said = " ".join(run(capsys, "audit", "--help")[1].split())
+    assert "waive Go on without the proof of a window: the watermark may pass it, and it no longer" in said
+    assert "..." not in said.partition("Commands:")[2]
 
 
 @pytest.mark.parametrize(
@@ -171,7 +241,7 @@ def test_question_that_nobody_answers_names_the_option_and_a_piped_answer_counts
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["topics", "create", "t", "--replication-factor", "1"],
+        ["topics", "create", "t", "--replication-factor", "1", "--config", "retention.ms=-1"],
         ["groups", "reset", "g", "--to-datetime", "2026-11-21T08:00:00.000"],
     ],
 )
@@ -180,6 +250,35 @@ def test_options_may_have_the_names_of_kafkas_own_tools(
 ) -> None:
     status, _, err = run(capsys, *arguments, "--bootstrap-server", "here")
     assert (status, "'here': expected host:port" in err) == (64, True), err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "topics list",
+        "topics create t",
+        "topics describe t",
+        "topics configure t retention.ms=1",
+        "topics delete t --yes",
+        "topics reassign t --brokers 1",
+        "groups list",
+        "groups describe g",
+        "groups reset g --to-earliest --execute",
+        "groups delete g --yes",
+        "groups delete g --yes --offsets --topic t",
+    ],
+)
+def test_address_that_refuses_connections_ends_a_command_at_once_and_is_named(
+    words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wait(self: object, failure_count: int, random_unit: float) -> float:
+        raise AssertionError("it would be tried again")
+
+    monkeypatch.setattr("millrace.broker.client.retry.BackOff.delay_ms", wait)
+    address = f"127.0.0.1:{free_port()}"
+    status, out, err = run(capsys, *words.split(), "--bootstrap", address)
+    assert (status, out) == (20, "")
+    assert err == (f"millrace: cluster {address}: no server answers; tried {address}: Connection refused\n")
 
 
 def test_zookeeper_on_a_taken_port_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

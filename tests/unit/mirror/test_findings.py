@@ -149,7 +149,7 @@ def test_link_that_cannot_carry_what_is_wanted_says_what_bounds_it(config: Mirro
     finding = link(config, "ewr", measured)
     assert finding.severity is Severity.WARNING
     assert finding.place == "mirror.yaml:9: sources[0].wanted_mb_per_s"
-    assert "round trip 100.0 ms: at most 1 MB/s over 1 connection(s)" in finding.message
+    assert "round trip 100.0 ms: at most 1 MB/s over 1 connection, " in finding.message
     assert "socket.send.buffer.bytes=102400" in finding.message
     assert "that takes 10000001 bytes" in finding.message
     assert link(config, "ewr", Link(0.0001, 1, measured.buffers)).severity is Severity.OK
@@ -161,7 +161,7 @@ def test_missing_transactions_offer_the_other_delivery(config: MirrorConfig) -> 
     finding = too_few_brokers(config, "transaction.state.log.replication.factor", 3, 1)
     assert finding.severity is Severity.ERROR
     assert finding.place == "mirror.yaml:3: delivery"
-    assert "transaction.state.log.replication.factor=3, and it has 1 broker(s)" in finding.message
+    assert "transaction.state.log.replication.factor=3, and it has 1 broker, " in finding.message
     assert "`delivery: at_least_once`" in no_transactions(config, "reason").message
 
 

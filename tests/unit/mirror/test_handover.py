@@ -52,7 +52,7 @@ def test_one_line_names_what_is_left_and_what_becomes_of_it() -> None:
     assert isinstance(left, WorkLeft)
     assert left.exit_status == 17
     assert "\n" not in str(left)
-    assert "5 partition(s) (ewr/flights-0, ewr/flights-1, ewr/flights-2 and 2 more)" in str(left)
+    assert "5 partitions (ewr/flights-0, ewr/flights-1, ewr/flights-2 and 2 more)" in str(left)
     assert "target agg did not take it within drain_timeout_ms 20000 (no server answers)" in str(left)
     assert str(left).endswith("nothing is lost, nothing is repeated")
     again = handover.work_left(20_000, "agg", "", "at_least_once")

@@ -124,12 +124,16 @@ def test_a_mirror_without_a_file_cannot_be_reloaded() -> None:
 @pytest.mark.parametrize(
     ("path", "body", "words"),
     [
-        ("/pause", {"source": "ewr", "partition": 0}, "a partition needs its topic"),
+        ("/pause", {"source": "ewr", "partition": 0}, "expected a topic beside a partition"),
         ("/pause", {}, 'a source, a topic, or {"all": true}'),
-        ("/pause", [], "object"),
-        ("/throttle", {"source": "ewr", "bytes_per_second": "1"}, "bytes_per_second"),
+        ("/pause", [], "expected a mapping"),
+        (
+            "/throttle",
+            {"source": "ewr", "bytes_per_second": "1"},
+            "bytes_per_second: expected a whole number",
+        ),
         ("/skip", {"source": "ewr", "topic": "flights"}, "partition"),
-        ("/drain", {"now": True}, "now"),
+        ("/drain", {"now": True}, "now: expected no such key"),
     ],
 )
 def test_a_wrong_body_is_told_by_its_field(path: str, body: Any, words: str) -> None:
