@@ -562,7 +562,7 @@ async def open_connection(
     except TimeoutError as error:
         what, hint = "no connection", ""
         if connection._transport is not None and not connection.versions.ranges:
-            what, hint = "no answer to the first request", "; does it speak Kafka's protocol?"
+            what, hint = "no answer to the first request", ": it is stuck, or does not speak Kafka's protocol"
         connection.close()
         raise RequestTimedOut(f"{connection}: {what} within {timeout_ms:.0f} ms{hint}") from error
     except OSError as error:  # includes failed TLS handshakes and unknown host names
