@@ -515,7 +515,7 @@ OF_COORDINATORS = (
         rule="            return self._confirmed(Answer(ticket, ErrorCode.none, self.producer))\n",
         instead="            return [Answer(ticket, ErrorCode.none, self.producer)]\n",
         red=(
-            "tests/unit/transactions/test_coordinator.py"
+            "tests/unit/transactions/test_coordinator_confirming.py"
             "::test_a_coordinator_that_has_been_replaced_and_does_not_know_it_says_nothing_final",
         ),
     ),
@@ -526,8 +526,47 @@ OF_COORDINATORS = (
         rule="            return self._confirmed(Answer(ticket, error))\n        if record.state",
         instead="            return [Answer(ticket, error)]\n        if record.state",
         red=(
-            "tests/unit/transactions/test_state.py"
+            "tests/unit/transactions/test_confirmed_answers.py"
             "::test_an_answer_that_the_log_does_not_confirm_is_not_given",
+        ),
+    ),
+    Mutant(
+        name="confirmation-over-a-transition",
+        promise="What confirms an answer is not written behind a transition, which it would undo in the log.",
+        file="broker/transactions/state.py",
+        rule=(
+            '        """EndTxn. Answered as soon as the outcome is in the log; the markers follow."""\n'
+            "        if self._pending is not None:\n"
+        ),
+        instead=(
+            '        """EndTxn. Answered as soon as the outcome is in the log; the markers follow."""\n'
+            "        if self._pending is not None and producer == self.producer:\n"
+        ),
+        red=(
+            "tests/unit/transactions/test_confirmed_answers.py"
+            "::test_nobody_is_told_anything_final_while_a_transition_is_being_written",
+        ),
+    ),
+    Mutant(
+        name="confirmation-of-a-failed-fence",
+        promise="What confirms an answer changes nothing in the log: no fence that could not be written.",
+        file="broker/transactions/state.py",
+        rule="        return replace(record, epoch=record.epoch - 1) if self._fence_failed else record\n",
+        instead="        return record\n",
+        red=(
+            "tests/unit/transactions/test_state.py"
+            "::test_a_fence_that_fails_shuts_the_old_producer_out_and_is_tried_again_with_the_same_epoch",
+        ),
+    ),
+    Mutant(
+        name="refusal-to-a-leader-from-memory",
+        promise="A leader refuses a batch for good only when its coordinator's log confirms the refusal.",
+        file="broker/transactions/coordinator.py",
+        rule="        return errors if _FROM_MEMORY.issuperset(errors.values()) else None\n",
+        instead="        return errors\n",
+        red=(
+            "tests/unit/transactions/test_coordinator_confirming.py"
+            "::test_a_leader_hears_from_memory_that_it_may_append_and_only_from_the_log_that_it_may_not",
         ),
     ),
     Mutant(
