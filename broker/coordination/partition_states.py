@@ -45,8 +45,17 @@ class PartitionStates:
         self._cache = cache
         self._announce = announce
 
-    async def write(self, topic: str, topic_id: UUID, partition: int, state: PartitionState) -> int:
-        """The version at which `state` stands now. Raises StateConflict when another state stands."""
+    async def write(
+        self,
+        topic: str,
+        topic_id: UUID,
+        partition: int,
+        state: PartitionState,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> int:
+        """The version at which `state` stands now. It is asked before each attempt whether it `is_wanted`
+        still: attempts may take as long as ZooKeeper is away. Raises StateConflict when another state stands,
+        or nobody wants it."""
         if state.version < 0:
             raise StateConflict("the version of the state is not known")
         uncertain = False
@@ -58,7 +67,7 @@ class PartitionStates:
                 if uncertain and await self._stands(topic, partition, state):
                     version = state.version + 1
                 else:
-                    version = await self._write(topic, topic_id, partition, state)
+                    version = await self._write(topic, topic_id, partition, state, is_wanted)
             except SessionError as error:
                 log.debug("a state may not have been written", topic=topic, error=str(error))
                 uncertain = True
@@ -82,12 +91,21 @@ class PartitionStates:
             return True
         raise VersionConflict(paths.state_path(topic, partition))
 
-    async def _write(self, topic: str, topic_id: UUID, partition: int, state: PartitionState) -> int:
+    async def _write(
+        self,
+        topic: str,
+        topic_id: UUID,
+        partition: int,
+        state: PartitionState,
+        is_wanted: Callable[[], bool],
+    ) -> int:
         path = paths.state_path(topic, partition)
         while True:
             node = await self._session.get(paths.topic_path(topic))
             if paths.decode_topic(node.data).topic_id != topic_id:
                 raise StateConflict("the topic was deleted and made anew")
+            if not is_wanted():
+                raise StateConflict("what it was for has passed")
             try:
                 await self._session.commit(
                     [

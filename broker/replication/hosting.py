@@ -266,7 +266,7 @@ class HostedPartitions:
         if self._fetchers is not None:
             self._fetchers.forget(local.key)
         led = local.replica.role is Role.LEADER
-        local.replica.role = Role.NONE
+        local.replica.let_go()
         if led:
             self._resign(local, error)
         self._leading.waiting_fetches.disturbed(local.key)

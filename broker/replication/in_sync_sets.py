@@ -29,13 +29,14 @@ CHECKS_PER_LAG = 2
 
 
 class StateConflict(MillraceError):
-    """The state in ZooKeeper is another one than the change was based on; the watch brings it."""
+    """The state in ZooKeeper is another one than the change was based on, and the watch brings it; or the
+    change is not wanted any more."""
 
 
-StateWriter = Callable[[str, UUID, int, PartitionState], Awaitable[int]]
-"""(topic, topic id, partition, new state): writes it where the znode still has the version `state.version`
-and the topic still has that id; gives the new version. Returns only when the outcome is certain, however
-long the session is away. Raises StateConflict."""
+StateWriter = Callable[[str, UUID, int, PartitionState, Callable[[], bool]], Awaitable[int]]
+"""(topic, topic id, partition, new state, is it wanted still?): writes it where the znode still has the
+version `state.version` and the topic still has that id; gives the new version. Returns only when the outcome
+is certain, however long the session is away. Raises StateConflict, also where it is wanted no more."""
 
 
 class InSyncSets:
@@ -93,10 +94,14 @@ class InSyncSets:
 
     async def _write(self, write_state: StateWriter, local: LocalPartition, change: IsrChange) -> None:
         async with self._slots:
-            if local.replica.pending is not change:
-                return
             try:
-                version = await write_state(local.topic, local.topic_id, local.partition, change.state)
+                version = await write_state(
+                    local.topic,
+                    local.topic_id,
+                    local.partition,
+                    change.state,
+                    lambda: local.replica.pending is change,
+                )
             except StateConflict as error:
                 # The newer state is on its way here; until it is applied, the change stays pending.
                 log.debug("an in-sync set was not changed", partition=str(local), reason=str(error))

@@ -346,6 +346,12 @@ class Replica:
         self.isr, self.version = change.state.isr, version
         return True
 
+    def let_go(self) -> None:
+        """The log is led and followed no more from here. A change that nobody has written yet must not be
+        written after that: with a log that has failed it would leave the worst copy alone in sync."""
+        self.role = Role.NONE
+        self.pending = None
+
     # -- the follower's own high watermark -----------------------------------------------------------
 
     def follow(self, leader_high_watermark: int, own_end: int) -> bool:

@@ -135,3 +135,22 @@ def test_while_the_session_is_away_nothing_is_written_and_the_write_comes_after(
         assert await asyncio.wait_for(writing, patience(90)) == 1
 
     run(zookeeper, scenario)
+
+
+def test_what_is_not_wanted_any_more_when_the_session_is_back_is_not_written(zookeeper: ZooKeeper) -> None:
+    async def scenario(session: Session, states: PartitionStates) -> None:
+        is_wanted = True
+        zookeeper.pause()
+        try:
+            new = replace(STATE, isr=(1,))
+            writing = asyncio.ensure_future(states.write("t", ID, 0, new, lambda: is_wanted))
+            done, _ = await asyncio.wait([writing], timeout=1.0)
+            assert not done
+            is_wanted = False
+        finally:
+            zookeeper.resume()
+        with pytest.raises(StateConflict):
+            await asyncio.wait_for(writing, patience(90))
+        assert (await session.get(paths.state_path("t", 0))).version == 0
+
+    run(zookeeper, scenario)

@@ -570,6 +570,17 @@ OF_COORDINATORS = (
         ),
     ),
     Mutant(
+        name="failed-log-stays-alone-in-sync",
+        promise="A leader whose log has failed takes nobody out of the in-sync set any more.",
+        file="broker/replication/partition.py",
+        rule="        self.role = Role.NONE\n        self.pending = None\n",
+        instead="        self.role = Role.NONE\n",
+        red=(
+            "tests/unit/replication/test_offline_logs.py"
+            "::test_leader_of_a_log_that_failed_takes_nobody_out_of_the_in_sync_set_any_more",
+        ),
+    ),
+    Mutant(
         name="markers-before-the-outcome-is-safe",
         promise="No marker goes out before a transaction's outcome is on enough replicas.",
         file="broker/transactions/state.py",

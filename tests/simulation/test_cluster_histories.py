@@ -25,7 +25,7 @@ from millrace.broker.groups.membership import Group
 from millrace.broker.protocol.system_topics import TRANSACTIONS_TOPIC
 from millrace.broker.replication import follower
 from millrace.broker.replication.local_partition import WaitingAppends
-from millrace.broker.replication.partition import NO_LEADER, PartitionState, Role
+from millrace.broker.replication.partition import NO_LEADER, PartitionState, Replica, Role
 from millrace.broker.server import transaction_parts
 from millrace.broker.server.internal_topics import InternalTopicLog
 from millrace.broker.storage.producer_state import ProducerState
@@ -285,6 +285,30 @@ def _believed(brokers: Mapping[int, Broker], number: int) -> list[PartitionState
 
 def _leader_epoch(state: PartitionState) -> int:
     return state.leader_epoch
+
+
+def test_leaders_that_take_others_out_after_their_own_log_has_failed_are_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where a broker is cut from everything for so long that others are late, and its disk fails then."""
+
+    def cut_off(self: History) -> None:
+        alone = self._any_alive()
+        if alone is not None:
+            for name in (zookeeper.NAME, *(each.name for each in self.brokers.values() if each is not alone)):
+                self.network.cut(alone.name, name)
+            late_ms = 2 * self.rules.max_lag_ms
+            self.world.after(late_ms, fail_disk, self, alone)
+            self.world.after(late_ms + 1_000, self.network.heal)
+
+    def fail_disk(self: History, broker: Broker) -> None:
+        if not self.network.reaches(broker.name, zookeeper.NAME):  # no faults any more at the end
+            for log in broker.logs.values():
+                log.failing = 0.5
+
+    monkeypatch.setattr(Replica, "let_go", lambda self: setattr(self, "role", Role.NONE))
+    monkeypatch.setattr(History, "_draw_faults", lambda self: (MethodType(cut_off, self),))
+    assert "whose log has failed" in notices_a_violation(REPLICATION)
 
 
 def test_commits_of_an_old_generation_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

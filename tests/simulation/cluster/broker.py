@@ -34,7 +34,7 @@ from tests.simulation.cluster.disk import Stored, VirtualLog
 from tests.simulation.cluster.failed_logs import OFFLINE, FailedLogs
 from tests.simulation.cluster.fetching import FetchAnswer, Fetching
 from tests.simulation.cluster.loop import LoopProcess
-from tests.simulation.cluster.truth import Truth
+from tests.simulation.cluster.truth import Truth, Violation
 from tests.simulation.cluster.world import Network, World
 from tests.simulation.cluster.zookeeper import (
     Make,
@@ -535,6 +535,8 @@ class Broker(LoopProcess):
             self.later(50, self._write_in_sync_set, number, change)
             return
         path, session = f"{STATES}{number}", self._session
+        if self.logs[number].is_offline:
+            raise Violation(f"{self.name} changes the in-sync set of {number}, whose log has failed")
 
         def write(zookeeper: VirtualZooKeeper) -> Any:
             standing = zookeeper.read(path)

@@ -49,7 +49,7 @@ class FailedLogs:
         broker = self._broker
         replica = broker.replicas[number]
         led = replica.role is Role.LEADER
-        replica.role = Role.NONE
+        replica.let_go()
         broker.forget_waiting(number)
         if led:
             broker.waiting_appends[number].fail(KafkaStorageError("the log is offline"))

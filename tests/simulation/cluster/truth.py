@@ -158,16 +158,22 @@ class Truth:
         self._followers[partition, state.leader] = (others, set(others))
 
     def _excuse_departed(self, partition: int, before: PartitionState, after: PartitionState) -> None:
-        """A member that had stopped in order is out of the in-sync set, in favour of ones that, as nobody
-        knew yet, had lost power. What is certain to be had only by those who are down is excused."""
+        """A member is out of the in-sync set in favour of ones that, as nobody knew yet, were interrupted: it
+        had stopped in order, or the leader was interrupted while its word of who is late was on its way. What
+        is certain to be had by none who is in sync now is excused, in the first case unless one of the
+        living has it."""
         committed = self.committed.get(partition, {})
+        # By the leader itself, which led when it sent that: who is interrupted sends nothing (see `Broker`).
+        is_overtaken = (after.leader, after.leader_epoch) == (before.leader, before.leader_epoch) and (
+            not self.is_uninterrupted(after.leader, partition)
+        )
         for offset, record in list(committed.items()):
             left = [broker for broker in after.isr if self._holds(broker, partition, offset, record)]
             is_safe = any(self.is_uninterrupted(broker, partition) for broker in left)
             if len(left) == len(after.isr) or is_safe:
                 continue
             holders = [broker for broker in before.isr if self._holds(broker, partition, offset, record)]
-            if not any(self.is_running(broker, partition) for broker in holders):
+            if is_overtaken or not any(self.is_running(broker, partition) for broker in holders):
                 self._excuse(partition, [offset])
 
     def _excuse(self, partition: int, offsets: Iterable[int]) -> None:

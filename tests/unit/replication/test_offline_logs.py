@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from millrace.broker.errors import KafkaStorageError
-from tests.waiting import patience
+from tests.waiting import patience, until_async
 
-from .test_replicated_partitions import Bench, run
+from .test_replicated_partitions import LAG_MS, Bench, run, turns
 
 MANY_FLUSHES = 10
 """More than there are threads of any kind."""
@@ -51,6 +51,34 @@ def test_leader_of_a_log_that_failed_alone_lets_go_of_it(
         told.clear()
         await bench.lead(epoch=1, version=1)  # it stays so, whatever the cluster decides meanwhile
         assert bench.manager.leaders() == []
+
+    run(tmp_path, scenario)
+
+
+def test_leader_of_a_log_that_failed_takes_nobody_out_of_the_in_sync_set_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have what it acknowledged; alone in sync it would lead with what the disk has lost."""
+
+    def broken(_fd: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    async def scenario(bench: Bench) -> None:
+        await bench.lead()
+        bench.append(b"a")
+        bench.now_ms = LAG_MS + 1
+        bench.write_gate.clear()  # ZooKeeper is away
+        await bench.manager.check_in_sync_sets()
+        local = bench.manager.leader_of("t", 0)
+        assert local.replica.pending is not None
+        await turns()
+        with monkeypatch.context() as patch, pytest.raises(KafkaStorageError):
+            patch.setattr(os, "fdatasync", broken)
+            await bench.manager.on_disk(local.log.flush, 1)
+        await until_async(lambda: bench.manager.leaders() == [])
+        bench.write_gate.set()
+        await turns()
+        assert bench.written == []
 
     run(tmp_path, scenario)
 

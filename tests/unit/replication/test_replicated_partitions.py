@@ -71,11 +71,16 @@ class Bench:
         self.manager.set_brokers({1: 10, 2: 20, 3: 30}, own_epoch=-1)
 
     async def _write_state(
-        self, topic: str, topic_id: uuid.UUID, partition: int, state: PartitionState
+        self,
+        topic: str,
+        topic_id: uuid.UUID,
+        partition: int,
+        state: PartitionState,
+        is_wanted: Callable[[], bool],
     ) -> int:
         assert (topic, topic_id, partition) == ("t", TOPIC_ID, 0)
         await self.write_gate.wait()
-        if self.conflict:
+        if self.conflict or not is_wanted():
             raise StateConflict("another state stands")
         self.written.append(state)
         return state.version + 1
