@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from millrace.broker.client.connection import Connection, open_connection
+from millrace.broker.client.connection import Connection
+from millrace.broker.client.opening import open_connection
 from millrace.broker.errors import AccessRefused, NetworkException
 from millrace.broker.protocol.address import Address
 

@@ -28,19 +28,14 @@ from typing import Any, Literal, Self, TypeVar
 
 from kio.static.protocol import RequestPayload
 
-from millrace.broker.client.connection import (
-    MAX_RESPONSE_SIZE,
-    Connection,
-    Encoder,
-    open_connection,
-    request_schema,
-)
+from millrace.broker.client.connection import MAX_RESPONSE_SIZE, Connection, Encoder, request_schema
 from millrace.broker.client.frame_memory import FrameMemory
 from millrace.broker.client.gates import Gates
 from millrace.broker.client.known_metadata import STALE_METADATA, KnownMetadata
 from millrace.broker.client.login import Access
 from millrace.broker.client.metadata import ClusterMetadata, metadata_request, read_metadata
 from millrace.broker.client.offsets import EARLIEST, LATEST, ListedOffset, list_offsets
+from millrace.broker.client.opening import open_connection
 from millrace.broker.client.retry import RECONNECT_BACK_OFF, REQUEST_BACK_OFF
 from millrace.broker.client.security import Security
 from millrace.broker.errors import (

@@ -1,8 +1,8 @@
 """One TCP connection to one broker: framed, pipelined, bounded.
 
-`open_connection` connects and asks for the server's version ranges; `Connection.call` sends one request
-made of kio types, `Connection.exchange` one whose bytes the caller lays out (the hot produce and fetch
-paths) and gives back the raw answer. `cluster.py` opens and closes them.
+`opening.py` makes one; `Connection.call` sends one request made of kio types, `Connection.exchange` one whose
+bytes the caller lays out (the hot produce and fetch paths) and gives back the raw answer. `cluster.py` has
+them opened and closes them.
 
 Receiving: bytes land in a small scratch buffer until a frame's size is known. A frame that is whole there
 is copied out (it is small); a larger one gets a buffer of its own, into which the socket then writes
@@ -29,10 +29,7 @@ nothing sent, and the connection stays.
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 import math
-import os
-import re
 import struct
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -42,23 +39,18 @@ from functools import cache
 from typing import Any, TypeAlias, cast
 
 from kio.index import load_payload_module, load_response_schema
-from kio.schema.api_versions.v0.request import ApiVersionsRequest as ApiVersionsRequestV0
-from kio.schema.api_versions.v3.request import ApiVersionsRequest as ApiVersionsRequestV3
 from kio.static.constants import EntityType
 from kio.static.protocol import RequestPayload, ResponsePayload
 
 from millrace.broker.client.foreign_answers import foreign_answer
 from millrace.broker.client.frame_memory import SMALLEST, FrameMemory
-from millrace.broker.client.login import Access, log_in
-from millrace.broker.client.tls import handshake_cut, tls_refusal
+from millrace.broker.client.login import Access
+from millrace.broker.client.tls import tls_refusal
 from millrace.broker.errors import (
-    AccessRefused,
-    KafkaError,
     NetworkException,
     ProtocolError,
     RequestTimedOut,
     UnsupportedVersion,
-    error_for_code,
 )
 from millrace.broker.protocol.address import Address
 from millrace.broker.protocol.frames import decode_response, encode_request
@@ -73,8 +65,6 @@ MAX_RESPONSE_SIZE = 256 << 20
 _SCRATCH_SIZE = 16 << 10
 _SIZE = struct.Struct(">i")
 _CORRELATION_ID = struct.Struct(">i")
-_ERROR_CODE = struct.Struct(">h")
-_ERRNO = re.compile(r"\[Errno (\d+)\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +113,7 @@ class Connection(asyncio.BufferedProtocol):
         self._access = access
         # Why client and server do not accept each other, once that is known.
         self.refusal: str | None = None
-        self._client_id = client_id
+        self.client_id = client_id
         self._max_response_size = max_response_size
         self._frame_memory = frame_memory
         self._loop = asyncio.get_running_loop()
@@ -154,6 +144,11 @@ class Connection(asyncio.BufferedProtocol):
         return self._transport is not None and self._closed_by is None
 
     @property
+    def was_made(self) -> bool:
+        """Whether the server has taken the connection, and shaken hands where TLS is spoken."""
+        return self._transport is not None
+
+    @property
     def throttle_left_ms(self) -> float:
         """For how long the server wants nothing more from now on; 0: it takes requests."""
         return max(0.0, (self._throttled_until - self._loop.time()) * 1000)
@@ -172,7 +167,7 @@ class Connection(asyncio.BufferedProtocol):
                 f"{self}: {type(request).__name__} version {version} is not offered (offered: {offered})"
             )
         frame = await self.exchange(
-            lambda correlation_id: (encode_request(request, correlation_id, self._client_id),), timeout_ms
+            lambda correlation_id: (encode_request(request, correlation_id, self.client_id),), timeout_ms
         )
         return self._read_answer(_response_type(key, version), frame)
 
@@ -198,7 +193,7 @@ class Connection(asyncio.BufferedProtocol):
             async def ask(request: RequestPayload) -> Any:
                 await self._until_writable(timeout_ms)
                 waiting = self._send(
-                    lambda correlation_id: (encode_request(request, correlation_id, self._client_id),),
+                    lambda correlation_id: (encode_request(request, correlation_id, self.client_id),),
                     timeout_ms,
                 )
                 key, version = int(request.__api_key__), int(request.__version__)
@@ -500,20 +495,6 @@ def _again(error: Exception) -> Exception:
     return type(error)(str(error))
 
 
-def _os_reason(error: OSError) -> str:
-    # Both event loops put an address into strerror, in words of their own; the errno's text is plainer.
-    if error.errno is not None:
-        return os.strerror(error.errno) if error.errno > 0 else error.strerror or str(error)
-    # A name with several addresses, of which each failed: asyncio has their errors as text alone.
-    numbers = dict.fromkeys(map(int, _ERRNO.findall(str(error))))
-    return ", ".join(map(os.strerror, numbers)) or str(error)
-
-
-@cache
-def _software_version() -> str:
-    return importlib.metadata.version("millrace")
-
-
 @cache
 def request_schema(api_key: int, version: int) -> Any:
     """The kio module with a request's class and the classes nested in it."""
@@ -523,101 +504,3 @@ def request_schema(api_key: int, version: int) -> Any:
 @cache
 def _response_type(api_key: int, version: int) -> type[ResponsePayload]:
     return load_response_schema(api_key, version)
-
-
-async def open_connection(
-    cluster: str,
-    address: Address,
-    *,
-    client_id: str,
-    timeout_ms: float,
-    access: Access | None = None,
-    max_response_size: int = MAX_RESPONSE_SIZE,
-    frame_memory: FrameMemory | None = None,
-) -> Connection:
-    """Connect, learn the server's version ranges, and log in where `access` says so, within `timeout_ms` in
-    all.
-
-    Raises NetworkException when there is no connection to be had, RequestTimedOut, ProtocolError,
-    AccessRefused when client and server do not accept each other.
-    """
-    connection = Connection(cluster, address, client_id, max_response_size, access, frame_memory)
-    loop = asyncio.get_running_loop()
-    try:
-        context = access.tls_context() if access is not None else None
-    except ValueError as error:
-        raise AccessRefused(cluster, f"{address}: {error}") from None
-    try:
-        async with asyncio.timeout(timeout_ms / 1000):
-            await loop.create_connection(
-                lambda: connection,
-                address.host,
-                address.port,
-                ssl=context,
-                server_hostname=address.host if context else None,
-            )
-            connection.versions = await _ask_versions(connection, timeout_ms)
-            if access is not None and access.logs_in:
-                await log_in(connection, access, timeout_ms)
-    except TimeoutError as error:
-        what, hint = "no connection", ""
-        if connection._transport is not None and not connection.versions.ranges:
-            what, hint = "no answer to the first request", ": it is stuck, or does not speak Kafka's protocol"
-        connection.close()
-        raise RequestTimedOut(f"{connection}: {what} within {timeout_ms:.0f} ms{hint}") from error
-    except OSError as error:  # includes failed TLS handshakes and unknown host names
-        connection.close()
-        raise _connect_failure(connection, access, error) from error
-    except (NetworkException, ProtocolError) as error:
-        connection.close()
-        if connection.refusal is not None:
-            raise AccessRefused(cluster, f"{address}: {connection.refusal}") from error
-        raise
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _connect_failure(connection: Connection, access: Access | None, error: OSError) -> Exception:
-    """The error to raise for a connection that did not come about."""
-    if access is not None and access.tls is not None:
-        refusal = tls_refusal(error, connection.address.host, access.tls.config)
-        if refusal is not None:
-            return AccessRefused(connection.cluster, f"{connection.address}: {refusal}")
-        if handshake_cut(error) and not isinstance(error, ConnectionRefusedError):
-            reason = "the server closed the connection in the TLS handshake; a port without TLS does that"
-            return NetworkException(f"{connection}: {reason}: see security.protocol")
-    return NetworkException(f"{connection}: {_os_reason(error)}")
-
-
-async def _ask_versions(connection: Connection, timeout_ms: float) -> VersionRanges:
-    """ApiVersions version 3; a server that does not know it says so in a version 0 body (KIP-511)."""
-    request: RequestPayload = ApiVersionsRequestV3(
-        client_software_name="millrace", client_software_version=_software_version()
-    )
-    frame = await _exchange_entity(connection, request, timeout_ms)
-    if _error_code(connection, frame) == UnsupportedVersion.code:
-        request = ApiVersionsRequestV0()
-        frame = await _exchange_entity(connection, request, timeout_ms)
-    code = _error_code(connection, frame)
-    if code != 0:
-        refusal: KafkaError = error_for_code(code)
-        raise type(refusal)(f"{connection}: ApiVersions is refused: {refusal}")
-    response = connection.decode(_response_type(18, int(request.__version__)), frame)
-    return VersionRanges(
-        {int(each.api_key): (int(each.min_version), int(each.max_version)) for each in response.api_keys}
-    )
-
-
-async def _exchange_entity(connection: Connection, request: RequestPayload, timeout_ms: float) -> memoryview:
-    return await connection.exchange(
-        lambda correlation_id: (encode_request(request, correlation_id, connection._client_id),), timeout_ms
-    )
-
-
-def _error_code(connection: Connection, frame: memoryview) -> int:
-    """The error code that opens every ApiVersions body; the response header is always version 0."""
-    if len(frame) < 6:
-        raise connection.breach(f"an ApiVersions answer of {len(frame)} bytes")
-    return int(_ERROR_CODE.unpack_from(frame, 4)[0])

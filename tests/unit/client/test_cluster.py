@@ -11,7 +11,7 @@ import pytest
 from kio.schema.heartbeat.v4.request import HeartbeatRequest
 
 from millrace.broker.client import cluster as cluster_module
-from millrace.broker.client import connection as connection_module
+from millrace.broker.client import opening
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.connection import Connection
 from millrace.broker.client.offsets import LATEST
@@ -146,7 +146,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[Address]:
 
     async def open_connection(name: str, address: Address, **options: Any) -> Connection:
         addresses.append(address)
-        return await connection_module.open_connection(name, address, **options)
+        return await opening.open_connection(name, address, **options)
 
     monkeypatch.setattr(cluster_module, "open_connection", open_connection)
     return addresses

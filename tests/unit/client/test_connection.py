@@ -14,8 +14,8 @@ import pytest
 import uvloop
 from kio.schema.heartbeat.v4.request import HeartbeatRequest
 
-from millrace.broker.client import connection as connection_module
-from millrace.broker.client.connection import Connection, open_connection
+from millrace.broker.client.connection import Connection
+from millrace.broker.client.opening import open_connection, os_reason
 from millrace.broker.errors import (
     AccessRefused,
     NetworkException,
@@ -280,7 +280,7 @@ def test_first_answer_of_another_protocol_says_which_port_it_is_and_of_what(
 @pytest.mark.parametrize("numbers", [[111], [111, 113]])
 def test_name_whose_addresses_all_failed_has_its_reasons_once(numbers: list[int]) -> None:
     each = ", ".join(f"[Errno {number}] Connect call failed ('::1', 1, 0, 0)" for number in [*numbers, 111])
-    told = connection_module._os_reason(OSError(f"Multiple exceptions: {each}"))
+    told = os_reason(OSError(f"Multiple exceptions: {each}"))
     assert told == ", ".join(os.strerror(number) for number in numbers)
 
 

@@ -16,8 +16,9 @@ import pytest
 from kio.static.primitive import i64Timedelta
 
 from millrace.broker.client.cluster import Cluster
-from millrace.broker.client.connection import open_connection, request_schema
+from millrace.broker.client.connection import request_schema
 from millrace.broker.client.login import Access
+from millrace.broker.client.opening import open_connection
 from millrace.broker.client.retry import REFUSED_BACK_OFF
 from millrace.broker.client.security import Security
 from millrace.broker.errors import AccessRefused, ClusterUnreachable, KafkaError, NetworkException
