@@ -51,6 +51,7 @@ from millrace.broker.errors import (
 )
 from millrace.broker.replication.partition import NO_LEADER
 from millrace.broker.storage.log_config import UNREADABLE
+from millrace.broker.wording import count_of
 
 log = structlog.get_logger("millrace.broker")
 
@@ -285,7 +286,8 @@ class ControllerClient:
         async def widen(topic: Node) -> Sequence[Operation]:
             old = paths.decode_topic(topic.data)
             if len(old.partitions) != present:
-                raise InvalidPartitions(f"topic {name} has {len(old.partitions)} partitions by now")
+                count = count_of(len(old.partitions), "partition")
+                raise InvalidPartitions(f"topic {name} has {count} by now")
             data = _checked_size(replace(old, partitions={**old.partitions, **added}))
             return [SetData(paths.topic_path(name), data, topic.version)]
 

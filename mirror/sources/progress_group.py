@@ -20,6 +20,7 @@ from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.group_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from millrace.broker.client.groups import describe_group
 from millrace.broker.protocol.topic_partition import TopicPartition
+from millrace.broker.wording import count_of
 from millrace.mirror.config import MirrorConfig
 from millrace.mirror.delivery.system_records import CLUSTER_FAILURES
 from millrace.mirror.pipeline import PartitionPipeline
@@ -130,7 +131,7 @@ def another_owner(
     """See `whose`. Pure."""
     advice = "choose a name for progress_group that nothing else uses"
     if member_count:
-        return f"{group} is a group with {member_count} member(s) of its own; {advice}"
+        return f"{group} is a group with {count_of(member_count, 'member')} of its own; {advice}"
     others = {key: at for key, at in offsets.items() if at.metadata != mark_of(mirror)}
     if others:
         (topic, partition), committed = min(others.items(), key=lambda item: item[0])

@@ -294,7 +294,7 @@ def test_missing_permissions_on_a_target_are_listed_and_end_the_start(
         f"Create on Topic millrace.positions.{name} (positions cannot be kept)",
         f"mirror.yaml:1: name: agg: not permitted: Read on Group millrace-mirror.{name}",
         f"mirror.yaml:6: delivery: agg: not permitted: Describe on TransactionalId millrace.{name}.0.0 (",
-        "agg/dst-a: has 1 partitions, one/dst-a needs 2, and the mirror may not add them (Alter on",
+        "agg/dst-a: has 1 partition, one/dst-a needs 2, and the mirror may not add them (Alter on",
         "mirror.yaml:6: delivery: agg: it lacks transactions: transaction.state.log.replication.factor=3",
     )
     said = "\n".join(

@@ -354,7 +354,7 @@ def test_partitions_and_moves_of_a_topic_do_not_reach_the_one_that_was_made_anew
         await cluster.make("t", {0: (BROKER,), 1: (BROKER,)}, state=LED)
         await cluster.show("t")
         before_commit(cluster, lambda: made_anew(cluster, KEPT))
-        with pytest.raises(InvalidPartitions, match="1 partitions by now"):
+        with pytest.raises(InvalidPartitions, match="1 partition by now"):
             await cluster.client.create_partitions("t", 3, None, 0)
 
         await cluster.show("t")

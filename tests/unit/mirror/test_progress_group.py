@@ -19,7 +19,7 @@ def test_group_that_is_new_or_our_own_is_committed_in() -> None:
 @pytest.mark.parametrize(
     ("member_count", "protocol_type", "offsets", "said"),
     [
-        (2, "consumer", OURS, "2 member(s)"),
+        (2, "consumer", OURS, "2 members of"),
         (0, "consumer", OURS, "members that are away"),
         (0, "consumer", {KEY: CommittedOffset(7)}, "flights-3 at 7"),
         (0, "", {**OURS, ("flights", 1): CommittedOffset(7)}, "flights-1 at 7"),  # set by hand
