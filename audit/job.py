@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from millrace.audit.config import AuditConfig, audited_topic, duration_text
@@ -48,8 +49,19 @@ from millrace.audit.keeping.untrusted_waivers import read_accepted
 from millrace.audit.keeping.waivers import Standing, Target, read_waivers, standing_waivers, waived_targets
 from millrace.audit.reconciliation.horizon import DEFAULT_HORIZON_MS, split_older
 from millrace.audit.reconciliation.reconcile import ClusterPartition, Passage
-from millrace.audit.reconciliation.settled import SETTLED_SCHEMA, revisions_of, settle, table_digest, without
-from millrace.audit.reconciliation.verdict_rows import VERDICT_SCHEMA, Reconciler, iso_time, verdict_rows
+from millrace.audit.reconciliation.settled import (
+    SETTLED_SCHEMA,
+    earlier_lines,
+    lines_of,
+    number_rows,
+    reported,
+    revisions_of,
+    rows_of,
+    table_digest,
+    unnumbered,
+    without,
+)
+from millrace.audit.reconciliation.verdict_rows import Reconciler, iso_time, verdict_rows
 from millrace.audit.report import notes
 from millrace.audit.report.failure import FILE_NAME as LAST_FAILURE
 from millrace.audit.report.folder import TOLD_OF_FAILURE, note_failure, write_report
@@ -103,8 +115,9 @@ class JobResult:
 @dataclass(slots=True)
 class Run:
     """One run's working values, handed from step to step. `pruned` is what is left of pruned windows by
-    stream, `late` counts what came for them, `foreign` what lies in another topic than its stream's, `only`
-    is the backfill's range, `since_ms` the verdict's horizon."""
+    stream, `pruned_lines` the lines that earlier runs left of them by window, `late` counts what came for
+    them, `foreign` what lies in another topic than its stream's, `only` is the backfill's range, `since_ms`
+    the verdict's horizon."""
 
     config: AuditConfig
     master: str
@@ -119,6 +132,7 @@ class Run:
     facts: pa.Table
     pruned: dict[str, PrunedWindows] = field(default_factory=dict)
     late: dict[str, int] = field(default_factory=dict)
+    pruned_lines: pa.Table = field(default_factory=SETTLED_SCHEMA.empty_table)
     foreign: Foreign = field(default_factory=dict)
     only: TimeRange | None = None
     since_ms: int | None = None
@@ -469,18 +483,28 @@ def _next_commit(job: Run, cells: RunCells) -> Commit:
 
 
 def _reconcile(spark: SparkSession, job: Run, after: Commit, cells: RunCells) -> pa.Table:
-    """Every stream's verdicts, from the cells on disk and the facts."""
+    """Every stream's verdicts, from the cells on disk and the facts, and the roster's; with their revisions,
+    and with the lines that are carried on."""
     doubts = unread_of(cells.notes(tail=True), job.captured.vanished_ms)
     foreign = [name for name, each in job.config.aggregates().items() if each.mirror == "foreign"]
     arrivals: dict[str, Mapping[ClusterPartition, Passage]] = {}
     with failing_in_one_line():
         for name in foreign:
             arrivals[name] = arrival_passages(cells.all(), job.captured.pins, job.config.sources(), name)
-    rows, job.foreign = split_foreign(cells.reconcile(_reconciler(job, after, doubts, arrivals)))
+    rows, job.foreign = split_foreign(
+        cells.reconcile(
+            _reconciler(job, after, doubts, arrivals), job.before.verdicts if job.only is None else None
+        )
+    )
     rows, late = upkeep.split_late(rows)
     for what, count in late.items() if job.only is None else ():  # a backfill reads all of it again
         job.late[what] = job.late.get(what, 0) + count
     roster = verdict_rows(roster_of(job.config, job.captured, rows))
+    if job.only is None:
+        owed, job.pruned_lines = _own_lines(job)
+        roster = number_rows(roster, owed, job.now_ms)
+    else:
+        roster = unnumbered(roster)
     return pa.concat_tables([rows, roster]).sort_by(
         [
             ("topic", "ascending"),
@@ -489,6 +513,15 @@ def _reconcile(spark: SparkSession, job: Run, after: Commit, cells: RunCells) ->
             ("window_start_ms", "ascending"),
         ]
     )
+
+
+def _own_lines(job: Run) -> tuple[pa.Table, pa.Table]:
+    """The lines of the run before that no stream has: what the roster owed, and what is left of what was
+    pruned."""
+    before = SETTLED_SCHEMA.empty_table()
+    if job.before.verdicts:
+        before = job.state.read_table(job.before.verdicts, pc.field("stream") == "")
+    return earlier_lines(before, job.config.topics)
 
 
 def _reconciler(
@@ -504,25 +537,25 @@ def _reconciler(
 
 
 def _judge(job: Run, rows: pa.Table, doubts: Doubts) -> Findings:
-    """Revisions, waivers and watermarks of the rows."""
+    """Waivers and watermarks of the rows (`_reconcile`)."""
     if job.only is not None:
-        rows = backfill.rows_between(rows, *job.only).select(VERDICT_SCHEMA.names)
+        rows = reported(backfill.rows_between(rows, *job.only))
         standing = standing_waivers(read_waivers(job.state), rows)
         return Findings(rows, rows, rows.slice(0, 0), SETTLED_SCHEMA.empty_table(), standing, {}, doubts)
-    known = job.state.read_table(job.before.verdicts) if job.before.verdicts else None
-    settlement = settle(rows, known, job.config.topics, job.now_ms)
-    rows = settlement.numbered(rows)
-    standing = standing_waivers(read_waivers(job.state), rows, settlement.table)
+    settled = pa.concat_tables([job.pruned_lines, lines_of(rows)])
+    rows = rows_of(rows)
+    made_ms, rows = rows["settled_ms"], reported(rows)
+    standing = standing_waivers(read_waivers(job.state), rows, settled)
     watermarks = watermarks_of(
         rows,
-        settlement.table,
+        settled,
         streams_of(job.config, job.captured),
         [each.waiver for each in standing if each.stands],
         job.config.topics,
     )
     watermarks = doubts.held(watermarks, job.before.watermarks)
-    deciding, older = split_older(rows, settlement.made_ms, job.since_ms)
-    return Findings(rows, deciding, older, settlement.table, standing, watermarks, doubts)
+    deciding, older = split_older(rows, made_ms, job.since_ms)
+    return Findings(rows, deciding, older, settled, standing, watermarks, doubts)
 
 
 def _keep_verdicts(job: Run, after: Commit, cells: RunCells, found: Findings) -> None:

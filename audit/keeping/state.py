@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from millrace.audit.contract.group_counts import Claim
@@ -213,12 +214,14 @@ class StateFolder:
                 "nothing of this run was kept, run it again"
             )
 
-    def read_table(self, name: str) -> pa.Table:
-        """One Parquet file of the state, whole. Raises StateDamaged."""
+    def read_table(self, name: str, wanted: pc.Expression | None = None) -> pa.Table:
+        """One Parquet file of the state, whole or its `wanted` rows. Raises StateDamaged."""
         local = self.local_root
         try:
             source = local / name if local is not None else io.BytesIO(self.files.read(name))
-            return pq.ParquetFile(source).read()
+            if wanted is None:
+                return pq.ParquetFile(source).read()
+            return pq.read_table(source, filters=wanted, partitioning=None)
         except (OSError, pa.ArrowException) as problem:
             raise StateDamaged(
                 f"{self.where}/{name} cannot be read ({' '.join(str(problem).split())[:200]}); "

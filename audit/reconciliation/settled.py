@@ -15,13 +15,16 @@ Kept by `job` as `verdicts/<run>.parquet`, read by the next run, `status` and `w
 
 A window is open again when its doubt is gone and its producer has not promised that it is complete, or has
 come back after a silence.
+
+`number_rows` is called where a stream's rows are made, in Spark's workers, with the stream's lines beside its
+cells; for what the roster owes, which is no stream's, on the driver. Must stay true: nothing of another
+stream changes a number, so it is the same whoever has which streams together.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,7 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.audit.reconciliation.row_keys import WINDOW, Window, found, is_among, keys_of, numbers
-from millrace.audit.reconciliation.verdict_rows import VERDICT_SCHEMA, iso_time
+from millrace.audit.reconciliation.verdict_rows import ROW_DDL, ROW_SCHEMA, VERDICT_SCHEMA, iso_time
 from millrace.audit.reconciliation.verdicts import VERDICTS, WindowState
 
 COUNTS = ("published", "missing", "duplicates", "in_flight", "unreported", "unknown", "explained")
@@ -50,84 +53,123 @@ SETTLED_SCHEMA = pa.schema(
         ("open", pa.bool_()),
     ]
 )
+SETTLED_DDL = (
+    "topic string, producer string, stream string, window_start_ms bigint, window_ms bigint, verdict string, "
+    f"{', '.join(f'{name} bigint' for name in COUNTS)}, revision int, before string, settled_ms bigint, "
+    "content string, folded boolean, open boolean"
+)
+
+LINE_SCHEMA = SETTLED_SCHEMA.append(pa.field("pruned", pa.bool_()))
+"""A line on its way to its stream's rows. `pruned`: its window has a line for the whole topic."""
+
+NUMBERED_SCHEMA = ROW_SCHEMA.append(pa.field("before", pa.string())).append(
+    pa.field("settled_ms", pa.int64())
+)
+NUMBERED_DDL = f"{ROW_DDL}, before string, settled_ms bigint"
+"""Rows with their revisions: `before` and `settled_ms` as in the lines, null in open ones."""
+
+KEPT, REOPENED = "KEPT", "REOPENED"
+"""The states of rows that carry an earlier line on: of a window that no row speaks of any more, and of one
+that is open again. No such row is in the report."""
+
 _KEY = ("topic", "stream", "producer", "window_start_ms")
+_OF_ROWS = (str(WindowState.OPEN), str(WindowState.SETTLED))
+_OF_LINES = (str(WindowState.SETTLED), KEPT, REOPENED)
+_NOTHING: dict[str, Any] = {
+    "window_start": None,
+    "ambiguous": 0,
+    "consumed": [],
+    "seen": [],
+    "content": "",
+    "detail": "{}",
+}
 _DIGEST_ROWS = 1 << 16
 _ORDER = [(name, "ascending") for name in ("topic", "producer", "stream", "window_start_ms")]
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
-    """`table` (SETTLED_SCHEMA) goes into the state; `numbers` has each row's revision, 0 for an open one that
-    never settled, and `made_ms` when that was made, null for an open one."""
+def earlier_lines(before: pa.Table, topics: Collection[str]) -> tuple[pa.Table, pa.Table]:
+    """Of the table that a run kept: (LINE_SCHEMA of the audited topics' windows, SETTLED_SCHEMA of those that
+    were pruned). An older program's does not tell what is open."""
+    if "open" not in before.column_names:
+        before = before.append_column("open", pa.nulls(before.num_rows, pa.bool_()))
+    before = before.select(SETTLED_SCHEMA.names).cast(SETTLED_SCHEMA)
+    before = before.filter(pc.is_in(before["topic"], pa.array(list(topics), pa.string())))
+    for name in ("folded", "open"):
+        told = pc.fill_null(before[name], False)
+        before = before.set_column(SETTLED_SCHEMA.get_field_index(name), name, told)
+    lines, folded = before.filter(pc.invert(before["folded"])), before.filter(before["folded"])
+    return lines.append_column("pruned", is_among(lines.select(WINDOW), folded.select(WINDOW))), folded
 
-    table: pa.Table
-    numbers: pa.Array
-    made_ms: pa.Array
 
-    def numbered(self, rows: pa.Table) -> pa.Table:
-        """The rows as they stand in the report, with their revisions."""
-        rows = rows.select(VERDICT_SCHEMA.names)
-        return rows.set_column(VERDICT_SCHEMA.get_field_index("revision"), "revision", self.numbers)
-
-
-def settle(rows: pa.Table, before: pa.Table | None, topics: Collection[str], now_ms: int) -> Settlement:
-    """Put this run's verdicts (`verdict_rows.ROW_SCHEMA`) beside the settled ones of the run before."""
-    known, folded = _earlier(before, topics)
-    keys = _keys(rows)
-    line_of = found(keys, _keys(known))
-    earlier = known.select(["revision", "verdict", "before", "settled_ms", "content"]).take(line_of)
+def number_rows(rows: pa.Table, lines: pa.Table, now_ms: int) -> pa.Table:
+    """The rows (`verdict_rows.ROW_SCHEMA`) with their revisions, in their order, and behind them the lines
+    that stay (NUMBERED_SCHEMA). `lines` (LINE_SCHEMA) are all that there are of the rows' streams."""
+    line_of = found(_keys(rows), _keys(lines))
+    earlier = lines.select(["revision", "verdict", "before", "settled_ms", "content"]).take(line_of)
     settled = pc.equal(rows["state"], str(WindowState.SETTLED))
     same = pc.and_(settled, pc.fill_null(pc.equal(rows["said"], earlier["content"]), False))
     changed = pc.and_not(settled, same)
     revisions = pc.add(pc.fill_null(earlier["revision"], 0), changed.cast(pa.int32()))
     made_ms = pc.if_else(changed, pa.scalar(now_ms, pa.int64()), earlier["settled_ms"])
-    made_ms = pc.if_else(settled, made_ms, pa.scalar(None, pa.int64()))
-    last = _is_last(keys)  # a member of the roster may owe windows of two lengths that begin at one time
+    before = pc.if_else(same, earlier["before"], pc.fill_null(earlier["verdict"], ""))
     told = {
-        **{name: rows[name] for name in (*_KEY, "window_ms", "verdict", *COUNTS)},
+        **{name: rows[name] for name in ROW_SCHEMA.names},
         "revision": revisions,
-        "before": pc.if_else(same, earlier["before"], pc.fill_null(earlier["verdict"], "")),
-        "settled_ms": made_ms,
-        "content": rows["said"],
-        "folded": pa.repeat(False, rows.num_rows),
-        "open": pa.repeat(False, rows.num_rows),
+        "before": pc.if_else(settled, before, pa.scalar(None, pa.string())),
+        "settled_ms": pc.if_else(settled, made_ms, pa.scalar(None, pa.int64())),
     }
-    lines = pa.table([told[name] for name in SETTLED_SCHEMA.names], SETTLED_SCHEMA)
-    lines = lines.filter(pc.and_(last, settled))
-    opened = known.take(line_of.filter(pc.and_not(last, settled)).drop_null())
-    opened = opened.set_column(
-        SETTLED_SCHEMA.get_field_index("open"), "open", pa.repeat(True, opened.num_rows)
-    )
-    kept = pa.concat_tables([lines, opened, _without_rows(known, line_of, folded)])
-    return Settlement(
-        pa.concat_tables([folded, kept.sort_by(_ORDER)]).combine_chunks(),
-        revisions.combine_chunks(),
-        made_ms.combine_chunks(),
-    )
+    numbered = pa.table([told[name] for name in NUMBERED_SCHEMA.names], NUMBERED_SCHEMA)
+    opened = lines.take(line_of.filter(pc.invert(settled)).drop_null())
+    is_open = pa.repeat(True, opened.num_rows)
+    left = _without_rows(lines, line_of)
+    return pa.concat_tables([numbered, _carried(opened, is_open), _carried(left, left["open"])])
 
 
-def _earlier(before: pa.Table | None, topics: Collection[str]) -> tuple[pa.Table, pa.Table]:
-    """The (windows' lines, lines of what was pruned) of the audited topics. An older program's table does not
-    tell what is open."""
-    if before is None:
-        before = SETTLED_SCHEMA.empty_table()
-    if "open" not in before.column_names:
-        before = before.append_column("open", pa.nulls(before.num_rows, pa.bool_()))
-    before = before.select(SETTLED_SCHEMA.names).cast(SETTLED_SCHEMA)
-    before = before.filter(pc.is_in(before["topic"], pa.array(list(topics), pa.string())))
-    is_folded = pc.fill_null(before["folded"], False)
-    before = before.set_column(SETTLED_SCHEMA.get_field_index("folded"), "folded", is_folded)
-    return before.filter(pc.invert(is_folded)), before.filter(is_folded)
+def unnumbered(rows: pa.Table) -> pa.Table:
+    """Rows that nobody numbers, of a backfill, in the shape of those that are (NUMBERED_SCHEMA)."""
+    rows = rows.append_column("before", pa.nulls(rows.num_rows, pa.string()))
+    return rows.append_column("settled_ms", pa.nulls(rows.num_rows, pa.int64()))
 
 
-def _without_rows(known: pa.Table, line_of: pa.ChunkedArray, folded: pa.Table) -> pa.Table:
+def _without_rows(lines: pa.Table, line_of: pa.ChunkedArray) -> pa.Table:
     """Lines that no row speaks of any more and that stay. A row of the roster (no stream) or of a stream
-    itself (no window) is there as long as its doubt is."""
-    gone = np.ones(known.num_rows, bool)
+    itself (no window) is there as long as its doubt is; a line of a pruned window is in that of its topic."""
+    gone = np.ones(lines.num_rows, bool)
     gone[line_of.drop_null().to_numpy()] = False
-    left = known.filter(pa.array(gone))
+    left = lines.filter(pa.array(gone))
     left = left.filter(pc.and_(pc.not_equal(left["stream"], ""), pc.is_valid(left["window_start_ms"])))
-    return left.filter(pc.invert(is_among(left.select(WINDOW), folded.select(WINDOW))))
+    return left.filter(pc.invert(left["pruned"]))
+
+
+def _carried(lines: pa.Table, is_open: Any) -> pa.Table:
+    """Lines as rows (NUMBERED_SCHEMA), for `lines_of`."""
+    told: dict[str, Any] = {name: lines[name] for name in SETTLED_SCHEMA.names}
+    told |= {"state": pc.if_else(is_open, REOPENED, KEPT), "said": lines["content"]}
+    for name, value in _NOTHING.items():
+        told[name] = pa.array([value] * lines.num_rows, NUMBERED_SCHEMA.field(name).type)
+    return pa.table([told[name] for name in NUMBERED_SCHEMA.names], NUMBERED_SCHEMA)
+
+
+def rows_of(numbered: pa.Table) -> pa.Table:
+    """Without the lines that are carried on."""
+    return numbered.filter(pc.is_in(numbered["state"], pa.array(_OF_ROWS)))
+
+
+def lines_of(numbered: pa.Table) -> pa.Table:
+    """What the state keeps of numbered rows (SETTLED_SCHEMA), in the order of their keys."""
+    lines = numbered.filter(pc.is_in(numbered["state"], pa.array(_OF_LINES)))
+    told = {
+        **{name: lines[name] for name in SETTLED_SCHEMA.names if name in NUMBERED_SCHEMA.names},
+        "content": lines["said"],
+        "folded": pa.repeat(False, lines.num_rows),
+        "open": pc.equal(lines["state"], REOPENED),
+    }
+    table = pa.table([told[name] for name in SETTLED_SCHEMA.names], SETTLED_SCHEMA)
+    of_roster = pc.equal(table["stream"], "")
+    owed = table.filter(of_roster)
+    # A member of the roster may owe windows of two lengths that begin at one time.
+    owed = owed.filter(_is_last(_keys(owed)))
+    return pa.concat_tables([table.filter(pc.invert(of_roster)), owed]).sort_by(_ORDER)
 
 
 def _keys(table: pa.Table) -> pa.Table:
@@ -140,6 +182,11 @@ def _keys(table: pa.Table) -> pa.Table:
 def _is_last(keys: pa.Table) -> pa.ChunkedArray:
     """Whether no later row has the same key."""
     return pc.equal(found(keys, keys), numbers(keys))
+
+
+def reported(rows: pa.Table) -> pa.Table:
+    """Numbered rows as they stand in the report."""
+    return rows.select(VERDICT_SCHEMA.names)
 
 
 def settled_now(table: pa.Table) -> pa.Table:

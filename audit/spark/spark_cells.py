@@ -23,10 +23,19 @@ from pyspark.sql.functions import col, lit
 from millrace.audit.config import AuditConfig
 from millrace.audit.keeping.state import StateFolder
 from millrace.audit.keeping.uniting import PLAN_DDL
-from millrace.audit.keeping.upkeep import late_row
-from millrace.audit.reconciliation.verdict_rows import ROW_DDL, ROW_SCHEMA, Reconciler
-from millrace.audit.runs.copied_headers import foreign_rows
-from millrace.audit.runs.fact_rows import FACT_DDL, pruned_of
+from millrace.audit.keeping.upkeep import PRUNED, late_row
+from millrace.audit.reconciliation.row_keys import WINDOW
+from millrace.audit.reconciliation.settled import (
+    LINE_SCHEMA,
+    NUMBERED_DDL,
+    NUMBERED_SCHEMA,
+    SETTLED_DDL,
+    number_rows,
+    unnumbered,
+)
+from millrace.audit.reconciliation.verdict_rows import ROW_SCHEMA, Reconciler
+from millrace.audit.runs.copied_headers import FOREIGN, foreign_rows
+from millrace.audit.runs.fact_rows import FACT_DDL, FACT_SCHEMA, pruned_of
 from millrace.audit.scanning.cell_notes import NOTE_SCHEMA, read_notes, uncounted
 from millrace.audit.scanning.cell_rows import CELL_DDL
 from millrace.audit.spark.read_meter import ReadMeter
@@ -149,23 +158,45 @@ class RunCells:
     def _read(self, names: Sequence[str]) -> DataFrame:
         return self._spark.read.schema(CELL_DDL).parquet(*(self._state.files.uri(name) for name in names))
 
-    def reconcile(self, reconciler: Reconciler) -> pa.Table:
-        """Every stream's verdicts, from the cells on disk and the facts; late records of pruned windows as
-        rows in state PRUNED, copies in other topics as rows in state FOREIGN."""
+    def reconcile(self, reconciler: Reconciler, verdicts: str | None) -> pa.Table:
+        """Every stream's verdicts, from the cells on disk and the facts, with their revisions beside the
+        `verdicts` of the run before ("" where there are none); unnumbered where that is None, in a backfill.
 
-        def rows_of(cells: pa.Table, facts: pa.Table) -> pa.Table:
-            return verdicts_of(reconciler, cells, facts)  # Spark counts arguments, and would count self
+        Rows (NUMBERED_SCHEMA), and in states of their own the lines that are carried on (`settled`), late
+        records of pruned windows (PRUNED), and copies in other topics (FOREIGN).
+        """
+
+        is_numbered = verdicts is not None
+
+        def rows_of(cells: pa.Table, told: pa.Table) -> pa.Table:
+            # Spark counts arguments, and would count self.
+            return numbered_verdicts(reconciler, cells, told, is_numbered)
 
         self._spread([*self._kept, *self.new_files()])
+        told = self._told(reconciler.topics, verdicts or "")
         with failing_in_one_line():
             return (
                 self.all()
                 .groupBy("stream")
-                .cogroup(self._read_facts(self.facts).groupBy("stream"))
-                .applyInArrow(rows_of, ROW_DDL)
+                .cogroup(told.groupBy("stream"))
+                .applyInArrow(rows_of, NUMBERED_DDL)
                 .toArrow()
-                .cast(ROW_SCHEMA)
+                .cast(NUMBERED_SCHEMA)
             )
+
+    def _told(self, topics: Sequence[str], verdicts: str) -> DataFrame:
+        """What is known of each stream beside its cells: rows of its facts, and of the lines that the run
+        before kept of the audited topics, as a `line` (`settled.LINE_SCHEMA`)."""
+        facts = self._spark.read.schema(FACT_DDL).parquet(self._state.files.uri(self.facts))
+        lines = self._spark.createDataFrame([], SETTLED_DDL)
+        if verdicts:
+            lines = self._spark.read.schema(SETTLED_DDL).parquet(self._state.files.uri(verdicts))
+        lines = lines.filter(col("topic").isin(list(topics))).fillna(False, ["folded", "open"])
+        pruned = lines.filter("folded").select(*WINDOW).distinct().withColumn("pruned", lit(True))
+        lines = lines.filter(~col("folded") & (col("stream") != ""))
+        lines = lines.join(f.broadcast(pruned), WINDOW, "left").fillna(False, ["pruned"])
+        line = f.struct(*LINE_SCHEMA.names).alias("line")
+        return facts.unionByName(lines.select("stream", line), allowMissingColumns=True)
 
     def _size_of(self, names: Sequence[str]) -> int:
         """Bytes of the folders that these files are in, which go together."""
@@ -180,9 +211,6 @@ class RunCells:
         setting = "spark.sql.shuffle.partitions"
         least = int(self._spark.conf.get(setting) or 1)
         self._spark.conf.set(setting, str(shuffle_count_of(self._size_of(names), least)))
-
-    def _read_facts(self, name: str) -> DataFrame:
-        return self._spark.read.schema(FACT_DDL).parquet(self._state.files.uri(name))
 
     def windows_of_tail(self) -> set[tuple[str, int]]:
         """{(stream, window start)} of cells that the next run reads again."""
@@ -258,8 +286,26 @@ def folded(cells: pa.Table, plan: pa.Table) -> pa.Table:
     return unite(living, plan.filter(pc.is_valid(plan["window_start_ms"])))
 
 
+def numbered_verdicts(
+    reconciler: Reconciler, cells: pa.Table, told: pa.Table, is_numbered: bool = True
+) -> pa.Table:
+    """One stream's rows (NUMBERED_SCHEMA) with what is carried on of it; runs in Spark's workers. `told` are
+    its facts and the lines of the run before (`RunCells._told`)."""
+    is_line = pc.is_valid(told["line"])
+    facts = told.filter(pc.invert(is_line)).select(FACT_SCHEMA.names)
+    rows = verdicts_of(reconciler, cells, facts)
+    if not is_numbered:
+        return unnumbered(rows)
+    lines = pa.Table.from_struct_array(told.filter(is_line)["line"]).cast(LINE_SCHEMA)
+    is_counting = pc.is_in(rows["state"], value_set=pa.array([PRUNED, FOREIGN]))
+    numbered = number_rows(rows.filter(pc.invert(is_counting)), lines, reconciler.now_ms)
+    return pa.concat_tables([numbered, unnumbered(rows.filter(is_counting))])
+
+
 def verdicts_of(reconciler: Reconciler, cells: pa.Table, facts: pa.Table) -> pa.Table:
-    """One stream's rows; runs in Spark's workers."""
+    """One stream's rows (ROW_SCHEMA); none of one of which only lines are left."""
+    if not cells.num_rows and not facts.num_rows:
+        return ROW_SCHEMA.empty_table()
     known = facts.to_pylist()
     cells, foreign = reconciler.own_cells(cells, known)
     rows = _own_rows(reconciler, cells, facts, known)

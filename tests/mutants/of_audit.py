@@ -327,11 +327,29 @@ OF_AUDIT = (
         name="line-of-a-window-forgotten",
         promise="A settled window that no row speaks of any more keeps its line.",
         file="audit/reconciliation/settled.py",
-        rule="concat_tables([lines, opened, _without_rows(known, line_of, folded)])",
-        instead="concat_tables([lines, opened])",
+        rule="    left = _without_rows(lines, line_of)\n",
+        instead="    left = lines.slice(0, 0)\n",
         red=(
             f"{JOB}/test_settled.py::test_a_window_that_no_row_speaks_of_keeps_its_line_unless_it_was_pruned",
         ),
+    ),
+    Mutant(
+        name="line-of-a-pruned-window-carried-on",
+        promise="A stream's line of a pruned window stays only while a row speaks of it.",
+        file="audit/reconciliation/settled.py",
+        rule='    return left.filter(pc.invert(left["pruned"]))\n',
+        instead="    return left\n",
+        red=(
+            f"{JOB}/test_settled.py::test_a_line_beside_that_of_its_whole_window_stays_while_a_row_speaks_of_it",
+        ),
+    ),
+    Mutant(
+        name="line-found-among-counts",
+        promise="A row that only counts late or copied records opens no window of its stream.",
+        file="audit/spark/spark_cells.py",
+        rule="number_rows(rows.filter(pc.invert(is_counting)), lines",
+        instead="number_rows(rows, lines",
+        red=(f"{JOB}/test_settled.py::test_rows_that_only_count_open_nothing_and_have_no_number",),
     ),
     Mutant(
         name="watermark-over-an-open-row",

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from millrace.audit.keeping.waivers import standing_waivers
 from millrace.audit.reconciliation.horizon import split_older
-from millrace.audit.reconciliation.settled import settle, table_digest
+from millrace.audit.reconciliation.settled import table_digest
 from millrace.audit.reconciliation.verdict_rows import Evidence, evident_rows
 from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
 from millrace.audit.reconciliation.watermark import Waiver
@@ -28,6 +28,7 @@ from millrace.audit.report.heatmap import Windows
 from millrace.audit.report.plain import by_producer, fold, table_data
 from millrace.audit.report.summary import summarise
 from millrace.audit.runs.watermarks import watermarks_of
+from tests.settling import settle
 
 TOPIC, TIERS = "flights", ["ewr", "agg"]
 WINDOW_MS, DAY = 60_000, 1_440
@@ -75,7 +76,7 @@ def main() -> None:
     before = settle(rows, None, [TOPIC], 1).table
     settlement = timed("revisions", lambda: settle(rows, before, [TOPIC], 2))
     table = settlement.table
-    rows = settlement.numbered(rows)
+    rows = settlement.rows
     waiver = Waiver(TOPIC, WINDOW_MS, "ops", "known", 1)
     timed("waivers", lambda: standing_waivers([waiver], rows, table))
     timed("watermarks", lambda: watermarks_of(rows, table, [], [], [TOPIC]))

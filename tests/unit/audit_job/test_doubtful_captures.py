@@ -33,6 +33,7 @@ from millrace.audit.job import (
 )
 from millrace.audit.keeping.state import Commit, ReadPosition, StateFolder, UnreadNote
 from millrace.audit.reconciliation.reconcile import Passage
+from millrace.audit.reconciliation.settled import unnumbered
 from millrace.audit.reconciliation.verdict_rows import verdict_rows
 from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
 from millrace.audit.runs import capture as capture_module
@@ -413,13 +414,16 @@ def test_a_promise_bounds_the_watermark_where_the_source_calls_the_topic_otherwi
     settings, captured = renamed()
     job = run_of(captured, settings)
     job.state = StateFolder.open(tmp_path)
-    assert _judge(job, verdict_rows([proven(0), proven(10)]), Doubts()).watermarks == {"flights": 10}
+    assert _judge(job, unnumbered(verdict_rows([proven(0), proven(10)])), Doubts()).watermarks == {
+        "flights": 10
+    }
 
 
 def test_a_producer_of_the_roster_is_heard_where_the_source_calls_the_topic_otherwise():
     settings, captured = renamed()
     found = SimpleNamespace(
-        notes=lambda tail: CELL_SCHEMA.empty_table(), reconcile=lambda _: verdict_rows([proven(0)])
+        notes=lambda tail: CELL_SCHEMA.empty_table(),
+        reconcile=lambda *_: unnumbered(verdict_rows([proven(0)])),
     )
     rows = _reconcile(None, run_of(captured, settings), Commit(), found).to_pylist()
     assert [(row["producer"], row["verdict"]) for row in rows] == [("AA", "PROVEN")]

@@ -17,7 +17,7 @@ from millrace.audit.explain import MOST_PROVEN, explain, lines
 from millrace.audit.keeping.state import Commit, StateFolder
 from millrace.audit.keeping.waivers import give_waiver
 from millrace.audit.reconciliation.neighbours import MOST_OF_STREAM, Neighbourhood
-from millrace.audit.reconciliation.settled import SETTLED_SCHEMA, settle, without
+from millrace.audit.reconciliation.settled import SETTLED_SCHEMA, without
 from millrace.audit.reconciliation.verdict_rows import Evidence, evident_rows, iso_time, verdict_rows
 from millrace.audit.reconciliation.verdicts import PRODUCED, Verdict, WindowState
 from millrace.audit.report.console import console_lines
@@ -29,6 +29,7 @@ from millrace.broker.errors import ConfigError
 from millrace.deploy.commands.audit import app
 from tests.browser.report_data import CONTROL, HOUR_MS, START_MS, TIERS, rich, row
 from tests.cells import encode_bitmaps
+from tests.settling import settle
 
 HOP = ("ewr", "agg")
 

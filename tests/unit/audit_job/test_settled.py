@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millrace.audit.reconciliation.settled import revisions_of, settle, settled_now, table_digest, without
-from millrace.audit.reconciliation.verdict_rows import VERDICT_SCHEMA, Evidence, evident_rows, verdict_rows
+from millrace.audit.keeping.upkeep import late_row
+from millrace.audit.reconciliation import row_keys
+from millrace.audit.reconciliation.settled import (
+    LINE_SCHEMA,
+    earlier_lines,
+    lines_of,
+    revisions_of,
+    rows_of,
+    settled_now,
+    table_digest,
+    without,
+)
+from millrace.audit.reconciliation.verdict_rows import (
+    ROW_SCHEMA,
+    VERDICT_SCHEMA,
+    Evidence,
+    evident_rows,
+    verdict_rows,
+)
 from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
+from millrace.audit.runs.copied_headers import foreign_rows
+from millrace.audit.runs.fact_rows import FACT_SCHEMA
+from millrace.audit.scanning.cell_rows import CELL_SCHEMA
+from millrace.audit.spark import spark_cells
+from millrace.audit.spark.spark_cells import numbered_verdicts
+from tests.settling import settle
 
 TOPICS = ["flights"]
 LOST = {("ewr", "agg"): ((3, 3),)}
@@ -165,8 +190,7 @@ def test_a_window_that_no_row_speaks_of_keeps_its_line_unless_it_was_pruned():
 
 
 def test_the_report_has_the_numbers_and_nothing_of_how_they_are_known():
-    told = rows(row(), row(10, state=WindowState.OPEN))
-    numbered = settle(told, None, TOPICS, 1).numbered(told)
+    numbered = settle(rows(row(), row(10, state=WindowState.OPEN)), None, TOPICS, 1).rows
     assert numbered.schema == VERDICT_SCHEMA
     assert numbered["revision"].to_pylist() == [1, 0]
 
@@ -180,3 +204,60 @@ def test_equal_tables_have_one_digest_however_they_lie_in_memory():
         assert table_digest(table.slice(cut)) == table_digest(copied) != digest
     other = table.set_column(0, "topic", pa.array([*["flights"] * 30, None]))
     assert table_digest(other) != digest
+
+
+def test_a_line_beside_that_of_its_whole_window_stays_while_a_row_speaks_of_it():
+    """What a stream's late record says of a pruned window is revised as any other; the topic's line has its
+    sums once nothing is left of it."""
+    table = without(settle(rows(row(), row(10)), None, TOPICS, 1).table, [("flights", 0)])
+    late = settle(rows(row(stream="02"), row(10)), table, TOPICS, 2)
+    assert late.numbers.to_pylist() == [1, 1]
+    told = late.table.select(["window_start_ms", "stream", "folded"]).to_pylist()
+    assert [tuple(each.values()) for each in told] == [(0, "", True), (10, "01", False), (0, "02", False)]
+    again = settle(rows(row(stream="02", verdict=Verdict.LOSS, missing=LOST), row(10)), late.table, TOPICS, 3)
+    assert again.numbers.to_pylist() == [2, 1]
+    gone = settle(rows(row(10)), again.table, TOPICS, 4)
+    assert gone.table["stream"].to_pylist() == ["", "01"]
+
+
+def told_of(lines=None):
+    """What a worker is told of a stream beside its cells."""
+    facts = FACT_SCHEMA.empty_table()
+    kind = pa.struct(LINE_SCHEMA)
+    told = pa.array([], kind) if lines is None else lines.to_struct_array().cast(kind)
+    empty = {name: pa.nulls(len(told), FACT_SCHEMA.field(name).type) for name in FACT_SCHEMA.names}
+    beside = pa.table({**empty, "line": told})
+    return pa.concat_tables([facts.append_column("line", pa.nulls(0, kind)), beside])
+
+
+def test_a_stream_of_which_only_lines_are_left_keeps_them():
+    table = settle(rows(row(), row(10)), None, TOPICS, 1).table
+    lines, _ = earlier_lines(table, TOPICS)
+    numbered = numbered_verdicts(SimpleNamespace(now_ms=5), CELL_SCHEMA.empty_table(), told_of(lines))
+    assert rows_of(numbered).num_rows == 0 and lines_of(numbered) == table
+    nothing = numbered_verdicts(SimpleNamespace(now_ms=5), CELL_SCHEMA.empty_table(), told_of(lines), False)
+    assert nothing.num_rows == 0, "a backfill has no lines"
+
+
+def test_rows_that_only_count_open_nothing_and_have_no_number(monkeypatch):
+    """They have no window, as a stream's own row has none."""
+    own = row(None, Verdict.UNKNOWN, producer="")
+    lines, _ = earlier_lines(settle(rows(own), None, TOPICS, 1).table, TOPICS)
+    counting = [late_row("flights", "01", {"agg": 2}), *foreign_rows("01", {("flights", "agg"): 3})]
+    told = pa.concat_tables([rows(own), pa.Table.from_pylist(counting, ROW_SCHEMA)])
+    monkeypatch.setattr(spark_cells, "verdicts_of", lambda *_: told)
+    numbered = numbered_verdicts(SimpleNamespace(now_ms=5), CELL_SCHEMA.empty_table(), told_of(lines))
+    assert numbered["state"].to_pylist() == ["SETTLED", "PRUNED", "FOREIGN"]
+    assert numbered["revision"].to_pylist() == [1, 0, 0]
+
+
+def test_few_keys_are_found_as_many_are(monkeypatch):
+    """The last of equal lines counts, either way."""
+    names = ["topic", "start_ms"]
+    lines = pa.table([["a", "a", "b", "a"], [0, 10, 0, 0]], names)
+    keys = pa.table([["a", "b", "c", "a"], [0, 0, 0, 10]], names)
+    for most in (0, 500):
+        monkeypatch.setattr(row_keys, "FEW_ROWS", most)
+        assert row_keys.found(keys, lines).to_pylist() == [3, 2, None, 1]
+        assert row_keys.found(keys.slice(0, 0), lines).to_pylist() == []
+        assert row_keys.found(keys, lines.slice(0, 0)).to_pylist() == [None] * 4

@@ -18,13 +18,14 @@ from millrace.audit.job import Findings, Run, _keep_verdicts, _leaving_no_trace
 from millrace.audit.keeping import upkeep
 from millrace.audit.keeping.state import Commit, StateFolder
 from millrace.audit.reconciliation.online_tiers import OnlineGroup
-from millrace.audit.reconciliation.settled import settle
+from millrace.audit.reconciliation.settled import unnumbered
 from millrace.audit.reconciliation.verdict_rows import ClusterReading, Reconciler, verdict_rows
 from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
 from millrace.audit.runs.capture import Capture
 from millrace.audit.runs.fact_rows import PrunedWindows, events_of, facts_of, facts_table, restore_pruned
 from millrace.audit.scanning.cell_rows import CELL_SCHEMA
 from millrace.audit.spark.spark_cells import folded, verdicts_of
+from tests.settling import settle
 
 STREAM, KEEP_MS, WINDOW_MS = "00000000000000ab", 1000, 10
 
@@ -283,7 +284,8 @@ def backfilled(tmp_path, monkeypatch, only, pruned=(0,), **kind):
     sequenced = kind.get("sequenced", True)
     cells = [cell(0, [1, 2, 3], sequenced), cell(10, [4, 5, 6], sequenced)]
     found = SimpleNamespace(
-        notes=lambda tail: CELL_SCHEMA.empty_table(), reconcile=lambda _: verdict_table(job.facts, cells)
+        notes=lambda tail: CELL_SCHEMA.empty_table(),
+        reconcile=lambda *_: unnumbered(verdict_table(job.facts, cells)),
     )
     return job, job_module._reconcile(None, job, Commit(), found).to_pylist()
 

@@ -13,11 +13,12 @@ from millrace.audit.keeping.waivers import (
     standing_waivers,
     waived_targets,
 )
-from millrace.audit.reconciliation.settled import settle, table_digest, without
+from millrace.audit.reconciliation.settled import table_digest, without
 from millrace.audit.reconciliation.verdict_rows import verdict_rows
 from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
 from millrace.audit.status import lines, read_status
 from millrace.broker.errors import ConfigError
+from tests.settling import settle
 
 STREAM = "00000000000000aa"
 

@@ -10,11 +10,12 @@ import pytest
 import yaml
 
 from millrace.audit.keeping.state import Commit, StateFolder
-from millrace.audit.reconciliation.settled import settle, table_digest
+from millrace.audit.reconciliation.settled import table_digest
 from millrace.audit.reconciliation.verdict_rows import verdict_rows
 from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
 from millrace.audit.report.folder import note_failure
 from millrace.deploy import cli
+from tests.settling import settle
 
 START_MS = 1_356_998_400_000
 

@@ -1,0 +1,41 @@
+"""A run's verdicts beside those of the run before, all streams together: workers do it stream by stream."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from millrace.audit.reconciliation.settled import (
+    SETTLED_SCHEMA,
+    earlier_lines,
+    lines_of,
+    number_rows,
+    reported,
+    rows_of,
+)
+
+
+@dataclass(frozen=True)
+class Settlement:
+    """`table` (SETTLED_SCHEMA) is what the state keeps; `rows` those of the report, with `numbers`, their
+    revisions, and `made_ms`, when each was made, null for an open one."""
+
+    table: pa.Table
+    rows: pa.Table
+    numbers: pa.Array
+    made_ms: pa.Array
+
+
+def settle(rows: pa.Table, before: pa.Table | None, topics: Collection[str], now_ms: int) -> Settlement:
+    """`rows` (ROW_SCHEMA) of all streams and of the roster; `before` is what the state had."""
+    lines, folded = earlier_lines(SETTLED_SCHEMA.empty_table() if before is None else before, topics)
+    numbered = number_rows(rows, lines, now_ms)
+    told = rows_of(numbered)
+    return Settlement(
+        pa.concat_tables([folded, lines_of(numbered)]).combine_chunks(),
+        reported(told),
+        told["revision"].combine_chunks(),
+        told["settled_ms"].combine_chunks(),
+    )
