@@ -32,6 +32,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,15 +50,16 @@ from millrace.audit.keeping.untrusted_waivers import read_accepted
 from millrace.audit.keeping.waivers import Standing, Target, read_waivers, standing_waivers, waived_targets
 from millrace.audit.reconciliation.horizon import DEFAULT_HORIZON_MS, split_older
 from millrace.audit.reconciliation.reconcile import ClusterPartition, Passage
+from millrace.audit.reconciliation.row_parts import Rows, View, parts_of
 from millrace.audit.reconciliation.settled import (
+    NUMBERED_SCHEMA,
     SETTLED_SCHEMA,
     earlier_lines,
+    lines_digest,
     lines_of,
     number_rows,
-    reported,
     revisions_of,
     rows_of,
-    table_digest,
     unnumbered,
     without,
 )
@@ -71,7 +73,7 @@ from millrace.audit.runs import backfill, fact_rows
 from millrace.audit.runs.arrivals import arrival_passages
 from millrace.audit.runs.backfill import TimeRange
 from millrace.audit.runs.capture import Capture, capture, settle_claims
-from millrace.audit.runs.copied_headers import Foreign, foreign_notes, split_foreign
+from millrace.audit.runs.copied_headers import Foreign, foreign_counts, foreign_notes
 from millrace.audit.runs.fact_rows import PrunedWindows
 from millrace.audit.runs.reading_plan import plan_backfill, plan_ranges, read_until
 from millrace.audit.runs.reconciling import reconciler_of, roster_of, streams_of, tiers_of
@@ -146,12 +148,12 @@ class Run:
 @dataclass(slots=True)
 class Findings:
     """What a run has found: `rows` of the report (`deciding` the verdict, or `older` than its horizon),
-    `settled` for the state, waivers and watermarks."""
+    `numbered` those and the lines that the state keeps, waivers and watermarks."""
 
-    rows: pa.Table
-    deciding: pa.Table
-    older: pa.Table
-    settled: pa.Table
+    rows: Rows
+    deciding: Rows
+    older: Rows
+    numbered: Rows
     waivers: list[Standing]
     watermarks: dict[str, int | None]
     doubts: Doubts = field(default_factory=Doubts)
@@ -491,13 +493,11 @@ def _reconcile(spark: SparkSession, job: Run, after: Commit, cells: RunCells) ->
     with failing_in_one_line():
         for name in foreign:
             arrivals[name] = arrival_passages(cells.all(), job.captured.pins, job.config.sources(), name)
-    rows, job.foreign = split_foreign(
-        cells.reconcile(
-            _reconciler(job, after, doubts, arrivals), job.before.verdicts if job.only is None else None
-        )
-    )
-    rows, late = upkeep.split_late(rows)
-    for what, count in late.items() if job.only is None else ():  # a backfill reads all of it again
+    before = job.before.verdicts if job.only is None else None
+    rows = cells.reconcile(_reconciler(job, after, doubts, arrivals), before)
+    job.foreign = foreign_counts(rows)
+    late = upkeep.late_counts(rows) if job.only is None else {}  # a backfill reads all of it again
+    for what, count in late.items():
         job.late[what] = job.late.get(what, 0) + count
     roster = verdict_rows(roster_of(job.config, job.captured, rows))
     if job.only is None:
@@ -536,59 +536,61 @@ def _reconciler(
     return reconciler_of(job.config, job.captured, [*after.unread, *doubts], job.now_ms, arrivals, read)
 
 
-def _judge(job: Run, rows: pa.Table, doubts: Doubts) -> Findings:
+def _judge(job: Run, numbered: Rows, doubts: Doubts) -> Findings:
     """Waivers and watermarks of the rows (`_reconcile`)."""
+    nothing = NUMBERED_SCHEMA.empty_table()
     if job.only is not None:
-        rows = reported(backfill.rows_between(rows, *job.only))
+        rows = View(numbered, partial(backfill.rows_between, only=job.only), backfill.READ)
+        rows = View(rows, rows_of, ["state"])
         standing = standing_waivers(read_waivers(job.state), rows)
-        return Findings(rows, rows, rows.slice(0, 0), SETTLED_SCHEMA.empty_table(), standing, {}, doubts)
-    settled = pa.concat_tables([job.pruned_lines, lines_of(rows)])
-    rows = rows_of(rows)
-    made_ms, rows = rows["settled_ms"], reported(rows)
-    standing = standing_waivers(read_waivers(job.state), rows, settled)
+        return Findings(rows, rows, nothing, nothing, standing, {}, doubts)
+    rows = View(numbered, rows_of, ["state"])
+    standing = standing_waivers(read_waivers(job.state), rows, job.pruned_lines)
     watermarks = watermarks_of(
         rows,
-        settled,
+        job.pruned_lines,
         streams_of(job.config, job.captured),
         [each.waiver for each in standing if each.stands],
         job.config.topics,
     )
     watermarks = doubts.held(watermarks, job.before.watermarks)
-    deciding, older = split_older(rows, made_ms, job.since_ms)
-    return Findings(rows, deciding, older, settled, standing, watermarks, doubts)
+    deciding, older = split_older(rows, job.since_ms)
+    return Findings(rows, deciding, older, numbered, standing, watermarks, doubts)
 
 
 def _keep_verdicts(job: Run, after: Commit, cells: RunCells, found: Findings) -> None:
     """Put the settled verdicts into the commit, and fold what may be folded."""
     config = job.config
+    settled = pa.concat_tables([job.pruned_lines, *parts_of(View(found.numbered, lines_of, None))])
     loose_count = len(cells.loose_files())
     if upkeep.is_due(job.before, loose_count, config.keep_ms, job.now_ms):
-        _fold(job, after, cells, found, loose_count)
+        settled = _fold(job, after, cells, found, settled, loose_count)
     after.claims = upkeep.claims_to_keep(
         after.claims, found.rows, config.grace_ms, config.keep_ms, job.now_ms
     )
     after.watermarks = {topic: at for topic, at in found.watermarks.items() if at is not None}
-    after.verdicts_digest = table_digest(found.settled)
+    after.verdicts_digest = lines_digest(settled)
     if after.verdicts_digest != job.before.verdicts_digest or not job.before.verdicts:
         after.verdicts = f"verdicts/{job.name}.parquet"
-        job.state.write_table(after.verdicts, found.settled)
+        job.state.write_table(after.verdicts, settled)
 
 
-def _fold(job: Run, after: Commit, cells: RunCells, found: Findings, loose_count: int) -> None:
+def _fold(
+    job: Run, after: Commit, cells: RunCells, found: Findings, settled: pa.Table, loose_count: int
+) -> pa.Table:
     """Prune what the policy lets go, unite cells of what is proven, and make the files of many runs few."""
     config = job.config
-    windows = upkeep.prunable(found.settled, found.rows, found.waived, (), config.keep_ms, job.now_ms)
+    rows = pa.concat_tables(parts_of(found.rows))
+    windows = upkeep.prunable(settled, rows, found.waived, (), config.keep_ms, job.now_ms)
     if windows:
         held_back = cells.windows_of_tail()
-        windows = upkeep.prunable(
-            found.settled, found.rows, found.waived, held_back, config.keep_ms, job.now_ms
-        )
+        windows = upkeep.prunable(settled, rows, found.waived, held_back, config.keep_ms, job.now_ms)
     if not windows and loose_count < upkeep.FOLD_FILES:
-        return
+        return settled
     ledger = job.captured.ledger
-    pruned = upkeep.prune_facts(ledger, job.pruned, windows, found.rows, config.window_ms)
+    pruned = upkeep.prune_facts(ledger, job.pruned, windows, rows, config.window_ms)
     # The fold goes by all that is pruned, also of streams that are forgotten now: no commit names this table.
-    proven = uniting.proven_windows(found.rows if uniting.may_unite(config, job.captured) else found.rows[:0])
+    proven = uniting.proven_windows(rows if uniting.may_unite(config, job.captured) else rows[:0])
     told = uniting.fold_plan(pruned, proven)
     plan = f"events/{job.name}-plan.parquet" if told.num_rows else ""
     if plan:
@@ -600,11 +602,11 @@ def _fold(job: Run, after: Commit, cells: RunCells, found: Findings, loose_count
     after.events, after.events_digest = f"events/{job.name}-folded.parquet", fact_rows.digest(facts)
     job.state.write_table(after.events, facts)
     after.folded_ms = job.now_ms
-    found.settled = without(found.settled, windows)
     for what, count in job.late.items():  # the cells that told of them are gone now
         if what.startswith(upkeep.LATE):
             after.untrusted[what] = after.untrusted.get(what, 0) + count
             after.untrusted_at[what] = job.now_ms
+    return without(settled, windows)
 
 
 def _summary(job: Run, after: Commit, cells: RunCells, found: Findings) -> dict[str, Any]:
@@ -633,7 +635,7 @@ def _summary(job: Run, after: Commit, cells: RunCells, found: Findings) -> dict[
         untrusted_waivers=[each.told() for each in doubts.waivers],
         waivers=[each.told() for each in found.waivers],
         watermarks={topic: iso_time(at) for topic, at in found.watermarks.items()},
-        revisions=revisions_of(found.settled),
+        revisions=revisions_of(View(found.numbered, lines_of, None)),
         notes=_notes(job, doubts),
     )
     back = steps_back(job.before.watermarks, found.watermarks)

@@ -12,9 +12,14 @@ from millrace.audit.reconciliation.settled import (
     earlier_lines,
     lines_of,
     number_rows,
-    reported,
     rows_of,
 )
+from millrace.audit.reconciliation.verdict_rows import VERDICT_SCHEMA
+
+
+def reported(rows: pa.Table) -> pa.Table:
+    """Numbered rows as they stand in the report."""
+    return rows.select(VERDICT_SCHEMA.names)
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.audit.reconciliation.row_keys import WINDOW, Window, found, is_among, keys_of, numbers
-from millrace.audit.reconciliation.verdict_rows import ROW_DDL, ROW_SCHEMA, VERDICT_SCHEMA, iso_time
+from millrace.audit.reconciliation.row_parts import Rows, parts_of
+from millrace.audit.reconciliation.verdict_rows import ROW_DDL, ROW_SCHEMA, iso_time
 from millrace.audit.reconciliation.verdicts import VERDICTS, WindowState
 
 COUNTS = ("published", "missing", "duplicates", "in_flight", "unreported", "unknown", "explained")
@@ -83,7 +84,7 @@ _NOTHING: dict[str, Any] = {
     "content": "",
     "detail": "{}",
 }
-_DIGEST_ROWS = 1 << 16
+_NULL = 0x6E756C6C5F6E756C  # no value that is there
 _ORDER = [(name, "ascending") for name in ("topic", "producer", "stream", "window_start_ms")]
 
 
@@ -184,11 +185,6 @@ def _is_last(keys: pa.Table) -> pa.ChunkedArray:
     return pc.equal(found(keys, keys), numbers(keys))
 
 
-def reported(rows: pa.Table) -> pa.Table:
-    """Numbered rows as they stand in the report."""
-    return rows.select(VERDICT_SCHEMA.names)
-
-
 def settled_now(table: pa.Table) -> pa.Table:
     """Without the lines of windows that are open again. An older program's table does not tell of any."""
     return (
@@ -196,9 +192,11 @@ def settled_now(table: pa.Table) -> pa.Table:
     )
 
 
-def revisions_of(table: pa.Table) -> list[dict[str, Any]]:
+def revisions_of(lines: Rows) -> list[dict[str, Any]]:
     """For the summary: windows whose settled verdict was changed by late data, with the last change."""
-    changed = table.filter(pc.greater(table["revision"], 1))
+    changed = (
+        row for part in parts_of(lines) for row in part.filter(pc.greater(part["revision"], 1)).to_pylist()
+    )
     return [
         {
             "topic": row["topic"],
@@ -208,7 +206,7 @@ def revisions_of(table: pa.Table) -> list[dict[str, Any]]:
             "before": row["before"],
             "after": row["verdict"],
         }
-        for row in changed.to_pylist()
+        for row in changed
         if row["window_start_ms"] is not None and not row["folded"]
     ]
 
@@ -239,18 +237,37 @@ def without(table: pa.Table, pruned: Collection[Window]) -> pa.Table:
     return pa.concat_tables([ordered, rest.filter(pc.invert(rest["folded"]))])
 
 
-def table_digest(table: pa.Table) -> str:
-    """Equal for equal tables, however they lie in memory: tells whether anything was learnt."""
-    content = hashlib.blake2b(digest_size=16)
-    for first in range(0, table.num_rows, _DIGEST_ROWS):
-        part = table.slice(first, _DIGEST_ROWS).combine_chunks()
-        columns = [each for column in part.columns for each in _whole(column.combine_chunks())]
-        content.update(pa.record_batch(columns, [str(number) for number in range(len(columns))]).serialize())
-    return content.hexdigest()
+def lines_digest(lines: Rows) -> str:
+    """Equal for equal lines, however they are ordered and cut: tells whether anything was learnt. A sum of
+    the lines' digests."""
+    sums = [0, 0]
+    for part in parts_of(lines):
+        columns = [_hashes(part[name].combine_chunks()) for name in SETTLED_SCHEMA.names]
+        for number in range(len(sums)):
+            digests = np.full(part.num_rows, number, np.uint64)
+            for column in columns:
+                digests = _mixed(digests + column)
+            sums[number] += int(digests.sum(dtype=np.uint64))
+    return "".join(f"{each % (1 << 64):016x}" for each in sums)
 
 
-def _whole(column: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """(its values, whether each is there) as bytes: what lies behind a null, or beside a bit, may differ."""
-    values = column.cast(pa.uint8()) if pa.types.is_boolean(column.type) else column
-    nothing = pa.scalar("" if pa.types.is_string(values.type) else 0, values.type)
-    return pc.fill_null(values, nothing), pc.is_valid(column).cast(pa.uint8())
+def _hashes(column: pa.Array) -> np.ndarray:
+    """64 bits for each value; what lies behind a null may differ."""
+    if pa.types.is_string(column.type):
+        encoded = column.dictionary_encode()
+        values = [
+            int.from_bytes(hashlib.blake2b(each.encode("utf-8", "surrogatepass"), digest_size=8).digest())
+            for each in encoded.dictionary.to_pylist()
+        ]
+        values.append(_NULL)
+        return np.array(values, np.uint64)[pc.fill_null(encoded.indices, len(values) - 1).to_numpy()]
+    numbers = pc.fill_null(column.cast(pa.int64()), 0).to_numpy().astype(np.uint64)
+    return np.where(pc.is_valid(column).to_numpy(zero_copy_only=False), numbers, np.uint64(_NULL))
+
+
+def _mixed(values: np.ndarray) -> np.ndarray:
+    """The finaliser of SplitMix64: equal sums of columns are not equal digests."""
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

@@ -65,8 +65,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
-
+from millrace.audit.reconciliation.row_parts import Rows
 from millrace.audit.reconciliation.verdict_rows import iso_time
 from millrace.audit.reconciliation.verdicts import status_of
 from millrace.audit.report.reasons import next_step
@@ -90,7 +89,7 @@ class Cost:
 
 
 def summarise(
-    rows: pa.Table,
+    rows: Rows,
     *,
     tiers: Iterable[Tier],
     at_ms: int,
@@ -103,7 +102,7 @@ def summarise(
     waived: Collection[tuple[str, int | str]] = (),
     doubted: bool | None = None,
     in_doubt: bool | None = None,
-    older: pa.Table | None = None,
+    older: Rows | None = None,
     older_untrusted: Collection[str] = (),
     since_ms: int | None = None,
     untrusted_waivers: Sequence[Mapping[str, Any]] = (),
@@ -167,13 +166,14 @@ def summarise(
         "at": iso_time(at_ms),
         "window_ms": window_ms,
     }
-    if older is not None and older.num_rows:
-        past = Tally(order, at_ms, grace_ms)
+    past = Tally(order, at_ms, grace_ms)
+    if older is not None:
         past.add_all(older)
+    if past.topics:
         summary["older"] = {
             "since": iso_time(since_ms),
             "windows": dict(sorted(past.windows.items())),
-            "streams": older["window_start_ms"].null_count,
+            "streams": past.own,
             "losses": past.losses(waived),
             "duplicates": past.duplicates(waived),
         }

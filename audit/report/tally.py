@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millrace.audit.reconciliation.row_parts import Rows, parts_of
 from millrace.audit.reconciliation.verdict_rows import VERDICT_SCHEMA
 from millrace.audit.reconciliation.verdicts import Fold, Verdict, WindowState
 from millrace.audit.report.latency import Latencies
@@ -61,6 +62,7 @@ class Tally:
         self.content: Counter[str] = Counter()
         self.latencies = Latencies({tier["name"]: tier["upstream"] for tier in tiers})
         self.fold = Fold()
+        self.own = 0  # rows without a window
         self.topics: dict[str, TopicTally] = {}
         self._calm = Fold()
         self._targets: dict[Target, Fold] = {}
@@ -98,15 +100,19 @@ class Tally:
             for topic, producer in sorted(self._producers)
         ]
 
-    def add_all(self, rows: pa.Table) -> None:
+    def add_all(self, rows: Rows) -> None:
         """Part by part: what is made of one on the way need not be held of all."""
-        for first in range(0, rows.num_rows, PART_ROWS):
-            part = rows.slice(first, PART_ROWS).select(_COLUMNS)
-            calm = is_calm(part)
-            self._add_calm(part.filter(calm))
-            for batch in part.filter(pc.invert(calm)).to_batches(max_chunksize=_BATCH_ROWS):
-                for row in batch.to_pylist():
-                    self._add(row)
+        for part in parts_of(rows, _COLUMNS):
+            for first in range(0, part.num_rows, PART_ROWS):
+                self._add_part(part.slice(first, PART_ROWS))
+
+    def _add_part(self, part: pa.Table) -> None:
+        calm = is_calm(part)
+        self._add_calm(part.filter(calm))
+        self.own += part["window_start_ms"].null_count
+        for batch in part.filter(pc.invert(calm)).to_batches(max_chunksize=_BATCH_ROWS):
+            for row in batch.to_pylist():
+                self._add(row)
 
     def _add(self, row: Mapping[str, Any]) -> None:
         start_ms = row["window_start_ms"]

@@ -195,7 +195,7 @@ OF_AUDIT = (
         name="old-loss-never-told",
         promise="A loss decides for as long as the horizon, however old it was when it was found.",
         file="audit/reconciliation/horizon.py",
-        rule="    told_long = pc.fill_null(pc.less(made_ms, since_ms), False)\n",
+        rule='    told_long = pc.fill_null(pc.less(rows["settled_ms"], since_ms), False)\n',
         instead='    told_long = pc.is_valid(rows["verdict"])\n',
         red=(
             f"{UNIT}/test_horizon.py"
@@ -350,6 +350,14 @@ OF_AUDIT = (
         rule="number_rows(rows.filter(pc.invert(is_counting)), lines",
         instead="number_rows(rows, lines",
         red=(f"{JOB}/test_settled.py::test_rows_that_only_count_open_nothing_and_have_no_number",),
+    ),
+    Mutant(
+        name="page-forgets-what-does-not-fit",
+        promise="What does not fit the page is summed by producer, so that its sums are the summary's.",
+        file="audit/report/plain.py",
+        rule="            self.rest = self._sums(pa.concat_tables([self.rest, behind]))\n",
+        instead="            self.rest = self._sums(behind)\n",
+        red=(f"{JOB}/test_row_parts.py::test_the_page_and_the_reports_files_are_the_same_however_rows_come",),
     ),
     Mutant(
         name="watermark-over-an-open-row",

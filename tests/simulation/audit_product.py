@@ -33,7 +33,6 @@ from millrace.audit.reconciliation.settled import (
     earlier_lines,
     lines_of,
     number_rows,
-    reported,
     rows_of,
 )
 from millrace.audit.reconciliation.verdict_rows import Reconciler, evident_rows, iso_time
@@ -54,7 +53,7 @@ from millrace.audit.spark.read_options import parse_options
 from millrace.audit.spark.spark_cells import folded
 from millrace.audit.spark.task_plan import ranges_option
 from millrace.audit.spark.task_reader import _read_cells
-from tests.settling import settle
+from tests.settling import reported, settle
 from tests.simulation.audit_answers import Answers
 from tests.simulation.audit_logs import GRACE_MS, WINDOW_MS
 from tests.simulation.audit_world import World, encoded, positions_of, routes_of
@@ -226,12 +225,13 @@ class Audit:
         evident, numbered = self._reconcile(
             config, captured, commit, facts, pa.concat_tables([*self.kept, new]), unread
         )
-        found, summary = self._judge(config, captured, commit, numbered, tail_notes, notes)
-        self._require_settled(config, captured, evident, found)
+        lines = pa.concat_tables([self._earlier(config)[1], lines_of(numbered)])
+        self._require_settled(config, captured, evident, lines, rows_of(numbered))
+        found, summary = self._judge(config, captured, commit, numbered, lines, tail_notes, notes)
         commit.watermarks = {topic: at for topic, at in found.watermarks.items() if at is not None}
         if not dies:
             self.commit, self.kept, self.facts = commit, [*self.kept, settled], facts
-            self.settled = found.settled
+            self.settled = lines
             if may_unite(config, captured) and self.luck.random() < 0.5:
                 self._fold(found.rows, tail)
         return Result(
@@ -260,6 +260,7 @@ class Audit:
         captured: Any,
         commit: Commit,
         numbered: pa.Table,
+        lines: pa.Table,
         tail_notes: pa.Table,
         notes: pa.Table,
     ) -> tuple[Findings, dict[str, Any]]:
@@ -268,12 +269,10 @@ class Audit:
         untrusted = counts_of(tail_notes, NOTE_UNTRUSTED)
         since_ms = now_ms - DEFAULT_HORIZON_MS
         doubts = doubts_of(config, captured, commit, untrusted, {}, rows, [], now_ms, since_ms)
-        settled = pa.concat_tables([self._earlier(config)[1], lines_of(numbered)])
-        made_ms, rows = rows["settled_ms"], reported(rows)
-        watermarks = watermarks_of(rows, settled, streams_of(config, captured), [], config.topics)
+        watermarks = watermarks_of(rows, lines, streams_of(config, captured), [], config.topics)
         watermarks = doubts.held(watermarks, self.commit.watermarks)
-        deciding, older = split_older(rows, made_ms, since_ms)
-        found = Findings(rows, deciding, older, settled, [], watermarks, doubts)
+        deciding, older = split_older(rows, since_ms)
+        found = Findings(rows, deciding, older, numbered, [], watermarks, doubts)
         summary = summarise(
             deciding,
             tiers=tiers_of(config),
@@ -402,11 +401,11 @@ class Audit:
         return earlier_lines(before, config.topics)
 
     def _require_settled(
-        self, config: AuditConfig, captured: Any, evident: list[tuple], found: Findings
+        self, config: AuditConfig, captured: Any, evident: list[tuple], lines: pa.Table, rows: pa.Table
     ) -> None:
         """What streams were numbered one by one is what they are together."""
         whole = settle(evident_rows(evident), self.settled, config.topics, captured.taken_ms)
-        assert (whole.table, whole.rows) == (found.settled, found.rows)
+        assert (whole.table, whole.rows) == (lines, reported(rows))
 
     def _reconciler(
         self, config: AuditConfig, captured: Any, commit: Commit, doubts: Any, cells: pa.Table

@@ -20,12 +20,13 @@ import pyarrow as pa
 
 from millrace.audit.keeping.waivers import standing_waivers
 from millrace.audit.reconciliation.horizon import split_older
-from millrace.audit.reconciliation.settled import table_digest
+from millrace.audit.reconciliation.row_parts import parts_of
+from millrace.audit.reconciliation.settled import lines_digest
 from millrace.audit.reconciliation.verdict_rows import Evidence, evident_rows
 from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
 from millrace.audit.reconciliation.watermark import Waiver
 from millrace.audit.report.heatmap import Windows
-from millrace.audit.report.plain import by_producer, fold, table_data
+from millrace.audit.report.plain import PlainRows, by_producer, fold, table_data
 from millrace.audit.report.summary import summarise
 from millrace.audit.runs.watermarks import watermarks_of
 from tests.settling import settle
@@ -80,13 +81,15 @@ def main() -> None:
     waiver = Waiver(TOPIC, WINDOW_MS, "ops", "known", 1)
     timed("waivers", lambda: standing_waivers([waiver], rows, table))
     timed("watermarks", lambda: watermarks_of(rows, table, [], [], [TOPIC]))
-    timed("horizon", lambda: split_older(rows, settlement.made_ms, 0))
+    dated = rows.append_column("settled_ms", settlement.made_ms)
+    timed("horizon", lambda: [*parts_of(split_older(dated, 0)[0])])
     told: dict[str, Any] = {"at_ms": 1, "window_ms": WINDOW_MS, "untrusted": {}, "unaudited": {}}
     timed("summary", lambda: summarise(rows, tiers=TIERS, **told))
-    timed("digest of the state's table", lambda: table_digest(table))
+    timed("digest of the state's table", lambda: lines_digest(table))
     timed("producers.parquet", lambda: by_producer(rows))
     folded = timed("page: rows by producer", lambda: fold(rows, TIERS))
-    timed("page: the worst of them", lambda: table_data(folded, TIERS))
+    plain = PlainRows(TIERS)
+    timed("page: the worst of them", lambda: (plain.add(folded), table_data(plain)))
     timed("page: heatmap", lambda: Windows(rows, TIERS))
     print(f"{'all':<28}{whole / given.rows * 1e6:7.2f} µs a row")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10

@@ -12,11 +12,11 @@ from millrace.audit.reconciliation import row_keys
 from millrace.audit.reconciliation.settled import (
     LINE_SCHEMA,
     earlier_lines,
+    lines_digest,
     lines_of,
     revisions_of,
     rows_of,
     settled_now,
-    table_digest,
     without,
 )
 from millrace.audit.reconciliation.verdict_rows import (
@@ -54,7 +54,7 @@ def test_a_verdict_that_stays_keeps_its_number_and_the_time_it_was_made():
     second = settle(rows(row()), first.table, TOPICS, 200)
     assert second.numbers.to_pylist() == [1]
     assert second.table.to_pylist()[0]["settled_ms"] == 100
-    assert table_digest(first.table) == table_digest(second.table)
+    assert lines_digest(first.table) == lines_digest(second.table)
     assert revisions_of(second.table) == []
 
 
@@ -62,7 +62,7 @@ def test_late_data_makes_a_numbered_revision_that_names_both_verdicts():
     first = settle(rows(row()), None, TOPICS, 100)
     changed = row(verdict=Verdict.DUPLICATE, extra_copies={"agg": 1}, duplicates={"agg": ((3, 3),)})
     second = settle(rows(changed), first.table, TOPICS, 200)
-    assert second.numbers.to_pylist() == [2] and table_digest(first.table) != table_digest(second.table)
+    assert second.numbers.to_pylist() == [2] and lines_digest(first.table) != lines_digest(second.table)
     (told,) = revisions_of(second.table)
     assert (told["revision"], told["before"], told["after"]) == (2, "PROVEN", "DUPLICATE")
     assert told["window_start"] == "1970-01-01T00:00:00Z"
@@ -197,13 +197,13 @@ def test_the_report_has_the_numbers_and_nothing_of_how_they_are_known():
 
 def test_equal_tables_have_one_digest_however_they_lie_in_memory():
     table = settle(rows(*(row(start) for start in range(0, 300, 10)), row(None)), None, TOPICS, 1).table
-    digest = table_digest(table)
+    digest = lines_digest(table)
     for cut in range(1, 20):
-        assert table_digest(pa.concat_tables([table.slice(0, cut), table.slice(cut)])) == digest
+        assert lines_digest(pa.concat_tables([table.slice(0, cut), table.slice(cut)])) == digest
         copied = pa.Table.from_pylist(table.slice(cut).to_pylist(), table.schema)
-        assert table_digest(table.slice(cut)) == table_digest(copied) != digest
+        assert lines_digest(table.slice(cut)) == lines_digest(copied) != digest
     other = table.set_column(0, "topic", pa.array([*["flights"] * 30, None]))
-    assert table_digest(other) != digest
+    assert lines_digest(other) != digest
 
 
 def test_a_line_beside_that_of_its_whole_window_stays_while_a_row_speaks_of_it():

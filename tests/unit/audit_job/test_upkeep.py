@@ -18,7 +18,7 @@ from millrace.audit.job import Findings, Run, _keep_verdicts, _leaving_no_trace
 from millrace.audit.keeping import upkeep
 from millrace.audit.keeping.state import Commit, StateFolder
 from millrace.audit.reconciliation.online_tiers import OnlineGroup
-from millrace.audit.reconciliation.settled import unnumbered
+from millrace.audit.reconciliation.settled import LINE_SCHEMA, number_rows, rows_of, unnumbered
 from millrace.audit.reconciliation.verdict_rows import ClusterReading, Reconciler, verdict_rows
 from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
 from millrace.audit.runs.capture import Capture
@@ -238,7 +238,8 @@ def test_the_cells_of_a_stream_that_is_forgotten_go_with_it(tmp_path):
 
     captured = Capture(10**12, ledger_of((0, [1, 2, 3]), last=3))
     rows = verdict_rows([row(0)])
-    findings = Findings(rows, rows, rows.slice(0, 0), settle(rows, None, ["flights"], 0).table, [], {})
+    numbered = number_rows(rows, LINE_SCHEMA.empty_table(), 0)
+    findings = Findings(rows, rows, rows.slice(0, 0), numbered, [], {})
     job, after = run_of(state, captured), Commit(cells=["cells/new"])
     ended, lasting = (("billing", "0" * 16, Claim(5, 0, at_ms)) for at_ms in (-(10**9), 10**12))
     after.claims = [ended, lasting]
@@ -287,7 +288,7 @@ def backfilled(tmp_path, monkeypatch, only, pruned=(0,), **kind):
         notes=lambda tail: CELL_SCHEMA.empty_table(),
         reconcile=lambda *_: unnumbered(verdict_table(job.facts, cells)),
     )
-    return job, job_module._reconcile(None, job, Commit(), found).to_pylist()
+    return job, rows_of(job_module._reconcile(None, job, Commit(), found)).to_pylist()
 
 
 def test_a_backfill_of_all_that_was_pruned_of_a_stream_has_its_rows(tmp_path, monkeypatch):
@@ -320,7 +321,8 @@ def test_a_late_record_of_a_pruned_window_is_counted_and_makes_no_verdict():
     ledger = ledger_of((0, [1, 2, 3]), (10, [4, 5, 6]))
     pruned = pruned_at_0(ledger)
     table = facts_table(ledger, {STREAM: {"ewr"}}, pruned)
-    rows, late = upkeep.split_late(verdict_table(table, [cell(10, [4, 5, 6]), cell(0, [2])]))
+    told = verdict_table(table, [cell(10, [4, 5, 6]), cell(0, [2])])
+    rows, late = rows_of(told), upkeep.late_counts(told)
     assert late == {f"{upkeep.LATE}, in ewr, topic flights": 1}
     assert [(each["window_start_ms"], each["verdict"]) for each in rows.to_pylist()] == [(10, "PROVEN")]
 

@@ -13,7 +13,7 @@ from millrace.audit.keeping.waivers import (
     standing_waivers,
     waived_targets,
 )
-from millrace.audit.reconciliation.settled import table_digest, without
+from millrace.audit.reconciliation.settled import lines_digest, without
 from millrace.audit.reconciliation.verdict_rows import verdict_rows
 from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
 from millrace.audit.status import lines, read_status
@@ -42,7 +42,7 @@ def state_of(tmp_path, *verdicts):
     state.commit(
         Commit(
             number=1, at_ms=1000, window_ms=10, verdicts="verdicts/run.parquet",
-            verdicts_digest=table_digest(table), watermarks={"flights": 86_400_000},
+            verdicts_digest=lines_digest(table), watermarks={"flights": 86_400_000},
         )
     )  # fmt: skip
     return state

@@ -1,0 +1,52 @@
+"""Rows of a run, all at once or part by part, so that whoever walks them need not hold them all. Pure.
+
+Everything on the driver that asks rows takes `Rows`: a table, or something that has `parts`. Must stay true:
+a part has whole windows. All rows of a topic and window, of whatever stream, are in one part; those without a
+window are in one, too. So what is asked of windows can be asked part by part.
+
+`View` is rows made of rows (`keep`): those of the report, those that decide, the lines of the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import pyarrow as pa
+
+
+class Parted(Protocol):
+    """Rows that are read part by part, as often as anybody asks."""
+
+    def parts(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """The parts, with all columns or with these."""
+
+
+Rows: TypeAlias = pa.Table | Parted
+
+
+def parts_of(rows: Rows, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+    """The parts of rows, of which a table is one, with all columns or with these."""
+    if isinstance(rows, pa.Table):
+        yield rows if columns is None else rows.select(list(columns))
+    else:
+        yield from rows.parts(columns)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What `keep` makes of each part of `rows`; it reads the columns `reads`, and may take rows or columns
+    away, never windows apart."""
+
+    rows: Rows
+    keep: Callable[[pa.Table], pa.Table]
+    reads: Sequence[str] | None
+
+    def parts(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        wanted = None
+        if columns is not None and self.reads is not None:
+            wanted = list(dict.fromkeys([*columns, *self.reads]))
+        for part in parts_of(self.rows, wanted):
+            kept = self.keep(part)
+            yield kept if columns is None else kept.select(list(columns))
