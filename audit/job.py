@@ -30,7 +30,7 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -47,14 +47,16 @@ from millrace.audit.keeping import uniting, upkeep
 from millrace.audit.keeping.state import Commit, StateFolder, UnreadNote
 from millrace.audit.keeping.state_files import is_remote
 from millrace.audit.keeping.untrusted_waivers import read_accepted
+from millrace.audit.keeping.verdict_files import LINES, PRUNED, own_lines
 from millrace.audit.keeping.waivers import Standing, Target, read_waivers, standing_waivers, waived_targets
 from millrace.audit.reconciliation.horizon import DEFAULT_HORIZON_MS, split_older
 from millrace.audit.reconciliation.reconcile import ClusterPartition, Passage
-from millrace.audit.reconciliation.row_parts import Rows, View, parts_of
+from millrace.audit.reconciliation.row_keys import WINDOW, Window, is_among, keys_of
+from millrace.audit.reconciliation.row_parts import Beside, Rows, View, parts_of
 from millrace.audit.reconciliation.settled import (
     NUMBERED_SCHEMA,
     SETTLED_SCHEMA,
-    earlier_lines,
+    lines_but,
     lines_digest,
     lines_of,
     number_rows,
@@ -118,8 +120,8 @@ class JobResult:
 class Run:
     """One run's working values, handed from step to step. `pruned` is what is left of pruned windows by
     stream, `pruned_lines` the lines that earlier runs left of them by window, `late` counts what came for
-    them, `foreign` what lies in another topic than its stream's, `only` is the backfill's range, `since_ms`
-    the verdict's horizon."""
+    them, `foreign` what lies in another topic than its stream's, `row_files` have this run's rows, `owed` are
+    the roster's lines, `only` is the backfill's range, `since_ms` the verdict's horizon."""
 
     config: AuditConfig
     master: str
@@ -136,6 +138,8 @@ class Run:
     late: dict[str, int] = field(default_factory=dict)
     pruned_lines: pa.Table = field(default_factory=SETTLED_SCHEMA.empty_table)
     foreign: Foreign = field(default_factory=dict)
+    row_files: list[str] = field(default_factory=list)
+    owed: pa.Table = field(default_factory=SETTLED_SCHEMA.empty_table)
     only: TimeRange | None = None
     since_ms: int | None = None
 
@@ -259,10 +263,10 @@ def _run(
             spark.release()
             if only is None and not after.knows_as_much_as(before):
                 state.commit(after)
-        progress("writing the report")
-        cost = Cost(*read, round(time.monotonic() - begun_s, 3), size, count)
-        with report.staged((LAST_FAILURE,)) as folder:
-            problem = _tell(job, found, {**summary, "run": asdict(cost)}, folder)
+            progress("writing the report")  # of rows that go with the run, if it learnt nothing
+            cost = Cost(*read, round(time.monotonic() - begun_s, 3), size, count)
+            with report.staged((LAST_FAILURE,)) as folder:
+                problem = _tell(job, found, {**summary, "run": asdict(cost)}, folder)
     return JobResult(exit_status(summary), summary, problem, cost)
 
 
@@ -430,7 +434,7 @@ def _tidy(job: Run) -> None:
         ("events", f"{job.name}.parquet"),
         ("events", f"{job.name}-folded.parquet"),
         ("events", f"{job.name}-plan.parquet"),
-        ("verdicts", f"{job.name}.parquet"),
+        ("verdicts", job.name),
     ):
         if (room, entry) not in named:
             job.state.files.remove(f"{room}/{entry}")
@@ -484,9 +488,9 @@ def _next_commit(job: Run, cells: RunCells) -> Commit:
     )
 
 
-def _reconcile(spark: SparkSession, job: Run, after: Commit, cells: RunCells) -> pa.Table:
+def _reconcile(spark: SparkSession, job: Run, after: Commit, cells: RunCells) -> Rows:
     """Every stream's verdicts, from the cells on disk and the facts, and the roster's; with their revisions,
-    and with the lines that are carried on."""
+    and with the lines that are carried on. Executors write them; the driver reads what was written."""
     doubts = unread_of(cells.notes(tail=True), job.captured.vanished_ms)
     foreign = [name for name, each in job.config.aggregates().items() if each.mirror == "foreign"]
     arrivals: dict[str, Mapping[ClusterPartition, Passage]] = {}
@@ -495,33 +499,18 @@ def _reconcile(spark: SparkSession, job: Run, after: Commit, cells: RunCells) ->
             arrivals[name] = arrival_passages(cells.all(), job.captured.pins, job.config.sources(), name)
     before = job.before.verdicts if job.only is None else None
     rows = cells.reconcile(_reconciler(job, after, doubts, arrivals), before)
+    job.row_files = list(rows.files)
     job.foreign = foreign_counts(rows)
     late = upkeep.late_counts(rows) if job.only is None else {}  # a backfill reads all of it again
     for what, count in late.items():
         job.late[what] = job.late.get(what, 0) + count
     roster = verdict_rows(roster_of(job.config, job.captured, rows))
-    if job.only is None:
-        owed, job.pruned_lines = _own_lines(job)
-        roster = number_rows(roster, owed, job.now_ms)
-    else:
-        roster = unnumbered(roster)
-    return pa.concat_tables([rows, roster]).sort_by(
-        [
-            ("topic", "ascending"),
-            ("producer", "ascending"),
-            ("stream", "ascending"),
-            ("window_start_ms", "ascending"),
-        ]
-    )
-
-
-def _own_lines(job: Run) -> tuple[pa.Table, pa.Table]:
-    """The lines of the run before that no stream has: what the roster owed, and what is left of what was
-    pruned."""
-    before = SETTLED_SCHEMA.empty_table()
-    if job.before.verdicts:
-        before = job.state.read_table(job.before.verdicts, pc.field("stream") == "")
-    return earlier_lines(before, job.config.topics)
+    if job.only is not None:
+        return Beside(rows, unnumbered(roster))
+    owed, job.pruned_lines = own_lines(job.state, job.before.verdicts, job.config.topics)
+    numbered = number_rows(roster, owed, job.now_ms)
+    job.owed = lines_of(numbered)
+    return Beside(rows, numbered)
 
 
 def _reconciler(
@@ -561,42 +550,57 @@ def _judge(job: Run, numbered: Rows, doubts: Doubts) -> Findings:
 def _keep_verdicts(job: Run, after: Commit, cells: RunCells, found: Findings) -> None:
     """Put the settled verdicts into the commit, and fold what may be folded."""
     config = job.config
-    settled = pa.concat_tables([job.pruned_lines, *parts_of(View(found.numbered, lines_of, None))])
+    pruned = SETTLED_SCHEMA.empty_table()
     loose_count = len(cells.loose_files())
     if upkeep.is_due(job.before, loose_count, config.keep_ms, job.now_ms):
-        settled = _fold(job, after, cells, found, settled, loose_count)
+        pruned = _fold(job, after, cells, found, loose_count)
     after.claims = upkeep.claims_to_keep(
         after.claims, found.rows, config.grace_ms, config.keep_ms, job.now_ms
     )
     after.watermarks = {topic: at for topic, at in found.watermarks.items() if at is not None}
-    after.verdicts_digest = lines_digest(settled)
-    if after.verdicts_digest != job.before.verdicts_digest or not job.before.verdicts:
-        after.verdicts = f"verdicts/{job.name}.parquet"
-        job.state.write_table(after.verdicts, settled)
+    is_of_now = is_among(job.pruned_lines.select(WINDOW), pruned.select(WINDOW))
+    earlier = job.pruned_lines.filter(pc.invert(is_of_now))
+    of_streams = View(found.numbered, partial(lines_but, pruned=pruned), None)
+    after.verdicts_digest = lines_digest(earlier, pruned, of_streams)
+    if after.verdicts_digest == job.before.verdicts_digest and job.before.verdicts:
+        return
+    folder = f"verdicts/{job.name}"
+    after.verdicts = [*job.row_files, f"{folder}/{LINES}"]
+    job.state.write_table(f"{folder}/{LINES}", pa.concat_tables([earlier, job.owed]))
+    if pruned.num_rows:
+        after.verdicts.append(f"{folder}/{PRUNED}")
+        job.state.write_table(f"{folder}/{PRUNED}", pruned)
 
 
-def _fold(
-    job: Run, after: Commit, cells: RunCells, found: Findings, settled: pa.Table, loose_count: int
-) -> pa.Table:
-    """Prune what the policy lets go, unite cells of what is proven, and make the files of many runs few."""
-    config = job.config
-    rows = pa.concat_tables(parts_of(found.rows))
-    windows = upkeep.prunable(settled, rows, found.waived, (), config.keep_ms, job.now_ms)
-    if windows:
+def _fold(job: Run, after: Commit, cells: RunCells, found: Findings, loose_count: int) -> pa.Table:
+    """Prune what the policy lets go, unite cells of what is proven, and make the files of many runs few.
+    Returns the lines of the windows that were pruned."""
+    config, ledger = job.config, job.captured.ledger
+
+    def going(part: pa.Table, held_back: Collection[tuple[str, int]]) -> dict[Window, dict[str, int]]:
+        lines, rows = lines_of(part), rows_of(part)
+        return upkeep.prunable(lines, rows, found.waived, held_back, config.keep_ms, job.now_ms)
+
+    lines = [SETTLED_SCHEMA.empty_table()]
+    pruned = job.pruned
+    if config.keep_ms is not None and any(going(part, ()) for part in parts_of(found.numbered)):
         held_back = cells.windows_of_tail()
-        windows = upkeep.prunable(settled, rows, found.waived, held_back, config.keep_ms, job.now_ms)
-    if not windows and loose_count < upkeep.FOLD_FILES:
-        return settled
-    ledger = job.captured.ledger
-    pruned = upkeep.prune_facts(ledger, job.pruned, windows, rows, config.window_ms)
+        for part in parts_of(found.numbered):
+            if windows := going(part, held_back):
+                pruned = upkeep.prune_facts(ledger, pruned, windows, rows_of(part), config.window_ms)
+                left = without(pa.concat_tables([job.pruned_lines, lines_of(part)]), windows)
+                lines.append(left.filter(is_among(left.select(WINDOW), keys_of(windows, WINDOW))))
+    if len(lines) == 1 and loose_count < upkeep.FOLD_FILES:
+        return lines[0]
+    pruned = upkeep.prune_facts(ledger, pruned, {}, NUMBERED_SCHEMA.empty_table(), config.window_ms)
     # The fold goes by all that is pruned, also of streams that are forgotten now: no commit names this table.
-    proven = uniting.proven_windows(rows if uniting.may_unite(config, job.captured) else rows[:0])
-    told = uniting.fold_plan(pruned, proven)
+    told = uniting.fold_plan(pruned)
     plan = f"events/{job.name}-plan.parquet" if told.num_rows else ""
     if plan:
         job.state.write_table(plan, told)
+    proven = job.row_files if uniting.may_unite(config, job.captured) else ()
     # Cells of a window that is pruned now may be in any file; of one that was before, only in loose ones.
-    after.cells = cells.fold(plan, whole=bool(windows))
+    after.cells = cells.fold(plan, proven, whole=len(lines) > 1)
     upkeep.forget_streams(ledger, pruned, job.captured.told, config.grace_ms, job.now_ms)
     facts = _facts_table(config, job.captured, pruned)
     after.events, after.events_digest = f"events/{job.name}-folded.parquet", fact_rows.digest(facts)
@@ -606,7 +610,7 @@ def _fold(
         if what.startswith(upkeep.LATE):
             after.untrusted[what] = after.untrusted.get(what, 0) + count
             after.untrusted_at[what] = job.now_ms
-    return without(settled, windows)
+    return pa.concat_tables(lines)
 
 
 def _summary(job: Run, after: Commit, cells: RunCells, found: Findings) -> dict[str, Any]:

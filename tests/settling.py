@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from millrace.audit.reconciliation.row_parts import parts_of
 from millrace.audit.reconciliation.settled import (
     SETTLED_SCHEMA,
     earlier_lines,
@@ -44,3 +46,30 @@ def settle(rows: pa.Table, before: pa.Table | None, topics: Collection[str], now
         told["revision"].combine_chunks(),
         told["settled_ms"].combine_chunks(),
     )
+
+
+@dataclass(frozen=True)
+class OnePart:
+    """A table as the rows that executors wrote, in no files."""
+
+    table: pa.Table
+    files: tuple[str, ...] = ()
+
+    def parts(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        yield from parts_of(self.table, columns)
+
+
+class Windows:
+    """Rows in parts of whole windows, the last first, and in the end those without a window."""
+
+    def __init__(self, rows: pa.Table, count: int) -> None:
+        starts = rows["window_start_ms"]
+        known = sorted(set(starts.drop_null().to_pylist()), reverse=True)
+        size = max(1, -(-len(known) // count))
+        cuts = [known[first : first + size] for first in range(0, len(known), size)]
+        self._parts = [rows.filter(pc.is_in(starts, pa.array(cut, pa.int64()))) for cut in cuts]
+        self._parts.append(rows.filter(pc.is_null(starts)))
+
+    def parts(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        for part in self._parts:
+            yield part if columns is None else part.select(columns)

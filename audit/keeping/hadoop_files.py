@@ -31,6 +31,7 @@ written by Spark, which only closes its files: HDFS has them on as many data nod
 from __future__ import annotations
 
 import contextlib
+import io
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
@@ -193,6 +194,12 @@ class HadoopFiles:
             finally:
                 stream.close()
 
+    def source(self, name: str) -> _Reading:
+        with _io_errors(self.uri(name)):
+            path = self._path(name)
+            size = int(self._fs.getFileStatus(path).getLen())
+            return _Reading(self.uri(name), self._jvm, self._fs.open(path), size)
+
     def write(self, name: str, content: bytes) -> None:
         try:
             with _io_errors(self.uri(name)):
@@ -328,6 +335,45 @@ class HadoopFiles:
 
     def flush(self, names: Sequence[str]) -> None:
         """Nothing to do: Hadoop's own commit protocol has closed them."""
+
+
+class _Reading(io.RawIOBase):
+    """A file of the file system, read a stretch at a time."""
+
+    def __init__(self, where: str, jvm: Any, stream: Any, size: int) -> None:
+        super().__init__()
+        self._where, self._jvm, self._stream, self._size, self._at = where, jvm, stream, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        begin = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        self._at = begin + offset
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        left = max(0, self._size - self._at)
+        count = left if size is None or size < 0 else min(size, left)
+        if not count:
+            return b""
+        with _io_errors(self._where):
+            self._stream.seek(self._at)
+            found = bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(self._stream, count))
+        self._at += len(found)
+        return found
+
+    def close(self) -> None:
+        if not self.closed:
+            with contextlib.suppress(OSError, DiskFull), _io_errors(self._where):
+                self._stream.close()
+        super().close()
 
 
 @contextlib.contextmanager

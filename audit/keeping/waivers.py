@@ -29,8 +29,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.audit.keeping.state import StateDamaged, StateFolder, guard_fits, guarded, guarded_body
+from millrace.audit.keeping.verdict_files import SettledLines
 from millrace.audit.reconciliation.row_parts import Rows, parts_of
-from millrace.audit.reconciliation.settled import settled_now
 from millrace.audit.reconciliation.verdict_rows import iso_time
 from millrace.audit.reconciliation.verdicts import VERDICTS, Verdict
 from millrace.audit.reconciliation.watermark import Waiver
@@ -108,7 +108,7 @@ def give_waiver(state: StateFolder, topic: str, target: int | str, who: str, why
     latest = state.latest()
     found = None
     if latest.verdicts:
-        settled = settled_now(state.read_table(latest.verdicts))
+        settled = SettledLines(state, latest.verdicts)
         found = _by_target([settled], [(topic, target)]).get((topic, target))
     place = f"stream {target}" if isinstance(target, str) else f"{iso_time(target)}"
     if found is None:
@@ -202,7 +202,7 @@ def _by_target(rows: Iterable[Rows], targets: Collection[Target]) -> dict[Target
 
 
 def _read_of(rows: Rows) -> list[str]:
-    """Lines of the state have no `state`: all are settled."""
+    """Lines of the state have no `state`: all are settled (`SettledLines` gives what it has)."""
     has_state = not isinstance(rows, pa.Table) or "state" in rows.column_names
     return [*COLUMNS, "state"] if has_state else [*COLUMNS]
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 
 class Parted(Protocol):
@@ -32,6 +33,36 @@ def parts_of(rows: Rows, columns: Sequence[str] | None = None) -> Iterator[pa.Ta
         yield rows if columns is None else rows.select(list(columns))
     else:
         yield from rows.parts(columns)
+
+
+ORDER = ("topic", "producer", "stream", "window_start_ms")
+"""How rows are ordered within a part."""
+
+
+def in_order(rows: pa.Table) -> pa.Table:
+    """The rows in order, where they have the columns for it."""
+    if not set(ORDER) <= set(rows.column_names):
+        return rows
+    return rows.sort_by([(name, "ascending") for name in ORDER])
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Rows, and those of a small table in the parts that their windows are in."""
+
+    rows: Rows
+    table: pa.Table
+
+    def parts(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        wanted = None if columns is None else list(dict.fromkeys([*columns, "window_start_ms"]))
+        left = self.table if wanted is None else self.table.select(wanted)
+        for part in parts_of(self.rows, wanted):
+            theirs = pc.is_in(left["window_start_ms"], value_set=pc.unique(part["window_start_ms"]))
+            both = in_order(pa.concat_tables([part, left.filter(theirs)]))
+            left = left.filter(pc.invert(theirs))
+            yield both if columns is None else both.select(list(columns))
+        if left.num_rows:
+            yield left if columns is None else left.select(list(columns))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Settled verdicts from run to run: their revisions, and the one line that is left of a pruned window. Pure.
 
-Kept by `job` as `verdicts/<run>.parquet`, read by the next run, `status` and `waivers`:
+Kept in the state (`keeping.verdict_files`), read by the next run, `status` and `waivers`:
 
     topic, producer, stream, window_start_ms, window_ms, verdict, and the counts of `reconciliation.parquet`;
     window_start_ms is null in a stream's own row
@@ -75,7 +75,7 @@ that is open again. No such row is in the report."""
 
 _KEY = ("topic", "stream", "producer", "window_start_ms")
 _OF_ROWS = (str(WindowState.OPEN), str(WindowState.SETTLED))
-_OF_LINES = (str(WindowState.SETTLED), KEPT, REOPENED)
+LINE_STATES = (str(WindowState.SETTLED), KEPT, REOPENED)
 _NOTHING: dict[str, Any] = {
     "window_start": None,
     "ambiguous": 0,
@@ -158,7 +158,7 @@ def rows_of(numbered: pa.Table) -> pa.Table:
 
 def lines_of(numbered: pa.Table) -> pa.Table:
     """What the state keeps of numbered rows (SETTLED_SCHEMA), in the order of their keys."""
-    lines = numbered.filter(pc.is_in(numbered["state"], pa.array(_OF_LINES)))
+    lines = numbered.filter(pc.is_in(numbered["state"], pa.array(LINE_STATES)))
     told = {
         **{name: lines[name] for name in SETTLED_SCHEMA.names if name in NUMBERED_SCHEMA.names},
         "content": lines["said"],
@@ -171,6 +171,12 @@ def lines_of(numbered: pa.Table) -> pa.Table:
     # A member of the roster may owe windows of two lengths that begin at one time.
     owed = owed.filter(_is_last(_keys(owed)))
     return pa.concat_tables([table.filter(pc.invert(of_roster)), owed]).sort_by(_ORDER)
+
+
+def lines_but(numbered: pa.Table, pruned: pa.Table) -> pa.Table:
+    """Those of `lines_of` that are of none of these windows."""
+    lines = lines_of(numbered)
+    return lines.filter(pc.invert(is_among(lines.select(WINDOW), pruned.select(WINDOW))))
 
 
 def _keys(table: pa.Table) -> pa.Table:
@@ -237,11 +243,11 @@ def without(table: pa.Table, pruned: Collection[Window]) -> pa.Table:
     return pa.concat_tables([ordered, rest.filter(pc.invert(rest["folded"]))])
 
 
-def lines_digest(lines: Rows) -> str:
+def lines_digest(*lines: Rows) -> str:
     """Equal for equal lines, however they are ordered and cut: tells whether anything was learnt. A sum of
     the lines' digests."""
     sums = [0, 0]
-    for part in parts_of(lines):
+    for part in (part for each in lines for part in parts_of(each)):
         columns = [_hashes(part[name].combine_chunks()) for name in SETTLED_SCHEMA.names]
         for number in range(len(sums)):
             digests = np.full(part.num_rows, number, np.uint64)

@@ -1,4 +1,4 @@
-"""The cells of one run on the state's file system: counted, read back, folded. Needs a running Spark.
+"""The cells of one run on the state's file system: counted, made verdicts of, folded. Needs a running Spark.
 
 Called by `job`. Every Spark action of a run that touches cells is here; each failed one becomes the one line
 that its Python worker raised. Cells lie under `cells/<run>/`, folded ones under `cells/<run>-folded/`.
@@ -9,27 +9,30 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import DataFrame, DataFrameWriter, Observation, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.functions import col, lit
 
 from millrace.audit.config import AuditConfig
 from millrace.audit.keeping.state import StateFolder
-from millrace.audit.keeping.uniting import PLAN_DDL
+from millrace.audit.keeping.uniting import ASKED, PLAN_DDL, fold_plan, proven_windows
 from millrace.audit.keeping.upkeep import PRUNED, late_row
+from millrace.audit.keeping.verdict_files import RowFiles, line_files, pruned_files, row_files
 from millrace.audit.reconciliation.row_keys import WINDOW
 from millrace.audit.reconciliation.settled import (
     LINE_SCHEMA,
+    LINE_STATES,
     NUMBERED_DDL,
-    NUMBERED_SCHEMA,
+    REOPENED,
     SETTLED_DDL,
+    SETTLED_SCHEMA,
     number_rows,
     unnumbered,
 )
@@ -48,6 +51,13 @@ from millrace.broker.errors import DiskFull, MillraceError
 
 FOLDED_FILE_BYTES = 128 << 20
 _FOLDED = "-folded"
+_DAY = (
+    "coalesce(cast(date_from_unix_date(cast(least(greatest("
+    "floor(window_start_ms / 86400000), 0), 2932896) as int)) as string), 'none')"
+)
+"""The day that a window begins on, of the calendar's first to its last."""
+_BY_TIME = ("window_start_ms", "topic", "producer", "stream")
+_GROUP_BYTES = 8 << 20  # of a row group: what is read of a file for one of its windows
 _DISK_FULL = ("No space left on device", "Disk quota exceeded")
 
 
@@ -100,24 +110,31 @@ class RunCells:
                 planned = sum(each.size for each in ranges)
                 raise CellsIncomplete(self._state.where, planned, missing, too_many)
 
-    def _write(self, rows: DataFrame, folder: str) -> list[str]:
+    def _write(
+        self,
+        rows: DataFrame,
+        folder: str,
+        what: str = "cells",
+        laid: Callable[[DataFrame], DataFrameWriter] = lambda rows: rows.write,
+    ) -> list[str]:
         """Write a folder of Parquet; returns its files when they hold every row that was written."""
         seen = Observation("rows")
         with failing_in_one_line():
-            rows.observe(seen, f.count(lit(1)).alias("rows")).write.parquet(self._state.files.uri(folder))
-        files = _parquet_files(self._state, folder)
+            counted = rows.observe(seen, f.count(lit(1)).alias("rows"))
+            laid(counted).parquet(self._state.files.uri(folder))
+        files = self._state.files_in(folder)
         local = self._state.local_root
         if local is not None:
             found = rows_in([local / name for name in files])
         else:
             with failing_in_one_line():
                 found = self._read(files).count() if files else 0
-        require_shared(self._state.where, seen.get["rows"], found)
+        require_shared(self._state.where, seen.get["rows"], found, what)
         self._state.files.flush(files)
         return files
 
     def new_files(self) -> list[str]:
-        return _parquet_files(self._state, self._folder)
+        return self._state.files_in(self._folder)
 
     def notes(self, *, tail: bool) -> pa.Table:
         """The rows that are no cells: of the part to be kept, or of the tail."""
@@ -155,15 +172,18 @@ class RunCells:
             cells = cells.unionByName(earlier) if new else earlier
         return cells.filter(col("note").isNull())
 
-    def _read(self, names: Sequence[str]) -> DataFrame:
-        return self._spark.read.schema(CELL_DDL).parquet(*(self._state.files.uri(name) for name in names))
+    def _read(self, names: Sequence[str], ddl: str = CELL_DDL) -> DataFrame:
+        if not names:
+            return self._spark.createDataFrame([], ddl)
+        return self._spark.read.schema(ddl).parquet(*(self._state.files.uri(name) for name in names))
 
-    def reconcile(self, reconciler: Reconciler, verdicts: str | None) -> pa.Table:
+    def reconcile(self, reconciler: Reconciler, verdicts: Sequence[str] | None) -> RowFiles:
         """Every stream's verdicts, from the cells on disk and the facts, with their revisions beside the
-        `verdicts` of the run before ("" where there are none); unnumbered where that is None, in a backfill.
+        `verdicts` of the run before (none in the first one); unnumbered where that is None, in a backfill.
 
-        Rows (NUMBERED_SCHEMA), and in states of their own the lines that are carried on (`settled`), late
-        records of pruned windows (PRUNED), and copies in other topics (FOREIGN).
+        Executors write them (`keeping.verdict_files`): rows (NUMBERED_SCHEMA), and in states of their own the
+        lines that are carried on (`settled`), late records of pruned windows (PRUNED), and copies in other
+        topics (FOREIGN).
         """
 
         is_numbered = verdicts is not None
@@ -172,25 +192,27 @@ class RunCells:
             # Spark counts arguments, and would count self.
             return numbered_verdicts(reconciler, cells, told, is_numbered)
 
-        self._spread([*self._kept, *self.new_files()])
-        told = self._told(reconciler.topics, verdicts or "")
+        self._spread([*self._kept, *self.new_files(), *row_files(verdicts or ())])
+        told = self._told(reconciler.topics, verdicts or ())
         with failing_in_one_line():
-            return (
-                self.all()
-                .groupBy("stream")
-                .cogroup(told.groupBy("stream"))
-                .applyInArrow(rows_of, NUMBERED_DDL)
-                .toArrow()
-                .cast(NUMBERED_SCHEMA)
-            )
+            cells = self.all().groupBy("stream")
+            rows = cells.cogroup(told.groupBy("stream")).applyInArrow(rows_of, NUMBERED_DDL)
+        folder = f"verdicts/{self._folder.partition('/')[2]}"
+        return RowFiles(self._state, self._write(rows, folder, "verdicts", by_day))
 
-    def _told(self, topics: Sequence[str], verdicts: str) -> DataFrame:
+    def _told(self, topics: Sequence[str], verdicts: Sequence[str]) -> DataFrame:
         """What is known of each stream beside its cells: rows of its facts, and of the lines that the run
         before kept of the audited topics, as a `line` (`settled.LINE_SCHEMA`)."""
-        facts = self._spark.read.schema(FACT_DDL).parquet(self._state.files.uri(self.facts))
-        lines = self._spark.createDataFrame([], SETTLED_DDL)
-        if verdicts:
-            lines = self._spark.read.schema(SETTLED_DDL).parquet(self._state.files.uri(verdicts))
+        facts = self._read([self.facts], FACT_DDL)
+        lines = self._read(line_files(verdicts), SETTLED_DDL)
+        if row_files(verdicts):
+            rows = self._read(row_files(verdicts), NUMBERED_DDL).filter(col("state").isin(*LINE_STATES))
+            of_rows = rows.withColumnsRenamed({"content": "compared", "said": "content"}).withColumns(
+                {"folded": lit(False), "open": col("state") == REOPENED}
+            )
+            gone = self._read(pruned_files(verdicts), SETTLED_DDL).select(*WINDOW).distinct()
+            of_rows = of_rows.join(f.broadcast(gone), WINDOW, "left_anti")
+            lines = lines.unionByName(of_rows.select(*SETTLED_SCHEMA.names))
         lines = lines.filter(col("topic").isin(list(topics))).fillna(False, ["folded", "open"])
         pruned = lines.filter("folded").select(*WINDOW).distinct().withColumn("pruned", lit(True))
         lines = lines.filter(~col("folded") & (col("stream") != ""))
@@ -234,10 +256,10 @@ class RunCells:
                     large.add(folder)
         return [name for name in names if name.rpartition("/")[0] not in large]
 
-    def fold(self, plan: str, *, whole: bool = False) -> list[str]:
+    def fold(self, plan: str, rows: Sequence[str], *, whole: bool = False) -> list[str]:
         """Write what is kept of all loose cells, or the `whole` of them, into few files; without those of
-        windows that the plan (`uniting.fold_plan`, "" where there is none) calls pruned, and those that it
-        calls proven united. Returns the files that there are then."""
+        windows that the plan (`uniting.fold_plan`, "" where there is none) calls pruned, and those that these
+        files of this run's rows call proven united. Returns the files that there are then."""
         new = self.new_files()
         sources = [*self._kept, *new] if whole else self.loose_files()
         left = [name for name in self._kept if name not in set(sources)]
@@ -250,9 +272,12 @@ class RunCells:
         if new:
             parts.append(self._read(new))  # its tail holds windows back
         cells = functools.reduce(DataFrame.unionByName, parts).filter(col("note").isNull())
-        if plan:
+        if plan or rows:
             self._spread(sources)
-            told = self._spark.read.schema(PLAN_DDL).parquet(self._state.files.uri(plan))
+            verdicts = self._read(rows, NUMBERED_DDL).select(*ASKED)
+            told = self._read([plan] if plan else [], PLAN_DDL).unionByName(
+                verdicts.mapInArrow(proven_of, PLAN_DDL)
+            )
             cells = cells.groupBy("stream").cogroup(told.groupBy("stream")).applyInArrow(folded, CELL_DDL)
         else:
             cells = cells.filter(~col("tail"))
@@ -260,9 +285,16 @@ class RunCells:
         return [*left, *self._write(few, f"{self._folder}{_FOLDED}")]
 
 
-def _parquet_files(state: StateFolder, folder: str) -> list[str]:
-    names = (entry.name for entry in state.files.entries(folder))
-    return [f"{folder}/{name}" for name in names if name.endswith(".parquet")]
+def by_day(rows: DataFrame) -> DataFrameWriter:
+    """Verdict rows in a folder for each day, in the order of their windows (`keeping.verdict_files`)."""
+    ordered = rows.withColumn("day", f.expr(_DAY)).sortWithinPartitions("day", *_BY_TIME)
+    return ordered.write.partitionBy("day").option("parquet.block.size", str(_GROUP_BYTES))
+
+
+def proven_of(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The plan's rows of proven windows; runs in Spark's workers."""
+    for batch in batches:
+        yield from fold_plan({}, proven_windows(pa.Table.from_batches([batch]))).to_batches()
 
 
 def unpruned(cells: pa.Table, facts: pa.Table) -> tuple[pa.Table, pa.Table]:

@@ -55,7 +55,7 @@ OF_AUDIT = (
         name="cells-of-a-cluster-uncounted",
         promise="On a cluster, rows written and rows found are compared before cells are used.",
         file="audit/spark/spark_cells.py",
-        rule='require_shared(self._state.where, seen.get["rows"], found)',
+        rule='require_shared(self._state.where, seen.get["rows"], found, what)',
         instead="pass",
         red=(
             f"{JOB}/test_run_cells.py::test_cells_that_executors_wrote_to_a_disk_of_their_own_stop_the_run",
@@ -73,8 +73,8 @@ OF_AUDIT = (
         name="commit-names-unsynced-cells",
         promise="The cells that a commit of the audit names are durable before it.",
         file="audit/keeping/state_files.py",
-        rule="os.fsync(handle)\n            finally:\n                os.close(handle)\n        for",
-        instead="pass\n            finally:\n                os.close(handle)\n        for",
+        rule="os.fsync(handle)\n            finally:\n                os.close(handle)\n        folders",
+        instead="pass\n            finally:\n                os.close(handle)\n        folders",
         red=(f"{JOB}/test_run_cells.py::test_cells_are_durable_before_anything_names_them",),
     ),
     Mutant(
@@ -358,6 +358,42 @@ OF_AUDIT = (
         rule="            self.rest = self._sums(pa.concat_tables([self.rest, behind]))\n",
         instead="            self.rest = self._sums(behind)\n",
         red=(f"{JOB}/test_row_parts.py::test_the_page_and_the_reports_files_are_the_same_however_rows_come",),
+    ),
+    Mutant(
+        name="window-cut-in-two",
+        promise="Rows are read in parts of whole windows: what is asked of windows is asked part by part.",
+        file="audit/keeping/verdict_files.py",
+        rule="yield starts[first], starts[number - 1]",
+        instead="yield starts[first], starts[number]",
+        red=(
+            f"{JOB}/test_verdict_files.py::test_rows_are_read_in_parts_of_whole_windows_and_all_of_them_once",
+        ),
+    ),
+    Mutant(
+        name="rows-without-a-window-unread",
+        promise="What is said of a stream as a whole is read as what is said of its windows.",
+        file="audit/keeping/verdict_files.py",
+        rule="[each for each in self._groups if each.nulls]",
+        instead="[]",
+        red=(
+            f"{JOB}/test_verdict_files.py::test_rows_are_read_in_parts_of_whole_windows_and_all_of_them_once",
+        ),
+    ),
+    Mutant(
+        name="pruned-rows-counted-again",
+        promise="Rows of windows that a run pruned are in its files, and count no more.",
+        file="audit/keeping/verdict_files.py",
+        rule="settled_now(lines_but(part, pruned))",
+        instead="settled_now(lines_but(part, pruned.slice(0, 0)))",
+        red=(f"{JOB}/test_verdict_files.py::test_rows_of_windows_that_the_run_pruned_count_no_more",),
+    ),
+    Mutant(
+        name="verdicts-of-a-day-unsynced",
+        promise="The folders of days, too, are durable before a commit names what is in them.",
+        file="audit/keeping/state_files.py",
+        rule="for folder in list(Path(name).parents)[:-1]",
+        instead="for folder in list(Path(name).parents)[:-2]",
+        red=(f"{JOB}/test_verdict_files.py::test_files_of_days_are_counted_swept_and_durable_as_one_run",),
     ),
     Mutant(
         name="watermark-over-an-open-row",

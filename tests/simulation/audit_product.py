@@ -27,6 +27,7 @@ from millrace.audit.keeping.state import Commit
 from millrace.audit.keeping.uniting import fold_plan, may_unite, proven_windows
 from millrace.audit.reconciliation.horizon import DEFAULT_HORIZON_MS, split_older
 from millrace.audit.reconciliation.roster import roster_rows
+from millrace.audit.reconciliation.row_parts import View
 from millrace.audit.reconciliation.settled import (
     NUMBERED_SCHEMA,
     SETTLED_SCHEMA,
@@ -53,7 +54,7 @@ from millrace.audit.spark.read_options import parse_options
 from millrace.audit.spark.spark_cells import folded
 from millrace.audit.spark.task_plan import ranges_option
 from millrace.audit.spark.task_reader import _read_cells
-from tests.settling import reported, settle
+from tests.settling import Windows, reported, settle
 from tests.simulation.audit_answers import Answers
 from tests.simulation.audit_logs import GRACE_MS, WINDOW_MS
 from tests.simulation.audit_world import World, encoded, positions_of, routes_of
@@ -233,7 +234,7 @@ class Audit:
             self.commit, self.kept, self.facts = commit, [*self.kept, settled], facts
             self.settled = lines
             if may_unite(config, captured) and self.luck.random() < 0.5:
-                self._fold(found.rows, tail)
+                self._fold(pa.concat_tables(found.rows.parts()), tail)
         return Result(
             rows=[row for row, *_ in evident],
             watermarks=found.watermarks,
@@ -265,7 +266,7 @@ class Audit:
         notes: pa.Table,
     ) -> tuple[Findings, dict[str, Any]]:
         """As the job does after it has reconciled: doubts, settled verdicts, watermarks and the summary."""
-        rows, now_ms = rows_of(numbered), captured.taken_ms
+        rows, now_ms = View(Windows(numbered, 3), rows_of, ["state"]), captured.taken_ms
         untrusted = counts_of(tail_notes, NOTE_UNTRUSTED)
         since_ms = now_ms - DEFAULT_HORIZON_MS
         doubts = doubts_of(config, captured, commit, untrusted, {}, rows, [], now_ms, since_ms)

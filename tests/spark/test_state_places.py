@@ -160,10 +160,11 @@ class CutOff:
 
 
 def test_a_job_cut_off_at_any_step_leaves_the_next_one_the_same_verdicts(spark, world, stream, monkeypatch):
-    """The steps that change the state: facts, cells made durable, verdicts, the commit."""
+    """The steps that change the state: facts, cells made durable, verdicts made durable, the lines that no
+    stream has, the commit."""
     undisturbed = audit(world)
     original = StateFolder.open.__func__
-    for step, after in ((1, False), (2, False), (3, False), (4, False), (4, True)):
+    for step, after in ((1, False), (2, False), (3, False), (4, False), (5, False), (5, True)):
         state = world.config.report.parent / f"cut-{step}-{after}"
         world.config = world.config.model_copy(update={"state": state})
 

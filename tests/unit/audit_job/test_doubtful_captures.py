@@ -46,6 +46,7 @@ from millrace.audit.scanning.cell_rows import CELL_SCHEMA
 from millrace.audit.scanning.cells import Cell
 from millrace.broker.errors import ConfigError, MillraceError
 from tests.cells import encode_bitmaps, table_of
+from tests.settling import OnePart
 from tests.verdicts import overall_verdict
 
 STREAM, SESSION = "00000000000000ab", "00000000000000cd"
@@ -423,7 +424,8 @@ def test_a_producer_of_the_roster_is_heard_where_the_source_calls_the_topic_othe
     settings, captured = renamed()
     found = SimpleNamespace(
         notes=lambda tail: CELL_SCHEMA.empty_table(),
-        reconcile=lambda *_: unnumbered(verdict_rows([proven(0)])),
+        reconcile=lambda *_: OnePart(unnumbered(verdict_rows([proven(0)]))),
     )
-    rows = _reconcile(None, run_of(captured, settings), Commit(), found).to_pylist()
+    (rows,) = _reconcile(None, run_of(captured, settings), Commit(), found).parts()
+    rows = rows.to_pylist()
     assert [(row["producer"], row["verdict"]) for row in rows] == [("AA", "PROVEN")]

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
-import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -27,22 +23,7 @@ from millrace.audit.report.plain import by_producer
 from millrace.audit.runs.doubtful_names import doubtful_names
 from millrace.audit.runs.watermarks import watermarks_of
 from tests.browser.report_data import rich
-
-
-class Days:
-    """Rows in parts of whole windows, the last first, and in the end those without a window."""
-
-    def __init__(self, rows: pa.Table, count: int) -> None:
-        starts = rows["window_start_ms"]
-        known = sorted(set(starts.drop_null().to_pylist()), reverse=True)
-        size = -(-len(known) // count)
-        cuts = [known[first : first + size] for first in range(0, len(known), size)]
-        self._parts = [rows.filter(pc.is_in(starts, pa.array(cut, pa.int64()))) for cut in cuts]
-        self._parts.append(rows.filter(pc.is_null(starts)))
-
-    def parts(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        for part in self._parts:
-            yield part if columns is None else part.select(columns)
+from tests.settling import Windows
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +38,8 @@ def test_the_page_and_the_reports_files_are_the_same_however_rows_come(made, mon
     for most_bytes in (plain.MOST_BYTES, 2_000):
         monkeypatch.setattr(plain, "MOST_BYTES", most_bytes)
         monkeypatch.setattr(plain, "MOST_ROWS", most_bytes // 16)
-        assert render(summary, Days(rows, 7)) == render(summary, rows)
-    write_report(tmp_path, summary, Days(rows, 7))
+        assert render(summary, Windows(rows, 7)) == render(summary, rows)
+    write_report(tmp_path, summary, Windows(rows, 7))
     found = pq.read_table(tmp_path / "reconciliation.parquet")
     assert found.sort_by(ordered) == rows.select(VERDICT_SCHEMA.names).sort_by(ordered)
     told = pq.read_table(tmp_path / "producers.parquet").sort_by(ordered[:2] + ordered[3:])
@@ -67,7 +48,7 @@ def test_the_page_and_the_reports_files_are_the_same_however_rows_come(made, mon
 
 def test_watermarks_names_lines_and_findings_of_the_past_are_the_same_however_rows_come(made):
     numbered = number_rows(made[1], LINE_SCHEMA.empty_table(), 100)
-    days = Days(numbered, 5)
+    days = Windows(numbered, 5)
     report, parted = rows_of(numbered), View(days, rows_of, ["state"])
     topics, pruned = report["topic"].unique().to_pylist(), SETTLED_SCHEMA.empty_table()
     assert watermarks_of(parted, pruned, [], [], topics) == watermarks_of(report, pruned, [], [], topics)

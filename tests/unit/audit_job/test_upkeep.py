@@ -25,7 +25,7 @@ from millrace.audit.runs.capture import Capture
 from millrace.audit.runs.fact_rows import PrunedWindows, events_of, facts_of, facts_table, restore_pruned
 from millrace.audit.scanning.cell_rows import CELL_SCHEMA
 from millrace.audit.spark.spark_cells import folded, verdicts_of
-from tests.settling import settle
+from tests.settling import OnePart, settle
 
 STREAM, KEEP_MS, WINDOW_MS = "00000000000000ab", 1000, 10
 
@@ -230,7 +230,7 @@ def test_the_cells_of_a_stream_that_is_forgotten_go_with_it(tmp_path):
         def loose_files(self):
             return ["cells/new"]
 
-        def fold(self, plan, *, whole):
+        def fold(self, plan, rows, *, whole):
             assert whole, "the window may have cells anywhere"
             table = state.read_table(plan)
             left.append(folded(cells, table.filter(pc.equal(table["stream"], STREAM))))
@@ -286,9 +286,10 @@ def backfilled(tmp_path, monkeypatch, only, pruned=(0,), **kind):
     cells = [cell(0, [1, 2, 3], sequenced), cell(10, [4, 5, 6], sequenced)]
     found = SimpleNamespace(
         notes=lambda tail: CELL_SCHEMA.empty_table(),
-        reconcile=lambda *_: unnumbered(verdict_table(job.facts, cells)),
+        reconcile=lambda *_: OnePart(unnumbered(verdict_table(job.facts, cells))),
     )
-    return job, rows_of(job_module._reconcile(None, job, Commit(), found)).to_pylist()
+    (rows,) = job_module._reconcile(None, job, Commit(), found).parts()
+    return job, rows_of(rows).to_pylist()
 
 
 def test_a_backfill_of_all_that_was_pruned_of_a_stream_has_its_rows(tmp_path, monkeypatch):

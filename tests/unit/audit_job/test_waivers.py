@@ -41,7 +41,7 @@ def state_of(tmp_path, *verdicts):
     state.write_table("verdicts/run.parquet", table)
     state.commit(
         Commit(
-            number=1, at_ms=1000, window_ms=10, verdicts="verdicts/run.parquet",
+            number=1, at_ms=1000, window_ms=10, verdicts=["verdicts/run.parquet"],
             verdicts_digest=lines_digest(table), watermarks={"flights": 86_400_000},
         )
     )  # fmt: skip

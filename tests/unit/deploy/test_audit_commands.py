@@ -36,7 +36,7 @@ def config(tmp_path: Path) -> Path:
     table = settle(verdict_rows(rows), None, ["flights"], 1).table
     state.write_table("verdicts/run.parquet", table)
     state.commit(
-        Commit(number=1, at_ms=5, verdicts="verdicts/run.parquet", verdicts_digest=lines_digest(table))
+        Commit(number=1, at_ms=5, verdicts=["verdicts/run.parquet"], verdicts_digest=lines_digest(table))
     )
     return path
 
