@@ -235,7 +235,7 @@ OF_AUDIT = (
     Mutant(
         name="state-of-another-cluster",
         promise="A state goes on only with the clusters that it was counted with.",
-        file="audit/job.py",
+        file="audit/runs/state_checks.py",
         rule="        if known and id_ and known != id_:\n",
         instead="        if False:\n",
         red=(f"{JOB}/test_doubtful_captures.py::test_a_state_of_other_clusters_is_refused",),
@@ -243,7 +243,7 @@ OF_AUDIT = (
     Mutant(
         name="local-state-of-remote-workers",
         promise="A folder of the driver's machine is no state for workers of other machines.",
-        file="audit/job.py",
+        file="audit/runs/state_checks.py",
         rule="    if is_elsewhere(master) and not is_remote(config.state):\n",
         instead="    if False:\n",
         red=(f"{JOB}/test_workers.py::test_a_folder_of_this_machine_is_refused_before_anything_starts",),

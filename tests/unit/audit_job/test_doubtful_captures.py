@@ -27,9 +27,6 @@ from millrace.audit.job import (
     _judge,
     _reconcile,
     _reconciler,
-    check_clusters,
-    check_names,
-    check_window,
 )
 from millrace.audit.keeping.state import Commit, ReadPosition, StateFolder, UnreadNote
 from millrace.audit.reconciliation.reconcile import Passage
@@ -41,6 +38,7 @@ from millrace.audit.runs.capture import Capture, MirrorPosition, PartitionPin
 from millrace.audit.runs.fact_rows import facts_table
 from millrace.audit.runs.reading_plan import passages, plan_ranges
 from millrace.audit.runs.reconciling import streams_of
+from millrace.audit.runs.state_checks import check_clusters, check_names, check_window
 from millrace.audit.runs.untrusted import Doubts
 from millrace.audit.scanning.cell_rows import CELL_SCHEMA
 from millrace.audit.scanning.cells import Cell
