@@ -35,6 +35,7 @@ import io
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from millrace.audit.keeping.hadoop_gateway import java_gateway
@@ -59,6 +60,7 @@ AWAY = frozenset(
 )
 """What Java calls a server that does not answer."""
 
+_CHUNK_BYTES = 4 << 20  # that go to the JVM at one time
 _RENAMES = frozenset({"hdfs", "webhdfs", "swebhdfs", "ofs", "o3fs", "abfs", "abfss"})
 
 
@@ -209,13 +211,14 @@ class HadoopFiles:
                 self.remove(name)
             raise
 
-    def replace(self, name: str, content: bytes) -> None:
-        """Put a file in the place of another, or of none: who reads sees either, whole."""
+    def replace(self, name: str, content: bytes | Path) -> None:
+        """Put a file in the place of another, or of none: who reads sees either, whole. What a file of this
+        machine has is never held whole."""
         aside = f".{name}.{uuid.uuid4().hex}"
         with _io_errors(self.uri(name)):
             if str(self._fs.getUri().getScheme()).lower() not in (*_RENAMES, "file"):
                 stream = self._fs.create(self._path(name), True)  # a store shows it once it is closed
-                stream.write(bytearray(content))
+                _fill(stream, content)
                 stream.close()
                 return
             try:
@@ -276,10 +279,10 @@ class HadoopFiles:
         except FileNotFoundError:
             return None
 
-    def _put(self, name: str, content: bytes) -> None:
+    def _put(self, name: str, content: bytes | Path) -> None:
         stream = self._fs.create(self._path(name), False)
         try:
-            stream.write(bytearray(content))
+            _fill(stream, content)
             if self._rule is Rule.LINK or stream.hasCapability("hsync"):
                 stream.hsync()
         finally:
@@ -335,6 +338,15 @@ class HadoopFiles:
 
     def flush(self, names: Sequence[str]) -> None:
         """Nothing to do: Hadoop's own commit protocol has closed them."""
+
+
+def _fill(stream: Any, content: bytes | Path) -> None:
+    if isinstance(content, bytes):
+        stream.write(bytearray(content))
+        return
+    with content.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            stream.write(bytearray(chunk))
 
 
 class _Reading(io.RawIOBase):
