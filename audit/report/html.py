@@ -41,7 +41,7 @@ from millrace.audit.report.plain import FOLDED, PlainRows, fold, script_json, ta
 from millrace.audit.report.reasons import advice
 from millrace.audit.report.sentences import duration, hop_name, older_findings, records
 
-MOST_ROWS = 100  # of losses or duplicates; all of them are in summary.json
+MOST_ROWS = 100  # of losses or duplicates; summary.json has more
 MOST_PRODUCERS = 300
 MOST_SENTENCES = 200
 OPEN_ITEMS = 5  # of a hop, before a click shows more
@@ -81,8 +81,8 @@ def render(summary: Mapping[str, Any], rows: Rows) -> str:
         states=STATES,
         tiers=tiers,
         flow=flow(summary, tiers),
-        losses=by_hop(summary["losses"], MOST_ROWS),
-        duplicates=by_tier(summary["duplicates"], MOST_ROWS),
+        losses=by_hop(summary["losses"], MOST_ROWS, summary.get("losses_more", ())),
+        duplicates=by_tier(summary["duplicates"], MOST_ROWS, summary.get("duplicates_more", ())),
         differing=_differing(rows),
         reasons=[each for each in summary["reasons"] if not each["reason"].startswith("content differs")],
         safe=safe_until(summary, plain.doubtful, waived),
@@ -161,9 +161,9 @@ def flow(summary: Mapping[str, Any], tiers: Sequence[str]) -> list[list[dict[str
     """The way of the records, one column for each step: producers, sources, aggregates, groups."""
     missing: Counter[str] = Counter()
     copies: Counter[str] = Counter()
-    for loss in summary["losses"]:
+    for loss in (*summary["losses"], *summary.get("losses_more", ())):
         missing[loss["lost_between"][1]] += loss["count"]
-    for each in summary["duplicates"]:
+    for each in (*summary["duplicates"], *summary.get("duplicates_more", ())):
         copies[each["tier"]] += each["count"]
     windows: dict[str, Counter[str]] = {}
     for topic in summary["topics"]:
@@ -209,31 +209,43 @@ def _bar(windows: Mapping[str, int]) -> list[dict[str, Any]]:
     ]
 
 
-def by_hop(losses: Sequence[Mapping[str, Any]], most: int) -> list[dict[str, Any]]:
-    """Losses by the hop that lost them, the greatest first; at most `most` are told one by one."""
-    return _grouped(losses, lambda loss: tuple(loss["lost_between"]), most)
+Findings = Sequence[Mapping[str, Any]]
 
 
-def by_tier(duplicates: Sequence[Mapping[str, Any]], most: int) -> list[dict[str, Any]]:
-    return _grouped(duplicates, lambda each: (each["tier"],), most)
+def by_hop(losses: Findings, most: int, more: Findings = ()) -> list[dict[str, Any]]:
+    """Losses by the hop that lost them, the greatest first; at most `most` are told one by one, and `more`
+    have no name in the summary."""
+    return _grouped(losses, lambda loss: tuple(loss["lost_between"]), most, more)
 
 
-def _grouped(found: Sequence[Mapping[str, Any]], key: Any, most: int) -> list[dict[str, Any]]:
+def by_tier(duplicates: Findings, most: int, more: Findings = ()) -> list[dict[str, Any]]:
+    return _grouped(duplicates, lambda each: (each["tier"],), most, more)
+
+
+def _grouped(found: Findings, key: Any, most: int, more: Findings) -> list[dict[str, Any]]:
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    counts: Counter[tuple[str, ...]] = Counter()
+    unnamed: Counter[tuple[str, ...]] = Counter()
     for each in found:
         groups.setdefault(key(each), []).append(each)
+        counts[key(each)] += each["count"]
+    for each in more:
+        groups.setdefault(key(each), [])
+        counts[key(each)] += each["count"]
+        unnamed[key(each)] += each["findings"]
     told = []
-    for where, items in sorted(groups.items(), key=lambda group: -sum(each["count"] for each in group[1])):
+    for where, items in sorted(groups.items(), key=lambda group: -counts[group[0]]):
         shown = items[: max(most, OPEN_ITEMS)]
         most -= len(shown)
         told.append(
             {
                 "where": where,
-                "count": sum(each["count"] for each in items),
+                "count": counts[where],
                 "windows": len({(each["topic"], each["window_start"]) for each in items}),
                 "producers": len({(each["topic"], each["producer"]) for each in items}),
                 "items": shown,
-                "rest": len(items) - len(shown),
+                "rest": len(items) - len(shown) + unnamed[where],
+                "unnamed": unnamed[where],
             }
         )
     return told

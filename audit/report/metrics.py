@@ -162,7 +162,7 @@ def _hops(gauges: _Gauges, summary: Mapping[str, Any]) -> None:
         for tier in topic["tiers"]:
             for upstream in upstreams.get(tier["tier"], ()):
                 missing[topic["topic"], upstream, tier["tier"]] += 0
-    for loss in summary["losses"]:
+    for loss in (*summary["losses"], *summary.get("losses_more", ())):
         missing[loss["topic"], *loss["lost_between"]] += loss["count"]
     for (topic_name, upstream, tier_name), number in sorted(missing.items()):
         gauges.set(

@@ -17,6 +17,9 @@ told in full, with every field's type, by `summary.schema.json` beside this file
                     that only counts; `places` tell where some of them were last had (`neighbours`); `waived`
                     only where a standing waiver covers it
     duplicates      [{topic, producer, stream, window_start, sequences, count (extra copies), tier, waived}]
+    losses_more     [{topic, lost_between, findings, count}]: what is beyond the greatest `tally.MOST_NAMED`;
+                    only where there is any. Each is named in `reconciliation.parquet`
+    duplicates_more [{topic, tier, findings, count}]: the same of `duplicates`
     windows         {PROVEN | COUNT_MATCH | UNKNOWN | DUPLICATE | LOSS | OPEN: how many}
     open            {windows, acknowledged, in_flight}: of the windows that are not settled, which the verdict
                     does not speak of (but for a loss or duplicate in one); `counts` has their records too
@@ -46,7 +49,8 @@ told in full, with every field's type, by `summary.schema.json` beside this file
     older           {since, windows, streams, losses, duplicates}: findings that were told for long enough, of
                     before `since` (`reconciliation.horizon`): they are in nothing above, and decide neither
                     verdict nor status; only where there are any. `streams` is how many are in doubt as a
-                    whole. `untrusted` has `older` in what decides no more
+                    whole, `losses_more` and `duplicates_more` as above. `untrusted` has `older` in what
+                    decides no more
     at, window_ms   when it was taken (ISO 8601) and the window's length
     run             {records, bytes, seconds, state_bytes, state_files}: what the run read of the clusters
                     (bytes as they lie in their logs), how long it took up to its report, and how large the
@@ -176,7 +180,9 @@ def summarise(
             "streams": past.own,
             "losses": past.losses(waived),
             "duplicates": past.duplicates(waived),
+            **past.more(),
         }
+    summary |= tally.more()
     if untrusted_waivers:
         summary["untrusted_waivers"] = [dict(each) for each in untrusted_waivers]
     summary["sentence"] = sentence(summary)

@@ -352,6 +352,17 @@ OF_AUDIT = (
         red=(f"{JOB}/test_settled.py::test_rows_that_only_count_open_nothing_and_have_no_number",),
     ),
     Mutant(
+        name="losses-beyond-the-named-forgotten",
+        promise="Losses that are too many to be named are summed by hop: no figure leaves them out.",
+        file="audit/report/tally.py",
+        rule='self._others[key] = (findings + 1, count + told["count"])',
+        instead="self._others[key] = (findings, count)",
+        red=(
+            f"{JOB}/test_row_parts.py"
+            "::test_of_very_many_findings_the_greatest_are_named_and_the_others_summed",
+        ),
+    ),
+    Mutant(
         name="page-forgets-what-does-not-fit",
         promise="What does not fit the page is summed by producer, so that its sums are the summary's.",
         file="audit/report/plain.py",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pyarrow.parquet as pq
 import pytest
 
@@ -16,13 +18,17 @@ from millrace.audit.reconciliation.settled import (
     rows_of,
 )
 from millrace.audit.reconciliation.verdict_rows import VERDICT_SCHEMA
-from millrace.audit.report import plain
+from millrace.audit.report import plain, tally
+from millrace.audit.report.console import console_lines
+from millrace.audit.report.document import SummaryDocument
 from millrace.audit.report.folder import write_report
-from millrace.audit.report.html import render
+from millrace.audit.report.html import by_hop, render
+from millrace.audit.report.metrics import metrics_text
 from millrace.audit.report.plain import by_producer
+from millrace.audit.report.summary import summarise
 from millrace.audit.runs.doubtful_names import doubtful_names
 from millrace.audit.runs.watermarks import watermarks_of
-from tests.browser.report_data import rich
+from tests.browser.report_data import HOUR_MS, START_MS, TIERS, rich
 from tests.settling import Windows
 
 
@@ -61,3 +67,34 @@ def test_watermarks_names_lines_and_findings_of_the_past_are_the_same_however_ro
 def texts(rows: Rows) -> list[str]:
     found = parts_of(rows, ["stream", "window_start_ms", "verdict"])
     return sorted(str(row) for part in found for row in part.to_pylist())
+
+
+def test_of_very_many_findings_the_greatest_are_named_and_the_others_summed(made, monkeypatch):
+    """However the rows come, and the page, the metrics and the console have all records of each hop."""
+    _, rows = made
+    settings = {"tiers": TIERS, "at_ms": START_MS, "window_ms": HOUR_MS, "untrusted": {}, "unaudited": {}}
+    whole = summarise(rows, **settings)
+    monkeypatch.setattr(tally, "MOST_NAMED", 2)
+    few = summarise(rows, **settings)
+    assert summarise(Windows(rows, 7), **settings) == few
+    SummaryDocument.model_validate(few)
+    for kind, where in (("losses", "lost_between"), ("duplicates", "tier")):
+        greatest = sorted(whole[kind], key=lambda each: -each["count"])[:2]
+        assert sorted(each["count"] for each in few[kind]) == sorted(each["count"] for each in greatest)
+        assert len(few[kind]) + sum(each["findings"] for each in few[f"{kind}_more"]) == len(whole[kind])
+        assert hops(few[kind], few[f"{kind}_more"], where) == hops(whole[kind], (), where)
+    told, all_of_them = metrics_text(few), metrics_text(whole)
+    assert told == all_of_them and few["sentence"] == whole["sentence"]
+    shown = [(each["where"], each["count"]) for each in by_hop(few["losses"], 5, few["losses_more"])]
+    assert shown == [(each["where"], each["count"]) for each in by_hop(whole["losses"], 5)]
+    page = render(few, rows)
+    assert "at least" in page and "more are named in reconciliation.parquet" in page
+    lines = list(console_lines(few, "index.html", "audit.yaml", 1))
+    assert any("all named in reconciliation.parquet" in line for line in lines)
+
+
+def hops(named, more, where):
+    found = Counter()
+    for each in (*named, *more):
+        found[each["topic"], str(tuple(each[where]))] += each["count"]
+    return found
