@@ -54,6 +54,7 @@ from millrace.audit.reconciliation.reconcile import ClusterPartition, Passage
 from millrace.audit.reconciliation.row_keys import WINDOW, Window, is_among, keys_of
 from millrace.audit.reconciliation.row_parts import Beside, Rows, View, parts_of
 from millrace.audit.reconciliation.settled import (
+    LINE_COLUMNS,
     NUMBERED_SCHEMA,
     SETTLED_SCHEMA,
     lines_but,
@@ -495,7 +496,7 @@ def _keep_verdicts(job: Run, after: Commit, cells: RunCells, found: Findings) ->
     after.watermarks = {topic: at for topic, at in found.watermarks.items() if at is not None}
     is_of_now = is_among(job.pruned_lines.select(WINDOW), pruned.select(WINDOW))
     earlier = job.pruned_lines.filter(pc.invert(is_of_now))
-    of_streams = View(found.numbered, partial(lines_but, pruned=pruned), None)
+    of_streams = View(found.numbered, partial(lines_but, pruned=pruned), LINE_COLUMNS, makes=True)
     after.verdicts_digest = lines_digest(earlier, pruned, of_streams)
     if after.verdicts_digest == job.before.verdicts_digest and job.before.verdicts:
         return
@@ -574,7 +575,7 @@ def _summary(job: Run, after: Commit, cells: RunCells, found: Findings) -> dict[
         untrusted_waivers=[each.told() for each in doubts.waivers],
         waivers=[each.told() for each in found.waivers],
         watermarks={topic: iso_time(at) for topic, at in found.watermarks.items()},
-        revisions=revisions_of(View(found.numbered, lines_of, None)),
+        revisions=revisions_of(View(found.numbered, lines_of, LINE_COLUMNS, makes=True)),
         notes=_notes(job, doubts),
     )
     back = steps_back(job.before.watermarks, found.watermarks)

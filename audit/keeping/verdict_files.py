@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 from millrace.audit.keeping.state import StateDamaged, StateFolder
 from millrace.audit.reconciliation.row_parts import in_order
 from millrace.audit.reconciliation.settled import (
+    LINE_COLUMNS,
     NUMBERED_SCHEMA,
     SETTLED_SCHEMA,
     earlier_lines,
@@ -196,7 +197,7 @@ class SettledLines:
         names = names if columns is None else [name for name in columns if name in names]
         pruned = read_lines(self.state, pruned_files(self.names))
         yield settled_now(read_lines(self.state, line_files(self.names))).select(names)
-        for part in RowFiles(self.state, row_files(self.names)).parts():
+        for part in RowFiles(self.state, row_files(self.names)).parts(LINE_COLUMNS):
             yield settled_now(lines_but(part, pruned)).select(names)
 
 

@@ -57,27 +57,29 @@ class Beside:
         wanted = None if columns is None else list(dict.fromkeys([*columns, "window_start_ms"]))
         left = self.table if wanted is None else self.table.select(wanted)
         for part in parts_of(self.rows, wanted):
-            theirs = pc.is_in(left["window_start_ms"], value_set=pc.unique(part["window_start_ms"]))
-            both = in_order(pa.concat_tables([part, left.filter(theirs)]))
-            left = left.filter(pc.invert(theirs))
-            yield both if columns is None else both.select(list(columns))
+            if left.num_rows:
+                theirs = pc.is_in(left["window_start_ms"], value_set=pc.unique(part["window_start_ms"]))
+                part = in_order(pa.concat_tables([part, left.filter(theirs)]))
+                left = left.filter(pc.invert(theirs))
+            yield part if columns is None else part.select(list(columns))
         if left.num_rows:
             yield left if columns is None else left.select(list(columns))
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What `keep` makes of each part of `rows`; it reads the columns `reads`, and may take rows or columns
-    away, never windows apart."""
+    """What `keep` makes of each part of `rows`; it reads the columns `reads`, and may take rows away, never
+    windows apart. It `makes` other columns of what it reads alone, or leaves all as they are."""
 
     rows: Rows
     keep: Callable[[pa.Table], pa.Table]
-    reads: Sequence[str] | None
+    reads: Sequence[str]
+    makes: bool = False
 
     def parts(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        wanted = None
-        if columns is not None and self.reads is not None:
-            wanted = list(dict.fromkeys([*columns, *self.reads]))
+        wanted: list[str] | None = list(self.reads)
+        if not self.makes:
+            wanted = None if columns is None else list(dict.fromkeys([*columns, *self.reads]))
         for part in parts_of(self.rows, wanted):
             kept = self.keep(part)
             yield kept if columns is None else kept.select(list(columns))

@@ -73,6 +73,9 @@ KEPT, REOPENED = "KEPT", "REOPENED"
 """The states of rows that carry an earlier line on: of a window that no row speaks of any more, and of one
 that is open again. No such row is in the report."""
 
+LINE_COLUMNS = ["said", "state", *(each for each in SETTLED_SCHEMA.names if each in NUMBERED_SCHEMA.names)]
+"""What `lines_of` reads of rows."""
+
 _KEY = ("topic", "stream", "producer", "window_start_ms")
 _OF_ROWS = (str(WindowState.OPEN), str(WindowState.SETTLED))
 LINE_STATES = (str(WindowState.SETTLED), KEPT, REOPENED)
@@ -160,7 +163,7 @@ def lines_of(numbered: pa.Table) -> pa.Table:
     """What the state keeps of numbered rows (SETTLED_SCHEMA), in the order of their keys."""
     lines = numbered.filter(pc.is_in(numbered["state"], pa.array(LINE_STATES)))
     told = {
-        **{name: lines[name] for name in SETTLED_SCHEMA.names if name in NUMBERED_SCHEMA.names},
+        **{name: lines[name] for name in SETTLED_SCHEMA.names if name in LINE_COLUMNS},
         "content": lines["said"],
         "folded": pa.repeat(False, lines.num_rows),
         "open": pc.equal(lines["state"], REOPENED),

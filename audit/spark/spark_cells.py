@@ -56,6 +56,8 @@ _DAY = (
     "floor(window_start_ms / 86400000), 0), 2932896) as int)) as string), 'none')"
 )
 """The day that a window begins on, of the calendar's first to its last."""
+_HOUR = "floor(window_start_ms / 3600000)"
+"""Rows of an hour go into one file, or a day's files would each have some of every window."""
 _BY_TIME = ("window_start_ms", "topic", "producer", "stream")
 _GROUP_BYTES = 8 << 20  # of a row group: what is read of a file for one of its windows
 _DISK_FULL = ("No space left on device", "Disk quota exceeded")
@@ -197,6 +199,7 @@ class RunCells:
         with failing_in_one_line():
             cells = self.all().groupBy("stream")
             rows = cells.cogroup(told.groupBy("stream")).applyInArrow(rows_of, NUMBERED_DDL)
+            rows = rows.repartition(f.expr(_HOUR))  # what is written is counted behind it, once
         folder = f"verdicts/{self._folder.partition('/')[2]}"
         return RowFiles(self._state, self._write(rows, folder, "verdicts", by_day))
 

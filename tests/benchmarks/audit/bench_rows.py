@@ -31,6 +31,7 @@ from millrace.audit.keeping.waivers import standing_waivers
 from millrace.audit.reconciliation.horizon import split_older
 from millrace.audit.reconciliation.row_parts import View, parts_of
 from millrace.audit.reconciliation.settled import (
+    LINE_COLUMNS,
     LINE_SCHEMA,
     SETTLED_SCHEMA,
     lines_digest,
@@ -49,48 +50,49 @@ from millrace.audit.runs.doubtful_names import doubtful_names
 from millrace.audit.runs.watermarks import watermarks_of
 
 TOPIC, TIERS = "flights", ["ewr", "agg"]
-WINDOW_MS, DAY = 60_000, 1_440
-FILES, FOLDER = 16, "verdicts/1"
+WINDOW_MS, HOUR, HOURS = 60_000, 60, 24
+FOLDER = "verdicts/1"
 GROUP_ROWS = 65_536
 
 
-def proven_rows(first_stream: int, count: int, *, stamped: bool) -> pa.Table:
-    """So many windows of streams that run for a day each."""
+def proven_rows(streams: int, hour: int, *, stamped: bool) -> pa.Table:
+    """An hour of so many streams, in the order of windows."""
     counts = dict.fromkeys(TIERS, 69)
     verdict = WindowVerdict(
         topic=TOPIC, producer="", stream="", window_start_ms=0, window_ms=WINDOW_MS,
         state=WindowState.SETTLED, verdict=Verdict.PROVEN, published=69, consumed=counts, seen=counts,
     )  # fmt: skip
     times = {"ewr": [1, 59_000], "agg": [30, 59_040]} if stamped else {}
+    count = streams * HOUR
     rows = evident_rows([(verdict, Evidence(times))]).take(pa.array(np.zeros(count, np.int64)))
-    streams, windows = np.divmod(np.arange(count), DAY)
-    each = range(first_stream, first_stream + int(streams[-1]) + 1)
+    windows, numbers = np.divmod(np.arange(count), streams)
+    first = hour * count
     columns = {
-        "producer": pa.array([f"feed@host{number:06}" for number in each]).take(pa.array(streams)),
-        "stream": pa.array([f"{number:016x}" for number in each]).take(pa.array(streams)),
-        "window_start_ms": pa.array(windows * WINDOW_MS),
-        "said": pa.array([f"{first_stream * DAY + number:024x}" for number in range(count)]),
+        "producer": pa.array([f"feed@host{number:06}" for number in range(streams)]).take(pa.array(numbers)),
+        "stream": pa.array([f"{number:016x}" for number in range(streams)]).take(pa.array(numbers)),
+        "window_start_ms": pa.array((windows + hour * HOUR) * WINDOW_MS),
+        "said": pa.array([f"{first + number:024x}" for number in range(count)]),
     }
     for name, column in columns.items():
         rows = rows.set_column(rows.schema.get_field_index(name), name, column)
     return rows
 
 
-def write(state: Path, count: int, *, stamped: bool) -> None:
-    """As executors do: each has some streams, in the order of their windows."""
+def write(state: Path, streams: int, *, stamped: bool) -> None:
+    """As executors do: an hour in a file."""
     folder = state / FOLDER / "day=1970-01-01"
     folder.mkdir(parents=True)
-    share = -(-count // FILES)
-    streams = -(-share // DAY)
     worker_s = 0.0
-    for task in range(FILES):
-        rows = proven_rows(task * streams, share, stamped=stamped)
+    for hour in range(HOURS):
+        rows = proven_rows(streams, hour, stamped=stamped)
         begin = time.process_time()
         rows = number_rows(rows, LINE_SCHEMA.empty_table(), 1)
         worker_s += time.process_time() - begin
-        path = folder / f"part-{task:05}.parquet"
-        pq.write_table(rows.sort_by("window_start_ms"), path, row_group_size=GROUP_ROWS, compression="zstd")
-    print(f"{'revisions, in workers':<28}{worker_s / count * 1e6:7.2f} µs a row")
+        path = folder / f"part-{hour:05}.parquet"
+        pq.write_table(rows, path, row_group_size=GROUP_ROWS, compression="zstd")
+    print(
+        f"{'revisions, in workers':<28}{worker_s / (streams * HOURS * HOUR) * 1e6:7.2f} µs a row", flush=True
+    )
 
 
 def measure(state: Path, count: int) -> None:
@@ -107,7 +109,7 @@ def measure(state: Path, count: int) -> None:
 
     folder = StateFolder.open(state)
     files = RowFiles(folder, folder.files_in(FOLDER))
-    rows, lines = View(files, rows_of, ["state"]), View(files, lines_of, None)
+    rows, lines = View(files, rows_of, ["state"]), View(files, lines_of, LINE_COLUMNS, makes=True)
     pruned = SETTLED_SCHEMA.empty_table()
     timed("where windows are", lambda: next(files.parts(["state"])))
     timed("what only counts", lambda: (foreign_counts(files), late_counts(files)))
@@ -135,14 +137,15 @@ def main() -> None:
     parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     pa.set_cpu_count(1)
+    streams = -(-given.rows // (HOURS * HOUR))
     if given.write is not None:
-        write(given.write, given.rows, stamped=given.stamped)
+        write(given.write, streams, stamped=given.stamped)
         return
     with tempfile.TemporaryDirectory() as state:
         command = [sys.executable, "-m", "tests.benchmarks.audit.bench_rows", "--write", state]
         command += ["--rows", str(given.rows), *(["--stamped"] if given.stamped else [])]
         subprocess.run(command, check=True)
-        measure(Path(state), given.rows)
+        measure(Path(state), streams * HOURS * HOUR)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import pytest
 from millrace.audit.reconciliation.horizon import split_older
 from millrace.audit.reconciliation.row_parts import Rows, View, parts_of
 from millrace.audit.reconciliation.settled import (
+    LINE_COLUMNS,
     LINE_SCHEMA,
     SETTLED_SCHEMA,
     lines_digest,
@@ -59,7 +60,7 @@ def test_watermarks_names_lines_and_findings_of_the_past_are_the_same_however_ro
     topics, pruned = report["topic"].unique().to_pylist(), SETTLED_SCHEMA.empty_table()
     assert watermarks_of(parted, pruned, [], [], topics) == watermarks_of(report, pruned, [], [], topics)
     assert [*doubtful_names(parted)] == [*doubtful_names(report)]
-    assert lines_digest(View(days, lines_of, None)) == lines_digest(lines_of(numbered))
+    assert lines_digest(View(days, lines_of, LINE_COLUMNS, makes=True)) == lines_digest(lines_of(numbered))
     whole = [texts(each) for each in split_older(report, 10**15)]
     assert [texts(each) for each in split_older(parted, 10**15)] == whole and all(whole)
 
