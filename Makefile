@@ -3,8 +3,8 @@
 #
 #   make demo [ARGS="--lose 7 --duplicate 3 --seed 42"]      make lint      make clean
 #   make test [ARGS="tests/unit -k offsets"]: the gate        make bench [ARGS="--gb 10"]
-#   make test-long [ONLY=pairs,faults,soak,hunt] [MINUTES=60] [RUNS=2000] [ROUNDS=20] [SEED=7]: all that is random,
-#     long or a matrix, with a table at the end (tests/README.md)
+#   make test-long [ONLY=pairs,faults,soak,hunt] [MINUTES=60] [RUNS=2000] [ROUNDS=20] [SEED=7] [PROCESSES=2]: all that
+#     is random, long or a matrix, with a table at the end (tests/README.md)
 #   make test-wire [ARGS="-k groups"]: foreign clients, the same against Apache Kafka and Millrace
 #   make test-pairs [ARGS="-k gaps"]: the mirror's scenarios between all four pairs of Millrace and Apache Kafka
 #   make fuzz [RUNS=1000000] [SEED=7]                        make test-hdfs: the audit's state on a real HDFS
@@ -34,6 +34,7 @@ MINUTES ?= 60
 PAIR ?= millrace-millrace
 SEED ?= 1
 ONLY ?=
+PROCESSES ?=
 export PYTHON
 
 BIN := .venv/bin
@@ -73,7 +74,8 @@ test: .venv/.ready-test
 given = $(if $(filter file,$(origin $(1))),,--$(2) $($(1)))
 test-long: .venv/.ready-test
 	$(BIN)/python -m tests.long_suite $(if $(ONLY),--only $(ONLY)) $(call given,MINUTES,minutes) \
-		$(call given,RUNS,runs) $(call given,ROUNDS,rounds) $(call given,SEED,seed)
+		$(call given,RUNS,runs) $(call given,ROUNDS,rounds) $(call given,SEED,seed) \
+		$(if $(PROCESSES),--processes $(PROCESSES))
 
 # Against Millrace and Apache Kafka; MILLRACE_WIRE_SERVERS=kafka (or millrace) runs against one of the two alone.
 test-wire: .venv/.ready-test

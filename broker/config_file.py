@@ -9,11 +9,12 @@ file's name.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, InstanceOf, ValidationError
@@ -97,17 +98,39 @@ class ConfigText:
         return _path(self.place(_location(path, self.content)), path)
 
 
+class _NoSuchValue(Exception):
+    """A scalar has the form of a date or number, and is none: `2026-13-01`. `line` counts from 0. It is not
+    shown: it may be a password."""
+
+    def __init__(self, line: int) -> None:
+        super().__init__(line)
+        self.line = line
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's own loader lets the bare ValueError of such a scalar out, which does not say where it stands."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, OverflowError):
+            raise _NoSuchValue(node.start_mark.line) from None
+
+
 def read_config(path: Path | str, keys: str) -> ConfigText:
     """Parse a file whose top level is a mapping; `keys` names them for the error. Raises ConfigError."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
         tree = yaml.compose(text, Loader=yaml.SafeLoader)
-        content = yaml.safe_load(text)
+        content = yaml.load(text, Loader=_Loader)
     except OSError as error:
         raise ConfigError(str(path), error.strerror or str(error), "a readable file") from None
     except UnicodeDecodeError:
         raise ConfigError(str(path), "bytes that are not UTF-8", "a YAML file in UTF-8") from None
+    except _NoSuchValue as error:
+        found = _Shortened("a date, time or number that does not exist")
+        raise ConfigError(f"{path}:{error.line + 1}", found, "one that does, or text in quotes") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
@@ -187,12 +210,37 @@ def _mistake(model: type[BaseModel], mistake: Any, path: str, expectations: Mapp
         return ConfigError(path, NOTHING, expectations.get(top_level, "a value: this key is required"))
     shown = _shown(mistake["input"], location)
     if mistake["type"] == "extra_forbidden":
-        known = (
-            f"one of {', '.join(_keys(model))}" if len(location) == 1 else "no such key: check its spelling"
-        )
-        return ConfigError(path, shown, known)
+        return ConfigError(path, shown, _known_keys(model, location))
     expected = expectations.get(top_level) or _in_words(mistake["type"], mistake["msg"])
     return ConfigError(path, shown, expected)
+
+
+def _known_keys(model: type[BaseModel], location: Location) -> str:
+    """What stands where the unknown last part of `location` does, and which of it was perhaps meant."""
+    models = [model]
+    for part in location[:-1]:
+        # An index, a name of the user's and a branch of a union are no field: what holds them stays.
+        below = [each for one in models for each in _models_of(one, part)]
+        models = below or models
+    keys = list(dict.fromkeys(key for each in models for key in _keys(each)))
+    close = difflib.get_close_matches(str(location[-1]), keys, n=1)
+    return f"one of {', '.join(keys)}" + (f" (did you mean {close[0]}?)" if close else "")
+
+
+def _models_of(model: type[BaseModel], key: int | str) -> list[type[BaseModel]]:
+    return [
+        found
+        for name, field in model.model_fields.items()
+        if key in (name, field.alias)
+        for found in _models_in(field.annotation)
+    ]
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    """The models that a type names, however deep: those of `dict[str, Shelf | None]` are `[Shelf]`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [found for each in get_args(annotation) for found in _models_in(each)]
 
 
 def _follows_from_another(mistake: Any, error: ValidationError) -> bool:

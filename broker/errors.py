@@ -29,6 +29,10 @@ from typing import ClassVar
 class MillraceError(Exception):
     """Root of the tree: whatever is raised on purpose by this project."""
 
+    def lines(self) -> list[str]:
+        """What a person is shown, a line for each mistake."""
+        return [str(self)]
+
 
 class ProtocolError(MillraceError):
     """A peer sent bytes that the protocol does not allow; the connection cannot go on.
@@ -84,6 +88,9 @@ class ConfigError(FatalError):
     def each(self) -> list[ConfigError]:
         """Every mistake that was found, one line each; this one is the first."""
         return [ConfigError(self.path, self.value, self.expected), *self.further]
+
+    def lines(self) -> list[str]:
+        return [str(each) for each in self.each()]
 
 
 class PortTaken(FatalError):

@@ -65,16 +65,13 @@ def main(arguments: list[str] | None = None) -> None:
 def run(arguments: list[str] | None = None) -> int:
     """Runs one command and returns its exit status; expected failures become one line on standard error, and
     several mistakes in a config file a line each."""
-    from millrace.broker.errors import ConfigError, MillraceError
+    from millrace.broker.errors import MillraceError
 
     try:
         result = app(args=arguments, standalone_mode=False)
-    except ConfigError as error:
-        for each in error.each():
-            _complain(str(each))
-        return error.exit_status
     except MillraceError as error:
-        _complain(str(error))
+        for line in error.lines():
+            _complain(line)
         return int(getattr(error, "exit_status", 1))
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED_STATUS

@@ -174,7 +174,7 @@ def run(config: MirrorConfig | Path | str, between: BetweenHook | None = None) -
         path = None if isinstance(config, MirrorConfig) else Path(config)
         return uvloop.run(_serve(settings, between, path))
     except FatalError as error:
-        sys.stderr.write(f"millrace mirror: {error}\n")
+        sys.stderr.writelines(f"millrace mirror: {line}\n" for line in error.lines())
         return error.exit_status
 
 

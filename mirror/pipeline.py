@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol, TypeAlias
 
@@ -49,6 +48,7 @@ from millrace.mirror.delivery.sink import Outgoing, Sink
 from millrace.mirror.gaps.gaps import Gap, GapClass, GapPolicy
 from millrace.mirror.gaps.open_gaps import OpenGap, OpenGaps, Origin, Resume
 from millrace.mirror.offsets.offset_map import Runs
+from millrace.mirror.sources.doubt import Doubt
 from millrace.mirror.sources.fetch_memory import Frame
 from millrace.mirror.sources.lag import LagSamples
 from millrace.mirror.steady import steady_ms
@@ -63,12 +63,6 @@ BetweenHook: TypeAlias = Callable[[str, str, int, memoryview], Sequence[bytes | 
 
 # A partition of whose batches none has got through for so long holds memory that others could use.
 STANDING_AFTER_MS = 1_000
-# A batch whose checksum is wrong is fetched this often before it counts as corrupt at the source.
-MAX_CORRUPT_FETCHES = 3
-# A batch behind a hole that came alone is fetched this often with more of what follows, before it is
-# believed: a source may have nothing more to give, what follows being in an open transaction.
-MAX_TIMES_ALONE = 3
-MORE_SIZE = 64 << 10
 MAX_PAUSE_MS = 5_000
 # A record whose creation time is older than this is being replayed: latency cannot be told from it.
 LIVE_DATA_MS = 3_600_000
@@ -84,17 +78,6 @@ class State(StrEnum):
     STOPPED = "stopped"
     DRAINING = "draining"
     CLOSED = "closed"
-
-
-@dataclass(slots=True)
-class Doubt:
-    """What was wrong with the answers at one fetch offset; the first batch that is taken ends it."""
-
-    fetches: int = 0
-    was_beyond_the_end: bool = False
-    times_alone: int = 0
-    needed_size: int = 0
-    is_out_of_order: bool = False
 
 
 class Surroundings(Protocol):
@@ -251,6 +234,28 @@ class PartitionPipeline:
         return self._doubt.is_out_of_order
 
     @property
+    def stands_alone(self) -> bool:
+        """Whether what stands at the fetch offset comes alone behind a hole, though more lies behind it."""
+        return self._doubt.stands_alone
+
+    @property
+    def is_cleared_in_vain(self) -> bool:
+        """Whether another look at what stands at the fetch offset would tell nothing new."""
+        return self._doubt.is_cleared_in_vain
+
+    def cleared(self) -> None:
+        """A look found nothing wrong with what stands at the fetch offset: it is fetched again."""
+        self._doubt.times_cleared += 1
+        if self._doubt.stands_alone:
+            self.retry_at_ms = 0
+            self._moved()
+
+    @property
+    def doubt(self) -> str:
+        """Why what stands at the fetch offset is not taken, for people; "" where it is, or may be yet."""
+        return self._doubt.reason
+
+    @property
     def needed_size(self) -> int:
         """How much the next answer has to hold at least for what stands at the fetch offset to be told; 0: as
         much as comes."""
@@ -357,7 +362,7 @@ class PartitionPipeline:
         try:
             for ready in prepare(
                 self._walk, data, fetched.aborted, from_offset, max_size, self._count, log_end,
-                self.passes_over, self._doubt.times_alone >= MAX_TIMES_ALONE,
+                self.passes_over, self._doubt.trusts_hole,
             ):  # fmt: skip
                 if self._doubt.is_out_of_order and ready.base_offset > self.progress.fetch_offset:
                     raise OutOfOrder("the source passes over a batch that it gave before, out of its place")
@@ -372,9 +377,16 @@ class PartitionPipeline:
                 raise CorruptMessage(
                     f"the source answers with records that all lie before offset {from_offset}"
                 )
-        except BehindAHole:
-            self._doubt.times_alone += 1
-            self._doubt.needed_size = (len(data) << self._doubt.times_alone) + MORE_SIZE
+            if self.progress.fetch_offset == from_offset and data:
+                self._doubt.reason = f"the source gives only a part of the batch at offset {from_offset}"
+        except BehindAHole as error:
+            more_may_come = 0 <= error.claimed_end < stable_end
+            self._doubt.came_alone(len(data), error.needed_size, more_may_come=more_may_come)
+            if self._doubt.was_looked_at:
+                self.corrupt(str(error), steady_ms())
+            if self._doubt.stands_alone:
+                self.retry_at_ms = steady_ms() + MAX_PAUSE_MS  # the look ends that
+                self.damage = str(error)
         except BeyondTheEnd as error:
             # Taken for damage only when it is told twice: a source reads its end before the batches, and both
             # may have grown in between.
@@ -451,9 +463,10 @@ class PartitionPipeline:
         """What stands at the fetch offset cannot be trusted. It is fetched again first: the wire may have
         been at fault. After that `damage` asks the source to find out how far it goes (`at_gap` follows)."""
         self._doubt.fetches += 1
+        self._doubt.reason = reason
         self.retry_at_ms = steady_ms + min(MAX_PAUSE_MS, 100 * self._doubt.fetches)
         log.warning("fetching a batch again", of=str(self.partition), error=reason)
-        if self._doubt.fetches >= MAX_CORRUPT_FETCHES:
+        if self._doubt.is_damage:
             self.damage = reason
 
     # --- from the sink ---------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """One worker: the sources it reads, the partitions it owns, the sink, the positions, its seat in the group.
 
 Called by `daemon`. Workers with the same mirror name share the partitions of all sources through a group on
-the target with a protocol type of its own. The group's leader shares them out (`assignment`); a rebalance
+the target with a protocol type of its own. The group's leader shares them out (`assignor`); a rebalance
 stops nobody: a worker goes on with what it keeps, drains what it loses, writes its position, and joins again
 without it; only then does the leader hand it to its new owner. Whose seat was lost has nothing to hand over:
 the leader ends its open transactions (`delivery.fence`) before it shares out what it had.
@@ -24,6 +24,7 @@ import structlog
 
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.protocol.system_topics import AUDIT_TOPIC, AUDIT_TOPIC_SETTINGS
+from millrace.mirror.assignor import Assignor, read_claims
 from millrace.mirror.batches.coalesce import BatchWalk
 from millrace.mirror.batches.rebatch import BatchPath
 from millrace.mirror.config import MirrorConfig, SourceConfig
@@ -53,19 +54,11 @@ from millrace.mirror.pipeline import BetweenHook, PartitionPipeline, State
 from millrace.mirror.seat import WorkerSeat
 from millrace.mirror.sharing.assignment import (
     Claim,
-    Share,
-    assign,
-    decode_claim,
     decode_share,
     departed_slots,
     encode_claim,
-    encode_share,
-    give_slots,
-    known_levels,
-    uneven_sources,
-    withhold_claimed,
 )
-from millrace.mirror.sharing.peers import add_address, add_crew, crew_of
+from millrace.mirror.sharing.peers import add_address, crew_of
 from millrace.mirror.sharing.rates import SAMPLE_INTERVAL_S, Workload
 from millrace.mirror.sources.fetch_memory import FetchBudget
 from millrace.mirror.sources.progress_group import ProgressGroups
@@ -124,11 +117,9 @@ class Worker:
         self._beginnings = Beginnings(config.name, target, self._system, factor, now_ms)
         self._slots: dict[int, int] = {}  # in use as of the last share: slot -> lanes
         self._workload = Workload()
-        self._levels: dict[SourcePartition, int] = {}  # what the leader knows of all partitions
         self._walk = BatchWalk(*config.coalescing)
         self._budget = FetchBudget(config.in_flight_bytes)
-        self._shared_out: frozenset[SourcePartition] = frozenset()
-        self._uneven_sources: dict[str, tuple[list[str], list[str]]] = {}  # as last told of
+        self._assignor = Assignor()
         self._generation = -1
         self._stopping = False
         self._tasks: asyncio.TaskGroup | None = None
@@ -278,40 +269,17 @@ class Worker:
         return [(PROTOCOL_NAME, add_address(encode_claim(claim), self.operators.url))]
 
     async def _share_out(self, members: Mapping[str, bytes]) -> dict[str, bytes]:
-        """The leader's part. A source that was never seen keeps its partitions where they are."""
-        claims = {member: _claim_of(member, data) for member, data in members.items()}
+        """The leader's part. Whose seat is gone is fenced before anybody is given what it had."""
+        claims = read_claims(members)
         unfenced = await self._fence(departed_slots(claims, self._slots))
-        partitions = self._partitions()
-        self._shared_out = frozenset(partitions)
-        unseen = set(self.readers) - self._looked_at
-        for claim in claims.values():
-            partitions |= {partition for partition in claim.owned if partition.source in unseen}
-        levels = known_levels(claims, self._levels)
-        self._levels = {partition: level for partition, level in levels.items() if partition in partitions}
-        ideal = assign(partitions, claims, self._levels)
-        self._tell_of_uneven_sources(claims)
-        log.info("sharing out", workers=len(members), partitions=len(partitions))
-        now = withhold_claimed(ideal, claims)
-        slots = give_slots(claims)
-        in_use = unfenced | {slot: claims[member].lane_count for member, slot in slots.items()}
-        return {
-            member: add_crew(
-                encode_share(Share(tuple(share), slots.get(member), in_use)), members, partitions
-            )
-            for member, share in now.items()
-        }
-
-    def _tell_of_uneven_sources(self, claims: Mapping[str, Claim]) -> None:
-        uneven = uneven_sources(claims, self.readers)
-        if uneven != self._uneven_sources:
-            self._uneven_sources = uneven
-            for member, (missing, unknown) in sorted(uneven.items()):
-                log.warning(
-                    "a worker's config has other sources than the leader's; reload it everywhere",
-                    worker=member,
-                    carries_none_of=",".join(missing),
-                    not_carried_at_all=",".join(unknown),
-                )
+        return self._assignor.share_out(
+            members,
+            claims,
+            self._partitions(),
+            sources=self.readers,
+            unseen=self.readers.keys() - self._looked_at,
+            unfenced=unfenced,
+        )
 
     async def _fence(self, departed: Mapping[int, int]) -> dict[int, int]:
         """Ends the transactions of workers that left, so that nobody waits for their timeouts; the slots for
@@ -472,8 +440,7 @@ class Worker:
         self._looked_at.add(reader.name)
         if self._member.is_leader:
             await self._topics.sync_configs(reader.cluster, wanted)
-        if self._member.is_leader and self.is_assigned and frozenset(self._partitions()) != self._shared_out:
-            self._shared_out = frozenset(self._partitions())
+        if self._member.is_leader and self.is_assigned and self._assignor.is_news(self._partitions()):
             log.info("the partitions to carry have changed", source=reader.name)
             self._member.rejoin()
 
@@ -654,12 +621,3 @@ class Worker:
         rows.append(("millrace_mirror_refused_topics", text, {}, refused))
         rows += source_gauges(self.readers.values()) + trouble_gauges(self.troubles(), self.now_ms())
         return rows + self.operators.gauges() + self._group_sync.gauges()
-
-
-def _claim_of(member: str, data: bytes) -> Claim:
-    """A worker whose claim cannot be read (another version) claims nothing; it is given work all the same."""
-    try:
-        return decode_claim(data)
-    except ValueError as error:
-        log.warning("a worker's claim cannot be read", member=member, error=str(error))
-        return Claim()

@@ -1,15 +1,17 @@
 """`make test-long`: everything random, long or a matrix; as long as one asks for.
 
-    make test-long [ONLY=faults,soak] [MINUTES=60] [RUNS=2000] [ROUNDS=20] [SEED=7]
+    make test-long [ONLY=faults,soak] [MINUTES=60] [RUNS=2000] [ROUNDS=20] [SEED=7] [PROCESSES=2]
 
 The seed is drawn from the clock unless it is given, and printed first. Each part (`PARTS`) is one or more
-commands; one line says what became of each, its output is kept in a folder of its own. At the end stands a
-table, and for each failure the one command that does the same again. The exit status is 1 when any failed.
+commands; one line says what became of each, its output is kept in a folder of its own. PROCESSES (as many as
+there are cores) share the simulated histories. At the end stands a table, and for each failure the one
+command that does the same again. The exit status is 1 when any failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import re
 import subprocess
@@ -17,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from tests import forked, hunt, preflight, seeds
@@ -28,6 +30,8 @@ JUDGES = ("tests/cluster/test_fault_rounds.py", "tests/cluster/test_mirror_fault
 HDFS = "tests/spark/test_state_on_hdfs.py"
 OLDER_KAFKA = "tests/cluster/test_mirror_older_kafka.py"
 TAIL_LINES = 25
+SMALLEST_SHARE = 200
+"""Histories of one process: its start is little beside so many, and all that befalls an audit is in them."""
 COLUMNS = ("part", "runs", "faults", "records", "lost", "repeated", "seconds", "seed", "result")
 
 
@@ -39,16 +43,26 @@ class Size:
     minutes: float | None = None
     runs: int | None = None
     rounds: int | None = None
+    processes: int = 1
+    """At once, where a command can be divided."""
+
+    def shares(self, runs: int) -> list[tuple[int, int]]:
+        """`runs` seeds from `seed` on, divided among the processes: (first seed, how many), in order."""
+        number = max(1, min(self.processes, runs // SMALLEST_SHARE))
+        bounds = [runs * share // number for share in range(number + 1)]
+        return [(self.seed + first, end - first) for first, end in itertools.pairwise(bounds)]
 
 
 @dataclass(frozen=True)
 class Command:
-    """One process of a part. `words` follow the interpreter, `environment` is set besides."""
+    """One process of a part, or several at once that do it together: `shares`, in the order of their seeds.
+    `words` follow the interpreter, `environment` is set besides."""
 
     name: str
     words: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     seed: int | None = None
+    shares: Sequence[Command] = ()
 
     def replay(self) -> str:
         """What does it again, from the project's folder."""
@@ -66,6 +80,13 @@ class Figures:
     records: str = ""
     lost: str = ""
     repeated: str = ""
+
+
+def added(each: Sequence[Figures]) -> Figures:
+    """What several processes did together."""
+    told = {one.name: [getattr(figures, one.name) for figures in each] for one in fields(Figures)}
+    sums = {name: [int(figure) for figure in of if figure] for name, of in told.items()}
+    return Figures(**{name: f"{sum(of)}" for name, of in sums.items() if of})
 
 
 Commands = Callable[[Size], Iterator[Command]]
@@ -128,23 +149,39 @@ def _random(size: Size) -> Iterator[Command]:
         yield Command(f"random {seed}", words, drawn, seed)
 
 
+def _shared(
+    size: Size, name: str, words: list[str], runs_variable: str, seed_variable: str, *, histories: str = ""
+) -> Command:
+    """Histories whose number and whose first seed these variables say. `histories`: which tests they are (as
+    for pytest's -k), where the others, whose outcome follows from the first seed too, are for one process."""
+
+    def some(name: str, words: list[str], seed: int, runs: int) -> Command:
+        return Command(name, words, {runs_variable: str(runs), seed_variable: str(seed)}, seed)
+
+    runs = size.runs or 2000
+    rest = [*words, "-k", histories] if histories else words
+    shares = [
+        some(f"{name} from {first}", words if first == size.seed else rest, first, count)
+        for first, count in size.shares(runs)
+    ]
+    whole = some(name, words, size.seed, runs)
+    return replace(whole, shares=shares) if len(shares) > 1 else whole
+
+
 def _histories(size: Size) -> Iterator[Command]:
-    runs = str(size.runs or 2000)
-    brokers = {"MILLRACE_SIMULATE_RUNS": runs, "MILLRACE_SIMULATE_SEED": str(size.seed)}
-    yield Command(
+    yield _shared(
+        size,
         "histories of brokers",
         _pytest("-x", "tests/simulation/test_cluster_histories.py"),
-        brokers,
-        size.seed,
+        "MILLRACE_SIMULATE_RUNS",
+        "MILLRACE_SIMULATE_SEED",
+        histories="every_history",
     )
-    drawn = {seeds.RUNS_VARIABLE: runs, seeds.VARIABLE: str(size.seed)}
     names = ("mirror_delivery", "mirror_names", "mirror_transactions", "group_members")
-    files = [f"tests/simulation/test_{name}.py" for name in names]
-    yield Command("histories of mirrors", _pytest("-x", *files), drawn, size.seed)
-    audits = {"MILLRACE_AUDIT_RUNS": runs, "MILLRACE_AUDIT_SEED_START": str(size.seed)}
-    yield Command(
-        "histories of audits", _pytest("-s", "tests/simulation/test_audit_mutations.py"), audits, size.seed
-    )
+    mirrors = _pytest("-x", *(f"tests/simulation/test_{name}.py" for name in names))
+    yield _shared(size, "histories of mirrors", mirrors, seeds.RUNS_VARIABLE, seeds.VARIABLE)
+    audits = _pytest("-s", "tests/simulation/test_audit_mutations.py")
+    yield _shared(size, "histories of audits", audits, "MILLRACE_AUDIT_RUNS", "MILLRACE_AUDIT_SEED_START")
 
 
 def _end_to_end(size: Size) -> Iterator[Command]:
@@ -250,20 +287,29 @@ NO_TESTS = 5
 
 @dataclass(frozen=True)
 class Result:
+    """Of one process, or of the `shares` of a command, which then are all there is to tell."""
+
     command: Command
     part: Part
     status: int
     seconds: float
     said: str
     output: Path
+    shares: Sequence[Result] = ()
 
     @property
     def passed(self) -> bool:
         return self.status == 0 or (self.status == NO_TESTS and self.part.name == "unstable")
 
+    def failure(self) -> Result:
+        """What to show and to do again when it has failed: the first share that has, by its seeds."""
+        return next((share for share in self.shares if not share.passed), self)
+
     def row(self) -> tuple[str, ...]:
         """As `COLUMNS`."""
         figures = self.part.figures(self.said)
+        if self.shares:
+            figures = added([self.part.figures(share.said) for share in self.shares])
         seed = "" if self.command.seed is None else str(self.command.seed)
         told = (figures.runs, figures.faults, figures.records, figures.lost, figures.repeated)
         result = "passed" if self.passed else "FAILED"
@@ -271,11 +317,31 @@ class Result:
 
 
 def carry_out(part: Part, command: Command, folder: Path) -> Result:
-    """Run it; its output is in a file of the folder."""
-    output = folder / f"{command.name.replace(' ', '-')}.log"
+    """Run it; the output of each of its processes is in a file of the folder."""
     begun = time.monotonic()
+    commands = command.shares or [command]
+    outputs = [folder / f"{one.name.replace(' ', '-')}.log" for one in commands]
+    processes = [_start(one, output) for one, output in zip(commands, outputs, strict=True)]
+    try:
+        statuses = [process.wait() for process in processes]
+    except KeyboardInterrupt:  # the terminal has told them, too
+        for process in processes:
+            process.wait()
+        raise
+    seconds = time.monotonic() - begun
+    results = [
+        Result(one, part, status, seconds, output.read_text(errors="replace"), output)
+        for one, status, output in zip(commands, statuses, outputs, strict=True)
+    ]
+    if not command.shares:
+        return results[0]
+    status = next((share.status for share in results if not share.passed), 0)
+    return Result(command, part, status, seconds, "", folder, results)
+
+
+def _start(command: Command, output: Path) -> subprocess.Popen[bytes]:
     with output.open("wb") as log:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, *command.words],
             cwd=ROOT,
             env={
@@ -288,13 +354,6 @@ def carry_out(part: Part, command: Command, folder: Path) -> Result:
             stdout=log,
             stderr=subprocess.STDOUT,
         )
-        try:
-            status = process.wait()
-        except KeyboardInterrupt:  # the terminal has told it, too
-            process.wait()
-            raise
-    seconds = time.monotonic() - begun
-    return Result(command, part, status, seconds, output.read_text(errors="replace"), output)
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
@@ -323,6 +382,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=None)
     parser.add_argument("--rounds", type=int, default=None)
     parser.add_argument("--seed", type=int, default=None, help="from the clock when not given")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="for simulated histories")
     options = parser.parse_args()
     if obstacles := preflight.obstacles():
         print(*(f"millrace: {line}" for line in obstacles), sep="\n", file=sys.stderr)
@@ -333,7 +393,7 @@ def main() -> int:
         print(f"millrace: {error}", file=sys.stderr)
         return 2
     seed = time.time_ns() // 1_000_000 % 10**6 if options.seed is None else options.seed
-    size = Size(seed, options.minutes, options.runs, options.rounds)
+    size = Size(seed, options.minutes, options.runs, options.rounds, options.processes)
     folder = Path(tempfile.mkdtemp(prefix="millrace-long-"))
     print(f"seed {seed}; outputs are in {folder}", flush=True)
     results: list[Result] = []
@@ -351,7 +411,7 @@ def main() -> int:
         print("interrupted", flush=True)
     print("", table([result.row() for result in results]), sep="\n", flush=True)
     failed = [result for result in results if not result.passed]
-    for result in failed:
+    for result in (each.failure() for each in failed):
         print(f"\n{result.command.name} failed, all of it in {result.output}:")
         print(*result.said.splitlines()[-TAIL_LINES:], sep="\n")
         print(f"again: {result.command.replay()}", flush=True)

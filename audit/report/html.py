@@ -213,8 +213,8 @@ Findings = Sequence[Mapping[str, Any]]
 
 
 def by_hop(losses: Findings, most: int, more: Findings = ()) -> list[dict[str, Any]]:
-    """Losses by the hop that lost them, the greatest first; at most `most` are told one by one, and `more`
-    have no name in the summary."""
+    """Losses by the hop that lost them, hops and their losses the greatest first; at most `most` are told one
+    by one, and `more` have no name in the summary."""
     return _grouped(losses, lambda loss: tuple(loss["lost_between"]), most, more)
 
 
@@ -235,7 +235,7 @@ def _grouped(found: Findings, key: Any, most: int, more: Findings) -> list[dict[
         unnamed[key(each)] += each["findings"]
     told = []
     for where, items in sorted(groups.items(), key=lambda group: -counts[group[0]]):
-        shown = items[: max(most, OPEN_ITEMS)]
+        shown = sorted(items, key=lambda each: -each["count"])[: max(most, OPEN_ITEMS)]
         most -= len(shown)
         told.append(
             {

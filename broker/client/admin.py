@@ -115,8 +115,10 @@ async def delete_topic(cluster: Cluster, name: str) -> None:
     cluster.invalidate()
 
 
-async def create_partitions(cluster: Cluster, name: str, total_count: int) -> None:
-    """Widen a topic to `total_count` partitions."""
+async def create_partitions(
+    cluster: Cluster, name: str, total_count: int, *, validate_only: bool = False
+) -> None:
+    """Widen a topic to `total_count` partitions; with `validate_only` only ask whether that would go."""
 
     async def attempt() -> None:
         node_id = await controller_id(cluster)
@@ -124,7 +126,7 @@ async def create_partitions(cluster: Cluster, name: str, total_count: int) -> No
         schema = request_schema(Api.CREATE_PARTITIONS, version)
         topic = schema.CreatePartitionsTopic(name=name, count=total_count, assignments=None)
         request = schema.CreatePartitionsRequest(
-            topics=(topic,), timeout=server_timeout(cluster), validate_only=False
+            topics=(topic,), timeout=server_timeout(cluster), validate_only=validate_only
         )
         answer = await cluster.request(request, node_id=node_id)
         check(cluster, f"topic {name}", answer.results[0])

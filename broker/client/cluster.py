@@ -1,8 +1,9 @@
 """A named cluster: its servers, what is known of them, and one connection to each for each purpose.
 
 `Cluster` finds a way in (a random bootstrap server first, then the others, then a growing pause), keeps the
-metadata and follows it: a broker that comes back at another address is reconnected there, and an answer
-that shows the metadata to be old (`NOT_LEADER_OR_FOLLOWER` and its like) makes the next look fetch it anew.
+metadata (`known_metadata.py`) and follows it: a broker that comes back at another address is reconnected
+there, and an answer that shows the metadata to be old (`NOT_LEADER_OR_FOLLOWER` and its like) makes the next
+look fetch it anew.
 `raw_fetch`, `raw_produce`, `admin`, `group_member`, the mirror and the audit all talk through it.
 
 A purpose is a name for traffic that must not wait behind other traffic: a server answers the requests of
@@ -36,30 +37,20 @@ from millrace.broker.client.connection import (
 )
 from millrace.broker.client.frame_memory import FrameMemory
 from millrace.broker.client.gates import Gates
+from millrace.broker.client.known_metadata import STALE_METADATA, KnownMetadata
 from millrace.broker.client.login import Access
-from millrace.broker.client.metadata import ClusterMetadata, merge_topics, metadata_request, read_metadata
+from millrace.broker.client.metadata import ClusterMetadata, metadata_request, read_metadata
 from millrace.broker.client.offsets import EARLIEST, LATEST, ListedOffset, list_offsets
 from millrace.broker.client.retry import RECONNECT_BACK_OFF, REQUEST_BACK_OFF
 from millrace.broker.client.security import Security
 from millrace.broker.errors import (
     AccessRefused,
-    BrokerNotAvailable,
     ClusterUnreachable,
-    FencedLeaderEpoch,
-    InconsistentTopicId,
     KafkaError,
-    KafkaStorageError,
-    LeaderNotAvailable,
     MillraceError,
     NetworkException,
-    NotController,
-    NotLeaderOrFollower,
     ProtocolError,
-    ReplicaNotAvailable,
     RequestTimedOut,
-    UnknownLeaderEpoch,
-    UnknownTopicId,
-    UnknownTopicOrPartition,
     UnsupportedVersion,
     error_for_code,
 )
@@ -77,23 +68,6 @@ _METADATA_VERSIONS = (9, 12)
 _FIND_COORDINATOR_VERSION = 3
 _COORDINATOR_KINDS = {"group": 0, "transaction": 1}
 
-# Answers that say: what you know of the cluster is old.
-_STALE_METADATA = frozenset(
-    error.code
-    for error in (
-        UnknownTopicOrPartition,
-        LeaderNotAvailable,
-        NotLeaderOrFollower,
-        ReplicaNotAvailable,
-        BrokerNotAvailable,
-        NotController,
-        KafkaStorageError,
-        FencedLeaderEpoch,
-        UnknownLeaderEpoch,
-        UnknownTopicId,
-        InconsistentTopicId,
-    )
-)
 _CONNECTION_ERRORS = (NetworkException, RequestTimedOut, ProtocolError)
 
 
@@ -159,11 +133,7 @@ class Cluster:
         self._lanes: dict[tuple[int, str], _Lane] = {}
         self._coordinators: dict[tuple[str, str], int] = {}
         self._background: set[asyncio.Task[Any]] = set()
-        self._view: ClusterMetadata | None = None
-        # When the brokers, the list of all topics, and each topic were read; absent: never, or invalidated.
-        self._brokers_read_at: float | None = None
-        self._all_read_at: float | None = None
-        self._topic_read_at: dict[str, float] = {}
+        self._known = KnownMetadata()
         self._refreshing = asyncio.Lock()
         self._closed = False
         self.throttled_ms = 0  # asked for by servers over whose quotas this client was, in all
@@ -241,23 +211,22 @@ class Cluster:
         """
         self._check_open()
         oldest = self._now() - max_age_ms / 1000
-        if not self._is_fresh(topics, oldest):
+        if not self._known.is_fresh(topics, oldest):
             refused_before = self._refused
             async with self._refreshing:
                 # Whoever held the lock may have read what is wanted here since this was asked.
-                if not self._is_fresh(topics, oldest):
+                if not self._known.is_fresh(topics, oldest):
                     if self._refused is not None and self._refused is not refused_before:
                         raise self._refused
                     await self._refresh(topics)
-        if self._view is None:
+        view = self._known.view
+        if view is None:
             raise AssertionError("a refresh leaves a view behind")
-        return self._view if topics is None else self._view.narrowed(topics)
+        return view if topics is None else view.narrowed(topics)
 
     def invalidate(self) -> None:
         """Make the next look at the metadata ask the cluster."""
-        self._brokers_read_at = None
-        self._all_read_at = None
-        self._topic_read_at.clear()
+        self._known.invalidate()
 
     def set_bootstrap(self, bootstrap: Sequence[str]) -> None:
         """Other servers to find a way in by, for a caller that learns where they are from elsewhere. Raises
@@ -270,19 +239,8 @@ class Cluster:
 
     def observe(self, error_code: int) -> None:
         """Note an error code from an answer: some of them tell that the metadata is old."""
-        if error_code in _STALE_METADATA:
+        if error_code in STALE_METADATA:
             self.invalidate()
-
-    def _is_fresh(self, topics: Sequence[str] | None, oldest: float) -> bool:
-        def young(read_at: float | None) -> bool:
-            return read_at is not None and read_at > oldest
-
-        if self._view is None or not young(self._brokers_read_at):
-            return False
-        if topics is None:
-            return young(self._all_read_at)
-        # A topic with an error is asked for again each time: it may exist by now.
-        return all(topic in self._view.topics and young(self._topic_read_at.get(topic)) for topic in topics)
 
     async def _refresh(self, topics: Sequence[str] | None) -> None:
         """Read the metadata from whichever server answers first. Holds `_refreshing`."""
@@ -293,13 +251,7 @@ class Cluster:
         except AccessRefused as error:
             self._refused = error
             raise
-        self._view = news if self._view is None or topics is None else merge_topics(self._view, news)
-        self._brokers_read_at = read_at
-        if topics is None:
-            self._all_read_at = read_at
-            self._topic_read_at.clear()
-        self._topic_read_at.update(dict.fromkeys(news.topics, read_at))
-        self._retire_moved(self._view)
+        self._retire_moved(self._known.take(news, topics, read_at))
 
     def _retire_moved(self, view: ClusterMetadata) -> None:
         """Replace connections to brokers that have left or come back elsewhere; let their requests end."""
@@ -467,7 +419,8 @@ class Cluster:
     def _ways_in(self) -> list[tuple[Address, _Lane | None]]:
         """Where to ask, in order: brokers by their lanes, bootstrap servers by passing connections; then what
         refused when it was last tried, then what wants nothing more now."""
-        brokers = self._view.brokers if self._view else {}
+        view = self._known.view
+        brokers = view.brokers if view else {}
         ways: list[tuple[Address, _Lane | None]] = [
             (brokers[node_id].address, self._lane(node_id, "control"))
             for node_id in self._in_random_order(brokers, "control")

@@ -3,7 +3,7 @@
 `run` is what the command line calls. Start: take the port, open the logs, join the cluster, serve. Stop (on
 SIGTERM or SIGINT): let other brokers take over (a second signal skips that), answer no more, hand back the
 office and the id, flush, write the clean-shutdown marker.
-`Broker` owns every task; a task that dies takes the process with it rather than leaving half a broker.
+A task that dies takes the process with it rather than leaving half a broker (`supervisor.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import dataclasses
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from uuid import UUID
@@ -65,6 +65,7 @@ from millrace.broker.server.part_settings import cleaner_config, controller_sett
 from millrace.broker.server.quotas import QUOTA_KEYS, ClientQuotas, Window
 from millrace.broker.server.registry import handlers, spoken_apis
 from millrace.broker.server.start_report import StartReport
+from millrace.broker.server.supervisor import Supervisor
 from millrace.broker.server.transaction_parts import build_transactions
 from millrace.broker.server.warm_start import load_loops
 from millrace.broker.storage.log_config import LogConfig
@@ -89,12 +90,9 @@ class Broker:
         self._metrics = BrokerMetrics()
         self._cache = MetadataCache()
         self._dynamic = DynamicSettings(config.settings, config.id, self._cache)
-        self._stop_requested = asyncio.Event()
-        self._hurry = asyncio.Event()
+        self._supervisor = Supervisor()
         self._is_serving = False
-        self._failure: BaseException | None = None
         self._reported_offline: set[tuple[str, int]] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
         self._compaction = ThreadPoolExecutor(1, "compaction")
         self._cleanup: list[tuple[str, Callable[[], Awaitable[None]]]] = []
         self._report = StartReport(config.zookeeper)
@@ -247,7 +245,7 @@ class Broker:
         self._peers = BrokerConnections(self._address_of, f"broker-{self._config.id}")
         self._cleanup.append(("peers", self._close_peers))
         states = PartitionStates(self._session, self._cache, self._cache.announce)
-        self._replicas.join(states.write, self._peers, fetch_limits(self._settings), self._watch)
+        self._replicas.join(states.write, self._peers, fetch_limits(self._settings), self._supervisor.watch)
         self._cleanup.append(("replication", self._replicas.leave))
         self._replicas.listeners.offline.append(self._on_replicas_offline)
         self._producer_ids = ProducerIds(self._session, self._config.id)
@@ -276,7 +274,7 @@ class Broker:
         # Before the id is free, a broker of this id lives: nothing that it has may be touched.
         await wait_for_id(self._session, self._config.id)
         self._watcher = ClusterWatcher(self._session, self._cache, self._on_cluster_changes)
-        self._watch(await self._watcher.start())
+        self._supervisor.watch(await self._watcher.start())
         self._cleanup.append(("watcher", self._watcher.stop))
         if not self._loading.done():
             # What follows leads partitions, and reads what their logs say of groups and transactions.
@@ -293,7 +291,7 @@ class Broker:
         await register(self._session, self._registration(), self._clock.now_ms())
         self._cleanup.append(("registration", self._deregister))
         self._session.on_state(self._on_session_state)
-        self._watch(self._controller.start())
+        self._supervisor.watch(self._controller.start())
         self._cleanup.append(("controller", self._controller.stop))
         # librdkafka that once hears of no controller does not ask again for minutes; and who serves is no
         # offline replica, which its own picture says until it shows its registration.
@@ -331,7 +329,7 @@ class Broker:
             Window(self._settings.quota_window_num, self._settings.quota_window_size_seconds * 1000),
         )
         quota_store = ClientQuotaStore(self._session, QUOTA_KEYS, quotas.apply)
-        self._watch(await quota_store.start())
+        self._supervisor.watch(await quota_store.start())
         self._cleanup.append(("quotas", quota_store.stop))
         backlog = AnswerBacklog(
             self._settings.queued_max_response_bytes,
@@ -368,37 +366,32 @@ class Broker:
         self._dynamic.follow(self._listener.set_limits)
         if self._settings.metrics_listen:
             await self._serve_metrics(Address.parse_listener(self._settings.metrics_listen), services)
-        settings = self._settings
-        self._spawn("apply", self._local.follow())
-        self._spawn("offline", self._every(OFFLINE_REPORT_INTERVAL_MS, self._local.report_offline))
-        self._spawn("groups", self._groups.run())
-        self._spawn("transactions", self._transactions.coordinator.run())
-        self._spawn("flush", self._every(settings.log_flush_scheduler_interval_ms, self._replicas.flush_due))
-        self._spawn(
-            "in-sync sets",
-            self._every(
-                max(settings.replica_lag_time_max_ms // CHECKS_PER_LAG, 1), self._replicas.check_in_sync_sets
-            ),
-        )
-        self._spawn(
-            "high watermarks",
-            self._every(
-                settings.replica_high_watermark_checkpoint_interval_ms,
-                self._replicas.checkpoint_high_watermarks,
-            ),
-        )
-        self._spawn("retention", self._every(settings.log_retention_check_interval_ms, self._keep_house))
-        if settings.log_cleaner_enable:
-            self._spawn(
-                "compaction", self._every(lambda: self._dynamic.current.log_cleaner_backoff_ms, self._compact)
-            )
-        self._spawn(
-            "checkpoint", self._every(settings.log_flush_offset_checkpoint_interval_ms, self._checkpoint)
-        )
+        self._start_chores()
         await self._listener.start()
         self._cleanup.append(("connections", self._listener.stop))
         settle()
         self._watcher.read_states()
+
+    def _start_chores(self) -> None:
+        """What is done again and again while the broker serves."""
+        settings = self._settings
+        spawn, every = self._supervisor.spawn, self._supervisor.every
+        spawn("apply", self._local.follow())
+        spawn("groups", self._groups.run())
+        spawn("transactions", self._transactions.coordinator.run())
+        every(OFFLINE_REPORT_INTERVAL_MS, "offline", self._local.report_offline)
+        every(settings.log_flush_scheduler_interval_ms, "flush", self._replicas.flush_due)
+        check_interval_ms = max(settings.replica_lag_time_max_ms // CHECKS_PER_LAG, 1)
+        every(check_interval_ms, "in-sync sets", self._replicas.check_in_sync_sets)
+        every(
+            settings.replica_high_watermark_checkpoint_interval_ms,
+            "high watermarks",
+            self._replicas.checkpoint_high_watermarks,
+        )
+        every(settings.log_retention_check_interval_ms, "retention", self._keep_house)
+        if settings.log_cleaner_enable:
+            every(lambda: self._dynamic.current.log_cleaner_backoff_ms, "compaction", self._compact)
+        every(settings.log_flush_offset_checkpoint_interval_ms, "checkpoint", self._checkpoint)
 
     async def _serve_metrics(self, address: Address, services: BrokerServices) -> None:
         read_gauges = gauges(services, self._listener, self._controller)
@@ -411,48 +404,11 @@ class Broker:
 
     async def serve_until_stopped(self) -> None:
         """Returns when a stop was asked for. Raises what made a task of the broker fail."""
-        await self._stop_requested.wait()
-        if self._failure is not None:
-            raise self._failure
+        await self._supervisor.until_stopped()
 
     def request_stop(self) -> None:
         """Asked twice, it leaves at once."""
-        if self._stop_requested.is_set():
-            self._hurry.set()
-        self._stop_requested.set()
-
-    def _spawn(self, name: str, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work, name=name)
-        self._tasks.add(task)
-        self._watch(task)
-
-    def _watch(self, task: asyncio.Task[None]) -> None:
-        """A task whose failure ends the broker; parts that stop their own tasks pass them here."""
-        task.add_done_callback(self._on_task_end)
-
-    def _on_task_end(self, task: asyncio.Task[None]) -> None:
-        is_own = task in self._tasks  # the parts cancel theirs in the course of things, `stop` these
-        self._tasks.discard(task)
-        if task.cancelled():
-            if not is_own or self._stop_requested.is_set():
-                return
-            self._failure = MillraceError(f"its task {task.get_name()!r} was given up: a defect")
-        elif task.exception() is None:
-            return
-        else:
-            self._failure = task.exception()
-        if not isinstance(self._failure, MillraceError):
-            log.error("a task of the broker failed", task=task.get_name(), exc_info=self._failure)
-        self._stop_requested.set()
-
-    async def _every(self, interval_ms: int | Callable[[], int], work: Callable[[], Awaitable[None]]) -> None:
-        """Run `work` again and again; a failure of one round is logged and the next one comes."""
-        while True:
-            await asyncio.sleep((interval_ms if isinstance(interval_ms, int) else interval_ms()) / 1000)
-            try:
-                await work()
-            except (OSError, MillraceError) as error:
-                log.error("housekeeping failed", error=str(error))
+        self._supervisor.request_stop()
 
     async def _keep_house(self) -> None:
         await self._replicas.on_disk(
@@ -476,10 +432,9 @@ class Broker:
 
     def _on_replicas_offline(self) -> None:
         """Nothing can be served without a data folder: the broker ends, so that others take over."""
-        if not self._logs.healthy_folders and self._failure is None:
+        if not self._logs.healthy_folders and self._supervisor.failure is None:
             reasons = "; ".join(self._logs.failed_folders.values())
-            self._failure = DataFolderNotWritable(f"every data folder is offline: {reasons}")
-            self._stop_requested.set()
+            self._supervisor.fail(DataFolderNotWritable(f"every data folder is offline: {reasons}"))
 
     async def _checkpoint(self) -> None:
         await self._replicas.on_disk(self._logs.checkpoint)
@@ -491,10 +446,10 @@ class Broker:
             log.warning("the connection to ZooKeeper is interrupted")
         elif state is SessionState.CONNECTED:
             # Also after an interruption alone: the id may have been given away meanwhile.
-            self._spawn("register", self._register_again())
+            self._supervisor.spawn("register", self._register_again())
 
     async def _register_again(self) -> None:
-        while not self._stop_requested.is_set():
+        while not self._supervisor.is_stopping:
             try:
                 await self._local.report_offline(anew=True)
                 await register(self._session, self._registration(), self._clock.now_ms())
@@ -529,13 +484,10 @@ class Broker:
 
     async def stop(self) -> None:
         """Undo everything that `start` did, last things first; what fails is logged and the rest goes on."""
-        self._stop_requested.set()
-        if self._is_serving and self._failure is None:
+        self._supervisor.begin_stop()
+        if self._is_serving and self._supervisor.failure is None:
             await self._hand_over()
-        running = list(self._tasks)
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await self._supervisor.end_tasks()
         while self._cleanup:
             name, undo = self._cleanup.pop()
             try:
@@ -558,7 +510,7 @@ class Broker:
                 now_ms=self._clock.now_ms(),
             )
         )
-        hurried = asyncio.ensure_future(self._hurry.wait())
+        hurried = asyncio.ensure_future(self._supervisor.until_hurried())
         await asyncio.wait((leaving, hurried), return_when=asyncio.FIRST_COMPLETED)
         hurried.cancel()
         leaving.cancel()

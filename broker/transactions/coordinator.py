@@ -43,6 +43,7 @@ from millrace.broker.transactions.markers import Write as WriteMarkers
 from millrace.broker.transactions.records import decode_key, decode_value, encode_key, encode_value
 from millrace.broker.transactions.state import Transaction
 from millrace.broker.transactions.values import (
+    NO_PRODUCER_ID,
     Answer,
     Completed,
     Decision,
@@ -276,8 +277,7 @@ class TransactionCoordinator:
                 timeout_ms, expected, ticket, self._clock_ms(), new_producer_id
             )
             answer = await self._answer_to(ticket, owned, transaction, decisions)
-            if transaction.is_blank and owned.transactions.get(transactional_id) is transaction:
-                del owned.transactions[transactional_id]  # nothing has come of it, or not yet
+            _drop_blank(owned, transaction)  # nothing has come of it, or not yet
             if isinstance(answer, Answer):
                 if answer.error is ErrorCode.none:
                     log.debug(
@@ -315,13 +315,13 @@ class TransactionCoordinator:
         self, transactional_id: str, producer: ProducerIdentity, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, ErrorCode]:
         """Are these partitions in this producer's open transaction (KIP-890)?"""
-        transaction, _, error = self._find(transactional_id)
+        transaction, error = self._find(transactional_id)
         if transaction is None:
             return dict.fromkeys(partitions, error)
         return transaction.verify(producer, partitions)
 
     def describe(self, transactional_id: str) -> TransactionDescription:
-        transaction, _, error = self._find(transactional_id)
+        transaction, error = self._find(transactional_id)
         if error is ErrorCode.invalid_producer_id_mapping:
             error = ErrorCode.transactional_id_not_found
         if transaction is None:
@@ -373,18 +373,16 @@ class TransactionCoordinator:
             return None, ErrorCode.coordinator_load_in_progress
         return owned, ErrorCode.none
 
-    def _find(
-        self, transactional_id: str
-    ) -> tuple[Transaction, _OwnedPartition, ErrorCode] | tuple[None, None, ErrorCode]:
+    def _find(self, transactional_id: str) -> tuple[Transaction | None, ErrorCode]:
         if not transactional_id:
-            return None, None, ErrorCode.invalid_request
+            return None, ErrorCode.invalid_request
         owned, error = self._owner(transactional_id)
         if owned is None:
-            return None, None, error
+            return None, error
         transaction = owned.transactions.get(transactional_id)
-        if transaction is None:
-            return None, None, ErrorCode.invalid_producer_id_mapping
-        return transaction, owned, ErrorCode.none
+        if transaction is None or transaction.record.producer_id == NO_PRODUCER_ID:
+            return None, ErrorCode.invalid_producer_id_mapping
+        return transaction, ErrorCode.none
 
     # -- decisions -----------------------------------------------------------------------------------
 
@@ -393,9 +391,14 @@ class TransactionCoordinator:
         transactional_id: str,
         event: Callable[[Transaction, Ticket, int], list[Decision]],
     ) -> ErrorCode:
-        transaction, owned, error = self._find(transactional_id)
-        if transaction is None or owned is None:
+        if not transactional_id:
+            return ErrorCode.invalid_request
+        if len(transactional_id.encode()) > LONGEST_ID:
+            return ErrorCode.invalid_producer_id_mapping  # at every coordinator, for ever
+        owned, error = self._owner(transactional_id)
+        if owned is None:
             return error
+        transaction = owned.transactions.setdefault(transactional_id, Transaction(transactional_id))
         ticket = next(self._tickets)
         decisions = event(transaction, ticket, self._clock_ms())
         answer = await self._answer_to(ticket, owned, transaction, decisions)
@@ -498,6 +501,7 @@ class TransactionCoordinator:
             )
             self._unsaved.append((owned, transaction))
         self._carry_out(owned, transaction, transaction.written(write_id, error, self._clock_ms()))
+        _drop_blank(owned, transaction)
 
     # -- markers -------------------------------------------------------------------------------------
 
@@ -513,6 +517,12 @@ class TransactionCoordinator:
         if transaction is not None:
             decisions = transaction.marked(marker.producer, partitions, self._clock_ms())
             self._carry_out(owned, transaction, decisions)
+
+
+def _drop_blank(owned: _OwnedPartition, transaction: Transaction) -> None:
+    """Keep nothing of an id that nobody has begun with."""
+    if transaction.is_blank and owned.transactions.get(transaction.transactional_id) is transaction:
+        del owned.transactions[transaction.transactional_id]
 
 
 def _outcome(committed: asyncio.Future[None]) -> ErrorCode:

@@ -15,9 +15,15 @@ time.
 Every arrow is a record in the log; what the record says becomes visible when `written` reports success, and
 until then (and until all markers are there) requests of the right producer hear CONCURRENT_TRANSACTIONS.
 
+What a client would take for final and memory alone says (a repeated end, a wrong state, a wrong identity,
+partitions that are in already) is answered only when the log has taken the last record once more: a
+coordinator that has been replaced, and does not know it, never gets that acknowledged. Apache Kafka's
+coordinators answer such requests from memory.
+
 Invariants:
 
-1. One write at a time, and none while markers are out: the log holds the transitions in order.
+1. One transition at a time is written, and none while markers are out: the log holds them in order. What
+   confirms an answer repeats the last one, and is never begun while another is on its way.
 2. Markers are sent only for an outcome that is in the log, and a transaction once decided stays so.
 3. Of all producers that ever began with this id only the last one's requests are taken: it alone knows the
    present producer id and epoch. An older epoch is refused from the first attempt to fence
@@ -25,6 +31,8 @@ Invariants:
 4. An epoch is never given to two producers: a fencing epoch is given to nobody, and the last one of a
    producer id (32767) is only ever used to fence.
 5. Every ticket is answered exactly once.
+6. An answer that its client will not ask for again rests on a write that began after the question. One that
+   was under way before proves nothing: the acknowledgement may be older than the question.
 
 Rules and error codes are those of Apache Kafka 3.9 (KIP-98, KIP-360, KIP-588). Records that Apache Kafka 4
 left with client version 2 (KIP-890) are completed by their own rule: the epoch in the record is already the
@@ -117,6 +125,8 @@ class Transaction:
     unmarked: set[TopicPartition] = field(default_factory=set)
     """While preparing: the partitions that have no marker yet."""
     _pending: _Pending | None = field(default=None, init=False)
+    _confirming: dict[int, Answer] = field(default_factory=dict, init=False)
+    """Final answers, by the writes that have to confirm them."""
     _fence_failed: bool = field(default=False, init=False)  # the present epoch is a fence's: not given out
     _closed: bool = field(default=False, init=False)
     _write_id: int = field(default=0, init=False)
@@ -143,8 +153,8 @@ class Transaction:
 
     @property
     def is_blank(self) -> bool:
-        """No producer has ever begun with the id, and none is beginning."""
-        return self.record.producer_id == NO_PRODUCER_ID and self._pending is None
+        """No producer has ever begun with the id, none is beginning, and nobody waits to be told so."""
+        return self.record.producer_id == NO_PRODUCER_ID and self._pending is None and not self._confirming
 
     # -- requests ------------------------------------------------------------------------------------
 
@@ -166,7 +176,7 @@ class Transaction:
         if self.is_changing:
             return [Answer(ticket, ErrorCode.concurrent_transactions)]
         if expected is not None and not self._may_be(expected):
-            return [Answer(ticket, ErrorCode.producer_fenced)]
+            return self._confirmed(Answer(ticket, ErrorCode.producer_fenced))
         if record.state is TransactionState.ONGOING:
             return self._fence(ticket, now_ms)
         is_new = record.producer_id == NO_PRODUCER_ID
@@ -187,7 +197,7 @@ class Transaction:
             producer_id, epoch, last_epoch = record.producer_id, record.epoch, record.last_epoch
             previous_producer_id = record.previous_producer_id
         else:
-            return [Answer(ticket, ErrorCode.producer_fenced)]
+            return self._confirmed(Answer(ticket, ErrorCode.producer_fenced))
         begun = TransactionRecord(
             producer_id,
             epoch,
@@ -207,13 +217,15 @@ class Transaction:
         now_ms: int,
     ) -> list[Decision]:
         """AddPartitionsToTxn, AddOffsetsToTxn: these partitions will be written to; opens a transaction."""
+        if self._pending is not None:
+            return [Answer(ticket, ErrorCode.concurrent_transactions)]
         error = self._identity_error(producer)
-        if error is ErrorCode.none and self.is_changing:
-            error = ErrorCode.concurrent_transactions
         record = self.record
         is_open = record.state is TransactionState.ONGOING
         if error is not ErrorCode.none or (is_open and record.partitions.issuperset(partitions)):
-            return [Answer(ticket, error)]
+            return self._confirmed(Answer(ticket, error))
+        if record.state.is_preparing:
+            return [Answer(ticket, ErrorCode.concurrent_transactions)]
         added = replace(
             record,
             state=TransactionState.ONGOING,
@@ -229,7 +241,7 @@ class Transaction:
         self, producer: ProducerIdentity, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, ErrorCode]:
         """Does this producer have an open transaction with these partitions (KIP-890)? What is being
-        written is not looked at: the leader checks once more when it appends."""
+        written is not looked at: the leader checks once more when it appends. Said from memory."""
         error = self._identity_error(producer)
         if error is ErrorCode.none and self.state.is_preparing:
             error = ErrorCode.concurrent_transactions
@@ -244,18 +256,18 @@ class Transaction:
 
     def end(self, producer: ProducerIdentity, committed: bool, ticket: Ticket, now_ms: int) -> list[Decision]:
         """EndTxn. Answered as soon as the outcome is in the log; the markers follow."""
-        error = self._identity_error(producer)
-        if error is not ErrorCode.none:
-            return [Answer(ticket, error)]
         if self._pending is not None:
             return [Answer(ticket, ErrorCode.concurrent_transactions)]
+        error = self._identity_error(producer)
+        if error is not ErrorCode.none:
+            return self._confirmed(Answer(ticket, error))
         wanted = TransactionState.COMPLETE_COMMIT if committed else TransactionState.COMPLETE_ABORT
-        if self.state is wanted:
-            return [Answer(ticket, ErrorCode.none, self.producer)]  # the answer to the first got lost
+        if self.state is wanted:  # the answer to the first got lost
+            return self._confirmed(Answer(ticket, ErrorCode.none, self.producer))
         if self.state.is_preparing:
             return [Answer(ticket, ErrorCode.concurrent_transactions)]
         if self.state is not TransactionState.ONGOING:
-            return [Answer(ticket, ErrorCode.invalid_txn_state)]
+            return self._confirmed(Answer(ticket, ErrorCode.invalid_txn_state))
         return [self._write(_Purpose.END, self._prepared(committed, now_ms), ticket)]
 
     def describe(self) -> TransactionDescription:
@@ -297,6 +309,9 @@ class Transaction:
 
     def give_up(self, write_id: int) -> list[Decision]:
         """The write takes longer than its request can wait: it goes on, and the client comes again."""
+        unconfirmed = self._confirming.pop(write_id, None)
+        if unconfirmed is not None:
+            return [Answer(unconfirmed.ticket, ErrorCode.coordinator_not_available)]
         pending = self._pending
         if pending is None or pending.write_id != write_id:
             return []
@@ -328,6 +343,11 @@ class Transaction:
         """A write came to its end. With ErrorCode.none all in-sync replicas have it, and there are enough of
         them; with NOT_ENOUGH_REPLICAS_AFTER_APPEND all have it, and there are too few; with any other error
         the log does not have it."""
+        confirmed = self._confirming.pop(write_id, None)
+        if confirmed is not None:
+            if error is ErrorCode.none:
+                return [confirmed]
+            return [Answer(confirmed.ticket, _WRITE_FAILURES.get(error, error))]
         pending = self._pending
         if self._closed or pending is None or pending.write_id != write_id:
             return []  # its ticket was answered when this coordinator closed
@@ -369,8 +389,10 @@ class Transaction:
     def close(self, error: ErrorCode) -> list[Decision]:
         """This broker no longer coordinates the id: whoever waits is told so, and nothing more is done."""
         pending, self._pending = self._pending, None
+        unconfirmed, self._confirming = self._confirming, {}
         self._closed = True
-        return self._answered(pending, error) if pending is not None else []
+        told: list[Decision] = [Answer(answer.ticket, error) for answer in unconfirmed.values()]
+        return told + (self._answered(pending, error) if pending is not None else [])
 
     # -- rules ---------------------------------------------------------------------------------------
 
@@ -399,6 +421,21 @@ class Transaction:
             or expected.producer_id == self.record.producer_id
             or (expected.producer_id == self.record.previous_producer_id and expected.epoch >= LAST_EPOCH - 1)
         )
+
+    def _confirmed(self, answer: Answer) -> list[Decision]:
+        """Give a final answer when the log has taken once more what it already holds of the id: nothing
+        that others ask for meanwhile has to wait for that. Not while a transition is being written, whose
+        record it would undo."""
+        self._write_id += 1
+        self._confirming[self._write_id] = answer
+        return [Write(self._write_id, self._in_log())]
+
+    def _in_log(self) -> TransactionRecord | None:
+        """The last record that was written, None (a tombstone) where there is none."""
+        record = self.record
+        if record.producer_id == NO_PRODUCER_ID:
+            return None
+        return replace(record, epoch=record.epoch - 1) if self._fence_failed else record
 
     def _fence(self, ticket: Ticket | None, now_ms: int) -> list[Decision]:
         """Abort the open transaction under an epoch that no client has."""

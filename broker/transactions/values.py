@@ -118,7 +118,8 @@ class NeedProducerId:
 class Write:
     """Put `record` in the log (None: a tombstone), then report to `written` with the same `write_id`.
 
-    The writes of one transactional id must reach the log in the order of the decisions.
+    The writes of one transactional id must reach the log in the order of the decisions. Several may be under
+    way: of those only one changes anything, the others repeat what is there (see `state.py`).
     """
 
     write_id: int

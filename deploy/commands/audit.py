@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Prove per producer and window that nothing was lost.", no_args_is_help=True)
 
-ConfigPath = Annotated[Path, typer.Option("--config", "-c", help="audit.yaml")]
+ConfigPath = Annotated[Path, typer.Option("--config", "-c", help="The audit's file.")]
+DEFAULT_CONFIG = Path("audit.yaml")
 
 Master = Annotated[
     str | None,
@@ -47,7 +48,7 @@ _PYTHON = "spark.pyspark.python"
 
 @app.command("run")
 def run(
-    config: ConfigPath,
+    config: ConfigPath = DEFAULT_CONFIG,
     master: Master = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the verdict only.")] = False,
     from_: Annotated[
@@ -110,7 +111,7 @@ def run(
 
 @app.command("watch")
 def watch(
-    config: ConfigPath,
+    config: ConfigPath = DEFAULT_CONFIG,
     every: Annotated[str, typer.Option(help="How often a run begins, such as 10m.")] = "10m",
     runs: Annotated[int | None, typer.Option(min=1, help="End after so many runs.")] = None,
     limit: Annotated[
@@ -194,7 +195,7 @@ def package(
 
 @app.command("status")
 def status(
-    config: ConfigPath,
+    config: ConfigPath = DEFAULT_CONFIG,
     as_json: Annotated[bool, typer.Option("--json", help="The same for machines.")] = False,
 ) -> None:
     """Show where the audit stands: watermarks, verdicts, waivers and the state's size."""
@@ -211,7 +212,7 @@ def status(
 
 @app.command("waive")
 def waive(
-    config: ConfigPath,
+    config: ConfigPath = DEFAULT_CONFIG,
     topic: Annotated[str | None, typer.Argument(help="Topic of the window.")] = None,
     window: Annotated[
         str | None,
@@ -279,7 +280,7 @@ def explain(
     window: Annotated[
         str, typer.Argument(help="A time in the window, e.g. 2013-01-01T00:00:00Z, or a stream's id.")
     ],
-    config: ConfigPath,
+    config: ConfigPath = DEFAULT_CONFIG,
     as_json: Annotated[bool, typer.Option("--json", help="The same for machines.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Show proven streams, too.")] = False,
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +19,11 @@ if TYPE_CHECKING:
 Bootstrap = Annotated[
     str,
     typer.Option(
-        "--bootstrap", "-b", envvar="MILLRACE_BOOTSTRAP", help="host:port[,host:port…] of the cluster."
+        "--bootstrap",
+        "--bootstrap-server",
+        "-b",
+        envvar="MILLRACE_BOOTSTRAP",
+        help="host:port[,host:port…] of the cluster.",
     ),
 ]
 
@@ -31,6 +36,19 @@ CommandConfig = Annotated[
         help="Client properties for TLS and login, as Apache Kafka's tools take them.",
     ),
 ]
+
+
+def confirm(question: str) -> None:
+    """Goes on after a yes. Raises Abort after a no, BadParameter where nobody answers (a script, a pipe)."""
+    try:
+        is_wanted = typer.confirm(question)
+    except typer.Abort:
+        if sys.stdin.isatty():
+            raise
+        typer.echo()
+        raise typer.BadParameter("nobody has answered; --yes does it without asking") from None
+    if not is_wanted:
+        raise typer.Abort
 
 
 def with_cluster(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from millrace.deploy.commands.cluster_session import Bootstrap, CommandConfig, with_cluster
+from millrace.deploy.commands.cluster_session import Bootstrap, CommandConfig, confirm, with_cluster
 from millrace.deploy.commands.output import Format, JsonFlag, OutputFormat, chosen, print_json, print_rows
 from millrace.deploy.commands.values import count_of
 
@@ -169,6 +169,7 @@ def reset(
         str | None,
         typer.Option(
             "--to-timestamp",
+            "--to-datetime",
             metavar="TIME",
             help="To the first record at or after a time: 2026-11-21T08:00 (UTC unless it says otherwise), "
             "or seconds or milliseconds since 1970.",
@@ -380,7 +381,7 @@ def delete(
     wanted = _partitions_by_topic(offsets or [], option="--offsets")
     if not yes:
         what = f"the offsets in {', '.join(wanted)} of" if wanted else "all offsets of"
-        typer.confirm(f"Delete {what} {', '.join(names)}?", abort=True)
+        confirm(f"Delete {what} {', '.join(names)}?")
 
     async def command(cluster: Cluster) -> None:
         for name in names:

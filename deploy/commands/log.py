@@ -108,7 +108,8 @@ class _Printer:
         if self._as_json:
             return
         if self._row_count == 0:
-            print("nothing in it" if self._kind else "")
+            if self._kind:
+                print("nothing in it")
         elif self._kind == ".log":
             state = f"{self.problem_count} with problems" if self.problem_count else "all CRCs right"
             print(

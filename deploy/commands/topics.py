@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from millrace.deploy.commands.cluster_session import Bootstrap, CommandConfig, with_cluster
+from millrace.deploy.commands.cluster_session import Bootstrap, CommandConfig, confirm, with_cluster
 from millrace.deploy.commands.output import Format, JsonFlag, OutputFormat, chosen, print_json, print_rows
 from millrace.deploy.commands.topics_reassign import reassign
 from millrace.deploy.commands.values import count_of, key_value_pairs
@@ -76,7 +76,13 @@ def create(
     ] = None,
     replicas: Annotated[
         int | None,
-        typer.Option("--replicas", "-r", min=1, help="Replicas of each partition; by default the cluster's."),
+        typer.Option(
+            "--replicas",
+            "--replication-factor",
+            "-r",
+            min=1,
+            help="Replicas of each partition; by default the cluster's.",
+        ),
     ] = None,
     configs: Annotated[
         list[str] | None,
@@ -115,13 +121,8 @@ def describe(
 
     async def command(cluster: Cluster) -> None:
         from millrace.broker.client import admin
-        from millrace.broker.errors import UnknownTopicOrPartition
 
-        topic = (await cluster.metadata([name], max_age_ms=0)).topics.get(name)
-        if topic is None or not topic.partitions:
-            raise UnknownTopicOrPartition(
-                f"there is no topic {name}: millrace topics list shows those there are"
-            )
+        topic = await _topic(cluster, name)
         led = [(name, number) for number, part in sorted(topic.partitions.items()) if part.leader >= 0]
         first = await cluster.list_offsets(dict.fromkeys(led, -2))
         end = await cluster.list_offsets(dict.fromkeys(led, -1))
@@ -156,6 +157,16 @@ def describe(
     with_cluster(bootstrap, command, command_config)
 
 
+async def _topic(cluster: Cluster, name: str) -> TopicMetadata:
+    """The topic as it is now. Raises UnknownTopicOrPartition."""
+    from millrace.broker.errors import UnknownTopicOrPartition
+
+    topic = (await cluster.metadata([name], max_age_ms=0)).topics.get(name)
+    if topic is None or not topic.partitions:
+        raise UnknownTopicOrPartition(f"there is no topic {name}: millrace topics list shows those there are")
+    return topic
+
+
 @app.command("configure")
 def configure(
     name: Annotated[str, typer.Argument(help="Name of the topic.")],
@@ -164,6 +175,15 @@ def configure(
     ] = None,
     bootstrap: Bootstrap = "127.0.0.1:9092",
     command_config: CommandConfig = None,
+    partitions: Annotated[
+        int | None,
+        typer.Option(
+            "--partitions",
+            "-p",
+            min=1,
+            help="Widen the topic to so many; keys then go to other partitions than before.",
+        ),
+    ] = None,
     delete: Annotated[
         list[str] | None,
         typer.Option("--delete", metavar="KEY", help="Give a setting back to its default; repeatable."),
@@ -172,7 +192,7 @@ def configure(
         bool, typer.Option("--dry-run", help="Let the cluster check the change, and change nothing.")
     ] = False,
 ) -> None:
-    """Change settings of a topic while it is in use; those not named stay."""
+    """Change settings of a topic, or widen it, while it is in use; settings not named stay."""
     changes: dict[str, str | None] = dict(key_value_pairs(settings or [], option="setting"))
     for key in delete or []:
         if "=" in key:
@@ -180,16 +200,21 @@ def configure(
         if key in changes:
             raise typer.BadParameter(f"{key} is both set and deleted")
         changes[key] = None
-    if not changes:
-        raise typer.BadParameter("nothing to change: expected KEY=VALUE or --delete KEY")
+    if not changes and partitions is None:
+        raise typer.BadParameter("nothing to change: expected KEY=VALUE, --delete KEY or --partitions N")
 
     async def command(cluster: Cluster) -> None:
         from millrace.broker.client import admin
 
-        before = await admin.describe_configs(cluster, name)
-        await admin.alter_configs(cluster, name, changes, validate_only=dry_run)
-        for key, value in changes.items():
-            typer.echo(f"{key}: {before.get(key) or '-'} -> {'its default' if value is None else value}")
+        if changes:
+            before = await admin.describe_configs(cluster, name)
+            await admin.alter_configs(cluster, name, changes, validate_only=dry_run)
+            for key, value in changes.items():
+                typer.echo(f"{key}: {before.get(key) or '-'} -> {'its default' if value is None else value}")
+        if partitions is not None:
+            width = len((await _topic(cluster, name)).partitions)
+            await admin.create_partitions(cluster, name, partitions, validate_only=dry_run)
+            typer.echo(f"partitions: {width} -> {partitions}")
         if dry_run:
             typer.echo("dry run: the cluster would take this; nothing was changed")
 
@@ -205,7 +230,7 @@ def delete(
 ) -> None:
     """Delete a topic and all its records."""
     if not yes:
-        typer.confirm(f"Delete topic {name} and all its records?", abort=True)
+        confirm(f"Delete topic {name} and all its records?")
 
     async def command(cluster: Cluster) -> None:
         from millrace.broker.client import admin

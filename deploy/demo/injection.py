@@ -94,34 +94,25 @@ class Deeds:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The audit's findings beside the deeds. `extra_duplicates_allowed`: a mirror was killed, and then
-    at-least-once delivery may repeat more than was asked for."""
+    """The audit's findings beside the deeds; a killed mirror changes neither."""
 
     deeds: Deeds
     named: Deeds
     planned_lost: int
     planned_duplicated: int
-    extra_duplicates_allowed: bool
 
     @property
     def holds(self) -> bool:
         done = len(self.deeds.lost) == self.planned_lost and (
             len(self.deeds.duplicated) == self.planned_duplicated
         )
-        duplicates_agree = (
-            self.named.duplicated >= self.deeds.duplicated
-            if self.extra_duplicates_allowed
-            else self.named.duplicated == self.deeds.duplicated
-        )
-        return done and self.named.lost == self.deeds.lost and duplicates_agree
+        return done and self.named == self.deeds
 
     def sentence(self) -> str:
-        losses = _counted(len(self.deeds.lost), "loss", "losses")
-        duplicates = _counted(len(self.deeds.duplicated), "duplicate", "duplicates")
         if self.holds:
-            extra = len(self.named.duplicated - self.deeds.duplicated)
-            more = f" ({extra} more repeated by the restart)" if extra else ""
-            return f"audit named all {losses} and {duplicates}, and nothing else{more}"
+            losses = _counted(len(self.deeds.lost), "loss", "losses")
+            duplicates = _counted(len(self.deeds.duplicated), "duplicate", "duplicates")
+            return f"audit named all {losses} and {duplicates}, and nothing else"
         lost, repeated = self.named.lost, self.named.duplicated
         return (
             f"audit and sabotage disagree: {self.planned_lost} to lose, {len(self.deeds.lost)} lost, "

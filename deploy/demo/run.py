@@ -341,7 +341,6 @@ class Demo:
             named=injection.named_by_audit(summary),
             planned_lost=self._options.lose_count,
             planned_duplicated=self._options.duplicate_count,
-            extra_duplicates_allowed=self._options.kill,
         )
 
 

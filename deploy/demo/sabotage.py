@@ -3,7 +3,8 @@
 Started by the demo as `python -m millrace.deploy.demo.sabotage CONFIG TARGETS DEEDS` in place of `millrace
 mirror run`. It is the ordinary mirror with a hook between fetch and produce. A batch without a chosen record
 passes untouched; one with such a record is taken apart and built again without it, or with it twice. What
-was done is written to DEEDS before the batch goes on: a killed mirror has not done more than it said.
+was done is written to DEEDS before the batch goes on: a killed mirror has not done more than it said, and
+the one that follows it adds to that.
 
 Most batches are let go by a search for the chosen sequences' bytes; only one that holds such is decoded.
 """
@@ -25,7 +26,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Sabotage:
-    """The hook. `deeds` is rewritten, whole, each time a record is harmed."""
+    """The hook. `deeds` is read when it is there, and rewritten, whole, each time a record is harmed."""
 
     def __init__(self, targets: Sequence[Target], deeds: Path):
         self._targets: dict[tuple[str, str], dict[tuple[str, int], str]] = defaultdict(dict)
@@ -33,8 +34,10 @@ class Sabotage:
             records = self._targets[target.datacenter, target.topic]
             records[target.producer, target.sequence] = target.action
         self._deeds_path = deeds
-        self._lost: set[Injected] = set()
-        self._duplicated: set[Injected] = set()
+        former = [json.loads(deeds.read_text(encoding="utf-8"))] if deeds.exists() else []
+        known = Deeds.merge(former)
+        self._lost: set[Injected] = set(known.lost)
+        self._duplicated: set[Injected] = set(known.duplicated)
 
     def __call__(self, source: str, topic: str, partition: int, batch: memoryview) -> Sequence[Buffer]:
         targets = self._targets.get((source, topic))

@@ -319,7 +319,6 @@ class Sandbox:
                 {"cluster": cluster, "bootstrap": [self.bootstrap(cluster)], "topics": topics}
                 for cluster in mirror.sources
             ],
-            "delivery": "at_least_once",
             "control": {"listen": control},
             "group": {"session_timeout_ms": MIRROR_SESSION_TIMEOUT_MS},
         }

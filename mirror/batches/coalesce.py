@@ -31,7 +31,7 @@ from millrace.broker.protocol.records import load_compiler
 from millrace.broker.protocol.rewrite import warm_kernels as warm_rewrite_kernels
 from millrace.broker.telemetry.memory import release_compiler_pages
 from millrace.mirror.batches.old_messages import NO_END, believed, claimed_offset, end_of_entries
-from millrace.mirror.batches.placement import position_of, verify_batch
+from millrace.mirror.batches.placement import is_first_contradicted, start_at, verify_batch
 from millrace.mirror.batches.unpack import warm_kernels as warm_unpack_kernels
 
 if TYPE_CHECKING:
@@ -67,7 +67,14 @@ class BeyondTheEnd(CorruptMessage):
 
 class BehindAHole(CorruptMessage):
     """A batch behind a hole in an answer that holds nothing else: only the next one can tell whether that is
-    one, or the batch's offset is wrong. In a log that is known to have such a batch, wherever it stands."""
+    one, or the batch's offset is wrong. In a log that is known to have such a batch, wherever it stands, and
+    any answer that does not tell which one is wanted. One of `needed_size` bytes may, where that is known.
+    `claimed_end`: the offset behind the batch, where it stands behind a hole."""
+
+    def __init__(self, message: str, needed_size: int = 0, claimed_end: int = -1) -> None:
+        super().__init__(message)
+        self.needed_size = needed_size
+        self.claimed_end = claimed_end
 
 
 class StepKind:
@@ -150,7 +157,7 @@ class BatchWalk:
 
         A batch that contradicts the one after it is refused, unless it begins where it must. `passes_over`:
         this log is known to have one out of its place, so what stands before the one that is wanted is left
-        out.
+        out, and where the answer does not hold the wanted one, nothing is taken for it.
 
         Raises CorruptMessage at the first batch that cannot be trusted, after the steps before it:
         BeyondTheEnd and OutOfOrder where it is the offsets that are wrong.
@@ -168,8 +175,11 @@ class BatchWalk:
         aborting = numpy.empty(len(ended), numpy.int64)
         self._state[:] = 0
         self._state[kernels.STATE_OFFSET] = self._state[kernels.STATE_FROM_OFFSET] = from_offset
-        if passes_over:
-            self._state[kernels.STATE_POSITION] = position_of(data, from_offset)
+        # Where nobody knows so far, a position may be the very one that a batch claims which lies before it.
+        if passes_over or (is_first_contradicted(data) and claimed_offset(data, 0) <= from_offset):
+            self._state[kernels.STATE_POSITION] = _start(
+                data, from_offset, log_end, passes_over=passes_over, trusts_hole=trusts_hole
+            )
         self._limits[kernels.L_LOG_END] = log_end
         distrust = kernels.TRUSTS_NOTHING if passes_over else kernels.TRUSTS_NO_HOLE
         self._limits[kernels.L_TRUST] = kernels.TRUSTS_ALL if trusts_hole else distrust
@@ -202,7 +212,7 @@ class BatchWalk:
                 elif not found.waits:
                     raise _wrong_entry(claimed_offset(data, position), expected, log_end)
                 elif expected == from_offset:
-                    raise BehindAHole(f"a message at offset {claimed_offset(data, position)} stands alone")
+                    raise _alone(claimed_offset(data, position), claimed_offset(data, position) + 1, expected)
                 if found.waits:
                     return
                 status = kernels.AGAIN
@@ -214,7 +224,8 @@ class BatchWalk:
             claimed = parse_header(data, position).next_offset
             raise BeyondTheEnd(f"a batch claims to end at {claimed}, and the log ends at {log_end}")
         elif status == kernels.ALONE:
-            raise BehindAHole(f"a batch at offset {parse_header(data, position).base_offset} stands alone")
+            header = parse_header(data, position)
+            raise _alone(header.base_offset, header.next_offset, int(self._state[kernels.STATE_OFFSET]))
         elif status == kernels.OUT_OF_ORDER:
             header, expected = parse_header(data, position), int(self._state[kernels.STATE_OFFSET])
             raise OutOfOrder(
@@ -223,6 +234,11 @@ class BatchWalk:
             )
         elif status != kernels.DONE:
             self._raise(data, position)
+        elif _is_cut_off_before(data, position, int(self._state[kernels.STATE_BEHIND])):
+            # Asked for again, the source would pass over it.
+            raise OutOfOrder(
+                f"a batch claims offset {parse_header(data, position).base_offset} behind others"
+            )
 
     def sections(self, step: Step) -> NDArray[np.int64]:
         """A row (as `rewrite.section_of` gives it) for each batch with data; its records are bytes of the
@@ -260,6 +276,29 @@ class BatchWalk:
         """Says in words what the walk stopped at."""
         verify_batch(data, position, parse_header(data, position))
         raise CorruptMessage("a batch was refused that nothing is wrong with")
+
+
+def _start(data: memoryview, offset: int, log_end: int, *, passes_over: bool, trusts_hole: bool) -> int:
+    start = start_at(data, offset, log_end)
+    if start.position is not None:
+        return start.position
+    if start.needed_size is None or (passes_over and trusts_hole):
+        raise OutOfOrder(f"which batch holds offset {offset} cannot be told, as one is out of its place")
+    if not trusts_hole:
+        raise BehindAHole(f"which batch holds offset {offset} is not in the answer", start.needed_size)
+    return 0  # one that begins where it must is believed against the one behind it
+
+
+def _is_cut_off_before(data: memoryview, position: int, behind: int) -> bool:
+    """Whether the batch that the answer cuts off at `position` claims to begin before the last one ends."""
+    return len(data) - position >= HEADER_SIZE and claimed_offset(data, position) < behind
+
+
+def _alone(offset: int, claimed_end: int, expected: int) -> BehindAHole:
+    return BehindAHole(
+        f"a batch at offset {offset} stands alone where {expected} is expected",
+        claimed_end=claimed_end if offset > expected else -1,
+    )
 
 
 def _wrong_entry(offset: int, expected: int, log_end: int) -> CorruptMessage:

@@ -108,16 +108,18 @@ class Claim(NamedTuple):
     following: int
 
 
-def claims(data: Buffer) -> Iterator[tuple[int, Claim | None]]:
-    """Where each entry begins, up to the first place where none does, and what it claims; None of one that is
-    not whole or cannot be read. The last one counts although the answer has cut it off."""
+def claims(data: Buffer) -> Iterator[tuple[int, int, Claim | None]]:
+    """Where each entry begins and ends, up to the first place where none does, and what it claims; None of
+    one that cannot be read. The last one counts although the answer has cut it off: it ends behind the
+    answer."""
     position = 0
     while _is_old(data, position):
         try:
             end = end_of_entry(data, position)
         except CorruptMessage:
             return
-        yield position, _claim(data, position, end)
+        _, size = _ENTRY.unpack_from(data, position)
+        yield position, position + _ENTRY.size + int(size), _claim(data, position, end)
         if end is None:
             return
         position = end

@@ -9,13 +9,25 @@ the wrong offset leads.)
 
 from __future__ import annotations
 
+import struct
 from typing import NamedTuple
 
 from millrace.broker.errors import CorruptMessage
-from millrace.broker.protocol.batch import HEADER_SIZE, BatchHeader, iterate_batches, parse_header, verify_crc
-from millrace.mirror.batches.old_messages import NO_END, claims
+from millrace.broker.protocol.batch import (
+    HEADER_SIZE,
+    LOG_OVERHEAD,
+    MAGIC,
+    BatchHeader,
+    iterate_batches,
+    parse_header,
+    verify_crc,
+)
+from millrace.mirror.batches.old_messages import claimed_offset, claims
 
 Buffer = bytes | bytearray | memoryview
+
+_FIRST = struct.Struct(">qi4xb6xi")
+"""Of a batch's header, where each answer is asked: base offset, length, magic, last offset delta."""
 
 MOST_BATCHES = 200
 """Looked at of one answer: the rule below compares each with each."""
@@ -24,14 +36,23 @@ MOST_BATCHES = 200
 class Beginning(NamedTuple):
     """The first batch that can be believed and reaches up to an offset.
 
-    `is_vouched_for`: it begins there or before, or another that can be believed stands behind it.
-    `is_behind`: one that cannot be believed stands before it.
+    `is_vouched_for`: another that can be believed stands behind it. Alone none is, wherever it claims to
+    begin. `is_behind`: one that cannot be believed stands before it. `position`: where the answer has it.
     """
 
     base_offset: int
     next_offset: int
     is_vouched_for: bool
     is_behind: bool
+    position: int = 0
+
+
+class Start(NamedTuple):
+    """Where in an answer to begin; `position` is None where the answer does not tell, and one of
+    `needed_size` bytes may (0: one that holds more of what follows, None: no other would)."""
+
+    position: int | None
+    needed_size: int | None = 0
 
 
 class _Batch(NamedTuple):
@@ -39,6 +60,7 @@ class _Batch(NamedTuple):
     next_offset: int
     place: int  # how many stand before it, whole or not
     position: int  # where it begins in the answer
+    end: int  # behind the answer, where that has cut it off
 
 
 def verify_batch(data: Buffer, position: int, header: BatchHeader) -> None:
@@ -60,70 +82,108 @@ def beginning_at(data: Buffer, offset: int, log_end: int) -> Beginning | None:
     for place, number in enumerate(kept):
         batch = batches[number]
         if batch.next_offset > offset:
-            is_vouched_for = batch.base_offset <= offset or place + 1 < len(kept)
+            is_vouched_for = place + 1 < len(kept)
             is_behind = number > place or batch.place > number
-            return Beginning(batch.base_offset, batch.next_offset, is_vouched_for, is_behind)
+            return Beginning(batch.base_offset, batch.next_offset, is_vouched_for, is_behind, batch.position)
     return None
 
 
-def position_of(data: Buffer, offset: int) -> int:
-    """Where in an answer to begin whose first batch may be out of its place: at the first batch that claims
-    `offset`, when the first one and its successor contradict each other or the first reaches farther than
-    that one; otherwise 0. What stands before it in the log lies before `offset`."""
-    if entries := _entries(data):
-        wanted = [entries[number] for number in _believed(entries, NO_END)]
-        return next((each.position for each in wanted if each.next_offset > offset), 0)
-    behind = None
+def start_at(data: Buffer, offset: int, log_end: int) -> Start:
+    """Where to begin in an answer whose first batch may be out of its place: at the first one that can be
+    believed and reaches up to `offset`. What stands before it in the log lies before `offset`: where that
+    cannot be said, it is no beginning."""
+    batches = _entries(data)
+    if not batches:
+        if _is_first_in_place(data, offset):
+            return Start(0)
+        batches = _batches(data, _window(data, offset))
+    kept = _believed(batches, log_end)
+    for place, number in enumerate(kept):
+        batch = batches[number]
+        if batch.next_offset <= offset:
+            continue
+        following_place = batches[kept[place - 1]].place + 1 if place else 0
+        if batch.base_offset > offset and batch.place > following_place:
+            # `offset` may be of one between the two that is not believed.
+            return Start(None, None if place + 1 < len(kept) else 0)
+        if batch.end > len(data):
+            return Start(None, batch.end + HEADER_SIZE)
+        return Start(batch.position)
+    return Start(None)
+
+
+def is_first_contradicted(data: Buffer) -> bool:
+    """Whether the second batch of an answer says that the first one is out of its place, or the other way
+    round. Of old formats that is not asked."""
+    if len(data) < 2 * HEADER_SIZE:
+        return False
+    base_offset, length, magic, last_delta = _FIRST.unpack_from(data)
+    following = length + LOG_OVERHEAD
+    if magic != MAGIC or not HEADER_SIZE <= following <= len(data) - HEADER_SIZE:
+        return False
+    if claimed_offset(data, following) > base_offset + last_delta:
+        return False
+    try:
+        parse_header(data, following)
+    except CorruptMessage:
+        return False  # the walk says so, when it comes there
+    return True
+
+
+def _is_first_in_place(data: Buffer, offset: int) -> bool:
+    """Whether nothing of the answer speaks against its first batch. One that is cut off is left to the walk,
+    and so is what is no batch."""
+    try:
+        for _, header in iterate_batches(data):
+            return header.base_offset <= offset and not is_first_contradicted(data)
+    except CorruptMessage:
+        pass
+    return True
+
+
+def _window(data: Buffer, offset: int) -> int:
+    """Where to look for the batch that reaches up to `offset` behind a first one that is out of its place:
+    with as many before it as behind it."""
+    positions: list[int] = []
     try:
         for position, header in iterate_batches(data):
-            if behind is None:
-                behind = header.next_offset
-                if header.base_offset <= offset and not _is_contradicted(
-                    data, position + header.size, behind
-                ):
-                    return 0
-            elif header.base_offset <= offset < header.next_offset:
-                return position
+            if positions and header.next_offset > offset:
+                break
+            positions.append(position)
     except CorruptMessage:
-        pass  # the walk will say so, when it comes there
-    return 0
-
-
-def _is_contradicted(data: Buffer, following: int, next_offset: int) -> bool:
-    if len(data) - following < HEADER_SIZE:
-        return False
-    return parse_header(data, following).base_offset < next_offset
+        pass
+    return positions[max(0, len(positions) - MOST_BATCHES // 2)] if positions else 0
 
 
 def _entries(data: Buffer) -> list[_Batch]:
     """The same of entries of old formats; none where the answer begins with another."""
     found: list[_Batch] = []
-    for place, (position, claim) in enumerate(claims(data)):
+    for place, (position, end, claim) in enumerate(claims(data)):
         if claim is not None:
-            found.append(_Batch(claim.first, claim.following, place, position))
+            found.append(_Batch(claim.first, claim.following, place, position, end))
             if len(found) == MOST_BATCHES:
                 break
     return found
 
 
-def _batches(data: Buffer) -> list[_Batch]:
-    """Those whose checksum is right, up to the first place where no batch begins, and the last one although
-    the answer has cut it off."""
+def _batches(data: Buffer, start: int = 0) -> list[_Batch]:
+    """Those from `start` on whose checksum is right, up to the first place where no batch begins, and the
+    last one although the answer has cut it off."""
     found: list[_Batch] = []
-    place = end = 0
+    place, end = 0, start
     try:
-        for place, (position, header) in enumerate(iterate_batches(data), 1):
+        for place, (position, header) in enumerate(iterate_batches(data, start), 1):
             end = position + header.size
             try:
                 verify_batch(data, position, header)
             except CorruptMessage:
                 continue
-            found.append(_Batch(header.base_offset, header.next_offset, place - 1, position))
+            found.append(_Batch(header.base_offset, header.next_offset, place - 1, position, end))
             if len(found) == MOST_BATCHES:
                 return found
         if len(data) - end >= HEADER_SIZE:
             header = parse_header(data, end)
-            found.append(_Batch(header.base_offset, header.next_offset, place, end))
+            found.append(_Batch(header.base_offset, header.next_offset, place, end, end + header.size))
     except CorruptMessage:
         pass
     return found

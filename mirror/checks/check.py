@@ -137,7 +137,7 @@ def run(config: MirrorConfig | Path | str) -> int:
     try:
         settings = config if isinstance(config, MirrorConfig) else load_config(config)
     except FatalError as error:
-        sys.stderr.write(f"millrace mirror check: {error}\n")
+        sys.stderr.writelines(f"millrace mirror check: {line}\n" for line in error.lines())
         return error.exit_status
     findings = asyncio.run(check(settings))
     for finding in findings:

@@ -167,7 +167,12 @@ class Control:
 
     async def _ask_workers(self) -> dict[str, Any]:
         own = self._operators.status()
-        others = [peer for peer in self._operators.crew.workers if peer.id != own["member"]]
+        others = [
+            peer
+            for peer in self._operators.crew.workers
+            # What a drained worker knows is the crew of when it was one of it.
+            if peer.id != own["member"] and not (own["draining"] and peer.url == own["url"])
+        ]
         answers = await asyncio.gather(*(self._ask(peer) for peer in others))
         mine = {"id": own["member"], "url": own["url"], "status": own, "error": None}
         workers = sorted([mine, *answers], key=lambda each: str(each["url"]))

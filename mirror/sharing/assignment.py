@@ -1,6 +1,6 @@
 """Which worker carries which source partition. Pure.
 
-Called by the leader of the workers' group (`membership`) at every rebalance, and by every worker to encode
+Called by the leader of the workers' group (`assignor`) at every rebalance, and by every worker to encode
 what it owns. The same inputs give the same answer on any worker.
 
 Invariants:

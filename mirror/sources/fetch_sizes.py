@@ -14,6 +14,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 ANSWERS_OF_A_BACKLOG = 4
+MOST_OF_A_LOOK = 64 << 20
+"""For what stands beside one batch no more is asked for: a quarter of what the client takes as one answer,
+and more than Apache Kafka gives (`fetch.max.bytes` there, 55 MiB)."""
+MORE_SIZE = 64 << 10
 
 
 class FetchSizes(NamedTuple):
@@ -32,6 +36,13 @@ def fetch_sizes(usual: FetchSizes, most: FetchSizes, behind: Sequence[int]) -> F
         _grown(usual.answer, most.answer, sum(behind)),
         _grown(usual.partition, most.partition, max(behind, default=0)),
     )
+
+
+def larger_look(given: int, times: int = 1, needed: int = 0) -> int:
+    """What to ask for after an answer of `given` bytes did not tell, for so many times; `needed`: as much,
+    where that is known. Always more than the answer had, so that what follows its first batch is seen,
+    however large that is."""
+    return max(given + MORE_SIZE, min(MOST_OF_A_LOOK, max((given << times) + MORE_SIZE, needed)))
 
 
 def _grown(usual: int, most: int, behind: int) -> int:

@@ -528,13 +528,18 @@ class SourceReader:
             return
         if self._refusals:
             self._refusals.pop((answer.topic, answer.partition), None)
-        self.failures.over((answer.topic, answer.partition))
+        key = (answer.topic, answer.partition)
         if answer.diverging is not None:
+            self.failures.over(key)
             self._parted(pipeline, answer.diverging)
+            return
+        pipeline.accept(answer, frame)
+        if pipeline.doubt:
+            self.failures.failed(key, f"what the source gives is not taken: {pipeline.doubt}", self._now_ms())
         else:
-            pipeline.accept(answer, frame)
-            if pipeline.damage is not None:
-                self._tasks.create_task(self._logs.survey(pipeline))
+            self.failures.over(key)
+        if pipeline.damage is not None:
+            self._tasks.create_task(self._logs.survey(pipeline))
 
     @staticmethod
     def _is_as_asked(pipeline: PartitionPipeline, asked: FetchPosition) -> bool:

@@ -285,6 +285,19 @@ def test_groups_of_kip_848_are_described_and_deleted_too(kafka_peer, capsys, nam
     operator.run("groups", "delete", group, "--yes")
 
 
+def test_a_topic_is_widened_and_never_narrowed(operator, names):
+    topic = names("topic")
+    operator.run("topics", "create", topic, "--partitions", "2")
+    out = operator.run("topics", "configure", topic, "--partitions", "4", "--dry-run")
+    assert out.startswith("partitions: 2 -> 4\ndry run")
+    out = operator.run("topics", "configure", topic, "--partitions", "3", "retention.ms=5000")
+    assert out.endswith("-> 5000\npartitions: 2 -> 3\n")
+    wait_until(lambda: len(operator.json("topics", "describe", topic)["partitions"]) == 3, "it is widened")
+    assert topic in operator.refused("topics", "configure", topic, "--partitions", "2")
+    missing = operator.refused("topics", "configure", topic + "x", "--partitions", "2")
+    assert f"there is no topic {topic}x" in missing
+
+
 def test_topics_are_configured_and_described(operator, names):
     topic = names("topic")
     out = operator.run("topics", "create", topic, "--partitions", "2", "--set", "retention.ms=1000000")

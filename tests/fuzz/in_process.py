@@ -135,8 +135,8 @@ class Fuzzer:
             await self._stream(count)
         finally:
             await self._broker.stop()
-        if self._broker._failure is not None:
-            self.findings.note(f"a task of the broker failed: {self._broker._failure!r}")
+        if self._broker._supervisor.failure is not None:
+            self.findings.note(f"a task of the broker failed: {self._broker._supervisor.failure!r}")
         return self.findings
 
     def _watch_failures(self) -> None:

@@ -509,6 +509,28 @@ OF_COORDINATORS = (
         red=("tests/unit/transactions/test_state.py::test_an_older_producer_is_fenced_by_a_newer_one",),
     ),
     Mutant(
+        name="final-answer-from-memory",
+        promise="A coordinator says nothing final that the log has not confirmed: it may be replaced.",
+        file="broker/transactions/state.py",
+        rule="            return self._confirmed(Answer(ticket, ErrorCode.none, self.producer))\n",
+        instead="            return [Answer(ticket, ErrorCode.none, self.producer)]\n",
+        red=(
+            "tests/unit/transactions/test_coordinator.py"
+            "::test_a_coordinator_that_has_been_replaced_and_does_not_know_it_says_nothing_final",
+        ),
+    ),
+    Mutant(
+        name="added-already-from-memory",
+        promise="Also that partitions are in the transaction already is said only when the log confirms it.",
+        file="broker/transactions/state.py",
+        rule="            return self._confirmed(Answer(ticket, error))\n        if record.state",
+        instead="            return [Answer(ticket, error)]\n        if record.state",
+        red=(
+            "tests/unit/transactions/test_state.py"
+            "::test_an_answer_that_the_log_does_not_confirm_is_not_given",
+        ),
+    ),
+    Mutant(
         name="markers-before-the-outcome-is-safe",
         promise="No marker goes out before a transaction's outcome is on enough replicas.",
         file="broker/transactions/state.py",
@@ -529,7 +551,7 @@ OF_COORDINATORS = (
         ),
         instead="            appended=lambda _: None,\n            ended=lambda: None,\n",
         red=(
-            "tests/unit/groups/test_coordinator.py::test_commit_under_way_is_not_swept_away_with_its_group",
+            "tests/unit/groups/test_group_removal.py::test_commit_under_way_is_not_swept_away_with_its_group",
         ),
     ),
     Mutant(

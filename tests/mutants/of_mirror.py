@@ -86,6 +86,129 @@ OF_MIRROR = (
         ),
     ),
     Mutant(
+        name="wanted-batch-cut-off-and-another-taken",
+        promise="Where the wanted batch is cut off, no other that claims its offset is taken for it.",
+        file="mirror/batches/placement.py",
+        rule="            return Start(None, batch.end + HEADER_SIZE)\n",
+        instead="            return Start(0)\n",
+        red=(
+            f"{UNIT}/test_batches_without_neighbours.py"
+            "::test_wanted_batch_that_the_answer_cuts_off_is_not_the_one_that_claims_its_offset",
+        ),
+    ),
+    Mutant(
+        name="wanted-batch-passed-over-as-misplaced",
+        promise="A batch out of its place is passed over only where it cannot be the wanted one itself.",
+        file="mirror/batches/placement.py",
+        rule="        if batch.base_offset > offset and batch.place > following_place:\n",
+        instead="        if batch.base_offset < 0:\n",
+        red=(
+            f"{UNIT}/test_batches_without_neighbours.py"
+            "::test_nothing_is_passed_over_that_may_be_the_wanted_batch_itself",
+        ),
+    ),
+    Mutant(
+        name="lone-batch-vouches-for-itself",
+        promise="A look at damage is large enough to hold what stands beside a batch, however large that is.",
+        file="mirror/sources/source_logs.py",
+        rule="        while (found is None or not found.is_vouched_for) and not is_all:\n",
+        instead="        while found is None and not is_all:\n",
+        red=(
+            f"{UNIT}/test_misplaced_batches.py"
+            "::test_wrong_bit_in_an_offset_costs_that_batch_at_most_and_is_told",
+        ),
+    ),
+    Mutant(
+        name="neighbours-not-given-and-hole-believed",
+        promise="A batch behind a hole that the source never gives with what follows it is told as damage.",
+        file="mirror/sources/doubt.py",
+        rule="        self.stands_alone = more_may_come and self.times_alone >= MAX_TIMES_ALONE\n",
+        instead="        self.stands_alone = more_may_come and self.times_alone < 0\n",
+        red=(
+            f"{UNIT}/test_batches_without_neighbours.py"
+            "::test_batch_alone_behind_a_hole_is_told_where_the_source_never_gives_what_follows",
+        ),
+    ),
+    Mutant(
+        name="lone-batch-of-a-healthy-log-called-corrupt",
+        promise="A batch that comes alone behind a hole is damage only where the source contradicts it.",
+        file="mirror/sources/source_logs.py",
+        rule="            found = found._replace(is_vouched_for=not is_contradicted)\n",
+        instead="            found = found._replace(is_vouched_for=False)\n",
+        red=(
+            f"{UNIT}/test_batches_without_neighbours.py"
+            "::test_healthy_log_with_holes_is_carried_whole_by_a_source_that_gives_one_batch_an_answer",
+            f"{UNIT}/test_batches_without_neighbours.py"
+            "::test_healthy_log_with_holes_is_carried_whole_wherever_its_files_end",
+        ),
+    ),
+    Mutant(
+        name="compaction-taken-for-a-contradiction",
+        promise="A batch that compaction rewrites between two looks is no damage.",
+        file="mirror/sources/source_logs.py",
+        rule="        return at_offset is not None and _header_of(at_offset, again.records) == header\n",
+        instead="        return at_offset is not None\n",
+        red=(
+            f"{UNIT}/test_batches_without_neighbours.py"
+            "::test_lone_batch_that_is_compacted_while_it_is_looked_at_is_carried",
+        ),
+    ),
+    Mutant(
+        name="others-found-where-a-lone-batch-claims-to-lie",
+        promise="A batch alone behind a hole is not taken where the source has another at its last offset.",
+        file="mirror/sources/source_logs.py",
+        rule="        is_another = at_last is not None and _header_of(at_last, last.records) != header\n",
+        instead="        is_another = False\n",
+        red=(
+            f"{UNIT}/test_batches_without_neighbours.py"
+            "::test_batch_alone_behind_a_hole_is_told_where_the_source_never_gives_what_follows",
+        ),
+    ),
+    Mutant(
+        name="next-batch-begins-within-a-lone-one",
+        promise="A batch alone behind a hole is not taken where the next one begins before its end.",
+        file="mirror/sources/source_logs.py",
+        rule="        if not is_another and (at_end is None or at_end.base_offset >= found.next_offset):\n",
+        instead="        if not is_another:\n",
+        red=(
+            f"{UNIT}/test_batches_without_neighbours.py"
+            "::test_batch_alone_behind_a_hole_is_told_where_the_source_never_gives_what_follows",
+        ),
+    ),
+    Mutant(
+        name="claimed-start-believed-by-a-newcomer",
+        promise="A mirror that begins at an offset which a batch of before claims does not take that batch.",
+        file="mirror/batches/coalesce.py",
+        rule="passes_over or (is_first_contradicted(data) and claimed_offset(data, 0) <= from_offset):\n",
+        instead="passes_over:\n",
+        red=(
+            f"{UNIT}/test_misplaced_batches.py"
+            "::test_mirror_that_begins_where_a_batch_of_before_claims_to_stand_does_not_take_that_one",
+        ),
+    ),
+    Mutant(
+        name="cut-off-contradiction-forgotten",
+        promise="A batch that the answer cuts off, and the source passes over then, is told.",
+        file="mirror/batches/coalesce.py",
+        rule="        elif _is_cut_off_before(data, position, int(self._state[kernels.STATE_BEHIND])):\n",
+        instead="        elif _is_cut_off_before(data, position, 0):\n",
+        red=(
+            f"{UNIT}/test_misplaced_batches.py"
+            "::test_wrong_bit_in_an_offset_costs_that_batch_at_most_and_is_told",
+        ),
+    ),
+    Mutant(
+        name="standing-still-untold",
+        promise="A partition whose answers are not taken is in trouble until one is.",
+        file="mirror/sources/source.py",
+        rule="        if pipeline.doubt:\n",
+        instead="        if not pipeline:\n",
+        red=(
+            f"{UNIT}/test_batches_without_neighbours.py"
+            "::test_partition_whose_answers_are_not_taken_is_in_trouble_until_one_is",
+        ),
+    ),
+    Mutant(
         name="hidden-batch-passed-over",
         promise="A batch is passed over as one of before only when its header can be true.",
         file="mirror/batches/coalesce_kernels.py",

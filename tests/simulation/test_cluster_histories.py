@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -21,15 +22,17 @@ from kio.schema.errors import ErrorCode
 
 from millrace.broker.coordination import broker_registry
 from millrace.broker.groups.membership import Group
+from millrace.broker.protocol.system_topics import TRANSACTIONS_TOPIC
 from millrace.broker.replication import follower
 from millrace.broker.replication.local_partition import WaitingAppends
-from millrace.broker.replication.partition import Role
+from millrace.broker.replication.partition import NO_LEADER, PartitionState, Role
 from millrace.broker.server import transaction_parts
 from millrace.broker.server.internal_topics import InternalTopicLog
 from millrace.broker.storage.producer_state import ProducerState
 from millrace.broker.transactions.state import Transaction
 from millrace.broker.transactions.verification import TransactionGate
 from tests.simulation import histories
+from tests.simulation.cluster import zookeeper
 from tests.simulation.cluster.broker import Broker
 from tests.simulation.cluster.controller_office import ControllerOffice
 from tests.simulation.cluster.coordinators import Coordinators
@@ -38,6 +41,7 @@ from tests.simulation.cluster.failed_logs import FailedLogs
 from tests.simulation.cluster.fetching import Fetching
 from tests.simulation.cluster.history import History, Outcome
 from tests.simulation.cluster.loads import ALL, GROUPS, REPLICATION, STREAMS
+from tests.simulation.cluster.streams import StreamProducer
 
 FIRST_SEED = int(os.environ.get("MILLRACE_SIMULATE_SEED", "1"))
 RUNS = int(os.environ.get("MILLRACE_SIMULATE_RUNS", "150"))
@@ -59,6 +63,11 @@ def test_every_invariant_holds_in_every_history(first: int) -> None:
         acknowledged += outcome.acknowledged
         histories.went_through("brokers")
     assert acknowledged > 0, "nothing was ever acknowledged: these histories prove nothing"
+
+
+def test_an_end_that_a_replaced_coordinator_hears_is_not_mixed_up_with_the_one_before() -> None:
+    """A client that ends at the former coordinator, cut from ZooKeeper, what it began at the present one."""
+    assert run(42790).violation is None
 
 
 @pytest.mark.parametrize("load", [REPLICATION, ALL])
@@ -224,6 +233,53 @@ def test_transactions_without_fencing_by_epoch_end_otherwise_than_told(
 
     monkeypatch.setattr(Transaction, "_identity_error", unfenced)
     assert notices_a_violation(STREAMS)
+
+
+def test_replaced_coordinators_that_answer_from_memory_break_their_word(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where coordinators are cut from ZooKeeper, by clients that begin where the newest metadata says and end
+    where the oldest does."""
+    ending: set[StreamProducer] = set()
+    end = StreamProducer._end
+
+    async def end_by_old_metadata(self: StreamProducer, committed: bool) -> bool:
+        ending.add(self)
+        try:
+            return await end(self, committed)
+        finally:
+            ending.remove(self)
+
+    def leader_of(self: StreamProducer, number: int) -> Broker | None:
+        states = _believed(self.brokers, number)
+        of = min if self in ending else max
+        return self.brokers.get(of(states, key=_leader_epoch).leader) if states else None
+
+    def cut_coordinators(self: History) -> None:
+        for number in self.rules.topics.numbers_of(TRANSACTIONS_TOPIC):
+            states = _believed(self.brokers, number)
+            leader = max(states, key=_leader_epoch).leader if states else NO_LEADER
+            if leader != NO_LEADER:
+                self.network.cut(self.brokers[leader].name, zookeeper.NAME)
+        self.world.after(2_500, self.network.heal)
+
+    monkeypatch.setattr(StreamProducer, "_end", end_by_old_metadata)
+    monkeypatch.setattr(StreamProducer, "leader_of", leader_of)
+    monkeypatch.setattr(History, "_draw_faults", lambda self: (MethodType(cut_coordinators, self),))
+    with monkeypatch.context() as patch:
+        patch.setattr(Transaction, "_confirmed", lambda _, answer: [answer])
+        seed, _ = first_violation(STREAMS)
+    assert run(seed, STREAMS).violation is None
+
+
+def _believed(brokers: Mapping[int, Broker], number: int) -> list[PartitionState]:
+    """A partition's state as each living broker knows it."""
+    alive = (broker for broker in brokers.values() if broker.is_alive)
+    return [broker.states[number][0] for broker in alive if number in broker.states]
+
+
+def _leader_epoch(state: PartitionState) -> int:
+    return state.leader_epoch
 
 
 def test_commits_of_an_old_generation_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

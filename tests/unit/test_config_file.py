@@ -43,7 +43,23 @@ def test_missing_key_names_the_line_of_its_parent(tmp_path):
 
 def test_unknown_key_at_the_top_lists_those_that_exist(tmp_path):
     found = mistake(tmp_path, "name: study\nshelfs: {}\n")
-    assert found == "room.yaml:2: shelfs: got {}, expected one of name, shelves"
+    assert found == "room.yaml:2: shelfs: got {}, expected one of name, shelves (did you mean shelves?)"
+
+
+def test_unknown_key_deep_in_the_file_lists_those_of_its_place_and_names_the_one_that_was_meant(tmp_path):
+    found = mistake(tmp_path, "name: s\nshelves: {a: {books: [x], widht_mm: 2}}\n")
+    assert found == (
+        "room.yaml:2: shelves.a.widht_mm: got 2, expected one of books, width_mm (did you mean width_mm?)"
+    )
+
+
+@pytest.mark.parametrize("value", ["2026-13-01", "2026-02-30T00:00:00Z", "0b_"])
+def test_date_or_number_that_does_not_exist_is_named_by_its_line_and_not_shown(tmp_path, value):
+    found = mistake(tmp_path, f"shelves: {{}}\nname: {value}\n")
+    assert found == (
+        f"{tmp_path}/room.yaml:2: got a date, time or number that does not exist, "
+        "expected one that does, or text in quotes"
+    )
 
 
 def test_branch_of_a_union_is_not_part_of_the_path_and_counts_once(tmp_path):

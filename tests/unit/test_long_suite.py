@@ -58,6 +58,47 @@ def test_what_draws_is_told_the_seed() -> None:
                 assert str(command.seed) in {*command.words, *command.environment.values()}, command.name
 
 
+@pytest.mark.parametrize("runs", [1, 150, 401, 2000, 10_000])
+def test_histories_are_shared_among_the_processes_each_seed_once(runs: int) -> None:
+    part = next(part for part in PARTS if part.name == "histories")
+    for command in part.commands(Size(seed=7, runs=runs, processes=3)):
+        # The number of histories, then the first seed.
+        asked = [[*map(int, one.environment.values())] for one in command.shares or [command]]
+        assert len(asked) == {1: 1, 150: 1, 401: 2}.get(runs, 3)
+        shares = [(first, count) for count, first in asked]
+        assert [seed for first, count in shares for seed in range(first, first + count)] == [
+            *range(7, 7 + runs)
+        ]
+        assert min(count for _, count in shares) >= min(runs, long_suite.SMALLEST_SHARE)
+
+
+def test_brokers_without_a_rule_are_for_the_first_process_alone() -> None:
+    part = next(part for part in PARTS if part.name == "histories")
+    brokers, *_ = part.commands(Size(seed=7, runs=2000, processes=3))
+    first, *others = brokers.shares
+    assert first.words == brokers.words and len(others) == 2
+    assert all(other.words == [*brokers.words, "-k", "every_history"] for other in others)
+
+
+def test_processes_of_one_command_are_one_row_and_the_first_that_failed_is_told(tmp_path: Path) -> None:
+    part = next(part for part in PARTS if part.name == "histories")
+
+    def share(first: int, status: int) -> Command:
+        work = f"import sys; print('{first}00 histories: brokers {first}00'); sys.exit({status})"
+        return Command(f"x from {first}", ["-c", work], {"FIRST": str(first)}, first)
+
+    held = Command("x", [], seed=1, shares=[share(1, 0), share(2, 0)])
+    passed = long_suite.carry_out(part, held, tmp_path)
+    assert passed.passed
+    assert passed.row()[:2] == ("x", "300") and passed.row()[-2:] == ("1", "passed")
+    broken = Command("x", [], seed=1, shares=[share(1, 0), share(2, 1), share(3, 1)])
+    failed = long_suite.carry_out(part, broken, tmp_path)
+    assert not failed.passed and failed.row()[1] == "600" and failed.row()[-1] == "FAILED"
+    assert failed.failure().command.replay().startswith("FIRST=2 .venv/bin/python -c")
+    assert failed.failure().said == "200 histories: brokers 200\n"
+    assert failed.failure().output.read_text() == failed.failure().said
+
+
 def test_a_command_is_replayed_by_what_a_shell_takes() -> None:
     command = Command("x", ["-m", "pytest", "-m", "long and not pairs", "-m", ""], {"A": "1"})
     assert command.replay() == "A=1 .venv/bin/python -m pytest -m 'long and not pairs' -m ''"

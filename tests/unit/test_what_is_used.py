@@ -39,6 +39,7 @@ CALLED_BACK = {
     "buffer_updated": "asyncio.BufferedProtocol",
     "connection_lost": "asyncio.BufferedProtocol",
     "connection_made": "asyncio.BufferedProtocol",
+    "construct_object": "yaml.SafeLoader",
     "eof_received": "asyncio.BufferedProtocol",
     "get_buffer": "asyncio.BufferedProtocol",
     "pause_writing": "asyncio.BufferedProtocol",

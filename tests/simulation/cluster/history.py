@@ -21,6 +21,8 @@ from tests.simulation.cluster.zookeeper import NAME, VirtualZooKeeper, ZNode
 
 SETTLE_MS = 25_000
 CHECK_EVERY_MS = 200
+RECKONED_WITH_MS = 100
+"""A controller that decides has not heard yet of a broker that came (back) later than this."""
 
 
 @dataclass(slots=True)
@@ -67,6 +69,7 @@ class History:
         )
         zookeeper = VirtualZooKeeper(world, self.network, session_timeout_ms=session_timeout_ms)
         logs = {broker: {number: VirtualLog() for number in self.rules.replicas} for broker in broker_ids}
+        self._registered_ms: dict[str, int] = {}
         self.truth = Truth(world, logs, only_flushed=self.rules.only_flushed)
         zookeeper.on_write = self._on_write
         self.brokers = {
@@ -78,7 +81,7 @@ class History:
         self.truth.is_uninterrupted = lambda broker, number: self.brokers[broker].is_uninterrupted(number)
         self.truth.is_running = lambda broker, number: (
             self.brokers[broker].is_alive
-            and f"{BROKERS}{broker}" in zookeeper.nodes
+            and world.now_ms - self._registered_ms.get(f"{BROKERS}{broker}", world.now_ms) >= RECKONED_WITH_MS
             and not logs[broker][number].is_offline
         )
         self.producers = [
@@ -94,6 +97,10 @@ class History:
     def _on_write(self, path: str, node: ZNode | None) -> None:
         if path.startswith(STATES) and node is not None:
             self.truth.state_written(int(path.removeprefix(STATES)), node.value)
+        elif path.startswith(BROKERS):
+            self._registered_ms.pop(path, None)
+            if node is not None:
+                self._registered_ms[path] = self.world.now_ms
 
     def run(self) -> Outcome:
         violation = None

@@ -9,6 +9,7 @@ nothing of them runs any more, not even what stands in their `finally`.
 from __future__ import annotations
 
 import asyncio
+from asyncio import _get_running_loop, _set_running_loop
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context
@@ -32,18 +33,19 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         if self._is_running:
             action(*arguments)
             return
-        former = asyncio._get_running_loop()
-        asyncio._set_running_loop(self)
+        former = _get_running_loop()
+        _set_running_loop(self)
         self._is_running = True
+        ready = self._ready
         try:
             action(*arguments)
-            while self._ready and not self._is_dead:
-                handle = self._ready.popleft()
+            while ready and not self._is_dead:
+                handle = ready.popleft()
                 if not handle.cancelled():
                     handle._run()
         finally:
             self._is_running = False
-            asyncio._set_running_loop(former)
+            _set_running_loop(former)
 
     def kill(self) -> None:
         """Nothing runs here any more; what was under way is kept, so that nothing of it is finished."""
@@ -123,7 +125,7 @@ class LoopProcess(Process):
         self.loop = VirtualLoop(self)
         self.is_alive = True
 
-    def _run(self, action: Action, *arguments: Any) -> None:
+    def _run(self, action: Action, arguments: tuple[Any, ...]) -> None:
         self.loop.run(action, *arguments)
 
     def end(self) -> None:

@@ -9,8 +9,9 @@ A loss of power, or a disk that fails a flush, may take records that were commit
 long as one in-sync member was not interrupted (or was stopped in order), its copy counts; once all were,
 nobody can tell which of them lost something, and a record that some of them lost is *excused*. So is what a
 leader shows that stood still while all who had it from there were interrupted and others took its offsets: it
-had their word before that. With `visibility=flushed` nothing is ever excused: an offset that a consumer saw
-is never used again.
+had their word before that. A record that was excused may be there all the same: who has it may show it, and
+once it is acknowledged again it is promised again. With `visibility=flushed` nothing is ever excused: an
+offset that a consumer saw is never used again.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class Truth:
         self._only_flushed = only_flushed
         self.is_uninterrupted: Callable[[int, int], bool] = lambda broker, partition: True
         self.is_running: Callable[[int, int], bool] = lambda broker, partition: True
-        """Whether it lives, the cluster knows it, and it can use its log: a frozen one is gone when its
-        session is over."""
+        """Whether it lives, the cluster knows it for long enough to have reckoned with it, and it can use its
+        log: a frozen one is gone when its session is over."""
         self.on_committed: Callable[[int, int, Stored], None] = lambda partition, offset, record: None
         """Told of every committed record once, in the order of offsets, while nothing was excused."""
         self._told_up_to: dict[int, int] = {}
@@ -52,6 +53,7 @@ class Truth:
         self._followers: dict[tuple[int, int], tuple[frozenset[int], set[int]]] = {}
         """By partition and leader: who was in sync beside it, and who of them was not interrupted since."""
         self._shown_again: set[tuple[int, int, Stored]] = set()
+        self._excused: set[tuple[int, int, Stored]] = set()
         self._controllers: dict[int, int] = {}
         self._latest_controller_epoch = 0
 
@@ -86,13 +88,18 @@ class Truth:
     def consumed(self, partition: int, offset: int, records: Sequence[Stored]) -> None:
         committed = self.committed.get(partition, {})
         for at, record in enumerate(records, start=offset):
-            if committed.get(at, record) != record and (partition, at, record) not in self._shown_again:
+            if committed.get(at, record) == record:
+                continue
+            seen = (partition, at, record)
+            if seen not in self._shown_again and seen not in self._excused:
                 raise Violation(f"invariant 3: a consumer reads {record} at {partition}@{at}")
 
     def acknowledge(self, partition: int, offset: int, payloads: Sequence[object]) -> None:
         """A leader says with acks=all that these records are written."""
         for at, payload in enumerate(payloads, start=offset):
             record = self.committed.get(partition, {}).get(at)
+            if record is None:
+                record = self._still_there(partition, at)
             if record is None or record.payload != payload:
                 if any(
                     (partition, at, payload) == (number, offset, again.payload)
@@ -101,6 +108,15 @@ class Truth:
                     continue
                 raise Violation(f"acknowledged but not committed: {payload} at {partition}@{at}")
             self.acknowledged.setdefault(partition, {})[at] = payload
+
+    def _still_there(self, partition: int, offset: int) -> Stored | None:
+        """What was excused and is in the leader's log nevertheless is committed once more."""
+        leader = self.states[partition].leader
+        record = self._logs[leader][partition].get(offset) if leader in self._logs else None
+        if record is None or (partition, offset, record) not in self._excused:
+            return None
+        self.committed[partition][offset] = record
+        return record
 
     def interrupted(self) -> None:
         """Some broker was killed, has lost power, or has ended with a log that had failed. While an in-sync
@@ -156,7 +172,7 @@ class Truth:
 
     def _excuse(self, partition: int, offsets: Iterable[int]) -> None:
         for offset in offsets:
-            del self.committed[partition][offset]
+            self._excused.add((partition, offset, self.committed[partition].pop(offset)))
             self.acknowledged.get(partition, {}).pop(offset, None)
             self.excused_count += 1
 

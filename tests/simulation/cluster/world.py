@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections import deque
 from collections.abc import Callable
+from heapq import heappop, heappush
 from typing import Any
 
 TRACE_LENGTH = 4_000
@@ -27,11 +27,14 @@ class World:
 
     def after(self, delay_ms: float, action: Action, *arguments: Any) -> None:
         self._count += 1
-        heapq.heappush(self._events, (self.now_ms + max(0, round(delay_ms)), self._count, action, arguments))
+        delay = round(delay_ms)
+        at_ms = self.now_ms + delay if delay > 0 else self.now_ms
+        heappush(self._events, (at_ms, self._count, action, arguments))
 
     def run(self, until_ms: int) -> None:
-        while self._events and self._events[0][0] <= until_ms:
-            self.now_ms, _, action, arguments = heapq.heappop(self._events)
+        events = self._events
+        while events and events[0][0] <= until_ms:
+            self.now_ms, _, action, arguments = heappop(events)
             action(*arguments)
             if self._failure is not None:
                 raise self._failure
@@ -64,9 +67,9 @@ class Process:
         if self.is_frozen:
             self._held.append((life, action, arguments))
             return
-        self._run(action, *arguments)
+        self._run(action, arguments)
 
-    def _run(self, action: Action, *arguments: Any) -> None:
+    def _run(self, action: Action, arguments: tuple[Any, ...]) -> None:
         action(*arguments)
 
     def later(self, delay_ms: float, action: Action, *arguments: Any) -> None:
@@ -108,7 +111,7 @@ class Network:
         self._loss = self._duplication = 0.0
 
     def reaches(self, one: str, other: str) -> bool:
-        return frozenset((one, other)) not in self._cut
+        return not self._cut or frozenset((one, other)) not in self._cut
 
     def send(self, source: str, target: Process, action: Action, *arguments: Any) -> None:
         rng = self._world.rng

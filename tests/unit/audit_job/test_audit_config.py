@@ -42,7 +42,7 @@ def test_renamed_topic_is_known_by_its_cluster(tmp_path):
             GOOD.replace("source", "sauce"),
             r"clusters\.ewr\.tier: got 'sauce', expected 'source' or 'aggregate'",
         ),
-        (GOOD.replace("topics:", "topicz:"), "topics: .*required|topicz: .*no such key"),
+        (GOOD.replace("topics:", "topicz:"), "topics: .*required|topicz: .*did you mean topics"),
         (GOOD + "window: 5 parsecs\n", "window: got '5 parsecs', expected a duration"),
         (GOOD + "window: 0s\n", "duration"),
         ("clusters: {}\ntopics: [a]\n", "clusters: .*at least one"),
@@ -118,7 +118,7 @@ def test_a_producer_of_the_roster_may_have_a_beginning(tmp_path):
     [
         ("[AA, 7]", r"producers\[1\]: got 7, expected a producer's name, or \{name"),
         ("[{name: AA, since: soon}]", r"producers\[0\]\.since: got 'soon', expected a time such as 2013"),
-        ("[{name: AA, from: 1}]", r"producers\[0\]\.from: .*no such key"),
+        ("[{name: AA, from: 1}]", r"producers\[0\]\.from: .*one of name, since"),
         ("[AA, {name: AA, since: 2013-01-01}]", r"producers\[1\]: got 'AA', expected it once"),
     ],
 )

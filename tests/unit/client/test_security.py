@@ -89,7 +89,7 @@ def test_sources_have_their_own(tmp_path: Path) -> None:
             "password: PLAIN needs it (and 1 more)",
         ),
         (f"protocol: SASL_SSL\nsasl: {HIDDEN}", 7, "security.sasl"),
-        (f"protocol: SSL\npassword: {HIDDEN}", 7, "no such key"),
+        (f"protocol: SSL\npassword: {HIDDEN}", 7, "expected one of protocol, ssl, sasl"),
         (f"- {HIDDEN}", 5, "target.security"),
         (
             "protocol: SASL_SSL\nsasl:\n  mechanism: PLAIN\n  username: u\n  password: {file: gone}",

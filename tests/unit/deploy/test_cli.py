@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import socket
 import subprocess
@@ -99,6 +100,16 @@ def test_wrong_command_line_is_one_line_and_status_64(
         (["mirror", "run", "--config", "none.yaml"], 2, "none.yaml"),
         (["mirror", "check", "--config", "none.yaml"], 2, "none.yaml"),
         (["audit", "run", "--config", "none.yaml"], 3, "none.yaml"),
+        *(
+            (["audit", *words], 3, "audit.yaml: got 'No such file")
+            for words in (
+                ["run"],
+                ["watch"],
+                ["status"],
+                ["explain", "t", "0"],
+                ["waive", "t", "0", "--why", "w"],
+            )
+        ),
         (["local", "up", "--file", "none.yaml"], 2, "none.yaml"),
         (["demo", "--input", "none.csv"], 3, "none.csv"),
         (["demo", "--report", "/dev/null/report"], 3, "/dev/null/report"),
@@ -116,6 +127,59 @@ def test_expected_failure_is_one_line_with_its_own_status(
     monkeypatch.chdir(tmp_path)
     found, _, err = run(capsys, *arguments)
     assert (found, words in err, err.count("\n")) == (status, True, 1), err
+
+
+@pytest.mark.parametrize("command", ["check", "run"])
+def test_every_mistake_of_a_mirrors_file_has_its_line(
+    command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "mirror.yaml"
+    path.write_text("name: m\ntarget: {cluster: agg, bootstrap: []}\nsources: []\nlanes: four\n")
+    status, _, err = run(capsys, "mirror", command, "--config", str(path))
+    assert (status, [line.split(": ")[1:3] for line in err.splitlines()]) == (
+        2,
+        [
+            ["mirror.yaml:2", "target.bootstrap"],
+            ["mirror.yaml:3", "sources"],
+            ["mirror.yaml:4", "lanes"],
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "typed", "status", "words"),
+    [
+        (["topics", "delete", "t"], "", 64, "--yes does it without asking"),
+        (["groups", "delete", "g"], "", 64, "--yes does it without asking"),
+        (["topics", "delete", "t"], "n\n", 130, ""),
+        (["topics", "delete", "t", "--bootstrap", "here"], "y\n", 64, "'here': expected host:port"),
+    ],
+)
+def test_question_that_nobody_answers_names_the_option_and_a_piped_answer_counts(
+    arguments: list[str],
+    typed: str,
+    status: int,
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    found, _, err = run(capsys, *arguments)
+    assert (found, words in err) == (status, True), err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["topics", "create", "t", "--replication-factor", "1"],
+        ["groups", "reset", "g", "--to-datetime", "2026-11-21T08:00:00.000"],
+    ],
+)
+def test_options_may_have_the_names_of_kafkas_own_tools(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, _, err = run(capsys, *arguments, "--bootstrap-server", "here")
+    assert (status, "'here': expected host:port" in err) == (64, True), err
 
 
 def test_zookeeper_on_a_taken_port_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -255,3 +255,13 @@ def test_partition_of_apache_kafka_s_kind_is_understood(tmp_path: Path) -> None:
         log_check.check_partition(tmp_path / "t-0", log_check.FolderFacts({}, {}, {}), log_check.Totals())
         == []
     )
+
+
+def test_file_of_no_known_kind_is_one_line_of_error_and_none_of_output(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("x")
+    assert cli.run(["log", "dump", str(path)]) == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n"), "notes.txt is none of .log" in err) == ("", 1, True)

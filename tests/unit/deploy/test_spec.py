@@ -51,7 +51,7 @@ def test_file_in_the_package_is_good_and_has_three_sources_and_two_mirror_proces
         (["zookeeper", "listen"], "2181", "zookeeper.listen: got '2181', expected host:port"),
         (["clusters", "a", "listen"], "127.0.0.1:99999", "clusters.a.listen.*127.0.0.1:9092"),
         (["clusters", "a", "listen"], "127.0.0.1:9192", "clusters.b.listen.*nothing else here has"),
-        (["clusters", "a", "color"], "red", "clusters.a.color: got 'red', expected no such key"),
+        (["clusters", "a", "color"], "red", "clusters.a.color: got 'red', expected one of listen, settings"),
         (["mirrors", 0, "target"], "c", r"mirrors\[0\].target: got 'c', expected one of a, b"),
         (["mirrors", 0, "sources"], ["x"], r"mirrors\[0\].sources: got 'x'"),
         (["mirrors", 0, "topics"], {}, r"mirrors\[0\].topics.include: got nothing"),

@@ -11,7 +11,14 @@ from millrace.broker.client.raw_fetch import FetchedPartition
 from millrace.mirror.config import FetchConfig
 from millrace.mirror.sources import source as source_module
 from millrace.mirror.sources.fetch_memory import FetchBudget, HeldMemory
-from millrace.mirror.sources.fetch_sizes import ANSWERS_OF_A_BACKLOG, FetchSizes, fetch_sizes
+from millrace.mirror.sources.fetch_sizes import (
+    ANSWERS_OF_A_BACKLOG,
+    MORE_SIZE,
+    MOST_OF_A_LOOK,
+    FetchSizes,
+    fetch_sizes,
+    larger_look,
+)
 from tests.unit.mirror.test_pipeline_gaps import answer, batch, started
 from tests.unit.mirror.test_source_answers import Source, pipeline_at, reader_of
 from tests.waiting import patience
@@ -35,6 +42,15 @@ def test_fetch_far_behind_asks_for_more_up_to_the_most() -> None:
     assert sizes_of(1_000) == sizes_of(1_000, 0) == (32, 16)
     grown = [sizes_of(behind) for behind in range(0, 400, 7)]
     assert grown == sorted(grown)
+
+
+def test_look_at_what_follows_a_batch_has_room_for_it_however_large_the_batch_is() -> None:
+    for given in (61, 36_000, 100 * MEBIBYTE):
+        assert larger_look(given) >= given + MORE_SIZE
+        looks = [larger_look(given, times) for times in range(1, 70)]
+        assert looks == sorted(looks) and looks[-1] == max(MOST_OF_A_LOOK, given + MORE_SIZE)
+    assert larger_look(100, 1, 9 * MEBIBYTE) == 9 * MEBIBYTE
+    assert larger_look(100, 1, 1 << 31) == MOST_OF_A_LOOK, "a length that is wrong, too"
 
 
 def test_many_partitions_a_little_behind_get_a_larger_answer_with_the_usual_part_each() -> None:

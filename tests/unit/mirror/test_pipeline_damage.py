@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from millrace.mirror.pipeline import MAX_TIMES_ALONE, MORE_SIZE
+from millrace.mirror.sources.doubt import MAX_TIMES_ALONE
+from millrace.mirror.sources.fetch_sizes import MORE_SIZE
 from tests.unit.mirror.old_entries import entry
 from tests.unit.mirror.pipeline_stage import SECOND, answer, batch, started
 
@@ -19,11 +20,11 @@ def test_batch_that_comes_alone_behind_a_hole_is_believed_when_nothing_more_come
         sizes = []
         for _ in range(MAX_TIMES_ALONE):
             assert target.offsets() == []
-            pipeline.accept(answer(batch(5, [9])))
+            pipeline.accept(answer(batch(5, [9]), end=6))
             sizes.append(pipeline.needed_size)
         assert sizes == sorted(sizes) and sizes[0] > MORE_SIZE
         assert pipeline.wants_fetch(SECOND, 1 << 20) and pipeline.damage is None
-        pipeline.accept(answer(batch(5, [9])))
+        pipeline.accept(answer(batch(5, [9]), end=6))
         assert (target.offsets(), pipeline.needed_size) == ([[5]], 0)
 
     asyncio.run(story())

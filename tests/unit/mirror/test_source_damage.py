@@ -145,3 +145,27 @@ def test_source_that_can_read_nothing_is_in_trouble_and_not_damaged(monkeypatch:
     pipeline = pipeline_at(10, damage="bad")
     asyncio.run(logs_of(Source()).survey(pipeline))
     assert (pipeline.gaps, pipeline.damage) == ([], None)
+
+
+@pytest.mark.parametrize(("in_vain", "end"), [(False, None), (True, 11)])
+def test_batch_that_looks_find_good_and_the_walk_refuses_for_ever_is_damage_in_the_end(
+    monkeypatch: pytest.MonkeyPatch, in_vain: bool, end: int | None
+) -> None:
+    """Otherwise it would be fetched and looked at, and fetched again, for ever."""
+    data = b"".join(bytes(each) for each in batches_at(10, 11, 12))
+
+    async def fetch(*_: object, **__: object) -> list[FetchedPartition]:
+        return [with_records(data)]
+
+    monkeypatch.setattr(logs_module, "fetch", fetch)
+    cleared: list[bool] = []
+    pipeline = pipeline_at(
+        10,
+        damage="bad",
+        is_out_of_order=True,
+        is_cleared_in_vain=in_vain,
+        cleared=lambda: cleared.append(True),
+    )
+    asyncio.run(logs_of(Source()).survey(pipeline))
+    assert ([gap[1] for gap in pipeline.gaps] or [None]) == [end]
+    assert bool(cleared) is not in_vain

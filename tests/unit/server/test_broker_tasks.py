@@ -15,6 +15,7 @@ from millrace.broker.errors import MillraceError, ZooKeeperUnreachable
 from millrace.broker.server import broker as broker_module
 from millrace.broker.server.broker import Broker
 from millrace.broker.server.start_report import StartReport
+from millrace.broker.server.supervisor import Supervisor
 from tests.waiting import patience, until_async
 
 CONFIG = {"id": 1, "listen": "127.0.0.1:9092", "zookeeper": "127.0.0.1:2181/dc1", "data": ["d"]}
@@ -26,7 +27,7 @@ def test_task_of_a_part_that_fails_ends_the_broker() -> None:
 
     async def scenario() -> None:
         broker: Any = Broker(load_config(None, CONFIG))
-        broker._watch(asyncio.get_running_loop().create_task(fail()))
+        broker._supervisor.watch(asyncio.get_running_loop().create_task(fail()))
         await asyncio.wait_for(broker.serve_until_stopped(), patience())
 
     with pytest.raises(RuntimeError, match="on purpose"):
@@ -39,11 +40,33 @@ def test_task_that_is_given_up_by_nobody_ends_the_broker() -> None:
 
     async def scenario() -> None:
         broker: Any = Broker(load_config(None, CONFIG))
-        broker._spawn("flush", give_up())
+        broker._supervisor.spawn("flush", give_up())
         await asyncio.wait_for(broker.serve_until_stopped(), patience())
 
     with pytest.raises(MillraceError, match="flush"):
         asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("failure", [OSError("no space"), MillraceError("not now")])
+def test_round_of_a_chore_that_fails_is_told_and_the_next_one_comes(failure: Exception) -> None:
+    rounds: list[None] = []
+
+    async def work() -> None:
+        rounds.append(None)
+        raise failure
+
+    async def scenario() -> None:
+        supervisor = Supervisor()
+        supervisor.every(lambda: 1, "retention", work)
+        await until_async(lambda: len(rounds) >= 2 or supervisor.is_stopping, "a second round")
+        assert not supervisor.is_stopping
+        supervisor.begin_stop()
+        await supervisor.end_tasks()
+        assert supervisor.failure is None, "it was ended in order"
+
+    with capture_logs() as lines:
+        asyncio.run(scenario())
+    assert lines[0]["error"] == str(failure)
 
 
 def test_start_that_stands_still_says_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -299,6 +299,96 @@ def test_a_slow_write_is_given_up_by_its_client_only():
     run(scenario, write_timeout_ms=10)
 
 
+async def committed(around: Surroundings) -> ProducerIdentity:
+    """A producer whose transaction is committed everywhere."""
+    coordinator = await around.loaded()
+    producer = await around.begun()
+    await coordinator.add_partitions("orders", producer, [A])
+    await coordinator.end("orders", producer, True)
+    await around.state_is(TransactionState.COMPLETE_COMMIT)
+    return producer
+
+
+STRANGER = ProducerIdentity(77, 0)
+
+
+@pytest.mark.parametrize(
+    ("ask", "answer"),
+    [
+        (lambda c, producer: c.end("orders", producer, True), NONE),
+        (lambda c, producer: c.end("orders", producer, False), ErrorCode.invalid_txn_state),
+        (lambda c, producer: c.end("orders", STRANGER, True), ErrorCode.invalid_producer_id_mapping),
+        (lambda c, producer: c.end("unknown", producer, True), ErrorCode.invalid_producer_id_mapping),
+        (lambda c, producer: c.begin_producer("orders", 1, STRANGER), ErrorCode.producer_fenced),
+    ],
+)
+def test_a_coordinator_that_has_been_replaced_and_does_not_know_it_says_nothing_final(ask, answer):
+    """Its followers have another leader: what it appends is never acknowledged."""
+
+    async def scenario(around: Surroundings) -> None:
+        producer = await committed(around)
+        around.log.holds = True
+        asking = asyncio.ensure_future(ask(around.coordinator, producer))
+        await until(lambda: around.log.late or asking.done())
+        assert not asking.done()
+        around.log.late[0].set_exception(NotLeaderOrFollower("elsewhere"))
+        heard = await asking
+        assert heard in (ErrorCode.not_coordinator, (ErrorCode.not_coordinator, ProducerIdentity()))
+        around.log.holds = False  # it was no other after all
+        heard = await ask(around.coordinator, producer)
+        assert heard in (answer, (answer, ProducerIdentity()))
+        assert around.coordinator.describe("orders").state == "CompleteCommit"
+
+    run(scenario)
+
+
+def test_a_final_answer_that_takes_long_to_confirm_is_given_up_and_holds_up_nobody():
+    async def scenario(around: Surroundings) -> None:
+        producer = await committed(around)
+        around.log.holds = True
+        error = await around.coordinator.end("orders", producer, True)
+        assert error is ErrorCode.coordinator_not_available
+        around.log.holds = False
+        assert await around.coordinator.add_partitions("orders", producer, [A]) is NONE
+
+    run(scenario, write_timeout_ms=10)
+
+
+def test_a_final_answer_that_is_being_confirmed_is_for_the_next_coordinator_when_this_one_stops():
+    async def scenario(around: Surroundings) -> None:
+        producer = await committed(around)
+        around.log.holds = True
+        asking = asyncio.gather(
+            around.coordinator.end("orders", producer, True),
+            around.coordinator.end("orders", STRANGER, True),
+            around.coordinator.end("unknown", producer, True),
+        )
+        await until(lambda: len(around.log.late) == 3 or asking.done())
+        around.coordinator.unload(ORDERS)
+        around.coordinator.unload(coordinator_partition("unknown", WIDTH))
+        assert set(await asking) == {ErrorCode.not_coordinator}
+
+    run(scenario)
+
+
+def test_an_id_that_nobody_has_begun_with_leaves_nothing_behind():
+    async def scenario(around: Surroundings) -> None:
+        coordinator = await around.loaded()
+        around.log.holds = True
+        asking = asyncio.ensure_future(coordinator.end("orders", STRANGER, True))
+        await until(lambda: around.log.late or asking.done())
+        assert coordinator.describe("orders").error is ErrorCode.transactional_id_not_found
+        around.log.late[0].set_result(None)
+        assert await asking is ErrorCode.invalid_producer_id_mapping
+        assert around.log.states() == [None]
+        around.log.holds = False
+        await until(lambda: not coordinator._partitions[ORDERS].transactions)
+        assert await coordinator.end("x" * 32_768, STRANGER, True) is ErrorCode.invalid_producer_id_mapping
+        await around.begun()
+
+    run(scenario)
+
+
 def test_a_client_that_goes_away_stops_nothing():
     async def scenario(around: Surroundings) -> None:
         coordinator = await around.loaded()

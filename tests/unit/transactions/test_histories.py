@@ -6,6 +6,8 @@ in it or not.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -26,6 +28,11 @@ from millrace.broker.transactions.values import (
 
 PARTITIONS = [("t", number) for number in range(3)]
 NOT_IN_LOG = [ErrorCode.not_enough_replicas, ErrorCode.not_leader_or_follower]
+RETRIED = {
+    ErrorCode.concurrent_transactions,
+    ErrorCode.coordinator_not_available,
+    ErrorCode.not_coordinator,
+}
 
 
 class TransactionHistories(RuleBasedStateMachine):
@@ -36,7 +43,10 @@ class TransactionHistories(RuleBasedStateMachine):
         self.ticket = 0
         self.next_producer_id = 100
         self.log: list[TransactionRecord | None] = []
-        self.writing: Write | None = None
+        self.writing: list[Write] = []  # in the order of the log
+        self.ended: Write | None = None  # what all in-sync replicas have been found to have just now
+        self.decided_at: dict[int, int] = {}
+        self.asked_at: dict[int, int] = {}
         self.markers: SendMarkers | None = None
         self.known: list[ProducerIdentity] = []  # identities that clients hold
         self.asked: dict[int, tuple[str, ProducerIdentity | None]] = {}
@@ -50,6 +60,7 @@ class TransactionHistories(RuleBasedStateMachine):
     def ask(self, kind: str, former: ProducerIdentity | None = None) -> int:
         self.ticket += 1
         self.asked[self.ticket] = (kind, former)
+        self.asked_at[self.ticket] = self.now_ms
         self.unanswered.add(self.ticket)
         return self.ticket
 
@@ -59,13 +70,17 @@ class TransactionHistories(RuleBasedStateMachine):
                 case Answer(ticket, error, producer):
                     self.unanswered.remove(ticket)  # exactly once
                     kind, former = self.asked[ticket]
+                    if error not in RETRIED:
+                        assert self.ended is not None, "answered from memory"
+                        assert self.decided_at[self.ended.write_id] >= self.asked_at[ticket]
                     if kind == "begin" and error is ErrorCode.none:
                         self.given_out(producer, former)
                 case NeedProducerId():
                     raise AssertionError("an id was offered")
                 case Write():
-                    assert self.writing is None, "two writes at once"
-                    self.writing = decision
+                    assert not self.writing or self.repeats(self.writing[-1]), "behind a transition"
+                    self.writing.append(decision)
+                    self.decided_at[decision.write_id] = self.now_ms
                 case SendMarkers(producer, committed, partitions):
                     decided = self.log[-1]
                     assert decided is not None and decided.state.is_preparing, "not decided in the log"
@@ -90,9 +105,14 @@ class TransactionHistories(RuleBasedStateMachine):
         self.given[producer] = former
         self.known.append(producer)
 
+    def repeats(self, write: Write) -> bool:
+        """The write changes nothing: what a new coordinator would read is the same without it."""
+        last = self.log[-1] if self.log else None
+        return write.record == (None if last is None else replace(last, last_epoch=write.record.last_epoch))
+
     def event(self, decisions) -> None:
-        self.now_ms += 1
         self.carry_out(decisions)
+        self.now_ms += 1
 
     # -- clients
 
@@ -137,21 +157,24 @@ class TransactionHistories(RuleBasedStateMachine):
 
     # -- the log, the partitions, time
 
-    @precondition(lambda self: self.writing is not None)
+    @precondition(lambda self: self.writing)
     @rule(outcome=st.sampled_from(["ok", "ok", "ok", "too few", *NOT_IN_LOG]))
     def write_ends(self, outcome) -> None:
-        write, self.writing = self.writing, None
+        write = self.writing.pop(0)
         error = {"ok": ErrorCode.none, "too few": ErrorCode.not_enough_replicas_after_append}.get(
             outcome, outcome
         )
         if outcome in ("ok", "too few"):
             self.log.append(write.record)
+        self.ended = write if error is ErrorCode.none else None
         self.event(self.transaction.written(write.write_id, error, self.now_ms))
+        self.ended = None
 
-    @precondition(lambda self: self.writing is not None)
-    @rule()
-    def write_is_late(self) -> None:
-        self.event(self.transaction.give_up(self.writing.write_id))
+    @precondition(lambda self: self.writing)
+    @rule(data=st.data())
+    def write_is_late(self, data: st.DataObject) -> None:
+        write = data.draw(st.sampled_from(self.writing))
+        self.event(self.transaction.give_up(write.write_id))
 
     @precondition(lambda self: self.markers is not None)
     @rule(data=st.data())
@@ -175,13 +198,13 @@ class TransactionHistories(RuleBasedStateMachine):
     def expire(self) -> None:
         self.event(self.transaction.expire(self.now_ms, 40))
 
-    @rule(landed=st.booleans())
-    def coordinator_dies(self, landed: bool) -> None:
+    @rule(landed=st.integers(0, 3))
+    def coordinator_dies(self, landed: int) -> None:
         self.event(self.transaction.close(ErrorCode.not_coordinator))
         assert not self.unanswered
-        write, self.writing = self.writing, None
-        if write is not None and landed:
-            self.log.append(write.record)
+        self.log += [write.record for write in self.writing[:landed]]
+        self.writing.clear()
+        self.decided_at.clear()
         record = self.log[-1] if self.log else None
         self.markers = None
         if record is None:
@@ -214,8 +237,8 @@ class TransactionHistories(RuleBasedStateMachine):
 
     @invariant()
     def nobody_is_forgotten(self) -> None:
-        """Whoever waits, waits for the write under way."""
-        assert len(self.unanswered) <= (1 if self.writing is not None else 0)
+        """Whoever waits, waits for a write under way."""
+        assert len(self.unanswered) <= len(self.writing)
 
 
 TestTransactionHistories = TransactionHistories.TestCase

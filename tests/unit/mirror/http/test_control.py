@@ -186,6 +186,16 @@ def test_workers_that_do_not_answer_are_named_with_the_reason() -> None:
     with_control(story)
 
 
+def test_a_drained_worker_does_not_take_its_former_place_for_another_worker() -> None:
+    async def story(control: Control, worker: Worker) -> None:
+        worker.operators.crew = Crew((Peer("before", f"http://127.0.0.1:{control.port}"),))
+        worker.operators.is_draining = True
+        document = json.loads((await get(control, "/mirror")).body)
+        assert [each["error"] for each in document["workers"]] == [None]
+
+    with_control(story)
+
+
 def test_the_whole_mirror_is_asked_once_a_second_however_many_look() -> None:
     async def story(control: Control, worker: Worker) -> None:
         asked = 0

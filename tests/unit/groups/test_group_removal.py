@@ -1,0 +1,220 @@
+"""What the coordinator forgets, by request or by age: groups, offsets, and what comes in between."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from millrace.broker.errors import NotEnoughReplicas
+from millrace.broker.groups.record_layout import GroupKey, OffsetKey
+from millrace.broker.groups.values import LeaveRequest
+from tests import virtual_clock
+from tests.unit.groups.coordinator_bench import GROUP, Bench, run
+
+
+def test_deleted_group_is_gone_after_a_restart_too(offsets_log):
+    async def scenario():
+        bench = await Bench(offsets_log).start()
+        member_id, generation = await bench.stable_member()
+        await bench.commit(42, member_id, generation)
+        assert await bench.groups.delete_group(GROUP) is ErrorCode.non_empty_group
+        bench.groups.leave(GROUP, [LeaveRequest(member_id, None)])
+        # In the same breath: the removal must come after the record that the empty group left.
+        assert await bench.groups.delete_group(GROUP) is ErrorCode.none
+        assert bench.committed() is None
+        tombstones = [key for key, value in bench.log_records()[-2:] if value is None]
+        assert tombstones == [OffsetKey(GROUP, "flights", 0), GroupKey(GROUP)]
+        await bench.restart()
+        assert bench.committed() is None
+        assert bench.groups.describe(GROUP).state == "Dead"
+
+    run(scenario())
+
+
+def test_offsets_of_subscribed_topics_cannot_be_deleted_others_can(offsets_log):
+    async def scenario():
+        bench = await Bench(offsets_log).start()
+        member_id, generation = await bench.stable_member()
+        await bench.commit(1, member_id, generation)
+        await bench.commit(2, member_id, generation, topic="former")
+        error, answers = await bench.groups.delete_offsets(GROUP, [("flights", 0), ("former", 0)])
+        assert error is ErrorCode.none
+        assert answers == {
+            ("flights", 0): ErrorCode.group_subscribed_to_topic,
+            ("former", 0): ErrorCode.none,
+        }
+        await bench.restart()
+        assert (bench.committed(), bench.committed("former")) == (1, None)
+        assert (await bench.groups.delete_offsets("nobody", []))[0] is ErrorCode.group_id_not_found
+
+    run(scenario())
+
+
+def test_offsets_of_members_of_another_kind_cannot_be_deleted(offsets_log):
+    async def scenario():
+        bench = await Bench(offsets_log).start()
+        await bench.stable_member(protocol_type="connect")
+        assert (await bench.groups.delete_offsets(GROUP, [("t", 0)]))[0] is ErrorCode.non_empty_group
+
+    run(scenario())
+
+
+def test_commit_made_while_a_deletion_is_written_wins(offsets_log):
+    async def scenario():
+        bench = await Bench(offsets_log).start()
+        await bench.commit(1)
+        offsets_log.gate.clear()
+        deleting = asyncio.create_task(bench.groups.delete_offsets(GROUP, [("flights", 0)]))
+        await asyncio.sleep(0.01)
+        held_back, offsets_log.gate = offsets_log.gate, asyncio.Event()
+        offsets_log.gate.set()
+        await bench.commit(2)
+        held_back.set()
+        await deleting
+        assert bench.committed() == 2
+        await bench.restart()
+        assert bench.committed() == 2
+
+    run(scenario())
+
+
+def test_sweep_forgets_what_nobody_used_for_the_retention_time(offsets_log):
+    async def scenario():
+        bench = await Bench(offsets_log, offsets_retention_ms=100_000).start()
+        await bench.commit(1, group=GROUP)
+        member_id, generation = await bench.stable_member(group="living")
+        await bench.commit(2, member_id, generation, group="living")
+        bench.now_ms += 99_999
+        await bench.groups.sweep(bench.now_ms)
+        assert bench.committed() == 1
+        bench.now_ms += 1
+        await bench.groups.sweep(bench.now_ms)
+        assert bench.committed() is None
+        assert bench.committed(group="living") == 2
+        assert [g.group_id for g in bench.groups.list_groups()[1]] == ["living"]
+        await bench.restart()
+        assert bench.committed() is None
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("before", [None, 1], ids=["the first", "renewed"])
+@pytest.mark.parametrize("had_members", [False, True])
+def test_commit_under_way_is_not_swept_away_with_its_group(offsets_log, before, had_members):
+    """It is acknowledged when the replicas have it, after the sweep has looked at what is committed."""
+
+    async def scenario():
+        bench = await Bench(offsets_log, offsets_retention_ms=100_000).start()
+        if had_members:
+            member_id, _ = await bench.stable_member()
+            bench.groups.leave(GROUP, [LeaveRequest(member_id, None)])
+        if before is not None:
+            await bench.commit(before)
+        bench.now_ms += 100_000
+        offsets_log.gate.clear()
+        committing = asyncio.create_task(bench.commit(2))
+        await asyncio.sleep(0)
+        sweeping = asyncio.create_task(bench.groups.sweep(bench.now_ms))
+        await asyncio.sleep(0)
+        offsets_log.gate.set()
+        await sweeping
+        assert await committing is ErrorCode.none
+        assert bench.committed() == 2
+        await bench.restart()
+        assert bench.committed() == 2
+
+    run(scenario())
+
+
+def test_offsets_of_an_emptied_group_age_from_the_day_it_emptied(offsets_log):
+    async def scenario():
+        bench = await Bench(offsets_log, offsets_retention_ms=100_000).start()
+        member_id, generation = await bench.stable_member()
+        await bench.commit(1, member_id, generation)
+        bench.now_ms += 90_000
+        bench.groups.leave(GROUP, [LeaveRequest(member_id, None)])
+        await asyncio.sleep(0.01)
+        await bench.restart()
+        bench.now_ms += 99_000
+        await bench.groups.sweep(bench.now_ms)
+        assert bench.committed() == 1
+        bench.now_ms += 1_000
+        await bench.groups.sweep(bench.now_ms)
+        assert bench.committed() is None
+        assert bench.groups.list_groups()[1] == []
+
+    run(scenario())
+
+
+def test_offsets_of_deleted_topics_are_forgotten(offsets_log):
+    async def scenario():
+        bench = await Bench(offsets_log).start()
+        await bench.commit(1)
+        await bench.commit(2, topic="other")
+        await bench.groups.forget_topics(["flights"])
+        await bench.restart()
+        assert (bench.committed(), bench.committed("other")) == (None, 2)
+
+    run(scenario())
+
+
+def test_deletion_that_cannot_be_written_leaves_the_group_as_it_is(offsets_log):
+    async def scenario():
+        bench = await Bench(offsets_log, offsets_retention_ms=1).start()
+        member_id, generation = await bench.stable_member()
+        await bench.commit(1, member_id, generation)
+        bench.groups.leave(GROUP, [LeaveRequest(member_id, None)])
+        await asyncio.sleep(0.01)
+        offsets_log.failure = NotEnoughReplicas()
+        assert await bench.groups.delete_group(GROUP) is ErrorCode.coordinator_not_available
+        error, _ = await bench.groups.delete_offsets(GROUP, [("flights", 0)])
+        assert error is ErrorCode.coordinator_not_available
+        bench.now_ms += 1_000
+        await bench.groups.sweep(bench.now_ms)
+        assert (bench.committed(), bench.groups.describe(GROUP).state) == (1, "Empty")
+        offsets_log.failure = None
+        joined = await bench.join()
+        assert joined.error is ErrorCode.none
+
+    run(scenario())
+
+
+def test_nobody_joins_a_group_whose_removal_is_being_written(offsets_log):
+    """The member would be lost with it: it is asked to come again."""
+
+    async def scenario():
+        bench = await Bench(offsets_log).start()
+        member_id, _ = await bench.stable_member()
+        bench.groups.leave(GROUP, [LeaveRequest(member_id, None)])
+        await asyncio.sleep(0.01)
+        offsets_log.gate.clear()
+        deleting = asyncio.create_task(bench.groups.delete_group(GROUP))
+        await asyncio.sleep(0.01)
+        assert (await bench.join()).error is ErrorCode.coordinator_not_available
+        assert bench.groups.list_groups()[1] == []
+        offsets_log.gate.set()
+        assert await deleting is ErrorCode.none
+        assert (await bench.join()).generation == 1
+
+    run(scenario())
+
+
+def test_offsets_are_swept_in_time_when_the_clock_was_set_back(offsets_log):
+    async def scenario():
+        settings = {"offsets_retention_ms": 100_000, "offsets_retention_check_interval_ms": 600_000}
+        bench = await Bench(offsets_log, **settings).by_the_loops_clock().start()
+        running = asyncio.create_task(bench.groups.run())
+        await asyncio.sleep(0)
+        for _ in range(2):  # one sweep is not the last
+            bench.now_ms -= 3_600_000
+            await bench.commit(1)
+            bench.now_ms += 100_000
+            await asyncio.sleep(599.999)
+            assert bench.committed() == 1
+            await asyncio.sleep(0.002)
+            assert bench.committed() is None
+        running.cancel()
+
+    virtual_clock.run(scenario())
