@@ -195,8 +195,8 @@ class RunCells:
             return numbered_verdicts(reconciler, cells, told, is_numbered)
 
         self._spread([*self._kept, *self.new_files(), *row_files(verdicts or ())])
-        told = self._told(reconciler.topics, verdicts or ())
         with failing_in_one_line():
+            told = self._told(reconciler.topics, verdicts or ())
             cells = self.all().groupBy("stream")
             rows = cells.cogroup(told.groupBy("stream")).applyInArrow(rows_of, NUMBERED_DDL)
             rows = rows.repartition(f.expr(_HOUR))  # what is written is counted behind it, once
