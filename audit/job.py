@@ -556,6 +556,8 @@ def _summary(job: Run, after: Commit, cells: RunCells, found: Findings) -> dict[
             unaudited[what.partition("/")[2]] += count
     doubts = found.doubts
     waived = doubts.waived()
+    lines = View(found.numbered, lines_of, LINE_COLUMNS, makes=True)
+    revisions, revised_more = revisions_of(lines)
     summary = summarise(
         found.deciding,
         tiers=tiers_of(job.config),
@@ -575,7 +577,8 @@ def _summary(job: Run, after: Commit, cells: RunCells, found: Findings) -> dict[
         untrusted_waivers=[each.told() for each in doubts.waivers],
         waivers=[each.told() for each in found.waivers],
         watermarks={topic: iso_time(at) for topic, at in found.watermarks.items()},
-        revisions=revisions_of(View(found.numbered, lines_of, LINE_COLUMNS, makes=True)),
+        revisions=revisions,
+        revised_more=revised_more,
         notes=_notes(job, doubts),
     )
     back = steps_back(job.before.watermarks, found.watermarks)

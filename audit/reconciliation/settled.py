@@ -73,10 +73,11 @@ KEPT, REOPENED = "KEPT", "REOPENED"
 """The states of rows that carry an earlier line on: of a window that no row speaks of any more, and of one
 that is open again. No such row is in the report."""
 
+MOST_REVISED = 10_000  # revisions that the summary names
+
 LINE_COLUMNS = ["said", "state", *(each for each in SETTLED_SCHEMA.names if each in NUMBERED_SCHEMA.names)]
 """What `lines_of` reads of rows."""
 
-_KEY = ("topic", "stream", "producer", "window_start_ms")
 _OF_ROWS = (str(WindowState.OPEN), str(WindowState.SETTLED))
 LINE_STATES = (str(WindowState.SETTLED), KEPT, REOPENED)
 _NOTHING: dict[str, Any] = {
@@ -201,12 +202,17 @@ def settled_now(table: pa.Table) -> pa.Table:
     )
 
 
-def revisions_of(lines: Rows) -> list[dict[str, Any]]:
-    """For the summary: windows whose settled verdict was changed by late data, with the last change."""
-    changed = (
-        row for part in parts_of(lines) for row in part.filter(pc.greater(part["revision"], 1)).to_pylist()
-    )
-    return [
+def revisions_of(lines: Rows) -> tuple[list[dict[str, Any]], int]:
+    """For the summary: windows whose settled verdict was changed by late data, with the last change; and how
+    many there are beyond the `MOST_REVISED` that were changed last."""
+    latest, count = SETTLED_SCHEMA.empty_table(), 0
+    for part in parts_of(lines):
+        is_told = pc.and_not(pc.is_valid(part["window_start_ms"]), part["folded"])
+        changed = part.filter(pc.and_(is_told, pc.greater(part["revision"], 1)))
+        count += changed.num_rows
+        latest = pa.concat_tables([latest, changed]).sort_by([("settled_ms", "descending"), *_ORDER])
+        latest = latest.slice(0, MOST_REVISED)
+    told = [
         {
             "topic": row["topic"],
             "producer": row["producer"],
@@ -215,9 +221,9 @@ def revisions_of(lines: Rows) -> list[dict[str, Any]]:
             "before": row["before"],
             "after": row["verdict"],
         }
-        for row in changed
-        if row["window_start_ms"] is not None and not row["folded"]
+        for row in latest.sort_by(_ORDER).to_pylist()
     ]
+    return told, count - len(told)
 
 
 def without(table: pa.Table, pruned: Collection[Window]) -> pa.Table:

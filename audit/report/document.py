@@ -260,6 +260,7 @@ class SummaryDocument(_Part):
     watermark_steps_back: list[StepBack] = []
     waivers: list[WaiverEntry]
     revisions: list[Revision]
+    revisions_more: Annotated[Count, Field(description="Beyond those that are named.")] = 0
     untrusted: list[Untrusted]
     untrusted_waivers: list[UntrustedWaiver] = []
     reasons: list[Reason]

@@ -98,6 +98,7 @@ def render(summary: Mapping[str, Any], rows: Rows) -> str:
         producers=_worst_producers(summary["producers"]),
         total=plain.total,
         embedded=len(data["table"]["rows"]),
+        revisions_more=summary.get("revisions_more", 0),
         first_rows=plain.worst.slice(0, 40).to_pylist(),
         most=MOST_ROWS,
         most_sentences=MOST_SENTENCES,

@@ -107,7 +107,8 @@ def metrics_text(summary: Mapping[str, Any]) -> str:
         if name in summary.get("run", {}):
             gauges.set(metric, help_text, summary["run"][name])
     gauges.set("millrace_audit_waivers", "Windows that a person has waived", len(summary["waivers"]))
-    gauges.set("millrace_audit_revisions", "Verdicts that late data changed", len(summary["revisions"]))
+    revised = len(summary["revisions"]) + summary.get("revisions_more", 0)
+    gauges.set("millrace_audit_revisions", "Verdicts that late data changed", revised)
     return generate_latest(gauges.registry).decode()
 
 

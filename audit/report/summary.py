@@ -37,6 +37,7 @@ told in full, with every field's type, by `summary.schema.json` beside this file
     waivers         [{topic, window_start, stream, who, why, at, verdict, stands}]: of a window, or of a
                     stream where window_start is null; `stands` is false once the window has got worse
     revisions       [{topic, producer, window_start, revision, before, after}]
+    revisions_more  how many there are beyond those that were made last; only where there are any
     untrusted       [{what, count, waived, older}]    what was read and could not be believed; `waived` where
                     a standing waiver accepts it
     untrusted_waivers  [{untrusted, count, who, why, at, stands}]: for what has these words in its name; only
@@ -113,6 +114,7 @@ def summarise(
     waivers: Sequence[Mapping[str, Any]] = (),
     watermarks: Mapping[str, str | None] | None = None,
     revisions: Sequence[Mapping[str, Any]] = (),
+    revised_more: int = 0,
     notes: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The summary of the verdict rows.
@@ -183,6 +185,8 @@ def summarise(
             **past.more(),
         }
     summary |= tally.more()
+    if revised_more:
+        summary["revisions_more"] = revised_more
     if untrusted_waivers:
         summary["untrusted_waivers"] = [dict(each) for each in untrusted_waivers]
     summary["sentence"] = sentence(summary)

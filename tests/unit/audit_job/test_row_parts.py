@@ -94,6 +94,34 @@ def test_of_very_many_findings_the_greatest_are_named_and_the_others_summed(made
     assert any("all named in reconciliation.parquet" in line for line in lines)
 
 
+def test_of_a_hops_losses_the_greatest_come_first_and_those_without_a_name_count_with_it():
+    losses = [
+        {"topic": "flights", "producer": "AA", "window_start": None, "lost_between": hop, "count": count}
+        for hop, counts in ((["ewr", "agg"], (1, 5, 3)), (["jfk", "agg"], (2, 6)))
+        for count in counts
+    ]
+    more = [{"topic": "flights", "lost_between": ["jfk", "agg"], "findings": 4, "count": 9}]
+    told = by_hop(losses, 100, more)
+    assert [(each["where"][0], each["count"], each["rest"]) for each in told] == [
+        ("jfk", 17, 4),
+        ("ewr", 9, 0),
+    ]
+    assert [[each["count"] for each in group["items"]] for group in told] == [[6, 2], [5, 3, 1]]
+
+
+def test_revisions_beyond_those_that_are_named_are_counted_wherever_they_are_told(made):
+    _, rows = made
+    change = {"topic": "flights", "producer": "AA", "window_start": None, "revision": 2}
+    change |= {"before": "LOSS", "after": "PROVEN"}
+    settings = {"tiers": TIERS, "at_ms": START_MS, "window_ms": HOUR_MS, "untrusted": {}, "unaudited": {}}
+    told = summarise(rows, revisions=[change] * 101, revised_more=7, **settings)
+    SummaryDocument.model_validate(told)
+    assert "millrace_audit_revisions 108.0" in metrics_text(told)
+    assert "8 more are in reconciliation.parquet." in render(told, rows)
+    few = summarise(rows, revisions=[change] * 101, **settings)
+    assert "revisions_more" not in few and "1 more are in summary.json." in render(few, rows)
+
+
 def hops(named, more, where):
     found = Counter()
     for each in (*named, *more):

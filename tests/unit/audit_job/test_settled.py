@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.audit.keeping.upkeep import late_row
-from millrace.audit.reconciliation import row_keys
+from millrace.audit.reconciliation import row_keys, settled
 from millrace.audit.reconciliation.settled import (
     LINE_SCHEMA,
     earlier_lines,
@@ -32,7 +32,7 @@ from millrace.audit.runs.fact_rows import FACT_SCHEMA
 from millrace.audit.scanning.cell_rows import CELL_SCHEMA
 from millrace.audit.spark import spark_cells
 from millrace.audit.spark.spark_cells import numbered_verdicts
-from tests.settling import settle
+from tests.settling import Windows, settle
 
 TOPICS = ["flights"]
 LOST = {("ewr", "agg"): ((3, 3),)}
@@ -55,7 +55,7 @@ def test_a_verdict_that_stays_keeps_its_number_and_the_time_it_was_made():
     assert second.numbers.to_pylist() == [1]
     assert second.table.to_pylist()[0]["settled_ms"] == 100
     assert lines_digest(first.table) == lines_digest(second.table)
-    assert revisions_of(second.table) == []
+    assert revisions_of(second.table) == ([], 0)
 
 
 def test_late_data_makes_a_numbered_revision_that_names_both_verdicts():
@@ -63,11 +63,25 @@ def test_late_data_makes_a_numbered_revision_that_names_both_verdicts():
     changed = row(verdict=Verdict.DUPLICATE, extra_copies={"agg": 1}, duplicates={"agg": ((3, 3),)})
     second = settle(rows(changed), first.table, TOPICS, 200)
     assert second.numbers.to_pylist() == [2] and lines_digest(first.table) != lines_digest(second.table)
-    (told,) = revisions_of(second.table)
+    (told,), _ = revisions_of(second.table)
     assert (told["revision"], told["before"], told["after"]) == (2, "PROVEN", "DUPLICATE")
     assert told["window_start"] == "1970-01-01T00:00:00Z"
     third = settle(rows(changed), second.table, TOPICS, 300)
-    assert third.numbers.to_pylist() == [2] and revisions_of(third.table) == [told]
+    assert third.numbers.to_pylist() == [2] and revisions_of(third.table) == ([told], 0)
+
+
+def test_of_very_many_revisions_those_made_last_are_named_and_the_others_counted(monkeypatch):
+    """An outage that is made good revises every window since; the driver holds as many as it names."""
+    starts = range(0, 80, 10)
+    table = settle(rows(*(row(start, verdict=Verdict.UNKNOWN) for start in starts)), None, TOPICS, 1).table
+    for now_ms, good in ((2, 60), (3, 70)):
+        told = (row(at, Verdict.PROVEN if at < good else Verdict.UNKNOWN) for at in starts)
+        table = settle(rows(*told), table, TOPICS, now_ms).table
+    whole, _ = revisions_of(table)
+    assert len(whole) == 7
+    monkeypatch.setattr(settled, "MOST_REVISED", 2)
+    for parted in (table, Windows(table, 3)):
+        assert revisions_of(parted) == ([whole[0], whole[6]], 5)
 
 
 def test_more_of_the_same_is_a_revision_too_but_reasons_and_places_are_not():
@@ -84,7 +98,7 @@ def test_an_open_window_has_no_number_and_one_that_opens_again_keeps_its_last_ve
     assert first.numbers.to_pylist() == [0] and first.table.num_rows == 0
     settled = settle(rows(row()), first.table, TOPICS, 2)
     again = settle(rows(row(state=WindowState.OPEN)), settled.table, TOPICS, 3)
-    assert again.numbers.to_pylist() == [1] and revisions_of(again.table) == []
+    assert again.numbers.to_pylist() == [1] and revisions_of(again.table) == ([], 0)
     assert again.table.to_pylist() == [{**settled.table.to_pylist()[0], "open": True}]
 
 
@@ -96,7 +110,7 @@ def test_an_unknown_that_is_proven_by_now_is_open_until_its_producer_promises_an
     assert settled_now(arrived.table).num_rows == 0
     promised = settle(rows(row()), arrived.table, TOPICS, 3)
     assert promised.numbers.to_pylist() == [2] and settled_now(promised.table).num_rows == 1
-    assert [(each["before"], each["after"]) for each in revisions_of(promised.table)] == [
+    assert [(each["before"], each["after"]) for each in revisions_of(promised.table)[0]] == [
         ("UNKNOWN", "PROVEN")
     ]
 
