@@ -64,9 +64,12 @@ def read_lines(state: StateFolder, names: Sequence[str], wanted: pc.Expression |
 
 
 def _whole(lines: pa.Table) -> pa.Table:
-    """An older program's lines do not tell what is open."""
+    """An older program's lines do not tell what is open: nothing was open again."""
     if "open" not in lines.column_names:
-        lines = lines.append_column("open", pa.nulls(lines.num_rows, pa.bool_()))
+        lines = lines.append_column("open", pa.repeat(False, lines.num_rows))
+    for name in ("folded", "open"):
+        told = pc.fill_null(lines[name], False)
+        lines = lines.set_column(lines.schema.get_field_index(name), name, told)
     return lines.select(SETTLED_SCHEMA.names).cast(SETTLED_SCHEMA)
 
 

@@ -93,15 +93,9 @@ _ORDER = [(name, "ascending") for name in ("topic", "producer", "stream", "windo
 
 
 def earlier_lines(before: pa.Table, topics: Collection[str]) -> tuple[pa.Table, pa.Table]:
-    """Of the table that a run kept: (LINE_SCHEMA of the audited topics' windows, SETTLED_SCHEMA of those that
-    were pruned). An older program's does not tell what is open."""
-    if "open" not in before.column_names:
-        before = before.append_column("open", pa.nulls(before.num_rows, pa.bool_()))
-    before = before.select(SETTLED_SCHEMA.names).cast(SETTLED_SCHEMA)
+    """Of the lines that a run kept: (LINE_SCHEMA of the audited topics' windows, SETTLED_SCHEMA of those that
+    were pruned)."""
     before = before.filter(pc.is_in(before["topic"], pa.array(list(topics), pa.string())))
-    for name in ("folded", "open"):
-        told = pc.fill_null(before[name], False)
-        before = before.set_column(SETTLED_SCHEMA.get_field_index(name), name, told)
     lines, folded = before.filter(pc.invert(before["folded"])), before.filter(before["folded"])
     return lines.append_column("pruned", is_among(lines.select(WINDOW), folded.select(WINDOW))), folded
 
@@ -196,10 +190,8 @@ def _is_last(keys: pa.Table) -> pa.ChunkedArray:
 
 
 def settled_now(table: pa.Table) -> pa.Table:
-    """Without the lines of windows that are open again. An older program's table does not tell of any."""
-    return (
-        table.filter(pc.invert(pc.fill_null(table["open"], False))) if "open" in table.column_names else table
-    )
+    """Without the lines of windows that are open again."""
+    return table.filter(pc.invert(table["open"]))
 
 
 def revisions_of(lines: Rows) -> tuple[list[dict[str, Any]], int]:

@@ -175,9 +175,11 @@ class RunCells:
         return cells.filter(col("note").isNull())
 
     def _read(self, names: Sequence[str], ddl: str = CELL_DDL) -> DataFrame:
+        """These files' rows; all of them, also where Spark is set to pass over what it cannot read."""
         if not names:
             return self._spark.createDataFrame([], ddl)
-        return self._spark.read.schema(ddl).parquet(*(self._state.files.uri(name) for name in names))
+        every = self._spark.read.options(ignoreCorruptFiles=False, ignoreMissingFiles=False)
+        return every.schema(ddl).parquet(*(self._state.files.uri(name) for name in names))
 
     def reconcile(self, reconciler: Reconciler, verdicts: Sequence[str] | None) -> RowFiles:
         """Every stream's verdicts, from the cells on disk and the facts, with their revisions beside the

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import threading
 from pathlib import Path
@@ -211,7 +212,14 @@ def test_a_disk_that_is_full_is_one_line_and_the_last_good_state_stays(spark, wo
     assert after.summary["counts"]["duplicates"] == 0
 
 
-def test_verdicts_that_cannot_be_read_again_are_one_line_and_the_last_good_state_stays(spark, world, stream):
+@pytest.mark.parametrize("lenient", ["false", "true"])
+def test_verdicts_that_cannot_be_read_again_are_one_line_and_the_last_good_state_stays(
+    spark, world, stream, request, lenient
+):
+    """Also where Spark is set to pass over such files."""
+    for name in ("spark.sql.files.ignoreCorruptFiles", "spark.sql.files.ignoreMissingFiles"):
+        request.addfinalizer(functools.partial(spark.conf.unset, name))
+        spark.conf.set(name, lenient)
     assert audit(world).exit_status == 1
     state = StateFolder.open(world.config.state)
     latest = state.latest()

@@ -115,12 +115,6 @@ def test_an_unknown_that_is_proven_by_now_is_open_until_its_producer_promises_an
     ]
 
 
-def test_a_table_of_an_older_program_has_no_windows_that_are_open_again():
-    first = settle(rows(row()), None, TOPICS, 1).table
-    assert settled_now(first.drop_columns(["open"])).num_rows == 1
-    assert settle(rows(row()), first.drop_columns(["open"]), TOPICS, 2).table == first
-
-
 def test_a_streams_own_row_goes_when_its_doubt_is_gone_and_a_topic_that_is_not_audited_goes_too():
     own = row(None, Verdict.UNKNOWN)
     first = settle(rows(row(), own), None, TOPICS, 1)
