@@ -281,9 +281,12 @@ class StateFolder:
         return count, size
 
     def files_in(self, folder: str) -> list[str]:
-        """The Parquet files in a folder and in those that are in it."""
+        """The Parquet files that Spark wrote into a folder and those that are in it. Names with an underscore
+        or a dot are its own: what is in such a folder is of a task that has not committed, or never will."""
         found = []
         for entry in self.files.entries(folder):
+            if entry.name.startswith(("_", ".")):
+                continue
             if entry.is_folder:
                 found += self.files_in(f"{folder}/{entry.name}")
             elif entry.name.endswith(".parquet"):
