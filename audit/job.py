@@ -37,7 +37,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from millrace.audit.config import AuditConfig
@@ -57,6 +56,7 @@ from millrace.audit.reconciliation.settled import (
     LINE_COLUMNS,
     NUMBERED_SCHEMA,
     SETTLED_SCHEMA,
+    but,
     lines_but,
     lines_digest,
     lines_of,
@@ -494,15 +494,14 @@ def _keep_verdicts(job: Run, after: Commit, cells: RunCells, found: Findings) ->
         after.claims, found.rows, config.grace_ms, config.keep_ms, job.now_ms
     )
     after.watermarks = {topic: at for topic, at in found.watermarks.items() if at is not None}
-    is_of_now = is_among(job.pruned_lines.select(WINDOW), pruned.select(WINDOW))
-    earlier = job.pruned_lines.filter(pc.invert(is_of_now))
-    of_streams = View(found.numbered, partial(lines_but, pruned=pruned), LINE_COLUMNS, makes=True)
-    after.verdicts_digest = lines_digest(earlier, pruned, of_streams)
+    earlier, owed = but(job.pruned_lines, pruned), but(job.owed, pruned)
+    of_rows = View(found.numbered, partial(lines_but, pruned=pruned), LINE_COLUMNS, makes=True)
+    after.verdicts_digest = lines_digest(earlier, pruned, of_rows)
     if after.verdicts_digest == job.before.verdicts_digest and job.before.verdicts:
         return
     folder = f"verdicts/{job.name}"
     after.verdicts = [*job.row_files, f"{folder}/{LINES}"]
-    job.state.write_table(f"{folder}/{LINES}", pa.concat_tables([earlier, job.owed]))
+    job.state.write_table(f"{folder}/{LINES}", pa.concat_tables([earlier, owed]))
     if pruned.num_rows:
         after.verdicts.append(f"{folder}/{PRUNED}")
         job.state.write_table(f"{folder}/{PRUNED}", pruned)

@@ -173,7 +173,11 @@ def lines_of(numbered: pa.Table) -> pa.Table:
 
 def lines_but(numbered: pa.Table, pruned: pa.Table) -> pa.Table:
     """Those of `lines_of` that are of none of these windows."""
-    lines = lines_of(numbered)
+    return but(lines_of(numbered), pruned)
+
+
+def but(lines: pa.Table, pruned: pa.Table) -> pa.Table:
+    """Those of the lines that are of none of these windows."""
     return lines.filter(pc.invert(is_among(lines.select(WINDOW), pruned.select(WINDOW))))
 
 

@@ -399,6 +399,25 @@ OF_AUDIT = (
         red=(f"{JOB}/test_verdict_files.py::test_rows_of_windows_that_the_run_pruned_count_no_more",),
     ),
     Mutant(
+        name="roster-owes-a-pruned-window-twice",
+        promise="What is left of a pruned window is one line, with what the roster owed of it.",
+        file="audit/job.py",
+        rule="but(job.pruned_lines, pruned), but(job.owed, pruned)",
+        instead="but(job.pruned_lines, pruned), job.owed",
+        red=(
+            f"{JOB}/test_upkeep.py"
+            "::test_what_the_roster_owes_of_a_pruned_window_is_in_its_line_and_nowhere_else",
+        ),
+    ),
+    Mutant(
+        name="straggler-taken-for-a-file-of-the-run",
+        promise="What a task that never committed has written is no file of a run.",
+        file="audit/keeping/state.py",
+        rule='            if entry.name.startswith(("_", ".")):\n',
+        instead="            if False:\n",
+        red=(f"{JOB}/test_verdict_files.py::test_files_of_days_are_counted_swept_and_durable_as_one_run",),
+    ),
+    Mutant(
         name="verdicts-of-a-day-unsynced",
         promise="The folders of days, too, are durable before a commit names what is in them.",
         file="audit/keeping/state_files.py",
