@@ -1,7 +1,8 @@
 """A run's verdicts as files of the state: written by Spark's executors, read part by part.
 
     verdicts/<run>/day=2013-01-02/…parquet   rows of streams (`settled.NUMBERED_SCHEMA`) by the day that their
-                                             window begins on; `day=none` for those without a window
+                                             stretch of time begins on (`row_layout`); `day=none` for those
+                                             without a window, `day=all` for all of them where they are few
     verdicts/<run>/lines.parquet             lines that no stream has (`settled.SETTLED_SCHEMA`): what the
                                              roster owes, and windows that earlier runs pruned
     verdicts/<run>/pruned.parquet            lines of windows that this run pruned; their rows are still in

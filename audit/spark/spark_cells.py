@@ -42,6 +42,7 @@ from millrace.audit.runs.fact_rows import FACT_DDL, FACT_SCHEMA, pruned_of
 from millrace.audit.scanning.cell_notes import NOTE_SCHEMA, read_notes, uncounted
 from millrace.audit.scanning.cell_rows import CELL_DDL
 from millrace.audit.spark.read_meter import ReadMeter
+from millrace.audit.spark.row_layout import DAY_MS, by_day, spread, stretch_hours
 from millrace.audit.spark.shared_state import CellsIncomplete, require_shared, rows_in
 from millrace.audit.spark.spark_failures import one_line
 from millrace.audit.spark.spark_session import core_count
@@ -51,15 +52,6 @@ from millrace.broker.errors import DiskFull, MillraceError
 
 FOLDED_FILE_BYTES = 128 << 20
 _FOLDED = "-folded"
-_DAY = (
-    "coalesce(cast(date_from_unix_date(cast(least(greatest("
-    "floor(window_start_ms / 86400000), 0), 2932896) as int)) as string), 'none')"
-)
-"""The day that a window begins on, of the calendar's first to its last."""
-_HOUR = "floor(window_start_ms / 3600000)"
-"""Rows of an hour go into one file, or a day's files would each have some of every window."""
-_BY_TIME = ("window_start_ms", "topic", "producer", "stream")
-_GROUP_BYTES = 8 << 20  # of a row group: what is read of a file for one of its windows
 _DISK_FULL = ("No space left on device", "Disk quota exceeded")
 
 
@@ -196,14 +188,21 @@ class RunCells:
             # Spark counts arguments, and would count self.
             return numbered_verdicts(reconciler, cells, told, is_numbered)
 
-        self._spread([*self._kept, *self.new_files(), *row_files(verdicts or ())])
+        size = self._size_of([*self._kept, *self.new_files(), *row_files(verdicts or ())])
+        self._spread(size)
         with failing_in_one_line():
             told = self._told(reconciler.topics, verdicts or ())
             cells = self.all().groupBy("stream")
             rows = cells.cogroup(told.groupBy("stream")).applyInArrow(rows_of, NUMBERED_DDL)
-            rows = rows.repartition(f.expr(_HOUR))  # what is written is counted behind it, once
+            hours = stretch_hours(shuffle_count_of(size, 1), self._count_days)
+            rows = spread(rows, hours)  # what is written is counted behind it, once
         folder = f"verdicts/{self._folder.partition('/')[2]}"
-        return RowFiles(self._state, self._write(rows, folder, "verdicts", by_day))
+        laid = functools.partial(by_day, hours=hours)
+        return RowFiles(self._state, self._write(rows, folder, "verdicts", laid))
+
+    def _count_days(self) -> int:
+        """On how many days windows with cells begin."""
+        return self.all().select(f.expr(f"floor(window_start_ms / {DAY_MS})")).distinct().count()
 
     def _told(self, topics: Sequence[str], verdicts: Sequence[str]) -> DataFrame:
         """What is known of each stream beside its cells: rows of its facts, and of the lines that the run
@@ -233,11 +232,11 @@ class RunCells:
             for entry in self._state.files.entries(folder)
         )
 
-    def _spread(self, names: Sequence[str]) -> None:
-        """Have Spark shuffle these files' cells into as many parts as they need."""
+    def _spread(self, size: int) -> None:
+        """Have Spark shuffle so many bytes into as many parts as they need."""
         setting = "spark.sql.shuffle.partitions"
         least = int(self._spark.conf.get(setting) or 1)
-        self._spark.conf.set(setting, str(shuffle_count_of(self._size_of(names), least)))
+        self._spark.conf.set(setting, str(shuffle_count_of(size, least)))
 
     def windows_of_tail(self) -> set[tuple[str, int]]:
         """{(stream, window start)} of cells that the next run reads again."""
@@ -278,7 +277,7 @@ class RunCells:
             parts.append(self._read(new))  # its tail holds windows back
         cells = functools.reduce(DataFrame.unionByName, parts).filter(col("note").isNull())
         if plan or rows:
-            self._spread(sources)
+            self._spread(self._size_of(sources))
             verdicts = self._read(rows, NUMBERED_DDL).select(*ASKED)
             told = self._read([plan] if plan else [], PLAN_DDL).unionByName(
                 verdicts.mapInArrow(proven_of, PLAN_DDL)
@@ -288,12 +287,6 @@ class RunCells:
             cells = cells.filter(~col("tail"))
         few = cells.coalesce(max(1, -(-self._size_of(sources) // FOLDED_FILE_BYTES)))
         return [*left, *self._write(few, f"{self._folder}{_FOLDED}")]
-
-
-def by_day(rows: DataFrame) -> DataFrameWriter:
-    """Verdict rows in a folder for each day, in the order of their windows (`keeping.verdict_files`)."""
-    ordered = rows.withColumn("day", f.expr(_DAY)).sortWithinPartitions("day", *_BY_TIME)
-    return ordered.write.partitionBy("day").option("parquet.block.size", str(_GROUP_BYTES))
 
 
 def proven_of(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

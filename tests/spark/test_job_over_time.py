@@ -110,6 +110,8 @@ def test_old_proofs_are_folded_away_and_what_comes_late_for_them_is_told_and_not
     spark, world, stream, monkeypatch
 ):
     monkeypatch.setattr(verdict_files, "PART_ROWS", 1)  # the driver reads window by window
+    # As of rows that are too many for one file: here there is one for each of the four days.
+    monkeypatch.setattr(spark_cells, "shuffle_count_of", lambda size, least: max(4, least))
     world.config = world.config.model_copy(update={"keep_ms": 10 * DAY_MS})
     world.carry(stream, lose=[15])
     world.position("ewr", 40)
@@ -122,6 +124,8 @@ def test_old_proofs_are_folded_away_and_what_comes_late_for_them_is_told_and_not
     state = StateFolder.open(world.config.state)
     kept = state.latest()
     assert all("-folded/" in name for name in kept.cells)
+    days = {name.split("/")[2] for name in verdict_files.row_files(kept.verdicts)}
+    assert days >= {f"day=2013-01-0{day}" for day in (1, 2, 3, 4)}
     windows = {
         start for name in kept.cells for start in state.read_table(name)["window_start_ms"].to_pylist()
     }
