@@ -34,6 +34,7 @@ from millrace.audit.contract.group_counts import TIER_PREFIX
 from millrace.audit.contract.sequence_set import to_ranges
 from millrace.audit.keeping.state import StateFolder
 from millrace.audit.keeping.state_files import open_files
+from millrace.audit.keeping.verdict_files import own_lines
 from millrace.audit.keeping.waivers import is_stream, read_waivers, standing_waivers
 from millrace.audit.reconciliation.neighbours import Neighbourhood
 from millrace.audit.reconciliation.settled import COUNTS
@@ -178,11 +179,11 @@ class _State:
             latest = folder.latest()
             if not latest.verdicts:
                 return None
-            table = folder.read_table(latest.verdicts)
+            _, table = own_lines(folder, latest.verdicts, [topic])
         except (MillraceError, OSError) as problem:
             self.problem = str(problem)
             return None
-        lines = table.filter(pc.and_(table["folded"], pc.equal(table["topic"], topic))).to_pylist()
+        lines = table.to_pylist()
         return next(
             (
                 row
@@ -199,8 +200,8 @@ class _State:
             rows = pq.read_table(report, columns=[*COLUMNS, "state"])
             folder = self._open()
             latest = folder.latest()
-            settled = folder.read_table(latest.verdicts) if latest.verdicts else None
-            return [each.told() for each in standing_waivers(read_waivers(folder), rows, settled)]
+            _, pruned = own_lines(folder, latest.verdicts)
+            return [each.told() for each in standing_waivers(read_waivers(folder), rows, pruned)]
         except (MillraceError, OSError) as problem:
             self.problem = str(problem)
             return []

@@ -30,26 +30,43 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from millrace.audit.config import AuditConfig, audited_topic, duration_text
+from millrace.audit.config import AuditConfig
 from millrace.audit.contract.events import EventLedger, event_to_keep, kept_event
 from millrace.audit.contract.group_counts import open_claims
 from millrace.audit.keeping import uniting, upkeep
 from millrace.audit.keeping.state import Commit, StateFolder, UnreadNote
 from millrace.audit.keeping.state_files import is_remote
 from millrace.audit.keeping.untrusted_waivers import read_accepted
+from millrace.audit.keeping.verdict_files import LINES, PRUNED, own_lines
 from millrace.audit.keeping.waivers import Standing, Target, read_waivers, standing_waivers, waived_targets
 from millrace.audit.reconciliation.horizon import DEFAULT_HORIZON_MS, split_older
 from millrace.audit.reconciliation.reconcile import ClusterPartition, Passage
-from millrace.audit.reconciliation.settled import SETTLED_SCHEMA, revisions_of, settle, table_digest, without
-from millrace.audit.reconciliation.verdict_rows import VERDICT_SCHEMA, Reconciler, iso_time, verdict_rows
+from millrace.audit.reconciliation.row_keys import WINDOW, Window, is_among, keys_of
+from millrace.audit.reconciliation.row_parts import Beside, Rows, View, parts_of
+from millrace.audit.reconciliation.settled import (
+    LINE_COLUMNS,
+    NUMBERED_SCHEMA,
+    SETTLED_SCHEMA,
+    but,
+    lines_but,
+    lines_digest,
+    lines_of,
+    number_rows,
+    revisions_of,
+    rows_of,
+    unnumbered,
+    without,
+)
+from millrace.audit.reconciliation.verdict_rows import Reconciler, iso_time, verdict_rows
 from millrace.audit.report import notes
 from millrace.audit.report.failure import FILE_NAME as LAST_FAILURE
 from millrace.audit.report.folder import TOLD_OF_FAILURE, note_failure, write_report
@@ -59,10 +76,11 @@ from millrace.audit.runs import backfill, fact_rows
 from millrace.audit.runs.arrivals import arrival_passages
 from millrace.audit.runs.backfill import TimeRange
 from millrace.audit.runs.capture import Capture, capture, settle_claims
-from millrace.audit.runs.copied_headers import Foreign, foreign_notes, split_foreign
+from millrace.audit.runs.copied_headers import Foreign, foreign_counts, foreign_notes
 from millrace.audit.runs.fact_rows import PrunedWindows
 from millrace.audit.runs.reading_plan import plan_backfill, plan_ranges, read_until
 from millrace.audit.runs.reconciling import reconciler_of, roster_of, streams_of, tiers_of
+from millrace.audit.runs.state_checks import check_clusters, check_names, check_place, check_window
 from millrace.audit.runs.untrusted import Doubts, doubts_of
 from millrace.audit.runs.watermarks import FILE_NAME as WATERMARKS_FILE
 from millrace.audit.runs.watermarks import document, steps_back, watermarks_of
@@ -80,7 +98,7 @@ from millrace.audit.spark.spark_session import (
 )
 from millrace.audit.spark.task_plan import OffsetRange
 from millrace.audit.spark.workers import check_workers
-from millrace.broker.errors import ConfigError, MillraceError, ZooKeeperUnreachable
+from millrace.broker.errors import MillraceError, ZooKeeperUnreachable
 
 JOB_FAILED = 3
 
@@ -103,8 +121,9 @@ class JobResult:
 @dataclass(slots=True)
 class Run:
     """One run's working values, handed from step to step. `pruned` is what is left of pruned windows by
-    stream, `late` counts what came for them, `foreign` what lies in another topic than its stream's, `only`
-    is the backfill's range, `since_ms` the verdict's horizon."""
+    stream, `pruned_lines` the lines that earlier runs left of them by window, `late` counts what came for
+    them, `foreign` what lies in another topic than its stream's, `row_files` have this run's rows, `owed` are
+    the roster's lines, `only` is the backfill's range, `since_ms` the verdict's horizon."""
 
     config: AuditConfig
     master: str
@@ -119,7 +138,10 @@ class Run:
     facts: pa.Table
     pruned: dict[str, PrunedWindows] = field(default_factory=dict)
     late: dict[str, int] = field(default_factory=dict)
+    pruned_lines: pa.Table = field(default_factory=SETTLED_SCHEMA.empty_table)
     foreign: Foreign = field(default_factory=dict)
+    row_files: list[str] = field(default_factory=list)
+    owed: pa.Table = field(default_factory=SETTLED_SCHEMA.empty_table)
     only: TimeRange | None = None
     since_ms: int | None = None
 
@@ -132,12 +154,12 @@ class Run:
 @dataclass(slots=True)
 class Findings:
     """What a run has found: `rows` of the report (`deciding` the verdict, or `older` than its horizon),
-    `settled` for the state, waivers and watermarks."""
+    `numbered` those and the lines that the state keeps, waivers and watermarks."""
 
-    rows: pa.Table
-    deciding: pa.Table
-    older: pa.Table
-    settled: pa.Table
+    rows: Rows
+    deciding: Rows
+    older: Rows
+    numbered: Rows
     waivers: list[Standing]
     watermarks: dict[str, int | None]
     doubts: Doubts = field(default_factory=Doubts)
@@ -243,10 +265,10 @@ def _run(
             spark.release()
             if only is None and not after.knows_as_much_as(before):
                 state.commit(after)
-        progress("writing the report")
-        cost = Cost(*read, round(time.monotonic() - begun_s, 3), size, count)
-        with report.staged((LAST_FAILURE,)) as folder:
-            problem = _tell(job, found, {**summary, "run": asdict(cost)}, folder)
+            progress("writing the report")  # of rows that go with the run, if it learnt nothing
+            cost = Cost(*read, round(time.monotonic() - begun_s, 3), size, count)
+            with report.staged((LAST_FAILURE,)) as folder:
+                problem = _tell(job, found, {**summary, "run": asdict(cost)}, folder)
     return JobResult(exit_status(summary), summary, problem, cost)
 
 
@@ -311,72 +333,6 @@ def _facts_table(config: AuditConfig, captured: Capture, pruned: Mapping[str, Pr
     return fact_rows.facts_table(captured.ledger, captured.origins, pruned, config.group_names())
 
 
-def check_place(config: AuditConfig, master: str, *, in_cluster: bool = False) -> None:
-    """A folder of this machine is another one on every worker: their cells would not be found. A driver that
-    runs in the cluster takes its folders with it when it ends."""
-    if in_cluster and not is_remote(config.report):
-        raise ConfigError(
-            config.where("report"),
-            str(config.report),
-            "a place that is there when the driver is gone, such as hdfs:// or s3a://; or deploy mode client",
-        )
-    if is_elsewhere(master) and not is_remote(config.state):
-        raise ConfigError(
-            config.where("state"),
-            str(config.state),
-            f"a place that the workers of {master} share with this machine, such as hdfs:// or s3a://; "
-            f"a folder that is mounted on all of them is file://{Path(config.state).absolute()}",
-        )
-
-
-def check_window(config: AuditConfig, before: Commit) -> None:
-    """Cells know their window, not the times in it: a state cannot be read in another length."""
-    if before.number and before.window_ms != config.window_ms:
-        raise ConfigError(
-            config.where("window"),
-            duration_text(config.window_ms),
-            f"{duration_text(before.window_ms)}, in which {config.state} was counted; "
-            "for another window use another state",
-        )
-
-
-def check_names(config: AuditConfig, before: Commit) -> None:
-    """Cells know their place by the topic's names in the cluster: with other names they would be read again,
-    and every record would look doubled."""
-    for key in before.offsets:
-        cluster, place, _ = key.rsplit("/", 2)
-        topic = audited_topic(place)
-        if cluster not in config.clusters or topic not in config.topics:
-            continue
-        places = config.clusters[cluster].places(topic)
-        if place not in places.values() and (place == topic or len(places) == 1):
-            raise ConfigError(
-                config.where(f"clusters.{cluster}.topics.{topic}"),
-                ", ".join(places),
-                f"as many names as {config.state} was counted with; for others use another state",
-            )
-
-
-def check_clusters(config: AuditConfig, before: Commit, cluster_ids: Mapping[str, str]) -> None:
-    """A name may stand for another cluster than the one that was counted: its offsets would be taken for
-    those of that one, and every topic for made anew."""
-    counted = {key.rsplit("/", 2)[0] for key in before.offsets}
-    if counted and not counted & set(config.clusters):
-        raise ConfigError(
-            config.where("state"),
-            str(config.state),
-            f"a state of this audit: it is of another, of the clusters {', '.join(sorted(counted))}",
-        )
-    for name, id_ in cluster_ids.items():
-        known = before.clusters.get(name, "")
-        if known and id_ and known != id_:
-            raise ConfigError(
-                config.where(f"clusters.{name}.bootstrap"),
-                f"cluster {id_}",
-                f"cluster {known}, with which {config.state} was counted; for another use another state",
-            )
-
-
 @contextlib.contextmanager
 def _work_folder(state: Path | str) -> Iterator[Path]:
     """For Spark's temporary files: beside the state, or on this machine when the state is elsewhere."""
@@ -414,7 +370,7 @@ def _tidy(job: Run) -> None:
         ("events", f"{job.name}.parquet"),
         ("events", f"{job.name}-folded.parquet"),
         ("events", f"{job.name}-plan.parquet"),
-        ("verdicts", f"{job.name}.parquet"),
+        ("verdicts", job.name),
     ):
         if (room, entry) not in named:
             job.state.files.remove(f"{room}/{entry}")
@@ -468,27 +424,29 @@ def _next_commit(job: Run, cells: RunCells) -> Commit:
     )
 
 
-def _reconcile(spark: SparkSession, job: Run, after: Commit, cells: RunCells) -> pa.Table:
-    """Every stream's verdicts, from the cells on disk and the facts."""
+def _reconcile(spark: SparkSession, job: Run, after: Commit, cells: RunCells) -> Rows:
+    """Every stream's verdicts, from the cells on disk and the facts, and the roster's; with their revisions,
+    and with the lines that are carried on. Executors write them; the driver reads what was written."""
     doubts = unread_of(cells.notes(tail=True), job.captured.vanished_ms)
     foreign = [name for name, each in job.config.aggregates().items() if each.mirror == "foreign"]
     arrivals: dict[str, Mapping[ClusterPartition, Passage]] = {}
     with failing_in_one_line():
         for name in foreign:
             arrivals[name] = arrival_passages(cells.all(), job.captured.pins, job.config.sources(), name)
-    rows, job.foreign = split_foreign(cells.reconcile(_reconciler(job, after, doubts, arrivals)))
-    rows, late = upkeep.split_late(rows)
-    for what, count in late.items() if job.only is None else ():  # a backfill reads all of it again
+    before = job.before.verdicts if job.only is None else None
+    rows = cells.reconcile(_reconciler(job, after, doubts, arrivals), before)
+    job.row_files = list(rows.files)
+    job.foreign = foreign_counts(rows)
+    late = upkeep.late_counts(rows) if job.only is None else {}  # a backfill reads all of it again
+    for what, count in late.items():
         job.late[what] = job.late.get(what, 0) + count
     roster = verdict_rows(roster_of(job.config, job.captured, rows))
-    return pa.concat_tables([rows, roster]).sort_by(
-        [
-            ("topic", "ascending"),
-            ("producer", "ascending"),
-            ("stream", "ascending"),
-            ("window_start_ms", "ascending"),
-        ]
-    )
+    if job.only is not None:
+        return Beside(rows, unnumbered(roster))
+    owed, job.pruned_lines = own_lines(job.state, job.before.verdicts, job.config.topics)
+    numbered = number_rows(roster, owed, job.now_ms)
+    job.owed = lines_of(numbered)
+    return Beside(rows, numbered)
 
 
 def _reconciler(
@@ -503,75 +461,91 @@ def _reconciler(
     return reconciler_of(job.config, job.captured, [*after.unread, *doubts], job.now_ms, arrivals, read)
 
 
-def _judge(job: Run, rows: pa.Table, doubts: Doubts) -> Findings:
-    """Revisions, waivers and watermarks of the rows."""
+def _judge(job: Run, numbered: Rows, doubts: Doubts) -> Findings:
+    """Waivers and watermarks of the rows (`_reconcile`)."""
+    nothing = NUMBERED_SCHEMA.empty_table()
     if job.only is not None:
-        rows = backfill.rows_between(rows, *job.only).select(VERDICT_SCHEMA.names)
+        rows = View(numbered, partial(backfill.rows_between, only=job.only), backfill.READ)
+        rows = View(rows, rows_of, ["state"])
         standing = standing_waivers(read_waivers(job.state), rows)
-        return Findings(rows, rows, rows.slice(0, 0), SETTLED_SCHEMA.empty_table(), standing, {}, doubts)
-    known = job.state.read_table(job.before.verdicts) if job.before.verdicts else None
-    settlement = settle(rows, known, job.config.topics, job.now_ms)
-    rows = settlement.numbered(rows)
-    standing = standing_waivers(read_waivers(job.state), rows, settlement.table)
+        return Findings(rows, rows, nothing, nothing, standing, {}, doubts)
+    rows = View(numbered, rows_of, ["state"])
+    standing = standing_waivers(read_waivers(job.state), rows, job.pruned_lines)
     watermarks = watermarks_of(
         rows,
-        settlement.table,
+        job.pruned_lines,
         streams_of(job.config, job.captured),
         [each.waiver for each in standing if each.stands],
         job.config.topics,
     )
     watermarks = doubts.held(watermarks, job.before.watermarks)
-    deciding, older = split_older(rows, settlement.made_ms, job.since_ms)
-    return Findings(rows, deciding, older, settlement.table, standing, watermarks, doubts)
+    deciding, older = split_older(rows, job.since_ms)
+    return Findings(rows, deciding, older, numbered, standing, watermarks, doubts)
 
 
 def _keep_verdicts(job: Run, after: Commit, cells: RunCells, found: Findings) -> None:
     """Put the settled verdicts into the commit, and fold what may be folded."""
     config = job.config
+    pruned = SETTLED_SCHEMA.empty_table()
     loose_count = len(cells.loose_files())
     if upkeep.is_due(job.before, loose_count, config.keep_ms, job.now_ms):
-        _fold(job, after, cells, found, loose_count)
+        pruned = _fold(job, after, cells, found, loose_count)
     after.claims = upkeep.claims_to_keep(
         after.claims, found.rows, config.grace_ms, config.keep_ms, job.now_ms
     )
     after.watermarks = {topic: at for topic, at in found.watermarks.items() if at is not None}
-    after.verdicts_digest = table_digest(found.settled)
-    if after.verdicts_digest != job.before.verdicts_digest or not job.before.verdicts:
-        after.verdicts = f"verdicts/{job.name}.parquet"
-        job.state.write_table(after.verdicts, found.settled)
-
-
-def _fold(job: Run, after: Commit, cells: RunCells, found: Findings, loose_count: int) -> None:
-    """Prune what the policy lets go, unite cells of what is proven, and make the files of many runs few."""
-    config = job.config
-    windows = upkeep.prunable(found.settled, found.rows, found.waived, (), config.keep_ms, job.now_ms)
-    if windows:
-        held_back = cells.windows_of_tail()
-        windows = upkeep.prunable(
-            found.settled, found.rows, found.waived, held_back, config.keep_ms, job.now_ms
-        )
-    if not windows and loose_count < upkeep.FOLD_FILES:
+    earlier, owed = but(job.pruned_lines, pruned), but(job.owed, pruned)
+    of_rows = View(found.numbered, partial(lines_but, pruned=pruned), LINE_COLUMNS, makes=True)
+    after.verdicts_digest = lines_digest(earlier, pruned, of_rows)
+    if after.verdicts_digest == job.before.verdicts_digest and job.before.verdicts:
         return
-    ledger = job.captured.ledger
-    pruned = upkeep.prune_facts(ledger, job.pruned, windows, found.rows, config.window_ms)
+    folder = f"verdicts/{job.name}"
+    after.verdicts = [*job.row_files, f"{folder}/{LINES}"]
+    job.state.write_table(f"{folder}/{LINES}", pa.concat_tables([earlier, owed]))
+    if pruned.num_rows:
+        after.verdicts.append(f"{folder}/{PRUNED}")
+        job.state.write_table(f"{folder}/{PRUNED}", pruned)
+
+
+def _fold(job: Run, after: Commit, cells: RunCells, found: Findings, loose_count: int) -> pa.Table:
+    """Prune what the policy lets go, unite cells of what is proven, and make the files of many runs few.
+    Returns the lines of the windows that were pruned."""
+    config, ledger = job.config, job.captured.ledger
+
+    def going(part: pa.Table, held_back: Collection[tuple[str, int]]) -> dict[Window, dict[str, int]]:
+        lines, rows = lines_of(part), rows_of(part)
+        return upkeep.prunable(lines, rows, found.waived, held_back, config.keep_ms, job.now_ms)
+
+    lines = [SETTLED_SCHEMA.empty_table()]
+    pruned = job.pruned
+    if config.keep_ms is not None and any(going(part, ()) for part in parts_of(found.numbered)):
+        held_back = cells.windows_of_tail()
+        for part in parts_of(found.numbered):
+            if windows := going(part, held_back):
+                pruned = upkeep.prune_facts(ledger, pruned, windows, rows_of(part), config.window_ms)
+                left = without(pa.concat_tables([job.pruned_lines, lines_of(part)]), windows)
+                lines.append(left.filter(is_among(left.select(WINDOW), keys_of(windows, WINDOW))))
+    if len(lines) == 1 and loose_count < upkeep.FOLD_FILES:
+        return lines[0]
+    pruned = upkeep.prune_facts(ledger, pruned, {}, NUMBERED_SCHEMA.empty_table(), config.window_ms)
     # The fold goes by all that is pruned, also of streams that are forgotten now: no commit names this table.
-    proven = uniting.proven_windows(found.rows if uniting.may_unite(config, job.captured) else found.rows[:0])
-    told = uniting.fold_plan(pruned, proven)
+    told = uniting.fold_plan(pruned)
     plan = f"events/{job.name}-plan.parquet" if told.num_rows else ""
     if plan:
         job.state.write_table(plan, told)
+    proven = job.row_files if uniting.may_unite(config, job.captured) else ()
     # Cells of a window that is pruned now may be in any file; of one that was before, only in loose ones.
-    after.cells = cells.fold(plan, whole=bool(windows))
+    after.cells = cells.fold(plan, proven, whole=len(lines) > 1)
     upkeep.forget_streams(ledger, pruned, job.captured.told, config.grace_ms, job.now_ms)
     facts = _facts_table(config, job.captured, pruned)
     after.events, after.events_digest = f"events/{job.name}-folded.parquet", fact_rows.digest(facts)
     job.state.write_table(after.events, facts)
     after.folded_ms = job.now_ms
-    found.settled = without(found.settled, windows)
     for what, count in job.late.items():  # the cells that told of them are gone now
         if what.startswith(upkeep.LATE):
             after.untrusted[what] = after.untrusted.get(what, 0) + count
             after.untrusted_at[what] = job.now_ms
+    return pa.concat_tables(lines)
 
 
 def _summary(job: Run, after: Commit, cells: RunCells, found: Findings) -> dict[str, Any]:
@@ -581,6 +555,8 @@ def _summary(job: Run, after: Commit, cells: RunCells, found: Findings) -> dict[
             unaudited[what.partition("/")[2]] += count
     doubts = found.doubts
     waived = doubts.waived()
+    lines = View(found.numbered, lines_of, LINE_COLUMNS, makes=True)
+    revisions, revised_more = revisions_of(lines)
     summary = summarise(
         found.deciding,
         tiers=tiers_of(job.config),
@@ -600,7 +576,8 @@ def _summary(job: Run, after: Commit, cells: RunCells, found: Findings) -> dict[
         untrusted_waivers=[each.told() for each in doubts.waivers],
         waivers=[each.told() for each in found.waivers],
         watermarks={topic: iso_time(at) for topic, at in found.watermarks.items()},
-        revisions=revisions_of(found.settled),
+        revisions=revisions,
+        revised_more=revised_more,
         notes=_notes(job, doubts),
     )
     back = steps_back(job.before.watermarks, found.watermarks)

@@ -16,7 +16,7 @@ columns for a terminal:
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow.compute as pc
@@ -24,8 +24,9 @@ import pyarrow.compute as pc
 from millrace.audit.config import AuditConfig
 from millrace.audit.keeping.state import StateFolder
 from millrace.audit.keeping.untrusted_waivers import read_accepted, standing_accepted, told_untrusted
+from millrace.audit.keeping.verdict_files import SettledLines
 from millrace.audit.keeping.waivers import read_waivers, standing_waivers
-from millrace.audit.reconciliation.settled import SETTLED_SCHEMA, settled_now
+from millrace.audit.reconciliation.row_parts import Rows, parts_of
 from millrace.audit.reconciliation.verdict_rows import iso_time
 from millrace.audit.reconciliation.verdicts import VERDICTS
 from millrace.audit.report.failure import FILE_NAME as LAST_FAILURE
@@ -40,8 +41,7 @@ def read_status(config: AuditConfig) -> dict[str, Any]:
     """Raises StateDamaged, DataFolderNotWritable."""
     state = StateFolder.look(config.state, config.spark)
     latest = state.latest()
-    kept = state.read_table(latest.verdicts) if latest.verdicts else SETTLED_SCHEMA.empty_table()
-    settled = settled_now(kept)
+    settled = SettledLines(state, latest.verdicts)
     standing = standing_waivers(read_waivers(state), settled)
     files, size = state.size(latest)
     topics: dict[str, dict[str, Any]] = {}
@@ -54,9 +54,7 @@ def read_status(config: AuditConfig) -> dict[str, Any]:
             "waivers": sum(each.stands for each in here),
             "lapsed": sum(not each.stands for each in here),
         }
-    windows = settled.filter(pc.is_valid(settled["window_start_ms"]))
-    counted = windows.group_by(["topic", "verdict", "folded"]).aggregate([([], "count_all")])
-    for row in counted.to_pylist():
+    for row in _counted(settled):
         held = topics.get(row["topic"])
         if held is None:
             continue
@@ -83,6 +81,14 @@ def read_status(config: AuditConfig) -> dict[str, Any]:
         if {"at", "sentence"} <= set(failure)
         else None,
     }
+
+
+def _counted(settled: Rows) -> Iterator[dict[str, Any]]:
+    """How many windows there are of each topic, verdict and kind of line."""
+    for part in parts_of(settled):
+        windows = part.filter(pc.is_valid(part["window_start_ms"]))
+        counted = windows.group_by(["topic", "verdict", "folded"]).aggregate([([], "count_all")])
+        yield from counted.to_pylist()
 
 
 def lines(status: Mapping[str, Any]) -> list[str]:

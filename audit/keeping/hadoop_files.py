@@ -31,9 +31,11 @@ written by Spark, which only closes its files: HDFS has them on as many data nod
 from __future__ import annotations
 
 import contextlib
+import io
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from millrace.audit.keeping.hadoop_gateway import java_gateway
@@ -58,6 +60,7 @@ AWAY = frozenset(
 )
 """What Java calls a server that does not answer."""
 
+_CHUNK_BYTES = 4 << 20  # that go to the JVM at one time
 _RENAMES = frozenset({"hdfs", "webhdfs", "swebhdfs", "ofs", "o3fs", "abfs", "abfss"})
 
 
@@ -193,6 +196,12 @@ class HadoopFiles:
             finally:
                 stream.close()
 
+    def source(self, name: str) -> _Reading:
+        with _io_errors(self.uri(name)):
+            path = self._path(name)
+            size = int(self._fs.getFileStatus(path).getLen())
+            return _Reading(self.uri(name), self._jvm, self._fs.open(path), size)
+
     def write(self, name: str, content: bytes) -> None:
         try:
             with _io_errors(self.uri(name)):
@@ -202,13 +211,14 @@ class HadoopFiles:
                 self.remove(name)
             raise
 
-    def replace(self, name: str, content: bytes) -> None:
-        """Put a file in the place of another, or of none: who reads sees either, whole."""
+    def replace(self, name: str, content: bytes | Path) -> None:
+        """Put a file in the place of another, or of none: who reads sees either, whole. What a file of this
+        machine has is never held whole."""
         aside = f".{name}.{uuid.uuid4().hex}"
         with _io_errors(self.uri(name)):
             if str(self._fs.getUri().getScheme()).lower() not in (*_RENAMES, "file"):
                 stream = self._fs.create(self._path(name), True)  # a store shows it once it is closed
-                stream.write(bytearray(content))
+                _fill(stream, content)
                 stream.close()
                 return
             try:
@@ -269,10 +279,10 @@ class HadoopFiles:
         except FileNotFoundError:
             return None
 
-    def _put(self, name: str, content: bytes) -> None:
+    def _put(self, name: str, content: bytes | Path) -> None:
         stream = self._fs.create(self._path(name), False)
         try:
-            stream.write(bytearray(content))
+            _fill(stream, content)
             if self._rule is Rule.LINK or stream.hasCapability("hsync"):
                 stream.hsync()
         finally:
@@ -328,6 +338,54 @@ class HadoopFiles:
 
     def flush(self, names: Sequence[str]) -> None:
         """Nothing to do: Hadoop's own commit protocol has closed them."""
+
+
+def _fill(stream: Any, content: bytes | Path) -> None:
+    if isinstance(content, bytes):
+        stream.write(bytearray(content))
+        return
+    with content.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            stream.write(bytearray(chunk))
+
+
+class _Reading(io.RawIOBase):
+    """A file of the file system, read a stretch at a time."""
+
+    def __init__(self, where: str, jvm: Any, stream: Any, size: int) -> None:
+        super().__init__()
+        self._where, self._jvm, self._stream, self._size, self._at = where, jvm, stream, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        begin = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        self._at = begin + offset
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        left = max(0, self._size - self._at)
+        count = left if size is None or size < 0 else min(size, left)
+        if not count:
+            return b""
+        with _io_errors(self._where):
+            self._stream.seek(self._at)
+            found = bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(self._stream, count))
+        self._at += len(found)
+        return found
+
+    def close(self) -> None:
+        if not self.closed:
+            with contextlib.suppress(OSError, DiskFull), _io_errors(self._where):
+                self._stream.close()
+        super().close()
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
     state/commits/00000007.json      one per run that learned something; the newest whole one is the state
     state/cells/<run>/…parquet       cells; only files named by a commit count
     state/events/<run>.parquet       every stream's facts as of that run (`fact_rows`)
-    state/verdicts/<run>.parquet     the settled verdicts of that run, with their revisions (`settled`)
+    state/verdicts/<run>/…parquet    the rows of that run with their revisions, by day (`verdict_files`)
     state/waivers/<window>.<n>.json  what people decided to go on without (`waivers`)
 
 A commit names *all* files and offsets, so one file is the whole state and nothing is summed over commits. It
@@ -15,8 +15,8 @@ an error, never silently an older state.
 
 Version 2 of the format added verdicts, watermarks and ages, version 3 the leader epochs of what was read,
 version 4 what groups claim, version 5 the clusters' ids and cells without a place (`cell_union`), which an
-older program would take for cells of a partition; an older state is read as it is, and the next run writes
-the newest version.
+older program would take for cells of a partition, version 6 verdicts as many files of rows; an older state is
+read as it is, and the next run writes the newest version.
 
 Called by `job`, `explain`, `status` and `waivers`.
 """
@@ -27,12 +27,13 @@ import io
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from millrace.audit.contract.group_counts import Claim
@@ -40,8 +41,8 @@ from millrace.audit.keeping.state_files import Entry, LocalFiles, StateFiles, op
 from millrace.broker.errors import DataFolderNotWritable, FatalError, MillraceError
 from millrace.broker.protocol.checksum import crc32c_reference
 
-STATE_VERSION = 5
-READABLE_VERSIONS = (1, 2, 3, 4, 5)
+STATE_VERSION = 6
+READABLE_VERSIONS = (1, 2, 3, 4, 5, 6)
 ROOMS = ("cells", "events", "verdicts")
 LEAST_COMMITS = 2  # so that one can always go back a run
 _LEFT_OVER = re.compile(r"\.work-.*|\.probe-.*|\..+\.json\.[0-9a-f]{32}")
@@ -112,7 +113,7 @@ class Commit:
     gaps: list[dict[str, Any]] = field(default_factory=list)
     tiers: list[dict[str, Any]] = field(default_factory=list)
     untrusted: dict[str, int] = field(default_factory=dict)
-    verdicts: str = ""
+    verdicts: list[str] = field(default_factory=list)
     verdicts_digest: str = ""
     untrusted_at: dict[str, int] = field(default_factory=dict)
     watermarks: dict[str, int] = field(default_factory=dict)
@@ -127,7 +128,7 @@ class Commit:
 
     def rooms(self) -> set[tuple[str, str]]:
         """(room, entry) of everything that the commit names."""
-        names = [*self.cells, self.events, self.verdicts]
+        names = [*self.cells, self.events, *self.verdicts]
         return {(parts[0], parts[1]) for parts in (name.split("/") for name in names if name)}
 
 
@@ -213,12 +214,14 @@ class StateFolder:
                 "nothing of this run was kept, run it again"
             )
 
-    def read_table(self, name: str) -> pa.Table:
-        """One Parquet file of the state, whole. Raises StateDamaged."""
+    def read_table(self, name: str, wanted: pc.Expression | None = None) -> pa.Table:
+        """One Parquet file of the state, whole or its `wanted` rows. Raises StateDamaged."""
         local = self.local_root
         try:
             source = local / name if local is not None else io.BytesIO(self.files.read(name))
-            return pq.ParquetFile(source).read()
+            if wanted is None:
+                return pq.ParquetFile(source).read()
+            return pq.read_table(source, filters=wanted, partitioning=None)
         except (OSError, pa.ArrowException) as problem:
             raise StateDamaged(
                 f"{self.where}/{name} cannot be read ({' '.join(str(problem).split())[:200]}); "
@@ -263,18 +266,40 @@ class StateFolder:
 
     def _changed_s(self, room: str, entry: Entry) -> float:
         """Object stores keep no time for folders: the newest of its files counts."""
-        inside = self.files.entries(f"{room}/{entry.name}") if entry.is_folder else []
+        inside = self._inside(f"{room}/{entry.name}") if entry.is_folder else ()
         return max((each.modified_s for each in inside), default=entry.modified_s)
 
     def size(self, commit: Commit) -> tuple[int, int]:
         """(files, bytes) of what the commit names."""
         count = size = 0
         for room, name in commit.rooms():
-            folder = f"{room}/{name}" if room == "cells" else room
-            for entry in self.files.entries(folder):
-                if room == "cells" or entry.name == name:
+            is_file = name.endswith(".parquet")
+            inside = self.files.entries(room) if is_file else self._inside(f"{room}/{name}")
+            for entry in inside:
+                if not is_file or entry.name == name:
                     count, size = count + 1, size + entry.size
         return count, size
+
+    def files_in(self, folder: str) -> list[str]:
+        """The Parquet files that Spark wrote into a folder and those that are in it. Names with an underscore
+        or a dot are its own: what is in such a folder is of a task that has not committed, or never will."""
+        found = []
+        for entry in self.files.entries(folder):
+            if entry.name.startswith(("_", ".")):
+                continue
+            if entry.is_folder:
+                found += self.files_in(f"{folder}/{entry.name}")
+            elif entry.name.endswith(".parquet"):
+                found.append(f"{folder}/{entry.name}")
+        return found
+
+    def _inside(self, folder: str) -> Iterator[Entry]:
+        """The files in a folder and in those that are in it."""
+        for entry in self.files.entries(folder):
+            if entry.is_folder:
+                yield from self._inside(f"{folder}/{entry.name}")
+            else:
+                yield entry
 
     def _numbers(self) -> list[int]:
         numbers = (_number(entry.name) for entry in self.files.entries("commits"))
@@ -322,6 +347,8 @@ def _body_of(commit: Commit) -> dict[str, Any]:
 def _commit_of(body: Mapping[str, Any]) -> Commit:
     fields = {name: value for name, value in body.items() if name != "version"}
     fields["offsets"] = {key: _position_of(each) for key, each in fields["offsets"].items()}
+    if isinstance(fields.get("verdicts"), str):  # up to version 5, one file
+        fields["verdicts"] = [fields["verdicts"]] if fields["verdicts"] else []
     fields["unread"] = [UnreadNote(**each) for each in fields["unread"]]
     fields["claims"] = [(group, session, Claim(**each)) for group, session, each in fields.get("claims", ())]
     fields["answered"] = [(group, session, count) for group, session, count in fields.get("answered", ())]

@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from millrace.broker.errors import DataFolderNotWritable
 
@@ -44,6 +44,9 @@ class StateFiles(Protocol):
         """Make the folders; raises DataFolderNotWritable when nothing can be written."""
 
     def read(self, name: str) -> bytes: ...
+
+    def source(self, name: str) -> Any:
+        """What pyarrow reads a file from, a stretch at a time."""
 
     def write(self, name: str, content: bytes) -> None:
         """A new file under a name that nobody else uses; durable when this returns."""
@@ -100,8 +103,12 @@ class LocalFiles:
     def read(self, name: str) -> bytes:
         return (self.root / name).read_bytes()
 
+    def source(self, name: str) -> Path:
+        return self.root / name
+
     def write(self, name: str, content: bytes) -> None:
         path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             _write_flushed(path, content)
         except OSError:
@@ -145,9 +152,9 @@ class LocalFiles:
                 os.fsync(handle)
             finally:
                 os.close(handle)
-        for folder in {(self.root / name).parent for name in names}:
-            _sync_folder(folder)
-            _sync_folder(folder.parent)
+        folders = {folder: None for name in names for folder in list(Path(name).parents)[:-1]}
+        for folder in sorted(folders, key=lambda each: -len(each.parts)):
+            _sync_folder(self.root / folder)
 
 
 def not_writable(where: str, why: str) -> DataFolderNotWritable:

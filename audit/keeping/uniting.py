@@ -27,6 +27,7 @@ PLAN_SCHEMA = pa.schema(
         ("window_ms", pa.int64()),
     ]
 )
+ASKED = ["stream", "window_start_ms", "window_ms", "state", "verdict"]
 PLAN_DDL = "stream string, pruned binary, window_start_ms bigint, window_ms bigint"
 
 
@@ -37,7 +38,8 @@ def may_unite(config: AuditConfig, captured: Capture) -> bool:
 
 
 def proven_windows(rows: pa.Table) -> pa.Table:
-    """(stream, window_start_ms, window_ms) of those whose cells may be united; `rows` are the report's."""
+    """(stream, window_start_ms, window_ms) of those whose cells may be united; `rows` are this run's, with at
+    least the columns `ASKED`."""
     is_proven = pc.and_(
         pc.equal(rows["state"], str(WindowState.SETTLED)), pc.equal(rows["verdict"], str(Verdict.PROVEN))
     )
@@ -45,10 +47,12 @@ def proven_windows(rows: pa.Table) -> pa.Table:
     return rows.filter(pc.and_(is_proven, is_of_stream)).select(["stream", "window_start_ms", "window_ms"])
 
 
-def fold_plan(pruned: Mapping[str, PrunedWindows], proven: pa.Table) -> pa.Table:
+def fold_plan(pruned: Mapping[str, PrunedWindows], proven: pa.Table | None = None) -> pa.Table:
     """What a fold needs to know of each stream: a row with what is pruned of it, one for each window of it
-    that is to be united. No commit names this table."""
+    that is to be united (`proven_windows`). No commit names this table."""
     going = [{"stream": stream, "pruned": left.encode()} for stream, left in sorted(pruned.items())]
+    if proven is None:
+        return pa.Table.from_pylist(going, PLAN_SCHEMA)
     nothing = pa.nulls(len(proven), pa.binary())
     united = pa.table(
         [proven["stream"], nothing, proven["window_start_ms"], proven["window_ms"]], PLAN_SCHEMA

@@ -36,6 +36,7 @@ from millrace.audit.contract.sequence_set import from_ranges
 from millrace.audit.keeping.state import Commit
 from millrace.audit.keeping.waivers import Target
 from millrace.audit.reconciliation.row_keys import WINDOW, Window, is_among, keys_of
+from millrace.audit.reconciliation.row_parts import Rows, parts_of
 from millrace.audit.reconciliation.verdict_rows import counting_row
 from millrace.audit.reconciliation.verdicts import GOOD, WindowState
 from millrace.audit.runs.fact_rows import PrunedWindows
@@ -96,10 +97,11 @@ def prunable(
 
 
 def claims_to_keep(
-    claims: Sequence[tuple[str, str, Claim]], rows: pa.Table, grace_ms: int, keep_ms: int | None, now_ms: int
+    claims: Sequence[tuple[str, str, Claim]], rows: Rows, grace_ms: int, keep_ms: int | None, now_ms: int
 ) -> list[tuple[str, str, Claim]]:
     """Without those that have ended; `rows` are the report's, of windows that were not pruned."""
-    oldest_ms = pc.min(rows["window_start_ms"]).as_py()
+    starts = [pc.min(part["window_start_ms"]).as_py() for part in parts_of(rows, ["window_start_ms"])]
+    oldest_ms = min((each for each in starts if each is not None), default=None)
 
     def has_ended(claim: Claim) -> bool:
         if keep_ms is None or claim.commits or claim.until_ms is None or now_ms - claim.until_ms < keep_ms:
@@ -194,16 +196,16 @@ def _is_over(facts: StreamFacts, grace_ms: int, now_ms: int) -> bool:
     return ended and not facts.windows and not facts.conflicts
 
 
-def split_late(rows: pa.Table) -> tuple[pa.Table, dict[str, int]]:
-    """(the rows without those of pruned windows, {what: late records}). A name ends with the topic: no other
-    one's watermark waits for it (`runs.untrusted`)."""
-    is_late = pc.equal(rows["state"], PRUNED)
+def late_counts(rows: Rows) -> dict[str, int]:
+    """{what: late records} of rows in state PRUNED. A name ends with the topic: no other one's watermark
+    waits for it (`runs.untrusted`)."""
     counts: dict[str, int] = {}
-    for row in rows.filter(is_late).select(["topic", "consumed"]).to_pylist():
-        for tier, count in row["consumed"]:
-            what = _of_topic(f"{LATE}, in {tier}", row["topic"])
-            counts[what] = counts.get(what, 0) + count
-    return rows.filter(pc.invert(is_late)), counts
+    for part in parts_of(rows, ["state", "topic", "consumed"]):
+        for row in part.filter(pc.equal(part["state"], PRUNED)).to_pylist():
+            for tier, count in row["consumed"]:
+                what = _of_topic(f"{LATE}, in {tier}", row["topic"])
+                counts[what] = counts.get(what, 0) + count
+    return counts
 
 
 def _of_topic(what: str, topic: str) -> str:

@@ -29,7 +29,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.audit.keeping.state import StateDamaged, StateFolder, guard_fits, guarded, guarded_body
-from millrace.audit.reconciliation.settled import settled_now
+from millrace.audit.keeping.verdict_files import SettledLines
+from millrace.audit.reconciliation.row_parts import Rows, parts_of
 from millrace.audit.reconciliation.verdict_rows import iso_time
 from millrace.audit.reconciliation.verdicts import VERDICTS, Verdict
 from millrace.audit.reconciliation.watermark import Waiver
@@ -107,7 +108,7 @@ def give_waiver(state: StateFolder, topic: str, target: int | str, who: str, why
     latest = state.latest()
     found = None
     if latest.verdicts:
-        settled = settled_now(state.read_table(latest.verdicts))
+        settled = SettledLines(state, latest.verdicts)
         found = _by_target([settled], [(topic, target)]).get((topic, target))
     place = f"stream {target}" if isinstance(target, str) else f"{iso_time(target)}"
     if found is None:
@@ -141,7 +142,7 @@ def is_stream(text: str) -> bool:
 
 
 def standing_waivers(
-    waivers: Iterable[Waiver], rows: pa.Table, settled: pa.Table | None = None
+    waivers: Iterable[Waiver], rows: Rows, settled: pa.Table | None = None
 ) -> list[Standing]:
     """Whether each still covers what the rows say now (of the report, or the settled ones of the state); the
     newest of a target counts.
@@ -152,7 +153,7 @@ def standing_waivers(
     newest: dict[Target, Waiver] = {}
     for waiver in waivers:
         newest[target_of(waiver)] = waiver
-    told = [rows] if settled is None else [rows, settled.filter(settled["folded"])]
+    told: list[Rows] = [rows] if settled is None else [rows, settled.filter(settled["folded"])]
     worst = _by_target(told, newest)
     return [Standing(waiver, _covers(waiver, worst.get(target))) for target, waiver in newest.items()]
 
@@ -168,7 +169,7 @@ def _covers(waiver: Waiver, now: Mapping[str, Any] | None) -> bool:
     )
 
 
-def _by_target(tables: Iterable[pa.Table], targets: Collection[Target]) -> dict[Target, dict[str, Any]]:
+def _by_target(rows: Iterable[Rows], targets: Collection[Target]) -> dict[Target, dict[str, Any]]:
     """The worst verdict and the sums of these targets, over all streams of a window, or of a stream's own
     row; of what is open, only losses and duplicates."""
     topics, starts, streams = (
@@ -177,8 +178,7 @@ def _by_target(tables: Iterable[pa.Table], targets: Collection[Target]) -> dict[
         {target for _, target in targets if isinstance(target, str)},
     )
     found: dict[Target, dict[str, Any]] = {}
-    for table in tables:
-        table = table.select([name for name in (*COLUMNS, "state") if name in table.column_names])
+    for table in (part for each in rows for part in parts_of(each, _read_of(each))):
         is_window = pc.is_in(table["window_start_ms"], pa.array(sorted(starts), pa.int64()))
         is_own = pc.and_(
             pc.is_null(table["window_start_ms"]),
@@ -199,6 +199,12 @@ def _by_target(tables: Iterable[pa.Table], targets: Collection[Target]) -> dict[
             for name in ("missing", "duplicates", "doubtful"):
                 held[name] += line[name]
     return found
+
+
+def _read_of(rows: Rows) -> list[str]:
+    """Lines of the state have no `state`: all are settled (`SettledLines` gives what it has)."""
+    has_state = not isinstance(rows, pa.Table) or "state" in rows.column_names
+    return [*COLUMNS, "state"] if has_state else [*COLUMNS]
 
 
 def waived_targets(standing: Iterable[Standing]) -> set[Target]:

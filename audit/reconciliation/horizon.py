@@ -20,31 +20,42 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millrace.audit.reconciliation.row_parts import Rows, View
+from millrace.audit.reconciliation.settled import NUMBERED_SCHEMA
 from millrace.audit.reconciliation.verdicts import GOOD, WindowState
 
 DEFAULT_HORIZON_MS = 30 * 86_400_000
-_READ = ["stream", "window_start_ms", "window_ms", "detail"]
+_OF_FINDINGS = ["stream", "window_start_ms", "window_ms", "detail"]
+_READ = [*_OF_FINDINGS, "state", "verdict", "settled_ms"]
 
 
-def split_older(rows: pa.Table, made_ms: pa.Array, since_ms: int | None) -> tuple[pa.Table, pa.Table]:
+def split_older(rows: Rows, since_ms: int | None) -> tuple[Rows, Rows]:
     """(the rows that decide, the findings that are older than `since_ms`), both as they were.
 
-    `made_ms` is when each row's verdict was made, null for one that is not settled (`settled.settle`). What
-    is proven is always among those that decide; so is what a producer of the roster owes, which is of today.
+    `rows` are numbered (`settled.NUMBERED_SCHEMA`): `settled_ms` is when each one's verdict was made. What is
+    proven is always among those that decide; so is what a producer of the roster owes, which is of today.
     """
-    nothing = rows.slice(0, 0)
     if since_ms is None:
-        return rows, nothing
-    told_long = pc.fill_null(pc.less(made_ms, since_ms), False)
+        return rows, NUMBERED_SCHEMA.empty_table()
+
+    def deciding(part: pa.Table) -> pa.Table:
+        return part.filter(pa.array(~_are_older(part, since_ms)))
+
+    def older(part: pa.Table) -> pa.Table:
+        return part.filter(pa.array(_are_older(part, since_ms)))
+
+    return View(rows, deciding, _READ), View(rows, older, _READ)
+
+
+def _are_older(rows: pa.Table, since_ms: int) -> np.ndarray:
+    told_long = pc.fill_null(pc.less(rows["settled_ms"], since_ms), False)
     settled = pc.equal(rows["state"], str(WindowState.SETTLED))
     finding = pc.invert(pc.is_in(rows["verdict"], value_set=pa.array(GOOD)))
     numbers = pc.indices_nonzero(pc.and_(pc.and_(told_long, settled), finding))
-    told = rows.select(_READ).take(numbers).to_pylist()
+    told = rows.select(_OF_FINDINGS).take(numbers).to_pylist()
     older = np.zeros(rows.num_rows, bool)
     older[numbers.to_numpy()] = [_is_of_the_past(row, since_ms) for row in told]
-    if not older.any():
-        return rows, nothing
-    return rows.filter(pa.array(~older)), rows.filter(pa.array(older))
+    return older
 
 
 def _is_of_the_past(row: Mapping[str, Any], since_ms: int) -> bool:

@@ -1,6 +1,6 @@
 """Settled verdicts from run to run: their revisions, and the one line that is left of a pruned window. Pure.
 
-Kept by `job` as `verdicts/<run>.parquet`, read by the next run, `status` and `waivers`:
+Kept in the state (`keeping.verdict_files`), read by the next run, `status` and `waivers`:
 
     topic, producer, stream, window_start_ms, window_ms, verdict, and the counts of `reconciliation.parquet`;
     window_start_ms is null in a stream's own row
@@ -15,13 +15,16 @@ Kept by `job` as `verdicts/<run>.parquet`, read by the next run, `status` and `w
 
 A window is open again when its doubt is gone and its producer has not promised that it is complete, or has
 come back after a silence.
+
+`number_rows` is called where a stream's rows are made, in Spark's workers, with the stream's lines beside its
+cells; for what the roster owes, which is no stream's, on the driver. Must stay true: nothing of another
+stream changes a number, so it is the same whoever has which streams together.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,7 +32,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.audit.reconciliation.row_keys import WINDOW, Window, found, is_among, keys_of, numbers
-from millrace.audit.reconciliation.verdict_rows import VERDICT_SCHEMA, iso_time
+from millrace.audit.reconciliation.row_parts import Rows, parts_of
+from millrace.audit.reconciliation.verdict_rows import ROW_DDL, ROW_SCHEMA, iso_time
 from millrace.audit.reconciliation.verdicts import VERDICTS, WindowState
 
 COUNTS = ("published", "missing", "duplicates", "in_flight", "unreported", "unknown", "explained")
@@ -50,84 +54,131 @@ SETTLED_SCHEMA = pa.schema(
         ("open", pa.bool_()),
     ]
 )
-_KEY = ("topic", "stream", "producer", "window_start_ms")
-_DIGEST_ROWS = 1 << 16
+SETTLED_DDL = (
+    "topic string, producer string, stream string, window_start_ms bigint, window_ms bigint, verdict string, "
+    f"{', '.join(f'{name} bigint' for name in COUNTS)}, revision int, before string, settled_ms bigint, "
+    "content string, folded boolean, open boolean"
+)
+
+LINE_SCHEMA = SETTLED_SCHEMA.append(pa.field("pruned", pa.bool_()))
+"""A line on its way to its stream's rows. `pruned`: its window has a line for the whole topic."""
+
+NUMBERED_SCHEMA = ROW_SCHEMA.append(pa.field("before", pa.string())).append(
+    pa.field("settled_ms", pa.int64())
+)
+NUMBERED_DDL = f"{ROW_DDL}, before string, settled_ms bigint"
+"""Rows with their revisions: `before` and `settled_ms` as in the lines, null in open ones."""
+
+KEPT, REOPENED = "KEPT", "REOPENED"
+"""The states of rows that carry an earlier line on: of a window that no row speaks of any more, and of one
+that is open again. No such row is in the report."""
+
+MOST_REVISED = 10_000  # revisions that the summary names
+
+LINE_COLUMNS = ["said", "state", *(each for each in SETTLED_SCHEMA.names if each in NUMBERED_SCHEMA.names)]
+"""What `lines_of` reads of rows."""
+
+_OF_ROWS = (str(WindowState.OPEN), str(WindowState.SETTLED))
+LINE_STATES = (str(WindowState.SETTLED), KEPT, REOPENED)
+_NOTHING: dict[str, Any] = {
+    "window_start": None,
+    "ambiguous": 0,
+    "consumed": [],
+    "seen": [],
+    "content": "",
+    "detail": "{}",
+}
+_NULL = 0x6E756C6C5F6E756C  # no value that is there
 _ORDER = [(name, "ascending") for name in ("topic", "producer", "stream", "window_start_ms")]
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
-    """`table` (SETTLED_SCHEMA) goes into the state; `numbers` has each row's revision, 0 for an open one that
-    never settled, and `made_ms` when that was made, null for an open one."""
-
-    table: pa.Table
-    numbers: pa.Array
-    made_ms: pa.Array
-
-    def numbered(self, rows: pa.Table) -> pa.Table:
-        """The rows as they stand in the report, with their revisions."""
-        rows = rows.select(VERDICT_SCHEMA.names)
-        return rows.set_column(VERDICT_SCHEMA.get_field_index("revision"), "revision", self.numbers)
+def earlier_lines(before: pa.Table, topics: Collection[str]) -> tuple[pa.Table, pa.Table]:
+    """Of the lines that a run kept: (LINE_SCHEMA of the audited topics' windows, SETTLED_SCHEMA of those that
+    were pruned)."""
+    before = before.filter(pc.is_in(before["topic"], pa.array(list(topics), pa.string())))
+    lines, folded = before.filter(pc.invert(before["folded"])), before.filter(before["folded"])
+    return lines.append_column("pruned", is_among(lines.select(WINDOW), folded.select(WINDOW))), folded
 
 
-def settle(rows: pa.Table, before: pa.Table | None, topics: Collection[str], now_ms: int) -> Settlement:
-    """Put this run's verdicts (`verdict_rows.ROW_SCHEMA`) beside the settled ones of the run before."""
-    known, folded = _earlier(before, topics)
-    keys = _keys(rows)
-    line_of = found(keys, _keys(known))
-    earlier = known.select(["revision", "verdict", "before", "settled_ms", "content"]).take(line_of)
+def number_rows(rows: pa.Table, lines: pa.Table, now_ms: int) -> pa.Table:
+    """The rows (`verdict_rows.ROW_SCHEMA`) with their revisions, in their order, and behind them the lines
+    that stay (NUMBERED_SCHEMA). `lines` (LINE_SCHEMA) are all that there are of the rows' streams."""
+    line_of = found(_keys(rows), _keys(lines))
+    earlier = lines.select(["revision", "verdict", "before", "settled_ms", "content"]).take(line_of)
     settled = pc.equal(rows["state"], str(WindowState.SETTLED))
     same = pc.and_(settled, pc.fill_null(pc.equal(rows["said"], earlier["content"]), False))
     changed = pc.and_not(settled, same)
     revisions = pc.add(pc.fill_null(earlier["revision"], 0), changed.cast(pa.int32()))
     made_ms = pc.if_else(changed, pa.scalar(now_ms, pa.int64()), earlier["settled_ms"])
-    made_ms = pc.if_else(settled, made_ms, pa.scalar(None, pa.int64()))
-    last = _is_last(keys)  # a member of the roster may owe windows of two lengths that begin at one time
+    before = pc.if_else(same, earlier["before"], pc.fill_null(earlier["verdict"], ""))
     told = {
-        **{name: rows[name] for name in (*_KEY, "window_ms", "verdict", *COUNTS)},
+        **{name: rows[name] for name in ROW_SCHEMA.names},
         "revision": revisions,
-        "before": pc.if_else(same, earlier["before"], pc.fill_null(earlier["verdict"], "")),
-        "settled_ms": made_ms,
-        "content": rows["said"],
-        "folded": pa.repeat(False, rows.num_rows),
-        "open": pa.repeat(False, rows.num_rows),
+        "before": pc.if_else(settled, before, pa.scalar(None, pa.string())),
+        "settled_ms": pc.if_else(settled, made_ms, pa.scalar(None, pa.int64())),
     }
-    lines = pa.table([told[name] for name in SETTLED_SCHEMA.names], SETTLED_SCHEMA)
-    lines = lines.filter(pc.and_(last, settled))
-    opened = known.take(line_of.filter(pc.and_not(last, settled)).drop_null())
-    opened = opened.set_column(
-        SETTLED_SCHEMA.get_field_index("open"), "open", pa.repeat(True, opened.num_rows)
-    )
-    kept = pa.concat_tables([lines, opened, _without_rows(known, line_of, folded)])
-    return Settlement(
-        pa.concat_tables([folded, kept.sort_by(_ORDER)]).combine_chunks(),
-        revisions.combine_chunks(),
-        made_ms.combine_chunks(),
-    )
+    numbered = pa.table([told[name] for name in NUMBERED_SCHEMA.names], NUMBERED_SCHEMA)
+    opened = lines.take(line_of.filter(pc.invert(settled)).drop_null())
+    is_open = pa.repeat(True, opened.num_rows)
+    left = _without_rows(lines, line_of)
+    return pa.concat_tables([numbered, _carried(opened, is_open), _carried(left, left["open"])])
 
 
-def _earlier(before: pa.Table | None, topics: Collection[str]) -> tuple[pa.Table, pa.Table]:
-    """The (windows' lines, lines of what was pruned) of the audited topics. An older program's table does not
-    tell what is open."""
-    if before is None:
-        before = SETTLED_SCHEMA.empty_table()
-    if "open" not in before.column_names:
-        before = before.append_column("open", pa.nulls(before.num_rows, pa.bool_()))
-    before = before.select(SETTLED_SCHEMA.names).cast(SETTLED_SCHEMA)
-    before = before.filter(pc.is_in(before["topic"], pa.array(list(topics), pa.string())))
-    is_folded = pc.fill_null(before["folded"], False)
-    before = before.set_column(SETTLED_SCHEMA.get_field_index("folded"), "folded", is_folded)
-    return before.filter(pc.invert(is_folded)), before.filter(is_folded)
+def unnumbered(rows: pa.Table) -> pa.Table:
+    """Rows that nobody numbers, of a backfill, in the shape of those that are (NUMBERED_SCHEMA)."""
+    rows = rows.append_column("before", pa.nulls(rows.num_rows, pa.string()))
+    return rows.append_column("settled_ms", pa.nulls(rows.num_rows, pa.int64()))
 
 
-def _without_rows(known: pa.Table, line_of: pa.ChunkedArray, folded: pa.Table) -> pa.Table:
+def _without_rows(lines: pa.Table, line_of: pa.ChunkedArray) -> pa.Table:
     """Lines that no row speaks of any more and that stay. A row of the roster (no stream) or of a stream
-    itself (no window) is there as long as its doubt is."""
-    gone = np.ones(known.num_rows, bool)
+    itself (no window) is there as long as its doubt is; a line of a pruned window is in that of its topic."""
+    gone = np.ones(lines.num_rows, bool)
     gone[line_of.drop_null().to_numpy()] = False
-    left = known.filter(pa.array(gone))
+    left = lines.filter(pa.array(gone))
     left = left.filter(pc.and_(pc.not_equal(left["stream"], ""), pc.is_valid(left["window_start_ms"])))
-    return left.filter(pc.invert(is_among(left.select(WINDOW), folded.select(WINDOW))))
+    return left.filter(pc.invert(left["pruned"]))
+
+
+def _carried(lines: pa.Table, is_open: Any) -> pa.Table:
+    """Lines as rows (NUMBERED_SCHEMA), for `lines_of`."""
+    told: dict[str, Any] = {name: lines[name] for name in SETTLED_SCHEMA.names}
+    told |= {"state": pc.if_else(is_open, REOPENED, KEPT), "said": lines["content"]}
+    for name, value in _NOTHING.items():
+        told[name] = pa.array([value] * lines.num_rows, NUMBERED_SCHEMA.field(name).type)
+    return pa.table([told[name] for name in NUMBERED_SCHEMA.names], NUMBERED_SCHEMA)
+
+
+def rows_of(numbered: pa.Table) -> pa.Table:
+    """Without the lines that are carried on."""
+    return numbered.filter(pc.is_in(numbered["state"], pa.array(_OF_ROWS)))
+
+
+def lines_of(numbered: pa.Table) -> pa.Table:
+    """What the state keeps of numbered rows (SETTLED_SCHEMA), in the order of their keys."""
+    lines = numbered.filter(pc.is_in(numbered["state"], pa.array(LINE_STATES)))
+    told = {
+        **{name: lines[name] for name in SETTLED_SCHEMA.names if name in LINE_COLUMNS},
+        "content": lines["said"],
+        "folded": pa.repeat(False, lines.num_rows),
+        "open": pc.equal(lines["state"], REOPENED),
+    }
+    table = pa.table([told[name] for name in SETTLED_SCHEMA.names], SETTLED_SCHEMA)
+    of_roster = pc.equal(table["stream"], "")
+    owed = table.filter(of_roster)
+    # A member of the roster may owe windows of two lengths that begin at one time.
+    owed = owed.filter(_is_last(_keys(owed)))
+    return pa.concat_tables([table.filter(pc.invert(of_roster)), owed]).sort_by(_ORDER)
+
+
+def lines_but(numbered: pa.Table, pruned: pa.Table) -> pa.Table:
+    """Those of `lines_of` that are of none of these windows."""
+    return but(lines_of(numbered), pruned)
+
+
+def but(lines: pa.Table, pruned: pa.Table) -> pa.Table:
+    """Those of the lines that are of none of these windows."""
+    return lines.filter(pc.invert(is_among(lines.select(WINDOW), pruned.select(WINDOW))))
 
 
 def _keys(table: pa.Table) -> pa.Table:
@@ -143,16 +194,21 @@ def _is_last(keys: pa.Table) -> pa.ChunkedArray:
 
 
 def settled_now(table: pa.Table) -> pa.Table:
-    """Without the lines of windows that are open again. An older program's table does not tell of any."""
-    return (
-        table.filter(pc.invert(pc.fill_null(table["open"], False))) if "open" in table.column_names else table
-    )
+    """Without the lines of windows that are open again."""
+    return table.filter(pc.invert(table["open"]))
 
 
-def revisions_of(table: pa.Table) -> list[dict[str, Any]]:
-    """For the summary: windows whose settled verdict was changed by late data, with the last change."""
-    changed = table.filter(pc.greater(table["revision"], 1))
-    return [
+def revisions_of(lines: Rows) -> tuple[list[dict[str, Any]], int]:
+    """For the summary: windows whose settled verdict was changed by late data, with the last change; and how
+    many there are beyond the `MOST_REVISED` that were changed last."""
+    latest, count = SETTLED_SCHEMA.empty_table(), 0
+    for part in parts_of(lines):
+        is_told = pc.and_not(pc.is_valid(part["window_start_ms"]), part["folded"])
+        changed = part.filter(pc.and_(is_told, pc.greater(part["revision"], 1)))
+        count += changed.num_rows
+        latest = pa.concat_tables([latest, changed]).sort_by([("settled_ms", "descending"), *_ORDER])
+        latest = latest.slice(0, MOST_REVISED)
+    told = [
         {
             "topic": row["topic"],
             "producer": row["producer"],
@@ -161,9 +217,9 @@ def revisions_of(table: pa.Table) -> list[dict[str, Any]]:
             "before": row["before"],
             "after": row["verdict"],
         }
-        for row in changed.to_pylist()
-        if row["window_start_ms"] is not None and not row["folded"]
+        for row in latest.sort_by(_ORDER).to_pylist()
     ]
+    return told, count - len(told)
 
 
 def without(table: pa.Table, pruned: Collection[Window]) -> pa.Table:
@@ -192,18 +248,37 @@ def without(table: pa.Table, pruned: Collection[Window]) -> pa.Table:
     return pa.concat_tables([ordered, rest.filter(pc.invert(rest["folded"]))])
 
 
-def table_digest(table: pa.Table) -> str:
-    """Equal for equal tables, however they lie in memory: tells whether anything was learnt."""
-    content = hashlib.blake2b(digest_size=16)
-    for first in range(0, table.num_rows, _DIGEST_ROWS):
-        part = table.slice(first, _DIGEST_ROWS).combine_chunks()
-        columns = [each for column in part.columns for each in _whole(column.combine_chunks())]
-        content.update(pa.record_batch(columns, [str(number) for number in range(len(columns))]).serialize())
-    return content.hexdigest()
+def lines_digest(*lines: Rows) -> str:
+    """Equal for equal lines, however they are ordered and cut: tells whether anything was learnt. A sum of
+    the lines' digests."""
+    sums = [0, 0]
+    for part in (part for each in lines for part in parts_of(each)):
+        columns = [_hashes(part[name].combine_chunks()) for name in SETTLED_SCHEMA.names]
+        for number in range(len(sums)):
+            digests = np.full(part.num_rows, number, np.uint64)
+            for column in columns:
+                digests = _mixed(digests + column)
+            sums[number] += int(digests.sum(dtype=np.uint64))
+    return "".join(f"{each % (1 << 64):016x}" for each in sums)
 
 
-def _whole(column: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """(its values, whether each is there) as bytes: what lies behind a null, or beside a bit, may differ."""
-    values = column.cast(pa.uint8()) if pa.types.is_boolean(column.type) else column
-    nothing = pa.scalar("" if pa.types.is_string(values.type) else 0, values.type)
-    return pc.fill_null(values, nothing), pc.is_valid(column).cast(pa.uint8())
+def _hashes(column: pa.Array) -> np.ndarray:
+    """64 bits for each value; what lies behind a null may differ."""
+    if pa.types.is_string(column.type):
+        encoded = column.dictionary_encode()
+        values = [
+            int.from_bytes(hashlib.blake2b(each.encode("utf-8", "surrogatepass"), digest_size=8).digest())
+            for each in encoded.dictionary.to_pylist()
+        ]
+        values.append(_NULL)
+        return np.array(values, np.uint64)[pc.fill_null(encoded.indices, len(values) - 1).to_numpy()]
+    numbers = pc.fill_null(column.cast(pa.int64()), 0).to_numpy().astype(np.uint64)
+    return np.where(pc.is_valid(column).to_numpy(zero_copy_only=False), numbers, np.uint64(_NULL))
+
+
+def _mixed(values: np.ndarray) -> np.ndarray:
+    """The finaliser of SplitMix64: equal sums of columns are not equal digests."""
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

@@ -29,8 +29,8 @@ def console_lines(
 ) -> Iterator[str]:
     """`where` is the report's page, `config` the config's path as it was given."""
     yield f"{summary['verdict']}   {summary['sentence']}"
-    yield from _findings("lost", summary["losses"], _loss)
-    yield from _findings("twice", summary["duplicates"], _duplicate)
+    yield from _findings("lost", summary, "losses", _loss)
+    yield from _findings("twice", summary, "duplicates", _duplicate)
     yield from _reasons(summary)
     yield from _untrusted(summary["untrusted"])
     if older := older_findings(summary):
@@ -77,11 +77,15 @@ def _line(word: str, text: str) -> str:
     return f"  {word:<12} {text}"
 
 
-def _findings(word: str, found: Sequence[Mapping[str, Any]], tell: Any) -> Iterator[str]:
+def _findings(word: str, summary: Mapping[str, Any], kind: str, tell: Any) -> Iterator[str]:
+    found = summary[kind]
     for each in found[:MOST_FINDINGS]:
         yield _line(word, tell(each))
-    if len(found) > MOST_FINDINGS:
-        yield _line("", f"and {len(found) - MOST_FINDINGS:,} more, all named in summary.json")
+    unnamed = sum(each["findings"] for each in summary.get(f"{kind}_more", ()))
+    more = len(found) + unnamed - MOST_FINDINGS
+    if more > 0:
+        where = "reconciliation.parquet" if unnamed else "summary.json"
+        yield _line("", f"and {more:,} more, all named in {where}")
 
 
 def _loss(loss: Mapping[str, Any]) -> str:

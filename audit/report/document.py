@@ -76,6 +76,20 @@ class Duplicate(_Named):
     tier: Annotated[str, Field(description="The first tier with the extra copies.")]
 
 
+class LossesMore(_Part):
+    topic: str
+    lost_between: Hop
+    findings: Annotated[Count, Field(description="Windows of streams that are not named.")]
+    count: Count
+
+
+class DuplicatesMore(_Part):
+    topic: str
+    tier: str
+    findings: Annotated[Count, Field(description="Windows of streams that are not named.")]
+    count: Count
+
+
 class Tier(_Part):
     name: str
     upstream: Annotated[list[str], Field(description="`produced` or the tiers that it is compared with.")]
@@ -207,6 +221,8 @@ class Older(_Part):
     streams: Annotated[Count, Field(description="Those in doubt as a whole: lost tails, silence.")]
     losses: list[Loss]
     duplicates: list[Duplicate]
+    losses_more: list[LossesMore] = []
+    duplicates_more: list[DuplicatesMore] = []
 
 
 class RunCost(_Part):
@@ -230,6 +246,8 @@ class SummaryDocument(_Part):
     counts: Counts
     losses: list[Loss]
     duplicates: list[Duplicate]
+    losses_more: Annotated[list[LossesMore], Field(description="Beyond those that are named.")] = []
+    duplicates_more: Annotated[list[DuplicatesMore], Field(description="Beyond those named.")] = []
     windows: dict[StateWord, Count]
     open: OpenWindows = OpenWindows(windows=0, acknowledged=0, in_flight=0)
     tiers: list[Tier]
@@ -242,6 +260,7 @@ class SummaryDocument(_Part):
     watermark_steps_back: list[StepBack] = []
     waivers: list[WaiverEntry]
     revisions: list[Revision]
+    revisions_more: Annotated[Count, Field(description="Beyond those that are named.")] = 0
     untrusted: list[Untrusted]
     untrusted_waivers: list[UntrustedWaiver] = []
     reasons: list[Reason]

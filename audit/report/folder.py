@@ -18,6 +18,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from millrace.audit.reconciliation.row_parts import Rows, parts_of
+from millrace.audit.reconciliation.verdict_rows import VERDICT_SCHEMA
 from millrace.audit.report import failure
 from millrace.audit.report.html import render
 from millrace.audit.report.metrics import failed_text, metrics_text
@@ -27,13 +29,10 @@ TOLD_OF_FAILURE = ("metrics.prom", failure.FILE_NAME, "index.html")
 """What `note_failure` changes."""
 
 
-def write_report(folder: Path, summary: Mapping[str, Any], rows: pa.Table) -> None:
+def write_report(folder: Path, summary: Mapping[str, Any], rows: Rows) -> None:
     """Each file is replaced whole, the summary last: who sees a new summary sees the rest of it too."""
-    _replace(folder / "reconciliation.parquet", lambda path: pq.write_table(rows, path, compression="zstd"))
-    _replace(
-        folder / "producers.parquet",
-        lambda path: pq.write_table(by_producer(rows), path, compression="zstd"),
-    )
+    _replace(folder / "reconciliation.parquet", lambda path: _write_parts(path, rows, _as_it_is))
+    _replace(folder / "producers.parquet", lambda path: _write_parts(path, rows, by_producer))
     _replace(folder / "index.html", lambda path: _write(path, render(summary, rows), "xmlcharrefreplace"))
     _replace(folder / "metrics.prom", lambda path: _write(path, metrics_text(summary), "replace"))
     text = json.dumps(summary, indent=2, ensure_ascii=False) + "\n"
@@ -64,6 +63,18 @@ def note_failure(folder: Path, at_ms: int, sentence: str) -> None:
             path = folder / name
             text = told(path.read_text("utf-8") if path.exists() else "")
             _replace(path, functools.partial(_write, text=text, unwritable=unwritable))
+
+
+def _as_it_is(rows: pa.Table) -> pa.Table:
+    return rows
+
+
+def _write_parts(path: Path, rows: Rows, made_of: Callable[[pa.Table], pa.Table]) -> None:
+    """A Parquet file of what is made of each part of the rows."""
+    schema = made_of(VERDICT_SCHEMA.empty_table()).schema
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        for part in parts_of(rows, VERDICT_SCHEMA.names):
+            writer.write_table(made_of(part))
 
 
 def _write(path: Path, text: str, unwritable: str) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millrace.audit.reconciliation.row_parts import Rows, parts_of
 from millrace.audit.report.plain import is_calm, tier_column, tier_names
 from millrace.audit.report.text import utc
 from millrace.audit.report.tier_states import RANK, tier_state
@@ -35,6 +36,17 @@ _MINUTE, _HOUR, _DAY = 60_000, 3_600_000, 86_400_000
 _LINES = ((_MINUTE, _HOUR), (10 * _MINUTE, 6 * _HOUR), (_HOUR, _DAY))
 _LINE_SQUARES = 48
 _STEP_MINUTES = (1, 5, 10, 30, 60, 3 * 60, 6 * 60, 12 * 60, 24 * 60, 7 * 24 * 60, 28 * 24 * 60)
+_READ = [
+    "topic",
+    "window_start_ms",
+    "window_ms",
+    "state",
+    "verdict",
+    "published",
+    "consumed",
+    "seen",
+    "detail",
+]
 _LABEL_COLUMNS = 8  # squares that a time below the overview needs
 
 
@@ -107,16 +119,18 @@ ByTier = dict[str, ByStart]
 class Windows:
     """Every window of every topic and tier, summed over producers. `window_ms` is the longest window."""
 
-    def __init__(self, rows: pa.Table, order: Sequence[str]) -> None:
+    def __init__(self, rows: Rows, order: Sequence[str]) -> None:
         self.tiers = tier_names(rows, order)
         self.window_ms = 1
         self.by_topic: dict[str, ByTier] = {}
-        if rows.num_rows == 0:
-            return
+        for part in parts_of(rows, _READ):
+            self._add_part(part)
+
+    def _add_part(self, rows: pa.Table) -> None:
         start = rows["window_start_ms"]
         inside = pc.and_(pc.greater_equal(start, 0), pc.less(start, LAST_MS))
         rows = rows.filter(pc.fill_null(inside, False))
-        self.window_ms = max(1, pc.max(rows["window_ms"]).as_py() or 1)
+        self.window_ms = max(self.window_ms, pc.max(rows["window_ms"]).as_py() or 1)
         calm = is_calm(rows)
         self._add_calm(rows.filter(calm))
         for batch in rows.filter(pc.invert(calm)).to_batches(max_chunksize=10_000):

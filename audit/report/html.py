@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from millrace.audit.reconciliation.row_parts import Rows, parts_of
 from millrace.audit.reconciliation.verdict_rows import iso_time
 from millrace.audit.reconciliation.verdicts import (
     OPEN,
@@ -36,11 +37,11 @@ from millrace.audit.reconciliation.verdicts import (
 from millrace.audit.report import text
 from millrace.audit.report.drawing import Drawings
 from millrace.audit.report.heatmap import MOST_SQUARES, Windows, heatmaps, overview
-from millrace.audit.report.plain import fold, script_json, table_data, tier_names
+from millrace.audit.report.plain import FOLDED, PlainRows, fold, script_json, table_data, tier_names
 from millrace.audit.report.reasons import advice
 from millrace.audit.report.sentences import duration, hop_name, older_findings, records
 
-MOST_ROWS = 100  # of losses or duplicates; all of them are in summary.json
+MOST_ROWS = 100  # of losses or duplicates; summary.json has more
 MOST_PRODUCERS = 300
 MOST_SENTENCES = 200
 OPEN_ITEMS = 5  # of a hop, before a click shows more
@@ -53,17 +54,19 @@ def _tones() -> str:
     return "".join(f".{state} {{ --tone: var(--{tone}); }}\n" for state, tone in TONES.items())
 
 
-def render(summary: Mapping[str, Any], rows: pa.Table) -> str:
+def render(summary: Mapping[str, Any], rows: Rows) -> str:
     """The whole page."""
     tiers = tier_names(rows, [tier["name"] for tier in summary["tiers"]])
     waived = _waived(summary["waivers"])
-    folded = fold(rows, tiers)
+    plain = PlainRows(tiers)
+    for part in parts_of(rows, FOLDED):
+        plain.add(fold(part, tiers))
     windows = Windows(rows, tiers)
     drawings = Drawings(waived)
     picture = drawings.overview(overview(windows)) if windows.by_topic else None
     maps = [(each, drawings.heatmap(each)) for each in heatmaps(windows)]
     data: dict[str, Any] = {
-        "table": table_data(folded, tiers, waived),
+        "table": table_data(plain, waived),
         "maps": drawings.data,
         "states": list(STATE_WORDS),
         "daily": text.is_daily(summary["window_ms"]),
@@ -78,11 +81,11 @@ def render(summary: Mapping[str, Any], rows: pa.Table) -> str:
         states=STATES,
         tiers=tiers,
         flow=flow(summary, tiers),
-        losses=by_hop(summary["losses"], MOST_ROWS),
-        duplicates=by_tier(summary["duplicates"], MOST_ROWS),
+        losses=by_hop(summary["losses"], MOST_ROWS, summary.get("losses_more", ())),
+        duplicates=by_tier(summary["duplicates"], MOST_ROWS, summary.get("duplicates_more", ())),
         differing=_differing(rows),
         reasons=[each for each in summary["reasons"] if not each["reason"].startswith("content differs")],
-        safe=safe_until(summary, folded, waived),
+        safe=safe_until(summary, plain.doubtful, waived),
         waived=waived,
         overview=picture,
         overview_left_out=overview(windows).left_out if windows.by_topic else 0,
@@ -93,9 +96,10 @@ def render(summary: Mapping[str, Any], rows: pa.Table) -> str:
         older=older_findings(summary),
         late=late_producers(summary["late"]),
         producers=_worst_producers(summary["producers"]),
-        total=folded.num_rows,
+        total=plain.total,
         embedded=len(data["table"]["rows"]),
-        first_rows=folded.slice(0, 40).to_pylist() if folded.num_rows else [],
+        revisions_more=summary.get("revisions_more", 0),
+        first_rows=plain.worst.slice(0, 40).to_pylist(),
         most=MOST_ROWS,
         most_sentences=MOST_SENTENCES,
         open_items=OPEN_ITEMS,
@@ -158,9 +162,9 @@ def flow(summary: Mapping[str, Any], tiers: Sequence[str]) -> list[list[dict[str
     """The way of the records, one column for each step: producers, sources, aggregates, groups."""
     missing: Counter[str] = Counter()
     copies: Counter[str] = Counter()
-    for loss in summary["losses"]:
+    for loss in (*summary["losses"], *summary.get("losses_more", ())):
         missing[loss["lost_between"][1]] += loss["count"]
-    for each in summary["duplicates"]:
+    for each in (*summary["duplicates"], *summary.get("duplicates_more", ())):
         copies[each["tier"]] += each["count"]
     windows: dict[str, Counter[str]] = {}
     for topic in summary["topics"]:
@@ -206,41 +210,55 @@ def _bar(windows: Mapping[str, int]) -> list[dict[str, Any]]:
     ]
 
 
-def by_hop(losses: Sequence[Mapping[str, Any]], most: int) -> list[dict[str, Any]]:
+Findings = Sequence[Mapping[str, Any]]
+
+
+def by_hop(losses: Findings, most: int, more: Findings = ()) -> list[dict[str, Any]]:
     """Losses by the hop that lost them, hops and their losses the greatest first; at most `most` are told one
-    by one."""
-    return _grouped(losses, lambda loss: tuple(loss["lost_between"]), most)
+    by one, and `more` have no name in the summary."""
+    return _grouped(losses, lambda loss: tuple(loss["lost_between"]), most, more)
 
 
-def by_tier(duplicates: Sequence[Mapping[str, Any]], most: int) -> list[dict[str, Any]]:
-    return _grouped(duplicates, lambda each: (each["tier"],), most)
+def by_tier(duplicates: Findings, most: int, more: Findings = ()) -> list[dict[str, Any]]:
+    return _grouped(duplicates, lambda each: (each["tier"],), most, more)
 
 
-def _grouped(found: Sequence[Mapping[str, Any]], key: Any, most: int) -> list[dict[str, Any]]:
+def _grouped(found: Findings, key: Any, most: int, more: Findings) -> list[dict[str, Any]]:
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    counts: Counter[tuple[str, ...]] = Counter()
+    unnamed: Counter[tuple[str, ...]] = Counter()
     for each in found:
         groups.setdefault(key(each), []).append(each)
+        counts[key(each)] += each["count"]
+    for each in more:
+        groups.setdefault(key(each), [])
+        counts[key(each)] += each["count"]
+        unnamed[key(each)] += each["findings"]
     told = []
-    for where, items in sorted(groups.items(), key=lambda group: -sum(each["count"] for each in group[1])):
+    for where, items in sorted(groups.items(), key=lambda group: -counts[group[0]]):
         shown = sorted(items, key=lambda each: -each["count"])[: max(most, OPEN_ITEMS)]
         most -= len(shown)
         told.append(
             {
                 "where": where,
-                "count": sum(each["count"] for each in items),
+                "count": counts[where],
                 "windows": len({(each["topic"], each["window_start"]) for each in items}),
                 "producers": len({(each["topic"], each["producer"]) for each in items}),
                 "items": shown,
-                "rest": len(items) - len(shown),
+                "rest": len(items) - len(shown) + unnamed[where],
+                "unnamed": unnamed[where],
             }
         )
     return told
 
 
-def _differing(rows: pa.Table) -> list[dict[str, Any]]:
+def _differing(rows: Rows) -> list[dict[str, Any]]:
     """Windows whose content differs, with the reasons that name the tiers."""
-    found = rows.filter(pc.equal(rows["content"], "differs")).slice(0, MOST_ROWS)
-    told = found.select(["topic", "producer", "window_start", "stream", "detail"]).to_pylist()
+    names = ["topic", "producer", "window_start", "stream", "detail"]
+    told: list[dict[str, Any]] = []
+    for part in parts_of(rows, [*names, "content"]):
+        found = part.filter(pc.equal(part["content"], "differs")).select(names)
+        told += found.slice(0, MOST_ROWS - len(told)).to_pylist()
     for row in told:
         reasons = json.loads(row.pop("detail")).get("reasons", ())
         row["where"] = [each for each in reasons if each.startswith("content differs")]
@@ -260,9 +278,10 @@ def _ms(iso: str) -> int:
 
 
 def safe_until(
-    summary: Mapping[str, Any], folded: pa.Table, waived: Collection[tuple[str, int]]
+    summary: Mapping[str, Any], doubtful: pa.Table, waived: Collection[tuple[str, int]]
 ) -> list[dict[str, Any]]:
-    """Each topic's watermark, how far behind it is, and the first window that holds it up."""
+    """Each topic's watermark, how far behind it is, and the first window that holds it up
+    (`plain.PlainRows.doubtful`)."""
     at_ms = None if summary["at"] is None else _ms(summary["at"])
     told = []
     for topic, until in sorted(summary["watermarks"].items()):
@@ -272,7 +291,7 @@ def safe_until(
                 "topic": topic,
                 "until": until,
                 "behind_ms": None if until_ms is None or at_ms is None else at_ms - until_ms,
-                "held_by": _first_doubt(folded, topic, until_ms, waived),
+                "held_by": _first_doubt(doubtful, topic, until_ms, waived),
             }
         )
     if len(told) > MOST_ROWS:  # then those that are furthest behind
@@ -281,14 +300,10 @@ def safe_until(
 
 
 def _first_doubt(
-    folded: pa.Table, topic: str, until_ms: int | None, waived: Collection[tuple[str, int]]
+    doubtful: pa.Table, topic: str, until_ms: int | None, waived: Collection[tuple[str, int]]
 ) -> dict[str, Any] | None:
-    doubtful = pc.and_(
-        pc.equal(folded["topic"], topic),
-        pc.less_equal(folded["state"], pa.scalar(STATES.index("OPEN"), pa.int32())),
-    )
-    rows = folded.filter(doubtful).sort_by([("window_start_ms", "ascending"), ("state", "ascending")])
-    for row in rows.select(["window_start_ms", "state", "producer"]).slice(0, 1000).to_pylist():
+    rows = doubtful.filter(pc.equal(doubtful["topic"], topic)).sort_by("window_start_ms")
+    for row in rows.to_pylist():
         start_ms = row["window_start_ms"]
         if start_ms is None or (
             (until_ms is None or start_ms >= until_ms) and (topic, start_ms) not in waived

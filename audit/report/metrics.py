@@ -107,7 +107,8 @@ def metrics_text(summary: Mapping[str, Any]) -> str:
         if name in summary.get("run", {}):
             gauges.set(metric, help_text, summary["run"][name])
     gauges.set("millrace_audit_waivers", "Windows that a person has waived", len(summary["waivers"]))
-    gauges.set("millrace_audit_revisions", "Verdicts that late data changed", len(summary["revisions"]))
+    revised = len(summary["revisions"]) + summary.get("revisions_more", 0)
+    gauges.set("millrace_audit_revisions", "Verdicts that late data changed", revised)
     return generate_latest(gauges.registry).decode()
 
 
@@ -162,7 +163,7 @@ def _hops(gauges: _Gauges, summary: Mapping[str, Any]) -> None:
         for tier in topic["tiers"]:
             for upstream in upstreams.get(tier["tier"], ()):
                 missing[topic["topic"], upstream, tier["tier"]] += 0
-    for loss in summary["losses"]:
+    for loss in (*summary["losses"], *summary.get("losses_more", ())):
         missing[loss["topic"], *loss["lost_between"]] += loss["count"]
     for (topic_name, upstream, tier_name), number in sorted(missing.items()):
         gauges.set(

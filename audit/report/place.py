@@ -74,8 +74,8 @@ class RemoteReport:
             before = {path.name: path.read_bytes() for path in folder.iterdir()}
             yield folder
             for path in sorted(folder.iterdir(), key=lambda each: (each.name == LAST, each.name)):
-                if (content := path.read_bytes()) != before.get(path.name):
-                    self._files.replace(path.name, content)
+                if path.name not in before or path.read_bytes() != before[path.name]:
+                    self._files.replace(path.name, path)
             for name in before:
                 if not (folder / name).exists():
                     self._files.remove(name)

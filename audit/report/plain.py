@@ -1,9 +1,10 @@
 """The plain reconciliation for the report: one row for each (topic, producer, window). Pure.
 
-`fold` sums the streams of a producer (it has one for each start) with Arrow, however many rows there are.
-`table_data` is what the page's script pages and filters: the worst rows first, and of the proven ones as many
-as fit `MOST_BYTES`; the others are told as one line for each producer, so that the sums still agree with the
-summary. Called by `html`. All of them are in producers.parquet (`by_producer`; called by `folder`), and the
+`fold` sums the streams of a producer (it has one for each start) with Arrow. `PlainRows` takes part after
+part of them, and `table_data` is what the page's script pages and filters: the worst rows first, and of the
+proven ones as many as fit `MOST_BYTES`; the others are told as one line for each producer, so that the sums
+still agree with the summary. What is held is no more than can be shown, and a line for each producer and
+state. Called by `html`. All rows are in producers.parquet (`by_producer`; called by `folder`), and the
 streams' rows, which name the records, in reconciliation.parquet.
 """
 
@@ -17,11 +18,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millrace.audit.reconciliation.verdict_rows import iso_time
+from millrace.audit.reconciliation.row_parts import Rows, parts_of
+from millrace.audit.reconciliation.verdict_rows import VERDICT_SCHEMA, iso_time
 from millrace.audit.reconciliation.verdicts import GOOD, OPEN, STATES, VERDICTS, Verdict
 from millrace.audit.report.text import visible
 
 MOST_BYTES = 700_000  # of rows in the page
+MOST_ROWS = MOST_BYTES // 16  # no row is told in fewer bytes
 MOST_REST = 2_000  # lines for what did not fit
 CONTENT = ("", "compared", "not compared", "differs")
 COUNTS = ("missing", "duplicates", "in_flight", "unreported", "unknown", "explained")
@@ -30,12 +33,22 @@ _OPEN = pa.scalar(STATES.index(OPEN), pa.int32())
 _DUPLICATE = pa.scalar(STATES.index(str(Verdict.DUPLICATE)), pa.int32())
 _CALM = STATES.index(GOOD[-1])  # from here on nothing needs attention
 _KEYS = ("topic", "producer", "window_start_ms", "window_ms")
+_WORST_FIRST = [
+    ("state", "ascending"),
+    *((name, "ascending") for name in ("topic", "producer", "window_start_ms")),
+]
+FOLDED = [*_KEYS, "state", "verdict", "published", "consumed", *COUNTS, "content", "revision"]
+"""What `fold` reads of rows."""
+
+_REST_KEYS = ["state", "topic", "producer"]
 
 
-def tier_names(rows: pa.Table, order: Sequence[str]) -> list[str]:
+def tier_names(rows: Rows, order: Sequence[str]) -> list[str]:
     """All tiers that any row counts, those of `order` first."""
-    keys = rows["consumed"].combine_chunks().keys if rows.num_rows else pa.array([], pa.string())
-    found = {each for each in pc.unique(keys).to_pylist() if each is not None}
+    found: set[str] = set()
+    for part in parts_of(rows, ["consumed"]):
+        for chunk in part["consumed"].chunks:
+            found.update(each for each in pc.unique(chunk.keys).to_pylist() if each is not None)
     return [*order, *sorted(found - set(order))]
 
 
@@ -101,9 +114,7 @@ def fold(rows: pa.Table, tiers: Sequence[str]) -> pa.Table:
         "verdict_max": "verdict",
     }
     grouped = grouped.rename_columns([names.get(name, name) for name in grouped.column_names])
-    return grouped.sort_by(
-        [("state", "ascending"), *((name, "ascending") for name in ("topic", "producer", "window_start_ms"))]
-    )
+    return grouped.sort_by(_WORST_FIRST)
 
 
 def by_producer(rows: pa.Table) -> pa.Table:
@@ -149,9 +160,74 @@ def _consumed(folded: pa.Table, tiers: Sequence[str]) -> pa.Array:
     return pa.MapArray.from_arrays(pa.array(ends), keys, pa.array(counts[told], pa.int64())).cast(kind)
 
 
-def table_data(
-    folded: pa.Table, tiers: Sequence[str], waived: Collection[tuple[str, int]] = ()
-) -> dict[str, Any]:
+class PlainRows:
+    """Rows of `fold`, taken part by part. `worst` are the first ones of all, as many as can be shown, `total`
+    how many there are; `doubtful` has of each topic and window that is not good the worst state, with the
+    first producer that it is of; what is behind the worst is summed by producer and state."""
+
+    def __init__(self, tiers: Sequence[str]) -> None:
+        self.tiers = list(tiers)
+        self.total = 0
+        self.starts: pa.Array = pa.array([], pa.int64())
+        self.lengths: set[int] = set()
+        self.worst = fold(VERDICT_SCHEMA.empty_table(), tiers)
+        self.rest = self._sums(_one_by_one(self.worst))
+        self._doubtful: list[pa.Table] = []
+
+    def add(self, folded: pa.Table) -> None:
+        """A part that has whole windows."""
+        self.total += folded.num_rows
+        starts = pc.unique(folded["window_start_ms"].drop_null())
+        self.starts = pc.unique(pa.concat_arrays([self.starts, starts]))
+        self.lengths.update(each for each in pc.unique(folded["window_ms"]).to_pylist() if each)
+        self._doubtful.append(_doubtful(folded))
+        ordered = pa.concat_tables([self.worst, folded]).sort_by(_WORST_FIRST)
+        self.worst = ordered.slice(0, MOST_ROWS).combine_chunks()
+        if ordered.num_rows > MOST_ROWS:
+            behind = _one_by_one(ordered.slice(MOST_ROWS))
+            self.rest = self._sums(pa.concat_tables([self.rest, behind]))
+
+    @property
+    def doubtful(self) -> pa.Table:
+        return pa.concat_tables([_doubtful(self.worst.slice(0, 0)), *self._doubtful])
+
+    def behind(self, shown: int) -> pa.Table:
+        """What is behind the first `shown` rows, by state, topic and producer, or by state and topic."""
+        lines = self._sums(pa.concat_tables([self.rest, _one_by_one(self.worst.slice(shown))]))
+        if lines.num_rows > MOST_REST:
+            lines = self._sums(lines.set_column(2, "producer", pa.nulls(lines.num_rows, pa.string())))
+        return lines
+
+    def _sums(self, lines: pa.Table) -> pa.Table:
+        sums = ["windows", "published", *(f"tier.{number}" for number in range(len(self.tiers)))]
+        grouped = lines.group_by(_REST_KEYS).aggregate(
+            [("first", "min"), ("last", "max"), *((name, "sum") for name in sums)]
+        )
+        names = [*_REST_KEYS, "first", "last", *sums]
+        found = grouped.select([*_REST_KEYS, "first_min", "last_max", *(f"{name}_sum" for name in sums)])
+        return found.rename_columns(names).sort_by([(name, "ascending") for name in _REST_KEYS])
+
+
+def _one_by_one(folded: pa.Table) -> pa.Table:
+    """Rows as lines of what is behind the worst: state, topic, producer, first and last window, windows,
+    published, tiers."""
+    starts = folded["window_start_ms"]
+    columns: dict[str, Any] = {name: folded[name] for name in _REST_KEYS}
+    columns |= {"first": starts, "last": starts, "windows": pa.array(np.ones(folded.num_rows, np.int64))}
+    tiers = (name for name in folded.column_names if name.startswith("tier."))
+    return pa.table(columns | {name: folded[name] for name in ("published", *tiers)})
+
+
+def _doubtful(folded: pa.Table) -> pa.Table:
+    names = ["topic", "window_start_ms", "state", "producer"]
+    rows = folded.select(names).filter(pc.less_equal(folded["state"], _OPEN))
+    order = ("window_start_ms", "state", "producer")
+    grouped = rows.sort_by([(name, "ascending") for name in order]).group_by(names[:2], use_threads=False)
+    found = grouped.aggregate([("state", "first"), ("producer", "first")])
+    return found.select([*names[:2], "state_first", "producer_first"]).rename_columns(names)
+
+
+def table_data(rows: PlainRows, waived: Collection[tuple[str, int]] = ()) -> dict[str, Any]:
     """The page's data, ready for JSON:
 
     {topics, producers, tiers: names; base_ms, unit_ms; rows: [[topic, producer, window, state, length,
@@ -160,11 +236,10 @@ def table_data(
 
     A window is a number of `unit_ms` after `base_ms`, or null; `length` is in `unit_ms`.
     """
-    writer = _Writer(folded, tiers, waived)
-    rows: list[list[Any]] = []
+    writer = _Writer(rows, waived)
+    shown: list[list[Any]] = []
     size = 0
-    fits = 0
-    for batch in folded.to_batches(max_chunksize=5_000):
+    for batch in rows.worst.to_batches(max_chunksize=5_000):
         if size >= MOST_BYTES:
             break
         for row in batch.to_pylist():
@@ -173,17 +248,16 @@ def table_data(
             if size + writer.topics.size + writer.producers.size >= MOST_BYTES:
                 size = MOST_BYTES
                 break
-            rows.append(told)
-            fits += 1
+            shown.append(told)
     return {
         "topics": writer.topics.names,
         "producers": writer.producers.names,
-        "tiers": [visible(tier) for tier in tiers],
+        "tiers": [visible(tier) for tier in rows.tiers],
         "base_ms": writer.base_ms,
         "unit_ms": writer.unit_ms,
-        "rows": rows,
-        "rest": _rest(folded.slice(fits), writer) if fits < folded.num_rows else [],
-        "total": folded.num_rows,
+        "rows": shown,
+        "rest": _rest(rows.behind(len(shown)), writer),
+        "total": rows.total,
     }
 
 
@@ -205,16 +279,14 @@ class _Names:
 
 
 class _Writer:
-    def __init__(self, folded: pa.Table, tiers: Sequence[str], waived: Collection[tuple[str, int]]) -> None:
+    def __init__(self, rows: PlainRows, waived: Collection[tuple[str, int]]) -> None:
         self.topics, self.producers = _Names(), _Names()
-        self._tiers = [f"tier.{number}" for number in range(len(tiers))]
+        self._tiers = [f"tier.{number}" for number in range(len(rows.tiers))]
         self._waived = waived
-        starts = folded["window_start_ms"].drop_null()
-        lengths = [each for each in pc.unique(folded["window_ms"]).to_pylist() if each]
-        self.base_ms = pc.min(starts).as_py() if len(starts) else 0
-        unit_ms = min(lengths, default=1)
-        whole = all(each % unit_ms == 0 for each in lengths) and not _any_off_grid(
-            starts, self.base_ms, unit_ms
+        self.base_ms = pc.min(rows.starts).as_py() if len(rows.starts) else 0
+        unit_ms = min(rows.lengths, default=1)
+        whole = all(each % unit_ms == 0 for each in rows.lengths) and not _any_off_grid(
+            rows.starts, self.base_ms, unit_ms
         )
         self.unit_ms = unit_ms if whole else 1
 
@@ -255,32 +327,21 @@ def _any_off_grid(starts: Any, base_ms: int, unit_ms: int) -> bool:
     return bool(pc.any(pc.not_equal(offsets, pc.multiply(pc.divide(offsets, unit), unit))).as_py())
 
 
-def _rest(rest: pa.Table, writer: _Writer) -> list[list[Any]]:
+def _rest(lines: pa.Table, writer: _Writer) -> list[list[Any]]:
     """What did not fit, as one line for each topic, producer and state; then for each topic and state."""
-    keys = ["state", "topic", "producer"]
-    if rest.select(keys).group_by(keys).aggregate([]).num_rows > MOST_REST:
-        keys = ["state", "topic"]
-    tiers = [name for name in rest.column_names if name.startswith("tier.")]
-    grouped = rest.group_by(keys).aggregate(
-        [
-            ("window_start_ms", "min"),
-            ("window_start_ms", "max"),
-            ("state", "count"),
-            *((name, "sum") for name in ("published", *tiers)),
-        ]
-    )
+    tiers = [name for name in lines.column_names if name.startswith("tier.")]
     return [
         [
             writer.topics.number(row["topic"]),
-            writer.producers.number(row["producer"]) if "producer" in row else None,
-            writer.window(row["window_start_ms_min"]),
-            writer.window(row["window_start_ms_max"]),
-            row["state_count"],
+            None if row["producer"] is None else writer.producers.number(row["producer"]),
+            writer.window(row["first"]),
+            writer.window(row["last"]),
+            row["windows"],
             row["state"],
-            row["published_sum"],
-            [row[f"{name}_sum"] for name in tiers],
+            row["published"],
+            [row[name] for name in tiers],
         ]
-        for row in grouped.sort_by([(key, "ascending") for key in keys]).to_pylist()
+        for row in lines.to_pylist()
     ]
 
 

@@ -41,7 +41,10 @@ def older_findings(summary: Mapping[str, Any]) -> str:
     older = summary.get("older")
     if not older:
         return ""
-    lost, copies = (sum(each["count"] for each in older[name]) for name in ("losses", "duplicates"))
+    lost, copies = (
+        sum(each["count"] for each in (*older[name], *older.get(f"{name}_more", ())))
+        for name in ("losses", "duplicates")
+    )
     unknown, streams = older["windows"].get("UNKNOWN", 0), older["streams"]
     found = [
         f"{records(lost)} lost" if lost else "",
@@ -73,7 +76,7 @@ def _open(summary: Mapping[str, Any]) -> str:
 
 def _loss(summary: Mapping[str, Any]) -> str:
     counts = summary["counts"]
-    where = _hops(summary["losses"])
+    where = _hops([*summary["losses"], *summary.get("losses_more", ())])
     copies = counts["duplicates"]
     also = f" {copies:,} extra {_copies(copies)} arrived." if copies else ""
     if lost_content := summary["content"]["differs"]:

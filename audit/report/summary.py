@@ -17,6 +17,9 @@ told in full, with every field's type, by `summary.schema.json` beside this file
                     that only counts; `places` tell where some of them were last had (`neighbours`); `waived`
                     only where a standing waiver covers it
     duplicates      [{topic, producer, stream, window_start, sequences, count (extra copies), tier, waived}]
+    losses_more     [{topic, lost_between, findings, count}]: what is beyond the greatest `tally.MOST_NAMED`;
+                    only where there is any. Each is named in `reconciliation.parquet`
+    duplicates_more [{topic, tier, findings, count}]: the same of `duplicates`
     windows         {PROVEN | COUNT_MATCH | UNKNOWN | DUPLICATE | LOSS | OPEN: how many}
     open            {windows, acknowledged, in_flight}: of the windows that are not settled, which the verdict
                     does not speak of (but for a loss or duplicate in one); `counts` has their records too
@@ -34,6 +37,7 @@ told in full, with every field's type, by `summary.schema.json` beside this file
     waivers         [{topic, window_start, stream, who, why, at, verdict, stands}]: of a window, or of a
                     stream where window_start is null; `stands` is false once the window has got worse
     revisions       [{topic, producer, window_start, revision, before, after}]
+    revisions_more  how many there are beyond those that were made last; only where there are any
     untrusted       [{what, count, waived, older}]    what was read and could not be believed; `waived` where
                     a standing waiver accepts it
     untrusted_waivers  [{untrusted, count, who, why, at, stands}]: for what has these words in its name; only
@@ -46,7 +50,8 @@ told in full, with every field's type, by `summary.schema.json` beside this file
     older           {since, windows, streams, losses, duplicates}: findings that were told for long enough, of
                     before `since` (`reconciliation.horizon`): they are in nothing above, and decide neither
                     verdict nor status; only where there are any. `streams` is how many are in doubt as a
-                    whole. `untrusted` has `older` in what decides no more
+                    whole, `losses_more` and `duplicates_more` as above. `untrusted` has `older` in what
+                    decides no more
     at, window_ms   when it was taken (ISO 8601) and the window's length
     run             {records, bytes, seconds, state_bytes, state_files}: what the run read of the clusters
                     (bytes as they lie in their logs), how long it took up to its report, and how large the
@@ -65,8 +70,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
-
+from millrace.audit.reconciliation.row_parts import Rows
 from millrace.audit.reconciliation.verdict_rows import iso_time
 from millrace.audit.reconciliation.verdicts import status_of
 from millrace.audit.report.reasons import next_step
@@ -90,7 +94,7 @@ class Cost:
 
 
 def summarise(
-    rows: pa.Table,
+    rows: Rows,
     *,
     tiers: Iterable[Tier],
     at_ms: int,
@@ -103,13 +107,14 @@ def summarise(
     waived: Collection[tuple[str, int | str]] = (),
     doubted: bool | None = None,
     in_doubt: bool | None = None,
-    older: pa.Table | None = None,
+    older: Rows | None = None,
     older_untrusted: Collection[str] = (),
     since_ms: int | None = None,
     untrusted_waivers: Sequence[Mapping[str, Any]] = (),
     waivers: Sequence[Mapping[str, Any]] = (),
     watermarks: Mapping[str, str | None] | None = None,
     revisions: Sequence[Mapping[str, Any]] = (),
+    revised_more: int = 0,
     notes: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The summary of the verdict rows.
@@ -167,16 +172,21 @@ def summarise(
         "at": iso_time(at_ms),
         "window_ms": window_ms,
     }
-    if older is not None and older.num_rows:
-        past = Tally(order, at_ms, grace_ms)
+    past = Tally(order, at_ms, grace_ms)
+    if older is not None:
         past.add_all(older)
+    if past.topics:
         summary["older"] = {
             "since": iso_time(since_ms),
             "windows": dict(sorted(past.windows.items())),
-            "streams": older["window_start_ms"].null_count,
+            "streams": past.own,
             "losses": past.losses(waived),
             "duplicates": past.duplicates(waived),
+            **past.more(),
         }
+    summary |= tally.more()
+    if revised_more:
+        summary["revisions_more"] = revised_more
     if untrusted_waivers:
         summary["untrusted_waivers"] = [dict(each) for each in untrusted_waivers]
     summary["sentence"] = sentence(summary)

@@ -1,7 +1,8 @@
 """What rows of the reconciliation come to, told by `summary` when all of them are in it. Pure.
 
 Rows come in parts, and nothing depends on how they are cut or in which order they come: what is named is in
-the order of its rows' keys. Rows that only count are summed by Arrow; the others are walked.
+the order of its rows' keys. Rows that only count are summed by Arrow; the others are walked. When everything
+is lost, no list of names helps anybody: the greatest `MOST_NAMED` are named, and the others summed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millrace.audit.reconciliation.row_parts import Rows, parts_of
 from millrace.audit.reconciliation.verdict_rows import VERDICT_SCHEMA
 from millrace.audit.reconciliation.verdicts import Fold, Verdict, WindowState
 from millrace.audit.report.latency import Latencies
@@ -22,6 +24,7 @@ from millrace.audit.report.reasons import reasons_of
 from millrace.audit.report.tier_states import TierState, tier_state
 
 MOST_LATE = 1000
+MOST_NAMED = 10_000  # losses, and as many duplicates
 TOTALS = {
     "acknowledged": "published",
     "missing": "missing",
@@ -61,20 +64,26 @@ class Tally:
         self.content: Counter[str] = Counter()
         self.latencies = Latencies({tier["name"]: tier["upstream"] for tier in tiers})
         self.fold = Fold()
+        self.own = 0  # rows without a window
         self.topics: dict[str, TopicTally] = {}
         self._calm = Fold()
         self._targets: dict[Target, Fold] = {}
-        self._losses: list[Named] = []
-        self._duplicates: list[Named] = []
+        self._losses = _Findings("lost_between")
+        self._duplicates = _Findings("tier")
         self._producers: dict[tuple[str, str], _Producer] = {}
         self._reasons: dict[str, tuple[int, Place]] = {}
         self._late: list[tuple[int, Place, dict[str, Any]]] = []
 
     def losses(self, waived: Collection[Target]) -> list[dict[str, Any]]:
-        return _told(self._losses, waived)
+        return self._losses.told(waived)
 
     def duplicates(self, waived: Collection[Target]) -> list[dict[str, Any]]:
-        return _told(self._duplicates, waived)
+        return self._duplicates.told(waived)
+
+    def more(self) -> dict[str, list[dict[str, Any]]]:
+        """`losses_more` and `duplicates_more` of the summary, where there are any."""
+        found = {"losses_more": self._losses.more(), "duplicates_more": self._duplicates.more()}
+        return {name: told for name, told in found.items() if told}
 
     def unwaived(self, waived: Collection[Target]) -> Fold:
         """The verdict of all rows but for what a standing waiver covers, which is as good as proven."""
@@ -98,15 +107,19 @@ class Tally:
             for topic, producer in sorted(self._producers)
         ]
 
-    def add_all(self, rows: pa.Table) -> None:
+    def add_all(self, rows: Rows) -> None:
         """Part by part: what is made of one on the way need not be held of all."""
-        for first in range(0, rows.num_rows, PART_ROWS):
-            part = rows.slice(first, PART_ROWS).select(_COLUMNS)
-            calm = is_calm(part)
-            self._add_calm(part.filter(calm))
-            for batch in part.filter(pc.invert(calm)).to_batches(max_chunksize=_BATCH_ROWS):
-                for row in batch.to_pylist():
-                    self._add(row)
+        for part in parts_of(rows, _COLUMNS):
+            for first in range(0, part.num_rows, PART_ROWS):
+                self._add_part(part.slice(first, PART_ROWS))
+
+    def _add_part(self, part: pa.Table) -> None:
+        calm = is_calm(part)
+        self._add_calm(part.filter(calm))
+        self.own += part["window_start_ms"].null_count
+        for batch in part.filter(pc.invert(calm)).to_batches(max_chunksize=_BATCH_ROWS):
+            for row in batch.to_pylist():
+                self._add(row)
 
     def _add(self, row: Mapping[str, Any]) -> None:
         start_ms = row["window_start_ms"]
@@ -121,7 +134,8 @@ class Tally:
             (self._losses, _losses(row, detail)),
             (self._duplicates, _duplicates(row, detail)),
         ):
-            named += [(_place(row, number), target, each) for number, each in enumerate(found)]
+            for number, each in enumerate(found):
+                named.add(_place(row, number), target, each)
         self._producer(row).add(row, verdict)
         if verdict not in (Verdict.PROVEN, Verdict.COUNT_MATCH):
             for number, reason in enumerate(reasons_of(detail)):
@@ -312,12 +326,49 @@ def _place(row: Mapping[str, Any], number: int) -> Place:
     return (row["topic"], row["producer"], row["stream"], start_ms is None, start_ms or 0, number)
 
 
-def _told(found: list[Named], waived: Collection[Target]) -> list[dict[str, Any]]:
-    """In the order of their rows."""
-    return [
-        told | {"waived": True} if target in waived else told
-        for _, target, told in sorted(found, key=lambda each: each[0])
-    ]
+class _Findings:
+    """Losses or duplicates by name: those of most records; `where` is the field that says between or in which
+    tiers, by which the others are summed."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._found: list[Named] = []
+        self._others: dict[tuple[str, str | tuple[str, ...]], tuple[int, int]] = {}
+
+    def add(self, place: Place, target: Target, told: dict[str, Any]) -> None:
+        self._found.append((place, target, told))
+        self._keep_greatest(2 * MOST_NAMED)
+
+    def told(self, waived: Collection[Target]) -> list[dict[str, Any]]:
+        """In the order of their rows."""
+        self._keep_greatest(MOST_NAMED)
+        return [
+            told | {"waived": True} if target in waived else told
+            for _, target, told in sorted(self._found, key=lambda each: each[0])
+        ]
+
+    def more(self) -> list[dict[str, Any]]:
+        """[{topic, lost_between or tier, findings, count}] of those that are not named."""
+        self._keep_greatest(MOST_NAMED)
+        return [
+            {"topic": topic, self._where: _as_told(where), "findings": findings, "count": count}
+            for (topic, where), (findings, count) in sorted(self._others.items(), key=lambda each: each[0])
+        ]
+
+    def _keep_greatest(self, most: int) -> None:
+        if len(self._found) <= most:
+            return
+        self._found.sort(key=lambda each: (-each[2]["count"], each[0]))
+        for _, _, told in self._found[MOST_NAMED:]:
+            where = told[self._where]
+            key = (told["topic"], tuple(where) if isinstance(where, list) else where)
+            findings, count = self._others.get(key, (0, 0))
+            self._others[key] = (findings + 1, count + told["count"])
+        del self._found[MOST_NAMED:]
+
+
+def _as_told(where: str | tuple[str, ...]) -> str | list[str]:
+    return where if isinstance(where, str) else list(where)
 
 
 def _losses(row: Mapping[str, Any], detail: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

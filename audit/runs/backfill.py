@@ -32,8 +32,13 @@ def report_folder(config: AuditConfig, only: TimeRange | None) -> Path | str:
     return config.report / name if isinstance(config.report, Path) else f"{config.report}/{name}"
 
 
-def rows_between(rows: pa.Table, from_ms: int, until_ms: int) -> pa.Table:
+READ = ["window_start_ms", "window_ms"]
+"""What is read of rows to know which are in a range."""
+
+
+def rows_between(rows: pa.Table, only: TimeRange) -> pa.Table:
     """The rows of windows that touch the range, and the streams' own, which no window is named for."""
+    from_ms, until_ms = only
     starts = rows["window_start_ms"]
     touching = pc.and_(pc.less(starts, until_ms), pc.greater(pc.add(starts, rows["window_ms"]), from_ms))
     return rows.filter(pc.fill_null(touching, True))

@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
+from millrace.audit.reconciliation.row_parts import Rows, parts_of
 from millrace.audit.reconciliation.verdict_rows import counting_row
 from millrace.audit.report.text import visible
 
@@ -31,14 +31,14 @@ def foreign_rows(stream: str, counts: Foreign) -> list[dict[str, Any]]:
     return [counting_row(FOREIGN, topic, stream, {tier: n}) for (topic, tier), n in counts.items()]
 
 
-def split_foreign(rows: pa.Table) -> tuple[pa.Table, Foreign]:
-    """(the rows without these, what they count)."""
-    is_foreign = pc.equal(rows["state"], FOREIGN)
+def foreign_counts(rows: Rows) -> Foreign:
+    """What rows in state FOREIGN count."""
     counts: Counter[tuple[str, str]] = Counter()
-    for row in rows.filter(is_foreign).select(["topic", "consumed"]).to_pylist():
-        for tier, count in row["consumed"]:
-            counts[row["topic"], tier] += count
-    return rows.filter(pc.invert(is_foreign)), dict(sorted(counts.items()))
+    for part in parts_of(rows, ["state", "topic", "consumed"]):
+        for row in part.filter(pc.equal(part["state"], FOREIGN)).to_pylist():
+            for tier, count in row["consumed"]:
+                counts[row["topic"], tier] += count
+    return dict(sorted(counts.items()))
 
 
 def foreign_notes(counts: Foreign) -> Iterator[str]:

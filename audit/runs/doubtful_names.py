@@ -13,16 +13,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.audit.contract.producer_names import NO_NAME, ONE_STREAM, is_doubt
+from millrace.audit.reconciliation.row_parts import Rows, parts_of
 
 
-def doubtful_names(rows: pa.Table) -> Iterator[tuple[str, str, str]]:
+def doubtful_names(rows: Rows) -> Iterator[tuple[str, str, str]]:
     """(reason, stream, topic), each once, in order."""
-    details = rows["detail"]
-    told = pc.or_(pc.match_substring(details, ONE_STREAM), pc.match_substring(details, NO_NAME))
     found = {
         (reason, row["stream"], row["topic"])
-        for row in rows.filter(pc.fill_null(told, False)).select(["detail", "stream", "topic"]).to_pylist()
+        for part in parts_of(rows, ["detail", "stream", "topic"])
+        for row in part.filter(_may_doubt(part["detail"])).to_pylist()
         for reason in json.loads(row["detail"])["reasons"]
         if is_doubt(reason)
     }
     yield from sorted(found)
+
+
+def _may_doubt(details: pa.ChunkedArray) -> pa.ChunkedArray:
+    told = pc.or_(pc.match_substring(details, ONE_STREAM), pc.match_substring(details, NO_NAME))
+    return pc.fill_null(told, False)

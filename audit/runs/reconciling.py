@@ -5,8 +5,9 @@ Called by `job`. A `Reconciler` (`verdict_rows`) travels to Spark's workers with
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,6 +20,7 @@ from millrace.audit.keeping.state import UnreadNote
 from millrace.audit.reconciliation.online_tiers import OnlineGroup, online_groups
 from millrace.audit.reconciliation.reconcile import ClusterPartition, Gap, Passage, UnreadRange
 from millrace.audit.reconciliation.roster import roster_rows
+from millrace.audit.reconciliation.row_parts import Rows, parts_of
 from millrace.audit.reconciliation.verdict_rows import ClusterReading, Reconciler
 from millrace.audit.reconciliation.verdicts import WindowState, WindowVerdict
 from millrace.audit.runs.capture import Capture, MirrorPosition
@@ -90,9 +92,10 @@ def reconciler_of(
     )
 
 
-def roster_of(config: AuditConfig, captured: Capture, rows: pa.Table) -> list[WindowVerdict]:
+def roster_of(config: AuditConfig, captured: Capture, rows: Rows) -> list[WindowVerdict]:
     """Rows for the producers that the config names and that are silent, beside the others' `rows`
     (`verdict_rows.VERDICT_SCHEMA`)."""
+    windows = _settled_windows(rows) if config.roster() else {}
     return [
         row
         for topic in config.topics
@@ -101,19 +104,27 @@ def roster_of(config: AuditConfig, captured: Capture, rows: pa.Table) -> list[Wi
             streams_of(config, captured),
             topic,
             config.window_ms,
-            windows=_settled_windows(rows, topic),
+            windows=windows.get(topic, ()),
             grace_ms=config.grace_ms,
         )
     ]
 
 
-def _settled_windows(rows: pa.Table, topic: str) -> set[tuple[int, int]]:
-    """[start, end) of the topic's settled windows; one that a wrong clock put into the future is open."""
-    settled = pc.and_(pc.equal(rows["topic"], topic), pc.equal(rows["state"], str(WindowState.SETTLED)))
-    of_windows = rows.filter(pc.and_(settled, pc.is_valid(rows["window_start_ms"])))
-    found = of_windows.select(["window_start_ms", "window_ms"]).group_by(["window_start_ms", "window_ms"])
-    told = found.aggregate([]).to_pylist()
-    return {(each["window_start_ms"], each["window_start_ms"] + each["window_ms"]) for each in told}
+def _settled_windows(rows: Rows) -> dict[str, set[tuple[int, int]]]:
+    """[start, end) of each topic's settled windows; one that a wrong clock put into the future is open."""
+    names = ["topic", "window_start_ms", "window_ms"]
+    windows: dict[str, set[tuple[int, int]]] = {}
+    for part in parts_of(rows, [*names, "state"]):
+        settled = pc.equal(part["state"], str(WindowState.SETTLED))
+        of_windows = part.filter(pc.and_(settled, pc.is_valid(part["window_start_ms"])))
+        for topic, start_ms, length_ms in _distinct(of_windows, names):
+            windows.setdefault(topic, set()).add((start_ms, start_ms + length_ms))
+    return windows
+
+
+def _distinct(rows: pa.Table, names: list[str]) -> Iterator[tuple[Any, ...]]:
+    found = rows.select(names).group_by(names).aggregate([])
+    return zip(*(found[name].to_pylist() for name in names), strict=True)
 
 
 def _gone(captured: Capture, read: Iterable[str]) -> list[UnreadNote]:

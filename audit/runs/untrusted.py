@@ -23,7 +23,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.audit.config import AuditConfig, audited_topic
@@ -31,6 +30,7 @@ from millrace.audit.contract.events import EventLedger, StreamFacts
 from millrace.audit.keeping import upkeep
 from millrace.audit.keeping.state import Commit
 from millrace.audit.keeping.untrusted_waivers import Accepted, StandingAccepted, standing_accepted, waiver_of
+from millrace.audit.reconciliation.row_parts import Rows, parts_of
 from millrace.audit.reconciliation.verdicts import WindowState
 from millrace.audit.report.text import visible
 from millrace.audit.runs.capture import Capture
@@ -119,7 +119,7 @@ def doubts_of(
     commit: Commit,
     tail: Mapping[str, int],
     late: Mapping[str, int],
-    rows: pa.Table,
+    rows: Rows,
     waivers: Sequence[Accepted],
     now_ms: int,
     since_ms: int | None = None,
@@ -129,9 +129,11 @@ def doubts_of(
     counted = Counter({what: n for what, n in commit.untrusted.items() if not upkeep.is_unaudited(what)})
     counted.update(tail)
     counted.update({what: count for what, count in late.items() if what.startswith(upkeep.LATE)})
-    settled = rows.filter(pc.equal(rows["state"], str(WindowState.SETTLED)))
     streams = streams_of(config, captured)
-    with_rows = set(settled["stream"].unique().to_pylist())
+    with_rows: set[str] = set()
+    for part in parts_of(rows, ["state", "stream"]):
+        settled = part.filter(pc.equal(part["state"], str(WindowState.SETTLED)))
+        with_rows.update(settled["stream"].unique().to_pylist())
     last_ms = {
         what: at_ms for what, at_ms in commit.untrusted_at.items() if what not in tail and what not in late
     }

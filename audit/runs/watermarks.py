@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.audit.contract.events import StreamFacts
+from millrace.audit.reconciliation.row_parts import Rows, parts_of
 from millrace.audit.reconciliation.verdict_rows import iso_time
 from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
 from millrace.audit.reconciliation.watermark import Waiver, completeness_watermark
@@ -30,24 +31,27 @@ _OWN = ["topic", "producer", "stream", "window_ms", "state", "verdict", "detail"
 
 
 def watermarks_of(
-    rows: pa.Table,
+    rows: Rows,
     settled: pa.Table,
     streams: Iterable[StreamFacts],
     waivers: Iterable[Waiver],
     topics: Iterable[str],
 ) -> dict[str, int | None]:
     """{topic: ms or None}. `settled` has the lines of pruned windows, which were proven or waived; `waivers`
-    are those that stand."""
+    are those that stand. What is held is a verdict a topic and window, and rows without a window."""
     streams, waivers = list(streams), list(waivers)
     verdicts: dict[str, list[WindowVerdict]] = {topic: [] for topic in topics}
-    has_window = pc.is_valid(rows["window_start_ms"])
-    windows = rows.select([*COLUMNS, "state"]).filter(has_window)
-    for window in [*_windows(windows), *_pruned(settled)]:
+    for part in parts_of(rows, list(dict.fromkeys([*COLUMNS, *_OWN]))):
+        has_window = pc.is_valid(part["window_start_ms"])
+        for window in _windows(part.filter(has_window)):
+            if window.topic in verdicts:
+                verdicts[window.topic].append(window)
+        for row in part.select(_OWN).filter(pc.invert(has_window)).to_pylist():
+            if row["topic"] in verdicts:
+                verdicts[row["topic"]].append(_own(row))
+    for window in _pruned(settled):
         if window.topic in verdicts:
             verdicts[window.topic].append(window)
-    for row in rows.select(_OWN).filter(pc.invert(has_window)).to_pylist():
-        if row["topic"] in verdicts:
-            verdicts[row["topic"]].append(_own(row))
     return {
         topic: completeness_watermark(topic, found, streams, waivers) for topic, found in verdicts.items()
     }

@@ -36,12 +36,12 @@ def rows_in(files: Sequence[Path]) -> int:
     return sum(pq.read_metadata(path).num_rows for path in files)
 
 
-def require_shared(state: str, written: int, found: int) -> None:
+def require_shared(state: str, written: int, found: int, what: str = "cells") -> None:
     """Raises ConfigError when another number of rows is found than the executors wrote."""
     if found != written:
         raise ConfigError(
             "state",
             state,
-            f"a place that every executor shares with the driver: {written} rows of cells were written "
+            f"a place that every executor shares with the driver: {written} rows of {what} were written "
             f"there, {found} are found here; use a network folder, or a file system such as hdfs:// or s3a://",
         )

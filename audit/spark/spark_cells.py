@@ -1,4 +1,4 @@
-"""The cells of one run on the state's file system: counted, read back, folded. Needs a running Spark.
+"""The cells of one run on the state's file system: counted, made verdicts of, folded. Needs a running Spark.
 
 Called by `job`. Every Spark action of a run that touches cells is here; each failed one becomes the one line
 that its Python worker raised. Cells lie under `cells/<run>/`, folded ones under `cells/<run>-folded/`.
@@ -9,27 +9,40 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import DataFrame, DataFrameWriter, Observation, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.functions import col, lit
 
 from millrace.audit.config import AuditConfig
 from millrace.audit.keeping.state import StateFolder
-from millrace.audit.keeping.uniting import PLAN_DDL
-from millrace.audit.keeping.upkeep import late_row
-from millrace.audit.reconciliation.verdict_rows import ROW_DDL, ROW_SCHEMA, Reconciler
-from millrace.audit.runs.copied_headers import foreign_rows
-from millrace.audit.runs.fact_rows import FACT_DDL, pruned_of
+from millrace.audit.keeping.uniting import ASKED, PLAN_DDL, fold_plan, proven_windows
+from millrace.audit.keeping.upkeep import PRUNED, late_row
+from millrace.audit.keeping.verdict_files import RowFiles, line_files, pruned_files, row_files
+from millrace.audit.reconciliation.row_keys import WINDOW
+from millrace.audit.reconciliation.settled import (
+    LINE_SCHEMA,
+    LINE_STATES,
+    NUMBERED_DDL,
+    REOPENED,
+    SETTLED_DDL,
+    SETTLED_SCHEMA,
+    number_rows,
+    unnumbered,
+)
+from millrace.audit.reconciliation.verdict_rows import ROW_SCHEMA, Reconciler
+from millrace.audit.runs.copied_headers import FOREIGN, foreign_rows
+from millrace.audit.runs.fact_rows import FACT_DDL, FACT_SCHEMA, pruned_of
 from millrace.audit.scanning.cell_notes import NOTE_SCHEMA, read_notes, uncounted
 from millrace.audit.scanning.cell_rows import CELL_DDL
 from millrace.audit.spark.read_meter import ReadMeter
+from millrace.audit.spark.row_layout import DAY_MS, by_day, spread, stretch_hours
 from millrace.audit.spark.shared_state import CellsIncomplete, require_shared, rows_in
 from millrace.audit.spark.spark_failures import one_line
 from millrace.audit.spark.spark_session import core_count
@@ -91,24 +104,31 @@ class RunCells:
                 planned = sum(each.size for each in ranges)
                 raise CellsIncomplete(self._state.where, planned, missing, too_many)
 
-    def _write(self, rows: DataFrame, folder: str) -> list[str]:
+    def _write(
+        self,
+        rows: DataFrame,
+        folder: str,
+        what: str = "cells",
+        laid: Callable[[DataFrame], DataFrameWriter] = lambda rows: rows.write,
+    ) -> list[str]:
         """Write a folder of Parquet; returns its files when they hold every row that was written."""
         seen = Observation("rows")
         with failing_in_one_line():
-            rows.observe(seen, f.count(lit(1)).alias("rows")).write.parquet(self._state.files.uri(folder))
-        files = _parquet_files(self._state, folder)
+            counted = rows.observe(seen, f.count(lit(1)).alias("rows"))
+            laid(counted).parquet(self._state.files.uri(folder))
+        files = self._state.files_in(folder)
         local = self._state.local_root
         if local is not None:
             found = rows_in([local / name for name in files])
         else:
             with failing_in_one_line():
                 found = self._read(files).count() if files else 0
-        require_shared(self._state.where, seen.get["rows"], found)
+        require_shared(self._state.where, seen.get["rows"], found, what)
         self._state.files.flush(files)
         return files
 
     def new_files(self) -> list[str]:
-        return _parquet_files(self._state, self._folder)
+        return self._state.files_in(self._folder)
 
     def notes(self, *, tail: bool) -> pa.Table:
         """The rows that are no cells: of the part to be kept, or of the tail."""
@@ -146,26 +166,63 @@ class RunCells:
             cells = cells.unionByName(earlier) if new else earlier
         return cells.filter(col("note").isNull())
 
-    def _read(self, names: Sequence[str]) -> DataFrame:
-        return self._spark.read.schema(CELL_DDL).parquet(*(self._state.files.uri(name) for name in names))
+    def _read(self, names: Sequence[str], ddl: str = CELL_DDL) -> DataFrame:
+        """These files' rows; all of them, also where Spark is set to pass over what it cannot read."""
+        if not names:
+            return self._spark.createDataFrame([], ddl)
+        every = self._spark.read.options(ignoreCorruptFiles=False, ignoreMissingFiles=False)
+        return every.schema(ddl).parquet(*(self._state.files.uri(name) for name in names))
 
-    def reconcile(self, reconciler: Reconciler) -> pa.Table:
-        """Every stream's verdicts, from the cells on disk and the facts; late records of pruned windows as
-        rows in state PRUNED, copies in other topics as rows in state FOREIGN."""
+    def reconcile(self, reconciler: Reconciler, verdicts: Sequence[str] | None) -> RowFiles:
+        """Every stream's verdicts, from the cells on disk and the facts, with their revisions beside the
+        `verdicts` of the run before (none in the first one); unnumbered where that is None, in a backfill.
 
-        def rows_of(cells: pa.Table, facts: pa.Table) -> pa.Table:
-            return verdicts_of(reconciler, cells, facts)  # Spark counts arguments, and would count self
+        Executors write them (`keeping.verdict_files`): rows (NUMBERED_SCHEMA), and in states of their own the
+        lines that are carried on (`settled`), late records of pruned windows (PRUNED), and copies in other
+        topics (FOREIGN).
+        """
 
-        self._spread([*self._kept, *self.new_files()])
+        is_numbered = verdicts is not None
+
+        def rows_of(cells: pa.Table, told: pa.Table) -> pa.Table:
+            # Spark counts arguments, and would count self.
+            return numbered_verdicts(reconciler, cells, told, is_numbered)
+
+        size = self._size_of([*self._kept, *self.new_files(), *row_files(verdicts or ())])
+        self._spread(size)
         with failing_in_one_line():
-            return (
-                self.all()
-                .groupBy("stream")
-                .cogroup(self._read_facts(self.facts).groupBy("stream"))
-                .applyInArrow(rows_of, ROW_DDL)
-                .toArrow()
-                .cast(ROW_SCHEMA)
+            told = self._told(reconciler.topics, verdicts or ())
+            cells = self.all().groupBy("stream")
+            rows = cells.cogroup(told.groupBy("stream")).applyInArrow(rows_of, NUMBERED_DDL)
+            hours = stretch_hours(shuffle_count_of(size, 1), self._count_days)
+            rows = spread(rows, hours)  # what is written is counted behind it, once
+        folder = f"verdicts/{self._folder.partition('/')[2]}"
+        laid = functools.partial(by_day, hours=hours)
+        return RowFiles(self._state, self._write(rows, folder, "verdicts", laid))
+
+    def _count_days(self) -> int:
+        """On how many days windows with cells begin."""
+        return self.all().select(f.expr(f"floor(window_start_ms / {DAY_MS})")).distinct().count()
+
+    def _told(self, topics: Sequence[str], verdicts: Sequence[str]) -> DataFrame:
+        """What is known of each stream beside its cells: rows of its facts, and of the lines that the run
+        before kept of the audited topics, as a `line` (`settled.LINE_SCHEMA`)."""
+        facts = self._read([self.facts], FACT_DDL)
+        lines = self._read(line_files(verdicts), SETTLED_DDL)
+        if row_files(verdicts):
+            rows = self._read(row_files(verdicts), NUMBERED_DDL).filter(col("state").isin(*LINE_STATES))
+            of_rows = rows.withColumnsRenamed({"content": "compared", "said": "content"}).withColumns(
+                {"folded": lit(False), "open": col("state") == REOPENED}
             )
+            gone = self._read(pruned_files(verdicts), SETTLED_DDL).select(*WINDOW).distinct()
+            of_rows = of_rows.join(f.broadcast(gone), WINDOW, "left_anti")
+            lines = lines.unionByName(of_rows.select(*SETTLED_SCHEMA.names))
+        lines = lines.filter(col("topic").isin(list(topics))).fillna(False, ["folded", "open"])
+        pruned = lines.filter("folded").select(*WINDOW).distinct().withColumn("pruned", lit(True))
+        lines = lines.filter(~col("folded") & (col("stream") != ""))
+        lines = lines.join(f.broadcast(pruned), WINDOW, "left").fillna(False, ["pruned"])
+        line = f.struct(*LINE_SCHEMA.names).alias("line")
+        return facts.unionByName(lines.select("stream", line), allowMissingColumns=True)
 
     def _size_of(self, names: Sequence[str]) -> int:
         """Bytes of the folders that these files are in, which go together."""
@@ -175,14 +232,11 @@ class RunCells:
             for entry in self._state.files.entries(folder)
         )
 
-    def _spread(self, names: Sequence[str]) -> None:
-        """Have Spark shuffle these files' cells into as many parts as they need."""
+    def _spread(self, size: int) -> None:
+        """Have Spark shuffle so many bytes into as many parts as they need."""
         setting = "spark.sql.shuffle.partitions"
         least = int(self._spark.conf.get(setting) or 1)
-        self._spark.conf.set(setting, str(shuffle_count_of(self._size_of(names), least)))
-
-    def _read_facts(self, name: str) -> DataFrame:
-        return self._spark.read.schema(FACT_DDL).parquet(self._state.files.uri(name))
+        self._spark.conf.set(setting, str(shuffle_count_of(size, least)))
 
     def windows_of_tail(self) -> set[tuple[str, int]]:
         """{(stream, window start)} of cells that the next run reads again."""
@@ -206,10 +260,10 @@ class RunCells:
                     large.add(folder)
         return [name for name in names if name.rpartition("/")[0] not in large]
 
-    def fold(self, plan: str, *, whole: bool = False) -> list[str]:
+    def fold(self, plan: str, rows: Sequence[str], *, whole: bool = False) -> list[str]:
         """Write what is kept of all loose cells, or the `whole` of them, into few files; without those of
-        windows that the plan (`uniting.fold_plan`, "" where there is none) calls pruned, and those that it
-        calls proven united. Returns the files that there are then."""
+        windows that the plan (`uniting.fold_plan`, "" where there is none) calls pruned, and those that these
+        files of this run's rows call proven united. Returns the files that there are then."""
         new = self.new_files()
         sources = [*self._kept, *new] if whole else self.loose_files()
         left = [name for name in self._kept if name not in set(sources)]
@@ -222,9 +276,12 @@ class RunCells:
         if new:
             parts.append(self._read(new))  # its tail holds windows back
         cells = functools.reduce(DataFrame.unionByName, parts).filter(col("note").isNull())
-        if plan:
-            self._spread(sources)
-            told = self._spark.read.schema(PLAN_DDL).parquet(self._state.files.uri(plan))
+        if plan or rows:
+            self._spread(self._size_of(sources))
+            verdicts = self._read(rows, NUMBERED_DDL).select(*ASKED)
+            told = self._read([plan] if plan else [], PLAN_DDL).unionByName(
+                verdicts.mapInArrow(proven_of, PLAN_DDL)
+            )
             cells = cells.groupBy("stream").cogroup(told.groupBy("stream")).applyInArrow(folded, CELL_DDL)
         else:
             cells = cells.filter(~col("tail"))
@@ -232,9 +289,10 @@ class RunCells:
         return [*left, *self._write(few, f"{self._folder}{_FOLDED}")]
 
 
-def _parquet_files(state: StateFolder, folder: str) -> list[str]:
-    names = (entry.name for entry in state.files.entries(folder))
-    return [f"{folder}/{name}" for name in names if name.endswith(".parquet")]
+def proven_of(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The plan's rows of proven windows; runs in Spark's workers."""
+    for batch in batches:
+        yield from fold_plan({}, proven_windows(pa.Table.from_batches([batch]))).to_batches()
 
 
 def unpruned(cells: pa.Table, facts: pa.Table) -> tuple[pa.Table, pa.Table]:
@@ -258,8 +316,26 @@ def folded(cells: pa.Table, plan: pa.Table) -> pa.Table:
     return unite(living, plan.filter(pc.is_valid(plan["window_start_ms"])))
 
 
+def numbered_verdicts(
+    reconciler: Reconciler, cells: pa.Table, told: pa.Table, is_numbered: bool = True
+) -> pa.Table:
+    """One stream's rows (NUMBERED_SCHEMA) with what is carried on of it; runs in Spark's workers. `told` are
+    its facts and the lines of the run before (`RunCells._told`)."""
+    is_line = pc.is_valid(told["line"])
+    facts = told.filter(pc.invert(is_line)).select(FACT_SCHEMA.names)
+    rows = verdicts_of(reconciler, cells, facts)
+    if not is_numbered:
+        return unnumbered(rows)
+    lines = pa.Table.from_struct_array(told.filter(is_line)["line"]).cast(LINE_SCHEMA)
+    is_counting = pc.is_in(rows["state"], value_set=pa.array([PRUNED, FOREIGN]))
+    numbered = number_rows(rows.filter(pc.invert(is_counting)), lines, reconciler.now_ms)
+    return pa.concat_tables([numbered, unnumbered(rows.filter(is_counting))])
+
+
 def verdicts_of(reconciler: Reconciler, cells: pa.Table, facts: pa.Table) -> pa.Table:
-    """One stream's rows; runs in Spark's workers."""
+    """One stream's rows (ROW_SCHEMA); none of one of which only lines are left."""
+    if not cells.num_rows and not facts.num_rows:
+        return ROW_SCHEMA.empty_table()
     known = facts.to_pylist()
     cells, foreign = reconciler.own_cells(cells, known)
     rows = _own_rows(reconciler, cells, facts, known)

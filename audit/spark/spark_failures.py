@@ -64,8 +64,12 @@ _KNOWN: tuple[tuple[str, str], ...] = (
     ),
     (
         r"(?:Mkdirs failed to create|FILE_NOT_EXIST\D[^\n]*?|PATH_NOT_FOUND\D[^\n]*?|FileNotFoundException: )"
-        r"\s*(?:File )?((?:file|hdfs|s3a):/\S+|/\S+)",
+        r"\s*(?:File )?((?:(?:file|hdfs|s3a):)?/\S*[^\s.:])",
         "Spark's executors do not find {0}: the state must lie where every one of them can reach it",
+    ),
+    (
+        r"FAILED_READ_FILE\S* Encountered error while reading file (\S+?)\.?\s",
+        "{0} cannot be read; restore it, or move the newest commit away to go back one run",
     ),
 )
 

@@ -55,7 +55,7 @@ OF_AUDIT = (
         name="cells-of-a-cluster-uncounted",
         promise="On a cluster, rows written and rows found are compared before cells are used.",
         file="audit/spark/spark_cells.py",
-        rule='require_shared(self._state.where, seen.get["rows"], found)',
+        rule='require_shared(self._state.where, seen.get["rows"], found, what)',
         instead="pass",
         red=(
             f"{JOB}/test_run_cells.py::test_cells_that_executors_wrote_to_a_disk_of_their_own_stop_the_run",
@@ -73,8 +73,8 @@ OF_AUDIT = (
         name="commit-names-unsynced-cells",
         promise="The cells that a commit of the audit names are durable before it.",
         file="audit/keeping/state_files.py",
-        rule="os.fsync(handle)\n            finally:\n                os.close(handle)\n        for",
-        instead="pass\n            finally:\n                os.close(handle)\n        for",
+        rule="os.fsync(handle)\n            finally:\n                os.close(handle)\n        folders",
+        instead="pass\n            finally:\n                os.close(handle)\n        folders",
         red=(f"{JOB}/test_run_cells.py::test_cells_are_durable_before_anything_names_them",),
     ),
     Mutant(
@@ -195,7 +195,7 @@ OF_AUDIT = (
         name="old-loss-never-told",
         promise="A loss decides for as long as the horizon, however old it was when it was found.",
         file="audit/reconciliation/horizon.py",
-        rule="    told_long = pc.fill_null(pc.less(made_ms, since_ms), False)\n",
+        rule='    told_long = pc.fill_null(pc.less(rows["settled_ms"], since_ms), False)\n',
         instead='    told_long = pc.is_valid(rows["verdict"])\n',
         red=(
             f"{UNIT}/test_horizon.py"
@@ -235,7 +235,7 @@ OF_AUDIT = (
     Mutant(
         name="state-of-another-cluster",
         promise="A state goes on only with the clusters that it was counted with.",
-        file="audit/job.py",
+        file="audit/runs/state_checks.py",
         rule="        if known and id_ and known != id_:\n",
         instead="        if False:\n",
         red=(f"{JOB}/test_doubtful_captures.py::test_a_state_of_other_clusters_is_refused",),
@@ -243,7 +243,7 @@ OF_AUDIT = (
     Mutant(
         name="local-state-of-remote-workers",
         promise="A folder of the driver's machine is no state for workers of other machines.",
-        file="audit/job.py",
+        file="audit/runs/state_checks.py",
         rule="    if is_elsewhere(master) and not is_remote(config.state):\n",
         instead="    if False:\n",
         red=(f"{JOB}/test_workers.py::test_a_folder_of_this_machine_is_refused_before_anything_starts",),
@@ -327,11 +327,103 @@ OF_AUDIT = (
         name="line-of-a-window-forgotten",
         promise="A settled window that no row speaks of any more keeps its line.",
         file="audit/reconciliation/settled.py",
-        rule="concat_tables([lines, opened, _without_rows(known, line_of, folded)])",
-        instead="concat_tables([lines, opened])",
+        rule="    left = _without_rows(lines, line_of)\n",
+        instead="    left = lines.slice(0, 0)\n",
         red=(
             f"{JOB}/test_settled.py::test_a_window_that_no_row_speaks_of_keeps_its_line_unless_it_was_pruned",
         ),
+    ),
+    Mutant(
+        name="line-of-a-pruned-window-carried-on",
+        promise="A stream's line of a pruned window stays only while a row speaks of it.",
+        file="audit/reconciliation/settled.py",
+        rule='    return left.filter(pc.invert(left["pruned"]))\n',
+        instead="    return left\n",
+        red=(
+            f"{JOB}/test_settled.py::test_a_line_beside_that_of_its_whole_window_stays_while_a_row_speaks_of_it",
+        ),
+    ),
+    Mutant(
+        name="line-found-among-counts",
+        promise="A row that only counts late or copied records opens no window of its stream.",
+        file="audit/spark/spark_cells.py",
+        rule="number_rows(rows.filter(pc.invert(is_counting)), lines",
+        instead="number_rows(rows, lines",
+        red=(f"{JOB}/test_settled.py::test_rows_that_only_count_open_nothing_and_have_no_number",),
+    ),
+    Mutant(
+        name="losses-beyond-the-named-forgotten",
+        promise="Losses that are too many to be named are summed by hop: no figure leaves them out.",
+        file="audit/report/tally.py",
+        rule='self._others[key] = (findings + 1, count + told["count"])',
+        instead="self._others[key] = (findings, count)",
+        red=(
+            f"{JOB}/test_row_parts.py"
+            "::test_of_very_many_findings_the_greatest_are_named_and_the_others_summed",
+        ),
+    ),
+    Mutant(
+        name="page-forgets-what-does-not-fit",
+        promise="What does not fit the page is summed by producer, so that its sums are the summary's.",
+        file="audit/report/plain.py",
+        rule="            self.rest = self._sums(pa.concat_tables([self.rest, behind]))\n",
+        instead="            self.rest = self._sums(behind)\n",
+        red=(f"{JOB}/test_row_parts.py::test_the_page_and_the_reports_files_are_the_same_however_rows_come",),
+    ),
+    Mutant(
+        name="window-cut-in-two",
+        promise="Rows are read in parts of whole windows: what is asked of windows is asked part by part.",
+        file="audit/keeping/verdict_files.py",
+        rule="yield starts[first], starts[number - 1]",
+        instead="yield starts[first], starts[number]",
+        red=(
+            f"{JOB}/test_verdict_files.py::test_rows_are_read_in_parts_of_whole_windows_and_all_of_them_once",
+        ),
+    ),
+    Mutant(
+        name="rows-without-a-window-unread",
+        promise="What is said of a stream as a whole is read as what is said of its windows.",
+        file="audit/keeping/verdict_files.py",
+        rule="[each for each in self._groups if each.nulls]",
+        instead="[]",
+        red=(
+            f"{JOB}/test_verdict_files.py::test_rows_are_read_in_parts_of_whole_windows_and_all_of_them_once",
+        ),
+    ),
+    Mutant(
+        name="pruned-rows-counted-again",
+        promise="Rows of windows that a run pruned are in its files, and count no more.",
+        file="audit/keeping/verdict_files.py",
+        rule="settled_now(lines_but(part, pruned))",
+        instead="settled_now(lines_but(part, pruned.slice(0, 0)))",
+        red=(f"{JOB}/test_verdict_files.py::test_rows_of_windows_that_the_run_pruned_count_no_more",),
+    ),
+    Mutant(
+        name="roster-owes-a-pruned-window-twice",
+        promise="What is left of a pruned window is one line, with what the roster owed of it.",
+        file="audit/job.py",
+        rule="but(job.pruned_lines, pruned), but(job.owed, pruned)",
+        instead="but(job.pruned_lines, pruned), job.owed",
+        red=(
+            f"{JOB}/test_upkeep.py"
+            "::test_what_the_roster_owes_of_a_pruned_window_is_in_its_line_and_nowhere_else",
+        ),
+    ),
+    Mutant(
+        name="straggler-taken-for-a-file-of-the-run",
+        promise="What a task that never committed has written is no file of a run.",
+        file="audit/keeping/state.py",
+        rule='            if entry.name.startswith(("_", ".")):\n',
+        instead="            if False:\n",
+        red=(f"{JOB}/test_verdict_files.py::test_files_of_days_are_counted_swept_and_durable_as_one_run",),
+    ),
+    Mutant(
+        name="verdicts-of-a-day-unsynced",
+        promise="The folders of days, too, are durable before a commit names what is in them.",
+        file="audit/keeping/state_files.py",
+        rule="for folder in list(Path(name).parents)[:-1]",
+        instead="for folder in list(Path(name).parents)[:-2]",
+        red=(f"{JOB}/test_verdict_files.py::test_files_of_days_are_counted_swept_and_durable_as_one_run",),
     ),
     Mutant(
         name="watermark-over-an-open-row",

@@ -27,7 +27,15 @@ from millrace.audit.keeping.state import Commit
 from millrace.audit.keeping.uniting import fold_plan, may_unite, proven_windows
 from millrace.audit.reconciliation.horizon import DEFAULT_HORIZON_MS, split_older
 from millrace.audit.reconciliation.roster import roster_rows
-from millrace.audit.reconciliation.settled import settle
+from millrace.audit.reconciliation.row_parts import View
+from millrace.audit.reconciliation.settled import (
+    NUMBERED_SCHEMA,
+    SETTLED_SCHEMA,
+    earlier_lines,
+    lines_of,
+    number_rows,
+    rows_of,
+)
 from millrace.audit.reconciliation.verdict_rows import Reconciler, evident_rows, iso_time
 from millrace.audit.reconciliation.verdicts import WindowVerdict
 from millrace.audit.report.summary import summarise
@@ -46,6 +54,7 @@ from millrace.audit.spark.read_options import parse_options
 from millrace.audit.spark.spark_cells import folded
 from millrace.audit.spark.task_plan import ranges_option
 from millrace.audit.spark.task_reader import _read_cells
+from tests.settling import Windows, reported, settle
 from tests.simulation.audit_answers import Answers
 from tests.simulation.audit_logs import GRACE_MS, WINDOW_MS
 from tests.simulation.audit_world import World, encoded, positions_of, routes_of
@@ -214,16 +223,18 @@ class Audit:
         facts = facts_table(ledger, captured.origins, groups={group.name for group in self.world.groups})
         tail_notes = tail.filter(pc.is_valid(tail["note"]))
         unread = unread_of(tail_notes, captured.vanished_ms)
-        evident = self._reconcile(
+        evident, numbered = self._reconcile(
             config, captured, commit, facts, pa.concat_tables([*self.kept, new]), unread
         )
-        found, summary = self._judge(config, captured, commit, evident, tail_notes, notes)
+        lines = pa.concat_tables([self._earlier(config)[1], lines_of(numbered)])
+        self._require_settled(config, captured, evident, lines, rows_of(numbered))
+        found, summary = self._judge(config, captured, commit, numbered, lines, tail_notes, notes)
         commit.watermarks = {topic: at for topic, at in found.watermarks.items() if at is not None}
         if not dies:
             self.commit, self.kept, self.facts = commit, [*self.kept, settled], facts
-            self.settled = found.settled
+            self.settled = lines
             if may_unite(config, captured) and self.luck.random() < 0.5:
-                self._fold(found.rows, tail)
+                self._fold(pa.concat_tables(found.rows.parts()), tail)
         return Result(
             rows=[row for row, *_ in evident],
             watermarks=found.watermarks,
@@ -249,21 +260,20 @@ class Audit:
         config: AuditConfig,
         captured: Any,
         commit: Commit,
-        evident: list[tuple],
+        numbered: pa.Table,
+        lines: pa.Table,
         tail_notes: pa.Table,
         notes: pa.Table,
     ) -> tuple[Findings, dict[str, Any]]:
         """As the job does after it has reconciled: doubts, settled verdicts, watermarks and the summary."""
-        rows, now_ms = evident_rows(evident), captured.taken_ms
+        rows, now_ms = View(Windows(numbered, 3), rows_of, ["state"]), captured.taken_ms
         untrusted = counts_of(tail_notes, NOTE_UNTRUSTED)
         since_ms = now_ms - DEFAULT_HORIZON_MS
         doubts = doubts_of(config, captured, commit, untrusted, {}, rows, [], now_ms, since_ms)
-        settlement = settle(rows, self.settled, config.topics, now_ms)
-        rows = settlement.numbered(rows)
-        watermarks = watermarks_of(rows, settlement.table, streams_of(config, captured), [], config.topics)
+        watermarks = watermarks_of(rows, lines, streams_of(config, captured), [], config.topics)
         watermarks = doubts.held(watermarks, self.commit.watermarks)
-        deciding, older = split_older(rows, settlement.made_ms, since_ms)
-        found = Findings(rows, deciding, older, settlement.table, [], watermarks, doubts)
+        deciding, older = split_older(rows, since_ms)
+        found = Findings(rows, deciding, older, numbered, [], watermarks, doubts)
         summary = summarise(
             deciding,
             tiers=tiers_of(config),
@@ -356,8 +366,8 @@ class Audit:
         facts: pa.Table,
         cells: pa.Table,
         doubts: Any,
-    ) -> list[tuple]:
-        """(verdict, evidence) of every row."""
+    ) -> tuple[list[tuple], pa.Table]:
+        """((verdict, evidence) of every row, the rows numbered stream by stream, with their lines)."""
         reconciler = self._reconciler(config, captured, commit, doubts, cells)
         cells = cells.filter(pc.is_null(cells["note"]))
         by_stream = {
@@ -365,15 +375,39 @@ class Audit:
             for stream in cells["stream"].unique().to_pylist()
         }
         told = {row["stream"]: row for row in facts.to_pylist()}
+        lines, _ = self._earlier(config)
         rows: list[tuple] = []
+        numbered = [NUMBERED_SCHEMA.empty_table()]
+
+        def number(stream: str, own: list[tuple]) -> None:
+            theirs = lines.filter(pc.equal(lines["stream"], stream))
+            numbered.append(number_rows(evident_rows(own), theirs, captured.taken_ms))
+            rows.extend(own)
+
         with mock.patch.object(stream_cells, "FEW_CELLS", 0):  # as of streams that have many
-            for stream in sorted({*by_stream, *told}):
+            for stream in sorted({*by_stream, *told, *lines["stream"].to_pylist()} - {""}):
                 known = [told[stream]] if stream in told else []
-                rows += reconciler.verdicts(by_stream.get(stream, CELL_SCHEMA.empty_table()), known)
+                cells = by_stream.get(stream, CELL_SCHEMA.empty_table())
+                number(stream, list(reconciler.verdicts(cells, known)) if known or cells.num_rows else [])
         streams = captured.ledger.streams.values()
-        for topic in config.topics:
-            rows += [(row,) for row in roster_rows(config.roster(), streams, topic, WINDOW_MS)]
-        return rows
+        owed = [
+            (row,)
+            for topic in config.topics
+            for row in roster_rows(config.roster(), streams, topic, WINDOW_MS)
+        ]
+        number("", owed)
+        return rows, pa.concat_tables(numbered)
+
+    def _earlier(self, config: AuditConfig) -> tuple[pa.Table, pa.Table]:
+        before = SETTLED_SCHEMA.empty_table() if self.settled is None else self.settled
+        return earlier_lines(before, config.topics)
+
+    def _require_settled(
+        self, config: AuditConfig, captured: Any, evident: list[tuple], lines: pa.Table, rows: pa.Table
+    ) -> None:
+        """What streams were numbered one by one is what they are together."""
+        whole = settle(evident_rows(evident), self.settled, config.topics, captured.taken_ms)
+        assert (whole.table, whole.rows) == (lines, reported(rows))
 
     def _reconciler(
         self, config: AuditConfig, captured: Any, commit: Commit, doubts: Any, cells: pa.Table

@@ -74,6 +74,14 @@ def test_everything_carried_is_proven_and_a_rerun_changes_nothing(spark, world, 
     assert sorted(str(path) for path in world.config.state.rglob("*")) == before
 
 
+def test_where_nothing_was_sent_nothing_is_proven_and_a_rerun_changes_nothing(spark, world):
+    first = audit(world)
+    assert (first.exit_status, first.summary["verdict"]) == (2, "UNKNOWN")
+    before = sorted(str(path) for path in world.config.state.rglob("*"))
+    assert audit(world).summary == first.summary
+    assert sorted(str(path) for path in world.config.state.rglob("*")) == before
+
+
 def test_lost_and_repeated_records_are_named_with_the_hop_and_never_netted(spark, world, streams):
     from_ewr, from_jfk = streams
     world.carry(from_ewr, lose=[5, 17, 18], repeat=[33, 34, 35])

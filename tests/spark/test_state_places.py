@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import threading
 from pathlib import Path
@@ -12,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from millrace.audit import explain, job, status
+from millrace.audit.keeping import verdict_files
 from millrace.audit.keeping.hadoop_files import HadoopFiles
 from millrace.audit.keeping.state import Commit, CommitConflict, StateFolder
 from millrace.audit.keeping.state_files import LocalFiles
+from millrace.audit.keeping.verdict_files import row_files
 from tests.waiting import patience
 
 pytestmark = pytest.mark.java
@@ -44,6 +47,7 @@ def hadoop_place(spark, tmp_path) -> str:
 def test_the_whole_job_runs_with_its_state_at_a_uri(
     spark, world, stream, hadoop_place, tmp_path, monkeypatch
 ):
+    monkeypatch.setattr(verdict_files, "PART_ROWS", 1)  # rows are read while the report is written
     there = f"file://{tmp_path}/remote-report"
     world.config = world.config.model_copy(update={"state": hadoop_place, "report": there})
     first = audit(world)
@@ -160,10 +164,11 @@ class CutOff:
 
 
 def test_a_job_cut_off_at_any_step_leaves_the_next_one_the_same_verdicts(spark, world, stream, monkeypatch):
-    """The steps that change the state: facts, cells made durable, verdicts, the commit."""
+    """The steps that change the state: facts, cells made durable, verdicts made durable, the lines that no
+    stream has, the commit."""
     undisturbed = audit(world)
     original = StateFolder.open.__func__
-    for step, after in ((1, False), (2, False), (3, False), (4, False), (4, True)):
+    for step, after in ((1, False), (2, False), (3, False), (4, False), (5, False), (5, True)):
         state = world.config.report.parent / f"cut-{step}-{after}"
         world.config = world.config.model_copy(update={"state": state})
 
@@ -205,6 +210,32 @@ def test_a_disk_that_is_full_is_one_line_and_the_last_good_state_stays(spark, wo
     after = audit(world)
     assert after.summary["counts"]["seen"] == {"ewr": 70, "jfk": 0, "agg": 68}
     assert after.summary["counts"]["duplicates"] == 0
+
+
+@pytest.mark.parametrize("lenient", ["false", "true"])
+def test_verdicts_that_cannot_be_read_again_are_one_line_and_the_last_good_state_stays(
+    spark, world, stream, request, lenient
+):
+    """Also where Spark is set to pass over such files."""
+    for name in ("spark.sql.files.ignoreCorruptFiles", "spark.sql.files.ignoreMissingFiles"):
+        request.addfinalizer(functools.partial(spark.conf.unset, name))
+        spark.conf.set(name, lenient)
+    assert audit(world).exit_status == 1
+    state = StateFolder.open(world.config.state)
+    latest = state.latest()
+    path = world.config.state / row_files(latest.verdicts)[0]
+    path.with_name(f".{path.name}.crc").unlink()
+    whole = path.read_bytes()
+    for content in (whole[:-20], None):
+        path.unlink()
+        if content is not None:
+            path.write_bytes(content)
+        failed = audit(world)
+        assert failed.exit_status == 3 and "\n" not in failed.problem
+        assert str(path) in failed.problem and "state" in failed.problem
+        assert state.latest() == latest
+    path.write_bytes(whole)
+    assert audit(world).exit_status == 1
 
 
 def test_what_a_person_mistyped_is_named(spark, world, stream, tmp_path: Path):

@@ -44,7 +44,9 @@ CALLED_BACK = {
     "format_commands": "typer.core.TyperGroup",
     "get_buffer": "asyncio.BufferedProtocol",
     "pause_writing": "asyncio.BufferedProtocol",
+    "readable": "io.IOBase",
     "resume_writing": "asyncio.BufferedProtocol",
+    "seekable": "io.IOBase",
     "redirect_request": "urllib.request.HTTPRedirectHandler",
 }
 """Methods that a base class of somebody else calls."""

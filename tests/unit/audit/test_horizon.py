@@ -8,6 +8,8 @@ import pyarrow as pa
 import pytest
 
 from millrace.audit.reconciliation.horizon import DEFAULT_HORIZON_MS, split_older
+from millrace.audit.reconciliation.row_parts import parts_of
+from millrace.audit.reconciliation.settled import unnumbered
 from millrace.audit.reconciliation.verdict_rows import verdict_rows
 from millrace.audit.reconciliation.verdicts import FELL_SILENT, Verdict, WindowState, WindowVerdict
 from millrace.audit.report.sentences import older_findings
@@ -110,8 +112,9 @@ def found(verdict: Verdict, start_ms: int | None = 0, stream: str = "01", **more
 )
 def test_a_finding_is_history_when_it_was_told_for_long_and_is_of_long_ago(each, made_ms, is_older):
     beside = found(Verdict.PROVEN, 2000)
-    rows = verdict_rows([beside, each, beside])
-    deciding, older = split_older(rows, pa.array([None, made_ms, None], pa.int64()), SINCE_MS)
+    rows = unnumbered(verdict_rows([beside, each, beside]))
+    rows = rows.set_column(rows.num_columns - 1, "settled_ms", pa.array([None, made_ms, None], pa.int64()))
+    deciding, older = (pa.concat_tables(parts_of(each)) for each in split_older(rows, SINCE_MS))
     assert (deciding.num_rows, older.num_rows) == ((2, 1) if is_older else (3, 0))
     assert not is_older or older["verdict"].to_pylist() == [str(each.verdict)]
-    assert split_older(rows, pa.array([None, made_ms, None], pa.int64()), None)[1].num_rows == 0
+    assert split_older(rows, None)[1].num_rows == 0

@@ -1,11 +1,12 @@
 import itertools
 
 from millrace.audit.contract.events import CLOSED, HEARTBEAT, StreamFacts
-from millrace.audit.reconciliation.settled import SETTLED_SCHEMA, settle, without
+from millrace.audit.reconciliation.settled import SETTLED_SCHEMA, without
 from millrace.audit.reconciliation.verdict_rows import verdict_rows
 from millrace.audit.reconciliation.verdicts import FELL_SILENT, Verdict, WindowState, WindowVerdict
 from millrace.audit.reconciliation.watermark import Waiver, completeness_watermark
 from millrace.audit.runs.watermarks import watermarks_of
+from tests.settling import settle
 
 
 def row(start_ms, verdict=Verdict.PROVEN, state=WindowState.SETTLED, **changes):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from millrace.audit.config import duration_text, load_config, parse_config, parse_duration_ms
-from millrace.audit.job import check_window
 from millrace.audit.keeping.state import Commit
+from millrace.audit.runs.state_checks import check_window
 from millrace.audit.spark.read_options import parse_options
 from millrace.broker.errors import ConfigError
 

@@ -8,11 +8,12 @@ import json
 import pyarrow as pa
 import pytest
 
-from millrace.audit.keeping.upkeep import prune_facts, split_late
+from millrace.audit.keeping.upkeep import late_counts, prune_facts
+from millrace.audit.reconciliation.settled import rows_of
 from millrace.audit.reconciliation.verdict_rows import verdict_rows
 from millrace.audit.reconciliation.verdicts import Verdict
 from millrace.audit.report.summary import summarise
-from millrace.audit.runs.copied_headers import foreign_notes, split_foreign
+from millrace.audit.runs.copied_headers import foreign_counts, foreign_notes
 from millrace.audit.runs.fact_rows import facts_table
 from millrace.audit.runs.reconciling import streams_of
 from millrace.audit.scanning.cell_rows import CELL_SCHEMA
@@ -49,7 +50,8 @@ def told(captured, cells, settings):
     """As the workers tell it and the driver takes it: (rows, copies)."""
     job = run_of(captured, settings)
     table = table_of(cells)
-    return split_foreign(verdicts_of(_reconciler(job, job.before), table, job.facts))
+    rows = verdicts_of(_reconciler(job, job.before), table, job.facts)
+    return rows_of(rows), foreign_counts(rows)
 
 
 def test_copies_in_another_topic_leave_the_stream_proven_and_are_counted(captured):
@@ -118,5 +120,6 @@ def test_a_copy_of_a_record_whose_evidence_was_pruned_is_not_late(captured):
     pruned = prune_facts(captured.ledger, {}, {("flights", 0): {stream: 60_000}}, before, 60_000)
     facts = facts_table(captured.ledger, captured.origins, pruned)
     table = table_of(COPIES)
-    rows, copies = split_foreign(verdicts_of(_reconciler(job, job.before), table, facts))
-    assert split_late(rows)[1] == {} and sum(copies.values()) == 3
+    rows = verdicts_of(_reconciler(job, job.before), table, facts)
+    copies = foreign_counts(rows)
+    assert late_counts(rows) == {} and sum(copies.values()) == 3

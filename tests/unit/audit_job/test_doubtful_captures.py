@@ -27,12 +27,10 @@ from millrace.audit.job import (
     _judge,
     _reconcile,
     _reconciler,
-    check_clusters,
-    check_names,
-    check_window,
 )
 from millrace.audit.keeping.state import Commit, ReadPosition, StateFolder, UnreadNote
 from millrace.audit.reconciliation.reconcile import Passage
+from millrace.audit.reconciliation.settled import unnumbered
 from millrace.audit.reconciliation.verdict_rows import verdict_rows
 from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
 from millrace.audit.runs import capture as capture_module
@@ -40,11 +38,13 @@ from millrace.audit.runs.capture import Capture, MirrorPosition, PartitionPin
 from millrace.audit.runs.fact_rows import facts_table
 from millrace.audit.runs.reading_plan import passages, plan_ranges
 from millrace.audit.runs.reconciling import streams_of
+from millrace.audit.runs.state_checks import check_clusters, check_names, check_window
 from millrace.audit.runs.untrusted import Doubts
 from millrace.audit.scanning.cell_rows import CELL_SCHEMA
 from millrace.audit.scanning.cells import Cell
 from millrace.broker.errors import ConfigError, MillraceError
 from tests.cells import encode_bitmaps, table_of
+from tests.settling import OnePart
 from tests.verdicts import overall_verdict
 
 STREAM, SESSION = "00000000000000ab", "00000000000000cd"
@@ -413,13 +413,17 @@ def test_a_promise_bounds_the_watermark_where_the_source_calls_the_topic_otherwi
     settings, captured = renamed()
     job = run_of(captured, settings)
     job.state = StateFolder.open(tmp_path)
-    assert _judge(job, verdict_rows([proven(0), proven(10)]), Doubts()).watermarks == {"flights": 10}
+    assert _judge(job, unnumbered(verdict_rows([proven(0), proven(10)])), Doubts()).watermarks == {
+        "flights": 10
+    }
 
 
 def test_a_producer_of_the_roster_is_heard_where_the_source_calls_the_topic_otherwise():
     settings, captured = renamed()
     found = SimpleNamespace(
-        notes=lambda tail: CELL_SCHEMA.empty_table(), reconcile=lambda _: verdict_rows([proven(0)])
+        notes=lambda tail: CELL_SCHEMA.empty_table(),
+        reconcile=lambda *_: OnePart(unnumbered(verdict_rows([proven(0)]))),
     )
-    rows = _reconcile(None, run_of(captured, settings), Commit(), found).to_pylist()
+    (rows,) = _reconcile(None, run_of(captured, settings), Commit(), found).parts()
+    rows = rows.to_pylist()
     assert [(row["producer"], row["verdict"]) for row in rows] == [("AA", "PROVEN")]

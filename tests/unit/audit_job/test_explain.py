@@ -17,7 +17,7 @@ from millrace.audit.explain import MOST_PROVEN, explain, lines
 from millrace.audit.keeping.state import Commit, StateFolder
 from millrace.audit.keeping.waivers import give_waiver
 from millrace.audit.reconciliation.neighbours import MOST_OF_STREAM, Neighbourhood
-from millrace.audit.reconciliation.settled import SETTLED_SCHEMA, settle, without
+from millrace.audit.reconciliation.settled import SETTLED_SCHEMA, without
 from millrace.audit.reconciliation.verdict_rows import Evidence, evident_rows, iso_time, verdict_rows
 from millrace.audit.reconciliation.verdicts import PRODUCED, Verdict, WindowState
 from millrace.audit.report.console import console_lines
@@ -29,6 +29,7 @@ from millrace.broker.errors import ConfigError
 from millrace.deploy.commands.audit import app
 from tests.browser.report_data import CONTROL, HOUR_MS, START_MS, TIERS, rich, row
 from tests.cells import encode_bitmaps
+from tests.settling import settle
 
 HOP = ("ewr", "agg")
 
@@ -98,7 +99,7 @@ def written(tmp_path: Path, *rows: Any, cells: Any = (), waivers: Any = (), fold
         each["repeats"] = []
     state.write_table("cells/1/part.parquet", pa.Table.from_pylist(content, CELL_SCHEMA))
     state.write_table("verdicts/1.parquet", pa.Table.from_pylist(list(folded), SETTLED_SCHEMA))
-    state.commit(Commit(1, 0, HOUR_MS, ["cells/1/part.parquet"], verdicts="verdicts/1.parquet"))
+    state.commit(Commit(1, 0, HOUR_MS, ["cells/1/part.parquet"], verdicts=["verdicts/1.parquet"]))
     return config
 
 
@@ -245,7 +246,7 @@ def test_a_waiver_that_was_given_after_the_run_is_told_with_what_it_was_given_fo
     state = StateFolder.open(config.state)
     settled = settle(verdict_rows([lost]), None, ["orders"], 1).table
     state.write_table("verdicts/2.parquet", settled)
-    state.commit(Commit(2, 0, HOUR_MS, ["cells/1/part.parquet"], verdicts="verdicts/2.parquet"))
+    state.commit(Commit(2, 0, HOUR_MS, ["cells/1/part.parquet"], verdicts=["verdicts/2.parquet"]))
     give_waiver(state, "orders", START_MS, "ann", "too early", 1_000)
     give_waiver(state, "orders", START_MS, "dana", "replayed by hand", 2_000)
     told = "\n".join(run(config, "orders", "2026-03-02"))
@@ -261,11 +262,11 @@ def test_a_waiver_is_judged_with_what_is_left_of_pruned_streams_as_the_run_judge
     state = StateFolder.open(config.state)
     settled = settle(verdict_rows([first]), None, ["orders"], 1).table
     state.write_table("verdicts/2.parquet", settled)
-    state.commit(Commit(2, 0, HOUR_MS, ["cells/1/part.parquet"], verdicts="verdicts/2.parquet"))
+    state.commit(Commit(2, 0, HOUR_MS, ["cells/1/part.parquet"], verdicts=["verdicts/2.parquet"]))
     give_waiver(state, "orders", START_MS, "dana", "replayed by hand", 2_000)
     assert "WAIVED by dana" in "\n".join(run(config, "orders", "2026-03-02"))
     state.write_table("verdicts/3.parquet", without(settled, [("orders", START_MS)]))
-    state.commit(Commit(3, 0, HOUR_MS, ["cells/1/part.parquet"], verdicts="verdicts/3.parquet"))
+    state.commit(Commit(3, 0, HOUR_MS, ["cells/1/part.parquet"], verdicts=["verdicts/3.parquet"]))
     assert "WAIVED (lapsed: it has got worse since) by dana" in "\n".join(run(config, "orders", "2026-03-02"))
 
 

@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millrace.audit.reconciliation.settled import revisions_of, settle, settled_now, table_digest, without
-from millrace.audit.reconciliation.verdict_rows import VERDICT_SCHEMA, Evidence, evident_rows, verdict_rows
+from millrace.audit.keeping.upkeep import late_row
+from millrace.audit.reconciliation import row_keys, settled
+from millrace.audit.reconciliation.settled import (
+    LINE_SCHEMA,
+    earlier_lines,
+    lines_digest,
+    lines_of,
+    revisions_of,
+    rows_of,
+    settled_now,
+    without,
+)
+from millrace.audit.reconciliation.verdict_rows import (
+    ROW_SCHEMA,
+    VERDICT_SCHEMA,
+    Evidence,
+    evident_rows,
+    verdict_rows,
+)
 from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
+from millrace.audit.runs.copied_headers import foreign_rows
+from millrace.audit.runs.fact_rows import FACT_SCHEMA
+from millrace.audit.scanning.cell_rows import CELL_SCHEMA
+from millrace.audit.spark import spark_cells
+from millrace.audit.spark.spark_cells import numbered_verdicts
+from tests.settling import Windows, settle
 
 TOPICS = ["flights"]
 LOST = {("ewr", "agg"): ((3, 3),)}
@@ -29,20 +54,34 @@ def test_a_verdict_that_stays_keeps_its_number_and_the_time_it_was_made():
     second = settle(rows(row()), first.table, TOPICS, 200)
     assert second.numbers.to_pylist() == [1]
     assert second.table.to_pylist()[0]["settled_ms"] == 100
-    assert table_digest(first.table) == table_digest(second.table)
-    assert revisions_of(second.table) == []
+    assert lines_digest(first.table) == lines_digest(second.table)
+    assert revisions_of(second.table) == ([], 0)
 
 
 def test_late_data_makes_a_numbered_revision_that_names_both_verdicts():
     first = settle(rows(row()), None, TOPICS, 100)
     changed = row(verdict=Verdict.DUPLICATE, extra_copies={"agg": 1}, duplicates={"agg": ((3, 3),)})
     second = settle(rows(changed), first.table, TOPICS, 200)
-    assert second.numbers.to_pylist() == [2] and table_digest(first.table) != table_digest(second.table)
-    (told,) = revisions_of(second.table)
+    assert second.numbers.to_pylist() == [2] and lines_digest(first.table) != lines_digest(second.table)
+    (told,), _ = revisions_of(second.table)
     assert (told["revision"], told["before"], told["after"]) == (2, "PROVEN", "DUPLICATE")
     assert told["window_start"] == "1970-01-01T00:00:00Z"
     third = settle(rows(changed), second.table, TOPICS, 300)
-    assert third.numbers.to_pylist() == [2] and revisions_of(third.table) == [told]
+    assert third.numbers.to_pylist() == [2] and revisions_of(third.table) == ([told], 0)
+
+
+def test_of_very_many_revisions_those_made_last_are_named_and_the_others_counted(monkeypatch):
+    """An outage that is made good revises every window since; the driver holds as many as it names."""
+    starts = range(0, 80, 10)
+    table = settle(rows(*(row(start, verdict=Verdict.UNKNOWN) for start in starts)), None, TOPICS, 1).table
+    for now_ms, good in ((2, 60), (3, 70)):
+        told = (row(at, Verdict.PROVEN if at < good else Verdict.UNKNOWN) for at in starts)
+        table = settle(rows(*told), table, TOPICS, now_ms).table
+    whole, _ = revisions_of(table)
+    assert len(whole) == 7
+    monkeypatch.setattr(settled, "MOST_REVISED", 2)
+    for parted in (table, Windows(table, 3)):
+        assert revisions_of(parted) == ([whole[0], whole[6]], 5)
 
 
 def test_more_of_the_same_is_a_revision_too_but_reasons_and_places_are_not():
@@ -59,7 +98,7 @@ def test_an_open_window_has_no_number_and_one_that_opens_again_keeps_its_last_ve
     assert first.numbers.to_pylist() == [0] and first.table.num_rows == 0
     settled = settle(rows(row()), first.table, TOPICS, 2)
     again = settle(rows(row(state=WindowState.OPEN)), settled.table, TOPICS, 3)
-    assert again.numbers.to_pylist() == [1] and revisions_of(again.table) == []
+    assert again.numbers.to_pylist() == [1] and revisions_of(again.table) == ([], 0)
     assert again.table.to_pylist() == [{**settled.table.to_pylist()[0], "open": True}]
 
 
@@ -71,15 +110,9 @@ def test_an_unknown_that_is_proven_by_now_is_open_until_its_producer_promises_an
     assert settled_now(arrived.table).num_rows == 0
     promised = settle(rows(row()), arrived.table, TOPICS, 3)
     assert promised.numbers.to_pylist() == [2] and settled_now(promised.table).num_rows == 1
-    assert [(each["before"], each["after"]) for each in revisions_of(promised.table)] == [
+    assert [(each["before"], each["after"]) for each in revisions_of(promised.table)[0]] == [
         ("UNKNOWN", "PROVEN")
     ]
-
-
-def test_a_table_of_an_older_program_has_no_windows_that_are_open_again():
-    first = settle(rows(row()), None, TOPICS, 1).table
-    assert settled_now(first.drop_columns(["open"])).num_rows == 1
-    assert settle(rows(row()), first.drop_columns(["open"]), TOPICS, 2).table == first
 
 
 def test_a_streams_own_row_goes_when_its_doubt_is_gone_and_a_topic_that_is_not_audited_goes_too():
@@ -165,18 +198,74 @@ def test_a_window_that_no_row_speaks_of_keeps_its_line_unless_it_was_pruned():
 
 
 def test_the_report_has_the_numbers_and_nothing_of_how_they_are_known():
-    told = rows(row(), row(10, state=WindowState.OPEN))
-    numbered = settle(told, None, TOPICS, 1).numbered(told)
+    numbered = settle(rows(row(), row(10, state=WindowState.OPEN)), None, TOPICS, 1).rows
     assert numbered.schema == VERDICT_SCHEMA
     assert numbered["revision"].to_pylist() == [1, 0]
 
 
 def test_equal_tables_have_one_digest_however_they_lie_in_memory():
     table = settle(rows(*(row(start) for start in range(0, 300, 10)), row(None)), None, TOPICS, 1).table
-    digest = table_digest(table)
+    digest = lines_digest(table)
     for cut in range(1, 20):
-        assert table_digest(pa.concat_tables([table.slice(0, cut), table.slice(cut)])) == digest
+        assert lines_digest(pa.concat_tables([table.slice(0, cut), table.slice(cut)])) == digest
         copied = pa.Table.from_pylist(table.slice(cut).to_pylist(), table.schema)
-        assert table_digest(table.slice(cut)) == table_digest(copied) != digest
+        assert lines_digest(table.slice(cut)) == lines_digest(copied) != digest
     other = table.set_column(0, "topic", pa.array([*["flights"] * 30, None]))
-    assert table_digest(other) != digest
+    assert lines_digest(other) != digest
+
+
+def test_a_line_beside_that_of_its_whole_window_stays_while_a_row_speaks_of_it():
+    """What a stream's late record says of a pruned window is revised as any other; the topic's line has its
+    sums once nothing is left of it."""
+    table = without(settle(rows(row(), row(10)), None, TOPICS, 1).table, [("flights", 0)])
+    late = settle(rows(row(stream="02"), row(10)), table, TOPICS, 2)
+    assert late.numbers.to_pylist() == [1, 1]
+    told = late.table.select(["window_start_ms", "stream", "folded"]).to_pylist()
+    assert [tuple(each.values()) for each in told] == [(0, "", True), (10, "01", False), (0, "02", False)]
+    again = settle(rows(row(stream="02", verdict=Verdict.LOSS, missing=LOST), row(10)), late.table, TOPICS, 3)
+    assert again.numbers.to_pylist() == [2, 1]
+    gone = settle(rows(row(10)), again.table, TOPICS, 4)
+    assert gone.table["stream"].to_pylist() == ["", "01"]
+
+
+def told_of(lines=None):
+    """What a worker is told of a stream beside its cells."""
+    facts = FACT_SCHEMA.empty_table()
+    kind = pa.struct(LINE_SCHEMA)
+    told = pa.array([], kind) if lines is None else lines.to_struct_array().cast(kind)
+    empty = {name: pa.nulls(len(told), FACT_SCHEMA.field(name).type) for name in FACT_SCHEMA.names}
+    beside = pa.table({**empty, "line": told})
+    return pa.concat_tables([facts.append_column("line", pa.nulls(0, kind)), beside])
+
+
+def test_a_stream_of_which_only_lines_are_left_keeps_them():
+    table = settle(rows(row(), row(10)), None, TOPICS, 1).table
+    lines, _ = earlier_lines(table, TOPICS)
+    numbered = numbered_verdicts(SimpleNamespace(now_ms=5), CELL_SCHEMA.empty_table(), told_of(lines))
+    assert rows_of(numbered).num_rows == 0 and lines_of(numbered) == table
+    nothing = numbered_verdicts(SimpleNamespace(now_ms=5), CELL_SCHEMA.empty_table(), told_of(lines), False)
+    assert nothing.num_rows == 0, "a backfill has no lines"
+
+
+def test_rows_that_only_count_open_nothing_and_have_no_number(monkeypatch):
+    """They have no window, as a stream's own row has none."""
+    own = row(None, Verdict.UNKNOWN, producer="")
+    lines, _ = earlier_lines(settle(rows(own), None, TOPICS, 1).table, TOPICS)
+    counting = [late_row("flights", "01", {"agg": 2}), *foreign_rows("01", {("flights", "agg"): 3})]
+    told = pa.concat_tables([rows(own), pa.Table.from_pylist(counting, ROW_SCHEMA)])
+    monkeypatch.setattr(spark_cells, "verdicts_of", lambda *_: told)
+    numbered = numbered_verdicts(SimpleNamespace(now_ms=5), CELL_SCHEMA.empty_table(), told_of(lines))
+    assert numbered["state"].to_pylist() == ["SETTLED", "PRUNED", "FOREIGN"]
+    assert numbered["revision"].to_pylist() == [1, 0, 0]
+
+
+def test_few_keys_are_found_as_many_are(monkeypatch):
+    """The last of equal lines counts, either way."""
+    names = ["topic", "start_ms"]
+    lines = pa.table([["a", "a", "b", "a"], [0, 10, 0, 0]], names)
+    keys = pa.table([["a", "b", "c", "a"], [0, 0, 0, 10]], names)
+    for most in (0, 500):
+        monkeypatch.setattr(row_keys, "FEW_ROWS", most)
+        assert row_keys.found(keys, lines).to_pylist() == [3, 2, None, 1]
+        assert row_keys.found(keys.slice(0, 0), lines).to_pylist() == []
+        assert row_keys.found(keys, lines.slice(0, 0)).to_pylist() == [None] * 4

@@ -49,6 +49,15 @@ org.apache.spark.api.python.PythonException: Traceback (most recent call last):
             "Caused by: java.io.IOException: expecting the object identifier for AES cipher\n\tat e",
             "could not be set up: IOException: expecting the object identifier for AES cipher",
         ),
+        (
+            "SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error while reading file "
+            "file:///state/cells/1/a.parquet.  SQLSTATE: KD001\n\tat d",
+            "file:///state/cells/1/a.parquet cannot be read; restore it",
+        ),
+        (
+            "[PATH_NOT_FOUND] Path does not exist: file:/state/cells/1/a.parquet. SQLSTATE: 42K03",
+            "do not find file:/state/cells/1/a.parquet: the state must lie",
+        ),
     ],
 )
 def test_expected_failures(said, line):

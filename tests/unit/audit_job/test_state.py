@@ -111,7 +111,7 @@ def test_a_state_of_version_1_is_read_as_it_is(tmp_path):
     }  # fmt: skip
     (tmp_path / "commits" / "00000004.json").write_bytes(guarded("commit", old))
     known = state.latest()
-    assert (known.number, known.verdicts, known.watermarks) == (4, "", {})
+    assert (known.number, known.verdicts, known.watermarks) == (4, [], {})
     assert known.offsets == {"ewr/flights/0": ReadPosition(5, "id")} and known.untrusted == {"what": 1}
 
 

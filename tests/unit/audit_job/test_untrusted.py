@@ -11,7 +11,7 @@ import pytest
 from millrace.audit.contract.events import EventLedger, StreamFacts
 from millrace.audit.keeping.state import StateDamaged, StateFolder
 from millrace.audit.keeping.untrusted_waivers import Accepted, accept, read_accepted, standing_accepted
-from millrace.audit.keeping.upkeep import LATE, aged, late_row, split_late
+from millrace.audit.keeping.upkeep import LATE, aged, late_counts, late_row
 from millrace.audit.keeping.waivers import read_waivers
 from millrace.audit.reconciliation.verdict_rows import VERDICT_SCHEMA
 from millrace.audit.report.console import console_lines
@@ -42,11 +42,11 @@ def test_a_watermark_stays_where_a_doubt_could_belong_to_its_topic(topic, expect
 def test_late_records_of_a_pruned_window_hold_back_the_topic_that_they_are_of():
     """One copy that comes years later must not end every other topic's proof."""
     row = late_row("flights", "00000000000000aa", {"agg": 1})
-    _, late = split_late(pa.Table.from_pylist([row], VERDICT_SCHEMA))
+    late = late_counts(pa.Table.from_pylist([row], VERDICT_SCHEMA))
     found = doubts(*doubts_of_counts(late, {}))
     assert found.held({"flights": 30, "orders": 40}, {"flights": 10}) == {"flights": 10, "orders": 40}
     nameless = late_row("", "00000000000000aa", {"agg": 1})  # of a stream that no event tells of any more
-    _, late = split_late(pa.Table.from_pylist([nameless], VERDICT_SCHEMA))
+    late = late_counts(pa.Table.from_pylist([nameless], VERDICT_SCHEMA))
     assert doubts(*doubts_of_counts(late, {})).held({"orders": 40}, {}) == {"orders": None}
 
 

@@ -17,14 +17,19 @@ from millrace.audit.contract.group_counts import Claim, group_doubts
 from millrace.audit.job import Findings, Run, _keep_verdicts, _leaving_no_trace
 from millrace.audit.keeping import upkeep
 from millrace.audit.keeping.state import Commit, StateFolder
+from millrace.audit.keeping.verdict_files import SettledLines
+from millrace.audit.keeping.waivers import Standing
 from millrace.audit.reconciliation.online_tiers import OnlineGroup
-from millrace.audit.reconciliation.settled import settle
+from millrace.audit.reconciliation.row_parts import parts_of
+from millrace.audit.reconciliation.settled import LINE_SCHEMA, lines_of, number_rows, rows_of, unnumbered
 from millrace.audit.reconciliation.verdict_rows import ClusterReading, Reconciler, verdict_rows
 from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
+from millrace.audit.reconciliation.watermark import Waiver
 from millrace.audit.runs.capture import Capture
 from millrace.audit.runs.fact_rows import PrunedWindows, events_of, facts_of, facts_table, restore_pruned
 from millrace.audit.scanning.cell_rows import CELL_SCHEMA
 from millrace.audit.spark.spark_cells import folded, verdicts_of
+from tests.settling import OnePart, settle
 
 STREAM, KEEP_MS, WINDOW_MS = "00000000000000ab", 1000, 10
 
@@ -216,32 +221,56 @@ def test_a_stream_is_not_forgotten_while_a_group_tells_of_it_and_has_no_rows():
     assert verdict_table(table, groups=groups).num_rows == 0
 
 
+class Cells:
+    """A run's, of which none is of the tail."""
+
+    def windows_of_tail(self):
+        return set()
+
+    def loose_files(self):
+        return ["cells/new"]
+
+    def fold(self, plan, rows, *, whole):
+        return ["cells/folded"]
+
+
+def test_what_the_roster_owes_of_a_pruned_window_is_in_its_line_and_nowhere_else(tmp_path):
+    """Counted twice, it would be more than the window was waived for."""
+    state = StateFolder.open(tmp_path)
+    owed = verdict_rows([row(at, Verdict.UNKNOWN, stream="", unreported=((1, 2),)) for at in (0, 10)])
+    rows = pa.concat_tables([verdict_rows([row(0)]), owed])
+    numbered, nothing = number_rows(rows, LINE_SCHEMA.empty_table(), 0), rows.slice(0, 0)
+    waived = [Standing(Waiver("flights", 0, "ops", "known", 1), stands=True)]
+    findings = Findings(numbered, numbered, nothing, numbered, waived, {})
+    captured = Capture(10**12, ledger_of((0, [1, 2, 3]), last=3))
+    of_roster = lines_of(number_rows(owed, LINE_SCHEMA.empty_table(), 0))
+    after = Commit(number=2, cells=["cells/new"])
+    _keep_verdicts(run_of(state, captured, owed=of_roster), after, Cells(), findings)
+    kept = pa.concat_tables(parts_of(SettledLines(state, after.verdicts), ["window_start_ms", "folded"]))
+    assert [tuple(line.values()) for line in kept.to_pylist()] == [(10, False), (0, True)]
+
+
 def test_the_cells_of_a_stream_that_is_forgotten_go_with_it(tmp_path):
     """Pruned and forgotten in one fold: what stays of its cells would come back as a stranger's."""
     state = StateFolder.open(tmp_path)
     cells = pa.Table.from_pylist([cell(0, [1, 2, 3])], CELL_SCHEMA)
     left = []
 
-    class Cells:
-        def windows_of_tail(self):
-            return set()
-
-        def loose_files(self):
-            return ["cells/new"]
-
-        def fold(self, plan, *, whole):
+    class Folded(Cells):
+        def fold(self, plan, rows, *, whole):
             assert whole, "the window may have cells anywhere"
             table = state.read_table(plan)
             left.append(folded(cells, table.filter(pc.equal(table["stream"], STREAM))))
-            return ["cells/folded"]
+            return super().fold(plan, rows, whole=whole)
 
     captured = Capture(10**12, ledger_of((0, [1, 2, 3]), last=3))
     rows = verdict_rows([row(0)])
-    findings = Findings(rows, rows, rows.slice(0, 0), settle(rows, None, ["flights"], 0).table, [], {})
+    numbered = number_rows(rows, LINE_SCHEMA.empty_table(), 0)
+    findings = Findings(rows, rows, rows.slice(0, 0), numbered, [], {})
     job, after = run_of(state, captured), Commit(cells=["cells/new"])
     ended, lasting = (("billing", "0" * 16, Claim(5, 0, at_ms)) for at_ms in (-(10**9), 10**12))
     after.claims = [ended, lasting]
-    _keep_verdicts(job, after, Cells(), findings)
+    _keep_verdicts(job, after, Folded(), findings)
     assert [each.num_rows for each in left] == [0] and after.claims == [lasting]
     assert after.cells == ["cells/folded"] and state.read_table(after.events).num_rows == 0
     with _leaving_no_trace(job):
@@ -283,9 +312,11 @@ def backfilled(tmp_path, monkeypatch, only, pruned=(0,), **kind):
     sequenced = kind.get("sequenced", True)
     cells = [cell(0, [1, 2, 3], sequenced), cell(10, [4, 5, 6], sequenced)]
     found = SimpleNamespace(
-        notes=lambda tail: CELL_SCHEMA.empty_table(), reconcile=lambda _: verdict_table(job.facts, cells)
+        notes=lambda tail: CELL_SCHEMA.empty_table(),
+        reconcile=lambda *_: OnePart(unnumbered(verdict_table(job.facts, cells))),
     )
-    return job, job_module._reconcile(None, job, Commit(), found).to_pylist()
+    (rows,) = job_module._reconcile(None, job, Commit(), found).parts()
+    return job, rows_of(rows).to_pylist()
 
 
 def test_a_backfill_of_all_that_was_pruned_of_a_stream_has_its_rows(tmp_path, monkeypatch):
@@ -318,7 +349,8 @@ def test_a_late_record_of_a_pruned_window_is_counted_and_makes_no_verdict():
     ledger = ledger_of((0, [1, 2, 3]), (10, [4, 5, 6]))
     pruned = pruned_at_0(ledger)
     table = facts_table(ledger, {STREAM: {"ewr"}}, pruned)
-    rows, late = upkeep.split_late(verdict_table(table, [cell(10, [4, 5, 6]), cell(0, [2])]))
+    told = verdict_table(table, [cell(10, [4, 5, 6]), cell(0, [2])])
+    rows, late = rows_of(told), upkeep.late_counts(told)
     assert late == {f"{upkeep.LATE}, in ewr, topic flights": 1}
     assert [(each["window_start_ms"], each["verdict"]) for each in rows.to_pylist()] == [(10, "PROVEN")]
 

@@ -13,11 +13,12 @@ from millrace.audit.keeping.waivers import (
     standing_waivers,
     waived_targets,
 )
-from millrace.audit.reconciliation.settled import settle, table_digest, without
+from millrace.audit.reconciliation.settled import lines_digest, without
 from millrace.audit.reconciliation.verdict_rows import verdict_rows
 from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
 from millrace.audit.status import lines, read_status
 from millrace.broker.errors import ConfigError
+from tests.settling import settle
 
 STREAM = "00000000000000aa"
 
@@ -40,8 +41,8 @@ def state_of(tmp_path, *verdicts):
     state.write_table("verdicts/run.parquet", table)
     state.commit(
         Commit(
-            number=1, at_ms=1000, window_ms=10, verdicts="verdicts/run.parquet",
-            verdicts_digest=table_digest(table), watermarks={"flights": 86_400_000},
+            number=1, at_ms=1000, window_ms=10, verdicts=["verdicts/run.parquet"],
+            verdicts_digest=lines_digest(table), watermarks={"flights": 86_400_000},
         )
     )  # fmt: skip
     return state

@@ -9,6 +9,7 @@ import pytest
 
 from millrace.audit import job
 from millrace.audit.config import parse_config
+from millrace.audit.runs.state_checks import check_place
 from millrace.audit.spark.masters import is_elsewhere
 from millrace.audit.spark.workers import Answer, ClockOff, judge, shared_folder
 from millrace.broker.errors import ConfigError
@@ -24,11 +25,11 @@ def config(state: str) -> Any:
 @pytest.mark.parametrize("master", ["spark://h:7077", "yarn", "k8s://https://h:443"])
 def test_a_folder_of_this_machine_is_refused_before_anything_starts(master, tmp_path: Path):
     with pytest.raises(ConfigError) as refused:
-        job.check_place(config(str(tmp_path)), master)
+        check_place(config(str(tmp_path)), master)
     line = str(refused.value)
     assert "state: got" in line and master in line and f"file://{tmp_path}" in line and "\n" not in line
     for shared in (HDFS, f"file://{tmp_path}"):
-        job.check_place(config(shared), master)
+        check_place(config(shared), master)
 
 
 @pytest.mark.java
@@ -40,14 +41,14 @@ def test_a_master_that_is_none_is_told_before_its_workers_are_thought_of(tmp_pat
 
 def test_a_report_beside_a_driver_in_the_cluster_is_refused():
     with pytest.raises(ConfigError, match=r"report: got .*there when the driver is gone"):
-        job.check_place(config(HDFS), "yarn", in_cluster=True)
-    job.check_place(config(HDFS).model_copy(update={"report": HDFS}), "yarn", in_cluster=True)
+        check_place(config(HDFS), "yarn", in_cluster=True)
+    check_place(config(HDFS).model_copy(update={"report": HDFS}), "yarn", in_cluster=True)
 
 
 @pytest.mark.parametrize("master", ["local", "local[4]", "local[*]", "local-cluster[2,1,1024]"])
 def test_workers_of_this_machine_find_its_folders(master, tmp_path: Path):
     assert not is_elsewhere(master)
-    job.check_place(config(str(tmp_path)), master)
+    check_place(config(str(tmp_path)), master)
 
 
 def test_only_a_mounted_folder_may_be_another_one_elsewhere():

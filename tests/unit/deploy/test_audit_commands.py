@@ -10,11 +10,12 @@ import pytest
 import yaml
 
 from millrace.audit.keeping.state import Commit, StateFolder
-from millrace.audit.reconciliation.settled import settle, table_digest
+from millrace.audit.reconciliation.settled import lines_digest
 from millrace.audit.reconciliation.verdict_rows import verdict_rows
 from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
 from millrace.audit.report.folder import note_failure
 from millrace.deploy import cli
+from tests.settling import settle
 
 START_MS = 1_356_998_400_000
 
@@ -35,7 +36,7 @@ def config(tmp_path: Path) -> Path:
     table = settle(verdict_rows(rows), None, ["flights"], 1).table
     state.write_table("verdicts/run.parquet", table)
     state.commit(
-        Commit(number=1, at_ms=5, verdicts="verdicts/run.parquet", verdicts_digest=table_digest(table))
+        Commit(number=1, at_ms=5, verdicts=["verdicts/run.parquet"], verdicts_digest=lines_digest(table))
     )
     return path
 

@@ -1,0 +1,214 @@
+"""A run's verdicts as files of the state: written by Spark's executors, read part by part.
+
+    verdicts/<run>/day=2013-01-02/…parquet   rows of streams (`settled.NUMBERED_SCHEMA`) by the day that their
+                                             stretch of time begins on (`row_layout`); `day=none` for those
+                                             without a window, `day=all` for all of them where they are few
+    verdicts/<run>/lines.parquet             lines that no stream has (`settled.SETTLED_SCHEMA`): what the
+                                             roster owes, and windows that earlier runs pruned
+    verdicts/<run>/pruned.parquet            lines of windows that this run pruned; their rows are still in
+                                             the files of their days, and count no more
+
+Up to version 5 of the state `verdicts/<run>.parquet` had all lines, those of streams too, and no rows: it is
+read as a file of lines. Within a file rows are in the order of their windows, so that a stretch of time is
+read without the rest. Whoever reads holds one part: some `PART_ROWS` rows, or one window.
+
+Called by `job`, `spark_cells`, `status`, `explain` and `waivers`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from millrace.audit.keeping.state import StateDamaged, StateFolder
+from millrace.audit.reconciliation.row_parts import in_order
+from millrace.audit.reconciliation.settled import (
+    LINE_COLUMNS,
+    NUMBERED_SCHEMA,
+    SETTLED_SCHEMA,
+    earlier_lines,
+    lines_but,
+    settled_now,
+)
+from millrace.broker.errors import MillraceError
+
+PART_ROWS = 1 << 18
+LINES, PRUNED = "lines.parquet", "pruned.parquet"
+_DAY = "/day="
+_START = "window_start_ms"
+
+
+def row_files(names: Sequence[str]) -> list[str]:
+    """Those of a commit's `verdicts` that have rows of streams."""
+    return [name for name in names if _DAY in name]
+
+
+def line_files(names: Sequence[str]) -> list[str]:
+    """Those that have lines."""
+    return [name for name in names if _DAY not in name]
+
+
+def pruned_files(names: Sequence[str]) -> list[str]:
+    """Those of the lines of windows whose rows count no more."""
+    return [name for name in names if name.endswith(f"/{PRUNED}")]
+
+
+def read_lines(state: StateFolder, names: Sequence[str], wanted: pc.Expression | None = None) -> pa.Table:
+    """What these files of lines have. Raises StateDamaged."""
+    tables = [state.read_table(name, wanted) for name in names]
+    return pa.concat_tables([SETTLED_SCHEMA.empty_table(), *(_whole(each) for each in tables)])
+
+
+def _whole(lines: pa.Table) -> pa.Table:
+    """An older program's lines do not tell what is open: nothing was open again."""
+    if "open" not in lines.column_names:
+        lines = lines.append_column("open", pa.repeat(False, lines.num_rows))
+    for name in ("folded", "open"):
+        told = pc.fill_null(lines[name], False)
+        lines = lines.set_column(lines.schema.get_field_index(name), name, told)
+    return lines.select(SETTLED_SCHEMA.names).cast(SETTLED_SCHEMA)
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A stretch of one file: the first and last window in it, None where it has none, and whether it has rows
+    without a window."""
+
+    file: str
+    number: int
+    bounds: tuple[int, int] | None
+    nulls: bool
+
+
+@dataclass(slots=True)
+class RowFiles:
+    """The rows of a run's files, as `row_parts.Parted`. Few enough are read once and held."""
+
+    state: StateFolder
+    files: Sequence[str]
+    _held: pa.Table | None = field(default=None, init=False)
+    _groups: list[_Group] = field(default_factory=list, init=False)
+    _cuts: list[tuple[int, int]] | None = field(default=None, init=False)
+
+    def parts(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        if self._cuts is None:
+            self._look()
+        if self._held is not None:
+            yield self._held if columns is None else self._held.select(list(columns))
+            return
+        for first, last in self._cuts or ():
+            wanted = [each for each in self._groups if each.bounds and _meet(each.bounds, first, last)]
+            inside = (pc.field(_START) >= first) & (pc.field(_START) <= last)
+            yield self._read(wanted, inside, columns)
+        yield self._read([each for each in self._groups if each.nulls], pc.field(_START).is_null(), columns)
+
+    def _look(self) -> None:
+        """Learn where which windows are, and cut them into parts."""
+        counts: Counter[int | None] = Counter()
+        for name in self.files:
+            with _reading(self.state, name) as file:
+                for number in range(file.num_row_groups):
+                    starts = file.read_row_group(number, columns=[_START])[_START]
+                    counts.update(_counted(starts))
+                    bounds = pc.min_max(starts).as_py()
+                    there = None if bounds["min"] is None else (bounds["min"], bounds["max"])
+                    self._groups.append(_Group(name, number, there, starts.null_count > 0))
+        self._cuts = list(cuts_of(counts, PART_ROWS))
+        if sum(counts.values()) <= PART_ROWS:
+            self._held = self._read(self._groups, None, None)
+
+    def _read(
+        self, groups: Sequence[_Group], wanted: pc.Expression | None, columns: Sequence[str] | None
+    ) -> pa.Table:
+        names = list(NUMBERED_SCHEMA.names if columns is None else columns)
+        read = list(dict.fromkeys([*names, _START]))
+        schema = pa.schema([NUMBERED_SCHEMA.field(name) for name in read])
+        found = [schema.empty_table()]
+        by_file: dict[str, list[int]] = {}
+        for each in groups:
+            by_file.setdefault(each.file, []).append(each.number)
+        for name, numbers in by_file.items():
+            with _reading(self.state, name) as file:
+                rows = file.read_row_groups(numbers, columns=read).select(read).cast(schema)
+            found.append(rows if wanted is None else rows.filter(wanted))
+        return in_order(pa.concat_tables(found)).select(names)
+
+
+def _counted(starts: pa.ChunkedArray) -> dict[int | None, int]:
+    return {row["values"]: row["counts"] for row in starts.value_counts().to_pylist()}
+
+
+def _meet(bounds: tuple[int, int], first: int, last: int) -> bool:
+    return bounds[0] <= last and first <= bounds[1]
+
+
+def cuts_of(counts: Mapping[int | None, int], most: int) -> Iterator[tuple[int, int]]:
+    """The first and last window of each part, of {window start: rows}. Pure."""
+    starts = sorted(start for start in counts if start is not None)
+    first = held = 0
+    for number, start in enumerate(starts):
+        if held and held + counts[start] > most:
+            yield starts[first], starts[number - 1]
+            first, held = number, 0
+        held += counts[start]
+    if starts:
+        yield starts[first], starts[-1]
+
+
+class _reading:
+    """A Parquet file of the state, closed behind who reads it. Raises StateDamaged."""
+
+    def __init__(self, state: StateFolder, name: str) -> None:
+        self._where = f"{state.where}/{name}"
+        self._state, self._name = state, name
+
+    def __enter__(self) -> pq.ParquetFile:
+        try:
+            self._file = pq.ParquetFile(self._state.files.source(self._name), pre_buffer=False)
+        except MillraceError:
+            raise
+        except (OSError, pa.ArrowException) as problem:
+            raise self._damaged(problem) from problem
+        return self._file
+
+    def __exit__(self, kind: object, problem: BaseException | None, trace: object) -> None:
+        self._file.close(force=True)
+        if isinstance(problem, OSError | pa.ArrowException) and not isinstance(problem, MillraceError):
+            raise self._damaged(problem) from problem
+
+    def _damaged(self, problem: BaseException) -> StateDamaged:
+        return StateDamaged(
+            f"{self._where} cannot be read ({' '.join(str(problem).split())[:200]}); "
+            "restore it, or move the newest commit away to go back one run"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SettledLines:
+    """The settled lines of a commit's `verdicts` (SETTLED_SCHEMA), as `row_parts.Parted`; they have no
+    `state`, for all are settled. A pruned window's line is not in the part of what came for it since."""
+
+    state: StateFolder
+    names: Sequence[str]
+
+    def parts(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        names = SETTLED_SCHEMA.names
+        names = names if columns is None else [name for name in columns if name in names]
+        pruned = read_lines(self.state, pruned_files(self.names))
+        yield settled_now(read_lines(self.state, line_files(self.names))).select(names)
+        for part in RowFiles(self.state, row_files(self.names)).parts(LINE_COLUMNS):
+            yield settled_now(lines_but(part, pruned)).select(names)
+
+
+def own_lines(
+    state: StateFolder, names: Sequence[str], topics: Sequence[str] | None = None
+) -> tuple[pa.Table, pa.Table]:
+    """(LINE_SCHEMA of what the roster owed, SETTLED_SCHEMA of what was pruned) by these files, of these
+    topics or of all."""
+    lines = read_lines(state, line_files(names), pc.field("stream") == "")
+    return earlier_lines(lines, lines["topic"].unique().to_pylist() if topics is None else topics)
