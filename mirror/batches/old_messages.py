@@ -175,15 +175,16 @@ def believed(
         offset, following = claimed_offset(data, at), end_of_entry(data, at) or end
         is_last_here = len(data) - following < _OFFSET.size and log_end < NO_END
         is_first = expected == from_offset and offset >= expected
-        if is_last_here and is_first and not trusts_place:
-            return Believed(at, behind, waits=True)
         if not behind <= offset < log_end:
             break
+        if is_last_here and is_first and not trusts_place:
+            return Believed(at, behind, waits=True)
         if offset != expected or data[at + _ATTRIBUTES_POSITION] & _CODEC_MASK:
             if is_last_here:
                 claim = _claim(data, at, following) if is_first and not trusts_hole else None
                 is_behind_a_hole = claim is not None and claim.first > expected
-                if is_behind_a_hole or (not is_first and offset + 1 < log_end):
+                is_between = not is_first and offset >= expected and offset + 1 < log_end
+                if is_behind_a_hole or is_between:
                     return Believed(at, behind, waits=True)
             elif len(data) - following >= _OFFSET.size and claimed_offset(data, following) <= offset:
                 claim = _claim(data, at, following)

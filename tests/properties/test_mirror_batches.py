@@ -162,9 +162,9 @@ def carried(log: Log, sizes: list[int], limit: int, walk: BatchWalk) -> list[Con
     for number in range(MOST_ANSWERS):
         if pipeline.progress.settled_position == log.end:
             return found
-        size = max(sizes[number % len(sizes)], pipeline.needed_size)
+        size = max(sizes[number % len(sizes)], pipeline.doubt.needed_size)
         pipeline.accept(log.answer(pipeline.progress.fetch_offset, size))
-        assert pipeline.gap is None and pipeline.damage is None
+        assert pipeline.gap is None
         while target.queue:
             outgoing = target.queue[0]
             stamp_for_target(outgoing.batch, 9, 0, 0)
