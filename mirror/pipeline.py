@@ -627,12 +627,11 @@ class PartitionPipeline:
             self.runs.cut(to.offset, self._around.now_ms(), topic_id)
         self.progress.jump(to.offset, to.leader_epoch)
         self._forget_doubt()
-        self._batch_end = -1
         self._began = min(self._began, to.offset)  # what lies behind it in a shortened log is carried
         if to.origin is not None and to.origin != self.origin:
             self.origin = to.origin
             self._began = 0  # a topic that is made anew is carried as a whole
-            self._misplaced_up_to = -1
+            self._misplaced_up_to = self._batch_end = -1
             self.lag = LagSamples()  # the ends of another log say nothing of this one
 
     def _go_on(self) -> None:

@@ -175,10 +175,10 @@ def believed(
         offset, following = claimed_offset(data, at), end_of_entry(data, at) or end
         is_last_here = len(data) - following < _OFFSET.size and log_end < NO_END
         is_first = expected == from_offset and offset >= expected
-        if not behind <= offset < log_end:
-            break
         if is_last_here and is_first and not trusts_place:
             return Believed(at, behind, waits=True)
+        if not behind <= offset < log_end:
+            break
         if offset != expected or data[at + _ATTRIBUTES_POSITION] & _CODEC_MASK:
             if is_last_here:
                 claim = _claim(data, at, following) if is_first and not trusts_hole else None

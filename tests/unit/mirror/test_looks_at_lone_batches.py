@@ -141,6 +141,43 @@ def test_error_at_a_look_makes_no_gap_of_what_the_wire_has_damaged(monkeypatch: 
         assert (around.events, missing(log, found)) == ([], set())
 
 
+@pytest.mark.parametrize("at", [7, 25, 70])
+def test_wire_fault_at_a_look_makes_no_gap_of_a_hole(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """In what no checksum covers, in the header, and in a record."""
+    for most_given in (1, 1 << 20):
+        for number in range(8):
+            count = -1
+
+            def looked(_asked: FetchPosition, given: FetchedPartition, number: int = number) -> Any:
+                nonlocal count
+                count += 1
+                if count == number and len(given.records) > at:
+                    given.records[at] ^= 4
+                return given
+
+            log = in_files(LARGE, 3, 4, 8)
+            log.most_given = most_given
+            found, around = asyncio.run(carried(log, monkeypatch, 1, looked=looked))
+            assert (around.events, missing(log, found)) == ([], set()), number
+            assert all(offset == true for offset, true in found.items())
+
+
+def test_lone_batch_beyond_the_end_is_damage_also_where_one_is_known_to_be_misplaced() -> None:
+    """Nothing can be asked about an offset that the log does not have."""
+
+    async def story() -> None:
+        pipeline, _, _ = started()
+        pipeline._misplaced_up_to = 24
+        for _ in range(4):
+            assert pipeline.doubt.question is None
+            pipeline.accept(answer(batch(0, [9] * 30), end=24))
+        question = pipeline.take_question()
+        assert question is not None and question.suspect is None
+        assert "the log ends at 24" in question.reason
+
+    asyncio.run(story())
+
+
 class OpenTransaction(Log):
     """Up to `stable_end` for those that read committed data."""
 
