@@ -38,7 +38,8 @@ class Question:
     `suspect`: a whole batch, of which to find out whether it stands where it claims to; without one, where
     the next good batch from `offset` on begins. `needed_size`: an answer of so many bytes may tell (0: not
     known). `is_out_of_order`: offsets there contradict each other. `is_last`: looks found nothing wrong, and
-    it is refused still. `failed_count`: looks before this one that told nothing.
+    it is refused still. `unreadable_count`: looks before this one, in a row, that could not read what lies
+    behind the suspect.
     """
 
     offset: int
@@ -47,12 +48,13 @@ class Question:
     needed_size: int = 0
     is_out_of_order: bool = False
     is_last: bool = False
-    failed_count: int = 0
+    unreadable_count: int = 0
 
 
 class Found(NamedTuple):
     """What a look tells: `damage_end`, the offset of the first good batch behind damage (-1: no damage);
-    `is_in_order`, of the batch with that `mark` (none: nothing stands there); or neither, and why.
+    `is_in_order`, of the batch with that `mark` (none: nothing stands there); or neither, and why
+    (`is_unreadable_behind`: what lies behind the suspect is not given).
     `needed_size`: with so many bytes an answer shows it too (0: any). `misplaced_up_to`: a batch that cannot
     be believed stands before a good one and claims to reach up to that offset, so the source may give it
     first until then (-1: none does)."""
@@ -61,6 +63,7 @@ class Found(NamedTuple):
     is_in_order: bool = False
     mark: bytes = b""
     why_not: str = ""
+    is_unreadable_behind: bool = False
     needed_size: int = 0
     misplaced_up_to: int = -1
 
@@ -82,7 +85,7 @@ class Doubt:
     trusted: bytes = b""
     was_beyond_the_end: bool = False
     refusal_count: int = 0
-    failed_count: int = 0
+    unreadable_count: int = 0
     in_order_count: int = 0
 
     @property
@@ -120,7 +123,7 @@ class Doubt:
             self.needed_size = found.needed_size
             self.in_order_count += 1
         elif found.damage_end < 0 and question is not None:
-            self.failed_count += 1
+            self.unreadable_count = self.unreadable_count + 1 if found.is_unreadable_behind else 0
             self.refusal_count += 1
             self.reason = f"{question.reason}, and to look at it fails: {found.why_not}"
 
@@ -132,5 +135,5 @@ class Doubt:
             of.needed_size if of else 0,
             self.is_out_of_order,
             self.is_out_of_order and self.in_order_count >= MAX_TIMES_IN_ORDER,
-            self.failed_count,
+            self.unreadable_count,
         )

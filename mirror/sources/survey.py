@@ -37,6 +37,7 @@ from millrace.mirror.batches.placement import (
     Beginning,
     Suspect,
     beginning_at,
+    holds,
     reaches_before,
     reaching,
 )
@@ -51,11 +52,15 @@ log = structlog.get_logger("millrace.mirror.sources.survey")
 CANNOT_GIVE = frozenset(error.code for error in (CorruptMessage, KafkaStorageError, UnknownServerError))
 # Looks of one source at a time: each may hold MOST_OF_A_LOOK bytes, and one that is slow stops no other.
 LOOKS_AT_ONCE = 2
-# After so many looks at one place that told nothing, what a source does not give behind a batch is passed
-# over, and what it gives next counts: damage there, or a hole, must not hold up that batch for ever.
-MAX_FAILED = 3
+# After so many looks in a row that could not read what lies behind a batch, that is passed over, and what the
+# source gives next counts: damage there, or a hole, must not hold up the batch before it for ever.
+MAX_UNREADABLE = 5
 # Kafka gives nothing out of tiered storage to those that do not wait (before KIP-1018).
 WAIT_MS = 500
+
+
+class _UnreadableBehind(CorruptMessage):
+    """What lies behind a suspect is not given, though the log goes on."""
 
 
 class Surveyor:
@@ -74,7 +79,8 @@ class Surveyor:
                 return await _Look(self._cluster, self._spend, partition, topic_id, question).answer()
         except CLUSTER_FAILURES as error:
             log.warning("asking again", of=str(partition), error=str(error))
-            return Found(why_not=str(error))
+            is_unreadable_behind = isinstance(error, _UnreadableBehind)
+            return Found(why_not=str(error), is_unreadable_behind=is_unreadable_behind)
 
 
 class _Look:
@@ -202,14 +208,19 @@ class _Look:
     # --- a batch alone ---------------------------------------------------------------------------
 
     async def _is_contradicted(self, suspect: Suspect, offset: int) -> bool:
-        """Twice, as the wire may have been at fault."""
-        return await self._has_another(suspect, offset) and await self._has_another(suspect, offset)
+        """Asked twice, as the wire may have been at fault; where the two differ, neither counts."""
+        if not await self._has_another(suspect, offset):
+            return False
+        if not await self._has_another(suspect, offset):
+            raise CorruptMessage(
+                f"the source does not say the same twice of offset {suspect.next_offset - 1}"
+            )
+        return True
 
     async def _is_given(self, suspect: Suspect) -> bool:
         answer = await self._fetch(self._question.offset, _size_for(suspect))
         _raise_refusal(answer)
-        now = reaching(answer.records, self._question.offset)
-        return now is not None and _is_same(now, suspect)
+        return holds(answer.records, suspect.mark)
 
     async def _has_another(self, suspect: Suspect, offset: int) -> bool:
         """Whether the source gives another batch where a suspect, given at `offset`, claims to lie. That it
@@ -240,17 +251,19 @@ class _Look:
         at, is_unreadable = offset, False
         while at < log_end:
             answer = await self._fetch(at, 1)
-            if answer.error_code not in CANNOT_GIVE or self._question.failed_count < MAX_FAILED:
+            if answer.error_code not in CANNOT_GIVE:
                 _raise_refusal(answer)
             following = reaching(answer.records, at)
+            if following is not None and at > offset and len((await self._fetch(offset, 1)).records):
+                raise CorruptMessage(f"offset {offset} can be read again")
             if following is not None:
                 return following
-            if self._question.failed_count < MAX_FAILED:
-                raise _nothing_at(offset, log_end)
+            if self._question.unreadable_count < MAX_UNREADABLE:
+                raise _UnreadableBehind(f"the source gives nothing behind offset {offset - 1}")
             is_unreadable |= bool(answer.error_code)
             at = 2 * at - offset + 1
         if is_unreadable:
-            raise _nothing_at(offset, log_end)
+            raise _UnreadableBehind(f"the source gives nothing from offset {offset} up to {log_end}")
         return None
 
     # --- what is asked ---------------------------------------------------------------------------
@@ -284,13 +297,9 @@ def _size_for(suspect: Suspect) -> int:
     return larger_look(suspect.position + suspect.size)
 
 
-def _is_same(one: Suspect, other: Suspect) -> bool:
-    return one.mark == other.mark
-
-
 def _is_of(suspect: Suspect | None, found: Beginning | None) -> bool:
     batch = found.batch if found is not None else None
-    return suspect is not None and batch is not None and _is_same(batch, suspect)
+    return suspect is not None and batch is not None and batch.mark == suspect.mark
 
 
 def _nothing_at(offset: int, log_end: int) -> CorruptMessage:

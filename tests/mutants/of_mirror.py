@@ -146,8 +146,8 @@ OF_MIRROR = (
         name="compaction-taken-for-a-contradiction",
         promise="A batch that compaction rewrites between two looks is no damage.",
         file="mirror/sources/survey.py",
-        rule="        return now is not None and _is_same(now, suspect)\n",
-        instead="        return now is not None\n",
+        rule="        return holds(answer.records, suspect.mark)\n",
+        instead="        return len(answer.records) > 0\n",
         red=(
             f"{UNIT}/test_looks_at_lone_batches.py"
             "::test_error_at_a_look_makes_no_gap_of_a_batch_that_was_compacted",
@@ -179,7 +179,7 @@ OF_MIRROR = (
         name="error-at-a-look-is-agreement",
         promise="No error that a source answers a look with speaks for a batch.",
         file="mirror/sources/survey.py",
-        rule="            return Found(why_not=str(error))\n",
+        rule="            return Found(why_not=str(error), is_unreadable_behind=is_unreadable_behind)\n",
         instead="            return Found(is_in_order=True, mark=getattr(question.suspect, 'mark', b''))\n",
         red=(f"{UNIT}/test_looks_at_lone_batches.py::test_error_at_a_look_does_not_speak_for_a_batch",),
     ),

@@ -24,7 +24,7 @@ from millrace.mirror.batches.coalesce import BatchWalk
 from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.sources import survey as survey_module
 from millrace.mirror.sources.doubt import Found
-from millrace.mirror.sources.survey import MAX_FAILED
+from millrace.mirror.sources.survey import MAX_UNREADABLE
 from millrace.mirror.steady import steady_ms
 from tests.unit.mirror.old_entries import entry
 from tests.unit.mirror.pipeline_stage import answer, batch, started
@@ -373,7 +373,7 @@ def test_lone_batch_before_a_hole_that_reaches_the_end_of_the_log_is_carried(
 
         monkeypatch.setattr(survey_module, "fetch", fetch)
         surveyor, found = surveyor_of(Source(latest=24)), dict[int, int]()
-        for _ in range(MAX_FAILED + 4):
+        for _ in range(MAX_UNREADABLE + 4):
             pipeline.accept(log.answer(pipeline.progress.fetch_offset))
             await look(surveyor, pipeline)
             collect(target, found)
@@ -406,7 +406,7 @@ def test_errors_behind_a_lone_batch_are_no_word_of_it_however_often_they_come(
         monkeypatch.setattr(survey_module, "fetch", fetch)
         pipeline, target, around = started(GapClass.CORRUPT, began=6)
         surveyor = surveyor_of(Source(latest=24))
-        for _ in range(3 * MAX_FAILED):
+        for _ in range(3 * MAX_UNREADABLE):
             pipeline.accept(log.answer(6))
             assert await look(surveyor, pipeline)
         assert (target.offsets(), around.events, pipeline.gap) == ([], [], None)
