@@ -227,19 +227,19 @@ class _Look:
         comes alone says nothing: so do, in healthy logs, the last one of a file, from which no answer goes
         on, and each where the source's limit for an answer is smaller than two batches."""
         base_offset, end = suspect.base_offset, suspect.next_offset
-        # One that claims to begin before what was asked for is known by the offset before that.
-        within = offset - 1 if base_offset < offset else end - 1
-        answer = await self._fetch(within, _size_for(suspect))
-        _raise_refusal(answer)
-        log_end = answer.high_watermark
-        found = beginning_at(answer.records, within, log_end)
-        if not _is_of(suspect, found):  # the log may have grown since its end was read
-            log_end = max(log_end, end, await self._log_end())
+        # One that claims to begin before what was asked for is known by the offset before that, too.
+        for within in (offset - 1, end - 1) if base_offset < offset else (end - 1,):
+            answer = await self._fetch(within, _size_for(suspect))
+            _raise_refusal(answer)
+            log_end = answer.high_watermark
             found = beginning_at(answer.records, within, log_end)
-        if not _is_of(suspect, found):
-            if reaching(answer.records, within) is None:
-                raise _nothing_at(within, log_end)
-            return True  # another one, or itself where its neighbours speak against it
+            if not _is_of(suspect, found):  # the log may have grown since its end was read
+                log_end = max(log_end, end, await self._log_end())
+                found = beginning_at(answer.records, within, log_end)
+            if not _is_of(suspect, found):
+                if reaching(answer.records, within) is None:
+                    raise _nothing_at(within, log_end)
+                return True  # another one, or itself where its neighbours speak against it
         if found is not None and found.is_vouched_for:
             return False
         following = await self._next_from(end, log_end)
