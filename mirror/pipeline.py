@@ -35,10 +35,9 @@ from millrace.broker.protocol.batch import LOG_APPEND_TIME_BIT, iterate_batches
 from millrace.mirror.batches.coalesce import (
     NO_END,
     BatchWalk,
-    BehindAHole,
-    BeyondTheEnd,
     OutOfOrder,
     holds_whole_batch,
+    refuse_overlap,
 )
 from millrace.mirror.batches.intake import Prepared, prepare
 from millrace.mirror.batches.rebatch import BatchPath, split
@@ -48,7 +47,7 @@ from millrace.mirror.delivery.sink import Outgoing, Sink
 from millrace.mirror.gaps.gaps import Gap, GapClass, GapPolicy
 from millrace.mirror.gaps.open_gaps import OpenGap, OpenGaps, Origin, Resume
 from millrace.mirror.offsets.offset_map import Runs
-from millrace.mirror.sources.doubt import Doubt
+from millrace.mirror.sources.doubt import Doubt, Found, Question
 from millrace.mirror.sources.fetch_memory import Frame
 from millrace.mirror.sources.lag import LagSamples
 from millrace.mirror.steady import steady_ms
@@ -63,7 +62,6 @@ BetweenHook: TypeAlias = Callable[[str, str, int, memoryview], Sequence[bytes | 
 
 # A partition of whose batches none has got through for so long holds memory that others could use.
 STANDING_AFTER_MS = 1_000
-MAX_PAUSE_MS = 5_000
 # A record whose creation time is older than this is being replayed: latency cannot be told from it.
 LIVE_DATA_MS = 3_600_000
 # One record of a batch can be the reason for these, so halving the batch finds it.
@@ -139,9 +137,10 @@ class PartitionPipeline:
         self._around = surroundings
         self._between = between
         self._walk = BatchWalk(0) if between is not None else walk or BatchWalk()
-        self.damage: str | None = None
-        self._doubt = Doubt()
-        self.passes_over = False  # batches of this log that stand out of their place
+        self._doubt = Doubt(0)
+        self._is_looked_at = False
+        self._misplaced_up_to = -1  # what a batch claims that stands out of its place
+        self._batch_end = -1  # where the last batch ended that was taken whole
         self._bytes_per_offset = 0.0  # in the last answer; 0: not known
         self._written = Position(0, "", NO_TOPIC_ID, -1, 0)  # the position that is on record
         self._began = -1
@@ -168,6 +167,8 @@ class PartitionPipeline:
     def wants_fetch(self, steady_ms: int, cap: int) -> bool:
         """Whether to fetch now (by the steady clock), with at most `cap` bytes outstanding."""
         if self.state is not State.RUNNING or self.progress.is_blocked or steady_ms < self.retry_at_ms:
+            return False
+        if self.doubt.question is not None:
             return False
         outstanding = self.progress.outstanding_size
         return outstanding == 0 or (outstanding < cap and not self.stands(steady_ms))
@@ -229,37 +230,11 @@ class PartitionPipeline:
         return not progress.is_transactional or progress.position_to_write() is None
 
     @property
-    def is_out_of_order(self) -> bool:
-        """Whether what stands at the fetch offset, or stood there, claims offsets that cannot be its own."""
-        return self._doubt.is_out_of_order
-
-    @property
-    def stands_alone(self) -> bool:
-        """Whether what stands at the fetch offset comes alone behind a hole, though more lies behind it."""
-        return self._doubt.stands_alone
-
-    @property
-    def is_cleared_in_vain(self) -> bool:
-        """Whether another look at what stands at the fetch offset would tell nothing new."""
-        return self._doubt.is_cleared_in_vain
-
-    def cleared(self) -> None:
-        """A look found nothing wrong with what stands at the fetch offset: it is fetched again."""
-        self._doubt.times_cleared += 1
-        if self._doubt.stands_alone:
-            self.retry_at_ms = 0
-            self._moved()
-
-    @property
-    def doubt(self) -> str:
-        """Why what stands at the fetch offset is not taken, for people; "" where it is, or may be yet."""
-        return self._doubt.reason
-
-    @property
-    def needed_size(self) -> int:
-        """How much the next answer has to hold at least for what stands at the fetch offset to be told; 0: as
-        much as comes."""
-        return self._doubt.needed_size
+    def doubt(self) -> Doubt:
+        """Of what stands at the fetch offset."""
+        if self._doubt.offset != self.progress.fetch_offset:
+            self._forget_doubt()
+        return self._doubt
 
     @property
     def bytes_behind(self) -> int:
@@ -306,10 +281,11 @@ class PartitionPipeline:
         self.progress.close()
         self.progress = PartitionProgress(back_to.next_offset, back_to.leader_epoch, transactional=True)
         self.origin = Origin(back_to.cluster_id, back_to.topic_id)
+        self._misplaced_up_to = self._batch_end = -1  # where one stands out of its place is found out anew
         self._began = back_to.began
         self.runs.restart(back_to.next_offset, self._around.now_ms(), back_to.topic_id)
         self._written = back_to
-        self._doubt = Doubt()
+        self._forget_doubt()
         if is_at_gap:
             self._keep_extent()
         else:
@@ -359,43 +335,35 @@ class PartitionPipeline:
         from_offset = self.progress.fetch_offset
         max_size = self._around.max_batch_size(self.target.topic)
         log_end = fetched.high_watermark if fetched.high_watermark >= 0 else NO_END
+        doubt = self.doubt
+        passes_over, is_trusted = from_offset < self._misplaced_up_to, doubt.trusts(data)
         try:
+            if from_offset == self._batch_end and not passes_over and not is_trusted:
+                refuse_overlap(data, from_offset)
             for ready in prepare(
                 self._walk, data, fetched.aborted, from_offset, max_size, self._count, log_end,
-                self.passes_over, self._doubt.trusts_hole,
+                passes_over, is_trusted,
             ):  # fmt: skip
-                if self._doubt.is_out_of_order and ready.base_offset > self.progress.fetch_offset:
+                if self.doubt.is_out_of_order and ready.base_offset > self.progress.fetch_offset:
                     raise OutOfOrder("the source passes over a batch that it gave before, out of its place")
-                self._doubt = Doubt()
                 self._dispatch(ready, now_ms, fetched, frame)
                 if self.progress.is_blocked:
                     return
-            if not data and self._doubt.is_out_of_order and from_offset < log_end:
-                raise OutOfOrder("the source gives nothing where a batch stood that was out of its place")
+            if self.progress.fetch_offset > from_offset:
+                self._batch_end = self.progress.fetch_offset
+            if not data:
+                doubt.needed_size = 0
+                if doubt.is_out_of_order and from_offset < log_end:
+                    raise OutOfOrder("the source gives nothing where a batch stood that was out of its place")
             if self.progress.fetch_offset == from_offset and holds_whole_batch(data):
                 # It would be asked for, and answered so, for ever.
                 raise CorruptMessage(
                     f"the source answers with records that all lie before offset {from_offset}"
                 )
             if self.progress.fetch_offset == from_offset and data:
-                self._doubt.reason = f"the source gives only a part of the batch at offset {from_offset}"
-        except BehindAHole as error:
-            more_may_come = 0 <= error.claimed_end < stable_end
-            self._doubt.came_alone(len(data), error.needed_size, more_may_come=more_may_come)
-            if self._doubt.was_looked_at:
-                self.corrupt(str(error), steady_ms())
-            if self._doubt.stands_alone:
-                self.retry_at_ms = steady_ms() + MAX_PAUSE_MS  # the look ends that
-                self.damage = str(error)
-        except BeyondTheEnd as error:
-            # Taken for damage only when it is told twice: a source reads its end before the batches, and both
-            # may have grown in between.
-            if self._doubt.was_beyond_the_end:
-                self.corrupt(str(error), steady_ms())
-            self._doubt.was_beyond_the_end = True
+                doubt.reason = f"the source gives only a part of the batch at offset {from_offset}"
         except KafkaError as error:
-            self._doubt.is_out_of_order |= isinstance(error, OutOfOrder)
-            self.corrupt(str(error), steady_ms())
+            self.distrust(error)
         if (fetched_count := self.progress.fetch_offset - from_offset) > 0:
             self._bytes_per_offset = len(data) / fetched_count
 
@@ -459,15 +427,39 @@ class PartitionPipeline:
             return ready.max_timestamp, "create"
         return self.lag.first_seen_ms(ready.base_offset) or now_ms, "seen"
 
-    def corrupt(self, reason: str, steady_ms: int) -> None:
-        """What stands at the fetch offset cannot be trusted. It is fetched again first: the wire may have
-        been at fault. After that `damage` asks the source to find out how far it goes (`at_gap` follows)."""
-        self._doubt.fetches += 1
-        self._doubt.reason = reason
-        self.retry_at_ms = steady_ms + min(MAX_PAUSE_MS, 100 * self._doubt.fetches)
-        log.warning("fetching a batch again", of=str(self.partition), error=reason)
-        if self._doubt.is_damage:
-            self.damage = reason
+    def distrust(self, error: KafkaError) -> None:
+        """What stands at the fetch offset is not taken, for this reason. `doubt` says what is asked next."""
+        self.doubt.refused(error)
+        self._pause()
+        if self.doubt.reason:
+            log.warning("fetching a batch again", of=str(self.partition), error=self.doubt.reason)
+
+    def _pause(self) -> None:
+        pause_ms = self.doubt.pause_ms
+        self.retry_at_ms = steady_ms() + pause_ms if pause_ms else 0
+
+    def take_question(self) -> Question | None:
+        """What a look at the log is to find out now; `looked` follows. One look at a time."""
+        question = None if self._is_looked_at else self.doubt.question
+        self._is_looked_at |= question is not None
+        return question
+
+    def looked(self, question: Question, found: Found) -> bool:
+        """What came of a look; of one that nobody waits for any more (the partition has moved, its lane went
+        back) nothing does. Whether it is a gap from now on."""
+        self._is_looked_at = False
+        is_damage = False
+        if self.doubt.question is question:
+            self._misplaced_up_to = max(self._misplaced_up_to, found.misplaced_up_to)
+            self.doubt.answered(found)
+            self._pause()
+            if (end := found.damage_end) >= 0:
+                self.retry_at_ms = 0
+                epoch = self.progress.fetched_leader_epoch
+                self.at_gap(GapClass.CORRUPT, end, question.reason, resume_at=end, resume_epoch=epoch)
+                is_damage = self.gap is not None
+        self._moved()
+        return is_damage
 
     # --- from the sink ---------------------------------------------------------------------------
 
@@ -634,12 +626,12 @@ class PartitionPipeline:
             topic_id = (to.origin or self.origin).topic_id
             self.runs.cut(to.offset, self._around.now_ms(), topic_id)
         self.progress.jump(to.offset, to.leader_epoch)
-        self._doubt = Doubt()
+        self._forget_doubt()
         self._began = min(self._began, to.offset)  # what lies behind it in a shortened log is carried
         if to.origin is not None and to.origin != self.origin:
             self.origin = to.origin
             self._began = 0  # a topic that is made anew is carried as a whole
-            self.passes_over = False
+            self._misplaced_up_to = self._batch_end = -1
             self.lag = LagSamples()  # the ends of another log say nothing of this one
 
     def _go_on(self) -> None:
@@ -672,11 +664,13 @@ class PartitionPipeline:
     def _forget_gaps(self) -> None:
         """What they lie in has been forgotten and is fetched again: they will be met again."""
         self._gaps.forget()
-        self._doubt = Doubt()
+        self._forget_doubt()
         self.retry_at_ms = 0
-        self.damage = None
         if self.state in (State.SKIPPING, State.STOPPED):
             self._run()
+
+    def _forget_doubt(self) -> None:
+        self._doubt = Doubt(self.progress.fetch_offset)
 
     def _moved(self) -> None:
         self._settled.set()

@@ -31,7 +31,15 @@ from millrace.broker.protocol.records import load_compiler
 from millrace.broker.protocol.rewrite import warm_kernels as warm_rewrite_kernels
 from millrace.broker.telemetry.memory import release_compiler_pages
 from millrace.mirror.batches.old_messages import NO_END, believed, claimed_offset, end_of_entries
-from millrace.mirror.batches.placement import is_first_contradicted, start_at, verify_batch
+from millrace.mirror.batches.placement import (
+    Suspect,
+    is_first_contradicted,
+    overlapping,
+    start_at,
+    suspect_at,
+    verify,
+    verify_batch,
+)
 from millrace.mirror.batches.unpack import warm_kernels as warm_unpack_kernels
 
 if TYPE_CHECKING:
@@ -65,16 +73,19 @@ class BeyondTheEnd(CorruptMessage):
     """A batch that claims offsets which the log does not have."""
 
 
-class BehindAHole(CorruptMessage):
-    """A batch behind a hole in an answer that holds nothing else: only the next one can tell whether that is
-    one, or the batch's offset is wrong. In a log that is known to have such a batch, wherever it stands, and
-    any answer that does not tell which one is wanted. One of `needed_size` bytes may, where that is known.
-    `claimed_end`: the offset behind the batch, where it stands behind a hole."""
+class Unvouched(CorruptMessage):
+    """A whole batch (`suspect`) for which nothing in its answer speaks: alone and behind a hole, which may as
+    well be a wrong offset; alone anywhere, in a log that is known to have one out of its place; or one that
+    claims to begin before what is known to be another's end.
 
-    def __init__(self, message: str, needed_size: int = 0, claimed_end: int = -1) -> None:
+    Without `suspect`: an answer that does not tell which of its batches is wanted. One of `needed_size` bytes
+    may, where that is known.
+    """
+
+    def __init__(self, message: str, suspect: Suspect | None = None, needed_size: int = 0) -> None:
         super().__init__(message)
+        self.suspect = suspect
         self.needed_size = needed_size
-        self.claimed_end = claimed_end
 
 
 class StepKind:
@@ -152,7 +163,7 @@ class BatchWalk:
         """The steps of one partition's answer from `from_offset` on, as rows with the fields of `Step`, many
         at a time; a batch that is cut at the end is left for the next fetch, and so is one behind a hole
         whose successor the answer does not have, unless `log_end` is not given. Where it is all that there is
-        it is believed only with `trusts_hole`, otherwise BehindAHole is raised. `aborted` are the answer's
+        it is believed only with `trusts_hole`, otherwise Unvouched is raised. `aborted` are the answer's
         own (producer id, first offset).
 
         A batch that contradicts the one after it is refused, unless it begins where it must. `passes_over`:
@@ -212,7 +223,7 @@ class BatchWalk:
                 elif not found.waits:
                     raise _wrong_entry(claimed_offset(data, position), expected, log_end)
                 elif expected == from_offset:
-                    raise _alone(claimed_offset(data, position), claimed_offset(data, position) + 1, expected)
+                    raise _alone(data, position, expected)
                 if found.waits:
                     return
                 status = kernels.AGAIN
@@ -224,8 +235,7 @@ class BatchWalk:
             claimed = parse_header(data, position).next_offset
             raise BeyondTheEnd(f"a batch claims to end at {claimed}, and the log ends at {log_end}")
         elif status == kernels.ALONE:
-            header = parse_header(data, position)
-            raise _alone(header.base_offset, header.next_offset, int(self._state[kernels.STATE_OFFSET]))
+            raise _alone(data, position, int(self._state[kernels.STATE_OFFSET]))
         elif status == kernels.OUT_OF_ORDER:
             header, expected = parse_header(data, position), int(self._state[kernels.STATE_OFFSET])
             raise OutOfOrder(
@@ -285,7 +295,8 @@ def _start(data: memoryview, offset: int, log_end: int, *, passes_over: bool, tr
     if start.needed_size is None or (passes_over and trusts_hole):
         raise OutOfOrder(f"which batch holds offset {offset} cannot be told, as one is out of its place")
     if not trusts_hole:
-        raise BehindAHole(f"which batch holds offset {offset} is not in the answer", start.needed_size)
+        message = f"which batch holds offset {offset} is not in the answer"
+        raise Unvouched(message, needed_size=start.needed_size)
     return 0  # one that begins where it must is believed against the one behind it
 
 
@@ -294,11 +305,21 @@ def _is_cut_off_before(data: memoryview, position: int, behind: int) -> bool:
     return len(data) - position >= HEADER_SIZE and claimed_offset(data, position) < behind
 
 
-def _alone(offset: int, claimed_end: int, expected: int) -> BehindAHole:
-    return BehindAHole(
-        f"a batch at offset {offset} stands alone where {expected} is expected",
-        claimed_end=claimed_end if offset > expected else -1,
-    )
+def _alone(data: memoryview, position: int, expected: int) -> Unvouched:
+    suspect = suspect_at(data, position)
+    verify(data, suspect)
+    message = f"a batch at offset {suspect.base_offset} stands alone where {expected} is expected"
+    return Unvouched(message, suspect)
+
+
+def refuse_overlap(data: memoryview, offset: int) -> None:
+    """Raises Unvouched where a batch ends at `offset`, which is known, and the answer begins with one that
+    claims to begin before that and to end behind it."""
+    suspect = overlapping(data, offset)
+    if suspect is not None:
+        verify(data, suspect)
+        claimed = f"{suspect.base_offset}-{suspect.next_offset - 1}"
+        raise Unvouched(f"a batch claims offsets {claimed} where another ends at {offset}", suspect)
 
 
 def _wrong_entry(offset: int, expected: int, log_end: int) -> CorruptMessage:

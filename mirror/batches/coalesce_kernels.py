@@ -171,11 +171,11 @@ def walk(buffer: Any, state: Any, aborted: Any, aborting: Any, limits: Any, step
         following = position + size
         is_last_here = end - following < 8 and limits[L_LOG_END] < NO_END
         is_first = expected == state[STATE_FROM_OFFSET] and last_offset >= expected
-        if is_last_here and is_first and limits[L_TRUST] == TRUSTS_NOTHING:
-            status = np.int64(ALONE)
-            break
         if base_offset >= limits[L_LOG_END] - last_delta:  # their sum may not fit 64 bits
             status = np.int64(BEYOND_THE_END)
+            break
+        if is_last_here and is_first and limits[L_TRUST] == TRUSTS_NOTHING:
+            status = np.int64(ALONE)
             break
         if base_offset != expected and end - following >= 8 and int64_at(buffer, following) <= last_offset:
             status = np.int64(OUT_OF_ORDER)

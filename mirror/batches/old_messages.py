@@ -183,7 +183,8 @@ def believed(
             if is_last_here:
                 claim = _claim(data, at, following) if is_first and not trusts_hole else None
                 is_behind_a_hole = claim is not None and claim.first > expected
-                if is_behind_a_hole or (not is_first and offset + 1 < log_end):
+                is_between = not is_first and offset >= expected and offset + 1 < log_end
+                if is_behind_a_hole or is_between:
                     return Believed(at, behind, waits=True)
             elif len(data) - following >= _OFFSET.size and claimed_offset(data, following) <= offset:
                 claim = _claim(data, at, following)

@@ -2,7 +2,7 @@
 
 A batch's base offset is not under its checksum. In the log batches lie in the order of their offsets, so a
 wrong one contradicts its neighbours; `coalesce.BatchWalk` refuses it then. Here it is found out which of them
-is wrong: used by `source_logs` when it looks behind damage, and by the walk to begin behind a batch that is
+is wrong: used by `survey` when it looks behind damage, and by the walk to begin behind a batch that is
 known to be out of its place. (Apache Kafka's followers refuse such a set, too; its consumers go on wherever
 the wrong offset leads.)
 """
@@ -10,6 +10,7 @@ the wrong offset leads.)
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from millrace.broker.errors import CorruptMessage
@@ -22,7 +23,7 @@ from millrace.broker.protocol.batch import (
     parse_header,
     verify_crc,
 )
-from millrace.mirror.batches.old_messages import claimed_offset, claims
+from millrace.mirror.batches.old_messages import MAGIC_POSITION, claimed_offset, claims
 
 Buffer = bytes | bytearray | memoryview
 
@@ -33,18 +34,29 @@ MOST_BATCHES = 200
 """Looked at of one answer: the rule below compares each with each."""
 
 
+class Suspect(NamedTuple):
+    """A batch, or an entry of an old format, by what it claims. `mark`: bytes of its header, by which it is
+    known again. `position`: where the answer has it."""
+
+    base_offset: int
+    next_offset: int
+    size: int
+    mark: bytes
+    position: int
+
+
 class Beginning(NamedTuple):
     """The first batch that can be believed and reaches up to an offset.
 
     `is_vouched_for`: another that can be believed stands behind it. Alone none is, wherever it claims to
-    begin. `is_behind`: one that cannot be believed stands before it. `position`: where the answer has it.
+    begin. `is_behind`: one that cannot be believed stands before it. `batch`: itself; None at the log's end.
     """
 
     base_offset: int
     next_offset: int
     is_vouched_for: bool
     is_behind: bool
-    position: int = 0
+    batch: Suspect | None = None
 
 
 class Start(NamedTuple):
@@ -84,7 +96,8 @@ def beginning_at(data: Buffer, offset: int, log_end: int) -> Beginning | None:
         if batch.next_offset > offset:
             is_vouched_for = place + 1 < len(kept)
             is_behind = number > place or batch.place > number
-            return Beginning(batch.base_offset, batch.next_offset, is_vouched_for, is_behind, batch.position)
+            itself = suspect_at(data, batch.position)
+            return Beginning(batch.base_offset, batch.next_offset, is_vouched_for, is_behind, itself)
     return None
 
 
@@ -112,6 +125,69 @@ def start_at(data: Buffer, offset: int, log_end: int) -> Start:
     return Start(None)
 
 
+def suspect_at(data: Buffer, position: int) -> Suspect:
+    """Raises CorruptMessage where neither a batch nor an entry begins."""
+    for claim in _claims(data, position):
+        return claim
+    raise CorruptMessage(f"no batch begins in the last {len(data) - position} bytes of an answer")
+
+
+def reaching(data: Buffer, offset: int) -> Suspect | None:
+    """The first batch of an answer that claims to reach up to `offset`, believed or not. What is no batch
+    reaches it, too."""
+    position = 0
+    try:
+        for claim in _claims(data):
+            if claim.next_offset > offset:
+                return claim
+            position = claim.position + claim.size
+    except CorruptMessage:
+        mark = bytes(data[position : position + HEADER_SIZE])
+        return Suspect(offset, offset + 1, len(data) - position, mark, position)
+    return None
+
+
+def holds(data: Buffer, mark: bytes) -> bool:
+    """Whether an answer has the batch with that mark."""
+    try:
+        return any(claim.mark == mark for claim in _claims(data))
+    except CorruptMessage:
+        return False
+
+
+def reaches_before(data: Buffer, position: int) -> int:
+    """The last offset, plus one, that any batch before `position` claims; 0: none does."""
+    following = 0
+    for claim in _claims(data):
+        if claim.position >= position:
+            break
+        following = max(following, claim.next_offset)
+    return following
+
+
+def overlapping(data: Buffer, offset: int) -> Suspect | None:
+    """The first batch of an answer that reaches up to `offset`, if it claims to begin before that and is
+    whole; None also where the one behind it says otherwise, as `start_at` tells then which is right."""
+    if len(data) < HEADER_SIZE or data[MAGIC_POSITION] != MAGIC or claimed_offset(data, 0) >= offset:
+        return None
+    found = reaching(data, offset)
+    if found is None or found.base_offset >= offset or found.position + found.size > len(data):
+        return None
+    return None if is_first_contradicted(data) else found
+
+
+def verify(data: Buffer, batch: Suspect) -> None:
+    """Raises CorruptMessage unless it is whole and its checksum right."""
+    if data[batch.position + MAGIC_POSITION] == MAGIC:
+        verify_batch(data, batch.position, parse_header(data, batch.position))
+        return
+    for _, _, claim in claims(data[batch.position : batch.position + batch.size]):
+        if claim is not None:
+            return
+        break
+    raise CorruptMessage(f"the message at offset {batch.next_offset - 1} cannot be read")
+
+
 def is_first_contradicted(data: Buffer) -> bool:
     """Whether the second batch of an answer says that the first one is out of its place, or the other way
     round. Of old formats that is not asked."""
@@ -128,6 +204,24 @@ def is_first_contradicted(data: Buffer) -> bool:
     except CorruptMessage:
         return False  # the walk says so, when it comes there
     return True
+
+
+def _claims(data: Buffer, start: int = 0) -> Iterator[Suspect]:
+    """What each batch from `start` on claims, the one too that the answer cuts off. Raises CorruptMessage
+    where none begins."""
+    if len(data) - start > MAGIC_POSITION and data[start + MAGIC_POSITION] < MAGIC:
+        for position, end, claim in claims(data[start:]):
+            last = claimed_offset(data, start + position)
+            first = last if claim is None else claim.first
+            mark = bytes(data[start + position : start + min(end, position + HEADER_SIZE)])
+            yield Suspect(first, last + 1, end - position, mark, start + position)
+        return
+    position = start
+    while len(data) - position >= HEADER_SIZE:
+        header = parse_header(data, position)
+        mark = bytes(data[position : position + HEADER_SIZE])
+        yield Suspect(header.base_offset, header.next_offset, header.size, mark, position)
+        position += header.size
 
 
 def _is_first_in_place(data: Buffer, offset: int) -> bool:

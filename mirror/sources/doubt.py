@@ -1,67 +1,139 @@
-"""What a partition does not believe of what it was given, and when it has asked often enough. Pure.
+"""What a partition does not believe of what it was given, and what it asks next. Pure.
 
-Held by `pipeline`, one for each fetch offset: what is in doubt there is fetched again, with more of what
-follows it where that can tell, and then looked at (`source_logs.survey`). Each way ends: with a batch that is
-believed, with damage, or with a word of what is not taken (`reason`), which becomes the partition's trouble.
+Held by `pipeline`, one for each fetch offset. The rule:
+
+    an answer is not taken      →  what was asked for is asked for again, with growing pauses; the third
+                                   time the log is looked at
+    a batch for which nothing   →  the log is looked at, at once
+    in its answer speaks
+
+A look (`survey`) is bound to its offset and to this doubt, and nothing is fetched until it ends: with damage,
+which becomes a gap; with a batch that is in order, and that very one is taken when it is fetched again; or
+with nothing, which is a refused answer like any other. Whatever is refused again and again has a `reason`,
+which becomes the partition's trouble.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from millrace.mirror.sources.fetch_sizes import larger_look
+from millrace.broker.errors import KafkaError
+from millrace.mirror.batches.coalesce import BeyondTheEnd, OutOfOrder, Unvouched
+from millrace.mirror.batches.placement import Buffer, Suspect, holds
 
-# A batch whose checksum is wrong is fetched this often before it counts as corrupt at the source.
-MAX_CORRUPT_FETCHES = 3
-# A batch behind a hole that came alone is fetched this often with more of what follows. Then it is believed
-# where nothing follows it that the source may give (in an open transaction, say); otherwise it is looked at
-# first. In a healthy log that finds nothing: no answer goes on from one file of it into the next.
-MAX_TIMES_ALONE = 3
-# Looks at the log that find nothing wrong with what is out of order all the same; then it is damage.
-MAX_TIMES_CLEARED = 2
+# The wire may have been at fault: what is refused is fetched this often before the log is looked at.
+MAX_REFUSALS = 3
+# Looks at the log that find nothing wrong with what is refused all the same; then it is damage.
+MAX_TIMES_IN_ORDER = 2
+MAX_PAUSE_MS = 5_000
+PAUSE_MS = 100
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Question:
+    """What a look at the log has to find out; equal to none but itself, so no late answer is taken for
+    another's.
+
+    `suspect`: a whole batch, of which to find out whether it stands where it claims to; without one, where
+    the next good batch from `offset` on begins. `needed_size`: an answer of so many bytes may tell (0: not
+    known). `is_out_of_order`: offsets there contradict each other. `is_last`: looks found nothing wrong, and
+    it is refused still. `unreadable_count`: looks before this one, in a row, that could not read what lies
+    behind the suspect.
+    """
+
+    offset: int
+    reason: str
+    suspect: Suspect | None = None
+    needed_size: int = 0
+    is_out_of_order: bool = False
+    is_last: bool = False
+    unreadable_count: int = 0
+
+
+class Found(NamedTuple):
+    """What a look tells: `damage_end`, the offset of the first good batch behind damage (-1: no damage);
+    `is_in_order`, of the batch with that `mark` (none: nothing stands there); or neither, and why
+    (`is_unreadable_behind`: what lies behind the suspect is not given).
+    `needed_size`: with so many bytes an answer shows it too (0: any). `misplaced_up_to`: a batch that cannot
+    be believed stands before a good one and claims to reach up to that offset, so the source may give it
+    first until then (-1: none does)."""
+
+    damage_end: int = -1
+    is_in_order: bool = False
+    mark: bytes = b""
+    why_not: str = ""
+    is_unreadable_behind: bool = False
+    needed_size: int = 0
+    misplaced_up_to: int = -1
 
 
 @dataclass(slots=True)
 class Doubt:
-    """What was wrong with the answers at one fetch offset; the first batch that is taken ends it.
+    """Of what stands at one fetch offset, so the first batch that is taken ends it.
 
-    `reason` is the newest, for people. `needed_size` is how much the next answer has to hold at least, 0: as
-    much as comes. `stands_alone`: what follows is not given, whatever is asked for. `times_cleared`: looks
-    that found nothing wrong.
+    `reason`: why it is not taken, for people. `needed_size`: the next answer has to hold at least as much (0:
+    whatever comes). `question`: to be answered before anything is fetched. `trusted`: the mark of the batch
+    that a look found in order.
     """
 
-    fetches: int = 0
-    was_beyond_the_end: bool = False
-    times_alone: int = 0
+    offset: int
+    reason: str = ""
     needed_size: int = 0
     is_out_of_order: bool = False
-    stands_alone: bool = False
-    times_cleared: int = 0
-    reason: str = ""
+    question: Question | None = None
+    trusted: bytes = b""
+    was_beyond_the_end: bool = False
+    refusal_count: int = 0
+    unreadable_count: int = 0
+    in_order_count: int = 0
 
     @property
-    def trusts_hole(self) -> bool:
-        """Whether a batch that comes alone is believed: more was asked for often enough, and where there
-        should be more, a look found why it does not come."""
-        return self.times_alone >= MAX_TIMES_ALONE and (not self.stands_alone or self.times_cleared > 0)
+    def pause_ms(self) -> int:
+        """How long to wait before the next fetch."""
+        return min(MAX_PAUSE_MS, PAUSE_MS * self.refusal_count)
 
-    @property
-    def was_looked_at(self) -> bool:
-        """Whether there was a look at what comes alone, and it came to nothing: that is worth a word."""
-        return self.stands_alone and self.times_alone > MAX_TIMES_ALONE
+    def trusts(self, answer: Buffer) -> bool:
+        """Whether the answer has the batch that a look found in order; another one may not be."""
+        return bool(self.trusted) and holds(answer, self.trusted)
 
-    @property
-    def is_damage(self) -> bool:
-        return self.fetches >= MAX_CORRUPT_FETCHES
+    def refused(self, error: KafkaError) -> None:
+        """An answer was not taken, for this reason."""
+        if isinstance(error, Unvouched):
+            if self.in_order_count:  # what was found in order does not come
+                self.refusal_count += 1
+                self.reason = str(error)
+            self._ask(str(error), error)
+            return
+        if isinstance(error, BeyondTheEnd) and not self.was_beyond_the_end:
+            # A source reads its end before the batches, and both may have grown in between.
+            self.was_beyond_the_end = True
+            return
+        self.is_out_of_order |= isinstance(error, OutOfOrder)
+        self.refusal_count += 1
+        self.reason = str(error)
+        if self.refusal_count >= MAX_REFUSALS:
+            self._ask(self.reason)
 
-    @property
-    def is_cleared_in_vain(self) -> bool:
-        """Whether looks found nothing wrong with offsets that contradict each other still."""
-        return self.is_out_of_order and self.times_cleared >= MAX_TIMES_CLEARED
+    def answered(self, found: Found) -> None:
+        """The look has ended that was asked for."""
+        question, self.question = self.question, None
+        if found.is_in_order:
+            self.trusted = found.mark
+            self.needed_size = found.needed_size
+            self.in_order_count += 1
+        elif found.damage_end < 0 and question is not None:
+            self.unreadable_count = self.unreadable_count + 1 if found.is_unreadable_behind else 0
+            self.refusal_count += 1
+            self.reason = f"{question.reason}, and to look at it fails: {found.why_not}"
 
-    def came_alone(self, given: int, needed: int, *, more_may_come: bool) -> None:
-        """An answer of `given` bytes does not tell; one of `needed` bytes may (0: not known).
-        `more_may_come`: behind what claims to follow a hole lies something that the source may give."""
-        self.times_alone += 1
-        self.needed_size = max(self.needed_size, larger_look(given, self.times_alone, needed))
-        self.stands_alone = more_may_come and self.times_alone >= MAX_TIMES_ALONE
+    def _ask(self, reason: str, of: Unvouched | None = None) -> None:
+        self.question = Question(
+            self.offset,
+            reason,
+            of.suspect if of else None,
+            of.needed_size if of else 0,
+            self.is_out_of_order,
+            self.is_out_of_order and self.in_order_count >= MAX_TIMES_IN_ORDER,
+            self.unreadable_count,
+        )

@@ -52,6 +52,7 @@ from millrace.mirror.delivery.system_records import CLUSTER_FAILURES, NewFailure
 from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.gaps.open_gaps import Origin
 from millrace.mirror.pipeline import PartitionPipeline, State
+from millrace.mirror.sources.doubt import Question
 from millrace.mirror.sources.epochs import untold
 from millrace.mirror.sources.fetch_memory import MIN_FETCH_SIZE, FetchBudget, Frame, HeldMemory
 from millrace.mirror.sources.fetch_sizes import FetchSizes, fetch_sizes
@@ -63,6 +64,7 @@ from millrace.mirror.sources.source_logs import (
     is_other_log,
     joined,
 )
+from millrace.mirror.sources.survey import Surveyor
 from millrace.mirror.steady import steady_ms
 from millrace.mirror.topics.routes import SourcePartition, TopicSelector
 from millrace.mirror.troubles import Failures
@@ -100,6 +102,7 @@ class _FetchLoop:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     partitions: dict[tuple[str, int], PartitionPipeline] = field(default_factory=dict)
     turn: int = 0
+    was_for_one: bool = False  # the last fetch: for a partition that needs more of an answer than others
     tells_where_histories_part: bool | None = None
     """Whether the broker's fetches do; None while it is not known, or may have changed."""
 
@@ -143,6 +146,7 @@ class SourceReader:
         self._logs = SourceLogs(config.cluster, cluster, now_ms, record_start, self.failures)
         self._compared: dict[tuple[str, int], int] = {}  # the leader epoch whose history is known to be ours
         self._bucket = TokenBucket()
+        self._surveyor = Surveyor(cluster, self._bucket.spend)
         self._pipelines: dict[tuple[str, int], PartitionPipeline] = {}
         self._loops: dict[_Way, _FetchLoop] = {}
         self._look_again = asyncio.Event()
@@ -359,7 +363,7 @@ class SourceReader:
             asked = {key: loop.partitions[key] for key in positions}
             sizes = self._sizes(asked.values())
             max_size = max(MIN_FETCH_SIZE, min(sizes.answer, self._budget.most_of_a_fetch, room))
-            needed_size = max(pipeline.needed_size for pipeline in asked.values())
+            needed_size = max(pipeline.doubt.needed_size for pipeline in asked.values())
             try:
                 if loop.tells_where_histories_part is None:
                     loop.tells_where_histories_part = await tells_diverging_epoch(self.cluster, way.node)
@@ -444,21 +448,27 @@ class SourceReader:
         at_ms, cap = steady_ms(), self._budget.most_of_a_partition
         positions: dict[tuple[str, int], FetchPosition] = {}
         is_crowded = False
+        in_need: dict[tuple[str, int], FetchPosition] = {}
         keys = list(loop.partitions)
         # A source fills its answer in the order of the request: each partition is first in its turn.
-        loop.turn = (loop.turn + 1) % max(1, len(keys))
+        if not loop.was_for_one:
+            loop.turn = (loop.turn + 1) % max(1, len(keys))
         for key in keys[loop.turn :] + keys[: loop.turn]:
             pipeline = loop.partitions[key]
             if pipeline.wants_fetch(at_ms, cap):
                 progress = pipeline.progress
-                positions[key] = FetchPosition(
+                wanted = FetchPosition(
                     progress.fetch_offset, -1, progress.fetched_leader_epoch, pipeline.origin.topic_id
                 )
-                if pipeline.needed_size:  # alone: others would take its part of the answer
-                    return {key: positions[key]}, is_crowded
+                if pipeline.doubt.needed_size == 0:
+                    positions[key] = wanted
+                elif not in_need:
+                    in_need[key] = wanted
             elif pipeline.state is State.RUNNING:
                 is_crowded = True
-        return positions, is_crowded
+        # Alone, as others would take its part of the answer; every second time, or they would get nothing.
+        loop.was_for_one = bool(in_need) and not (positions and loop.was_for_one)
+        return (in_need if loop.was_for_one else positions), is_crowded or bool(in_need)
 
     async def _compare(
         self,
@@ -534,12 +544,11 @@ class SourceReader:
             self._parted(pipeline, answer.diverging)
             return
         pipeline.accept(answer, frame)
-        if pipeline.doubt:
-            self.failures.failed(key, f"what the source gives is not taken: {pipeline.doubt}", self._now_ms())
+        if reason := pipeline.doubt.reason:
+            self.failures.failed(key, f"what the source gives is not taken: {reason}", self._now_ms())
         else:
             self.failures.over(key)
-        if pipeline.damage is not None:
-            self._tasks.create_task(self._logs.survey(pipeline))
+        self._answer(pipeline)
 
     @staticmethod
     def _is_as_asked(pipeline: PartitionPipeline, asked: FetchPosition) -> bool:
@@ -572,9 +581,8 @@ class SourceReader:
             self._resolve(pipeline, leader_epoch)
             return
         if code in UNREADABLE:
-            pipeline.corrupt(f"the source says: {error}", steady_ms())
-            if pipeline.damage is not None:
-                self._tasks.create_task(self._logs.survey(pipeline))
+            pipeline.distrust(CorruptMessage(f"the source says: {error}"))
+            self._answer(pipeline)
             return
         self.cluster.observe(code)
         self._look_again.set()
@@ -585,6 +593,19 @@ class SourceReader:
         # What goes on is told once; a leader that moves is no news.
         if count == MANY_REFUSALS:
             log.warning("a fetch is refused; asking again", of=str(pipeline.partition), error=str(error))
+
+    def _answer(self, pipeline: PartitionPipeline) -> None:
+        """Looks, beside the fetch loop, at what a partition does not believe."""
+        if (question := pipeline.take_question()) is not None:
+            self._tasks.create_task(self._look(pipeline, question))
+
+    async def _look(self, pipeline: PartitionPipeline, question: Question) -> None:
+        asked: Question | None = question
+        while asked is not None:
+            found = await self._surveyor.look(pipeline.partition, pipeline.origin.topic_id, asked)
+            if pipeline.looked(asked, found):
+                self.failures.over((pipeline.partition.topic, pipeline.partition.partition))
+            asked = pipeline.take_question()  # one that came up meanwhile, elsewhere
 
     def _resolve(self, pipeline: PartitionPipeline, leader_epoch: int = -1) -> None:
         """Finds out, beside the fetch loop, what became of a log."""

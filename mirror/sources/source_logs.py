@@ -1,9 +1,8 @@
-"""What a source says of its logs beside the fetching: where they begin and end, which they are, what is bad.
+"""What a source says of its logs beside the fetching: where they begin and end, and which they are.
 
 Called by `source`: where a partition that was just assigned goes on (`begin`), why a fetch offset is not
-known there any more (`explain`), how far a damaged stretch goes (`survey`), and how far behind a partition is
-that nobody fetches now (`sample_ends`). What it finds becomes a position or a gap; what may be skipped is not
-decided here.
+known there any more (`explain`), and how far behind a partition is that nobody fetches now (`sample_ends`).
+What it finds becomes a position or a gap; what may be skipped is not decided here.
 """
 
 from __future__ import annotations
@@ -18,25 +17,15 @@ from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.leader_epochs import epoch_ends
 from millrace.broker.client.metadata import ClusterMetadata
 from millrace.broker.client.offsets import EARLIEST, LATEST
-from millrace.broker.client.raw_fetch import FetchedPartition, FetchPosition, fetch
 from millrace.broker.errors import (
-    CorruptMessage,
-    KafkaStorageError,
-    LeaderNotAvailable,
-    UnknownServerError,
     UnknownTopicOrPartition,
     UnsupportedVersion,
-    error_for_code,
 )
-from millrace.broker.protocol.batch import HEADER_SIZE
-from millrace.mirror.batches.old_messages import NO_END
-from millrace.mirror.batches.placement import Beginning, beginning_at
 from millrace.mirror.delivery.checkpoints import NO_TOPIC_ID, Position
 from millrace.mirror.delivery.system_records import CLUSTER_FAILURES, NewFailures
 from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.gaps.open_gaps import Origin
 from millrace.mirror.pipeline import PartitionPipeline, State
-from millrace.mirror.sources.fetch_sizes import MORE_SIZE, MOST_OF_A_LOOK, larger_look
 from millrace.mirror.topics.routes import SourcePartition
 from millrace.mirror.troubles import Failures
 
@@ -48,8 +37,6 @@ SAMPLE_TIMEOUT_S = 5.0
 # An offset within the log that is said to be out of range: the log may have moved between the two answers.
 # Said this often in a row, it is the epoch of what was fetched that the source does not know.
 MAX_UNEXPLAINED = 3
-# What a source says of a place in a log that it cannot read, while it can read others.
-CANNOT_GIVE = frozenset(error.code for error in (CorruptMessage, KafkaStorageError, UnknownServerError))
 
 
 class SourceLogs:
@@ -241,128 +228,6 @@ class SourceLogs:
                 return progress.epochs.parts_at(found, end, progress.fetch_offset)
         return None
 
-    async def survey(self, pipeline: PartitionPipeline) -> None:
-        """Finds where a damaged stretch at the fetch offset ends: at the first batch behind it that the
-        source can give and whose checksum is right. The damaged batch's own header is not believed."""
-        first, origin, reason = pipeline.progress.fetch_offset, pipeline.origin, pipeline.damage
-        pipeline.damage = None
-        try:
-            end = await self._end_of_damage(pipeline, first)
-        except CLUSTER_FAILURES as error:
-            log.warning("asking again", of=str(pipeline.partition), error=str(error))
-            return
-        is_same = (pipeline.progress.fetch_offset, pipeline.origin) == (first, origin)
-        if end is not None and is_same and reason is not None:
-            key = (pipeline.partition.topic, pipeline.partition.partition)
-            self._failures.over(key)  # from now on it is a gap
-            pipeline.retry_at_ms = 0
-            epoch = pipeline.progress.fetched_leader_epoch
-            pipeline.at_gap(GapClass.CORRUPT, end, reason, resume_at=end, resume_epoch=epoch)
-
-    async def _end_of_damage(self, pipeline: PartitionPipeline, first: int) -> int | None:
-        """None when nothing is damaged after all, or nothing can be read at all. Looks further and further
-        ahead, then halves what lies between, so that damage farther on is left to its own gap."""
-        key = (pipeline.partition.topic, pipeline.partition.partition)
-        log_end = (await self._cluster.list_offsets({key: LATEST}, True))[key].offset
-        found = await self._readable_at(pipeline, first, log_end)
-        if found is not None:
-            if pipeline.is_cleared_in_vain:
-                return found.next_offset
-            # A batch whose offset was wrong is passed over by the source itself, once it is asked for.
-            is_damaged = found.is_behind or pipeline.is_out_of_order or _is_doubtful(found, pipeline)
-            end = _good_from(found, pipeline)
-            if is_damaged and end > first:
-                return end
-            pipeline.cleared()
-            return None
-        bad = good = end = first
-        while end <= first:
-            if good >= log_end:
-                return None
-            bad, good = good, min(log_end, good + max(1, good - first))
-            found = await self._readable_at(pipeline, good, log_end)
-            end = first if found is None else _good_from(found, pipeline)
-        while bad + 1 < good:
-            middle = (bad + good) // 2
-            found = await self._readable_at(pipeline, middle, log_end)
-            if found is None or _good_from(found, pipeline) <= first:
-                bad = middle
-            else:
-                good, end = middle, _good_from(found, pipeline)
-        return end
-
-    async def _readable_at(self, pipeline: PartitionPipeline, offset: int, log_end: int) -> Beginning | None:
-        """The batch that holds `offset`, or the next one, or an empty one at the log's end; None when the
-        source cannot give it as it was written. Raises what makes the source unreachable."""
-        key = (pipeline.partition.topic, pipeline.partition.partition)
-        nothing = Beginning(offset, offset, True, False)
-        answer = await self._look(pipeline, offset, MORE_SIZE)
-        if answer.error_code in CANNOT_GIVE:
-            return None
-        if answer.error_code:
-            raise error_for_code(answer.error_code)
-        if not len(answer.records):
-            # Nothing below the log's end: behind a wrong length the source does not find its own batches.
-            return nothing if offset >= log_end else None
-        found = beginning_at(answer.records, offset, max(log_end, answer.high_watermark))
-        is_all = False
-        while (found is None or not found.is_vouched_for) and not is_all:
-            # More of the log may tell more, and it may have grown since its end was asked for.
-            larger = await self._look(pipeline, offset, larger_look(len(answer.records)))
-            is_all = len(larger.records) <= len(answer.records) or len(larger.records) >= MOST_OF_A_LOOK
-            if len(larger.records) > len(answer.records):
-                answer = larger
-            log_end = (await self._cluster.list_offsets({key: LATEST}))[key].offset
-            found = beginning_at(answer.records, offset, max(log_end, answer.high_watermark))
-        if found is None:
-            return nothing if offset >= log_end else None
-        stable_end = answer.last_stable_offset
-        if found.next_offset >= (log_end if stable_end < 0 else min(log_end, stable_end)):
-            found = found._replace(is_vouched_for=True)  # as nothing can be given behind it
-        if pipeline.stands_alone and not found.is_vouched_for:
-            is_contradicted = await self._is_contradicted(pipeline, offset, found, answer.records)
-            found = found._replace(is_vouched_for=not is_contradicted)
-        pipeline.passes_over |= found.is_behind
-        return found
-
-    async def _is_contradicted(
-        self, pipeline: PartitionPipeline, offset: int, found: Beginning, given: memoryview
-    ) -> bool:
-        """Whether the source gives another batch where the one that it gives alone at `offset` claims to lie:
-        it finds them by its index and its files' names, which were there before the damage. Only that speaks
-        against a lone one, for healthy logs have such, too: the last one of a file, from which no answer goes
-        on, and each where the source's limit for an answer is smaller than two batches."""
-        last = await self._look(pipeline, found.next_offset - 1, MORE_SIZE)
-        behind = await self._look(pipeline, found.next_offset, MORE_SIZE)
-        at_last = beginning_at(last.records, found.next_offset - 1, NO_END)
-        at_end = beginning_at(behind.records, found.next_offset, NO_END)
-        header = _header_of(found, given)
-        is_another = at_last is not None and _header_of(at_last, last.records) != header
-        if not is_another and (at_end is None or at_end.base_offset >= found.next_offset):
-            return False
-        # Unless compaction has put that one in its place meanwhile.
-        again = await self._look(pipeline, offset, MORE_SIZE)
-        at_offset = beginning_at(again.records, offset, NO_END)
-        return at_offset is not None and _header_of(at_offset, again.records) == header
-
-    async def _look(self, pipeline: PartitionPipeline, offset: int, size: int) -> FetchedPartition:
-        """About `size` bytes of what the source has from `offset` on, and at least one batch."""
-        key = (pipeline.partition.topic, pipeline.partition.partition)
-        view = await self._cluster.metadata([key[0]])
-        leader = view.leader(*key)
-        if leader is None:
-            raise LeaderNotAvailable(f"{pipeline.partition} has no leader now")
-        (answer,) = await fetch(
-            self._cluster,
-            leader,
-            {key: FetchPosition(offset, topic_id=pipeline.origin.topic_id)},
-            max_wait_ms=0,
-            max_bytes=size,
-            partition_max_bytes=size,
-            purpose="survey",
-        )
-        return answer
-
     # --- how far behind --------------------------------------------------------------------------
 
     async def sample_ends(self, pipelines: Iterable[PartitionPipeline], view: ClusterMetadata) -> None:
@@ -406,21 +271,6 @@ class SourceLogs:
         earliest = (await self._cluster.list_offsets({key: EARLIEST}))[key].offset
         latest = (await self._cluster.list_offsets({key: LATEST}))[key].offset
         return Origin(view.cluster_id or "", topic.topic_id), earliest, latest
-
-
-def _good_from(found: Beginning, pipeline: PartitionPipeline) -> int:
-    """Where what was found is good."""
-    return found.next_offset if _is_doubtful(found, pipeline) else found.base_offset
-
-
-def _header_of(found: Beginning, given: memoryview) -> memoryview:
-    return given[found.position : found.position + HEADER_SIZE]
-
-
-def _is_doubtful(found: Beginning, pipeline: PartitionPipeline) -> bool:
-    """Where offsets contradict each other and nothing but this one batch is to be had, it may as well be the
-    wrong one: it is damage, too."""
-    return (pipeline.is_out_of_order or pipeline.stands_alone) and not found.is_vouched_for
 
 
 def joined(before: Origin, now: Origin) -> Origin:

@@ -110,7 +110,7 @@ OF_MIRROR = (
     Mutant(
         name="lone-batch-vouches-for-itself",
         promise="A look at damage is large enough to hold what stands beside a batch, however large that is.",
-        file="mirror/sources/source_logs.py",
+        file="mirror/sources/survey.py",
         rule="        while (found is None or not found.is_vouched_for) and not is_all:\n",
         instead="        while found is None and not is_all:\n",
         red=(
@@ -120,10 +120,10 @@ OF_MIRROR = (
     ),
     Mutant(
         name="neighbours-not-given-and-hole-believed",
-        promise="A batch behind a hole that the source never gives with what follows it is told as damage.",
-        file="mirror/sources/doubt.py",
-        rule="        self.stands_alone = more_may_come and self.times_alone >= MAX_TIMES_ALONE\n",
-        instead="        self.stands_alone = more_may_come and self.times_alone < 0\n",
+        promise="A batch behind a hole that never comes with what follows it is taken only after a look.",
+        file="mirror/pipeline.py",
+        rule="doubt.trusts(data)\n",
+        instead="True\n",
         red=(
             f"{UNIT}/test_batches_without_neighbours.py"
             "::test_batch_alone_behind_a_hole_is_told_where_the_source_never_gives_what_follows",
@@ -132,9 +132,9 @@ OF_MIRROR = (
     Mutant(
         name="lone-batch-of-a-healthy-log-called-corrupt",
         promise="A batch that comes alone behind a hole is damage only where the source contradicts it.",
-        file="mirror/sources/source_logs.py",
-        rule="            found = found._replace(is_vouched_for=not is_contradicted)\n",
-        instead="            found = found._replace(is_vouched_for=False)\n",
+        file="mirror/sources/survey.py",
+        rule="            if not await self._is_contradicted(suspect, offset):\n",
+        instead="            if offset < 0:\n",
         red=(
             f"{UNIT}/test_batches_without_neighbours.py"
             "::test_healthy_log_with_holes_is_carried_whole_by_a_source_that_gives_one_batch_an_answer",
@@ -145,20 +145,20 @@ OF_MIRROR = (
     Mutant(
         name="compaction-taken-for-a-contradiction",
         promise="A batch that compaction rewrites between two looks is no damage.",
-        file="mirror/sources/source_logs.py",
-        rule="        return at_offset is not None and _header_of(at_offset, again.records) == header\n",
-        instead="        return at_offset is not None\n",
+        file="mirror/sources/survey.py",
+        rule="        return holds(answer.records, suspect.mark)\n",
+        instead="        return len(answer.records) > 0\n",
         red=(
-            f"{UNIT}/test_batches_without_neighbours.py"
-            "::test_lone_batch_that_is_compacted_while_it_is_looked_at_is_carried",
+            f"{UNIT}/test_looks_at_lone_batches.py"
+            "::test_error_at_a_look_makes_no_gap_of_a_batch_that_was_compacted",
         ),
     ),
     Mutant(
         name="others-found-where-a-lone-batch-claims-to-lie",
         promise="A batch alone behind a hole is not taken where the source has another at its last offset.",
-        file="mirror/sources/source_logs.py",
-        rule="        is_another = at_last is not None and _header_of(at_last, last.records) != header\n",
-        instead="        is_another = False\n",
+        file="mirror/sources/survey.py",
+        rule="            return True  # another one, or itself where its neighbours speak against it\n",
+        instead="            return False\n",
         red=(
             f"{UNIT}/test_batches_without_neighbours.py"
             "::test_batch_alone_behind_a_hole_is_told_where_the_source_never_gives_what_follows",
@@ -167,12 +167,84 @@ OF_MIRROR = (
     Mutant(
         name="next-batch-begins-within-a-lone-one",
         promise="A batch alone behind a hole is not taken where the next one begins before its end.",
-        file="mirror/sources/source_logs.py",
-        rule="        if not is_another and (at_end is None or at_end.base_offset >= found.next_offset):\n",
-        instead="        if not is_another:\n",
+        file="mirror/sources/survey.py",
+        rule="        return following is not None and following.base_offset < end\n",
+        instead="        return following is not None and following.base_offset < 0\n",
         red=(
             f"{UNIT}/test_batches_without_neighbours.py"
             "::test_batch_alone_behind_a_hole_is_told_where_the_source_never_gives_what_follows",
+        ),
+    ),
+    Mutant(
+        name="error-at-a-look-is-agreement",
+        promise="No error that a source answers a look with speaks for a batch.",
+        file="mirror/sources/survey.py",
+        rule="            return Found(why_not=str(error), is_unreadable_behind=is_unreadable_behind)\n",
+        instead="            return Found(is_in_order=True, mark=getattr(question.suspect, 'mark', b''))\n",
+        red=(f"{UNIT}/test_looks_at_lone_batches.py::test_error_at_a_look_does_not_speak_for_a_batch",),
+    ),
+    Mutant(
+        name="unreadable-behind-a-batch-is-agreement",
+        promise="A source that cannot give anything behind a batch has not spoken for that batch.",
+        file="mirror/sources/survey.py",
+        rule="            is_unreadable |= bool(answer.error_code)\n",
+        instead="            is_unreadable = False\n",
+        red=(
+            f"{UNIT}/test_looks_at_lone_batches.py"
+            "::test_errors_behind_a_lone_batch_are_no_word_of_it_however_often_they_come",
+        ),
+    ),
+    Mutant(
+        name="error-at-a-look-is-damage",
+        promise="What a source cannot give in one moment, and can in the next, is no gap.",
+        file="mirror/sources/survey.py",
+        rule="            found = await self._readable_at(offset, size)\n",
+        instead="            found = None\n",
+        red=(
+            f"{UNIT}/test_looks_at_lone_batches.py"
+            "::test_error_at_a_look_makes_no_gap_of_what_the_wire_has_damaged",
+        ),
+    ),
+    Mutant(
+        name="claim-into-an-open-transaction-believed",
+        promise="A batch that claims to lie in an open transaction is held against that one's own batches.",
+        file="mirror/sources/survey.py",
+        rule="            read_committed=False,\n",
+        instead="            read_committed=True,\n",
+        red=(
+            f"{UNIT}/test_looks_at_lone_batches.py"
+            "::test_batch_that_claims_to_lie_in_an_open_transaction_is_told",
+        ),
+    ),
+    Mutant(
+        name="late-look-believed-elsewhere",
+        promise="A look says nothing of another doubt than the one that it was asked for.",
+        file="mirror/pipeline.py",
+        rule="        if self.doubt.question is question:\n",
+        instead="        if self.doubt.question is not None:\n",
+        red=(
+            f"{UNIT}/test_looks_at_lone_batches.py::test_look_that_ends_late_says_nothing_of_another_batch",
+        ),
+    ),
+    Mutant(
+        name="another-batch-taken-for-the-one-looked-at",
+        promise="What a look found in order is that one batch, and not whatever comes next at its offset.",
+        file="mirror/sources/doubt.py",
+        rule="        return bool(self.trusted) and holds(answer, self.trusted)\n",
+        instead="        return bool(self.trusted)\n",
+        red=(
+            f"{UNIT}/test_looks_at_lone_batches.py::test_only_the_batch_that_was_looked_at_is_taken_for_it",
+        ),
+    ),
+    Mutant(
+        name="overlap-with-what-was-taken-believed",
+        promise="A batch that claims to begin before another ended is not taken from the middle.",
+        file="mirror/pipeline.py",
+        rule="            if from_offset == self._batch_end and",
+        instead="            if from_offset < 0 and",
+        red=(
+            f"{UNIT}/test_looks_at_lone_batches.py"
+            "::test_batch_that_claims_to_begin_before_another_ends_is_told",
         ),
     ),
     Mutant(
@@ -201,8 +273,8 @@ OF_MIRROR = (
         name="standing-still-untold",
         promise="A partition whose answers are not taken is in trouble until one is.",
         file="mirror/sources/source.py",
-        rule="        if pipeline.doubt:\n",
-        instead="        if not pipeline:\n",
+        rule="        if reason := pipeline.doubt.reason:\n",
+        instead='        if reason := "":\n',
         red=(
             f"{UNIT}/test_batches_without_neighbours.py"
             "::test_partition_whose_answers_are_not_taken_is_in_trouble_until_one_is",

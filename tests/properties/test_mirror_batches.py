@@ -6,8 +6,11 @@ The oracle reads the whole log one record at a time (`fetch_answers.expected_rec
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
+from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +25,9 @@ from millrace.broker.protocol.batch import (
 from millrace.mirror.batches.coalesce import BatchWalk
 from millrace.mirror.batches.rebatch import stamp_for_target
 from millrace.mirror.pipeline import PartitionPipeline
+from millrace.mirror.sources import survey
+from millrace.mirror.sources.doubt import Found, Question
+from millrace.mirror.topics.routes import SourcePartition
 from tests.unit.mirror.fetch_answers import (
     NOW_MS,
     Answer,
@@ -32,6 +38,7 @@ from tests.unit.mirror.fetch_answers import (
     marker,
     raw_batch,
 )
+from tests.unit.mirror.source_stage import OLD, Source, surveyor_of
 from tests.unit.mirror.test_pipeline_gaps import started
 
 MOST_ANSWERS = 2_000
@@ -162,9 +169,13 @@ def carried(log: Log, sizes: list[int], limit: int, walk: BatchWalk) -> list[Con
     for number in range(MOST_ANSWERS):
         if pipeline.progress.settled_position == log.end:
             return found
-        size = max(sizes[number % len(sizes)], pipeline.needed_size)
+        size = max(sizes[number % len(sizes)], pipeline.doubt.needed_size)
         pipeline.accept(log.answer(pipeline.progress.fetch_offset, size))
-        assert pipeline.gap is None and pipeline.damage is None
+        if (question := pipeline.take_question()) is not None:
+            told = looked_at(log, question, sizes[-1])
+            assert told.is_in_order, told
+            pipeline.looked(question, told)
+        assert pipeline.gap is None
         while target.queue:
             outgoing = target.queue[0]
             stamp_for_target(outgoing.batch, 9, 0, 0)
@@ -173,6 +184,19 @@ def carried(log: Log, sizes: list[int], limit: int, walk: BatchWalk) -> list[Con
             found += contents(outgoing.batch, outgoing.offsets)
             target.acknowledge()
     raise AssertionError("it stands still")
+
+
+def looked_at(log: Log, question: Question, most_given: int) -> Found:
+    """By a real look, at a source that gives no more than `most_given` bytes, or one batch."""
+
+    async def fetch(*given: Any, max_bytes: int, **_: Any) -> list[FetchedPartition]:
+        (asked,) = given[2].values()
+        return [log.answer(asked.offset, min(max_bytes, most_given))]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(survey, "fetch", fetch)
+        surveyor = surveyor_of(Source(latest=log.end))
+        return asyncio.run(surveyor.look(SourcePartition("ewr", "t", 0), OLD, question))
 
 
 def expected(log: Log) -> list[Content]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import pytest
 
 from millrace.broker.protocol.records import read_records
-from millrace.mirror.batches.coalesce import BatchWalk, BehindAHole
+from millrace.mirror.batches.coalesce import BatchWalk, Unvouched
 from millrace.mirror.batches.intake import prepare
 from millrace.mirror.batches.rebatch import BatchPath, split, stamp_for_target
 from millrace.mirror.delivery.lane import Item
@@ -99,7 +99,7 @@ class History(at_least_once.History):
                 if ready.batch is not None:
                     batch = made(source, ready.offsets, span, assignment, ready.batch)
                     self.lane.enqueue(batch, len(batch.offsets), len(batch.data))
-        except BehindAHole:
+        except Unvouched:
             return  # asked for again, with more of what follows
 
     def count(self, path: BatchPath, batches: int, _records: int, _size: int) -> None:

@@ -15,12 +15,14 @@ from millrace.broker.errors import (
 )
 from millrace.mirror.config import FetchConfig
 from millrace.mirror.gaps.open_gaps import Origin
-from millrace.mirror.pipeline import State
+from millrace.mirror.pipeline import PartitionPipeline, State
+from millrace.mirror.sources.doubt import Doubt
 from millrace.mirror.sources.epochs import EpochHistory
 from millrace.mirror.sources.fetch_memory import FetchBudget
 from millrace.mirror.sources.lag import LagSamples
 from millrace.mirror.sources.source import SourceReader
 from millrace.mirror.sources.source_logs import SourceLogs
+from millrace.mirror.sources.survey import Surveyor
 from millrace.mirror.topics.routes import SourcePartition
 
 OLD, NEW = UUID(int=7), UUID(int=8)
@@ -76,14 +78,8 @@ def pipeline_at(offset: int, *, epoch: int = 0, topic_id: UUID = OLD, **more: An
         retry_at_ms=0,
         lag=LagSamples(),
         origin=Origin("c", topic_id),
-        damage=None,
-        is_out_of_order=False,
-        passes_over=False,
-        stands_alone=False,
-        is_cleared_in_vain=False,
-        cleared=lambda: None,
-        doubt="",
-        needed_size=0,
+        doubt=Doubt(offset),
+        take_question=lambda: None,
         bytes_behind=0,
         gaps=[],
         accepted=[],
@@ -112,6 +108,20 @@ def logs_of(source: Source) -> SourceLogs:
 
     cluster: Any = source
     return SourceLogs("ewr", cluster, lambda: 5_000, nothing)
+
+
+def surveyor_of(source: Source) -> Surveyor:
+    cluster: Any = source
+    return Surveyor(cluster, lambda _size: None)
+
+
+async def look(surveyor: Surveyor, pipeline: PartitionPipeline) -> bool:
+    """Answers what the pipeline wants to know; whether there was anything."""
+    question = pipeline.take_question()
+    if question is None:
+        return False
+    pipeline.looked(question, await surveyor.look(pipeline.partition, OLD, question))
+    return True
 
 
 def answered(code: int = 0, diverging: tuple[int, int] | None = None) -> FetchedPartition:

@@ -19,8 +19,7 @@ from millrace.broker.client.raw_fetch import FetchedPartition
 from millrace.broker.protocol.batch import seal, stamp_offset_and_epoch
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.mirror.batches.placement import Start, start_at
-from millrace.mirror.sources.doubt import MAX_TIMES_ALONE
-from millrace.mirror.sources.fetch_sizes import MORE_SIZE
+from millrace.mirror.sources.doubt import MAX_REFUSALS, Doubt, Found
 from millrace.mirror.steady import steady_ms
 from tests.unit.mirror.pipeline_stage import answer, batch, started
 from tests.unit.mirror.source_stage import Source, pipeline_at, reader_of, taken, with_records
@@ -230,13 +229,13 @@ def test_partition_whose_answers_are_not_taken_is_in_trouble_until_one_is() -> N
     async def story() -> None:
         now = [1_000]
         reader = reader_of(Source(), lambda: now[0])
-        pipeline = pipeline_at(10, doubt="a batch contradicts its neighbours")
+        pipeline = pipeline_at(10, doubt=Doubt(10, "a batch contradicts its neighbours"))
         for now[0] in (1_000, 40_000):
             await taken(reader, pipeline, with_records(b"x"))
         failure = reader.failures.get(("t", 0))
         assert failure is not None and failure.since_ms == 1_000
         assert "contradicts" in failure.reason
-        pipeline.doubt = ""
+        pipeline.doubt = Doubt(10)
         await taken(reader, pipeline, with_records(b""))
         assert reader.failures.get(("t", 0)) is None
 
@@ -249,17 +248,16 @@ def test_pipeline_says_why_it_does_not_take_what_it_is_given() -> None:
         good, wrong = batch(0, [9]), batch(5, [9])
         wrong[-1] ^= 1
         answers: list[tuple[FetchedPartition, str]] = [
-            (answer(batch(5, [9])), "stands alone"),
             (answer(good[:-1]), "only a part"),
             (answer(wrong), "CRC"),
             (answer(batch(5_000, [9])), "the log ends at"),
         ]
         for given, said in answers:
-            for _ in range(MAX_TIMES_ALONE + 1):
+            for _ in range(MAX_REFUSALS + 1):
                 pipeline.accept(given)
-            assert said in pipeline.doubt
+            assert said in pipeline.doubt.reason
         pipeline.accept(answer(good))
-        assert pipeline.doubt == ""
+        assert pipeline.doubt.reason == ""
 
     asyncio.run(story())
 
@@ -267,28 +265,14 @@ def test_pipeline_says_why_it_does_not_take_what_it_is_given() -> None:
 def test_nothing_is_fetched_or_told_while_a_lone_batch_is_looked_at() -> None:
     async def story() -> None:
         pipeline, target, _ = started()
-        for _ in range(MAX_TIMES_ALONE):
-            assert pipeline.damage is None and pipeline.wants_fetch(steady_ms(), 1 << 20)
-            pipeline.accept(answer(batch(5, [9])))
-        assert pipeline.damage is not None and not pipeline.wants_fetch(steady_ms(), 1 << 20)
-        assert pipeline.doubt == ""
-        pipeline.cleared()
+        pipeline.accept(answer(batch(5, [9])))
+        question = pipeline.take_question()
+        assert question is not None and not pipeline.wants_fetch(steady_ms() + 600_000, 1 << 20)
+        assert pipeline.doubt.reason == ""
+        assert question.suspect is not None
+        pipeline.looked(question, Found(is_in_order=True, mark=question.suspect.mark))
         assert pipeline.wants_fetch(steady_ms(), 1 << 20)
         pipeline.accept(answer(batch(5, [9])))
         assert target.offsets() == [[5]]
-
-    asyncio.run(story())
-
-
-def test_answer_that_grows_from_look_to_look_stays_within_what_a_client_takes() -> None:
-    async def story() -> None:
-        pipeline, _, _ = started()
-        size = 0
-        for _ in range(200):
-            pipeline.accept(answer(batch(5, [9])))
-            assert size <= pipeline.needed_size <= 64 << 20
-            size = pipeline.needed_size
-        assert size > MORE_SIZE
-        assert pipeline.damage is not None, "and is damage in the end"
 
     asyncio.run(story())

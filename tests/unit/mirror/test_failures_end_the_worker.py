@@ -18,6 +18,7 @@ from millrace.mirror.delivery.progress import BrokenCommitRule, Span
 from millrace.mirror.delivery.sink import Outgoing, Sink
 from millrace.mirror.pipeline import State
 from millrace.mirror.sources import source as source_module
+from millrace.mirror.sources.doubt import Doubt
 from millrace.mirror.sources.fetch_memory import FetchBudget
 from millrace.mirror.sources.source import SourceReader
 from millrace.mirror.sources.source_logs import SourceLogs
@@ -107,7 +108,8 @@ def _pipeline(**more: Any) -> Any:
     )
     pipeline.origin = source_module.Origin("c", TOPIC_ID)
     pipeline.wants_fetch = lambda *_: True
-    pipeline.needed_size = pipeline.bytes_behind = 0
+    pipeline.doubt = Doubt(0)
+    pipeline.bytes_behind = 0
     for name, value in more.items():
         setattr(pipeline, name, value)
     return pipeline

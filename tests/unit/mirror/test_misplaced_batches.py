@@ -7,21 +7,22 @@ interval of its index: the first one, in the order of the file, that claims to r
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-import millrace.mirror.sources.source_logs as logs_module
-from millrace.broker.client.raw_fetch import FetchedPartition
+from millrace.broker.client.raw_fetch import FetchedPartition, FetchPosition
 from millrace.broker.protocol.batch import parse_header, stamp_offset_and_epoch
 from millrace.broker.protocol.control_records import build_marker
 from millrace.broker.protocol.records import Record, build_batch, read_records
 from millrace.mirror.batches.coalesce import BatchWalk
 from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.pipeline import State
+from millrace.mirror.sources import survey as survey_module
 from tests.unit.mirror.old_entries import entry, packed
 from tests.unit.mirror.pipeline_stage import Around, Target, started
-from tests.unit.mirror.source_stage import OLD, Source, logs_of
+from tests.unit.mirror.source_stage import OLD, Source, look, surveyor_of
 
 SMALL, LARGE, MERGED_BELOW = 9, 14_000, 12 << 10
 """Sizes of values: of batches that are merged with their neighbours, and of those that pass as they are."""
@@ -117,9 +118,14 @@ BESIDE_HOLES = {2, 3, 7, 8}
 
 
 async def carried(
-    log: Log, monkeypatch: pytest.MonkeyPatch, max_bytes: int = 1 << 20, began: int = 0
+    log: Log,
+    monkeypatch: pytest.MonkeyPatch,
+    max_bytes: int = 1 << 20,
+    began: int = 0,
+    looked: Callable[[FetchPosition, FetchedPartition], FetchedPartition] = lambda _asked, given: given,
 ) -> tuple[dict[int, int], Around]:
-    """What a mirror that skips damage carries, by the offset that it gives it: the true one; and its gaps."""
+    """What a mirror that skips damage carries, by the offset that it gives it: the true one; and its gaps.
+    `looked` gives what becomes of an answer that a look has asked for."""
     pipeline, target, around = started(GapClass.CORRUPT, began=began)
     pipeline._walk = BatchWalk(MERGED_BELOW)
     source = Source(OLD, latest=log.end)
@@ -128,19 +134,18 @@ async def carried(
         _cluster: object, _node: int, positions: Any, *, max_bytes: int, **_: object
     ) -> list[FetchedPartition]:
         (asked,) = positions.values()
-        return [log.answer(asked.offset, max_bytes)]
+        return [looked(asked, log.answer(asked.offset, max_bytes))]
 
-    monkeypatch.setattr(logs_module, "fetch", fetch)
-    logs = logs_of(source)
+    monkeypatch.setattr(survey_module, "fetch", fetch)
+    surveyor = surveyor_of(source)
     found: dict[int, int] = {}
     for _ in range(200):
         if pipeline.progress.settled_position >= log.end:
             break
         if pipeline.state is State.RUNNING:
-            size = max(max_bytes, pipeline.needed_size)
+            size = max(max_bytes, pipeline.doubt.needed_size)
             pipeline.accept(log.answer(pipeline.progress.fetch_offset, size))
-        if pipeline.damage is not None:
-            await logs.survey(pipeline)
+        await look(surveyor, pipeline)
         collect(target, found)
         await around.rest()
     assert pipeline.progress.settled_position == log.end, "it stands still"
@@ -325,10 +330,11 @@ def test_message_of_an_old_format_beyond_the_end_is_told(monkeypatch: pytest.Mon
         pipeline, target, _ = started()
         wrong = entry(1 | 1 << 29, 1, None, b"y")
         for data in (entry(0, 1, None, b"x") + wrong, *[wrong] * 3):
-            assert pipeline.damage is None
+            assert pipeline.doubt.question is None
             data = memoryview(bytearray(data))
             pipeline.accept(FetchedPartition("flights", 0, 0, 2, 2, 0, (), None, data))
-        assert "claims offset 536870913, and the log ends at 2" in (pipeline.damage or "")
+        question = pipeline.take_question()
+        assert question is not None and "claims offset 536870913, and the log ends at 2" in question.reason
         assert target.offsets() == [[0]], "what stands before it is carried"
 
     asyncio.run(story())

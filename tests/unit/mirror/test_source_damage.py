@@ -13,9 +13,17 @@ from millrace.broker.errors import (
 )
 from millrace.broker.protocol.batch import seal, stamp_offset_and_epoch
 from millrace.broker.protocol.records import Record, build_batch
-from millrace.mirror.sources import source_logs as logs_module
+from millrace.mirror.sources import survey as survey_module
+from millrace.mirror.sources.doubt import Found, Question
+from millrace.mirror.topics.routes import SourcePartition
 from tests.unit.mirror.old_entries import entry, packed
-from tests.unit.mirror.source_stage import Source, answered, logs_of, pipeline_at, with_records
+from tests.unit.mirror.source_stage import OLD, Source, answered, surveyor_of, with_records
+
+
+def looked_at(offset: int, **question: Any) -> Found:
+    """What a look finds at an offset of which nothing is believed."""
+    asked = Question(offset, "bad", **question)
+    return asyncio.run(surveyor_of(Source()).look(SourcePartition("ewr", "t", 0), OLD, asked))
 
 
 def batches_at(*bases: int) -> list[bytearray]:
@@ -54,11 +62,9 @@ def test_damage_ends_at_the_first_batch_that_is_whole(
         data = b"" if found is None else bytes(log[found])
         return [with_records(data)]
 
-    monkeypatch.setattr(logs_module, "fetch", fetch)
-    pipeline = pipeline_at(10, epoch=4, damage="bad")
-    asyncio.run(logs_of(Source()).survey(pipeline))
-    expected = [] if end is None else [("corrupt", end, {"resume_at": end, "resume_epoch": 4})]
-    assert pipeline.gaps == expected
+    monkeypatch.setattr(survey_module, "fetch", fetch)
+    found = looked_at(10)
+    assert (found.damage_end, found.is_in_order) == ((-1, True) if end is None else (end, False))
 
 
 def test_damage_in_a_log_of_old_formats_ends_with_the_damaged_entry(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,14 +86,12 @@ def test_damage_in_a_log_of_old_formats_ends_with_the_damaged_entry(monkeypatch:
             (asked,) = positions.values()
             return [with_records(b"".join(data for last, data in log.items() if last >= asked.offset))]
 
-        monkeypatch.setattr(logs_module, "fetch", fetch)
+        monkeypatch.setattr(survey_module, "fetch", fetch)
         first = max((last + 1 for last in log if last < damaged), default=0)
-        pipeline = pipeline_at(first, epoch=4, damage="bad")
-        asyncio.run(logs_of(Source()).survey(pipeline))
-        assert pipeline.gaps == [("corrupt", end, {"resume_at": end, "resume_epoch": 4})]
+        assert looked_at(first).damage_end == end
 
 
-@pytest.mark.parametrize(("bases", "end"), [((10, 11), 11), ((10,), 100)])
+@pytest.mark.parametrize(("bases", "end"), [((10, 11, 99), 11), ((10,), 100)])
 def test_damage_of_a_batchs_own_offset_ends_with_the_next_batch_or_the_log(
     monkeypatch: pytest.MonkeyPatch, bases: tuple[int, ...], end: int
 ) -> None:
@@ -99,26 +103,23 @@ def test_damage_of_a_batchs_own_offset_ends_with_the_next_batch_or_the_log(
         (asked,) = positions.values()
         return [with_records(b"".join(data for base, data in log.items() if base >= asked.offset))]
 
-    monkeypatch.setattr(logs_module, "fetch", fetch)
-    pipeline = pipeline_at(10, epoch=4, damage="bad")
-    asyncio.run(logs_of(Source()).survey(pipeline))
-    assert pipeline.gaps == [("corrupt", end, {"resume_at": end, "resume_epoch": 4})]
+    monkeypatch.setattr(survey_module, "fetch", fetch)
+    assert looked_at(10).damage_end == end
 
 
 def test_batch_that_its_own_header_hides_is_damage_up_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its checksum is right, and it claims to end before it begins."""
-    bad, good = batches_at(10, 11)
+    bad, good, last = batches_at(10, 11, 99)
     bad[23] = 0x80
     seal(memoryview(bad))
 
     async def fetch(_cluster: object, _node: int, positions: Any, **_: object) -> list[FetchedPartition]:
         (asked,) = positions.values()
-        return [with_records(bytes(bad + good) if asked.offset <= 10 else bytes(good))]
+        given = [bad, good, last][max(0, min(2, asked.offset - 10)) :]
+        return [with_records(b"".join(bytes(each) for each in given))]
 
-    monkeypatch.setattr(logs_module, "fetch", fetch)
-    pipeline = pipeline_at(10, epoch=4, damage="bad")
-    asyncio.run(logs_of(Source()).survey(pipeline))
-    assert pipeline.gaps == [("corrupt", 11, {"resume_at": 11, "resume_epoch": 4})]
+    monkeypatch.setattr(survey_module, "fetch", fetch)
+    assert looked_at(10).damage_end == 11
 
 
 def test_source_that_finds_nothing_behind_a_wrong_length_has_lost_all_of_it(
@@ -131,25 +132,22 @@ def test_source_that_finds_nothing_behind_a_wrong_length_has_lost_all_of_it(
         (asked,) = positions.values()
         return [with_records(bytes(bad) if asked.offset <= 10 else b"")]
 
-    monkeypatch.setattr(logs_module, "fetch", fetch)
-    pipeline = pipeline_at(10, damage="bad")
-    asyncio.run(logs_of(Source()).survey(pipeline))
-    assert [gap[:2] for gap in pipeline.gaps] == [("corrupt", 100)]
+    monkeypatch.setattr(survey_module, "fetch", fetch)
+    assert looked_at(10).damage_end == 100
 
 
 def test_source_that_can_read_nothing_is_in_trouble_and_not_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
     async def fetch(*_: object, **__: object) -> list[FetchedPartition]:
         return [answered(CorruptMessage.code)]
 
-    monkeypatch.setattr(logs_module, "fetch", fetch)
-    pipeline = pipeline_at(10, damage="bad")
-    asyncio.run(logs_of(Source()).survey(pipeline))
-    assert (pipeline.gaps, pipeline.damage) == ([], None)
+    monkeypatch.setattr(survey_module, "fetch", fetch)
+    found = looked_at(10)
+    assert (found.damage_end, found.is_in_order, bool(found.why_not)) == (-1, False, True)
 
 
-@pytest.mark.parametrize(("in_vain", "end"), [(False, None), (True, 11)])
+@pytest.mark.parametrize(("in_vain", "end"), [(False, -1), (True, 11)])
 def test_batch_that_looks_find_good_and_the_walk_refuses_for_ever_is_damage_in_the_end(
-    monkeypatch: pytest.MonkeyPatch, in_vain: bool, end: int | None
+    monkeypatch: pytest.MonkeyPatch, in_vain: bool, end: int
 ) -> None:
     """Otherwise it would be fetched and looked at, and fetched again, for ever."""
     data = b"".join(bytes(each) for each in batches_at(10, 11, 12))
@@ -157,15 +155,6 @@ def test_batch_that_looks_find_good_and_the_walk_refuses_for_ever_is_damage_in_t
     async def fetch(*_: object, **__: object) -> list[FetchedPartition]:
         return [with_records(data)]
 
-    monkeypatch.setattr(logs_module, "fetch", fetch)
-    cleared: list[bool] = []
-    pipeline = pipeline_at(
-        10,
-        damage="bad",
-        is_out_of_order=True,
-        is_cleared_in_vain=in_vain,
-        cleared=lambda: cleared.append(True),
-    )
-    asyncio.run(logs_of(Source()).survey(pipeline))
-    assert ([gap[1] for gap in pipeline.gaps] or [None]) == [end]
-    assert bool(cleared) is not in_vain
+    monkeypatch.setattr(survey_module, "fetch", fetch)
+    found = looked_at(10, is_out_of_order=True, is_last=in_vain)
+    assert (found.damage_end, found.is_in_order) == (end, not in_vain)

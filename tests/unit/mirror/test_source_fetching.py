@@ -14,6 +14,7 @@ from millrace.broker.errors import (
 )
 from millrace.mirror.config import FetchConfig
 from millrace.mirror.sources import source as source_module
+from millrace.mirror.sources.doubt import Doubt
 from millrace.mirror.sources.fetch_memory import MIN_FETCH_SIZE, FetchBudget, HeldMemory
 from millrace.mirror.sources.source import SourceReader
 from millrace.mirror.topics.routes import SourcePartition
@@ -44,10 +45,24 @@ def test_partition_that_needs_more_of_an_answer_is_asked_for_alone_and_gets_it(
     reader = reader_of(Source())
     loop = source_module._FetchLoop(HeldMemory(reader._budget))
     for number in range(4):
-        loop.partitions["t", number] = pipeline_at(40, needed_size=9 << 20 if number == 2 else 0)
+        needed_size = 9 << 20 if number == 2 else 0
+        loop.partitions["t", number] = pipeline_at(40, doubt=Doubt(40, needed_size=needed_size))
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(reader._fetch_from(source_module._Way(1, 0), loop))
     assert asked == [({2}, 9 << 20, 9 << 20)]
+
+
+def test_partition_that_needs_more_of_an_answer_leaves_every_second_one_to_the_others() -> None:
+    reader = reader_of(Source())
+    loop = source_module._FetchLoop(HeldMemory(reader._budget))
+    for number in range(4):
+        needed_size = 70_000 if number in (1, 2) else 0
+        loop.partitions["t", number] = pipeline_at(10, doubt=Doubt(10, needed_size=needed_size))
+    rounds = [[number for _, number in reader._positions(loop, 1 << 20)[0]] for _ in range(16)]
+    assert all(sorted(asked) == [0, 3] for asked in rounds[1::2])
+    assert {asked[0] for asked in rounds[1::2]} == {0, 3}, "each is first in its turn"
+    assert all(len(asked) == 1 for asked in rounds[::2])
+    assert {asked[0] for asked in rounds[::2]} == {1, 2}
 
 
 def test_partitions_are_spread_over_a_brokers_connections_and_stay_where_they_are(monkeypatch) -> None:
