@@ -344,7 +344,8 @@ class PartitionPipeline:
                 self._walk, data, fetched.aborted, from_offset, max_size, self._count, log_end,
                 passes_over, is_trusted,
             ):  # fmt: skip
-                if self.doubt.is_out_of_order and ready.base_offset > self.progress.fetch_offset:
+                is_first = self.progress.fetch_offset == from_offset
+                if doubt.is_out_of_order and is_first and ready.base_offset > from_offset:
                     raise OutOfOrder("the source passes over a batch that it gave before, out of its place")
                 self._dispatch(ready, now_ms, fetched, frame)
                 if self.progress.is_blocked:

@@ -69,6 +69,8 @@ class Oracle:
         self.twice: dict[tuple[str, str, int], list[tuple[int, int]]] = {}
         self.given_twice = self.twice
         """offsets that were given out again, by partition"""
+        self.bounds: dict[tuple[str, str, int], set[int]] = {}
+        """where these began and ended: no cell crosses that, of a topic made anew in their place neither"""
         self._looks = 0
         self._carried: dict[str, dict[tuple[tuple[str, str, int], str], int]] = {}
 
@@ -77,6 +79,7 @@ class Oracle:
         world that went on until it had all of them."""
         until, kept, vanished = dict(self.until), list(self.kept), list(self.vanished)
         twice = {place: list(each) for place, each in self.twice.items()}
+        bounds = {place: set(each) for place, each in self.bounds.items()}
         tail: list[Shown] = []
         hidden: list[Vanished] = []
         world = self.world
@@ -103,6 +106,7 @@ class Oracle:
                     if upto < known[0] and first < known[0]:
                         vanished.append(Vanished(cluster, name, now_ms, recreated=True, cut=(log, known[3])))
                         twice.setdefault(log.place, []).append((first, known[0]))
+                        bounds.setdefault(log.place, set()).update((first, known[0]))
                         if upto <= pinned.start > 0:  # and of what was written since, retention took some
                             vanished.append(Vanished(cluster, name, pinned_ms))
                 elif pinned.start > 0:
@@ -112,8 +116,7 @@ class Oracle:
                     vanished.append(Vanished(cluster, name, pinned_ms))
                 elif max(cut, first) < log.start and cut < pinned.stable_end:
                     hidden.append(Vanished(cluster, name, pinned_ms))
-                bounds = [bound for each in twice.get(log.place, ()) for bound in each]
-                look = (self._looks, sorted({*bounds, *self._began(log)}))
+                look = (self._looks, sorted({*bounds.get(log.place, ()), *self._began(log)}))
                 behind = set() if answers is None else answers.behind.get(log.place, set())
                 kept += _shown(log, first, cut, look, behind, 0 if sure else cut)
                 tail += _shown(log, cut, pinned.stable_end, look, behind)
@@ -131,7 +134,8 @@ class Oracle:
                 self._carried[aggregate] = passages(upstream, here)
         self.given_twice = twice
         if not dies:
-            self.until, self.kept, self.vanished, self.twice = until, kept, vanished, twice
+            self.until, self.kept, self.vanished = until, kept, vanished
+            self.twice, self.bounds = twice, bounds
 
     def carried(self, aggregate: str, counted: Counted) -> bool:
         """Whether a foreign mirror has passed all of this, as far as what arrived tells."""
