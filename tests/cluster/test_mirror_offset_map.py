@@ -155,7 +155,7 @@ async def small_topic(pair: Pair) -> None:
     )
     async with pair.target.cluster() as target:
         await create_topic(target, offsets_topic(config.name), 1, 1)
-        with pytest.raises(FatalError, match=r"has 1 partition\(s\) and needs 4; add the others"):
+        with pytest.raises(FatalError, match=r"has 1 partition and needs 4; add the others"):
             await PositionsKeeper(config, target).make_topics()
 
 
