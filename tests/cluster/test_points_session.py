@@ -125,7 +125,7 @@ def test_group_coordinator_whose_session_ends_between_append_and_answer_does_not
     until(lambda: find_coordinator(two.first, GROUP) > 0, "the offsets topic is there")
     two.cluster.reassign(OFFSETS, {0: (1, 2)})
     two.cluster.wait_in_sync(OFFSETS, 0, 1, 2)
-    two.cluster.elect(OFFSETS, 0)
+    two.cluster.elect_in_the_end(OFFSETS, 0)
     two.cluster.wait_led(OFFSETS, 0, 1)
     until(lambda: commit(two.first, GROUP, TOPIC, 5) == 0, "the first commit is taken")
     answer = asking.submit(commit, two.first, GROUP, TOPIC, 9)
@@ -138,5 +138,5 @@ def test_group_coordinator_whose_session_ends_between_append_and_answer_does_not
     assert committed(two.second, GROUP, TOPIC) == 9
     assert commit(two.first, GROUP, TOPIC, 11) != 0
     two.cluster.wait_in_sync(OFFSETS, 0, 1, 2)
-    two.cluster.elect(OFFSETS, 0)
+    two.cluster.elect_in_the_end(OFFSETS, 0)
     until(lambda: committed(two.first, GROUP, TOPIC) == 9, "broker 1 coordinates again, and knows it")

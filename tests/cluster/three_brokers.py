@@ -10,7 +10,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
-from millrace.broker.errors import TopicAlreadyExists
+from millrace.broker.errors import ElectionNotNeeded, TopicAlreadyExists
 from millrace.broker.protocol.frames import Api
 from tests.conftest import BrokerFactory
 from tests.raw_client import RawClient
@@ -155,6 +155,16 @@ class ThreeBrokers:
             for result in answer.replica_election_results
             for part in result.partition_result
         }
+
+    def elect_in_the_end(self, topic: str, *numbers: int, kind: int = 0, at: int | None = None) -> None:
+        """The controller may hear of what the election depends on a moment later than who was asked."""
+        eventually(
+            lambda: (
+                set(self.elect(topic, *numbers, kind=kind, at=at).values()) <= {0, ElectionNotNeeded.code}
+            ),
+            f"{topic}-{numbers}: leaders are elected",
+            self.brokers.values(),
+        )
 
     def reassign(self, topic: str, targets: dict[int, tuple[int, ...] | None]) -> dict[int, int]:
         wanted = [{"partition_index": number, "replicas": target} for number, target in targets.items()]
