@@ -8,10 +8,10 @@
 A loss of power, or a disk that fails a flush, may take records that were committed but flushed nowhere. As
 long as one in-sync member was not interrupted (or was stopped in order), its copy counts; once all were,
 nobody can tell which of them lost something, and a record that some of them lost is *excused*. So is what a
-leader shows that stood still while all who had it from there were interrupted and others took its offsets: it
-had their word before that. A record that was excused may be there all the same: who has it may show it, and
-once it is acknowledged again it is promised again. With `visibility=flushed` nothing is ever excused: an
-offset that a consumer saw is never used again.
+leader shows that stood still while all who had it from there were interrupted and others took its offsets, or
+lead without it: it had their word before that. A record that was excused may be there all the same: who has
+it may show it, and once it is acknowledged again it is promised again. With `visibility=flushed` nothing is
+ever excused: an offset that a consumer saw is never used again.
 """
 
 from __future__ import annotations
@@ -67,12 +67,14 @@ class Truth:
             record = log.get(offset)
             if record is None:
                 raise Violation(f"broker {broker} shows {partition}@{offset}, which its log has not")
-            known = committed.setdefault(offset, record)
-            if known != record:
-                if self._has_outlived_its_followers(broker, partition):
-                    self._shown_again.add((partition, offset, record))
-                    self.excused_count += 1
-                    continue
+            known = committed.get(offset)
+            if known is None and self._is_had_by_all(partition, offset, record):
+                known = record
+            if known != record and self._has_outlived_its_followers(broker, partition):
+                self._shown_again.add((partition, offset, record))
+                self.excused_count += 1
+                continue
+            if committed.setdefault(offset, record) != record:
                 raise Violation(
                     f"invariant 3: {partition}@{offset} was {known} and is {record} on broker {broker}"
                 )
@@ -84,6 +86,10 @@ class Truth:
         had, left = self._followers.get((partition, broker), (frozenset(), set()))
         is_replaced = self.states[partition].leader != broker
         return bool(is_replaced and had and not left and not self._only_flushed)
+
+    def _is_had_by_all(self, partition: int, offset: int, record: Stored) -> bool:
+        """By all who are in sync now: what an earlier leader shows is then no more than the truth."""
+        return all(self._holds(each, partition, offset, record) for each in self.states[partition].isr)
 
     def consumed(self, partition: int, offset: int, records: Sequence[Stored]) -> None:
         committed = self.committed.get(partition, {})
