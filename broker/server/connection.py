@@ -70,13 +70,14 @@ _size_at = struct.Struct(">i").unpack_from
 class _Pending:
     """An answer that is not there yet, or waits for an earlier one."""
 
-    __slots__ = ("api_key", "done", "frame", "future", "size", "started")
+    __slots__ = ("api_key", "done", "frame", "future", "is_given_up", "size", "started")
 
     def __init__(self, future: asyncio.Future[Any] | None, api_key: int, started: float) -> None:
         self.future = future
         self.frame: Answered = None
         self.size = 0
         self.done = False
+        self.is_given_up = False  # nobody is there to hear it
         self.api_key = api_key
         self.started = started
 
@@ -258,6 +259,7 @@ class Connection(asyncio.BufferedProtocol):
         """
         self._ended = True
         self._give_up_answers()
+        self._parse()  # what had to wait for those answers need not any more
         return not self._finished()
 
     def _give_up_answers(self) -> None:
@@ -267,6 +269,7 @@ class Connection(asyncio.BufferedProtocol):
         self._pending = deque(each for each in under_way if control is not None and each.future is control)
         for pending in under_way:
             if pending.future is not None and pending.future is not control:
+                pending.is_given_up = True
                 pending.future.cancel()
         self._parked_size = 0
         self._tell_backlog()
@@ -485,11 +488,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def _settle(self, pending: _Pending, future: asyncio.Future[Any]) -> None:
         """An answer is there: send it, and those after it that waited only for their turn."""
-        if self._transport is None:
+        if self._transport is None or pending.is_given_up:
             return
         if future.cancelled():
-            if pending not in self._pending:
-                return  # the peer was gone
             # Nobody will answer it, and all behind it would wait for their turn for ever.
             log.warning("connection closed: a request was given up", client=self.client_address)
             self.close("failure")

@@ -205,6 +205,17 @@ OF_STORAGE = (
         ),
     ),
     Mutant(
+        name="requests-go-with-their-peer",
+        promise="What a peer has sent before it went is carried out, also what had to wait for its turn.",
+        file="broker/server/connection.py",
+        rule="        self._parse()  # what had to wait",
+        instead="        # what had to wait",
+        red=(
+            "tests/unit/server/test_connection.py"
+            "::test_requests_that_many_others_held_up_are_carried_out_when_their_peer_goes",
+        ),
+    ),
+    Mutant(
         name="duplicate-batch-is-appended",
         promise="A batch that a producer sends again is answered with its first offset and not stored twice.",
         file="broker/storage/producer_state.py",
