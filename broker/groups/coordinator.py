@@ -257,6 +257,10 @@ class GroupCoordinator:
     async def sync(self, group_id: str, request: SyncRequest) -> SyncResult:
         """Wait for the assignment of the request's generation."""
         entry, error = self._find_member_group(group_id)
+        if error is ErrorCode.coordinator_load_in_progress:
+            # Its rebalance has ended with the last coordinator; as in Apache Kafka it is sent to join again,
+            # for to Java's consumer the error as it is would be fatal here.
+            return SyncResult(ErrorCode.rebalance_in_progress)
         if entry is None:
             return SyncResult(error)
         ticket = next(self._tickets)
