@@ -167,7 +167,9 @@ class GroupCoordinator:
             raise
         if self._partitions.get(partition) is not owned:
             return  # leadership went away, or came anew, while the log was being read
-        owned.take_over(groups, memory)
+        removals = owned.take_over(groups, memory)
+        if removals:
+            self._remove(partition, removals)
         async for entries in slices(list(groups.values())):
             if self._partitions.get(partition) is not owned:
                 return
@@ -424,7 +426,8 @@ class GroupCoordinator:
     async def forget_topics(self, topics: Collection[str]) -> None:
         """Topics were deleted: offsets in them mean nothing to a new topic of the same name.
 
-        The removals are in the log when this returns; nobody waits for the other replicas to have them.
+        The removals are in the log when this returns, those of a partition that is being loaded before
+        anybody is answered from it; nobody waits for the other replicas to have them.
         """
         for partition, owned in self._partitions.items():
             removals = owned.removal_of_topics(topics)

@@ -616,6 +616,39 @@ OF_COORDINATORS = (
         ),
     ),
     Mutant(
+        name="deleted-topic-leaves-offsets-that-are-loaded",
+        promise="Offsets of a topic that is deleted while they are loaded do not count for one made anew.",
+        file="broker/groups/owned_partition.py",
+        rule="            self._forgotten_while_loading.update(topics)\n",
+        instead="",
+        red=(
+            "tests/unit/groups/test_group_removal.py"
+            "::test_a_topic_that_is_deleted_while_its_offsets_are_loaded_is_forgotten",
+        ),
+    ),
+    Mutant(
+        name="commit-under-way-outlives-its-removal",
+        promise="A removal takes a commit that is not in memory yet, too.",
+        file="broker/groups/offsets.py",
+        rule="*self._pending.values(), self._being_written)",
+        instead="*self._pending.values())",
+        red=(
+            "tests/unit/groups/test_group_removal.py"
+            "::test_removal_takes_a_first_commit_that_is_under_way_with_it",
+        ),
+    ),
+    Mutant(
+        name="removal-undone-by-an-earlier-commit",
+        promise="A removal wins over the commits before it, also over one that is acknowledged after it.",
+        file="broker/groups/offsets.py",
+        rule="        if committed.log_offset < self._removed_at.get(partition, -1):\n            return\n",
+        instead="",
+        red=(
+            "tests/unit/groups/test_offsets.py"
+            "::test_later_removal_in_the_log_wins_over_a_commit_that_is_acknowledged_after_it",
+        ),
+    ),
+    Mutant(
         name="commit-of-an-older-generation",
         promise="A group takes no offsets from a member of an older generation.",
         file="broker/groups/membership.py",
