@@ -197,7 +197,7 @@ OF_STORAGE = (
         name="frame-is-overwritten-under-its-append",
         promise="The bytes of a large frame stay until its batches are in their logs.",
         file="broker/server/connection.py",
-        rule="            self._is_pinned = len(frame) >= KEPT_FRAME_SIZE\n",
+        rule="            self.received.is_pinned = len(frame) >= KEPT_FRAME_SIZE\n",
         instead="",
         red=(
             "tests/unit/server/test_connection_frames.py"

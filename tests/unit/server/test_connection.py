@@ -10,13 +10,13 @@ import pytest
 
 from millrace.broker.errors import ProtocolError
 from millrace.broker.server.connection import MOST_PENDING, SEND_HIGH_WATER, Connection
-from millrace.broker.server.connection_limits import LANDING_SIZE
 from millrace.broker.server.dispatch import Throttled
 from millrace.broker.server.memory_limits import (
     STALL_SECONDS,
     UNBOUNDED,
     AnswerBacklog,
 )
+from millrace.broker.server.receive_buffer import LANDING_SIZE
 from millrace.broker.telemetry.logs import RateLimit
 from tests.unit.server.connection_stage import (
     BUFFER_SIZE,
