@@ -24,8 +24,6 @@ Everything runs on one event loop: the only places where other requests come in 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import heapq
 import itertools
 import uuid
 from collections import Counter
@@ -44,12 +42,12 @@ from millrace.broker.groups.journal import (
     Producer,
     Removal,
 )
-from millrace.broker.groups.membership import Group
 from millrace.broker.groups.offset_commits import COMMIT_FAILURES, OffsetCommits
 from millrace.broker.groups.offsets import CommittedOffset
 from millrace.broker.groups.owned_partition import Entry, OwnedPartition
 from millrace.broker.groups.record_layout import MAX_STRING_SIZE, encode_group_key, encode_group_value
 from millrace.broker.groups.subscriptions import CONSUMER_PROTOCOL_TYPE
+from millrace.broker.groups.timers import GroupTimers
 from millrace.broker.groups.values import (
     AnswerJoin,
     AnswerSync,
@@ -105,10 +103,7 @@ class GroupCoordinator:
         self._tickets = itertools.count(1)
         self._waiting_joins: dict[Ticket, asyncio.Future[JoinResult]] = {}
         self._waiting_syncs: dict[Ticket, asyncio.Future[SyncResult]] = {}
-        self._due_ms: dict[str, int] = {}
-        self._due_heap: list[tuple[int, str]] = []
-        self._stirred = asyncio.Event()
-        """Something may be due sooner than what `run` waits for."""
+        self._timers = GroupTimers(steady_ms)
 
     # -- life ---------------------------------------------------------------------------------------
 
@@ -117,7 +112,7 @@ class GroupCoordinator:
         sweep_due_ms = self._steady_ms() + self.config.offsets_retention_check_interval_ms
         sweeping: asyncio.Task[None] | None = None
         while True:
-            await self._rest(sweep_due_ms if sweeping is None else None)
+            await self._timers.wait(sweep_due_ms if sweeping is None else None)
             now = self._moment()
             self.tick(now)
             if sweeping is not None and sweeping.done():
@@ -126,21 +121,7 @@ class GroupCoordinator:
                 sweep_due_ms = now.steady_ms + self.config.offsets_retention_check_interval_ms
                 # Beside the timers: replicas that are slow to take the removals must not hold them up.
                 sweeping = self._journal.start(self.sweep(now.now_ms))
-                sweeping.add_done_callback(lambda _: self._stirred.set())
-
-    async def _rest(self, sweep_due_ms: int | None) -> None:
-        """Until the next timer of a group, or the sweep if there is to be one, is due."""
-        due_ms = [] if sweep_due_ms is None else [sweep_due_ms]
-        if self._due_heap:
-            due_ms.append(self._due_heap[0][0])
-        self._stirred.clear()
-        wait_ms = min(due_ms) - self._steady_ms() if due_ms else None
-        if wait_ms is not None and wait_ms <= 0:
-            await asyncio.sleep(0)
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(None if wait_ms is None else wait_ms / 1000):
-                await self._stirred.wait()
+                sweeping.add_done_callback(lambda _: self._timers.stir())
 
     async def close(self) -> None:
         """Give up every partition and let the writes that are under way end."""
@@ -167,12 +148,14 @@ class GroupCoordinator:
             raise
         if self._partitions.get(partition) is not owned:
             return  # leadership went away, or came anew, while the log was being read
-        owned.take_over(groups, memory)
+        removals = owned.take_over(groups, memory)
+        if removals:
+            self._remove(partition, removals)
         async for entries in slices(list(groups.values())):
             if self._partitions.get(partition) is not owned:
                 return
             for entry in entries:
-                self._schedule(entry.group)
+                self._timers.follow(entry.group)
         took_ms = self._steady_ms() - began_ms
         self._metrics.group_loads += 1
         self._metrics.group_load_seconds += took_ms / 1000
@@ -201,15 +184,11 @@ class GroupCoordinator:
 
     def tick(self, now: Moment) -> None:
         """Let everything happen in the groups that is due by now."""
-        while self._due_heap and self._due_heap[0][0] <= now.steady_ms:
-            due_ms, group_id = heapq.heappop(self._due_heap)
-            if self._due_ms.get(group_id) != due_ms:
-                continue  # an earlier deadline took this one's place
-            del self._due_ms[group_id]
+        for group_id in self._timers.due(now.steady_ms):
             entry, _ = self._find(group_id)
             if entry is not None:
                 self._carry_out(entry, entry.group.tick(now))
-                self._schedule(entry.group)
+                self._timers.follow(entry.group)
 
     async def sweep(self, now_ms: int) -> None:
         """Forget offsets nobody has used for the retention time, by the time of day, and groups with nothing
@@ -244,7 +223,7 @@ class GroupCoordinator:
         answer: asyncio.Future[JoinResult] = asyncio.get_running_loop().create_future()
         self._waiting_joins[ticket] = answer
         self._carry_out(entry, entry.group.join(request, ticket, now))
-        self._schedule(entry.group)
+        self._timers.follow(entry.group)
         try:
             return await answer
         finally:
@@ -257,13 +236,17 @@ class GroupCoordinator:
     async def sync(self, group_id: str, request: SyncRequest) -> SyncResult:
         """Wait for the assignment of the request's generation."""
         entry, error = self._find_member_group(group_id)
+        if error is ErrorCode.coordinator_load_in_progress:
+            # Its rebalance has ended with the last coordinator; as in Apache Kafka it is sent to join again,
+            # for to Java's consumer the error as it is would be fatal here.
+            return SyncResult(ErrorCode.rebalance_in_progress)
         if entry is None:
             return SyncResult(error)
         ticket = next(self._tickets)
         answer: asyncio.Future[SyncResult] = asyncio.get_running_loop().create_future()
         self._waiting_syncs[ticket] = answer
         self._carry_out(entry, entry.group.sync(request, ticket, self._moment()))
-        self._schedule(entry.group)
+        self._timers.follow(entry.group)
         try:
             return await answer
         finally:
@@ -278,7 +261,7 @@ class GroupCoordinator:
         error, decisions = entry.group.heartbeat(member_id, instance_id, generation, self._moment())
         if decisions:  # alone, a heartbeat only moves a deadline further away
             self._carry_out(entry, decisions)
-            self._schedule(entry.group)
+            self._timers.follow(entry.group)
         return error
 
     def leave(self, group_id: str, requests: list[LeaveRequest]) -> tuple[ErrorCode, list[LeaveResult]]:
@@ -289,7 +272,7 @@ class GroupCoordinator:
             return error, []
         results, decisions = entry.group.leave(requests, self._moment())
         self._carry_out(entry, decisions)
-        self._schedule(entry.group)
+        self._timers.follow(entry.group)
         return ErrorCode.none, results
 
     # -- offsets ------------------------------------------------------------------------------------
@@ -420,7 +403,8 @@ class GroupCoordinator:
     async def forget_topics(self, topics: Collection[str]) -> None:
         """Topics were deleted: offsets in them mean nothing to a new topic of the same name.
 
-        The removals are in the log when this returns; nobody waits for the other replicas to have them.
+        The removals are in the log when this returns, those of a partition that is being loaded before
+        anybody is answered from it; nobody waits for the other replicas to have them.
         """
         for partition, owned in self._partitions.items():
             removals = owned.removal_of_topics(topics)
@@ -549,17 +533,6 @@ class GroupCoordinator:
                 case Persist(write_id, snapshot):
                     self._save(entry, write_id, snapshot)
 
-    def _schedule(self, group: Group) -> None:
-        deadline_ms = group.deadline_ms()
-        if deadline_ms is None:
-            return
-        due_ms = self._due_ms.get(group.group_id)
-        if due_ms is None or deadline_ms < due_ms:
-            self._due_ms[group.group_id] = deadline_ms
-            heapq.heappush(self._due_heap, (deadline_ms, group.group_id))
-            if self._due_heap[0][0] == deadline_ms:
-                self._stirred.set()
-
     # -- the log ------------------------------------------------------------------------------------
 
     def _save(self, entry: Entry, write_id: int, snapshot: GroupSnapshot) -> None:
@@ -576,7 +549,7 @@ class GroupCoordinator:
             self._carry_out(entry, group.persisted(write_id, error, self._moment()))
             if group.state is GroupState.STABLE and not was_stable:
                 self._metrics.group_rebalances += 1
-            self._schedule(group)
+            self._timers.follow(group)
 
         self._journal.start(follow_up())
 

@@ -12,6 +12,7 @@ what is pending from before it. While anything is pending the offset does not ex
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -39,6 +40,8 @@ class OffsetStore:
     """By producer id: in the log, but their transaction is open."""
     _being_written: dict[TopicPartition, int] = field(default_factory=dict)
     """How many plain commits of a partition are in the leader's log but not yet in every other's."""
+    _removed_at: dict[TopicPartition, int] = field(default_factory=dict)
+    """Of these, where in the log the last removal stands."""
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -57,8 +60,10 @@ class OffsetStore:
         return self._offsets.items()
 
     def put(self, partition: TopicPartition, committed: CommittedOffset) -> None:
-        """Keep a commit that is in the log, unless one from further on in the log is already kept:
-        writes may be acknowledged in another order than they were made."""
+        """Keep a commit that is in the log, unless one from further on in the log is already kept, or a
+        removal is: writes may be acknowledged in another order than they were made."""
+        if committed.log_offset < self._removed_at.get(partition, -1):
+            return
         kept = self._offsets.get(partition)
         if kept is None or kept.log_offset <= committed.log_offset:
             self._offsets[partition] = committed
@@ -69,6 +74,8 @@ class OffsetStore:
             kept = offsets.get(partition)
             if kept is not None and (before_log_offset is None or kept.log_offset < before_log_offset):
                 del offsets[partition]
+        if before_log_offset is not None and partition in self._being_written:
+            self._removed_at[partition] = max(before_log_offset, self._removed_at.get(partition, -1))
 
     # -- under way -------------------------------------------------------------------------------------
 
@@ -84,6 +91,7 @@ class OffsetStore:
                 self._being_written[partition] = left
             else:
                 del self._being_written[partition]
+                self._removed_at.pop(partition, None)
 
     def put_pending(self, producer_id: int, partition: TopicPartition, committed: CommittedOffset) -> None:
         """Keep an offset until its transaction ends; the last one of a transaction counts."""
@@ -111,8 +119,9 @@ class OffsetStore:
         return bool(self._pending or self._being_written)
 
     def partitions(self) -> Iterator[TopicPartition]:
-        """Every partition with an offset, committed or pending, once."""
-        return iter(dict.fromkeys(key for each in (self._offsets, *self._pending.values()) for key in each))
+        """Every partition with an offset, committed, pending or being written, once."""
+        kept = itertools.chain(self._offsets, *self._pending.values(), self._being_written)
+        return iter(dict.fromkeys(kept))
 
     def partitions_of(self, topics: Iterable[str]) -> list[TopicPartition]:
         wanted = set(topics)

@@ -43,6 +43,8 @@ class OwnedPartition:
     """Which groups have pending offsets, by producer id."""
     _ended_while_loading: list[tuple[int, bool]] = field(default_factory=list)
     """Transactions whose markers may have come after the point up to which the log is being read."""
+    _forgotten_while_loading: set[str] = field(default_factory=set)
+    """Topics that were deleted meanwhile."""
 
     def restored(self, memory: Memory, now: Moment) -> dict[str, Entry]:
         """The groups that the log remembers; members have a whole session to be heard of again. Changes
@@ -59,13 +61,15 @@ class OwnedPartition:
             groups[group_id] = Entry(group, memory.offsets.get(group_id, OffsetStore()))
         return groups
 
-    def take_over(self, groups: dict[str, Entry], memory: Memory) -> None:
-        """From here on they may be answered for."""
+    def take_over(self, groups: dict[str, Entry], memory: Memory) -> list[Removal]:
+        """From here on they may be answered for, when what is handed out has been written."""
         self.groups = groups
         self._open_transactions = memory.open_transactions
         self.loaded = True
         for producer_id, committed in self._ended_while_loading:
             self.transaction_ended(producer_id, committed)
+        forgotten = self._forgotten_while_loading
+        return self.removal_of_topics(forgotten) if forgotten else []
 
     def create(self, group_id: str, now_ms: int) -> Entry:
         entry = self.groups[group_id] = Entry(Group(group_id, self.config, state_since_ms=now_ms))
@@ -97,7 +101,10 @@ class OwnedPartition:
 
     def removal_of_topics(self, topics: Collection[str]) -> list[Removal]:
         """Every offset in these topics. Out of memory as soon as the log has taken the removal: a new topic
-        of the same name may be there already."""
+        of the same name may be there already. While the log is being read, this is kept for afterwards."""
+        if not self.loaded:
+            self._forgotten_while_loading.update(topics)
+            return []
         return [
             replace(
                 offset_removal(group_id, entry.offsets, gone),

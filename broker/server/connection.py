@@ -1,12 +1,9 @@
 """One client connection: bytes in, whole frames to the dispatcher, answers out in the order of requests.
 
-Received bytes land in one piece of memory that all connections share (`connection_limits.LandingArea`): it
-stays in the processor's cache, where a buffer for each connection would not. A frame is handed to the
-dispatcher as a view into it and is valid only during that call: nothing is copied on the way to the log. What
-is left, a part of a frame or what has to wait, moves to a buffer of the connection's own, and so do frames
-that are larger. That buffer grows as bytes arrive, never because a frame announces a size, and shrinks again
-when it is not needed. A frame of `KEPT_FRAME_SIZE` and more, which only such a buffer can hold, stays there
-until the coroutine that answers it has ended: to copy it would hold up everyone.
+Where bytes are received, and what becomes of those that have to wait, is `receive_buffer.py`'s. A frame is
+handed to the dispatcher as a view into that memory and is valid only during that call: nothing is copied on
+the way to the log. A frame of `KEPT_FRAME_SIZE` and more, which only a connection's own block of memory can
+hold, stays there until the coroutine that answers it has ended: to copy it would hold up everyone.
 
 Order and limits:
 - answers leave in the order of their requests; produce and fetch may overlap (several pipelined requests
@@ -33,14 +30,10 @@ from typing import Any, cast
 import structlog
 
 from millrace.broker.errors import ProtocolError
-from millrace.broker.server.connection_limits import (
-    MAPPED_SIZE,
-    ConnectionLimits,
-    ReceiveBuffer,
-    receive_buffer,
-)
+from millrace.broker.server.connection_limits import ConnectionLimits
 from millrace.broker.server.dispatch import KEPT_FRAME_SIZE, Answered, Dispatcher, Throttled
 from millrace.broker.server.memory_limits import SEND_STALL_SECONDS
+from millrace.broker.server.receive_buffer import ReceiveBuffer
 from millrace.broker.telemetry.logs import RateLimit
 from millrace.broker.telemetry.metrics import API_SLOTS, BrokerMetrics
 
@@ -51,9 +44,6 @@ SMALLEST_REQUEST_SIZE = 8
 
 MOST_PENDING = 16
 """Requests under way on one connection before the next has to wait."""
-
-MOST_MOVED = 16 << 10
-"""How much of an unfinished frame may be moved to the landing area to go on there."""
 
 SEND_HIGH_WATER = 128 << 10
 """Unsent bytes from which on a peer counts as slow: what waits for it is kept count of."""
@@ -70,13 +60,14 @@ _size_at = struct.Struct(">i").unpack_from
 class _Pending:
     """An answer that is not there yet, or waits for an earlier one."""
 
-    __slots__ = ("api_key", "done", "frame", "future", "size", "started")
+    __slots__ = ("api_key", "done", "frame", "future", "is_given_up", "size", "started")
 
     def __init__(self, future: asyncio.Future[Any] | None, api_key: int, started: float) -> None:
         self.future = future
         self.frame: Answered = None
         self.size = 0
         self.done = False
+        self.is_given_up = False  # nobody is there to hear it
         self.api_key = api_key
         self.started = started
 
@@ -86,16 +77,11 @@ class Connection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_backlog",
-        "_buffer",
         "_control",
         "_corked",
         "_corked_size",
         "_dispatcher",
-        "_end",
         "_ended",
-        "_grows_to",
-        "_is_landing",
-        "_is_pinned",
         "_last_sent",
         "_limits",
         "_metrics",
@@ -103,20 +89,18 @@ class Connection(asyncio.BufferedProtocol):
         "_on_closed",
         "_on_opened",
         "_parked_size",
-        "_peak",
         "_pending",
         "_progress",
         "_protocol_errors",
         "_reading_paused",
         "_seen_unsent_size",
-        "_start",
         "_told_size",
         "_transport",
         "_unsent_size",
-        "_view",
         "_writing_paused",
         "client_address",
         "last_active",
+        "received",
     )
 
     def __init__(
@@ -138,15 +122,9 @@ class Connection(asyncio.BufferedProtocol):
         self._on_closed = on_closed
         self._transport: asyncio.Transport | None = None
         self.client_address = ""
-        self._buffer: ReceiveBuffer = (
-            bytearray()
-        )  # what is parsed: the connection's own, or for a moment the landing area
-        self._view = memoryview(self._buffer)
-        self._start = 0  # first byte not yet parsed
-        self._end = 0  # first byte not yet received
-        self._grows_to = 0  # what the buffer is to have room for once nobody receives into it
-        self._is_landing = False  # the next bytes come to the landing area, after what is kept here
-        self._is_pinned = False  # a frame in the buffer is still being worked on
+        self.received = ReceiveBuffer(
+            limits.receive_buffer_size, limits.landing, limits.memory, self._room_came
+        )
         self._pending: deque[_Pending] = deque()
         self._control: asyncio.Task[Any] | None = None
         self._corked: list[bytes | bytearray | memoryview] | None = None
@@ -155,7 +133,6 @@ class Connection(asyncio.BufferedProtocol):
         self._unsent_size = 0  # answers that the peer has not read, while it is slow
         self._seen_unsent_size = 0  # what was unsent when the listener last looked
         self._told_size = 0  # what the backlog has been told of both
-        self._peak = 0  # how full the receive buffer has been since it was last looked at
         self._progress: tuple[int, int, float, float] = (0, 0, 0.0, 0.0)
         self._muted: asyncio.TimerHandle | None = None
         self._writing_paused = False
@@ -182,10 +159,7 @@ class Connection(asyncio.BufferedProtocol):
             self._muted = None
         self._unsent_size = self._parked_size = 0
         self._tell_backlog()
-        self._limits.memory.give_back(self, self._extra_size, whole=True)
-        self._buffer = bytearray()
-        self._view = memoryview(self._buffer)
-        self._start = self._end = self._grows_to = 0
+        self.received.release()
         for pending in self._pending:
             if pending.future is not None and pending.future is not self._control:
                 pending.future.cancel()
@@ -193,64 +167,24 @@ class Connection(asyncio.BufferedProtocol):
         self._on_closed(self)
 
     def get_buffer(self, _size_hint: int) -> memoryview:
-        if self._grows_to:
-            self._resize(self._grows_to)
-        kept = self._end - self._start
-        landing, memory = self._limits.landing, self._limits.memory
-        usable = landing.usable_size
-        # What cannot be parsed at once must find its place in the connection's own buffer.
-        own = max(len(self._buffer), self._limits.receive_buffer_size)
-        if own < usable and not memory.has_room(usable - own):
-            usable = own
-        self._is_landing = kept <= min(MOST_MOVED, usable // 2) and own <= usable and not self._stalled()
-        if self._is_landing:
-            if kept:
-                landing.view[:kept] = self._view[self._start : self._end]
-            return landing.view[kept:usable]
-        if not self._buffer:
-            self._resize(self._limits.receive_buffer_size)
-        return self._view[self._end :]
+        return self.received.space(self._stalled)
 
     def buffer_updated(self, size: int) -> None:
         self._metrics.bytes_in += size
         self.last_active = time.monotonic()
-        if not self._is_landing:
-            self._end += size
-            self._peak = max(self._peak, self._end)
-            self._parse()
-            return
-        self._is_landing = False
-        own, landing = (self._buffer, self._view), self._limits.landing
-        self._start, self._end = 0, self._end - self._start + size
-        self._buffer, self._view = landing.buffer, landing.view
-        goes_on = False
-        try:
-            goes_on = self._take_frames()
-        finally:
-            self._leave_landing(*own)
-        if goes_on:
-            self._make_room()
-
-    def _leave_landing(self, buffer: ReceiveBuffer, view: memoryview) -> None:
-        """Back to the connection's own `buffer`, with what has not been parsed."""
-        landed = self._view[self._start : self._end]
-        kept = 0 if self._transport is None else len(landed)
-        self._buffer, self._view = buffer, view
-        self._start = self._end = 0
-        if not kept:
-            return
-        first = self._limits.receive_buffer_size
-        capacity = max(len(buffer), first)
-        while capacity < kept:
-            capacity *= 2
-        if capacity > len(buffer):
-            extra = capacity - max(len(buffer), first)
-            if extra and not self._limits.memory.take(self, extra, self._room_came):
-                raise RuntimeError("bytes were received for which there was no room")
-            self._resize(capacity)
-        self._view[:kept] = landed
-        self._end = kept
-        self._peak = max(self._peak, kept)
+        received = self.received
+        if received.is_landing:
+            own = received.enter_landing(size)
+            goes_on = False
+            try:
+                goes_on = self._take_frames()
+            finally:
+                is_room_due = received.leave_landing(own, is_closed=self._transport is None)
+        else:
+            received.end += size
+            goes_on = is_room_due = self._take_frames()
+        if goes_on and is_room_due and not received.make_room(self._stalled):
+            self._pause_reading()
 
     def eof_received(self) -> bool:
         """Close now, or when every request that came before the end has been taken up: a producer without
@@ -258,6 +192,7 @@ class Connection(asyncio.BufferedProtocol):
         """
         self._ended = True
         self._give_up_answers()
+        self._parse()  # what had to wait for those answers need not any more
         return not self._finished()
 
     def _give_up_answers(self) -> None:
@@ -267,6 +202,7 @@ class Connection(asyncio.BufferedProtocol):
         self._pending = deque(each for each in under_way if control is not None and each.future is control)
         for pending in under_way:
             if pending.future is not None and pending.future is not control:
+                pending.is_given_up = True
                 pending.future.cancel()
         self._parked_size = 0
         self._tell_backlog()
@@ -282,8 +218,13 @@ class Connection(asyncio.BufferedProtocol):
     # -- receiving -----------------------------------------------------------------------------------
 
     def _parse(self) -> None:
-        if self._take_frames():
-            self._make_room()
+        if not self._take_frames():
+            return
+        if not self.received.make_room(self._stalled):
+            self._pause_reading()
+        elif self._reading_paused and self._transport is not None:
+            self._reading_paused = False
+            self._transport.resume_reading()
 
     def _take_frames(self) -> bool:
         """Hand every whole frame in the buffer to the dispatcher, as far as the limits allow. False when the
@@ -291,19 +232,20 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is None:
             return False
         self._corked = []
+        received = self.received
         try:
-            while not self._stalled():
-                available = self._end - self._start - 4
-                if available < 0:
+            while True:
+                available = received.end - received.start - 4
+                if available < 0 or self._stalled():
                     break
-                (size,) = _size_at(self._buffer, self._start)
+                (size,) = _size_at(received.block, received.start)
                 if not SMALLEST_REQUEST_SIZE <= size <= self._limits.request_max_size:
                     raise self._impossible(size)
                 if available < size:
                     break
-                position = self._start + 4
-                self._start = position + size
-                self._answer(self._view[position : position + size])
+                position = received.start + 4
+                received.start = position + size
+                self._answer(received.view[position : position + size])
                 if self._transport is None:
                     return False
         except ProtocolError as error:
@@ -320,7 +262,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _impossible(self, size: int) -> ProtocolError:
         """Say what may have come instead of a request."""
-        start = bytes(self._buffer[self._start : self._start + 4])
+        received = self.received
+        start = bytes(received.block[received.start : received.start + 4])
         if start in (b"GET ", b"POST", b"HEAD", b"PUT "):
             reason = "it speaks HTTP; this port speaks the Kafka protocol"
         elif start[:2] == b"\x16\x03":
@@ -340,8 +283,9 @@ class Connection(asyncio.BufferedProtocol):
         """Nothing is under way, and no more than a part of a request is left."""
         if self._pending or self._control is not None:
             return False
-        available = self._end - self._start - 4
-        return available < 0 or available < _size_at(self._buffer, self._start)[0]
+        received = self.received
+        available = received.end - received.start - 4
+        return available < 0 or available < _size_at(received.block, received.start)[0]
 
     def _stalled(self) -> bool:
         return (
@@ -351,109 +295,22 @@ class Connection(asyncio.BufferedProtocol):
             or self._unsent_size + self._parked_size > self._backlog.queue_limit
         )
 
-    def _make_room(self) -> None:
-        """Leave free space after what has been received, or stop reading when that must not grow."""
-        if self._is_pinned:
-            if self._end == len(self._buffer):
-                self._pause_reading()
-            return
-        if self._start == self._end:
-            self._start = self._end = 0
-        memory = self._limits.memory
-        if memory.waiting and self not in memory.waiting:
-            self.give_room_back()
-        capacity = len(self._buffer)
-        if capacity and self._end == capacity:
-            if self._start > 0:
-                # The move is within one buffer; memoryview assignment allows the overlap.
-                kept = self._end - self._start
-                self._view[:kept] = self._view[self._start : self._end]
-                self._start, self._end = 0, kept
-            elif not self._grows_to and (self._stalled() or not self._grow()):
-                self._pause_reading()
-                return
-            # Otherwise one frame fills the buffer and goes on: its bytes are here, so the room is earned.
-        if self._reading_paused and self._transport is not None:
-            self._reading_paused = False
-            self._transport.resume_reading()
-
-    def _grow(self) -> bool:
-        """Twice the room; False when all connections together hold too much, and this one must wait."""
-        capacity = len(self._buffer)
-        kept = self._end - self._start
-        (size,) = _size_at(self._buffer, self._start) if kept >= 4 else (0,)
-        if not self._limits.memory.take(self, capacity, self._room_came, request_size=size):
-            return False
-        if 2 * capacity < MAPPED_SIZE:
-            self._resize(2 * capacity)
-        else:
-            self._grows_to = 2 * capacity
-        return True
-
     def _room_came(self) -> None:
         asyncio.get_running_loop().call_soon(self._parse)
-
-    @property
-    def _extra_size(self) -> int:
-        """What the receive buffer has beyond its first size; counted in the memory of all requests."""
-        return max(max(len(self._buffer), self._grows_to) - self._limits.receive_buffer_size, 0)
 
     def _pause_reading(self) -> None:
         if not self._reading_paused and self._transport is not None:
             self._reading_paused = True
             self._transport.pause_reading()
 
-    def _resize(self, capacity: int) -> None:
-        self._grows_to = 0
-        if self._start == 0 and self._is_remapped(capacity):
-            return
-        grown = receive_buffer(capacity)
-        kept = self._end - self._start
-        grown[:kept] = self._view[self._start : self._end]
-        self._view.release()
-        self._buffer, self._view = grown, memoryview(grown)
-        self._start, self._end = 0, kept
-
-    def _is_remapped(self, capacity: int) -> bool:
-        """Whether the buffer could be given another size without a copy."""
-        buffer = self._buffer
-        if isinstance(buffer, bytearray) or capacity < MAPPED_SIZE:
-            return False
-        self._view.release()
-        try:
-            buffer.resize(capacity)
-        except BufferError:  # somebody holds a view of what was received before
-            return False
-        finally:
-            self._view = memoryview(buffer)
-        return True
-
-    def shrink(self) -> None:
-        """Give back what has not been needed since the last call; the listener calls this now and then."""
-        wanted, self._peak = self._peak, self._end
-        if wanted <= len(self._buffer) // 2:
-            self.give_room_back(wanted)
-
-    def give_room_back(self, wanted: int = 0) -> None:
-        """Shrink the receive buffer to what is in it, or to `wanted` bytes where that is more."""
-        if self._is_pinned:
-            return
-        first, extra = self._limits.receive_buffer_size, self._extra_size
-        needed = max(self._end - self._start, wanted)
-        smaller = first if needed else 0
-        while smaller < needed + 1 and needed:
-            smaller *= 2
-        if smaller < len(self._buffer):
-            self._resize(smaller)
-            self._limits.memory.give_back(self, extra - self._extra_size, whole=smaller <= first)
-
     def is_stuck(self, now: float) -> bool:
         """Whether half a request has lain here for `SEND_STALL_SECONDS`, with not a byte since.
 
         To be asked now and then: it compares with what it saw before.
         """
-        seen = (self._start, self._end, self.last_active)
-        if self._start == self._end or self._stalled() or self._reading_paused or self._progress[:3] != seen:
+        start, end = self.received.start, self.received.end
+        seen = (start, end, self.last_active)
+        if start == end or self._stalled() or self._reading_paused or self._progress[:3] != seen:
             self._progress = (*seen, now)
         return now - self._progress[3] >= SEND_STALL_SECONDS
 
@@ -474,7 +331,7 @@ class Connection(asyncio.BufferedProtocol):
             pending = _Pending(task, api_key, started)
             self._pending.append(pending)
             self._control = task
-            self._is_pinned = len(frame) >= KEPT_FRAME_SIZE
+            self.received.is_pinned = len(frame) >= KEPT_FRAME_SIZE
             task.add_done_callback(lambda future: self._settle_control(pending, future))
         elif self._pending:
             pending = _Pending(None, api_key, started)
@@ -485,11 +342,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def _settle(self, pending: _Pending, future: asyncio.Future[Any]) -> None:
         """An answer is there: send it, and those after it that waited only for their turn."""
-        if self._transport is None:
+        if self._transport is None or pending.is_given_up:
             return
         if future.cancelled():
-            if pending not in self._pending:
-                return  # the peer was gone
             # Nobody will answer it, and all behind it would wait for their turn for ever.
             log.warning("connection closed: a request was given up", client=self.client_address)
             self.close("failure")
@@ -505,7 +360,7 @@ class Connection(asyncio.BufferedProtocol):
             self._send(first.frame, first.api_key, first.started)
         # Whatever has been received and not taken yet: what kept it waiting may have ended long before, as
         # the bound for the answers grows when other peers read theirs.
-        if self._start != self._end or self._ended:
+        if self.received.start != self.received.end or self._ended:
             self._parse()
         elif self._unsent_size or self._parked_size or self._told_size:
             self._tell_backlog()
@@ -520,7 +375,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _settle_control(self, pending: _Pending, future: asyncio.Future[Any]) -> None:
         self._control = None
-        self._is_pinned = False
+        self.received.is_pinned = False
         later = None if future.cancelled() or future.exception() else future.result()
         if asyncio.isfuture(later):
             # All that is left of it is to be waited for, and those behind it need not.

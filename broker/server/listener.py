@@ -210,7 +210,7 @@ class Listener:
     def tidy(self, now: float) -> None:
         """One round; `now` in seconds of the monotonic clock."""
         for connection in list(self._connections):
-            connection.shrink()
+            connection.received.shrink()
             connection.look_at_reader(now)
             stuck = connection.is_stuck(now)
             if now - connection.idle_since > self._max_idle_seconds:
@@ -236,7 +236,7 @@ class Listener:
 
     def _shrink_all(self) -> None:
         for connection in list(self._connections):
-            connection.give_room_back()
+            connection.received.give_room_back()
 
 
 def _limits_by_address(overrides: str) -> dict[str, int]:

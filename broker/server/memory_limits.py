@@ -8,8 +8,8 @@ until its request is whole. `AnswerBacklog` counts answers that peers have not r
 may queue; a peer that has read nothing for `STALL_SECONDS` while the backlog is more than half full is named
 to be closed. So a thousand readers that stall cost a bounded amount, and those who read are still served.
 
-Called by `connection.py` and `listener.py`; the fetch handler reads `answer_limit`. Pure: owners are any
-hashable objects, time is passed in.
+Called by `receive_buffer.py`, `connection.py` and `listener.py`; the fetch handler reads `answer_limit`.
+Pure: owners are any hashable objects, time is passed in.
 """
 
 from __future__ import annotations

@@ -552,12 +552,19 @@ class Log:
 
     def offset_for_time(self, timestamp_ms: int) -> tuple[int, int] | None:
         """(offset, timestamp) of the first record that is at least as new as `timestamp_ms`; None if none
-        is."""
-        return self._reader.offset_for_time(timestamp_ms, self.start_offset)
+        is. Raises KafkaStorageError."""
+        try:
+            return self._reader.offset_for_time(timestamp_ms, self.start_offset)
+        except OSError as error:
+            raise self._refused(f"timestamp {timestamp_ms} cannot be looked for", error) from error
 
     def max_timestamp(self) -> tuple[int, int] | None:
-        """(offset, timestamp) of the newest record, the first of them if several are; None when empty."""
-        return self._reader.max_timestamp(self.start_offset)
+        """(offset, timestamp) of the newest record, the first of them if several are; None when empty. Raises
+        KafkaStorageError."""
+        try:
+            return self._reader.max_timestamp(self.start_offset)
+        except OSError as error:
+            raise self._refused("the newest record cannot be looked for", error) from error
 
     # -- flush
 

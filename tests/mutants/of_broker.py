@@ -1,11 +1,11 @@
-"""The broker's rules that protect data, each taken out."""
+"""The broker's rules that protect data, each taken out; those of its storage are in `of_storage`."""
 
 from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
+from tests.mutants.of_storage import OF_STORAGE
 
 REPLICATION = "tests/unit/replication"
-STORAGE = "tests/unit/storage"
 COMMITTED_READER = (
     f"{REPLICATION}/test_replica_manager.py"
     "::test_reader_of_committed_data_stops_at_an_open_transaction_and_is_told_of_aborted_ones"
@@ -113,217 +113,6 @@ OF_REPLICATION = (
             "::test_flush_messages_is_awaited_and_never_on_the_event_loop",
         ),
     ),
-)
-
-OF_STORAGE = (
-    Mutant(
-        name="append-without-crc",
-        promise="A batch whose CRC does not fit is refused by the log.",
-        file="broker/storage/batch_validation.py",
-        rule="    if crc32c(view[ATTRIBUTES_POSITION:]) != header.crc:\n",
-        instead="    if crc32c(view[ATTRIBUTES_POSITION:]) < 0:\n",
-        red=(f"{STORAGE}/test_log_append.py::test_bad_batch_is_refused_and_leaves_no_trace",),
-    ),
-    Mutant(
-        name="flush-without-sync",
-        promise="A flush syncs every batch that it calls flushed.",
-        file="broker/storage/log_durability.py",
-        rule="        segment.file.sync()\n",
-        instead="        continue\n",
-        red=(f"{STORAGE}/test_new_partitions.py::test_first_flush_makes_the_directory_durable",),
-    ),
-    Mutant(
-        name="recovery-point-before-sync",
-        promise="The recovery point, which checkpoints name, moves only after everything below it is synced.",
-        file="broker/storage/log_durability.py",
-        rule="        snapshot: bytes | None = None\n",
-        instead="        snapshot: bytes | None = None\n        log.recovery_point = end_offset\n",
-        red=(f"{STORAGE}/test_failed_logs.py", f"{STORAGE}/test_new_partitions.py"),
-    ),
-    Mutant(
-        name="checkpoint-without-sync",
-        promise="A checkpoint takes the old one's place only when it is on the disk itself.",
-        file="broker/storage/checkpoints.py",
-        rule="        if sync:\n            os.fsync(fd)\n",
-        instead="",
-        red=(f"{STORAGE}/test_new_partitions.py::test_disk_is_waited_for_once_for_many_logs",),
-    ),
-    Mutant(
-        name="leader-epochs-unsynced",
-        promise="Leader epochs are on the disk before the recovery point passes the batches that carry them.",
-        file="broker/storage/log_durability.py",
-        rule="        log.leader_epochs.sync()\n",
-        instead="",
-        red=(f"{STORAGE}/test_synced.py::test_flush_syncs_all_that_the_recovery_point_vouches_for",),
-    ),
-    Mutant(
-        name="aborted-transactions-unsynced",
-        promise="Aborted transactions are on the disk before the recovery point passes their markers.",
-        file="broker/storage/segment.py",
-        rule="        self.aborted.sync()\n",
-        instead="",
-        red=(f"{STORAGE}/test_synced.py::test_flush_syncs_all_that_the_recovery_point_vouches_for",),
-    ),
-    Mutant(
-        name="new-segment-unlisted",
-        promise="A new segment's name is on the disk before the recovery point passes its batches.",
-        file="broker/storage/log_durability.py",
-        rule="        if has_new_files:\n            sync_directory(log.directory)\n",
-        instead="",
-        red=(f"{STORAGE}/test_synced.py::test_flush_syncs_all_that_the_recovery_point_vouches_for",),
-    ),
-    Mutant(
-        name="compacted-segment-unsynced",
-        promise="A compacted segment is on the disk before it takes the place of those that it replaces.",
-        file="broker/storage/segment_swap.py",
-        rule="    cleaned.sync(with_indexes=True)\n",
-        instead="",
-        red=(
-            f"{STORAGE}/test_synced.py"
-            "::test_compacted_segment_is_durable_before_it_counts_and_counts_before_the_old_ones_go",
-        ),
-    ),
-    Mutant(
-        name="mark-of-a-clean-end-comes-back",
-        promise="The mark of a clean end is gone for good before anything is written behind it.",
-        file="broker/storage/data_folder.py",
-        rule="            marker.unlink()\n            sync_directory(self.path)\n",
-        instead="            marker.unlink()\n",
-        red=(
-            f"{STORAGE}/test_synced.py::test_mark_of_a_clean_end_is_gone_for_good_before_anything_is_written",
-        ),
-    ),
-    Mutant(
-        name="frame-is-overwritten-under-its-append",
-        promise="The bytes of a large frame stay until its batches are in their logs.",
-        file="broker/server/connection.py",
-        rule="            self._is_pinned = len(frame) >= KEPT_FRAME_SIZE\n",
-        instead="",
-        red=(
-            "tests/unit/server/test_connection_frames.py"
-            "::test_a_large_frame_stays_as_it_is_until_what_answers_it_has_ended",
-        ),
-    ),
-    Mutant(
-        name="duplicate-batch-is-appended",
-        promise="A batch that a producer sends again is answered with its first offset and not stored twice.",
-        file="broker/storage/producer_state.py",
-        rule="batch.first_sequence == header.base_sequence:\n                return batch\n",
-        instead="batch.first_sequence == header.base_sequence:\n                return None\n",
-        red=(
-            f"{STORAGE}/test_producer_state.py"
-            "::test_each_of_the_last_five_batches_is_a_duplicate_and_the_sixth_is_not",
-        ),
-    ),
-    Mutant(
-        name="sequence-gap-is-appended",
-        promise="A producer's batch behind one that is missing is refused.",
-        file="broker/storage/producer_state.py",
-        rule="        if in_order:\n",
-        instead="        if in_order or header.base_sequence > last_sequence:\n",
-        red=(f"{STORAGE}/test_producer_state.py::test_other_sequences_are_refused",),
-    ),
-    Mutant(
-        name="older-producer-epoch-is-appended",
-        promise="A batch of an older producer epoch is refused by the log.",
-        file="broker/storage/producer_state.py",
-        rule=(
-            "        if header.producer_epoch < entry.epoch:\n"
-            "            raise _fenced(header.producer_id, header.producer_epoch, entry.epoch)\n"
-            "        stored = "
-        ),
-        instead="        stored = ",
-        red=(f"{STORAGE}/test_producer_state.py::test_newer_epoch_begins_at_zero_and_fences_the_older",),
-    ),
-    Mutant(
-        name="stable-offset-trusts-unreplicated-marker",
-        promise="A transaction holds readers of committed data back until its marker is committed itself.",
-        file="broker/storage/producer_state.py",
-        rule="        if self._unreplicated:\n            with",
-        instead="        if not self.entries:\n            with",
-        red=(f"{STORAGE}/test_transactions.py::test_last_stable_offset_waits_for_the_marker_s_replication",),
-    ),
-    Mutant(
-        name="compaction-keeps-the-oldest",
-        promise="Compaction keeps the newest record of a key.",
-        file="broker/protocol/compaction_kernels.py",
-        rule="            stays = np.uint64(offset + 1) >= table[_slot(table, hash0, hash1) + 2]\n",
-        instead="            stays = np.uint64(offset + 1) < table[_slot(table, hash0, hash1) + 2]\n",
-        red=(f"{STORAGE}/test_cleaner.py::test_last_record_of_each_key_stays_as_it_was",),
-    ),
-    Mutant(
-        name="tombstone-goes-at-once",
-        promise="A tombstone stays for delete.retention.ms, so that every reader hears of the deletion.",
-        file="broker/storage/cleaner.py",
-        rule="keeps_tombstones = not header.has_delete_horizon or self._now_ms < header.base_timestamp",
-        instead="keeps_tombstones = False",
-        red=(f"{STORAGE}/test_cleaner.py::test_tombstone_stays_its_time_and_then_goes",),
-    ),
-    Mutant(
-        name="compaction-passes-stable-offset",
-        promise="Nothing at or above the last stable offset is compacted.",
-        file="broker/storage/compaction_plan.py",
-        rule="        if is_young or segment.next_base > stable_offset:\n",
-        instead="        if is_young:\n",
-        red=(f"{STORAGE}/test_cleaner.py::test_plan_ends_before_the_active_segment_and_the_stable_offset",),
-    ),
-    Mutant(
-        name="deleted-log-touches-the-next-ones-files",
-        promise="Work that comes late to a deleted log changes no file of the next topic of its name.",
-        file="broker/storage/log_reshaping.py",
-        rule="            log._check_usable()\n            with log._lock:\n                removed, files",
-        instead="            with log._lock:\n                removed, files",
-        red=(f"{STORAGE}/test_deleted_logs.py",),
-    ),
-    Mutant(
-        name="flush-goes-on-in-the-next-log",
-        promise="A flush that a deletion overtook writes nothing to the next log of its name.",
-        file="broker/storage/log_durability.py",
-        rule="    with log._name_lock:\n        log._check_usable()\n",
-        instead="    with log._name_lock:\n",
-        red=(
-            f"{STORAGE}/test_deleted_logs.py"
-            "::test_a_slow_flush_holds_up_no_deletion_and_touches_nothing_of_the_next_of_its_name",
-        ),
-    ),
-    Mutant(
-        name="flushed-end-is-missed-by-nobody",
-        promise="Flushed batches that are missing at the end are damage, and their offsets not given again.",
-        file="broker/storage/recovery.py",
-        rule="    if first_missing < flushed_offset:\n",
-        instead="    if first_missing < 0:\n",
-        red=(f"{STORAGE}/test_missing_ends.py::test_flushed_batches_that_are_missing_close_the_partition",),
-    ),
-    Mutant(
-        name="failed-sync-is-forgotten",
-        promise="After a failed sync nothing is called flushed that a later sync alone has said of it.",
-        file="broker/storage/recovery.py",
-        rule="            if write_again:\n",
-        instead="            if False:\n",
-        red=(
-            f"{STORAGE}/test_failed_syncs.py"
-            "::test_what_is_recovered_after_a_failed_sync_is_on_the_disk_once_a_flush_says_so",
-        ),
-    ),
-    Mutant(
-        name="failed-disk-is-passed-over",
-        promise="After an error of a disk nothing of its logs advances, wherever the error showed.",
-        file="broker/storage/log.py",
-        rule="        self.notes.append(str(self._refused(what, error)))\n",
-        instead="        self.notes.append(what)\n",
-        red=(f"{STORAGE}/test_untrusted_disks.py",),
-    ),
-    Mutant(
-        name="unclean-end-hidden-by-the-next",
-        promise="A broker that ends before it has left the in-sync sets is still one that ended uncleanly.",
-        file="broker/storage/log_manager.py",
-        rule="if is_clean and (folder.was_clean or self._is_unclean_end_settled):",
-        instead="if is_clean:",
-        red=(
-            f"{STORAGE}/test_log_manager.py"
-            "::test_unclean_end_is_told_at_each_start_until_nobody_counts_on_what_it_took",
-        ),
-    ),
     Mutant(
         name="log-hosted-with-the-defaults",
         promise="A log that is hosted has its topic's settings: retention looks at it from then on.",
@@ -369,98 +158,14 @@ OF_STORAGE = (
         ),
     ),
     Mutant(
-        name="new-topic-inherits-checkpoints",
-        promise="A re-created topic does not inherit the start offset of the old one.",
-        file="broker/storage/log_manager.py",
-        rule="                    self._forget_checkpoints(partitions)\n",
-        instead="",
+        name="failed-log-stays-alone-in-sync",
+        promise="A leader whose log has failed takes nobody out of the in-sync set any more.",
+        file="broker/replication/partition.py",
+        rule="        self.role = Role.NONE\n        self.pending = None\n",
+        instead="        self.role = Role.NONE\n",
         red=(
-            f"{STORAGE}/test_log_manager.py::test_topic_made_anew_after_a_start_does_not_inherit_checkpoints",
-            f"{STORAGE}/test_log_manager.py::test_topic_made_anew_does_not_inherit_checkpoints_after_a_kill",
-        ),
-    ),
-    Mutant(
-        name="new-topic-inherits-log",
-        promise="A re-created topic does not go on in the log of the old one.",
-        file="broker/storage/log_manager.py",
-        rule='self.set_aside(tp, f"the cluster has another topic of this name, {topic_id}")\n',
-        instead="log.set_topic_id(topic_id)  # type: ignore[arg-type]\n",
-        red=(f"{STORAGE}/test_log_manager.py::test_topic_made_again_does_not_get_the_old_topic_s_log",),
-    ),
-    Mutant(
-        name="stray-log-is-deleted",
-        promise="A log that the cluster does not know is set aside and never removed.",
-        file="broker/storage/log_manager.py",
-        rule="            lambda: kept.extend(self._rename_log(tp, log, STRAY_SUFFIX)),\n",
-        instead="            lambda: kept.extend(self._rename_log(tp, log, DELETE_SUFFIX)),\n",
-        red=(f"{STORAGE}/test_strays.py::test_a_log_set_aside_is_kept_named_and_told_again_at_each_start",),
-    ),
-    Mutant(
-        name="unknown-settings-are-the-defaults",
-        promise="A log whose topic's settings are not known is not cut where compaction left a hole.",
-        file="broker/storage/log_config.py",
-        rule="        return None if unusable else config\n",
-        instead="        return config\n",
-        red=(
-            f"{STORAGE}/test_strays.py"
-            "::test_holes_cost_records_only_where_the_topic_is_known_not_to_be_compacted",
-        ),
-    ),
-    Mutant(
-        name="settings-of-a-namesake-cut-a-log",
-        promise="A log is not cut at its holes by the settings of another topic of its name.",
-        file="broker/coordination/topic_configs.py",
-        rule=" or (topic_id is not None and found.topic_id != topic_id)",
-        instead="",
-        red=(
-            f"{STORAGE}/test_strays.py"
-            "::test_a_log_is_not_cut_at_its_holes_by_the_settings_of_another_topic_of_its_name",
-        ),
-    ),
-    Mutant(
-        name="taken-folders-are-marked-clean",
-        promise="A process that took folders and opened none of their logs says nothing of them.",
-        file="broker/storage/log_manager.py",
-        rule="if folder.failure is None and self._has_opened:",
-        instead="if folder.failure is None:",
-        red=(f"{STORAGE}/test_strays.py::test_folders_that_were_only_taken_are_left_as_they_were",),
-    ),
-    Mutant(
-        name="idle-file-closed-unflushed",
-        promise="A file is closed only after it is flushed: an error in writing it back would go unheard.",
-        file="broker/storage/log_durability.py",
-        rule="    if any(segment.next_offset > log.recovery_point for segment in idle):\n",
-        instead="    if not idle:\n",
-        red=(f"{STORAGE}/test_idle_files.py::test_file_that_cannot_be_flushed_is_not_closed",),
-    ),
-    Mutant(
-        name="file-closed-that-was-written-since-its-flush",
-        promise="What was written while its file was flushed, to close it, keeps the file open.",
-        file="broker/storage/segment.py",
-        rule="            if not self._is_held and not self._is_used:\n",
-        instead="            if not self._is_held:\n",
-        red=(f"{STORAGE}/test_idle_files.py::test_file_that_was_written_since_its_flush_is_not_closed",),
-    ),
-    Mutant(
-        name="closed-file-opened-by-anothers-name",
-        promise="A closed file whose name has gone to another is never taken for the other.",
-        file="broker/storage/segment.py",
-        rule="        self.file.hold()\n        renamed = []\n",
-        instead="        renamed = []\n",
-        red=(
-            f"{STORAGE}/test_idle_files.py"
-            "::test_who_reads_a_closed_file_whose_name_goes_to_another_reads_the_first",
-        ),
-    ),
-    Mutant(
-        name="deleted-log-reads-its-heirs-files",
-        promise="Who still reads a log that was deleted never reads one that was made anew under its name.",
-        file="broker/storage/log.py",
-        rule="                segment.file.hold()\n",
-        instead="                pass\n",
-        red=(
-            f"{STORAGE}/test_idle_files.py"
-            "::test_deleted_log_reads_its_own_closed_files_and_not_those_of_one_made_anew",
+            "tests/unit/replication/test_offline_logs.py"
+            "::test_leader_of_a_log_that_failed_takes_nobody_out_of_the_in_sync_set_any_more",
         ),
     ),
 )
@@ -486,18 +191,6 @@ OF_COORDINATORS = (
         red=(
             "tests/unit/groups/test_offsets_replay.py"
             "::test_memory_is_what_decoding_every_record_in_order_gives",
-        ),
-    ),
-    Mutant(
-        name="transaction-asked-about-too-early",
-        promise="Nothing that takes long comes between the answer that a transaction is open and the append.",
-        file="broker/server/transactional_produce.py",
-        rule="                if prepare is not None:\n                    await prepare()\n"
-        "                errors = await self._gate.admit(transactional_id, producer, sequences)\n",
-        instead="                errors = await self._gate.admit(transactional_id, producer, sequences)\n"
-        "                if prepare is not None:\n                    await prepare()\n",
-        red=(
-            "tests/unit/server/test_produce_work.py::test_transactions_are_asked_about_after_what_takes_long",
         ),
     ),
     Mutant(
@@ -570,17 +263,6 @@ OF_COORDINATORS = (
         ),
     ),
     Mutant(
-        name="failed-log-stays-alone-in-sync",
-        promise="A leader whose log has failed takes nobody out of the in-sync set any more.",
-        file="broker/replication/partition.py",
-        rule="        self.role = Role.NONE\n        self.pending = None\n",
-        instead="        self.role = Role.NONE\n",
-        red=(
-            "tests/unit/replication/test_offline_logs.py"
-            "::test_leader_of_a_log_that_failed_takes_nobody_out_of_the_in_sync_set_any_more",
-        ),
-    ),
-    Mutant(
         name="markers-before-the-outcome-is-safe",
         promise="No marker goes out before a transaction's outcome is on enough replicas.",
         file="broker/transactions/state.py",
@@ -605,6 +287,39 @@ OF_COORDINATORS = (
         ),
     ),
     Mutant(
+        name="deleted-topic-leaves-offsets-that-are-loaded",
+        promise="Offsets of a topic that is deleted while they are loaded do not count for one made anew.",
+        file="broker/groups/owned_partition.py",
+        rule="            self._forgotten_while_loading.update(topics)\n",
+        instead="",
+        red=(
+            "tests/unit/groups/test_group_removal.py"
+            "::test_a_topic_that_is_deleted_while_its_offsets_are_loaded_is_forgotten",
+        ),
+    ),
+    Mutant(
+        name="commit-under-way-outlives-its-removal",
+        promise="A removal takes a commit that is not in memory yet, too.",
+        file="broker/groups/offsets.py",
+        rule="*self._pending.values(), self._being_written)",
+        instead="*self._pending.values())",
+        red=(
+            "tests/unit/groups/test_group_removal.py"
+            "::test_removal_takes_a_first_commit_that_is_under_way_with_it",
+        ),
+    ),
+    Mutant(
+        name="removal-undone-by-an-earlier-commit",
+        promise="A removal wins over the commits before it, also over one that is acknowledged after it.",
+        file="broker/groups/offsets.py",
+        rule="        if committed.log_offset < self._removed_at.get(partition, -1):\n            return\n",
+        instead="",
+        red=(
+            "tests/unit/groups/test_offsets.py"
+            "::test_later_removal_in_the_log_wins_over_a_commit_that_is_acknowledged_after_it",
+        ),
+    ),
+    Mutant(
         name="commit-of-an-older-generation",
         promise="A group takes no offsets from a member of an older generation.",
         file="broker/groups/membership.py",
@@ -621,6 +336,43 @@ OF_COORDINATORS = (
             "::test_commit_with_the_old_generation_is_refused_by_the_next_coordinator",
         ),
     ),
+)
+
+OF_SERVER = (
+    Mutant(
+        name="frame-is-overwritten-under-its-append",
+        promise="The bytes of a large frame stay until its batches are in their logs.",
+        file="broker/server/connection.py",
+        rule="            self.received.is_pinned = len(frame) >= KEPT_FRAME_SIZE\n",
+        instead="",
+        red=(
+            "tests/unit/server/test_connection_frames.py"
+            "::test_a_large_frame_stays_as_it_is_until_what_answers_it_has_ended",
+        ),
+    ),
+    Mutant(
+        name="requests-go-with-their-peer",
+        promise="What a peer has sent before it went is carried out, also what had to wait for its turn.",
+        file="broker/server/connection.py",
+        rule="        self._parse()  # what had to wait",
+        instead="        # what had to wait",
+        red=(
+            "tests/unit/server/test_connection.py"
+            "::test_requests_that_many_others_held_up_are_carried_out_when_their_peer_goes",
+        ),
+    ),
+    Mutant(
+        name="transaction-asked-about-too-early",
+        promise="Nothing that takes long comes between the answer that a transaction is open and the append.",
+        file="broker/server/transactional_produce.py",
+        rule="                if prepare is not None:\n                    await prepare()\n"
+        "                errors = await self._gate.admit(transactional_id, producer, sequences)\n",
+        instead="                errors = await self._gate.admit(transactional_id, producer, sequences)\n"
+        "                if prepare is not None:\n                    await prepare()\n",
+        red=(
+            "tests/unit/server/test_produce_work.py::test_transactions_are_asked_about_after_what_takes_long",
+        ),
+    ),
     Mutant(
         name="unknown-retention-of-a-broker-replaced",
         promise="While what was set for all topics cannot be known, nothing is removed by what it replaced.",
@@ -634,4 +386,4 @@ OF_COORDINATORS = (
     ),
 )
 
-OF_BROKER = (*OF_REPLICATION, *OF_STORAGE, *OF_COORDINATORS)
+OF_BROKER = (*OF_REPLICATION, *OF_STORAGE, *OF_COORDINATORS, *OF_SERVER)

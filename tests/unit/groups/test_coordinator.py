@@ -116,6 +116,8 @@ def test_requests_for_groups_of_other_brokers_and_while_loading(offsets_log):
         assert await bench.commit(1) is ErrorCode.coordinator_load_in_progress
         assert bench.groups.list_groups()[0] is ErrorCode.coordinator_load_in_progress
         assert bench.groups.heartbeat(GROUP, "m", None, 1) is ErrorCode.none
+        sync = SyncRequest("m", None, 1, None, None, {})
+        assert (await bench.groups.sync(GROUP, sync)).error is ErrorCode.rebalance_in_progress
         await asyncio.gather(*loading)
 
     run(scenario())

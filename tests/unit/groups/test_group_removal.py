@@ -10,6 +10,7 @@ from kio.schema.errors import ErrorCode
 from millrace.broker.errors import NotEnoughReplicas
 from millrace.broker.groups.record_layout import GroupKey, OffsetKey
 from millrace.broker.groups.values import LeaveRequest
+from millrace.broker.protocol.java_hash import coordinator_partition
 from tests import virtual_clock
 from tests.unit.groups.coordinator_bench import GROUP, Bench, run
 
@@ -156,6 +157,54 @@ def test_offsets_of_deleted_topics_are_forgotten(offsets_log):
         await bench.groups.forget_topics(["flights"])
         await bench.restart()
         assert (bench.committed(), bench.committed("other")) == (None, 2)
+
+    run(scenario())
+
+
+@pytest.mark.safety
+def test_a_topic_that_is_deleted_while_its_offsets_are_loaded_is_forgotten(offsets_log):
+    """Or who reads a new topic of this name would begin in the middle of it."""
+
+    async def scenario():
+        bench = await Bench(offsets_log).start()
+        await bench.commit(1)
+        await bench.commit(2, topic="other")
+        await bench.groups.close()
+        bench.groups = bench.coordinator()
+        offsets_log.gate.clear()
+        loading = asyncio.create_task(bench.groups.load(coordinator_partition(GROUP, 4)))
+        await asyncio.sleep(0)
+        assert bench.groups.fetch_offsets(GROUP, None)[0] is ErrorCode.coordinator_load_in_progress
+        await bench.groups.forget_topics(["flights"])
+        offsets_log.gate.set()
+        await loading
+        assert (bench.committed(), bench.committed("other")) == (None, 2)
+        await bench.restart()
+        assert (bench.committed(), bench.committed("other")) == (None, 2)
+
+    run(scenario())
+
+
+@pytest.mark.safety
+@pytest.mark.parametrize("removal", ["topic", "group"])
+def test_removal_takes_a_first_commit_that_is_under_way_with_it(offsets_log, removal):
+    async def scenario():
+        bench = await Bench(offsets_log).start()
+        offsets_log.gate.clear()
+        committing = asyncio.create_task(bench.commit(1))
+        await asyncio.sleep(0)
+        if removal == "topic":
+            removing = asyncio.create_task(bench.groups.forget_topics(["flights"]))
+        else:
+            removing = asyncio.create_task(bench.groups.delete_group(GROUP))
+        await asyncio.sleep(0)
+        offsets_log.gate.set()
+        assert await committing is ErrorCode.none
+        await removing
+        await bench.groups._journal.drain()
+        assert bench.committed() is None
+        await bench.restart()
+        assert bench.committed() is None
 
     run(scenario())
 

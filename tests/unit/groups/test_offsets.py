@@ -166,6 +166,22 @@ def test_later_commit_in_the_log_wins_whatever_the_order_of_acknowledgement():
     assert store.get(("t", 0)) is None
 
 
+@pytest.mark.safety
+def test_later_removal_in_the_log_wins_over_a_commit_that_is_acknowledged_after_it():
+    store, place = OffsetStore(), ("flights", 0)
+    store.begin_write([place])
+    store.remove(place, 6)
+    store.put(place, CommittedOffset(1, -1, "", 0, None, log_offset=5))
+    assert store.get(place) is None
+    store.begin_write([place])
+    store.put(place, CommittedOffset(2, -1, "", 0, None, log_offset=7))
+    store.end_write([place])
+    store.end_write([place])
+    assert store.get(place).offset == 2
+    store.remove(place, 8)
+    assert store.is_empty
+
+
 def test_offset_in_a_transaction_counts_from_its_marker_on():
     store = OffsetStore()
     store.put(("t", 0), CommittedOffset(1, -1, "", 0, log_offset=1))

@@ -8,6 +8,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from millrace.broker.groups import coordinator
+from millrace.broker.groups.timers import GroupTimers
 from millrace.broker.replication import off_loop
 from tests.unit.groups.coordinator_bench import Bench, run
 
@@ -29,17 +30,17 @@ def test_very_many_groups_are_watched_after_a_load_with_others_turns_in_between(
         for group in MANY:
             await bench.stable_member(group=group)
         turns: list[int] = [0]
-        schedule = coordinator.GroupCoordinator._schedule
+        follow = GroupTimers.follow
 
-        def scheduling(self, group):
+        def following(self, group):
             turns[-1] += 1
-            schedule(self, group)
+            follow(self, group)
 
         def next_turn():
             turns.append(0)
             asyncio.get_running_loop().call_soon(next_turn)
 
-        monkeypatch.setattr(coordinator.GroupCoordinator, "_schedule", scheduling)
+        monkeypatch.setattr(GroupTimers, "follow", following)
         next_turn()
         await bench.restart()
         assert [count for count in turns if count] == [2, 2, 1]

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 from millrace.broker.errors import ProtocolError
 from millrace.broker.server.connection import MOST_PENDING, SEND_HIGH_WATER, Connection
-from millrace.broker.server.connection_limits import LANDING_SIZE
 from millrace.broker.server.dispatch import Throttled
 from millrace.broker.server.memory_limits import (
     STALL_SECONDS,
     UNBOUNDED,
     AnswerBacklog,
 )
+from millrace.broker.server.receive_buffer import LANDING_SIZE
 from millrace.broker.telemetry.logs import RateLimit
-from tests.unit.server.connection_stage import BUFFER_SIZE, LARGEST_REQUEST, NotingTransport, Server, request
+from tests.unit.server.connection_stage import (
+    BUFFER_SIZE,
+    LARGEST_REQUEST,
+    QUEUE_SIZE,
+    NotingTransport,
+    Server,
+    request,
+)
 from tests.waiting import until_async as until
 
 
@@ -304,6 +314,54 @@ def test_all_that_a_peer_sent_before_it_went_is_carried_out() -> None:
         assert all(wait.cancelled() for wait in waits)
         assert bytes(server.transport.written) == b"answer"
         assert not Server(lambda _body: b"").connection.eof_received()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.safety
+def test_requests_that_many_others_held_up_are_carried_out_when_their_peer_goes() -> None:
+    """The answers that they waited for are given up, and so nothing else would take them up."""
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        waits: list[asyncio.Future[bytes]] = []
+
+        def answer(body: bytes) -> Any:
+            if body == b"acks=0":
+                return None
+            waits.append(loop.create_future())
+            return waits[-1]
+
+        server = Server(answer)
+        many = MOST_PENDING + 3
+        server.receive(request(b"acks=all") * many + request(b"acks=0"))
+        assert len(server.seen) == MOST_PENDING
+        assert not server.connection.eof_received(), "the transport closes"
+        assert server.seen == [b"acks=all"] * many + [b"acks=0"]
+        assert all(wait.cancelled() for wait in waits)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.safety
+def test_an_answer_that_comes_as_its_peer_goes_holds_up_no_request_behind_it() -> None:
+    """It is more than may wait to be sent; but nobody is to have it."""
+
+    async def scenario() -> None:
+        fetched, gate = asyncio.get_running_loop().create_future(), asyncio.Event()
+
+        async def alone() -> bytes:
+            await gate.wait()
+            return b""
+
+        answers: dict[bytes, Callable[[], Any]] = {b"fetch": lambda: fetched, b"alone": alone}
+        server = Server(lambda body: answers.get(body, lambda: None)())
+        server.receive(request(b"fetch") + request(b"alone") + request(b"acks=0"))
+        fetched.set_result(bytes(2 * QUEUE_SIZE))
+        assert server.connection.eof_received(), "a request is under way"
+        gate.set()
+        await until(lambda: server.transport.closed)
+        assert server.seen == [b"fetch", b"alone", b"acks=0"]
 
     asyncio.run(scenario())
 

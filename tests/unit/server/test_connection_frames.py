@@ -11,23 +11,14 @@ from typing import Any
 import pytest
 
 from millrace.broker.server import connection as connection_module
-from millrace.broker.server.connection_limits import (
-    MAPPED_SIZE,
-    ConnectionLimits,
-    ReceiveBuffer,
-    receive_buffer,
-)
 from millrace.broker.server.memory_limits import (
     SEND_STALL_SECONDS,
     UNBOUNDED,
-    AnswerBacklog,
     RequestMemory,
 )
 from tests import seeds
 from tests.unit.server.connection_stage import (
-    BUFFER_SIZE,
     LARGEST_REQUEST,
-    QUEUE_SIZE,
     Server,
     limits_of,
     request,
@@ -79,36 +70,6 @@ def test_answers_before_a_broken_request_are_sent() -> None:
     assert bytes(server.transport.written) == b"answer"
 
 
-def test_announced_size_alone_takes_no_memory() -> None:
-    server = Server(lambda _body: b"")
-    server.receive(struct.pack(">i", LARGEST_REQUEST) + bytes(100))
-    assert len(server.connection._buffer) == BUFFER_SIZE
-
-
-def test_buffer_shrinks_to_what_is_used() -> None:
-    server = Server(lambda _body: b"")
-    server.receive(request(bytes(500_000)))
-    assert len(server.connection._buffer) >= 500_000
-    server.connection.shrink()
-    assert len(server.connection._buffer) >= 500_000  # it was needed since the last look
-    server.receive(request(bytes(20_000))[:10_000])
-    server.connection.shrink()
-    assert BUFFER_SIZE < len(server.connection._buffer) <= 16_384  # half a frame is here
-    server.receive(request(bytes(20_000))[10_000:])
-    server.connection.shrink()
-    server.connection.shrink()
-    assert len(server.connection._buffer) == 0
-    server.receive(request(b"after"))
-    assert server.seen[-1] == b"after"
-
-
-def test_whole_requests_need_no_memory_of_the_connection() -> None:
-    server = Server(lambda _body: b"")
-    server.receive(request(bytes(1_000)) * 100)
-    assert len(server.seen) == 100
-    assert len(server.connection._buffer) == 0
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_connections_that_share_the_landing_area_keep_their_bytes_apart(seed: int) -> None:
     """Requests cut anywhere, of all sizes, on connections that take turns, stall and give room back."""
@@ -136,7 +97,7 @@ def test_connections_that_share_the_landing_area_keep_their_bytes_apart(seed: in
             size = rng.choice((1, 10, 1_000, 20_000, 200_000))
             sent[number] += servers[number].receive(streams[number][sent[number] : sent[number] + size])
             if rng.random() < 0.1:
-                rng.choice(servers).connection.give_room_back()
+                rng.choice(servers).connection.received.give_room_back()
             if rng.random() < 0.3:
                 for future in waiting:
                     future.set_result(b"")
@@ -145,23 +106,9 @@ def test_connections_that_share_the_landing_area_keep_their_bytes_apart(seed: in
                 await asyncio.sleep(0)
         for server, each in zip(servers, bodies, strict=True):
             assert server.seen == each
-        assert limits.memory.used == sum(server.connection._extra_size for server in servers)
+        assert limits.memory.used == sum(server.connection.received.extra_size for server in servers)
 
     asyncio.run(scenario())
-
-
-def test_buffer_counts_in_the_memory_of_all_requests() -> None:
-    memory = RequestMemory()
-    server = Server(lambda _body: b"", memory=memory)
-    server.receive(request(bytes(500_000))[:-1])
-    assert memory.used == len(server.connection._buffer) - BUFFER_SIZE > 400_000
-    server.receive(b"x")
-    server.connection.shrink()
-    server.connection.shrink()
-    assert memory.used == 0
-    server.receive(request(bytes(500_000))[:-1])
-    server.connection.connection_lost(None)
-    assert memory.used == 0
 
 
 def test_half_requests_that_fill_the_memory_do_not_wait_for_each_other() -> None:
@@ -189,7 +136,7 @@ def test_half_requests_that_fill_the_memory_do_not_wait_for_each_other() -> None
             if all_seen():
                 break
             for server in servers:
-                server.connection.give_room_back()  # as the listener does when somebody waits
+                server.connection.received.give_room_back()  # as the listener does when somebody waits
             await asyncio.sleep(0)
         assert all_seen()
 
@@ -244,8 +191,8 @@ def test_a_large_frame_stays_as_it_is_until_what_answers_it_has_ended(
         stream = request(large) + b"".join(map(request, small))
         taken = server.receive(stream)
         assert not server.transport.reading and taken < len(stream)
-        server.connection.shrink()
-        server.connection.shrink()
+        server.connection.received.shrink()
+        server.connection.received.shrink()
         assert server.seen == [large]
         assert bytes(server.kept[0]) == large
         release.set()
@@ -254,41 +201,3 @@ def test_a_large_frame_stays_as_it_is_until_what_answers_it_has_ended(
         assert server.seen == [large, *small]
 
     asyncio.run(scenario())
-
-
-@pytest.mark.parametrize("is_held", [False, True])
-def test_a_buffer_that_is_grown_without_a_copy_keeps_what_is_in_it(
-    monkeypatch: pytest.MonkeyPatch, is_held: bool
-) -> None:
-    """Also, then by a copy, while somebody still looks at what was received before."""
-    made: list[int] = []
-
-    def making(capacity: int) -> ReceiveBuffer:
-        made.append(capacity)
-        return receive_buffer(capacity)
-
-    monkeypatch.setattr(connection_module, "receive_buffer", making)
-    rng = random.Random(seeds.given())
-    limits = ConnectionLimits(
-        request_max_size=16 << 20,
-        receive_buffer_size=BUFFER_SIZE,
-        backlog=AnswerBacklog(UNBOUNDED, LARGEST_REQUEST, QUEUE_SIZE),
-        memory=RequestMemory(),
-    )
-    bodies = [rng.randbytes(size) for size in (MAPPED_SIZE - 12, 2 * MAPPED_SIZE + 1, 10, 5 * MAPPED_SIZE)]
-    held: list[memoryview] = []
-    server = Server(lambda _body: b"", limits=limits)
-    for number, body in enumerate(bodies):
-        stream = request(body)
-        at = rng.randrange(1, len(stream))
-        server.receive(stream[:at])
-        if is_held:
-            held.append(server.connection._view[:4])
-        server.receive(stream[at:])
-        assert server.seen[number] == body
-        server.connection.shrink()
-    assert len(server.connection._buffer) >= 5 * MAPPED_SIZE
-    assert is_held or max(made) == MAPPED_SIZE
-    server.connection.shrink()
-    server.connection.shrink()
-    assert len(server.connection._buffer) == 0 == limits.memory.used

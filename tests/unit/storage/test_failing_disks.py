@@ -77,6 +77,12 @@ def _fails_by(name: str, manager: LogManager, monkeypatch: pytest.MonkeyPatch) -
         elif name == "read":
             patch.setattr(LogFile, "read", _raise(errno.EIO))
             log.read(0, 100)
+        elif name == "search by time":
+            patch.setattr(LogFile, "read", _raise(errno.EIO))
+            log.offset_for_time(0)
+        elif name == "newest record":
+            patch.setattr(LogFile, "read", _raise(errno.EIO))
+            log.max_timestamp()
         elif name == "roll":
             log.config = LogConfig(segment_bytes=150)
             patch.setattr(os, "open", _raise(errno.EIO))
@@ -86,7 +92,10 @@ def _fails_by(name: str, manager: LogManager, monkeypatch: pytest.MonkeyPatch) -
             log.truncate_to(1, 0)
 
 
-@pytest.mark.parametrize("name", ["write", "read-only", "fsync", "read", "roll", "truncate"])
+@pytest.mark.parametrize(
+    "name",
+    ["write", "read-only", "fsync", "read", "search by time", "newest record", "roll", "truncate"],
+)
 def test_folder_whose_disk_fails_goes_offline_alone(
     two: tuple[LogManager, list[Any]], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
