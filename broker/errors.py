@@ -5,6 +5,7 @@
     ├── KafkaError               an expected refusal that has a Kafka error code; one subclass a code
     │   ├── CorruptMessage (2)   … ├── OffsetOutOfRange (1) … (134 classes, below)
     │   └── ...
+    ├── Unanswered               a request failed, and its answer has no place to say so
     ├── UnreadableRecord         a record of a topic of the product's own is of no layout known here
     ├── ClusterUnreachable       a client could not reach any broker of a named cluster
     │   └── AccessRefused        client and server do not accept each other: login, certificate
@@ -37,10 +38,19 @@ class MillraceError(Exception):
 class ProtocolError(MillraceError):
     """A peer sent bytes that the protocol does not allow; the connection cannot go on.
 
-    `kind` is what metrics count and rate limits tell apart: "size", "header", "body" or "acks=0".
+    `kind` is what metrics count and rate limits tell apart: "size", "header", "body", "version" or "acks=0".
     """
 
     kind = "body"
+
+
+ACKS_0 = "acks=0"
+"""Kind of the ProtocolError that is no broken protocol: a producer that wants no answers has failed."""
+
+
+class Unanswered(MillraceError):
+    """A request failed and there is no answer that would say so: its connection closes, for an answer without
+    an error would be taken for success. Its cause is what failed."""
 
 
 class UnreadableRecord(MillraceError):

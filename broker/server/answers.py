@@ -2,8 +2,8 @@
 
 A handler gives the fields of the newest version it speaks, nested messages as dictionaries; fields that
 the asked version does not have are left out, fields that were not given take the schema's default (zero,
-empty, null). Error codes are given as plain integers, times as milliseconds. Called by handlers and, for
-refusals, by `dispatch.py`.
+empty, null). Error codes are given as plain integers, times as milliseconds. Called by handlers and by
+`error_answers.py`.
 """
 
 from __future__ import annotations
@@ -50,11 +50,6 @@ def answer(api_key: int, version: int, **fields: Any) -> Any:
 def build_entity(entity_type: type[Any], fields: Mapping[str, Any]) -> Any:
     """An entity of this class from plain values, by the rules above."""
     return _builder(entity_type)(fields)
-
-
-def refusal(api_key: int, version: int, code: int) -> Any:
-    """A response that says no more than `code`, in the field the API has for it."""
-    return answer(api_key, version, error_code=code)
 
 
 Build = Callable[[Any], Any]

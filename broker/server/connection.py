@@ -29,7 +29,7 @@ from typing import Any, cast
 
 import structlog
 
-from millrace.broker.errors import ProtocolError
+from millrace.broker.errors import ACKS_0, ProtocolError, Unanswered
 from millrace.broker.server.connection_limits import ConnectionLimits
 from millrace.broker.server.dispatch import KEPT_FRAME_SIZE, Answered, Dispatcher, Throttled
 from millrace.broker.server.memory_limits import SEND_STALL_SECONDS
@@ -47,9 +47,6 @@ MOST_PENDING = 16
 
 SEND_HIGH_WATER = 128 << 10
 """Unsent bytes from which on a peer counts as slow: what waits for it is kept count of."""
-
-ACKS_0 = "acks=0"
-"""Kind of the ProtocolError that is no broken protocol: a producer that wants no answers has failed."""
 
 LARGEST_CORKED_SIZE = 32 << 10
 """Answers made in one parse go out together; when they pass this size, at once."""
@@ -248,7 +245,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._answer(received.view[position : position + size])
                 if self._transport is None:
                     return False
-        except ProtocolError as error:
+        except (ProtocolError, Unanswered) as error:
             self._uncork()
             self._refuse(error)
             return False
@@ -466,7 +463,14 @@ class Connection(asyncio.BufferedProtocol):
     def _refuse(self, error: BaseException) -> None:
         """Close on a peer that broke the protocol, or when a failure of ours left nothing to answer with."""
         if not isinstance(error, ProtocolError):
-            log.error("connection closed: its request failed", client=self.client_address, exc_info=error)
+            held_back = self._protocol_errors.take("failure")
+            if held_back is not None:
+                log.error(
+                    "connection closed: its request failed",
+                    client=self.client_address,
+                    held_back=held_back,
+                    exc_info=error,
+                )
             self.close("failure")
             return
         self._metrics.connections_closed_for_protocol += 1

@@ -8,9 +8,11 @@ buffers), None where no answer is due, any of these as `Throttled` where the cli
 future of what may be returned. It must not keep `frame` after it returns; but one of `KEPT_FRAME_SIZE` and
 more stays as it is until the coroutine that it returns has ended.
 
-Requests that cannot be answered: an unknown API or version gets error code 35 in the API's own response
-where the schema is known, and a bare error code otherwise; a request that cannot be decoded closes the
-connection (`ProtocolError`). One of the few places that catch `Exception`.
+Requests that cannot be answered as they wish get an error code in the API's own response, in each item where
+that is its place (`error_answers.py`): 35 for a version that is not spoken, the handler's own, or -1 for a
+failure of ours. What has no schema here (an unknown API or version) gets a bare 35. Where a response has no
+place for a code the connection closes: an answer without one would be taken for success. A request that
+cannot be decoded closes it, too (`ProtocolError`). One of the few places that catch `Exception`.
 """
 
 from __future__ import annotations
@@ -23,8 +25,16 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import structlog
+from kio.index import KioIndexError
 
-from millrace.broker.errors import KafkaError, ProtocolError, UnknownServerError, UnsupportedVersion
+from millrace.broker.errors import (
+    ACKS_0,
+    KafkaError,
+    ProtocolError,
+    Unanswered,
+    UnknownServerError,
+    UnsupportedVersion,
+)
 from millrace.broker.protocol.frames import (
     Api,
     RequestHead,
@@ -33,8 +43,9 @@ from millrace.broker.protocol.frames import (
     encode_response,
     is_flexible,
 )
-from millrace.broker.server.answers import refusal, request_type
+from millrace.broker.server.answers import request_type
 from millrace.broker.server.context import BrokerServices, RequestContext
+from millrace.broker.server.error_answers import error_answer
 from millrace.broker.telemetry.logs import RateLimit
 from millrace.broker.telemetry.metrics import API_SLOTS, BrokerMetrics
 
@@ -109,7 +120,7 @@ class Dispatcher:
     def dispatch(self, frame: memoryview, client_address: str) -> Answer:
         """Answer one request, or begin to: an awaitable means that the answer comes later.
 
-        Raises ProtocolError when the connection cannot go on.
+        Raises ProtocolError, and Unanswered, when the connection cannot go on.
         """
         try:
             head, position = decode_request(frame)
@@ -118,7 +129,7 @@ class Dispatcher:
             raise
         handler = self.handlers.get(head.api_key)
         if handler is None or head.version not in handler.versions:
-            return self._refuse(head)
+            return self._refuse(head, frame, position)
         self._metrics.request_counts[head.api_key if 0 <= head.api_key < API_SLOTS else -1] += 1
         context = RequestContext(head, client_address, self._services)
         if handler.handle_frame is not None and head.version in handler.frame_versions:
@@ -126,8 +137,8 @@ class Dispatcher:
                 return handler.handle_frame(head, frame, position, context)
             except ProtocolError:
                 raise
-            except Exception:
-                return self._failure_frame(head)
+            except Exception as error:
+                return self._failed(head, error, lambda: self._decode(head, frame, position))
         assert handler.handle is not None
         return self._run(handler.handle, self._decode(head, frame, position), context)
 
@@ -157,23 +168,32 @@ class Dispatcher:
             return encode_response(head, response)
         except ProtocolError:
             raise
-        except KafkaError as error:
-            self._metrics.count_error(error.code)
-            return self._refusal_frame(head, error.code)
-        except Exception:
-            return self._failure_frame(head)
+        except Exception as error:
+            return self._failed(head, error, lambda: request)
 
-    def _failure_frame(self, head: RequestHead) -> Frame:
-        """Called while a failure of our own is being handled: log it, and answer as well as possible."""
-        held_back = self._failures.take(api_name(head.api_key))
-        if held_back is not None:
-            log.exception(
-                "a request failed", api=api_name(head.api_key), version=head.version, held_back=held_back
-            )
-        self._metrics.count_error(UnknownServerError.code)
-        return self._refusal_frame(head, UnknownServerError.code)
+    def _failed(self, head: RequestHead, error: Exception, read_request: Callable[[], Any]) -> Frame:
+        """Answer a request that a handler refused as a whole, or at which it failed. Raises Unanswered."""
+        name = api_name(head.api_key)
+        code = error.code if isinstance(error, KafkaError) else UnknownServerError.code
+        self._metrics.count_error(code)
+        try:
+            frame = self._error_frame(head, code, read_request)
+        except KioIndexError:
+            frame = None
+        if frame is None:
+            raise Unanswered(
+                f"{name} request of version {head.version} failed, and its answer has no place to say so"
+            ) from error
+        if not isinstance(error, KafkaError):
+            held_back = self._failures.take(name)
+            if held_back is not None:
+                log.error(
+                    "a request failed", api=name, version=head.version, held_back=held_back, exc_info=error
+                )
+        return frame
 
-    def _refuse(self, head: RequestHead) -> Frame:
+    def _refuse(self, head: RequestHead, frame: memoryview, position: int) -> Frame:
+        """Answer an API or version that is not spoken. Raises ProtocolError."""
         self._metrics.unsupported_requests += 1
         self._metrics.count_error(UnsupportedVersion.code)
         api_versions = self.handlers.get(Api.API_VERSIONS)
@@ -181,13 +201,31 @@ class Dispatcher:
             assert api_versions.handle_frame is not None
             context = RequestContext(head, "", self._services)
             return api_versions.handle_frame(head, memoryview(b""), 0, context)
-        return self._refusal_frame(head, UnsupportedVersion.code)
-
-    def _refusal_frame(self, head: RequestHead, code: int) -> bytes:
-        """The API's own response with only the error set; without a schema, the bare code."""
         try:
-            return encode_response(head, refusal(head.api_key, head.version, code))
-        except Exception:  # also what the schemas of APIs that are not spoken here trip over
+            refusal = self._error_frame(
+                head, UnsupportedVersion.code, lambda: self._decode(head, frame, position)
+            )
+        except KioIndexError:
             tail = b"\x00" if is_flexible(head.api_key, head.version) else b""
-            body = _BARE_REFUSAL.pack(6 + len(tail), head.correlation_id, code)
+            body = _BARE_REFUSAL.pack(6 + len(tail), head.correlation_id, UnsupportedVersion.code)
             return body[:8] + tail + body[8:]
+        if refusal is None:
+            error = ProtocolError(f"{api_name(head.api_key)} of version {head.version} is not spoken here")
+            error.kind = "version"
+            raise error
+        return refusal
+
+    def _error_frame(self, head: RequestHead, code: int, read_request: Callable[[], Any]) -> bytes | None:
+        """The API's own response with `code` in it; None where it has no place for one. Raises KioIndexError
+        without a schema, ProtocolError for a request that cannot be read, or that wants no answer."""
+
+        def read() -> Any:
+            request = read_request()
+            if head.api_key == Api.PRODUCE and request.acks == 0:
+                error = ProtocolError(f"a produce request of version {head.version} got error {code}")
+                error.kind = ACKS_0
+                raise error
+            return request
+
+        response = error_answer(head.api_key, head.version, code, read)
+        return None if response is None else encode_response(head, response)

@@ -23,6 +23,7 @@ import structlog
 from millrace.broker.config import BrokerConfig, parse_settings
 from millrace.broker.coordination import controller_client
 from millrace.broker.coordination.controller_client import NewTopic
+from millrace.broker.errors import KafkaError
 from millrace.broker.protocol.address import Address
 from millrace.broker.protocol.hot_fetch import FetchRequest, PartitionFetch
 from millrace.broker.protocol.hot_fetch import decode_response as decode_fetched
@@ -140,13 +141,14 @@ class Fuzzer:
         return self.findings
 
     def _watch_failures(self) -> None:
-        fuzzer, original = self, Dispatcher._failure_frame
+        fuzzer, original = self, Dispatcher._failed
 
-        def failure_frame(self: Dispatcher, head: Any) -> Any:
-            fuzzer.findings.note(f"{head}\n{fuzzer._frame.hex()}\n{traceback.format_exc()}")
-            return original(self, head)
+        def failed(self: Dispatcher, head: Any, error: Exception, read_request: Any) -> Any:
+            if not isinstance(error, KafkaError):
+                fuzzer.findings.note(f"{head}\n{fuzzer._frame.hex()}\n{traceback.format_exc()}")
+            return original(self, head, error, read_request)
 
-        Dispatcher._failure_frame = failure_frame  # type: ignore[method-assign]
+        Dispatcher._failed = failed  # type: ignore[method-assign]
 
     def _on_loop_failure(self, _loop: Any, context: dict[str, Any]) -> None:
         self.findings.note(f"the event loop: {context}\n{self._frame.hex()}")

@@ -338,7 +338,28 @@ OF_COORDINATORS = (
     ),
 )
 
+ERROR_ANSWERS = "tests/unit/server/test_error_answers.py"
+
 OF_SERVER = (
+    Mutant(
+        name="empty-answer-to-a-failed-request",
+        promise="A request that failed is answered with the error in each item it names, never with none.",
+        file="broker/server/error_answers.py",
+        rule='    if "error_code" in fields:\n',
+        instead="    if True:\n",
+        red=(
+            f"{ERROR_ANSWERS}::test_failed_request_is_said_in_each_item_or_closes_the_connection",
+            f"{ERROR_ANSWERS}::test_version_that_is_not_spoken_is_said_in_each_item_or_closes_the_connection",
+        ),
+    ),
+    Mutant(
+        name="answer-that-has-no-place-for-the-error",
+        promise="Where an answer would say nothing of a failure, the connection closes.",
+        file="broker/server/error_answers.py",
+        rule="        if code in _codes_in(response):\n",
+        instead="        if True:\n",
+        red=(f"{ERROR_ANSWERS}::test_failed_request_that_names_nothing_closes_the_connection",),
+    ),
     Mutant(
         name="frame-is-overwritten-under-its-append",
         promise="The bytes of a large frame stay until its batches are in their logs.",

@@ -42,7 +42,7 @@ DIFFERENCES: dict[str, Difference] = {
     "unsupported-version": Difference(
         subject="an unknown API, or a version that is not advertised",
         kafka="closes the connection",
-        millrace="answers UNSUPPORTED_VERSION",
+        millrace="answers UNSUPPORTED_VERSION, where the API's answer has a place for it",
         why="a silent close tells an operator nothing",
     ),
     "client-software-name": Difference(

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import structlog
 
 from millrace.broker.errors import (
+    ACKS_0,
     InvalidRecord,
     InvalidRequest,
     InvalidRequiredAcks,
@@ -51,7 +52,6 @@ from millrace.broker.protocol.hot_produce import (
 from millrace.broker.protocol.system_topics import INTERNAL_TOPICS
 from millrace.broker.replication.replica_manager import ACKS_ALL
 from millrace.broker.server import produce_work, refused_batches
-from millrace.broker.server.connection import ACKS_0
 from millrace.broker.server.context import BrokerServices, RequestContext
 from millrace.broker.server.dispatch import KEPT_FRAME_SIZE, Answered, Throttled
 from millrace.broker.server.produce_work import ATTRIBUTES_LOW_BYTE, TooMuchAtOnce, codec_of

@@ -13,29 +13,12 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from millrace.broker.errors import InvalidTopic, ProtocolError, UnknownServerError, UnsupportedVersion
-from millrace.broker.protocol.frames import Api, RequestHead, decode_response, encode_response
-from millrace.broker.server.answers import answer, build_entity, refusal, request_type, response_type
+from millrace.broker.protocol.frames import Api, decode_response
+from millrace.broker.server.answers import answer, build_entity, request_type, response_type
 from millrace.broker.server.dispatch import Dispatcher, Handler
 from millrace.broker.server.registry import MODULES, handlers, spoken_apis
 from millrace.broker.telemetry.metrics import BrokerMetrics
 from tests import seeds
-
-EVERY_VERSION = [
-    (module.API, version)
-    for module in MODULES
-    for version in module.VERSIONS
-    if version not in getattr(module, "FRAME_VERSIONS", ()) or module.API == Api.API_VERSIONS
-]
-
-
-@pytest.mark.parametrize(("api", "version"), EVERY_VERSION)
-def test_refusal_of_every_version_can_be_written_and_read(api: Api, version: int) -> None:
-    response = refusal(api, version, UnsupportedVersion.code)
-    frame = encode_response(RequestHead(api, version, 7, None), response)
-    decoded = decode_response(response_type(api, version), memoryview(frame)[4:])
-    assert decoded == response
-    if hasattr(decoded, "error_code"):
-        assert decoded.error_code == ErrorCode.unsupported_version
 
 
 def test_fields_of_newer_versions_are_left_out_and_missing_ones_are_empty() -> None:
@@ -75,7 +58,7 @@ def frame_of(api: Api, version: int, **fields: Any) -> memoryview:
 
 def dispatch_metadata(handle: Any) -> Any:
     async def scenario() -> Any:
-        return await dispatcher(handle).dispatch(frame_of(Api.METADATA, 9, topics=None), "h")
+        return await dispatcher(handle).dispatch(frame_of(Api.METADATA, 9, topics=[{"name": "t"}]), "h")
 
     frame = asyncio.run(scenario())
     return decode_response(response_type(Api.METADATA, 9), memoryview(frame)[4:])
@@ -88,26 +71,29 @@ def test_refusal_raised_by_a_handler_is_answered_and_the_connection_goes_on() ->
     async def fail(_request: Any, _context: Any) -> Any:
         raise RuntimeError("a mistake of ours")
 
-    assert dispatch_metadata(refuse).topics == ()
-    assert dispatch_metadata(fail).topics == ()
+    assert [topic.error_code for topic in dispatch_metadata(refuse).topics] == [
+        ErrorCode.invalid_topic_exception
+    ]
+    assert [topic.error_code for topic in dispatch_metadata(fail).topics] == [ErrorCode.unknown_server_error]
     metrics = BrokerMetrics()
     served = Handler(int(Api.METADATA), range(10), range(0), fail, None)
 
     async def scenario() -> None:
-        await Dispatcher([served], None, metrics).dispatch(frame_of(Api.METADATA, 9), "h")
+        request = frame_of(Api.METADATA, 9, topics=[{"name": "t"}])
+        await Dispatcher([served], None, metrics).dispatch(request, "h")
 
     asyncio.run(scenario())
     assert metrics.error_counts == {UnknownServerError.code: 1}
 
 
-@pytest.mark.parametrize(("api_key", "version"), [(500, 0), (-1, 0), (3, 12), (3, -1), (1, 900)])
-def test_what_is_not_spoken_is_answered_with_code_35(api_key: int, version: int) -> None:
+@pytest.mark.parametrize(("api_key", "version"), [(500, 0), (-1, 0), (3, -1), (1, 900)])
+def test_what_has_no_schema_is_answered_with_code_35(api_key: int, version: int) -> None:
     frame = struct.pack(">hhih", api_key, version, 77, -1) + b"\x00"
     answered = dispatcher(None).dispatch(memoryview(frame), "h")
     assert isinstance(answered, bytes)
     size, correlation_id = struct.unpack_from(">ii", answered)
     assert (size, correlation_id) == (len(answered) - 4, 77)
-    assert struct.pack(">h", UnsupportedVersion.code) in answered[8:] or api_key == 3
+    assert struct.pack(">h", UnsupportedVersion.code) in answered[8:]
 
 
 def test_random_bytes_never_raise_anything_but_a_protocol_error() -> None:
@@ -145,6 +131,7 @@ def test_failure_of_a_hot_handler_is_answered_and_logged_once() -> None:
 
     metrics = BrokerMetrics()
     served = Handler(int(Api.METADATA), range(10), range(10), None, fail)
-    answered = Dispatcher([served], None, metrics).dispatch(frame_of(Api.METADATA, 9), "h")
+    request = frame_of(Api.METADATA, 9, topics=[{"name": "t"}])
+    answered = Dispatcher([served], None, metrics).dispatch(request, "h")
     assert isinstance(answered, bytes)
     assert metrics.error_counts == {UnknownServerError.code: 1}

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import structlog
 
-from millrace.broker.errors import ProtocolError
+from millrace.broker.errors import ProtocolError, Unanswered
 from millrace.broker.server.connection import MOST_PENDING, SEND_HIGH_WATER, Connection
 from millrace.broker.server.dispatch import Throttled
 from millrace.broker.server.memory_limits import (
@@ -392,5 +393,26 @@ def test_protocol_error_of_a_later_answer_closes() -> None:
         server.receive(request(b"x"))
         await until(lambda: server.transport.aborted)
         assert server.metrics.connections_closed_for_protocol == 1
+
+    asyncio.run(scenario())
+
+
+def test_request_that_failed_and_cannot_be_answered_closes_and_is_told_once() -> None:
+    async def scenario() -> None:
+        async def failing() -> bytes:
+            raise Unanswered("no place to say so")
+
+        def failing_at_once(_body: bytes) -> bytes:
+            raise Unanswered("no place to say so")
+
+        for answer in (lambda _body: failing(), failing_at_once):
+            server = Server(answer)
+            with structlog.testing.capture_logs() as lines:
+                server.receive(request(b"x"))
+                await until(lambda server=server: server.transport.aborted)
+            assert server.metrics.closes == {"failure": 1}
+            assert server.metrics.connections_closed_for_protocol == 0
+            assert not server.transport.written
+            assert [line["event"] for line in lines] == ["connection closed: its request failed"]
 
     asyncio.run(scenario())
