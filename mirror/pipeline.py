@@ -430,7 +430,7 @@ class PartitionPipeline:
 
     def distrust(self, error: KafkaError) -> None:
         """What stands at the fetch offset is not taken, for this reason. `doubt` says what is asked next."""
-        self.doubt.refused(error)
+        self.doubt.refused(error, steady_ms())
         self._pause()
         if self.doubt.reason:
             log.warning("fetching a batch again", of=str(self.partition), error=self.doubt.reason)

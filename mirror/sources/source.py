@@ -41,7 +41,6 @@ from millrace.broker.errors import (
     CorruptMessage,
     InconsistentTopicId,
     OffsetOutOfRange,
-    UnknownServerError,
     UnknownTopicId,
     UnsupportedVersion,
     error_for_code,
@@ -52,7 +51,7 @@ from millrace.mirror.delivery.system_records import CLUSTER_FAILURES, NewFailure
 from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.gaps.open_gaps import Origin
 from millrace.mirror.pipeline import PartitionPipeline, State
-from millrace.mirror.sources.doubt import Question
+from millrace.mirror.sources.doubt import Question, ToldDamage
 from millrace.mirror.sources.epochs import untold
 from millrace.mirror.sources.fetch_memory import MIN_FETCH_SIZE, FetchBudget, Frame, HeldMemory
 from millrace.mirror.sources.fetch_sizes import FetchSizes, fetch_sizes
@@ -78,7 +77,6 @@ MANY_REFUSALS = 40
 # A partition that is not fetched (paused, stopped, waiting for room) is asked for its log end this often.
 SAMPLE_INTERVAL_MS = 2_000
 # Answers that say: the log that you read is not here, or not as you know it.
-UNREADABLE = frozenset(error.code for error in (CorruptMessage, UnknownServerError))
 ANOTHER_LOG = frozenset(error.code for error in (OffsetOutOfRange, UnknownTopicId, InconsistentTopicId))
 
 
@@ -580,8 +578,8 @@ class SourceReader:
         if code in ANOTHER_LOG:
             self._resolve(pipeline, leader_epoch)
             return
-        if code in UNREADABLE:
-            pipeline.distrust(CorruptMessage(f"the source says: {error}"))
+        if code == CorruptMessage.code:
+            pipeline.distrust(ToldDamage(f"the source says: {error}"))
             self._answer(pipeline)
             return
         self.cluster.observe(code)

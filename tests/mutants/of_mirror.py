@@ -206,6 +206,57 @@ OF_MIRROR = (
         ),
     ),
     Mutant(
+        name="absent-store-is-damage",
+        promise="An error that is no word of the log, as of a remote store that is away, widens no gap.",
+        file="mirror/sources/survey.py",
+        rule="        if code not in (0, KafkaStorageError.code):\n",
+        instead="        if code > KafkaStorageError.code:\n",
+        red=(
+            f"{UNIT}/test_store_away.py::test_look_at_damage_tells_nothing_while_the_store_behind_it_is_away",
+        ),
+    ),
+    Mutant(
+        name="silent-store-is-damage",
+        promise="That a source gives nothing of its remote store speaks neither of damage nor for a batch.",
+        file="mirror/sources/survey.py",
+        rule="        if offset < self._local_start:\n",
+        instead="        if offset < 0:\n",
+        red=(
+            f"{UNIT}/test_store_away.py::test_look_at_damage_tells_nothing_while_the_store_behind_it_is_away",
+            f"{UNIT}/test_store_away.py"
+            "::test_lone_batch_waits_for_what_lies_behind_it_while_the_store_is_away",
+        ),
+    ),
+    Mutant(
+        name="error-at-a-look-widens-the-gap",
+        promise="What could not be read behind damage for a moment, and can be again, is in no gap.",
+        file="mirror/sources/survey.py",
+        rule="        if bad > self._question.offset and await",
+        instead="        if bad < self._question.offset and await",
+        red=(f"{UNIT}/test_looks_at_lone_batches.py::test_error_at_a_look_widens_no_gap",),
+    ),
+    Mutant(
+        name="word-of-damage-believed-at-once",
+        promise="What a source only says to be damaged is looked at only when it has said so for a while.",
+        file="mirror/sources/doubt.py",
+        rule="steady_ms - self.refused_since_ms < TOLD_DAMAGE_LASTS_MS\n",
+        instead="steady_ms < self.refused_since_ms\n",
+        red=(
+            f"{UNIT}/test_store_away.py"
+            "::test_what_a_source_says_to_be_damaged_is_a_gap_only_when_it_says_so_for_a_while",
+        ),
+    ),
+    Mutant(
+        name="offset-not-found-is-another-history",
+        promise="A source that does not find an offset, and knows what was fetched, has no other history.",
+        file="mirror/sources/source_logs.py",
+        rule="        if parted is not None and parted[0] >= offset:\n",
+        instead="        if parted is not None and parted[0] > offset:\n",
+        red=(
+            f"{UNIT}/test_store_away.py::test_offset_within_its_log_that_a_source_does_not_find_makes_no_gap",
+        ),
+    ),
+    Mutant(
         name="claim-into-an-open-transaction-believed",
         promise="A batch that claims to lie in an open transaction is held against that one's own batches.",
         file="mirror/sources/survey.py",

@@ -107,6 +107,23 @@ def test_error_at_a_look_makes_no_gap_of_a_hole(
             assert all(offset == true for offset, true in found.items())
 
 
+@pytest.mark.parametrize("error", [CorruptMessage, KafkaStorageError, None])
+@pytest.mark.parametrize("count", range(1, 7))
+def test_error_at_a_look_widens_no_gap(
+    monkeypatch: pytest.MonkeyPatch, count: int, error: type[Any] | None
+) -> None:
+    """What lies behind damage could not be read for so many answers."""
+    log = Log(40)
+    for offset in range(40):
+        log.add(range(offset, offset + 1), LARGE)
+    log.batches[9][-1] ^= 1
+    code = error.code if error is not None else None
+    looked = refusing(code, range(1, 1 + count))
+    found, around = asyncio.run(carried(lone(log), monkeypatch, looked=looked))
+    assert around.events == [(9, 10, "corrupt")]
+    assert found == {offset: offset for offset in range(40) if offset != 9}
+
+
 def test_error_at_a_look_makes_no_gap_of_a_batch_that_was_compacted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -392,8 +409,9 @@ def test_damage_behind_a_lone_batch_does_not_hold_it_up_for_ever(monkeypatch: py
     assert (around.events, missing(log, found)) == ([], set())
 
 
+@pytest.mark.parametrize("error", [CorruptMessage, UnknownServerError])
 def test_errors_behind_a_lone_batch_are_no_word_of_it_however_often_they_come(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, error: type[Any]
 ) -> None:
     async def story() -> None:
         log = lone(log_of(LARGE))
@@ -401,7 +419,7 @@ def test_errors_behind_a_lone_batch_are_no_word_of_it_however_often_they_come(
         async def fetch(*given: Any, **_: Any) -> list[FetchedPartition]:
             (asked,) = given[2].values()
             answered = log.answer(asked.offset)
-            return [refused(answered, UnknownServerError.code) if asked.offset >= 10 else answered]
+            return [refused(answered, error.code) if asked.offset >= 10 else answered]
 
         monkeypatch.setattr(survey_module, "fetch", fetch)
         pipeline, target, around = started(GapClass.CORRUPT, began=6)
