@@ -228,6 +228,39 @@ OF_MIRROR = (
         ),
     ),
     Mutant(
+        name="claim-asked-for-at-its-begin-alone",
+        promise="A batch that claims to begin before another's end is held against both ends of its claim.",
+        file="mirror/sources/survey.py",
+        rule="(offset - 1, end - 1) if base_offset < offset else (end - 1,):\n",
+        instead="(offset - 1,) if base_offset < offset else (end - 1,):\n",
+        red=(
+            f"{UNIT}/test_looks_at_lone_batches.py"
+            "::test_batch_that_claims_to_begin_before_the_last_one_ended_is_asked_for_at_both_ends_of_its_claim",
+        ),
+    ),
+    Mutant(
+        name="claim-asked-for-at-its-end-alone",
+        promise="A batch that claims to begin before another's end is held against both ends of its claim.",
+        file="mirror/sources/survey.py",
+        rule="(offset - 1, end - 1) if base_offset < offset else (end - 1,):\n",
+        instead="(end - 1,) if base_offset < offset else (end - 1,):\n",
+        red=(
+            f"{UNIT}/test_looks_at_lone_batches.py"
+            "::test_batch_that_claims_to_begin_before_the_last_one_ended_is_asked_for_at_both_ends_of_its_claim",
+        ),
+    ),
+    Mutant(
+        name="unreadable-behind-a-batch-asked-for-once",
+        promise="What lies behind a batch is passed over only where it cannot be read at that moment, too.",
+        file="mirror/sources/survey.py",
+        rule="            if following is not None and at > offset and len(",
+        instead="            if following is not None and at < offset and len(",
+        red=(
+            f"{UNIT}/test_looks_at_lone_batches.py"
+            "::test_what_was_unreadable_behind_a_lone_batch_is_asked_for_again_before_it_is_passed_over",
+        ),
+    ),
+    Mutant(
         name="error-at-a-look-widens-the-gap",
         promise="What could not be read behind damage for a moment, and can be again, is in no gap.",
         file="mirror/sources/survey.py",
