@@ -235,6 +235,8 @@ OF_MIRROR = (
         instead="(offset - 1,) if base_offset < offset else (end - 1,):\n",
         red=(
             f"{UNIT}/test_looks_at_lone_batches.py"
+            "::test_batch_that_claims_to_end_where_the_next_one_does_is_told_and_not_taken_for_that_one",
+            f"{UNIT}/test_looks_at_lone_batches.py"
             "::test_batch_that_claims_to_begin_before_the_last_one_ended_is_asked_for_at_both_ends_of_its_claim",
         ),
     ),

@@ -364,6 +364,22 @@ def test_batch_that_claims_to_begin_before_the_last_one_ended_is_asked_for_at_bo
     assert asyncio.run(look(SourcePartition("ewr", "flights", 0), OLD, question)).is_in_order
 
 
+def test_batch_that_claims_to_end_where_the_next_one_does_is_told_and_not_taken_for_that_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What lies before its claimed end is found by that alone."""
+    log = IndexedLog(11)
+    log.add(range(4), LARGE)
+    for offsets in (range(4, 6), range(7, 9), range(10, 11)):
+        log.add(offsets, SMALL)
+    log.claim(0, 2)
+    log.most_given = 200
+    found, around = asyncio.run(carried(log, monkeypatch))
+    lost = {0, 1, 2, 3, 4, 5, 7, 8, 10} - set(found.values())
+    assert lost <= told(around.events), f"lost in silence: {lost - told(around.events)}"
+    assert all(offset == true for offset, true in found.items())
+
+
 def test_source_that_has_merged_its_batches_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What ended at an offset lies within a larger batch by now."""
 
