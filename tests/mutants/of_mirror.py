@@ -13,7 +13,7 @@ OF_MIRROR = (
         file="mirror/batches/intake.py",
         rule="            if unchecked_crc >= 0 and crc32c(",
         instead="            if unchecked_crc < -1 and crc32c(",
-        red=(f"{UNIT}/test_rebatch_paths.py::test_a_wrong_checksum_stops_at_its_batch",),
+        red=(f"{UNIT}/test_unreadable_batches.py::test_a_wrong_checksum_stops_at_its_batch",),
     ),
     Mutant(
         name="small-batch-unchecked",
@@ -21,7 +21,7 @@ OF_MIRROR = (
         file="mirror/batches/coalesce_kernels.py",
         rule="        if not is_crc_unchecked and not has",
         instead="        if size < 0 and not has",
-        red=(f"{UNIT}/test_rebatch_paths.py::test_a_wrong_checksum_stops_at_its_batch",),
+        red=(f"{UNIT}/test_unreadable_batches.py::test_a_wrong_checksum_stops_at_its_batch",),
     ),
     Mutant(
         name="wrong-offset-believed",
@@ -373,7 +373,7 @@ OF_MIRROR = (
         rule="        if last_delta < 0 or (",
         instead="        if size < 0 and (",
         red=(
-            f"{UNIT}/test_rebatch_paths.py::test_a_batch_whose_header_hides_its_records_is_not_passed_over",
+            f"{UNIT}/test_unreadable_batches.py::test_a_batch_whose_header_hides_its_records_is_not_passed_over",
         ),
     ),
     Mutant(
