@@ -390,7 +390,7 @@ OF_MIRROR = (
     Mutant(
         name="unknown-epoch-passes",
         promise="A log that never had the leader epoch of what was fetched is not fetched from as the same.",
-        file="mirror/sources/source.py",
+        file="mirror/sources/histories.py",
         rule="            if epoch < 0 and key not in keeping:\n",
         instead="            if epoch < 0:\n",
         red=(

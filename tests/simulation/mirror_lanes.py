@@ -1,5 +1,4 @@
-"""Transactional lanes of an exactly-once mirror over a model target: the real rules in a shell that does their
-steps.
+"""Transactional lanes of an exactly-once mirror over a model target: the real rules, without sockets.
 
 Used by `mirror_workers`. The rules under test are `alternation.Alternation` with its two
 `transaction.LaneTransaction`s, `lane.TargetLane` and `progress.PartitionProgress`; what the real shell does

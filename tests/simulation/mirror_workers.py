@@ -1,4 +1,4 @@
-"""Workers of an exactly-once mirror over a model target: processes with a seat, with lanes and partitions, and\nrequests under way.
+"""Workers of an exactly-once mirror over a model target: processes with a seat, with lanes and partitions.
 
 Used by `test_mirror_transactions` and `test_mirror_names`, seated by `mirror_group`.
 """
