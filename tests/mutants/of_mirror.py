@@ -121,7 +121,7 @@ OF_MIRROR = (
     Mutant(
         name="neighbours-not-given-and-hole-believed",
         promise="A batch behind a hole that never comes with what follows it is taken only after a look.",
-        file="mirror/pipeline.py",
+        file="mirror/sources/trust.py",
         rule="doubt.trusts(data)\n",
         instead="True\n",
         red=(
@@ -305,9 +305,9 @@ OF_MIRROR = (
     Mutant(
         name="late-look-believed-elsewhere",
         promise="A look says nothing of another doubt than the one that it was asked for.",
-        file="mirror/pipeline.py",
-        rule="        if self.doubt.question is question:\n",
-        instead="        if self.doubt.question is not None:\n",
+        file="mirror/sources/trust.py",
+        rule="        if doubt.question is not question:\n",
+        instead="        if doubt.question is None:\n",
         red=(
             f"{UNIT}/test_looks_at_lone_batches.py::test_look_that_ends_late_says_nothing_of_another_batch",
         ),
@@ -325,9 +325,9 @@ OF_MIRROR = (
     Mutant(
         name="overlap-with-what-was-taken-believed",
         promise="A batch that claims to begin before another ended is not taken from the middle.",
-        file="mirror/pipeline.py",
-        rule="            if from_offset == self._batch_end and",
-        instead="            if from_offset < 0 and",
+        file="mirror/sources/trust.py",
+        rule="        if from_offset == self._batch_end and",
+        instead="        if from_offset < 0 and",
         red=(
             f"{UNIT}/test_looks_at_lone_batches.py"
             "::test_batch_that_claims_to_begin_before_another_ends_is_told",

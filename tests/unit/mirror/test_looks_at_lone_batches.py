@@ -186,7 +186,7 @@ def test_lone_batch_beyond_the_end_is_damage_also_where_one_is_known_to_be_mispl
 
     async def story() -> None:
         pipeline, _, _ = started()
-        pipeline._misplaced_up_to = 24
+        pipeline._trust._misplaced_up_to = 24
         for _ in range(4):
             assert pipeline.doubt.question is None
             pipeline.accept(answer(batch(0, [9] * 30), end=24))
@@ -538,12 +538,12 @@ def test_gap_of_a_wrong_bit_is_as_wide_as_its_batch_however_high_the_bit(
 def test_batches_behind_what_a_misplaced_one_claims_cost_one_fetch_each() -> None:
     async def story() -> None:
         pipeline, target, _ = started()
-        pipeline._misplaced_up_to = 6
+        pipeline._trust._misplaced_up_to = 6
         pipeline._walk = BatchWalk(MERGED_BELOW)
         pipeline.accept(answer(batch(0, [9])))
         assert pipeline.take_question() is not None
         pipeline, target, _ = started(began=6)
-        pipeline._misplaced_up_to = 6
+        pipeline._trust._misplaced_up_to = 6
         for offset in range(6, 12):
             pipeline.accept(answer(batch(offset, [9]), end=offset + 1))
         assert target.offsets() == [[offset] for offset in range(6, 12)]
