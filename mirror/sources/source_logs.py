@@ -199,6 +199,12 @@ class SourceLogs:
         if parted is not None and parted[0] >= offset:
             # It knows what was fetched, so this is its log: what follows is kept from us for now (Apache
             # Kafka says so of a place that its remote store has no word of).
+            if count == MAX_UNEXPLAINED:
+                log.warning(
+                    "waiting for what the source does not find in its log",
+                    of=str(pipeline.partition),
+                    offset=offset,
+                )
             pipeline.retry_at_ms = steady_ms() + UNEXPLAINED_PAUSE_MS
             return
         del self._unexplained[pipeline.partition]

@@ -30,6 +30,7 @@ from millrace.mirror.sources import source_logs as logs_module
 from millrace.mirror.sources import survey as survey_module
 from millrace.mirror.sources.doubt import TOLD_DAMAGE_LASTS_MS, Question
 from millrace.mirror.sources.survey import MAX_UNREADABLE
+from millrace.mirror.steady import steady_ms
 from millrace.mirror.topics.routes import SourcePartition
 from tests.unit.mirror.pipeline_stage import ORIGIN, started
 from tests.unit.mirror.source_stage import OLD, Source, answered, pipeline_at, reader_of, surveyor_of, taken
@@ -265,7 +266,7 @@ def test_what_a_source_says_to_be_damaged_is_a_gap_only_when_it_says_so_for_a_wh
 
 
 def test_offset_within_its_log_that_a_source_does_not_find_makes_no_gap(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Apache Kafka says OFFSET_OUT_OF_RANGE of a place of which its remote store has no word now, while it
     knows the epoch of what was fetched, up to there and beyond."""
@@ -280,6 +281,8 @@ def test_offset_within_its_log_that_a_source_does_not_find_makes_no_gap(
     assert pipeline.gaps == []
     failure = reader.failures.get(("t", 0))
     assert failure is not None and "offset out of range" in failure.reason
+    assert pipeline.retry_at_ms > steady_ms() + 2 * source_module.ERROR_PAUSE_MS, "and rarely"
+    assert capsys.readouterr().out.count("waiting for what the source does not find") == 1
 
 
 def test_source_that_cannot_be_asked_for_epochs_has_not_said_that_its_log_is_another(
