@@ -2,8 +2,8 @@
 
 A history draws a log (batches, holes of compaction, an index, files, a limit of the source's for its answers,
 a remote store), at most one wrong bit in the base offset of a batch, and a source that fails: looks that end
-with an error or with nothing, a bit that the wire turns, a remote store that is away for a while. It knows
-the truth:
+with an error or with nothing, in a healthy log a bit that the wire turns, a remote store that is away for a
+while. It knows the truth:
 
     a healthy log    is carried whole, and nothing is told of it
     a wrong bit      costs its batch and those beside it at most, and none in silence
@@ -164,7 +164,7 @@ class History:
             self.lies[asked.offset] += how in LIES
             if how != TURNED_BIT:
                 return [failed(given, how)]
-            if not self.has_turned:  # what is asked for twice tells of one
+            if self.wrong is None and not self.has_turned:  # what is asked for twice tells of one
                 self.has_turned = True
                 if size := min(len(given.records), HEADER_AND_MORE):
                     given.records[self.random.randrange(size)] ^= 1 << self.random.randrange(8)
