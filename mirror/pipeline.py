@@ -32,14 +32,8 @@ from millrace.broker.errors import (
     RecordTooLarge,
 )
 from millrace.broker.protocol.batch import LOG_APPEND_TIME_BIT, iterate_batches
-from millrace.mirror.batches.coalesce import (
-    NO_END,
-    BatchWalk,
-    OutOfOrder,
-    holds_whole_batch,
-    refuse_overlap,
-)
-from millrace.mirror.batches.intake import Prepared, prepare
+from millrace.mirror.batches.coalesce import BatchWalk
+from millrace.mirror.batches.intake import Prepared
 from millrace.mirror.batches.rebatch import BatchPath, split
 from millrace.mirror.delivery.checkpoints import NO_TOPIC_ID, Position
 from millrace.mirror.delivery.progress import PartitionProgress, Span
@@ -50,6 +44,7 @@ from millrace.mirror.offsets.offset_map import Runs
 from millrace.mirror.sources.doubt import Doubt, Found, Question
 from millrace.mirror.sources.fetch_memory import Frame
 from millrace.mirror.sources.lag import LagSamples
+from millrace.mirror.sources.trust import Trust
 from millrace.mirror.steady import steady_ms
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
 
@@ -137,10 +132,7 @@ class PartitionPipeline:
         self._around = surroundings
         self._between = between
         self._walk = BatchWalk(0) if between is not None else walk or BatchWalk()
-        self._doubt = Doubt(0)
-        self._is_looked_at = False
-        self._misplaced_up_to = -1  # what a batch claims that stands out of its place
-        self._batch_end = -1  # where the last batch ended that was taken whole
+        self._trust = Trust()
         self._bytes_per_offset = 0.0  # in the last answer; 0: not known
         self._written = Position(0, "", NO_TOPIC_ID, -1, 0)  # the position that is on record
         self._began = -1
@@ -232,9 +224,7 @@ class PartitionPipeline:
     @property
     def doubt(self) -> Doubt:
         """Of what stands at the fetch offset."""
-        if self._doubt.offset != self.progress.fetch_offset:
-            self._forget_doubt()
-        return self._doubt
+        return self._trust.at(self.progress.fetch_offset)
 
     @property
     def bytes_behind(self) -> int:
@@ -281,11 +271,11 @@ class PartitionPipeline:
         self.progress.close()
         self.progress = PartitionProgress(back_to.next_offset, back_to.leader_epoch, transactional=True)
         self.origin = Origin(back_to.cluster_id, back_to.topic_id)
-        self._misplaced_up_to = self._batch_end = -1  # where one stands out of its place is found out anew
+        self._trust.forget_order()
         self._began = back_to.began
         self.runs.restart(back_to.next_offset, self._around.now_ms(), back_to.topic_id)
         self._written = back_to
-        self._forget_doubt()
+        self._trust.forget_doubt(self.progress.fetch_offset)
         if is_at_gap:
             self._keep_extent()
         else:
@@ -331,42 +321,17 @@ class PartitionPipeline:
         now_ms = self._around.now_ms()
         stable_end = fetched.last_stable_offset
         self.lag.sample(max(stable_end, fetched.high_watermark), now_ms, stable_end)
-        data = fetched.records
         from_offset = self.progress.fetch_offset
         max_size = self._around.max_batch_size(self.target.topic)
-        log_end = fetched.high_watermark if fetched.high_watermark >= 0 else NO_END
-        doubt = self.doubt
-        passes_over, is_trusted = from_offset < self._misplaced_up_to, doubt.trusts(data)
         try:
-            if from_offset == self._batch_end and not passes_over and not is_trusted:
-                refuse_overlap(data, from_offset)
-            for ready in prepare(
-                self._walk, data, fetched.aborted, from_offset, max_size, self._count, log_end,
-                passes_over, is_trusted,
-            ):  # fmt: skip
-                is_first = self.progress.fetch_offset == from_offset
-                if doubt.is_out_of_order and is_first and ready.base_offset > from_offset:
-                    raise OutOfOrder("the source passes over a batch that it gave before, out of its place")
+            for ready in self._trust.believed(self._walk, fetched, from_offset, max_size, self._count):
                 self._dispatch(ready, now_ms, fetched, frame)
                 if self.progress.is_blocked:
                     return
-            if self.progress.fetch_offset > from_offset:
-                self._batch_end = self.progress.fetch_offset
-            if not data:
-                doubt.needed_size = 0
-                if doubt.is_out_of_order and from_offset < log_end:
-                    raise OutOfOrder("the source gives nothing where a batch stood that was out of its place")
-            if self.progress.fetch_offset == from_offset and holds_whole_batch(data):
-                # It would be asked for, and answered so, for ever.
-                raise CorruptMessage(
-                    f"the source answers with records that all lie before offset {from_offset}"
-                )
-            if self.progress.fetch_offset == from_offset and data:
-                doubt.reason = f"the source gives only a part of the batch at offset {from_offset}"
         except KafkaError as error:
             self.distrust(error)
         if (fetched_count := self.progress.fetch_offset - from_offset) > 0:
-            self._bytes_per_offset = len(data) / fetched_count
+            self._bytes_per_offset = len(fetched.records) / fetched_count
 
     def _count(self, path: BatchPath, batches: int, records: int, size: int) -> None:
         self._around.count_batch(self.partition, path, batches, records, size)
@@ -430,7 +395,7 @@ class PartitionPipeline:
 
     def distrust(self, error: KafkaError) -> None:
         """What stands at the fetch offset is not taken, for this reason. `doubt` says what is asked next."""
-        self.doubt.refused(error)
+        self.doubt.refused(error, steady_ms())
         self._pause()
         if self.doubt.reason:
             log.warning("fetching a batch again", of=str(self.partition), error=self.doubt.reason)
@@ -441,18 +406,13 @@ class PartitionPipeline:
 
     def take_question(self) -> Question | None:
         """What a look at the log is to find out now; `looked` follows. One look at a time."""
-        question = None if self._is_looked_at else self.doubt.question
-        self._is_looked_at |= question is not None
-        return question
+        return self._trust.take_question(self.progress.fetch_offset)
 
     def looked(self, question: Question, found: Found) -> bool:
         """What came of a look; of one that nobody waits for any more (the partition has moved, its lane went
         back) nothing does. Whether it is a gap from now on."""
-        self._is_looked_at = False
         is_damage = False
-        if self.doubt.question is question:
-            self._misplaced_up_to = max(self._misplaced_up_to, found.misplaced_up_to)
-            self.doubt.answered(found)
+        if self._trust.looked(question, found, self.progress.fetch_offset):
             self._pause()
             if (end := found.damage_end) >= 0:
                 self.retry_at_ms = 0
@@ -627,12 +587,12 @@ class PartitionPipeline:
             topic_id = (to.origin or self.origin).topic_id
             self.runs.cut(to.offset, self._around.now_ms(), topic_id)
         self.progress.jump(to.offset, to.leader_epoch)
-        self._forget_doubt()
+        self._trust.forget_doubt(self.progress.fetch_offset)
         self._began = min(self._began, to.offset)  # what lies behind it in a shortened log is carried
         if to.origin is not None and to.origin != self.origin:
             self.origin = to.origin
             self._began = 0  # a topic that is made anew is carried as a whole
-            self._misplaced_up_to = self._batch_end = -1
+            self._trust.forget_order()
             self.lag = LagSamples()  # the ends of another log say nothing of this one
 
     def _go_on(self) -> None:
@@ -665,13 +625,10 @@ class PartitionPipeline:
     def _forget_gaps(self) -> None:
         """What they lie in has been forgotten and is fetched again: they will be met again."""
         self._gaps.forget()
-        self._forget_doubt()
+        self._trust.forget_doubt(self.progress.fetch_offset)
         self.retry_at_ms = 0
         if self.state in (State.SKIPPING, State.STOPPED):
             self._run()
-
-    def _forget_doubt(self) -> None:
-        self._doubt = Doubt(self.progress.fetch_offset)
 
     def _moved(self) -> None:
         self._settled.set()

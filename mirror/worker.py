@@ -27,7 +27,7 @@ from millrace.broker.protocol.system_topics import AUDIT_TOPIC, AUDIT_TOPIC_SETT
 from millrace.mirror.assignor import Assignor, read_claims
 from millrace.mirror.batches.coalesce import BatchWalk
 from millrace.mirror.batches.rebatch import BatchPath
-from millrace.mirror.config import MirrorConfig, SourceConfig
+from millrace.mirror.config import MirrorConfig
 from millrace.mirror.control.metrics import MirrorMetrics
 from millrace.mirror.control.operators import Operators
 from millrace.mirror.control.sight import (
@@ -62,6 +62,7 @@ from millrace.mirror.sharing.peers import add_address, crew_of
 from millrace.mirror.sharing.rates import SAMPLE_INTERVAL_S, Workload
 from millrace.mirror.sources.fetch_memory import FetchBudget
 from millrace.mirror.sources.progress_group import ProgressGroups
+from millrace.mirror.sources.readers import Readers
 from millrace.mirror.sources.source import SourceReader
 from millrace.mirror.steady import steady_ms
 from millrace.mirror.topics.route_guard import RouteGuard
@@ -78,7 +79,6 @@ MAX_SHARE_OF_REBALANCE = 0.5
 # Nor its leader while it fences.
 MAX_SHARE_OF_SESSION = 0.5
 MAX_FENCING_S = 5.0
-FIRST_LOOK_S = 5.0
 MOST_TROUBLES_TOLD = 5  # by /readyz, which is read by people in a hurry
 
 
@@ -123,10 +123,9 @@ class Worker:
         self._generation = -1
         self._stopping = False
         self._tasks: asyncio.TaskGroup | None = None
-        self.readers: dict[str, SourceReader] = {}
-        self._reader_tasks: dict[str, asyncio.Task[None]] = {}
+        self.readers = Readers(config, self._budget, now_ms, self._on_view, self._record_start)
         for source in config.sources:
-            self.add_source(source, sources[source.cluster])
+            self.readers.add(source, sources[source.cluster])
         self.operators = Operators(self, self._system.write)
         self._group_sync = GroupSync(target, now_ms, self._leads, self._settings)
         self._progress_groups = ProgressGroups(now_ms, self._settings, lambda: list(self.owned.values()))
@@ -148,8 +147,7 @@ class Worker:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             tasks.create_task(self.delivery.run())
-            for name, reader in self.readers.items():
-                self._reader_tasks[name] = tasks.create_task(reader.run())
+            self.readers.start(tasks)
             tasks.create_task(self.operators.run())
             tasks.create_task(self._group_sync.run())
             tasks.create_task(self._map_keeper.run())
@@ -198,50 +196,24 @@ class Worker:
 
     # --- sources that come and go, settings that were read again (`operators.reload`) -------------
 
-    def add_source(self, source: SourceConfig, cluster: Cluster) -> None:
-        """A further source; its partitions come with the next rebalance."""
-        reader = self.readers[source.cluster] = SourceReader(
-            source,
-            cluster,
-            self.config.fetch,
-            self._budget,
-            self.config.discovery_interval_ms,
-            self._clock,
-            self._on_view,
-            self._record_start,
-        )
-        if self._tasks is not None:
-            self._reader_tasks[source.cluster] = self._tasks.create_task(reader.run())
-
     async def remove_source(self, name: str) -> None:
         """Gives the source's partitions up, with nothing lost, and closes its connections."""
         # Again: meanwhile the group may have given this worker more of it.
         while carried := [pipeline for key, pipeline in self.owned.items() if key.source == name]:
             await self._release(carried)
-        reader = self.readers.pop(name)
         self._looked_at.discard(name)
         self._guard.forget(name)
-        if (task := self._reader_tasks.pop(name, None)) is not None:
-            task.cancel()
-            await asyncio.wait([task])
-        await reader.cluster.close()
+        await self.readers.remove(name)
 
     def take_config(self, config: MirrorConfig) -> None:
         """Settings that may change while the worker runs (`reload.RELOADABLE`)."""
         if config.target.security != self.config.target.security:
             self.target.take_security(config.target.security)
-        for name, reader in self.readers.items():
-            source = config.source(name)
-            if source is not None and source.security != reader.config.security:
-                reader.cluster.take_security(source.security)
         self.config = self._topics.config = self._guard.config = config
         self._naming = config.naming_rule
         self._budget.resize(config.in_flight_bytes)
         self.delivery.take_config(config)
-        for name, reader in self.readers.items():
-            source = config.source(name)
-            if source is not None:
-                reader.reconfigure(source, config.fetch, config.discovery_interval_ms)
+        self.readers.take_config(config)
 
     def _settings(self) -> tuple[MirrorConfig, dict[str, Cluster]]:
         """The config and the sources' clusters, as they are now."""
@@ -333,7 +305,7 @@ class Worker:
             await self.operators.ready()
             begun = await self._beginnings.read()  # before the positions: see there
             positions = await self.delivery.read_positions()
-            first = await self._beginnings.take_stock(begun, positions, coming, self._widths)
+            first = await self._beginnings.take_stock(begun, positions, coming, self.readers.widths)
             self._begin(coming, positions, begun, first)
         self.operators.take_crew(crew)
         self.is_assigned = True
@@ -384,25 +356,6 @@ class Worker:
         pipeline.close()
         if self.owned.get(pipeline.partition) is pipeline:
             del self.owned[pipeline.partition]
-
-    async def _widths(self, sources: Iterable[str]) -> dict[str, dict[str, int]]:
-        """What these sources have now of what is to be carried: topics with their numbers of partitions. The
-        leader has looked at them; this worker may still be about to, or find them away (left out)."""
-        readers = [self.readers[name] for name in sources if name in self.readers]
-        try:
-            async with asyncio.timeout(FIRST_LOOK_S):
-                await asyncio.gather(*(reader.has_looked.wait() for reader in readers))
-        except TimeoutError:
-            log.warning(
-                "no first look at all sources in time; what appears later begins with its first record"
-            )
-        return {
-            reader.name: {
-                topic.name: max(topic.partitions, default=-1) + 1 for topic in reader.selected_topics()
-            }
-            for reader in readers
-            if reader.view is not None
-        }
 
     async def _record_start(self, partition: SourcePartition, position: Position) -> None:
         """Returns when a first position is on record, and apart from it that there is one."""

@@ -1,6 +1,6 @@
 """ListOffsets: where partitions begin and end, and which offset belongs to a time.
 
-Asked of each partition's leader, again while leaders move. Versions 4 to 7 are spoken (alike on the wire
+Asked of each partition's leader, again while leaders move. Versions 4 to 8 are spoken (alike on the wire
 but for the encoding); -3, the offset of the largest timestamp, needs a server with version 7.
 """
 
@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 
 EARLIEST = -2
 LATEST = -1
+EARLIEST_LOCAL = -4
+"""What lies before it the server has in a remote store alone (KIP-405); without one, the log's start."""
 
-_VERSIONS = (4, 7)
+_VERSIONS = (4, 8)
+_FIRST_WITH_EARLIEST_LOCAL = 8
 _WHAT = "offsets"
 
 
@@ -36,11 +39,12 @@ class ListedOffset(NamedTuple):
 async def list_offsets(
     cluster: Cluster, timestamps: Mapping[TopicPartition, int], read_committed: bool = False
 ) -> dict[TopicPartition, ListedOffset]:
-    """For each partition the first offset at or after a time in ms, or EARLIEST, LATEST (the high
-    watermark; the last stable offset where `read_committed`).
+    """For each partition the first offset at or after a time in ms, or EARLIEST, EARLIEST_LOCAL, LATEST (the
+    high watermark; the last stable offset where `read_committed`).
 
     Retries while leaders move, for the cluster's request timeout. Raises the KafkaError of the first
-    partition that cannot be answered (UnknownTopicOrPartition for one that does not exist).
+    partition that cannot be answered (UnknownTopicOrPartition for one that does not exist), and
+    UnsupportedVersion for EARLIEST_LOCAL where a server is too old for remote stores.
     """
     found: dict[TopicPartition, ListedOffset] = {}
 
@@ -59,9 +63,11 @@ async def _ask(
     found: dict[TopicPartition, ListedOffset],
 ) -> None:
     """Ask one leader; answers go to `found`, the first error is raised at the end."""
-    schema = request_schema(
-        Api.LIST_OFFSETS, await cluster.api_version(Api.LIST_OFFSETS, *_VERSIONS, node_id)
-    )
+    lowest, highest = _VERSIONS
+    if EARLIEST_LOCAL in timestamps.values():
+        lowest = _FIRST_WITH_EARLIEST_LOCAL
+    version = await cluster.api_version(Api.LIST_OFFSETS, lowest, highest, node_id)
+    schema = request_schema(Api.LIST_OFFSETS, version)
     by_topic: dict[str, list[Any]] = {}
     for (topic, partition), at in timestamps.items():
         part = schema.ListOffsetsPartition(partition_index=partition, current_leader_epoch=-1, timestamp=at)

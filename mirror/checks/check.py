@@ -45,8 +45,8 @@ from millrace.mirror.control.wishes import control_topic
 from millrace.mirror.delivery.system_records import CLUSTER_FAILURES
 from millrace.mirror.offsets.offset_map import offsets_topic
 from millrace.mirror.sources.epochs import untold
+from millrace.mirror.sources.fetch_loop import way_number
 from millrace.mirror.sources.progress_group import whose
-from millrace.mirror.sources.source import way_number
 from millrace.mirror.topics.proposals import DEAD_AFTER_MS
 from millrace.mirror.topics.route_guard import copy_sentence, loop_sentence, routes_seen_on, told_routes
 from millrace.mirror.topics.routes import (

@@ -168,7 +168,7 @@ class Operators:
             for name in plan.added_sources:
                 source = config.source(name)
                 if source is not None:
-                    worker.add_source(source, connect(source))
+                    worker.readers.add(source, connect(source))
             self._set_rates(self.wishes)
             if any(path.startswith("sources[") and ".security" not in path for path in plan.changed):
                 worker.rejoin()

@@ -4,8 +4,13 @@ Held by `pipeline`, one for each fetch offset. The rule:
 
     an answer is not taken      →  what was asked for is asked for again, with growing pauses; the third
                                    time the log is looked at
+    the source says that what   →  the same, but the log is looked at only when it has said so for a while:
+    it has there is damaged        there is nothing to see but its word
     a batch for which nothing   →  the log is looked at, at once
     in its answer speaks
+
+Any other error is no word of the log and makes no doubt: Apache Kafka answers UNKNOWN_SERVER_ERROR where its
+remote store is away, which may last, and its own consumer asks again (`FetchCollector`), as `source` does.
 
 A look (`survey`) is bound to its offset and to this doubt, and nothing is fetched until it ends: with damage,
 which becomes a gap; with a batch that is in order, and that very one is taken when it is fetched again; or
@@ -18,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from millrace.broker.errors import KafkaError
+from millrace.broker.errors import CorruptMessage, KafkaError
 from millrace.mirror.batches.coalesce import BeyondTheEnd, OutOfOrder, Unvouched
 from millrace.mirror.batches.placement import Buffer, Suspect, holds
 
@@ -28,6 +33,12 @@ MAX_REFUSALS = 3
 MAX_TIMES_IN_ORDER = 2
 MAX_PAUSE_MS = 5_000
 PAUSE_MS = 100
+# What a source only says to be damaged it must have said for so long, too.
+TOLD_DAMAGE_LASTS_MS = 10_000
+
+
+class ToldDamage(CorruptMessage):
+    """The source's own word (CORRUPT_MESSAGE), in place of a batch."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,6 +96,7 @@ class Doubt:
     trusted: bytes = b""
     was_beyond_the_end: bool = False
     refusal_count: int = 0
+    refused_since_ms: int = 0  # by the steady clock
     unreadable_count: int = 0
     in_order_count: int = 0
 
@@ -97,8 +109,10 @@ class Doubt:
         """Whether the answer has the batch that a look found in order; another one may not be."""
         return bool(self.trusted) and holds(answer, self.trusted)
 
-    def refused(self, error: KafkaError) -> None:
+    def refused(self, error: KafkaError, steady_ms: int) -> None:
         """An answer was not taken, for this reason."""
+        if self.refusal_count == 0:
+            self.refused_since_ms = steady_ms
         if isinstance(error, Unvouched):
             if self.in_order_count:  # what was found in order does not come
                 self.refusal_count += 1
@@ -112,7 +126,10 @@ class Doubt:
         self.is_out_of_order |= isinstance(error, OutOfOrder)
         self.refusal_count += 1
         self.reason = str(error)
-        if self.refusal_count >= MAX_REFUSALS:
+        is_too_early = (
+            isinstance(error, ToldDamage) and steady_ms - self.refused_since_ms < TOLD_DAMAGE_LASTS_MS
+        )
+        if self.refusal_count >= MAX_REFUSALS and not is_too_early:
             self._ask(self.reason)
 
     def answered(self, found: Found) -> None:

@@ -9,14 +9,11 @@ at the old one's offsets. By name, on older servers, only its id or its leader e
 an id is adopted as soon as the source has one. Where neither tells, the log and `check` say so.
 
 Where histories part a fetch's answer says (KIP-595). Servers whose fetches cannot (Apache Kafka before 2.7)
-are asked before the first fetch under each leader epoch, and fetches name the epoch that was compared with:
-under another one they are refused (KIP-320).
+are asked before (`histories`).
 
 The memory of what is under way is bounded (`fetch_memory`): each fetch loop has an equal share of the
-worker's budget and fetches only while its answers keep less than that, so a slow target slows fetching. A
-partition has at most a quarter of a share, and one that stands gets nothing more; what it has leaves the
-answers that it came in once they are short of room. The next fetch is under way while the last one's batches
-are being produced.
+worker's budget and fetches only while its answers keep less than that, so a slow target slows fetching. The
+next fetch is under way while the last one's batches are being produced.
 
 A source that is away is asked again with growing pauses, for ever; nobody else waits for it, and following
 its leaders waits for no other cluster.
@@ -26,24 +23,19 @@ from __future__ import annotations
 
 import asyncio
 import random
-import zlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import structlog
 
 from millrace.broker.client.cluster import Cluster
-from millrace.broker.client.leader_epochs import epoch_ends
 from millrace.broker.client.metadata import ClusterMetadata, TopicMetadata
 from millrace.broker.client.raw_fetch import FetchedPartition, FetchPosition, fetch, tells_diverging_epoch
 from millrace.broker.errors import (
     CorruptMessage,
     InconsistentTopicId,
     OffsetOutOfRange,
-    UnknownServerError,
     UnknownTopicId,
-    UnsupportedVersion,
     error_for_code,
 )
 from millrace.mirror.config import FetchConfig, SourceConfig
@@ -52,10 +44,12 @@ from millrace.mirror.delivery.system_records import CLUSTER_FAILURES, NewFailure
 from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.gaps.open_gaps import Origin
 from millrace.mirror.pipeline import PartitionPipeline, State
-from millrace.mirror.sources.doubt import Question
+from millrace.mirror.sources.doubt import Question, ToldDamage
 from millrace.mirror.sources.epochs import untold
-from millrace.mirror.sources.fetch_memory import MIN_FETCH_SIZE, FetchBudget, Frame, HeldMemory
+from millrace.mirror.sources.fetch_loop import FetchLoop, Way, way_number
+from millrace.mirror.sources.fetch_memory import MIN_FETCH_SIZE, FetchBudget, Frame
 from millrace.mirror.sources.fetch_sizes import FetchSizes, fetch_sizes
+from millrace.mirror.sources.histories import Histories
 from millrace.mirror.sources.rate import TokenBucket
 from millrace.mirror.sources.source_logs import (
     FIRST_PAUSE_S,
@@ -78,39 +72,7 @@ MANY_REFUSALS = 40
 # A partition that is not fetched (paused, stopped, waiting for room) is asked for its log end this often.
 SAMPLE_INTERVAL_MS = 2_000
 # Answers that say: the log that you read is not here, or not as you know it.
-UNREADABLE = frozenset(error.code for error in (CorruptMessage, UnknownServerError))
 ANOTHER_LOG = frozenset(error.code for error in (OffsetOutOfRange, UnknownTopicId, InconsistentTopicId))
-
-
-class _Way(NamedTuple):
-    """A broker, and the number of a connection to it."""
-
-    node: int
-    number: int
-
-    @property
-    def purpose(self) -> str:
-        return f"fetch {self.number}"
-
-
-@dataclass(eq=False)
-class _FetchLoop:
-    """The fetching over one way."""
-
-    held: HeldMemory
-    task: asyncio.Task[None] | None = None
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    partitions: dict[tuple[str, int], PartitionPipeline] = field(default_factory=dict)
-    turn: int = 0
-    was_for_one: bool = False  # the last fetch: for a partition that needs more of an answer than others
-    tells_where_histories_part: bool | None = None
-    """Whether the broker's fetches do; None while it is not known, or may have changed."""
-
-
-def way_number(topic: str, partition: int, connections: int) -> int:
-    """Which of a broker's connections fetches a partition: those of a topic are spread evenly, and none moves
-    when others come or go."""
-    return (zlib.crc32(topic.encode()) + partition) % connections
 
 
 class SourceReader:
@@ -144,11 +106,11 @@ class SourceReader:
         self._refusals: dict[tuple[str, int], int] = {}  # of a partition's fetches, in a row
         self.failures: Failures[tuple[str, int]] = Failures()  # of what is begun and fetched here
         self._logs = SourceLogs(config.cluster, cluster, now_ms, record_start, self.failures)
-        self._compared: dict[tuple[str, int], int] = {}  # the leader epoch whose history is known to be ours
+        self._histories = Histories(cluster)
         self._bucket = TokenBucket()
         self._surveyor = Surveyor(cluster, self._bucket.spend)
         self._pipelines: dict[tuple[str, int], PartitionPipeline] = {}
-        self._loops: dict[_Way, _FetchLoop] = {}
+        self._loops: dict[Way, FetchLoop] = {}
         self._look_again = asyncio.Event()
         self._has_new_view = asyncio.Event()
         self.has_looked = asyncio.Event()  # once `view` is there
@@ -176,7 +138,7 @@ class SourceReader:
             del self._pipelines[key]
             self._refusals.pop(key, None)
             self.failures.over(key)
-            self._compared.pop(key, None)
+            self._histories.forget(key)
             for loop in self._loops.values():
                 loop.partitions.pop(key, None)
 
@@ -320,11 +282,11 @@ class SourceReader:
         """Gives each pipeline to the loop of its leader; loops begin and end as needed."""
         if self.view is None:
             return
-        wanted: dict[_Way, dict[tuple[str, int], PartitionPipeline]] = {}
+        wanted: dict[Way, dict[tuple[str, int], PartitionPipeline]] = {}
         for key, pipeline in self._pipelines.items():
             leader = self.view.leader(*key)
             if leader is not None:
-                way = _Way(leader, way_number(*key, self.config.connections))
+                way = Way(leader, way_number(*key, self.config.connections))
                 wanted.setdefault(way, {})[key] = pipeline
         for way in list(self._loops):
             if way not in wanted:
@@ -336,7 +298,7 @@ class SourceReader:
         for way, partitions in wanted.items():
             known = self._loops.get(way)
             if known is None:
-                known = self._loops[way] = _FetchLoop(HeldMemory(self._budget))
+                known = self._loops[way] = FetchLoop(self._budget)
                 self._budget.loop_count += 1
                 known.task = self._tasks.create_task(self._fetch_from(way, known))
             if known.partitions != partitions:
@@ -345,18 +307,18 @@ class SourceReader:
 
     # --- fetching --------------------------------------------------------------------------------
 
-    async def _fetch_from(self, way: _Way, loop: _FetchLoop) -> None:
+    async def _fetch_from(self, way: Way, loop: FetchLoop) -> None:
         failure_count = 0
         while True:
             loop.changed.clear()
             wait_ms = self._bucket.wait_ms(MIN_FETCH_SIZE, self._now_ms())
             if wait_ms:
-                await self._until_changed(loop, wait_ms)
+                await loop.until_changed(wait_ms)
                 continue
-            room = self._room(loop)
-            positions, is_crowded = self._positions(loop, room)
+            room = loop.room()
+            positions, is_crowded = loop.positions(room)
             if not positions:
-                await self._until_changed(loop, ERROR_PAUSE_MS)
+                await loop.until_changed(ERROR_PAUSE_MS)
                 continue
             if (allowed := self._bucket.room(self._now_ms())) is not None:
                 room = min(room, allowed)
@@ -399,7 +361,7 @@ class SourceReader:
 
     def _take_all(
         self,
-        loop: _FetchLoop,
+        loop: FetchLoop,
         asked: Mapping[tuple[str, int], PartitionPipeline],
         positions: Mapping[tuple[str, int], FetchPosition],
         answers: list[FetchedPartition],
@@ -411,27 +373,6 @@ class SourceReader:
             if key in positions:
                 self._take(asked[key], positions[key], answer, frame)
 
-    def _room(self, loop: _FetchLoop) -> int:
-        """What may be fetched now. Where it is short, those that stand leave the answers that they came in,
-        as far as those keep more for nothing than what is copied."""
-        at_ms, budget = steady_ms(), self._budget
-        moving_size = standing_size = 0
-        standing: list[PartitionPipeline] = []
-        for pipeline in loop.partitions.values():
-            size = pipeline.progress.outstanding_size
-            if size and pipeline.stands(at_ms):
-                standing.append(pipeline)
-                standing_size += size
-            else:
-                moving_size += size
-        room = budget.room(loop.held.size, moving_size, some_stand=False)
-        if room >= MIN_FETCH_SIZE or not standing:
-            return room
-        if standing_size < loop.held.size // 2:
-            for pipeline in standing:
-                pipeline.leave_answers()
-        return budget.room(loop.held.size, moving_size, some_stand=True)
-
     def _sizes(self, asked: Iterable[PartitionPipeline]) -> FetchSizes:
         config = self._fetch_config
         most = config.behind_max_bytes
@@ -441,87 +382,29 @@ class SourceReader:
             [pipeline.bytes_behind for pipeline in asked],
         )
 
-    def _positions(self, loop: _FetchLoop, room: int) -> tuple[dict[tuple[str, int], FetchPosition], bool]:
-        """What to ask for now; and whether some partition waits for room."""
-        if room < MIN_FETCH_SIZE:
-            return {}, True
-        at_ms, cap = steady_ms(), self._budget.most_of_a_partition
-        positions: dict[tuple[str, int], FetchPosition] = {}
-        is_crowded = False
-        in_need: dict[tuple[str, int], FetchPosition] = {}
-        keys = list(loop.partitions)
-        # A source fills its answer in the order of the request: each partition is first in its turn.
-        if not loop.was_for_one:
-            loop.turn = (loop.turn + 1) % max(1, len(keys))
-        for key in keys[loop.turn :] + keys[: loop.turn]:
-            pipeline = loop.partitions[key]
-            if pipeline.wants_fetch(at_ms, cap):
-                progress = pipeline.progress
-                wanted = FetchPosition(
-                    progress.fetch_offset, -1, progress.fetched_leader_epoch, pipeline.origin.topic_id
-                )
-                if pipeline.doubt.needed_size == 0:
-                    positions[key] = wanted
-                elif not in_need:
-                    in_need[key] = wanted
-            elif pipeline.state is State.RUNNING:
-                is_crowded = True
-        # Alone, as others would take its part of the answer; every second time, or they would get nothing.
-        loop.was_for_one = bool(in_need) and not (positions and loop.was_for_one)
-        return (in_need if loop.was_for_one else positions), is_crowded or bool(in_need)
-
     async def _compare(
         self,
         asked: Mapping[tuple[str, int], PartitionPipeline],
         positions: Mapping[tuple[str, int], FetchPosition],
     ) -> dict[tuple[str, int], FetchPosition]:
-        """Those positions that are of their leader's history, with the epoch for which that is known; the
-        others have gone back to where histories part."""
-        now = {key: self._leader_epoch(*key) for key in positions}
-        doubtful = {
-            key: at.last_fetched_epoch
-            for key, at in positions.items()
-            if at.last_fetched_epoch >= 0 and self._compared.get(key) != now[key]
-        }
-        try:
-            ends = await epoch_ends(self.cluster, doubtful) if doubtful else {}
-            unknown = {key: now[key] for key, (epoch, _) in ends.items() if epoch < 0 <= now[key]}
-            # A leader that cannot tell of its own epoch keeps none, as for old message formats.
-            own = await epoch_ends(self.cluster, unknown) if unknown else {}
-            keeping = {key for key, (epoch, _) in own.items() if epoch >= 0}
-        except UnsupportedVersion:
-            ends, keeping = {}, set()
-        ours: dict[tuple[str, int], FetchPosition] = {}
-        for key, at in positions.items():
-            epoch, end_offset = ends.get(key, (at.last_fetched_epoch, at.offset))
-            if epoch < 0 and key not in keeping:
-                epoch, end_offset = at.last_fetched_epoch, at.offset  # nothing to go by
-            if epoch == at.last_fetched_epoch and (end_offset >= at.offset or epoch == now[key]):
-                # Within the leader's own epoch no log becomes shorter. The fetch names that epoch: it is
-                # out of range, or refused because the epoch is another by now (`SourceLogs.explain`).
-                if key in doubtful:
-                    self._compared[key] = now[key]
-                ours[key] = at._replace(current_leader_epoch=now[key])
-            elif self._is_as_asked(asked[key], at):
-                if epoch < 0:
-                    asked[key].retry_at_ms = steady_ms() + ERROR_PAUSE_MS
-                    self._tasks.create_task(self._logs.doubt(asked[key]))
-                else:
-                    self._parted(asked[key], (epoch, end_offset))
-        return ours
+        """Those positions that are of their leader's history; the others go back to where histories part."""
+        compared = await self._histories.compare(
+            positions, {key: self._leader_epoch(*key) for key in positions}
+        )
+        for key, diverging in compared.parted.items():
+            if not self._is_as_asked(asked[key], positions[key]):
+                continue
+            if diverging is None:
+                asked[key].retry_at_ms = steady_ms() + ERROR_PAUSE_MS
+                self._tasks.create_task(self._logs.doubt(asked[key]))
+            else:
+                self._parted(asked[key], diverging)
+        return compared.ours
 
     def _leader_epoch(self, topic: str, partition: int) -> int:
         known = self.view.topics.get(topic) if self.view is not None else None
         found = known.partitions.get(partition) if known is not None else None
         return -1 if found is None else found.leader_epoch
-
-    async def _until_changed(self, loop: _FetchLoop, limit_ms: int) -> None:
-        # The time limit is for what waits for a moment to come (`retry_at_ms`, the bucket).
-        try:
-            async with asyncio.timeout(limit_ms / 1000):
-                await loop.changed.wait()
-        except TimeoutError:
-            return
 
     def _take(
         self,
@@ -580,8 +463,8 @@ class SourceReader:
         if code in ANOTHER_LOG:
             self._resolve(pipeline, leader_epoch)
             return
-        if code in UNREADABLE:
-            pipeline.distrust(CorruptMessage(f"the source says: {error}"))
+        if code == CorruptMessage.code:
+            pipeline.distrust(ToldDamage(f"the source says: {error}"))
             self._answer(pipeline)
             return
         self.cluster.observe(code)

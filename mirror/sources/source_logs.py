@@ -19,13 +19,13 @@ from millrace.broker.client.metadata import ClusterMetadata
 from millrace.broker.client.offsets import EARLIEST, LATEST
 from millrace.broker.errors import (
     UnknownTopicOrPartition,
-    UnsupportedVersion,
 )
 from millrace.mirror.delivery.checkpoints import NO_TOPIC_ID, Position
 from millrace.mirror.delivery.system_records import CLUSTER_FAILURES, NewFailures
 from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.gaps.open_gaps import Origin
 from millrace.mirror.pipeline import PartitionPipeline, State
+from millrace.mirror.steady import steady_ms
 from millrace.mirror.topics.routes import SourcePartition
 from millrace.mirror.troubles import Failures
 
@@ -37,6 +37,7 @@ SAMPLE_TIMEOUT_S = 5.0
 # An offset within the log that is said to be out of range: the log may have moved between the two answers.
 # Said this often in a row, it is the epoch of what was fetched that the source does not know.
 MAX_UNEXPLAINED = 3
+UNEXPLAINED_PAUSE_MS = 5_000
 
 
 class SourceLogs:
@@ -193,9 +194,20 @@ class SourceLogs:
         except CLUSTER_FAILURES as error:
             log.warning("asking again", of=str(pipeline.partition), error=str(error))
             return
-        del self._unexplained[pipeline.partition]
         if pipeline.progress.fetch_offset != offset:
             return
+        if parted is not None and parted[0] >= offset:
+            # It knows what was fetched, so this is its log: what follows is kept from us for now (Apache
+            # Kafka says so of a place that its remote store has no word of).
+            if count == MAX_UNEXPLAINED:
+                log.warning(
+                    "waiting for what the source does not find in its log",
+                    of=str(pipeline.partition),
+                    offset=offset,
+                )
+            pipeline.retry_at_ms = steady_ms() + UNEXPLAINED_PAUSE_MS
+            return
+        del self._unexplained[pipeline.partition]
         if parted is not None:
             pipeline.at_gap(
                 GapClass.TRUNCATED,
@@ -215,15 +227,12 @@ class SourceLogs:
 
     async def _parted(self, pipeline: PartitionPipeline) -> tuple[int, int] | None:
         """Where the source's history leaves what was fetched, and the epoch to go on with: by the newest of
-        our epochs that it can tell of. None when there is none."""
+        our epochs that it can tell of. None when there is none. Raises UnsupportedVersion."""
         key = (pipeline.partition.topic, pipeline.partition.partition)
         progress = pipeline.progress
         ours = progress.epochs.newest_first()
         for epoch in ours:
-            try:
-                found, end = (await epoch_ends(self._cluster, {key: epoch}))[key]
-            except UnsupportedVersion:
-                return None
+            found, end = (await epoch_ends(self._cluster, {key: epoch}))[key]
             if found >= 0 and end >= 0 and min(ours) <= found:
                 return progress.epochs.parts_at(found, end, progress.fetch_offset)
         return None

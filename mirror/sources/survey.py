@@ -8,9 +8,11 @@ checksum, but a source finds batches by its index and by its files' names, which
     damage           ends where the source gives another batch that can be believed: looked for farther and
                      farther ahead, then by halves, so that damage farther on is left to its own gap
 
-Only what a source gives speaks for a batch or against it, and what speaks against one is asked for twice. An
-error is no word of either kind, nor is nothing where there should be something (a leader has moved, a remote
-store is slow): then the look tells nothing, and there will be another one.
+Only what a source gives speaks for a batch or against it, and what speaks against one is asked for twice. No
+error is a word of either kind (a leader has moved, a remote store is away), nor is nothing where there should
+be something: then the look tells nothing, and there will be another one. Damage is said by CORRUPT_MESSAGE;
+and of its own disk a source also says it by KAFKA_STORAGE_ERROR, and by giving nothing where it does not find
+its batches, as behind a wrong length. Of a remote store (KIP-405) the same says that it is away.
 
 Uncommitted batches are neighbours like any: looks read them too.
 """
@@ -24,13 +26,14 @@ from uuid import UUID
 import structlog
 
 from millrace.broker.client.cluster import Cluster
-from millrace.broker.client.offsets import LATEST
+from millrace.broker.client.offsets import EARLIEST_LOCAL, LATEST
 from millrace.broker.client.raw_fetch import FetchedPartition, FetchPosition, fetch
 from millrace.broker.errors import (
     CorruptMessage,
     KafkaStorageError,
     LeaderNotAvailable,
-    UnknownServerError,
+    RequestTimedOut,
+    UnsupportedVersion,
     error_for_code,
 )
 from millrace.mirror.batches.placement import (
@@ -48,8 +51,6 @@ from millrace.mirror.topics.routes import SourcePartition
 
 log = structlog.get_logger("millrace.mirror.sources.survey")
 
-# What a source says of a place in a log that it cannot read, while it can read others.
-CANNOT_GIVE = frozenset(error.code for error in (CorruptMessage, KafkaStorageError, UnknownServerError))
 # Looks of one source at a time: each may hold MOST_OF_A_LOOK bytes, and one that is slow stops no other.
 LOOKS_AT_ONCE = 2
 # After so many looks in a row that could not read what lies behind a batch, that is passed over, and what the
@@ -100,6 +101,7 @@ class _Look:
         self._question = question
         self._given_size = 0  # of the answer that told last
         self._misplaced_up_to = -1
+        self._local_start = -1  # -1: not asked for
 
     async def answer(self) -> Found:
         offset, suspect = self._question.offset, self._question.suspect
@@ -164,6 +166,9 @@ class _Look:
                 bad = middle
             else:
                 good, end = middle, nearer
+        if bad > self._question.offset and await self._good_from(bad, suspect) is not None:
+            # So may be others that were passed over on the way.
+            raise CorruptMessage(f"offset {bad} can be read again")
         return end
 
     async def _good_from(self, offset: int, suspect: Suspect | None) -> int | None:
@@ -174,14 +179,13 @@ class _Look:
 
     async def _readable_at(self, offset: int, size: int) -> Beginning | None:
         """The batch that holds `offset`, or the next one, or an empty one at the log's end; None when the
-        source cannot give it as it was written. Raises what makes the source unreachable."""
+        source cannot give it as it was written. Raises what is no word of that."""
         answer = await self._fetch(offset, size)
-        if answer.error_code in CANNOT_GIVE:
-            return None
-        _raise_refusal(answer)
         if not len(answer.records):
-            # Nothing below the log's end: behind a wrong length the source does not find its own batches.
-            return Beginning(offset, offset, True, False) if offset >= await self._log_end() else None
+            if not answer.error_code and offset >= await self._log_end():
+                return Beginning(offset, offset, True, False)
+            await self._raise_unless_damaged(offset, answer)
+            return None
         found = beginning_at(answer.records, offset, answer.high_watermark)
         log_end, is_all = answer.high_watermark, False
         while (found is None or not found.is_vouched_for) and not is_all:
@@ -250,11 +254,9 @@ class _Look:
         compaction has left nothing before it."""
         at, is_unreadable = offset, False
         while at < log_end:
-            answer = await self._fetch(at, 1)
-            if answer.error_code not in CANNOT_GIVE:
-                _raise_refusal(answer)
+            answer = await self._given_behind(at)
             following = reaching(answer.records, at)
-            if following is not None and at > offset and len((await self._fetch(offset, 1)).records):
+            if following is not None and at > offset and len((await self._given_behind(offset)).records):
                 raise CorruptMessage(f"offset {offset} can be read again")
             if following is not None:
                 return following
@@ -266,7 +268,35 @@ class _Look:
             raise _UnreadableBehind(f"the source gives nothing from offset {offset} up to {log_end}")
         return None
 
+    async def _given_behind(self, offset: int) -> FetchedPartition:
+        """What the source has there; nothing where it cannot give it. Raises what is no word of that."""
+        answer = await self._fetch(offset, 1)
+        if not len(answer.records):
+            await self._raise_unless_damaged(offset, answer)
+        return answer
+
     # --- what is asked ---------------------------------------------------------------------------
+
+    async def _raise_unless_damaged(self, offset: int, answer: FetchedPartition) -> None:
+        """Of an answer without batches. Raises the error that is no word of the log, and RequestTimedOut for
+        nothing at all: so Apache Kafka ends a fetch that has waited long enough for its remote store."""
+        code = answer.error_code
+        if code == CorruptMessage.code:
+            return
+        if code not in (0, KafkaStorageError.code):
+            raise error_for_code(code)
+        if self._local_start < 0:
+            self._local_start = await self._ask_local_start()
+        if offset < self._local_start:
+            _raise_refusal(answer)
+            raise RequestTimedOut(f"the source gives nothing of its remote store, at offset {offset}")
+
+    async def _ask_local_start(self) -> int:
+        try:
+            starts = await self._cluster.list_offsets({self._key: EARLIEST_LOCAL})
+        except UnsupportedVersion:
+            return 0  # it is older than remote stores
+        return starts[self._key].offset
 
     async def _log_end(self) -> int:
         ends = await self._cluster.list_offsets({self._key: LATEST})

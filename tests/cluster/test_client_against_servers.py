@@ -14,7 +14,7 @@ from millrace.broker.client import admin
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.group_member import GroupMember
 from millrace.broker.client.group_offsets import CommittedOffset, commit_offsets, fetch_offsets
-from millrace.broker.client.offsets import EARLIEST, LATEST
+from millrace.broker.client.offsets import EARLIEST, EARLIEST_LOCAL, LATEST
 from millrace.broker.client.producer import Producer
 from millrace.broker.client.raw_fetch import FetchPosition, fetch
 from millrace.broker.client.raw_produce import init_producer_id, produce
@@ -148,6 +148,8 @@ def test_batches_come_back_as_they_were_sent(bootstrap: str, topic: str) -> None
             verify_crc(by_partition[1].records, at, header)
         ends = await ewr.list_offsets({(topic, 0): LATEST, (topic, 1): EARLIEST})
         assert (ends[topic, 0].offset, ends[topic, 1].offset) == (15, 0)
+        local = await ewr.list_offsets({(topic, 0): EARLIEST_LOCAL})
+        assert local[topic, 0].offset == 0, "it has no remote store"
         by_time = await ewr.list_offsets({(topic, 0): 1_700_000_000_002})
         assert by_time[topic, 0][:2] == (2, 1_700_000_000_002)
 

@@ -13,7 +13,7 @@ OF_MIRROR = (
         file="mirror/batches/intake.py",
         rule="            if unchecked_crc >= 0 and crc32c(",
         instead="            if unchecked_crc < -1 and crc32c(",
-        red=(f"{UNIT}/test_rebatch_paths.py::test_a_wrong_checksum_stops_at_its_batch",),
+        red=(f"{UNIT}/test_unreadable_batches.py::test_a_wrong_checksum_stops_at_its_batch",),
     ),
     Mutant(
         name="small-batch-unchecked",
@@ -21,7 +21,7 @@ OF_MIRROR = (
         file="mirror/batches/coalesce_kernels.py",
         rule="        if not is_crc_unchecked and not has",
         instead="        if size < 0 and not has",
-        red=(f"{UNIT}/test_rebatch_paths.py::test_a_wrong_checksum_stops_at_its_batch",),
+        red=(f"{UNIT}/test_unreadable_batches.py::test_a_wrong_checksum_stops_at_its_batch",),
     ),
     Mutant(
         name="wrong-offset-believed",
@@ -121,7 +121,7 @@ OF_MIRROR = (
     Mutant(
         name="neighbours-not-given-and-hole-believed",
         promise="A batch behind a hole that never comes with what follows it is taken only after a look.",
-        file="mirror/pipeline.py",
+        file="mirror/sources/trust.py",
         rule="doubt.trusts(data)\n",
         instead="True\n",
         red=(
@@ -206,6 +206,92 @@ OF_MIRROR = (
         ),
     ),
     Mutant(
+        name="absent-store-is-damage",
+        promise="An error that is no word of the log, as of a remote store that is away, widens no gap.",
+        file="mirror/sources/survey.py",
+        rule="        if code not in (0, KafkaStorageError.code):\n",
+        instead="        if code > KafkaStorageError.code:\n",
+        red=(
+            f"{UNIT}/test_store_away.py::test_look_at_damage_tells_nothing_while_the_store_behind_it_is_away",
+        ),
+    ),
+    Mutant(
+        name="silent-store-is-damage",
+        promise="That a source gives nothing of its remote store speaks neither of damage nor for a batch.",
+        file="mirror/sources/survey.py",
+        rule="        if offset < self._local_start:\n",
+        instead="        if offset < 0:\n",
+        red=(
+            f"{UNIT}/test_store_away.py::test_look_at_damage_tells_nothing_while_the_store_behind_it_is_away",
+            f"{UNIT}/test_store_away.py"
+            "::test_lone_batch_waits_for_what_lies_behind_it_while_the_store_is_away",
+        ),
+    ),
+    Mutant(
+        name="claim-asked-for-at-its-begin-alone",
+        promise="A batch that claims to begin before another's end is held against both ends of its claim.",
+        file="mirror/sources/survey.py",
+        rule="(offset - 1, end - 1) if base_offset < offset else (end - 1,):\n",
+        instead="(offset - 1,) if base_offset < offset else (end - 1,):\n",
+        red=(
+            f"{UNIT}/test_looks_at_lone_batches.py"
+            "::test_batch_that_claims_to_end_where_the_next_one_does_is_told_and_not_taken_for_that_one",
+            f"{UNIT}/test_looks_at_lone_batches.py"
+            "::test_batch_that_claims_to_begin_before_the_last_one_ended_is_asked_for_at_both_ends_of_its_claim",
+        ),
+    ),
+    Mutant(
+        name="claim-asked-for-at-its-end-alone",
+        promise="A batch that claims to begin before another's end is held against both ends of its claim.",
+        file="mirror/sources/survey.py",
+        rule="(offset - 1, end - 1) if base_offset < offset else (end - 1,):\n",
+        instead="(end - 1,) if base_offset < offset else (end - 1,):\n",
+        red=(
+            f"{UNIT}/test_looks_at_lone_batches.py"
+            "::test_batch_that_claims_to_begin_before_the_last_one_ended_is_asked_for_at_both_ends_of_its_claim",
+        ),
+    ),
+    Mutant(
+        name="unreadable-behind-a-batch-asked-for-once",
+        promise="What lies behind a batch is passed over only where it cannot be read at that moment, too.",
+        file="mirror/sources/survey.py",
+        rule="            if following is not None and at > offset and len(",
+        instead="            if following is not None and at < offset and len(",
+        red=(
+            f"{UNIT}/test_looks_at_lone_batches.py"
+            "::test_what_was_unreadable_behind_a_lone_batch_is_asked_for_again_before_it_is_passed_over",
+        ),
+    ),
+    Mutant(
+        name="error-at-a-look-widens-the-gap",
+        promise="What could not be read behind damage for a moment, and can be again, is in no gap.",
+        file="mirror/sources/survey.py",
+        rule="        if bad > self._question.offset and await",
+        instead="        if bad < self._question.offset and await",
+        red=(f"{UNIT}/test_looks_at_lone_batches.py::test_error_at_a_look_widens_no_gap",),
+    ),
+    Mutant(
+        name="word-of-damage-believed-at-once",
+        promise="What a source only says to be damaged is looked at only when it has said so for a while.",
+        file="mirror/sources/doubt.py",
+        rule="steady_ms - self.refused_since_ms < TOLD_DAMAGE_LASTS_MS\n",
+        instead="steady_ms < self.refused_since_ms\n",
+        red=(
+            f"{UNIT}/test_store_away.py"
+            "::test_what_a_source_says_to_be_damaged_is_a_gap_only_when_it_says_so_for_a_while",
+        ),
+    ),
+    Mutant(
+        name="offset-not-found-is-another-history",
+        promise="A source that does not find an offset, and knows what was fetched, has no other history.",
+        file="mirror/sources/source_logs.py",
+        rule="        if parted is not None and parted[0] >= offset:\n",
+        instead="        if parted is not None and parted[0] > offset:\n",
+        red=(
+            f"{UNIT}/test_store_away.py::test_offset_within_its_log_that_a_source_does_not_find_makes_no_gap",
+        ),
+    ),
+    Mutant(
         name="claim-into-an-open-transaction-believed",
         promise="A batch that claims to lie in an open transaction is held against that one's own batches.",
         file="mirror/sources/survey.py",
@@ -219,9 +305,9 @@ OF_MIRROR = (
     Mutant(
         name="late-look-believed-elsewhere",
         promise="A look says nothing of another doubt than the one that it was asked for.",
-        file="mirror/pipeline.py",
-        rule="        if self.doubt.question is question:\n",
-        instead="        if self.doubt.question is not None:\n",
+        file="mirror/sources/trust.py",
+        rule="        if doubt.question is not question:\n",
+        instead="        if doubt.question is None:\n",
         red=(
             f"{UNIT}/test_looks_at_lone_batches.py::test_look_that_ends_late_says_nothing_of_another_batch",
         ),
@@ -239,9 +325,9 @@ OF_MIRROR = (
     Mutant(
         name="overlap-with-what-was-taken-believed",
         promise="A batch that claims to begin before another ended is not taken from the middle.",
-        file="mirror/pipeline.py",
-        rule="            if from_offset == self._batch_end and",
-        instead="            if from_offset < 0 and",
+        file="mirror/sources/trust.py",
+        rule="        if from_offset == self._batch_end and",
+        instead="        if from_offset < 0 and",
         red=(
             f"{UNIT}/test_looks_at_lone_batches.py"
             "::test_batch_that_claims_to_begin_before_another_ends_is_told",
@@ -287,7 +373,7 @@ OF_MIRROR = (
         rule="        if last_delta < 0 or (",
         instead="        if size < 0 and (",
         red=(
-            f"{UNIT}/test_rebatch_paths.py::test_a_batch_whose_header_hides_its_records_is_not_passed_over",
+            f"{UNIT}/test_unreadable_batches.py::test_a_batch_whose_header_hides_its_records_is_not_passed_over",
         ),
     ),
     Mutant(
@@ -304,7 +390,7 @@ OF_MIRROR = (
     Mutant(
         name="unknown-epoch-passes",
         promise="A log that never had the leader epoch of what was fetched is not fetched from as the same.",
-        file="mirror/sources/source.py",
+        file="mirror/sources/histories.py",
         rule="            if epoch < 0 and key not in keeping:\n",
         instead="            if epoch < 0:\n",
         red=(

@@ -14,7 +14,8 @@ import pytest
 from millrace.mirror.sharing.assignment import Claim, Share
 from tests import seeds
 from tests.simulation import histories
-from tests.simulation.mirror_workers import Group, Worker
+from tests.simulation.mirror_group import Group
+from tests.simulation.mirror_workers import Worker
 from tests.simulation.test_mirror_transactions import History
 
 HISTORY_COUNT = seeds.runs(150)

@@ -28,17 +28,10 @@ from millrace.mirror.delivery.transaction import CLOSING, Act, LaneTransaction, 
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
 from tests import seeds
 from tests.simulation import histories
+from tests.simulation.mirror_group import STATES, Group
+from tests.simulation.mirror_lanes import Batch, Lane, Pipeline, transactional_ids
 from tests.simulation.mirror_model import POSITIONS, Refused, Target
-from tests.simulation.mirror_workers import (
-    STATES,
-    Batch,
-    Call,
-    Group,
-    Lane,
-    Pipeline,
-    Worker,
-    transactional_ids,
-)
+from tests.simulation.mirror_workers import Call, Worker
 
 HISTORY_COUNT = seeds.runs(500)
 # A rule whose absence these many histories do not show is not tested.
@@ -500,9 +493,9 @@ def _sealed_before_all_is_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _claimed_partitions_are_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.simulation import mirror_workers
+    from tests.simulation import mirror_group
 
-    monkeypatch.setattr(mirror_workers, "withhold_claimed", lambda ideal, _claims: ideal)
+    monkeypatch.setattr(mirror_group, "withhold_claimed", lambda ideal, _claims: ideal)
 
 
 def _second_ends_before_the_first(monkeypatch: pytest.MonkeyPatch) -> None:

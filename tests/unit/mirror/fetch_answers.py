@@ -7,18 +7,30 @@ a time. Every answer comes from a seed.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from millrace.broker.client.committed import committed_batches
 from millrace.broker.protocol import batch as batch_format
-from millrace.broker.protocol.batch import HEADER_SIZE, BatchHeader, pack_header, seal
+from millrace.broker.protocol.batch import (
+    HEADER_SIZE,
+    BatchHeader,
+    pack_header,
+    parse_header,
+    seal,
+    verify_crc,
+)
 from millrace.broker.protocol.compression import compress
 from millrace.broker.protocol.records import read_records
 from millrace.broker.protocol.wire import zigzag
+from millrace.mirror.batches.coalesce import COALESCE_BELOW, BatchWalk
+from millrace.mirror.batches.intake import Prepared, prepare
+from millrace.mirror.batches.rebatch import BatchPath, stamp_for_target
 
 NOW_MS = 1_700_000_000_000
+NO_LIMIT = 1 << 30
 
 
 class Content(NamedTuple):
@@ -222,3 +234,46 @@ def headers_of(answer: Answer) -> list[tuple[BatchHeader, bool]]:
     return [
         (header, is_data) for _, header, is_data in committed_batches(memoryview(answer.data), answer.aborted)
     ]
+
+
+def taken(
+    answer: Answer,
+    from_offset: int = 0,
+    *,
+    max_batch_size: int = NO_LIMIT,
+    coalesce_below: int = COALESCE_BELOW,
+    counts: Counter[BatchPath] | None = None,
+) -> list[Prepared]:
+    counted = Counter() if counts is None else counts
+
+    def count(path: BatchPath, batches: int, records: int, size: int) -> None:
+        counted[path] += batches
+
+    walk = BatchWalk(coalesce_below)
+    data = memoryview(bytes(answer.data))
+    return list(prepare(walk, data, answer.aborted, from_offset, max_batch_size, count))
+
+
+def stamped(batch: memoryview) -> bytearray:
+    copy = bytearray(batch)
+    stamp_for_target(memoryview(copy), 77, 3, 1_000)
+    return copy
+
+
+def arrived(prepared: Sequence[Prepared]) -> list[Content]:
+    """The records as the target would show them, under their source offsets; checks every batch."""
+    found: list[Content] = []
+    for each in prepared:
+        if each.batch is None:
+            assert not each.offsets, "a record was held to be too large"
+            continue
+        batch = stamped(each.batch)
+        header = parse_header(batch)
+        verify_crc(batch, 0, header)
+        assert header.size == len(batch)
+        assert (header.base_offset, header.last_offset_delta + 1) == (0, header.record_count)
+        assert header.attributes == header.compression
+        records = contents(batch, each.offsets)
+        assert header.max_timestamp >= max(record.timestamp_ms for record in records)
+        found += records
+    return found

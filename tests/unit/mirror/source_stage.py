@@ -8,11 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
-from millrace.broker.client.offsets import EARLIEST
+from millrace.broker.client.offsets import EARLIEST, EARLIEST_LOCAL, LATEST
 from millrace.broker.client.raw_fetch import FetchedPartition, FetchPosition
-from millrace.broker.errors import (
-    RequestTimedOut,
-)
+from millrace.broker.errors import RequestTimedOut, UnsupportedVersion
 from millrace.mirror.config import FetchConfig
 from millrace.mirror.gaps.open_gaps import Origin
 from millrace.mirror.pipeline import PartitionPipeline, State
@@ -33,6 +31,7 @@ class Source:
 
     def __init__(self, topic_id: UUID = OLD, earliest: int = 0, latest: int = 100) -> None:
         self.topic_id, self.earliest, self.latest = topic_id, earliest, latest
+        self.local_start = 0  # -1: it is too old to tell
         self.failing = False
         self.observed: list[int] = []
         self.fetch_version = 17
@@ -53,10 +52,11 @@ class Source:
     async def list_offsets(self, wanted: dict[Any, int], _committed: bool = False) -> Any:
         if self.failing:
             raise RequestTimedOut("on purpose")
-        return {
-            key: SimpleNamespace(offset=self.earliest if at == EARLIEST else self.latest)
-            for key, at in wanted.items()
-        }
+        if self.local_start < 0 and EARLIEST_LOCAL in wanted.values():
+            raise UnsupportedVersion("ListOffsets 8")
+        local_start = max(self.earliest, self.local_start)
+        bounds = {EARLIEST: self.earliest, EARLIEST_LOCAL: local_start, LATEST: self.latest}
+        return {key: SimpleNamespace(offset=bounds.get(at, self.latest)) for key, at in wanted.items()}
 
     async def api_version(self, *_: object) -> int:
         return self.fetch_version

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from millrace.broker.client.cluster import Cluster
-from millrace.mirror import worker as worker_module
 from millrace.mirror.config import MirrorConfig, parse_config
 from millrace.mirror.delivery import beginnings as module
 from millrace.mirror.delivery.beginnings import (
@@ -21,6 +20,7 @@ from millrace.mirror.delivery.beginnings import (
 )
 from millrace.mirror.delivery.checkpoints import Position, Positions, encode_records
 from millrace.mirror.sharing.assignment import Share, encode_share
+from millrace.mirror.sources import readers as readers_module
 from millrace.mirror.topics.routes import SourcePartition
 from millrace.mirror.worker import Worker
 from tests.unit.mirror.pipeline_stage import ORIGIN
@@ -191,7 +191,7 @@ def test_worker_that_has_not_looked_yet_waits_for_the_first_look(monkeypatch: py
 
 
 def test_source_that_does_not_answer_holds_nothing_up_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_module, "FIRST_LOOK_S", 0.001)
+    monkeypatch.setattr(readers_module, "FIRST_LOOK_S", 0.001)
 
     async def story() -> None:
         stage = Stage(monkeypatch, "latest")

@@ -16,6 +16,7 @@ from millrace.mirror.delivery.sink import Sink
 from millrace.mirror.gaps.open_gaps import Origin
 from millrace.mirror.pipeline import STANDING_AFTER_MS, PartitionPipeline, State
 from millrace.mirror.sources import source as source_module
+from millrace.mirror.sources.fetch_loop import FetchLoop, Way
 from millrace.mirror.sources.fetch_memory import MIN_FETCH_SIZE, FetchBudget, Frame, HeldMemory
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
 from tests.unit.mirror.pipeline_stage import Around
@@ -123,7 +124,7 @@ class Held(SimpleNamespace):
 
 def loop_with(reader: Any, standing: int, moving: int, *, size: int, kept: int) -> Any:
     """A fetch loop, of whose partitions `standing` do not get on, and the others have nothing under way."""
-    loop = source_module._FetchLoop(HeldMemory(reader._budget))
+    loop = FetchLoop(reader._budget)
     for number in range(standing + moving):
         stands = number < standing
         made = pipeline_at(0)
@@ -137,8 +138,8 @@ def loop_with(reader: Any, standing: int, moving: int, *, size: int, kept: int) 
 
 
 def asked_of(reader: Any, loop: Any) -> tuple[set[int], int]:
-    room = reader._room(loop)
-    positions, _ = reader._positions(loop, room)
+    room = loop.room()
+    positions, _ = loop.positions(room)
     return {number for _, number in positions}, room
 
 
@@ -190,11 +191,11 @@ def test_next_answer_is_fetched_while_the_last_one_is_on_its_way(monkeypatch: py
     monkeypatch.setattr(source_module, "fetch", fetch)
     reader = reader_of(Source())
     reader._budget = FetchBudget(4 * MEBIBYTE)
-    loop = source_module._FetchLoop(HeldMemory(reader._budget))
+    loop = FetchLoop(reader._budget)
     pipeline = loop.partitions["t", 0] = pipeline_at(0)
     pipeline.accept = lambda answer, frame: held.append((answer.records, frame))
     with pytest.raises(asyncio.CancelledError):
-        fetching = reader._fetch_from(source_module._Way(1, 0), loop)
+        fetching = reader._fetch_from(Way(1, 0), loop)
         asyncio.run(asyncio.wait_for(fetching, patience(10)))
     assert asked == [7 * MEBIBYTE // 4] * 2 and loop.held.size == asked[0]
 
@@ -223,11 +224,11 @@ def test_nothing_keeps_an_answer_while_the_next_one_is_waited_for(monkeypatch: p
 
     monkeypatch.setattr(source_module, "fetch", fetch)
     reader = reader_of(Source())
-    loop = source_module._FetchLoop(HeldMemory(reader._budget))
+    loop = FetchLoop(reader._budget)
     pipeline = loop.partitions["t", 0] = pipeline_at(0)
     pipeline.accept = lambda *_: None
     pipeline.state = State.RUNNING
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(reader._fetch_from(source_module._Way(1, 0), loop))
+        asyncio.run(reader._fetch_from(Way(1, 0), loop))
     assert kept == [0, 0, 0]
     assert loop.held.size == 0

@@ -10,7 +10,8 @@ import pytest
 from millrace.broker.client.raw_fetch import FetchedPartition
 from millrace.mirror.config import FetchConfig
 from millrace.mirror.sources import source as source_module
-from millrace.mirror.sources.fetch_memory import FetchBudget, HeldMemory
+from millrace.mirror.sources.fetch_loop import FetchLoop, Way
+from millrace.mirror.sources.fetch_memory import FetchBudget
 from millrace.mirror.sources.fetch_sizes import (
     ANSWERS_OF_A_BACKLOG,
     MORE_SIZE,
@@ -98,10 +99,10 @@ def test_fetch_loop_asks_for_more_when_behind_within_the_rule_of_memory(
     reader = reader_of(Source())
     reader._fetch_config = config
     reader._budget = FetchBudget(in_flight * MEBIBYTE)
-    loop = source_module._FetchLoop(HeldMemory(reader._budget))
+    loop = FetchLoop(reader._budget)
     pipeline = loop.partitions["t", 0] = pipeline_at(0, bytes_behind=1 << 40)
     pipeline.accept = lambda *_: None
     with pytest.raises(asyncio.CancelledError):
-        fetching = reader._fetch_from(source_module._Way(1, 0), loop)
+        fetching = reader._fetch_from(Way(1, 0), loop)
         asyncio.run(asyncio.wait_for(fetching, patience(10)))
     assert asked == [expected] * 2

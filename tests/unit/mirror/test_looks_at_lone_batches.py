@@ -21,14 +21,16 @@ from millrace.broker.errors import (
     UnknownServerError,
 )
 from millrace.mirror.batches.coalesce import BatchWalk
+from millrace.mirror.batches.placement import reaching
 from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.sources import survey as survey_module
-from millrace.mirror.sources.doubt import Found
+from millrace.mirror.sources.doubt import Found, Question
 from millrace.mirror.sources.survey import MAX_UNREADABLE
 from millrace.mirror.steady import steady_ms
+from millrace.mirror.topics.routes import SourcePartition
 from tests.unit.mirror.old_entries import entry
 from tests.unit.mirror.pipeline_stage import answer, batch, started
-from tests.unit.mirror.source_stage import Source, look, surveyor_of
+from tests.unit.mirror.source_stage import OLD, Source, look, surveyor_of
 from tests.unit.mirror.test_batches_without_neighbours import (
     CompactedMeanwhile,
     IndexedLog,
@@ -107,6 +109,23 @@ def test_error_at_a_look_makes_no_gap_of_a_hole(
             assert all(offset == true for offset, true in found.items())
 
 
+@pytest.mark.parametrize("error", [CorruptMessage, KafkaStorageError, None])
+@pytest.mark.parametrize("count", range(1, 7))
+def test_error_at_a_look_widens_no_gap(
+    monkeypatch: pytest.MonkeyPatch, count: int, error: type[Any] | None
+) -> None:
+    """What lies behind damage could not be read for so many answers."""
+    log = Log(40)
+    for offset in range(40):
+        log.add(range(offset, offset + 1), LARGE)
+    log.batches[9][-1] ^= 1
+    code = error.code if error is not None else None
+    looked = refusing(code, range(1, 1 + count))
+    found, around = asyncio.run(carried(lone(log), monkeypatch, looked=looked))
+    assert around.events == [(9, 10, "corrupt")]
+    assert found == {offset: offset for offset in range(40) if offset != 9}
+
+
 def test_error_at_a_look_makes_no_gap_of_a_batch_that_was_compacted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -167,7 +186,7 @@ def test_lone_batch_beyond_the_end_is_damage_also_where_one_is_known_to_be_mispl
 
     async def story() -> None:
         pipeline, _, _ = started()
-        pipeline._misplaced_up_to = 24
+        pipeline._trust._misplaced_up_to = 24
         for _ in range(4):
             assert pipeline.doubt.question is None
             pipeline.accept(answer(batch(0, [9] * 30), end=24))
@@ -314,6 +333,53 @@ def test_batch_that_claims_to_begin_before_another_ends_is_told(
         assert lost <= told(around.events), f"lost in silence: {lost - told(around.events)}, {number}"
 
 
+@pytest.mark.parametrize(
+    "elsewhere",
+    [
+        # It claims to end where another does, behind a hole: what it claims to begin in the source has lost.
+        {11: (11, 12)},
+        # The index leads to it from its last offset on, and to the one of before from that one's.
+        {7: (0, 8)},
+    ],
+)
+def test_batch_that_claims_to_begin_before_the_last_one_ended_is_asked_for_at_both_ends_of_its_claim(
+    monkeypatch: pytest.MonkeyPatch, elsewhere: dict[int, tuple[int, int]]
+) -> None:
+    """Else it would be taken from the middle on: its records under offsets that are not theirs, and the one
+    that stands there passed over in silence."""
+    claimed = batch(4, [LARGE] * 8)
+
+    async def fetch(*given: Any, **_: Any) -> list[FetchedPartition]:
+        (asked,) = given[2].values()
+        base, end = elsewhere.get(asked.offset, (asked.offset, asked.offset + 1))
+        is_it = asked.offset not in elsewhere and 4 <= asked.offset < 12
+        return [answer(claimed if is_it else batch(base, [LARGE] * (end - base)), end=100)]
+
+    monkeypatch.setattr(survey_module, "fetch", fetch)
+    question = Question(8, "it claims to begin at 4", reaching(claimed, 8))
+    look = surveyor_of(Source()).look
+    found = asyncio.run(look(SourcePartition("ewr", "flights", 0), OLD, question))
+    assert not found.is_in_order and found.damage_end > 8
+    elsewhere.clear()
+    assert asyncio.run(look(SourcePartition("ewr", "flights", 0), OLD, question)).is_in_order
+
+
+def test_batch_that_claims_to_end_where_the_next_one_does_is_told_and_not_taken_for_that_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What lies before its claimed end is found by that alone."""
+    log = IndexedLog(11)
+    log.add(range(4), LARGE)
+    for offsets in (range(4, 6), range(7, 9), range(10, 11)):
+        log.add(offsets, SMALL)
+    log.claim(0, 2)
+    log.most_given = 200
+    found, around = asyncio.run(carried(log, monkeypatch))
+    lost = {0, 1, 2, 3, 4, 5, 7, 8, 10} - set(found.values())
+    assert lost <= told(around.events), f"lost in silence: {lost - told(around.events)}"
+    assert all(offset == true for offset, true in found.items())
+
+
 def test_source_that_has_merged_its_batches_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What ended at an offset lies within a larger batch by now."""
 
@@ -392,8 +458,33 @@ def test_damage_behind_a_lone_batch_does_not_hold_it_up_for_ever(monkeypatch: py
     assert (around.events, missing(log, found)) == ([], set())
 
 
-def test_errors_behind_a_lone_batch_are_no_word_of_it_however_often_they_come(
+def test_what_was_unreadable_behind_a_lone_batch_is_asked_for_again_before_it_is_passed_over(
     monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The batch claims offsets of those behind it, and the one that says so could not be read, as often as
+    counts, until just then. What is farther behind says nothing against the claim."""
+    log = Log(24)
+    for offset in range(0, 24, 2):
+        log.add(range(offset, offset + 2), LARGE)
+    claimed = 9
+    lone(log).claim(3, claimed)
+    asked_behind = 0
+
+    def looked(asked: FetchPosition, given: FetchedPartition) -> FetchedPartition:
+        nonlocal asked_behind
+        asked_behind += asked.offset == claimed + 2
+        was_unreadable = asked.offset == claimed + 2 and asked_behind <= MAX_UNREADABLE + 1
+        return refused(given, CorruptMessage.code) if was_unreadable else given
+
+    found, around = asyncio.run(carried(log, monkeypatch, looked=looked))
+    assert asked_behind > MAX_UNREADABLE + 1
+    lost = set(range(24)) - set(found.values())
+    assert lost <= told(around.events), f"lost in silence: {lost - told(around.events)}"
+
+
+@pytest.mark.parametrize("error", [CorruptMessage, UnknownServerError])
+def test_errors_behind_a_lone_batch_are_no_word_of_it_however_often_they_come(
+    monkeypatch: pytest.MonkeyPatch, error: type[Any]
 ) -> None:
     async def story() -> None:
         log = lone(log_of(LARGE))
@@ -401,7 +492,7 @@ def test_errors_behind_a_lone_batch_are_no_word_of_it_however_often_they_come(
         async def fetch(*given: Any, **_: Any) -> list[FetchedPartition]:
             (asked,) = given[2].values()
             answered = log.answer(asked.offset)
-            return [refused(answered, UnknownServerError.code) if asked.offset >= 10 else answered]
+            return [refused(answered, error.code) if asked.offset >= 10 else answered]
 
         monkeypatch.setattr(survey_module, "fetch", fetch)
         pipeline, target, around = started(GapClass.CORRUPT, began=6)
@@ -447,12 +538,12 @@ def test_gap_of_a_wrong_bit_is_as_wide_as_its_batch_however_high_the_bit(
 def test_batches_behind_what_a_misplaced_one_claims_cost_one_fetch_each() -> None:
     async def story() -> None:
         pipeline, target, _ = started()
-        pipeline._misplaced_up_to = 6
+        pipeline._trust._misplaced_up_to = 6
         pipeline._walk = BatchWalk(MERGED_BELOW)
         pipeline.accept(answer(batch(0, [9])))
         assert pipeline.take_question() is not None
         pipeline, target, _ = started(began=6)
-        pipeline._misplaced_up_to = 6
+        pipeline._trust._misplaced_up_to = 6
         for offset in range(6, 12):
             pipeline.accept(answer(batch(offset, [9]), end=offset + 1))
         assert target.offsets() == [[offset] for offset in range(6, 12)]

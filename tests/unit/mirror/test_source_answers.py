@@ -16,10 +16,11 @@ from millrace.broker.errors import (
     UnknownTopicId,
 )
 from millrace.mirror.gaps.open_gaps import Origin
+from millrace.mirror.sources import histories as histories_module
 from millrace.mirror.sources import source as source_module
 from millrace.mirror.sources import source_logs as logs_module
 from millrace.mirror.sources.epochs import EpochHistory
-from millrace.mirror.sources.fetch_memory import HeldMemory
+from millrace.mirror.sources.fetch_loop import FetchLoop, Way
 from tests.unit.mirror.source_stage import NEW, OLD, Source, answered, pipeline_at, reader_of, taken
 
 
@@ -162,13 +163,13 @@ def asked_of_an_older_source(
     async def at_once(*_: object) -> None: ...
 
     monkeypatch.setattr(source_module, "fetch", fetch)
-    monkeypatch.setattr(source_module, "epoch_ends", epoch_ends)
-    monkeypatch.setattr(reader, "_until_changed", at_once)
+    monkeypatch.setattr(histories_module, "epoch_ends", epoch_ends)
+    monkeypatch.setattr(FetchLoop, "until_changed", at_once)
     pipeline.wants_fetch = wants_fetch
-    loop = source_module._FetchLoop(HeldMemory(reader._budget))
+    loop = FetchLoop(reader._budget)
     loop.partitions["t", 0] = pipeline
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(reader._fetch_from(source_module._Way(1, 0), loop))
+        asyncio.run(reader._fetch_from(Way(1, 0), loop))
     return pipeline, questions, fetched
 
 

@@ -15,7 +15,8 @@ from millrace.broker.errors import (
 from millrace.mirror.config import FetchConfig
 from millrace.mirror.sources import source as source_module
 from millrace.mirror.sources.doubt import Doubt
-from millrace.mirror.sources.fetch_memory import MIN_FETCH_SIZE, FetchBudget, HeldMemory
+from millrace.mirror.sources.fetch_loop import FetchLoop, Way
+from millrace.mirror.sources.fetch_memory import MIN_FETCH_SIZE, FetchBudget
 from millrace.mirror.sources.source import SourceReader
 from millrace.mirror.topics.routes import SourcePartition
 from tests.unit.mirror.source_stage import NEW, OLD, Source, pipeline_at, reader_of, with_records
@@ -24,9 +25,9 @@ from tests.waiting import until_async as until
 
 def test_fetches_name_the_log_that_the_position_is_of() -> None:
     reader = reader_of(Source(NEW))
-    loop = source_module._FetchLoop(HeldMemory(reader._budget))
+    loop = FetchLoop(reader._budget)
     loop.partitions["t", 0] = pipeline_at(40, epoch=3)
-    positions, _ = reader._positions(loop, 1 << 20)
+    positions, _ = loop.positions(1 << 20)
     assert positions == {("t", 0): FetchPosition(40, -1, 3, OLD)}
 
 
@@ -43,22 +44,22 @@ def test_partition_that_needs_more_of_an_answer_is_asked_for_alone_and_gets_it(
 
     monkeypatch.setattr(source_module, "fetch", fetch)
     reader = reader_of(Source())
-    loop = source_module._FetchLoop(HeldMemory(reader._budget))
+    loop = FetchLoop(reader._budget)
     for number in range(4):
         needed_size = 9 << 20 if number == 2 else 0
         loop.partitions["t", number] = pipeline_at(40, doubt=Doubt(40, needed_size=needed_size))
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(reader._fetch_from(source_module._Way(1, 0), loop))
+        asyncio.run(reader._fetch_from(Way(1, 0), loop))
     assert asked == [({2}, 9 << 20, 9 << 20)]
 
 
 def test_partition_that_needs_more_of_an_answer_leaves_every_second_one_to_the_others() -> None:
     reader = reader_of(Source())
-    loop = source_module._FetchLoop(HeldMemory(reader._budget))
+    loop = FetchLoop(reader._budget)
     for number in range(4):
         needed_size = 70_000 if number in (1, 2) else 0
         loop.partitions["t", number] = pipeline_at(10, doubt=Doubt(10, needed_size=needed_size))
-    rounds = [[number for _, number in reader._positions(loop, 1 << 20)[0]] for _ in range(16)]
+    rounds = [[number for _, number in loop.positions(1 << 20)[0]] for _ in range(16)]
     assert all(sorted(asked) == [0, 3] for asked in rounds[1::2])
     assert {asked[0] for asked in rounds[1::2]} == {0, 3}, "each is first in its turn"
     assert all(len(asked) == 1 for asked in rounds[::2])
@@ -219,12 +220,12 @@ def test_throttled_source_is_asked_for_less_and_later(monkeypatch: pytest.Monkey
         now_ms += limit_ms
 
     monkeypatch.setattr(source_module, "fetch", fetch)
-    monkeypatch.setattr(reader, "_until_changed", until_changed)
-    loop = source_module._FetchLoop(HeldMemory(reader._budget))
+    monkeypatch.setattr(FetchLoop, "until_changed", until_changed)
+    loop = FetchLoop(reader._budget)
     loop.partitions["t", 0] = pipeline_at(40)
 
     async def story() -> None:
-        await reader._fetch_from(source_module._Way(1, 0), loop)
+        await reader._fetch_from(Way(1, 0), loop)
 
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(story())

@@ -18,7 +18,7 @@ from millrace.broker.errors import OffsetOutOfRange
 from millrace.mirror.checks import check
 from millrace.mirror.checks.findings import Severity
 from millrace.mirror.gaps.open_gaps import Origin
-from millrace.mirror.sources import source as source_module
+from millrace.mirror.sources import histories as histories_module
 from millrace.mirror.sources import source_logs as logs_module
 from millrace.mirror.sources.epochs import untold
 from tests.unit.mirror.pipeline_stage import started
@@ -42,7 +42,7 @@ def telling(monkeypatch: pytest.MonkeyPatch, answers: Answers) -> None:
     async def epoch_ends(_cluster: object, asked: dict[Any, int]) -> Any:
         return {key: answers[epoch] for key, epoch in asked.items()}
 
-    monkeypatch.setattr(source_module, "epoch_ends", epoch_ends)
+    monkeypatch.setattr(histories_module, "epoch_ends", epoch_ends)
     monkeypatch.setattr(logs_module, "epoch_ends", epoch_ends)
 
 

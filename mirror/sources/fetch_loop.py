@@ -1,0 +1,108 @@
+"""One connection's turn of partitions: which of them are asked for next, and how much there is room for.
+
+Held by `source`, one for each connection to each broker, which does the fetching. Each partition is first in
+its turn; one that needs more of an answer than others is asked for alone; those that stand get nothing more,
+and leave the answers that they came in where room is short (`fetch_memory`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from typing import NamedTuple
+
+from millrace.broker.client.raw_fetch import FetchPosition
+from millrace.broker.protocol.topic_partition import TopicPartition
+from millrace.mirror.pipeline import PartitionPipeline, State
+from millrace.mirror.sources.fetch_memory import MIN_FETCH_SIZE, FetchBudget, HeldMemory
+from millrace.mirror.steady import steady_ms
+
+
+class Way(NamedTuple):
+    """A broker, and the number of a connection to it."""
+
+    node: int
+    number: int
+
+    @property
+    def purpose(self) -> str:
+        return f"fetch {self.number}"
+
+
+def way_number(topic: str, partition: int, connections: int) -> int:
+    """Which of a broker's connections fetches a partition: those of a topic are spread evenly, and none moves
+    when others come or go."""
+    return (zlib.crc32(topic.encode()) + partition) % connections
+
+
+class FetchLoop:
+    """The partitions that are fetched over one way, and what their answers keep."""
+
+    def __init__(self, budget: FetchBudget) -> None:
+        self.partitions: dict[TopicPartition, PartitionPipeline] = {}
+        self.held = HeldMemory(budget)
+        self.task: asyncio.Task[None] | None = None
+        self.changed = asyncio.Event()  # room was made, or other partitions came
+        self.tells_where_histories_part: bool | None = None
+        """Whether the broker's fetches do; None while it is not known, or may have changed."""
+        self._budget = budget
+        self._turn = 0
+        self._was_for_one = False  # the last fetch: for a partition that needs more of an answer than others
+
+    def room(self) -> int:
+        """What may be fetched now. Where it is short, those that stand leave the answers that they came in,
+        as far as those keep more for nothing than what is copied."""
+        at_ms, budget = steady_ms(), self._budget
+        moving_size = standing_size = 0
+        standing: list[PartitionPipeline] = []
+        for pipeline in self.partitions.values():
+            size = pipeline.progress.outstanding_size
+            if size and pipeline.stands(at_ms):
+                standing.append(pipeline)
+                standing_size += size
+            else:
+                moving_size += size
+        room = budget.room(self.held.size, moving_size, some_stand=False)
+        if room >= MIN_FETCH_SIZE or not standing:
+            return room
+        if standing_size < self.held.size // 2:
+            for pipeline in standing:
+                pipeline.leave_answers()
+        return budget.room(self.held.size, moving_size, some_stand=True)
+
+    def positions(self, room: int) -> tuple[dict[TopicPartition, FetchPosition], bool]:
+        """What to ask for now; and whether some partition waits for room."""
+        if room < MIN_FETCH_SIZE:
+            return {}, True
+        at_ms, cap = steady_ms(), self._budget.most_of_a_partition
+        positions: dict[TopicPartition, FetchPosition] = {}
+        is_crowded = False
+        in_need: dict[TopicPartition, FetchPosition] = {}
+        keys = list(self.partitions)
+        # A source fills its answer in the order of the request: each partition is first in its turn.
+        if not self._was_for_one:
+            self._turn = (self._turn + 1) % max(1, len(keys))
+        for key in keys[self._turn :] + keys[: self._turn]:
+            pipeline = self.partitions[key]
+            if pipeline.wants_fetch(at_ms, cap):
+                progress = pipeline.progress
+                wanted = FetchPosition(
+                    progress.fetch_offset, -1, progress.fetched_leader_epoch, pipeline.origin.topic_id
+                )
+                if pipeline.doubt.needed_size == 0:
+                    positions[key] = wanted
+                elif not in_need:
+                    in_need[key] = wanted
+            elif pipeline.state is State.RUNNING:
+                is_crowded = True
+        # Alone, as others would take its part of the answer; every second time, or they would get nothing.
+        self._was_for_one = bool(in_need) and not (positions and self._was_for_one)
+        return (in_need if self._was_for_one else positions), is_crowded or bool(in_need)
+
+    async def until_changed(self, limit_ms: int) -> None:
+        # The time limit is for what waits for a moment to come (`retry_at_ms`, the bucket).
+        try:
+            async with asyncio.timeout(limit_ms / 1000):
+                await self.changed.wait()
+        except TimeoutError:
+            return
