@@ -93,6 +93,7 @@ def status(number: int, **more: Any) -> dict[str, Any]:
             {"cluster": "lhr", "connected": True, "throttle_bytes_per_second": None},
         ],
         "refused_topics": [],
+        "internal_topics": [],
         "groups": [],
         "topics": [],
         "partitions": [],
@@ -184,6 +185,7 @@ def troubled() -> dict[str, Any]:
         ],
         topics=[rate("ewr", LONG, 0)],
         refused_topics=[{"source": "lhr", "topic": "loops", "reason": "it would be carried into itself"}],
+        internal_topics=[{"source": "ewr", "topic": "_schemas", "reason": "a Schema Registry's"}],
         groups=[
             group("billing", "synced"),
             group(HOSTILE, "active_on_target"),
@@ -277,6 +279,7 @@ def test_what_is_wrong_comes_first_with_what_to_do(page: Page, server: PageServe
         "http://10.0.0.3:8090 does not answer: no answer within 2 s",
         "cannot reach source lhr: connection refused",
         "lhr/loops is not carried",
+        "never carried: ewr/_schemas (a Schema Registry's)",
         "paused by an operator: ewr/flights:2",
         "throttled: ewr to 10 MB/s",
         "107 offsets from 1000000",

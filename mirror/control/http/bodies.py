@@ -179,6 +179,15 @@ class RefusedTopicAnswer(_Answer):
     reason: str
 
 
+class InternalTopicAnswer(_Answer):
+    """A topic that the patterns select and that is never carried: it is a system's own, or bears the name of
+    one."""
+
+    source: str
+    topic: str
+    reason: str
+
+
 class TroubleAnswer(_Answer):
     """What has been tried in vain since `since_ms`; without a partition it is a whole topic, which the target
     does not take."""
@@ -223,6 +232,7 @@ class StatusAnswer(_Answer):
     target: TargetAnswer
     sources: list[SourceAnswer]
     refused_topics: list[RefusedTopicAnswer]
+    internal_topics: list[InternalTopicAnswer] = []
     troubles: list[TroubleAnswer] = []
     groups: list[GroupAnswer]
     topics: list[RateAnswer]
