@@ -323,7 +323,8 @@ def _gap(partition: Mapping[str, Any], width: int | None, style: Style) -> list[
     name = f"{partition['source']}/{partition['topic']}:{partition['partition']}"
     count = gap["to"] - gap["from"]
     records = "1 offset" if count == 1 else f"{count:,} offsets"
-    first = f"{name} is stopped: {gap['class'].replace('_', ' ')}, {records} from {gap['from']}"
+    behind = " and what came after" if gap.get("open") else ""
+    first = f"{name} is stopped: {gap['class'].replace('_', ' ')}, {records} from {gap['from']}{behind}"
     shown = [style(line, "red") for line in wrapped(first, width, indent="  ")]
     for text in (gap["reason"], gap["todo"]):
         shown += wrapped(f"  {text}", width or 100, indent="  ")

@@ -112,5 +112,6 @@ def partition_status(pipeline: PartitionPipeline, now_ms: int) -> dict[str, Any]
             "class": gap.gap_class.value,
             "reason": gap.reason,
             "at_ms": gap.at_ms,
+            "open": gap.has_open_end,
         }
     return status

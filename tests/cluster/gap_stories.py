@@ -154,6 +154,7 @@ class GapStory:
                         self.pair.source.name,
                         self.topic,
                     )
+                    assert event.get("open", False) == (event["class"] == "recreated")
                     found.append((record.key, (event["class"], event["from"], event["to"])))
         except KafkaError:
             return []
@@ -194,6 +195,7 @@ class GapStory:
         gap: dict[str, Any] = partition["gap"]
         assert (gap["class"], gap["from"], gap["to"]) == (gap_class, first, following), gap
         assert gap["reason"]
+        assert gap["open"] == (gap_class == "recreated")
         assert (await self.events(STOP))[-1] == (gap_class, first, following)
         await self._has_counted(STOP, gap_class, open_gaps=1)
         return gap

@@ -97,7 +97,8 @@ class ReloadAnswer(_Answer):
 
 
 class GapAnswer(_Answer):
-    """Offsets `[from, to)`. `todo` says what an operator can do about it."""
+    """Offsets `[from, to)`. `todo` says what an operator can do about it. `open`: more than is known of may
+    have stood behind `to`."""
 
     from_offset: int = Field(alias="from")
     to_offset: int = Field(alias="to")
@@ -105,6 +106,7 @@ class GapAnswer(_Answer):
     reason: str
     todo: str
     at_ms: int
+    open: bool = False
 
 
 class PartitionAnswer(_Answer):
