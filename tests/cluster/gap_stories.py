@@ -58,10 +58,11 @@ async def values(cluster: Cluster, topic: str) -> list[bytes | None]:
 
 @dataclass
 class GapStory:
-    """`async with` gives the two clusters; mirrors are started by `begin`."""
+    """`async with` gives the two clusters; mirrors are started by `start`. `gaps`: policies of a mirror that
+    has not one for all classes."""
 
     pair: Pair
-    gaps: dict[str, str] = field(default_factory=dict)
+    gaps: dict[str, dict[str, str]] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -73,7 +74,7 @@ class GapStory:
                 [self.topic],
                 start=False,
                 naming=f"{policy}.{{topic}}",
-                gaps={"default": policy},
+                gaps=self.gaps.get(policy, {"default": policy}),
                 **self.config,
             )
             for policy in (STOP, SKIP)
