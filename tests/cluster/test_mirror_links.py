@@ -26,7 +26,7 @@ from tests.points.fault import FaultAt, until
 from tests.raw_client import RawClient, batch_of
 from tests.servers import BrokerProcess, ZooKeeper
 
-pytestmark = [pytest.mark.safety, pytest.mark.java]
+pytestmark = pytest.mark.java
 
 TARGET, TEST, ANYBODY = "target", "test", ""
 """Nodes of the network. The mirror is anybody: it need not be known before it connects."""
@@ -98,6 +98,7 @@ def only_partition(mirror: MirrorProcess) -> dict[str, Any]:
     return dict(next(iter(mirror.status().get("partitions", ())), {}))
 
 
+@pytest.mark.safety
 def test_commit_whose_answer_the_link_swallows_is_asked_for_again_and_repeats_nothing(
     pair: Pair, target: ProxiedBroker, fault_at: FaultAt
 ) -> None:
@@ -171,6 +172,7 @@ def test_target_that_became_slow_gets_smaller_transactions_until_they_are_in_tim
     assert mirror.status()["transactions"]["aborted"] > 0
 
 
+@pytest.mark.safety
 def test_target_whose_disk_is_full_is_waited_for_and_nothing_is_given_up(
     pair: Pair, target: ProxiedBroker
 ) -> None:
