@@ -196,6 +196,7 @@ _GAP_FIELDS = (
     _Field("at_ms", _TIME_MS),
     _Field("topic_id", _TEXT, absent="", quiet=True),
     _Field("target", _TEXT, absent="", quiet=True),
+    _Field("open", _TRUTH, "has_open_end", absent=False, quiet=True),
 )
 _TIER_FIELDS = (
     _Field("tier", _NAME),

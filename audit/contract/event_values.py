@@ -83,6 +83,7 @@ class GapEvent:
 
     `topic_id` is Kafka's id of the topic ("" = not known): one that is made anew gives its offsets out again.
     `target` is that of the cluster into which they were not carried ("" = not known).
+    `has_open_end`: of a log that is gone, `to_offset` is how far it was known; more may have stood behind it.
     `older_key` says that the event came under the key that ends with `from`: there, the event of a newer
     topic, or of another class, may have taken the place of this one's predecessor.
     """
@@ -98,6 +99,7 @@ class GapEvent:
     topic_id: str = ""
     older_key: bool = False
     target: str = ""
+    has_open_end: bool = False
 
     @property
     def key(self) -> str:

@@ -75,6 +75,9 @@ class Gap:
     events of topics of one name have one key, in its older form, when they begin at one offset, so that the
     newest may have taken the place of an older topic's: of which topics that cannot be, `known_ids` says
     (None: of none, the event took no other's place).
+
+    `has_open_end`: the log is gone, and nobody knows how far it went beyond `to_offset`. What was in the same
+    topic behind that was not carried either; another topic of the name says nothing, and has those offsets.
     """
 
     place: ClusterPartition
@@ -83,12 +86,13 @@ class Gap:
     cause: str
     topic_id: str = ""
     known_ids: Collection[str] | None = None
+    has_open_end: bool = False
 
     def touches(self, cell: Cell) -> bool:
         if self.place != cell.place or self.from_offset > cell.last_offset:
             return False
         if self._is_of(cell):
-            return cell.first_offset < self.to_offset
+            return self._goes_on_over(cell) or cell.first_offset < self.to_offset
         return self.known_ids is not None and cell.topic_id not in self.known_ids
 
     def holds(self, cell: Cell) -> bool:
@@ -97,8 +101,12 @@ class Gap:
             self.place == cell.place
             and self._is_of(cell)
             and self.from_offset <= cell.first_offset
-            and cell.last_offset < self.to_offset
+            and (self._goes_on_over(cell) or cell.last_offset < self.to_offset)
         )
+
+    def _goes_on_over(self, cell: Cell) -> bool:
+        """Whether the cell is in the very log whose end nobody knows."""
+        return self.has_open_end and self.topic_id != "" and cell.topic_id == self.topic_id
 
     def _is_of(self, cell: Cell) -> bool:
         return not self.topic_id or cell.topic_id in ("", self.topic_id)

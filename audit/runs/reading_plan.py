@@ -129,7 +129,17 @@ def known_gaps(captured: Capture, config: AuditConfig, aggregate: str | None = N
             place = (source, topic, gap.partition)
             is_replaceable = gap.older_key and gap.topic_id
             known = {"", *ids[gap.place_key], now.get(place, "")} if is_replaceable else None
-            gaps.append(Gap(place, gap.from_offset, gap.to_offset, gap.cause, gap.topic_id, known))
+            gaps.append(
+                Gap(
+                    place,
+                    gap.from_offset,
+                    gap.to_offset,
+                    gap.cause,
+                    gap.topic_id,
+                    known,
+                    gap.has_open_end,
+                )
+            )
     return gaps
 
 

@@ -56,7 +56,20 @@ class LogReader:
         if found is None:
             active = self._segments.active
             return LogRead(_EMPTY, offset, active.base_offset, active.size)
-        segment, position = found
+        return self._read_at(positions, *found, offset, max_bytes, end_offset, at_least_one, may_block)
+
+    def _read_at(
+        self,
+        positions: dict[int, tuple[Segment, int]],
+        segment: Segment,
+        position: int,
+        offset: int,
+        max_bytes: int,
+        end_offset: int,
+        at_least_one: bool,
+        may_block: bool,
+    ) -> LogRead:
+        """`positions` is the memory from before the place was looked for."""
         read = segment.file.read if may_block else segment.file.read_cached
         available = segment.size - position
         data = read(position, min(max(max_bytes, HEADER_SIZE), available))
@@ -64,6 +77,12 @@ class LogReader:
             # Truncated between the search and the read: other batches may stand there by now.
             return self.read(offset, max_bytes, end_offset, at_least_one, may_block)
         size, next_offset, following = whole_batches(data, end_offset)
+        # The segment's size was looked at before: its next offset is not older than that.
+        if size == 0 and parse_header(data).base_offset >= max(end_offset, segment.next_offset):
+            behind = _behind_misplaced(segment, position, offset, may_block)
+            return self._read_at(
+                positions, segment, behind, offset, max_bytes, end_offset, at_least_one, may_block
+            )
         if size == 0 or size > max_bytes:
             following = following or parse_header(data).size
             if not at_least_one or parse_header(data).base_offset >= end_offset:
@@ -145,6 +164,29 @@ class LogReader:
             if is_complete:
                 break
         return tuple(found)
+
+
+def _behind_misplaced(segment: Segment, position: int, offset: int, may_block: bool) -> int:
+    """Where to read `offset` on, behind a batch that claims to lie where its segment does not reach: a bit of
+    its header was flipped, and no checksum is over that. Raises CorruptMessage where the offset may be in
+    that batch, because an answer without it, and without an error, would be a hole, or the log's end.
+
+    A batch behind it that begins at or below the offset says that it is not.
+    """
+    if not may_block:
+        raise WouldBlock(f"{segment.path} has to be searched for offset {offset}")
+    is_behind = False
+    for at in segment.headers(position):
+        header = at.header
+        if header.base_offset >= segment.next_offset:
+            is_behind = False
+            continue
+        is_behind |= header.base_offset <= offset
+        if header.last_offset >= offset:
+            if is_behind:
+                return at.position
+            break
+    raise CorruptMessage(f"{segment.path}: the batch at byte {position} claims offsets beyond its segment's")
 
 
 def _remember(

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from millrace.mirror.topics.internal_topics import LeftOut, left_out_sentences
+
 MIN_TOPIC_WIDTH = 12
 _FIXED = ("PARTS", "BEHIND", "LAG", "REC/S", "B/S", "STATE")
 _RIGHT = {"PARTS", "BEHIND", "LAG", "REC/S", "B/S"}
@@ -139,7 +141,7 @@ def lines(document: Mapping[str, Any], width: int | None, style: Style) -> list[
     shown = _heading(document, rows, width, style)
     for problem in _problems(document):
         shown += [style(line, "red") for line in wrapped(f"! {problem}", width, indent="  ")]
-    for limit in (*_limits(document), *_groups(document)):
+    for limit in (*_limits(document), *_never_carried(document), *_groups(document)):
         shown += wrapped(limit, width, indent="  ")
     shown.append("")
     shown += _table(rows, width, style) if rows else ["no partition is carried yet"]
@@ -206,6 +208,18 @@ def _problems(document: Mapping[str, Any]) -> Iterable[str]:
         for each in status.get("refused_topics", ())
     }
     yield from sorted(refused)
+
+
+def _never_carried(document: Mapping[str, Any]) -> Iterable[str]:
+    """A line for each source whose patterns select topics that are never carried."""
+    found = {
+        (each["source"], each["topic"]): each["reason"]
+        for status in answered(document)
+        for each in status.get("internal_topics", ())
+    }
+    for source in sorted({source for source, _ in found}):
+        topics = [LeftOut(topic, reason) for (of, topic), reason in sorted(found.items()) if of == source]
+        yield f"never carried from {source}: {'; '.join(left_out_sentences(topics))}"
 
 
 def _groups(document: Mapping[str, Any]) -> Iterable[str]:
@@ -309,7 +323,8 @@ def _gap(partition: Mapping[str, Any], width: int | None, style: Style) -> list[
     name = f"{partition['source']}/{partition['topic']}:{partition['partition']}"
     count = gap["to"] - gap["from"]
     records = "1 offset" if count == 1 else f"{count:,} offsets"
-    first = f"{name} is stopped: {gap['class'].replace('_', ' ')}, {records} from {gap['from']}"
+    behind = " and what came after" if gap.get("open") else ""
+    first = f"{name} is stopped: {gap['class'].replace('_', ' ')}, {records} from {gap['from']}{behind}"
     shown = [style(line, "red") for line in wrapped(first, width, indent="  ")]
     for text in (gap["reason"], gap["todo"]):
         shown += wrapped(f"  {text}", width or 100, indent="  ")

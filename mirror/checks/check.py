@@ -6,12 +6,12 @@ status (0: nothing worse than a warning; 2: the mirror would not work; 20: only 
 Nothing is created or written (a cluster may make its internal topics when it is asked for a coordinator, as
 at any client's first question).
 
-Looked at: every cluster answers; every source selects at least one topic, and tells a topic from another of
-its name; no two topics of a source meet in one target topic; sources that share a topic share its
-partitions; the target has or gets the partitions; no route leads back to a cluster that its records come
-from, also by way of other mirrors; the target's limits and settings; permissions on both ends; transactions,
-when they are asked for; and what round trip and buffers allow. A cluster that does not answer, or not to one
-question, hides no finding about the others.
+Looked at: every cluster answers; every source selects at least one topic that can be carried, and tells a
+topic from another of its name; no two topics of a source meet in one target topic; sources that share a topic
+share its partitions; the target has or gets the partitions; no route leads back to a cluster that its records
+come from, also by way of other mirrors; the target's limits and settings; permissions on both ends;
+transactions, when they are asked for; and what round trip and buffers allow. A cluster that does not answer,
+or not to one question, hides no finding about the others.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from millrace.broker.errors import (
     KafkaError,
 )
 from millrace.broker.protocol.system_topics import AUDIT_TOPIC
-from millrace.broker.wording import count_of
+from millrace.broker.wording import count_of, some
 from millrace.mirror.checks import findings as rules
 from millrace.mirror.checks import group_permissions, permissions
-from millrace.mirror.checks.findings import Finding, Link, Selected, Severity, some, sorted_findings
+from millrace.mirror.checks.findings import Finding, Link, Selected, Severity, sorted_findings
 from millrace.mirror.checks.transactions import of_transactions
 from millrace.mirror.config import ClusterConfig, MirrorConfig, SourceConfig, load_config
 from millrace.mirror.control.wishes import control_topic
@@ -260,12 +260,15 @@ def _select(config: MirrorConfig, number: int, picture: _Picture) -> list[Findin
         if not topic.internal and selector.selects(name)
     ]
     picture.selected += found
+    topics = picture.views[source.cluster].topics
+    internal = selector.left_out({name: topic.internal for name, topic in topics.items()})
+    left_out = rules.left_out(config, source.cluster, internal)
     if not found:
         place = config.place(f"sources[{number}].topics.include")
-        return [Finding(Severity.WARNING, source.cluster, "no topic matches topics.include yet", place)]
+        message = "no topic that can be carried matches topics.include yet"
+        return [Finding(Severity.WARNING, source.cluster, message, place), *left_out]
     message = f"selects {count_of(len(found), 'topic')}: {some(each.topic for each in found)}"
-    findings = [Finding(Severity.OK, source.cluster, message)]
-    topics = picture.views[source.cluster].topics
+    findings = [Finding(Severity.OK, source.cluster, message), *left_out]
     if (reason := untold(topics[each.topic] for each in found)) is not None:
         place = config.place(f"sources[{number}].bootstrap")
         findings.append(Finding(Severity.WARNING, source.cluster, reason, place))

@@ -14,6 +14,7 @@ from enum import StrEnum
 from millrace.broker.client.admin import ConfigValue
 from millrace.broker.wording import count_of
 from millrace.mirror.config import MirrorConfig
+from millrace.mirror.topics.internal_topics import LeftOut, left_out_sentences
 from millrace.mirror.topics.name_clashes import clash_sentence
 from millrace.mirror.topics.routes import Feed, uneven_feeds
 from millrace.mirror.topics.topic_configs import carried
@@ -64,10 +65,25 @@ class Selected:
         return Feed(self.source, self.topic, self.partitions, self.partition_offset)
 
 
-def some(names: Iterable[str]) -> str:
-    """`a, b, c, d, e and 7 more`."""
-    listed = list(names)
-    return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")
+def left_out(config: MirrorConfig, source: str, topics: Sequence[LeftOut]) -> list[Finding]:
+    """Topics that a source's patterns select and that are never carried. One that a pattern names is a
+    mistake: somebody expects it at the target."""
+    place = config.place(config.source_path(source, "topics.include"))
+    findings = [
+        Finding(
+            Severity.WARNING,
+            f"{source}/{each.topic}",
+            f"is named in topics.include and never carried: {each.reason}; take it out of topics.include, or "
+            "give it another name at the source where it is a topic of your own",
+            place,
+        )
+        for each in topics
+        if each.is_named
+    ]
+    if matched := left_out_sentences(each for each in topics if not each.is_named):
+        message = f"never carried, though topics.include matches them: {'; '.join(matched)}"
+        findings.append(Finding(Severity.OK, source, message, place))
+    return findings
 
 
 def name_clashes(config: MirrorConfig, selected: Iterable[Selected]) -> list[Finding]:

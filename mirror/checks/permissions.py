@@ -23,7 +23,8 @@ from millrace.broker.errors import (
 )
 from millrace.broker.protocol.operations import Operation, Operations
 from millrace.broker.protocol.system_topics import AUDIT_TOPIC
-from millrace.mirror.checks.findings import Finding, Selected, Severity, some
+from millrace.broker.wording import some
+from millrace.mirror.checks.findings import Finding, Selected, Severity
 from millrace.mirror.config import MirrorConfig
 
 TOPIC, GROUP = "Topic", "Group"

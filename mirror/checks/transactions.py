@@ -22,8 +22,8 @@ from millrace.broker.errors import CoordinatorNotAvailable, KafkaError, Unsuppor
 from millrace.broker.protocol.frames import Api
 from millrace.broker.protocol.operations import Operation
 from millrace.broker.protocol.system_topics import TRANSACTIONS_TOPIC
-from millrace.broker.wording import count_of
-from millrace.mirror.checks.findings import Finding, Severity, no_transactions, some, too_few_brokers
+from millrace.broker.wording import count_of, some
+from millrace.mirror.checks.findings import Finding, Severity, no_transactions, too_few_brokers
 from millrace.mirror.config import MirrorConfig
 from millrace.mirror.delivery.exactly_once import MAX_LANES_FACTOR, transactional_ids
 

@@ -21,6 +21,7 @@ import structlog
 
 from millrace.broker.client.cluster import Cluster
 from millrace.mirror.config import MirrorConfig, SourceConfig
+from millrace.mirror.control.sight import left_out_rows
 from millrace.mirror.control.throughput import Throughput
 from millrace.mirror.control.wish_reader import WishReader, WriteRecords
 from millrace.mirror.control.wishes import Scope, Wishes, control_topic, skipped_record
@@ -193,6 +194,7 @@ class Operators:
             "draining": self.is_draining,
             "paused": [str(scope) for scope in self.wishes.paused_scopes],
             "topics": self._rates(),
+            "internal_topics": left_out_rows(worker.readers.values()),
         }
 
     def _rates(self) -> list[dict[str, Any]]:

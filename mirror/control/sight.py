@@ -57,6 +57,18 @@ def trouble_gauges(troubles: Iterable[Trouble], now_ms: int) -> list[GaugeRow]:
     ]
 
 
+def left_out_rows(readers: Iterable[SourceReader]) -> list[dict[str, str]]:
+    """Topics that the sources' patterns select and that are never carried, as of the last look at each."""
+    return [
+        {"source": reader.name, "topic": each.topic, "reason": each.reason}
+        for reader in readers
+        if reader.view is not None
+        for each in reader.selector.left_out(
+            {name: topic.internal for name, topic in reader.view.topics.items()}
+        )
+    ]
+
+
 def source_gauges(readers: Iterable[SourceReader]) -> list[GaugeRow]:
     name, text = "millrace_mirror_source_up", "Whether the source answers"
     return [(name, text, {"source": reader.name}, float(reader.is_connected)) for reader in readers]
@@ -100,5 +112,6 @@ def partition_status(pipeline: PartitionPipeline, now_ms: int) -> dict[str, Any]
             "class": gap.gap_class.value,
             "reason": gap.reason,
             "at_ms": gap.at_ms,
+            "open": gap.has_open_end,
         }
     return status

@@ -11,7 +11,8 @@ from millrace.mirror.gaps.gaps import GapClass
 _TODO = {
     GapClass.EXPIRED: "The source has deleted these records, so they cannot be carried any more: "
     "skip goes on with the oldest that is left.",
-    GapClass.RECREATED: "This is another topic of the same name, and what the old one still held is gone: "
+    GapClass.RECREATED: "This is another topic of the same name, and what the old one still held is gone, "
+    "also what came after the mirror's last look at it: "
     "skip goes on with its first record.",
     GapClass.TRUNCATED: "The source lost records that it had shown (an unclean election, or a disk): "
     "skip goes on where its log now ends; the target may hold records that the source no longer has.",

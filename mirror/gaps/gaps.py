@@ -37,8 +37,8 @@ class Gap:
     """Offsets `[from_offset, to_offset)` of one source partition. `reason` is for people; `topic_id` is that
     of the topic they are in, "" where the source has none.
 
-    Of a log that is gone (RECREATED) `to_offset` is the last end that the mirror had seen: records that were
-    written after that look, and before the log went, are in no event."""
+    Of a log that is gone (`has_open_end`) `to_offset` is the last end that the mirror had seen: records that
+    were written after that look, and before the log went, are not carried either."""
 
     partition: SourcePartition
     from_offset: int
@@ -48,13 +48,24 @@ class Gap:
     at_ms: int
     topic_id: str = ""
 
-    def describe(self) -> str:
-        """One line, what and why. An empty gap says that something may be missing, and nobody knows how much:
-        the end of a log that is gone."""
-        what = f"offsets {self.from_offset}..{self.to_offset - 1} cannot be carried"
+    @property
+    def has_open_end(self) -> bool:
+        """Whether more than is known of may have stood behind `to_offset`."""
+        return self.gap_class is GapClass.RECREATED
+
+    @property
+    def extent(self) -> str:
+        """`offsets 10..19`; of an open end, which may be all that is known, that more may have come."""
+        known = f"offsets {self.from_offset}..{self.to_offset - 1}"
+        if not self.has_open_end:
+            return known
         if self.to_offset <= self.from_offset:
-            what = f"what came after offset {self.from_offset - 1} cannot be carried"
-        return f"{self.partition}: {what} ({self.gap_class.value}: {self.reason})"
+            return f"what came from offset {self.from_offset} on, if anything did,"
+        return f"{known} and what came after them, if anything did,"
+
+    def describe(self) -> str:
+        """One line, what and why."""
+        return f"{self.partition}: {self.extent} cannot be carried ({self.gap_class.value}: {self.reason})"
 
 
 def gap_event(mirror: str, gap: Gap, target_id: str = "") -> tuple[bytes, bytes]:
@@ -86,4 +97,6 @@ def gap_event(mirror: str, gap: Gap, target_id: str = "") -> tuple[bytes, bytes]
         value["topic_id"] = gap.topic_id
     if target_id:
         value["target"] = target_id
+    if gap.has_open_end:
+        value["open"] = True
     return key.encode(), json.dumps(value, separators=(",", ":")).encode()

@@ -5,8 +5,8 @@ source cluster to a topic of the target cluster; partitions keep their number, o
 for each source.
 
 Invariants:
-- an internal topic never has a route, whatever the include patterns say; `millrace.audit` is not
-  internal: the events of the producers travel with their records;
+- an internal topic (`internal_topics`) never has a route, whatever the include patterns say;
+  `millrace.audit` is not internal: the events of the producers travel with their records;
 - a pattern matches whole names (`flights` does not select `flights.tmp`);
 - a route that could bring a record back to a cluster that it came from is refused, never filtered.
 """
@@ -21,18 +21,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from millrace.broker.protocol.system_topics import AUDIT_TOPIC, POSITIONS_TOPIC_PREFIX, ROUTES_TOPIC_PREFIX
-
-# Topics that a cluster (ours or a peer's software) keeps for itself. Carrying them would either break the
-# target (`__consumer_offsets`) or make one mirror follow the book-keeping of another.
-INTERNAL_TOPICS = (
-    re.compile(r"__.*"),  # __consumer_offsets, __transaction_state, __cluster_metadata, __share_group_state
-    re.compile(r"millrace\.positions\..*"),
-    re.compile(r"millrace\.(offsets|control|routes|starts)\..*"),
-    re.compile(r"heartbeats|.*\.heartbeats"),  # MirrorMaker 2
-    re.compile(r"mm2-.*\.internal|.*\.checkpoints\.internal|mm2-offset-syncs\..*"),  # MirrorMaker 2
-    re.compile(r"connect-(configs|offsets|status)"),
-    re.compile(r"_schemas|_confluent.*|_redpanda.*"),
-)
+from millrace.mirror.topics.internal_topics import MARKED, LeftOut, why_internal
 
 
 class SourcePartition(NamedTuple):
@@ -56,10 +45,6 @@ class TargetPartition(NamedTuple):
         return f"{self.topic}-{self.partition}"
 
 
-def is_internal(topic: str) -> bool:
-    return any(pattern.fullmatch(topic) for pattern in INTERNAL_TOPICS)
-
-
 def positions_topic(mirror: str) -> str:
     return f"{POSITIONS_TOPIC_PREFIX}{mirror}"
 
@@ -80,11 +65,29 @@ class TopicSelector:
         self._exclude = [re.compile(pattern) for pattern in exclude]
 
     def selects(self, topic: str) -> bool:
-        if is_internal(topic):
-            return False
+        return why_internal(topic) is None and self._matches(topic)
+
+    def left_out(self, topics: Mapping[str, bool]) -> list[LeftOut]:
+        """The topics that the patterns ask for and that are never carried, by name. `topics`: all that there
+        are, and whether the cluster says that it keeps them for itself."""
+        reasons = {
+            topic: why_internal(topic) or (MARKED if is_marked else None)
+            for topic, is_marked in topics.items()
+        }
+        return [
+            LeftOut(topic, reason, self._names(topic))
+            for topic, reason in sorted(reasons.items())
+            if reason is not None and self._matches(topic)
+        ]
+
+    def _matches(self, topic: str) -> bool:
         if not any(pattern.fullmatch(topic) for pattern in self._include):
             return False
         return not any(pattern.fullmatch(topic) for pattern in self._exclude)
+
+    def _names(self, topic: str) -> bool:
+        """Whether a pattern is the very name, with or without a backslash before its dots."""
+        return any(pattern.pattern.replace("\\", "") == topic for pattern in self._include)
 
 
 @dataclass(frozen=True)

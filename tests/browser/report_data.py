@@ -168,7 +168,7 @@ def _trouble() -> Iterator[tuple[WindowVerdict, Evidence]]:
         ),
         none,
     )
-    yield row("ledger-06@ewr", 151, verdict=Verdict.UNKNOWN, explained={"oversized": ((3, 4),)}), none
+    yield row("ledger-06@ewr", 151, verdict=Verdict.UNKNOWN, explained={"too_large": ((3, 4),)}), none
     for window in (333, 334):
         yield (
             row("ledger-07@ewr", window, verdict=Verdict.UNKNOWN, in_flight={hop: ((500, 700),)}, count=900),

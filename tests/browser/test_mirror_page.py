@@ -1,7 +1,8 @@
 """The mirror's page in a real browser: what a tired operator needs is there, in light, dark and narrow.
 
 The page and the server are the product's own; the mirror's state is made up, so that everything that can go
-wrong is on one page. Set MILLRACE_SCREENSHOTS to a folder to look at it.
+wrong is on one page, but for one test, whose mirror runs: that its answers have what the page reads. Set
+MILLRACE_SCREENSHOTS to a folder to look at it.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ import asyncio
 import copy
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from millrace.broker.client.admin import create_topic
 from millrace.broker.protocol.address import Address
+from millrace.broker.protocol.records import Record, build_batch
 from millrace.mirror.control.http.bodies import MirrorAnswer
 from millrace.mirror.control.http.messages import Request, Response, json_response
 from millrace.mirror.control.http.page import page_response
@@ -24,6 +28,9 @@ from millrace.mirror.control.http.server import HttpServer
 from millrace.mirror.gaps.advice import what_to_do
 from millrace.mirror.gaps.gaps import GapClass
 from tests.browser.devtools import Page, browser
+from tests.cluster.mirror_calls import call, partitions, runs, states
+from tests.cluster.mirror_process import send, until
+from tests.pairs import Pair, in_pairs
 from tests.waiting import patience
 
 pytestmark = pytest.mark.browser
@@ -31,6 +38,7 @@ pytestmark = pytest.mark.browser
 HOSTILE = "<img src=x onerror=document.title='owned'>"
 LONG = "orders.europe.invoices.corrected.v2.partitioned-by-customer"
 AT_MS = 1_774_000_000_000
+DAY_MS = 86_400_000
 
 
 def partition(
@@ -93,6 +101,7 @@ def status(number: int, **more: Any) -> dict[str, Any]:
             {"cluster": "lhr", "connected": True, "throttle_bytes_per_second": None},
         ],
         "refused_topics": [],
+        "internal_topics": [],
         "groups": [],
         "topics": [],
         "partitions": [],
@@ -184,6 +193,7 @@ def troubled() -> dict[str, Any]:
         ],
         topics=[rate("ewr", LONG, 0)],
         refused_topics=[{"source": "lhr", "topic": "loops", "reason": "it would be carried into itself"}],
+        internal_topics=[{"source": "ewr", "topic": "_schemas", "reason": "a Schema Registry's"}],
         groups=[
             group("billing", "synced"),
             group(HOSTILE, "active_on_target"),
@@ -277,6 +287,7 @@ def test_what_is_wrong_comes_first_with_what_to_do(page: Page, server: PageServe
         "http://10.0.0.3:8090 does not answer: no answer within 2 s",
         "cannot reach source lhr: connection refused",
         "lhr/loops is not carried",
+        "never carried: ewr/_schemas (a Schema Registry's)",
         "paused by an operator: ewr/flights:2",
         "throttled: ewr to 10 MB/s",
         "107 offsets from 1000000",
@@ -375,6 +386,77 @@ def test_it_fits_and_can_be_read(page: Page, server: PageServer, width: int, dar
     )
     assert wide == []
     assert page.value(CONTRAST) == []
+
+
+@in_pairs("millrace-millrace")
+def test_a_mirror_that_runs_shows_its_lag_what_is_paused_and_where_it_is_stopped(
+    page: Page, pair: Pair
+) -> None:
+    waiting, stopping = pair.unique("waiting"), pair.unique("stopping")
+    mirror = pair.mirror([waiting, stopping], start=False, config_sync={"enabled": False})
+    src, dst, lasting = pair.source.name, pair.target.name, time.time_ns() // 1_000_000 - DAY_MS
+
+    async def story() -> None:
+        async with pair.source.cluster() as source, pair.target.cluster() as target:
+            await create_topic(source, waiting, 2, 1)
+            await create_topic(source, stopping, 1, 1)
+            await create_topic(target, stopping, 1, 1, {"max.message.bytes": "1000"})
+            mirror.start()
+            await runs(mirror, 3)
+            call(mirror, "POST", "/pause", {"source": src, "topic": waiting, "partition": 1})
+            await until(lambda: is_paused(waiting, 1), logs_of=[mirror])
+            for size in (1, 1, 5_000, 1):
+                await send(source, stopping, 0, build_batch([Record(b"k", b"." * size, (), lasting)]))
+            for _ in range(7):
+                await send(source, waiting, 1, build_batch([Record(b"k", b"v", (), lasting)]))
+
+            async def is_told() -> bool:
+                found = partitions(mirror)
+                is_behind = found[waiting, 1].get("lag_records") == 7
+                return is_behind and found[stopping, 0]["state"] == "stopped" and "paused" in states(mirror)
+
+            await until(is_told, lambda: str(partitions(mirror)), logs_of=[mirror])
+
+    async def is_paused(topic: str, number: int) -> bool:
+        return bool(partitions(mirror)[topic, number]["state"] == "paused")
+
+    asyncio.run(story())
+    page.messages.clear()
+    page.show(f"http://127.0.0.1:{mirror.port}/")
+    page.until("document.querySelectorAll('article.gap').length === 1")
+    # The page may have been before the mirror's own next second.
+    page.until("document.getElementById('topics').innerText.includes('1 paused')")
+    text = page.value("document.body.innerText")
+    for words in (
+        f"{mirror.settings['name']} → {dst}",
+        f"paused by an operator: {src}/{waiting}:1",
+        f"{src}/{stopping}:0 too large",
+        "1 offset from 2, since ",
+        "raise max.message.bytes",
+        f"millrace mirror skip {src}/{stopping}:0",
+        "exactly once",
+        "1 of 1",
+    ):
+        assert words in text, (words, text)
+    assert page.value("document.getElementById('state').textContent") == "1 stopped"
+    assert page.value("document.title") == f"1 stopped · {mirror.settings['name']}"
+    for word in ("undefined", "NaN", "null", "[object"):
+        assert word not in text, text
+    page.value("document.querySelectorAll('button.toggle').forEach(each => each.click())")
+    rows = page.value("[...document.querySelectorAll('#topics tbody')].map(each => each.innerText)")
+    shown = [[line.split("\t") for line in row.splitlines()] for row in rows]
+    # Without how long the oldest has waited, and the rates.
+    assert [(name, state, behind, parts) for (name, state, _, behind, _, _, parts), *_ in shown] == [
+        (f"{src} / {stopping}", "stopped", "2", "1"),
+        (f"{src} / {waiting}", "1 paused", "7", "2"),
+    ]
+    of_parts = [(name, state, *rest) for _, *parts in shown for name, state, _, *rest in parts]
+    assert of_parts == [
+        (f"0 → {stopping}-0", "stopped", "2", "2 of 4"),
+        (f"0 → {waiting}-0", "running", "0", "0 of 0"),
+        (f"1 → {waiting}-1", "paused", "7", "0 of 7"),
+    ]
+    assert page.messages == []
 
 
 # Every text that is seen, against the first opaque background behind it.

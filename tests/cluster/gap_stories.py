@@ -58,10 +58,11 @@ async def values(cluster: Cluster, topic: str) -> list[bytes | None]:
 
 @dataclass
 class GapStory:
-    """`async with` gives the two clusters; mirrors are started by `begin`."""
+    """`async with` gives the two clusters; mirrors are started by `start`. `gaps`: policies of a mirror that
+    has not one for all classes."""
 
     pair: Pair
-    gaps: dict[str, str] = field(default_factory=dict)
+    gaps: dict[str, dict[str, str]] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -73,7 +74,7 @@ class GapStory:
                 [self.topic],
                 start=False,
                 naming=f"{policy}.{{topic}}",
-                gaps={"default": policy},
+                gaps=self.gaps.get(policy, {"default": policy}),
                 **self.config,
             )
             for policy in (STOP, SKIP)
@@ -154,6 +155,7 @@ class GapStory:
                         self.pair.source.name,
                         self.topic,
                     )
+                    assert event.get("open", False) == (event["class"] == "recreated")
                     found.append((record.key, (event["class"], event["from"], event["to"])))
         except KafkaError:
             return []
@@ -194,6 +196,7 @@ class GapStory:
         gap: dict[str, Any] = partition["gap"]
         assert (gap["class"], gap["from"], gap["to"]) == (gap_class, first, following), gap
         assert gap["reason"]
+        assert gap["open"] == (gap_class == "recreated")
         assert (await self.events(STOP))[-1] == (gap_class, first, following)
         await self._has_counted(STOP, gap_class, open_gaps=1)
         return gap

@@ -72,15 +72,20 @@ def test_records_that_nobody_wrote() -> None:
 
 
 def gap_at(
-    from_offset: int, to_offset: int, at_ms: int = 51_000, gap_class: str = "recreated", topic: str = SHIFTING
+    from_offset: int,
+    to_offset: int,
+    at_ms: int = 51_000,
+    gap_class: str = "recreated",
+    topic: str = SHIFTING,
+    is_open: bool = True,
 ) -> Gap:
-    return Gap("ewr", topic, 1, from_offset, to_offset, gap_class, at_ms)
+    return Gap("ewr", topic, 1, from_offset, to_offset, gap_class, at_ms, is_open)
 
 
 def test_only_a_gap_that_something_caused_explains() -> None:
     known = journal((0, 4, 10), stream=SHIFTED, ended_ms=50_000)
     found = judged(known, 0, 1, gaps=(gap_at(12, 14),))
-    assert (found.explained_count, found.unseen_count, found.lines()) == (2, 0, [])
+    assert (found.explained_count, found.lines()) == (2, [])
     wrong_ones = (
         gap_at(12, 14, at_ms=40_000),
         gap_at(12, 14, gap_class="truncated"),
@@ -98,25 +103,27 @@ def test_only_a_gap_that_something_caused_explains() -> None:
 def test_a_gap_explains_its_own_offsets_and_no_others() -> None:
     known = journal((0, 6, 10), stream=SHIFTED, ended_ms=50_000)
 
-    def counts(*numbers: int, gaps: tuple[Gap, ...]) -> tuple[int, int, dict[Stream, list[int]]]:
+    def counts(*numbers: int, gaps: tuple[Gap, ...]) -> tuple[int, dict[Stream, list[int]]]:
         found = judged(known, *numbers, gaps=gaps)
-        return found.explained_count, found.unseen_count, found.missing
+        return found.explained_count, found.missing
 
-    assert counts(0, 1, gaps=(gap_at(12, 16),)) == (4, 0, {})
+    assert counts(0, 1, gaps=(gap_at(12, 16),)) == (4, {})
     # Before it: lost.
-    assert counts(0, gaps=(gap_at(12, 16),)) == (4, 0, {SHIFTED: [1]})
-    # Behind it, to the end of a log that is gone: nobody could know of them, and they are counted apart.
-    assert counts(0, 1, gaps=(gap_at(12, 13),)) == (1, 3, {})
-    assert counts(0, 1, gaps=(gap_at(12, 12),)) == (0, 4, {})
-    assert counts(gaps=(gap_at(10, 10),)) == (0, 6, {})
+    assert counts(0, gaps=(gap_at(12, 16),)) == (4, {SHIFTED: [1]})
+    # Behind it, to the end of a log that is gone: nobody could know of them, and the event says so.
+    assert counts(0, 1, gaps=(gap_at(12, 13),)) == (4, {})
+    assert counts(0, 1, gaps=(gap_at(12, 12),)) == (4, {})
+    assert counts(gaps=(gap_at(10, 10),)) == (6, {})
+    # Where it does not, they are lost.
+    assert counts(0, 1, gaps=(gap_at(12, 13, is_open=False),)) == (1, {SHIFTED: [3, 4, 5]})
     # Behind it, but what came shows that the mirror had seen more of the log.
-    assert counts(0, 1, 5, gaps=(gap_at(12, 13),)) == (1, 0, {SHIFTED: [3, 4]})
-    assert counts(0, 1, 4, gaps=(gap_at(12, 13),)) == (1, 1, {SHIFTED: [3]})
+    assert counts(0, 1, 5, gaps=(gap_at(12, 13),)) == (1, {SHIFTED: [3, 4]})
+    assert counts(0, 1, 4, gaps=(gap_at(12, 13),)) == (2, {SHIFTED: [3]})
     # Between two gaps: whoever met the second had seen what lies before it.
-    assert counts(0, 1, gaps=(gap_at(12, 13), gap_at(14, 15))) == (2, 1, {SHIFTED: [3]})
-    # No gap, or none of this life's: nothing is unseen.
-    assert counts(0, 1, gaps=()) == (0, 0, {SHIFTED: [2, 3, 4, 5]})
-    assert counts(0, 1, gaps=(gap_at(12, 13, at_ms=40_000),)) == (0, 0, {SHIFTED: [2, 3, 4, 5]})
+    assert counts(0, 1, gaps=(gap_at(12, 13), gap_at(14, 15))) == (3, {SHIFTED: [3]})
+    # No gap, or none of this life's: nothing explains them.
+    assert counts(0, 1, gaps=()) == (0, {SHIFTED: [2, 3, 4, 5]})
+    assert counts(0, 1, gaps=(gap_at(12, 13, at_ms=40_000),)) == (0, {SHIFTED: [2, 3, 4, 5]})
 
 
 def test_what_was_acknowledged_later_does_not_count_yet() -> None:
@@ -149,7 +156,7 @@ def test_a_seed_brings_the_same_events_and_all_kinds() -> None:
 
 
 def test_the_table_says_what_happened_and_what_became_of_the_records() -> None:
-    verdict = Verdict({STREAM: [4, 5, 9]}, 17, 5, duplicate_count=2, source_duplicate_count=6)
+    verdict = Verdict({STREAM: [4, 5, 9]}, 17, duplicate_count=2, source_duplicate_count=6)
     table = summary.table(
         minutes=61.25,
         event_counts={"WORKER_KILLED": 3, "LINK_CUT": 12},
@@ -169,7 +176,6 @@ def test_the_table_says_what_happened_and_what_became_of_the_records() -> None:
         "records in the aggregate",
         "lost",
         "explained by a gap's event",
-        "unseen, at the end of a log that is gone",
         "duplicated",
         "twice in the source's own log",
         "servers that ended by themselves",
@@ -186,7 +192,6 @@ def test_the_table_says_what_happened_and_what_became_of_the_records() -> None:
         "1234549",
         "3",
         "17",
-        "5",
         "2",
         "6",
         "1",

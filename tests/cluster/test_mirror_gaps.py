@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import pytest
+
 from millrace.broker.client.admin import alter_configs, delete_topic
 from millrace.broker.client.offsets import EARLIEST
 from millrace.broker.protocol.batch import iterate_batches
-from millrace.broker.protocol.records import Record, build_batch
+from millrace.broker.protocol.records import MAX_DECOMPRESSED_SIZE, Record, build_batch
 from millrace.mirror.delivery.checkpoints import encode_key
 from millrace.mirror.offsets.offset_map import offsets_topic
 from millrace.mirror.topics.routes import SourcePartition, positions_topic
@@ -28,6 +30,7 @@ NO_SYNC = {"config_sync": {"enabled": False}}
 YEAR_2001_MS = 980_000_000_000
 DAY_MS = 86_400_000
 LEAST_KAFKA_SEGMENT = 1 << 20
+GZIP = 1
 
 
 @in_pairs("millrace-kafka", "kafka-millrace")
@@ -273,12 +276,56 @@ def test_record_without_a_key_for_a_compacted_topic(pair: Pair) -> None:
     asyncio.run(story())
 
 
+@in_pairs("kafka-millrace", "kafka-kafka")
+def test_each_class_has_a_policy_of_its_own(pair: Pair) -> None:
+    """Beside `default`. A batch that its broker stamped (LogAppendTime) is written anew, and the record of
+    this one takes more memory than is given to any; Millrace as a source would not have taken it."""
+    gaps = {
+        STOP: {"default": "skip", "unpacked_too_large": "stop"},
+        SKIP: {"default": "stop", "unpacked_too_large": "skip", "too_large": "skip"},
+    }
+    bomb = build_batch([one(bytes(MAX_DECOMPRESSED_SIZE))], compression=GZIP)
+    told = [("corrupt", 4, 5), ("too_large", 3, 4), ("unpacked_too_large", 1, 2)]
+
+    async def story() -> None:
+        async with GapStory(pair, gaps, NO_SYNC) as gap:
+            await gap.create_source(**{"message.timestamp.type": "LogAppendTime"})
+            await gap.create_targets(max_message_bytes="200000")
+            await gap.send(b"0")
+            await send(gap.source, gap.topic, 0, bomb)
+            await gap.send(b"2", b"3" * 300_000, b"4", b"5")
+            _damage(pair, gap.topic, 4, "records")
+            gap.start()
+            await gap.is_stopped_at("unpacked_too_large", 1, 2)
+            await gap.has(STOP, b"0")
+            await gap.has(SKIP, b"0", b"2")
+            await gap.is_in_state("stopped", SKIP)
+            assert gap.partition(SKIP)["gap"]["class"] == "corrupt"
+
+            async def are_told() -> bool:
+                return await gap.events(SKIP) == told
+
+            await until(are_told, logs_of=[gap.mirrors[SKIP]])
+            gap.post("/skip", STOP)
+            await gap.has(STOP, b"0", b"2", b"5")
+            assert await gap.events(STOP) == told
+
+    asyncio.run(story())
+
+
+PLACES = {"length": 11, "low bit of the base offset": 7, "high bit of the base offset": 3}
+
+
 def _damage(pair: Pair, topic: str, number: int, where: str) -> None:
-    """Flips a bit of the source's disk: in the last byte of a batch, or in the length in its header."""
-    (path,) = pair.source.log_folder(topic, 0).glob("*.log")
-    data = path.read_bytes()
-    position, header = list(iterate_batches(memoryview(data)))[number]
-    place = position + header.size - 1 if where == "records" else position + 11
+    """Flips a bit of the source's disk: in the last byte of a batch, or at a place of its header."""
+    batches = [
+        (path, data, position, header)
+        for path in sorted(pair.source.log_folder(topic, 0).glob("*.log"))
+        for data in [path.read_bytes()]
+        for position, header in iterate_batches(memoryview(data))
+    ]
+    path, data, position, header = batches[number]
+    place = position + (header.size - 1 if where == "records" else PLACES[where])
     with path.open("r+b") as file:
         file.seek(place)
         file.write(bytes([data[place] ^ 0x10]))
@@ -317,6 +364,47 @@ def test_flipped_bit_in_a_batchs_length(pair: Pair) -> None:
             await gap.has_skipped("corrupt", 1, 4)
             await gap.send(b"after")
             await gap.has(STOP, b"0")
+
+    asyncio.run(story())
+
+
+LOW, HIGH = "low bit of the base offset", "high bit of the base offset"
+
+
+@pytest.mark.parametrize(
+    ("is_alone", "damaged", "where"),
+    [
+        pytest.param(False, 2, LOW, id="beside others, claims another's place"),
+        pytest.param(False, 2, HIGH, id="beside others, claims to lie behind the log"),
+        # Alone in its file, it would be passed over by Apache Kafka itself.
+        pytest.param(False, 20, LOW, id="beside others, claims a lower place", marks=pytest.mark.long),
+        pytest.param(True, 2, LOW, id="alone in its file, claims another's place"),
+        pytest.param(True, 2, HIGH, id="alone in its file, claims to lie behind the log"),
+    ],
+)
+@in_pairs("millrace-millrace", "kafka-millrace")
+def test_flipped_bit_in_a_batchs_base_offset(pair: Pair, is_alone: bool, damaged: int, where: str) -> None:
+    """No checksum is over it."""
+    is_small = pair.source.kind == "millrace" or not is_alone
+    width = 3 if is_small else LEAST_KAFKA_SEGMENT * 3 // 5
+    number = [(b"%d" % each).ljust(width, b".") for each in range(24)]
+    segment = len(build_batch([one(number[0])])) if is_small else LEAST_KAFKA_SEGMENT
+    configs = {"segment.bytes": str(segment)} if is_alone else {}
+    others = number[:damaged] + number[damaged + 1 :]
+
+    async def story() -> None:
+        async with GapStory(pair, config=NO_SYNC) as gap:
+            await gap.create_targets()
+            await gap.create_source(**configs)
+            await gap.send(*number)
+            _damage(pair, gap.topic, damaged, where)
+            gap.start()
+            await gap.is_stopped_at("corrupt", damaged, damaged + 1)
+            await gap.has(STOP, *number[:damaged])
+            await gap.has(SKIP, *others)
+            await gap.has_skipped("corrupt", damaged, damaged + 1)
+            await gap.send(b"24")
+            await gap.has(SKIP, *others, b"24")
 
     asyncio.run(story())
 

@@ -1,7 +1,8 @@
 """Mirrors between clusters that want TLS and logins: Apache Kafka with such listeners.
 
 Our broker has none, so one secured cluster is Apache Kafka here, beside the pair or in place of its Kafka
-source or target (`FROM_SECURED`, `TO_SECURED`: the pairs that have one).
+source or target (`FROM_SECURED`, `TO_SECURED`: the pairs that have one). Where both ends are secured, the
+other one is a Millrace broker behind a front that wants certificates (`tests/tls_front.py`).
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ from millrace.broker.protocol.records import Record, build_batch
 from millrace.mirror.checks.check import Severity, check
 from millrace.mirror.config import load_config
 from tests.cluster.mirror_process import MirrorProcess, send, until
-from tests.pairs import Pair, in_pairs
-from tests.secure_kafka import CHANGING_USER, PASSWORD, SESSION_MS, USER, SecureKafka
+from tests.pairs import SETTINGS, Pair, in_pairs
+from tests.secure_kafka import CHANGING_USER, MECHANISMS, PASSWORD, SESSION_MS, USER, SecureKafka
+from tests.servers import BrokerProcess, ZooKeeper
+from tests.tls_front import TlsFront
 from tests.waiting import patience
 
 pytestmark = [pytest.mark.java, pytest.mark.kafka]
@@ -118,46 +121,129 @@ async def arrived(cluster: Cluster, topic: str, values: list[bytes | None], mirr
 
 # (to Apache Kafka, from there); between them every mechanism, with and without TLS.
 CHAINS = [("mtls", "tls"), ("plain-tls", "oauth-tls"), ("scram-512-tls", "scram-256"), ("oauth", "plain")]
+# What is left of the ten ways in, at either end.
+OTHER_CHAINS = [
+    ("tls", "mtls"),
+    ("plain", "plain-tls"),
+    ("scram-256", "scram-256-tls"),
+    ("scram-256-tls", "scram-512"),
+    ("scram-512", "scram-512-tls"),
+    ("oauth-tls", "oauth"),
+]
 
 
 @in_pairs("millrace-millrace", "kafka-kafka")
 def test_through_apache_kafka_and_back(
     pair: Pair, secure_kafka: SecureKafka, start: Callable[..., MirrorProcess], tmp_path: Path
 ) -> None:
-    """All chains at the same time: the secured cluster stands between the pair's source and target."""
+    asyncio.run(there_and_back(pair, ways_in(secure_kafka, tmp_path), CHAINS, start))
+
+
+@pytest.mark.long
+@in_pairs("millrace-millrace", "kafka-kafka")
+def test_through_apache_kafka_and_back_in_every_other_way(
+    pair: Pair, secure_kafka: SecureKafka, start: Callable[..., MirrorProcess], tmp_path: Path
+) -> None:
     ways = ways_in(secure_kafka, tmp_path)
+    for end in range(2):
+        assert sorted(chain[end] for chain in CHAINS + OTHER_CHAINS) == sorted(ways)
+    # Not all at once: each chain is two mirrors.
+    for few in (OTHER_CHAINS[:3], OTHER_CHAINS[3:]):
+        asyncio.run(there_and_back(pair, ways, few, start))
+
+
+async def there_and_back(
+    pair: Pair,
+    ways: dict[str, tuple[str, Section]],
+    chains: list[tuple[str, str]],
+    start: Callable[..., MirrorProcess],
+) -> None:
+    """All chains at the same time: the secured cluster stands between the pair's source and target."""
+    async with pair.source.cluster() as source, pair.target.cluster() as target:
+        under_way = []
+        for there, back in chains:
+            (to_address, to_security), (from_address, from_security) = ways[there], ways[back]
+            topic = pair.unique(f"by-{there}-and-{back}")
+            sent = await fill(source, topic)
+            writer = start(
+                pair.unique(f"to-{there}"),
+                to_address,
+                to_security,
+                {"src": (pair.source.bootstrap, topic, None)},
+            )
+            reader = start(
+                pair.unique(f"from-{back}"),
+                pair.target.bootstrap,
+                None,
+                {"kafka": (from_address, topic, from_security)},
+            )
+            under_way.append((topic, sent, writer, reader))
+        for topic, sent, writer, reader in under_way:
+            await arrived(target, topic, sent, reader)
+
+            async def all_is_well(writer: MirrorProcess = writer, reader: MirrorProcess = reader) -> bool:
+                errors = writer.status()["target"]["error"], reader.status()["sources"][0]["error"]
+                return errors == (None, None)
+
+            await until(all_is_well, lambda writer=writer, reader=reader: writer.log + reader.log)
+            for mirror in (writer, reader):
+                for text in (mirror.log, str(mirror.status()), mirror.get("/metrics")[1]):
+                    assert PASSWORD not in text and "key password" not in text
+
+
+class FrontedBroker(BrokerProcess):
+    """Its clients find it behind the front, whose CA is another than Apache Kafka's."""
+
+    front: TlsFront
+
+    def command(self) -> list[str]:
+        return [*super().command(), "--advertised", self.front.address]
+
+
+@pytest.fixture(scope="module")
+def fronted(
+    zookeeper: ZooKeeper, secure_kafka: SecureKafka, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[FrontedBroker]:
+    broker = FrontedBroker(zookeeper.chroot(), tmp_path_factory.mktemp("fronted"), settings=SETTINGS)
+    broker.front = TlsFront(secure_kafka.stranger, broker.port).start()
+    try:
+        yield broker.start()
+    finally:
+        broker.kill()
+        broker.front.stop()
+
+
+def test_mirror_with_both_ends_secured_shows_each_its_own_credentials(
+    secure_kafka: SecureKafka, fronted: FrontedBroker, start: Callable[..., MirrorProcess], tmp_path: Path
+) -> None:
+    """Two CAs that know nothing of each other: by certificate at one end, by password at the other. One
+    mirror each way."""
+    own = secure_kafka.stranger.issue("mirror")
+    certificate = {"ca": str(secure_kafka.stranger.pem), "cert": str(own.cert), "key": str(own.key)}
+    by_certificate = {"protocol": "SSL", "ssl": certificate}
+    address, by_password = ways_in(secure_kafka, tmp_path)["scram-512-tls"]
+    name = f"both-{time.monotonic_ns()}"
 
     async def run() -> None:
-        async with pair.source.cluster() as source, pair.target.cluster() as target:
-            under_way = []
-            for there, back in CHAINS:
-                (to_address, to_security), (from_address, from_security) = ways[there], ways[back]
-                topic = pair.unique(f"by-{there}-and-{back}")
-                sent = await fill(source, topic)
-                writer = start(
-                    pair.unique(f"to-{there}"),
-                    to_address,
-                    to_security,
-                    {"src": (pair.source.bootstrap, topic, None)},
-                )
-                reader = start(
-                    pair.unique(f"from-{back}"),
-                    pair.target.bootstrap,
-                    None,
-                    {"kafka": (from_address, topic, from_security)},
-                )
-                under_way.append((topic, sent, writer, reader))
-            for topic, sent, writer, reader in under_way:
-                await arrived(target, topic, sent, reader)
-
-                async def all_is_well(writer: MirrorProcess = writer, reader: MirrorProcess = reader) -> bool:
-                    errors = writer.status()["target"]["error"], reader.status()["sources"][0]["error"]
-                    return errors == (None, None)
-
-                await until(all_is_well, lambda writer=writer, reader=reader: writer.log + reader.log)
-                for mirror in (writer, reader):
-                    for text in (mirror.log, str(mirror.status()), mirror.get("/metrics")[1]):
-                        assert PASSWORD not in text and "key password" not in text
+        writer = start(
+            f"{name}-in", fronted.front.address, by_certificate, {"ewr": (address, f"{name}-in", by_password)}
+        )
+        reader = start(
+            f"{name}-out",
+            address,
+            by_password,
+            {"jfk": (fronted.front.address, f"{name}-out", by_certificate)},
+        )
+        security = load_config(writer.config_path).target.security
+        async with (
+            Cluster("beside", [secure_kafka.peer.bootstrap]) as kafka,
+            Cluster("fronted", [fronted.front.address], security=security) as millrace,
+        ):
+            coming, going = await fill(kafka, f"{name}-in"), await fill(millrace, f"{name}-out")
+            await arrived(millrace, f"{name}-in", coming, writer)
+            await arrived(kafka, f"{name}-out", going, reader)
+        for mirror in (writer, reader):
+            assert PASSWORD not in mirror.log
 
     asyncio.run(run())
 
@@ -324,17 +410,32 @@ def test_a_target_whose_certificate_is_refused_is_named_until_it_is_renewed(
         asyncio.run(secure_kafka.renew_certificate(expired=True))
 
 
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        "SCRAM-SHA-256",
+        *(pytest.param(each, marks=pytest.mark.long) for each in MECHANISMS if each != "SCRAM-SHA-256"),
+    ],
+)
 @in_pairs(*TO_SECURED, only=TO_SECURED)
 def test_a_target_that_refuses_is_asked_until_it_does_not(
     pair: Pair,
     secure_kafka: SecureKafka,
     start: Callable[..., MirrorProcess],
     tmp_path: Path,
+    mechanism: str,
 ) -> None:
-    password = tmp_path / "password"
-    password.write_text("wrong")
-    mechanism = {"millrace": "SCRAM-SHA-256", "kafka": "SCRAM-SHA-512"}[pair.source.kind]
-    sasl = {"mechanism": mechanism, "username": USER, "password": {"file": str(password)}}
+    """A wrong password, or a token that has expired."""
+    secret = tmp_path / "secret"
+    if mechanism == "OAUTHBEARER":
+        wrong, right = secure_kafka.issuer.token(USER, life_s=-30), secure_kafka.issuer.token(USER)
+        sasl = {"mechanism": mechanism, "token": {"file": str(secret)}}
+        refusal = "the token is refused (it has expired); check security.sasl.token"
+    else:
+        wrong, right = "wrong", PASSWORD
+        sasl = {"mechanism": mechanism, "username": USER, "password": {"file": str(secret)}}
+        refusal = f"the login by {mechanism} is refused; check security.sasl's username"
+    secret.write_text(wrong)
 
     async def run() -> None:
         async with (
@@ -356,9 +457,9 @@ def test_a_target_that_refuses_is_asked_until_it_does_not(
                 return mirror.status().get("target", {}).get("error")
 
             said = await until(refused, logs_of=[mirror])
-            assert f"the login by {mechanism} is refused; check security.sasl's username" in said
+            assert refusal in said
             assert mirror.process is not None and mirror.process.poll() is None
-            password.write_text(PASSWORD)
+            secret.write_text(right)
             await arrived(kafka, topic, values, mirror)
 
             async def is_well() -> bool:

@@ -25,6 +25,7 @@ from millrace.broker.protocol.records import Record, build_batch
 from millrace.broker.protocol.system_topics import AUDIT_TOPIC
 from millrace.mirror.delivery.checkpoints import decode_key, decode_value
 from millrace.mirror.topics.routes import positions_topic
+from tests.cluster.mirror_calls import command
 from tests.cluster.mirror_process import send, until
 from tests.pairs import Pair, in_pairs
 from tests.waiting import DeadlinePassed
@@ -216,7 +217,8 @@ def test_start_at_a_time_and_what_is_found_later_from_its_first_record(pair: Pai
 
 @in_pairs("kafka-millrace", "millrace-kafka")
 def test_everything_means_never_the_internal_topics(pair: Pair) -> None:
-    """Neither the brokers' nor a mirror's; what the audit's topic says goes along."""
+    """Neither the brokers' nor a mirror's, and whoever asked for them is told; what the audit's topic says
+    goes along."""
 
     async def story() -> None:
         first, second, made = pair.unique("plain"), pair.unique("plain-too"), pair.unique("made")
@@ -229,6 +231,9 @@ def test_everything_means_never_the_internal_topics(pair: Pair) -> None:
             positions = f"millrace.positions.{made}"
             await create_topic(source, positions, 1, 1)
             await send(source, positions, 0, one(b"somebody else's"))
+            beats = f"{made}.heartbeats"  # a user's own, perhaps: the name is MirrorMaker 2's
+            await create_topic(source, beats, 1, 1)
+            await send(source, beats, 0, one(b"a beat"))
             with contextlib.suppress(TopicAlreadyExists):
                 await create_topic(source, AUDIT_TOPIC, 1, 1)
             said = Record(f"said/{made}".encode(), b"{}", timestamp_ms=NOW_MS)
@@ -237,7 +242,7 @@ def test_everything_means_never_the_internal_topics(pair: Pair) -> None:
             assert internal <= set((await source.metadata(max_age_ms=0)).topics)
             mirror = pair.mirror([], start=False, naming=f"{made}.{{topic}}")
             # Of a server that is shared with other tests: everything but their topics.
-            only = rf"(?!{first}$|{second}$|__|{positions}$|{AUDIT_TOPIC}$).*"
+            only = rf"(?!{first}$|{second}$|__|{positions}$|{beats}$|{AUDIT_TOPIC}$).*"
             mirror.settings["sources"][0]["topics"] = {"include": [".*"], "exclude": [only]}
             mirror.config_path.write_text(yaml.safe_dump(mirror.settings))
             mirror.start()
@@ -262,7 +267,20 @@ def test_everything_means_never_the_internal_topics(pair: Pair) -> None:
             assert {name for name in there if made in name} == {
                 f"{made}.{topic}" for topic in (first, second)
             }
-            assert {each["topic"] for each in mirror.status()["partitions"]} == {first, second, AUDIT_TOPIC}
+            status = mirror.status()
+            assert {each["topic"] for each in status["partitions"]} == {first, second, AUDIT_TOPIC}
+            assert internal | {beats} == {each["topic"] for each in status["internal_topics"]}
+            shown = [line for line in command(mirror, "status").splitlines() if "never carried" in line]
+            (told,) = [line for line in command(mirror, "check").splitlines() if "never carried" in line]
+            for line in (*shown, told):
+                for topic in (beats, positions, *internal):
+                    assert topic in line
+            assert told.startswith("ok ") and "sources[0].topics.include" in told
+            mirror.settings["sources"][0]["topics"] = {"include": [beats]}
+            mirror.config_path.write_text(yaml.safe_dump(mirror.settings))
+            findings = command(mirror, "check").splitlines()
+            (named,) = [line for line in findings if "is named in topics.include and never carried" in line]
+            assert named.startswith("warning ") and f"{pair.source.name}/{beats}: " in named
 
     asyncio.run(story())
 

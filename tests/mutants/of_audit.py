@@ -42,6 +42,18 @@ OF_AUDIT = (
         red=(f"{UNIT}/test_events.py::test_the_newest_report_wins_in_any_order_of_reading",),
     ),
     Mutant(
+        name="open-gap-over-the-new-topic",
+        promise="A gap with an open end explains what was in its own topic, never what a topic made anew has "
+        "at those offsets.",
+        file="audit/reconciliation/tier_reading.py",
+        rule='self.has_open_end and self.topic_id != "" and cell.topic_id == self.topic_id',
+        instead="self.has_open_end and self._is_of(cell)",
+        red=(
+            f"{UNIT}/test_reconcile.py"
+            "::test_an_open_gap_explains_what_came_behind_it_in_its_own_topic_and_in_no_other",
+        ),
+    ),
+    Mutant(
         name="cells-believed-uncounted",
         promise="Cells are believed only when the driver finds as many rows as executors wrote.",
         file="audit/spark/shared_state.py",

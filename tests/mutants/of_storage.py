@@ -48,6 +48,17 @@ OF_STORAGE = (
         red=(f"{STORAGE}/test_synced.py::test_flush_syncs_all_that_the_recovery_point_vouches_for",),
     ),
     Mutant(
+        name="misplaced-batch-is-a-hole",
+        promise="An offset that may be in a batch whose base offset is damaged is an error, never a hole.",
+        file="broker/storage/log_reader.py",
+        rule="            if is_behind:\n",
+        instead="            if True:\n",
+        red=(
+            f"{STORAGE}/test_misplaced_batches.py"
+            "::test_offset_that_may_be_in_the_damaged_batch_is_never_taken_for_a_hole",
+        ),
+    ),
+    Mutant(
         name="aborted-transactions-unsynced",
         promise="Aborted transactions are on the disk before the recovery point passes their markers.",
         file="broker/storage/segment.py",

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from uuid import UUID
 
 import pytest
 
+import millrace.audit
 from millrace.audit.contract.event_ledger import EventLedger
 from millrace.audit.contract.event_values import GapEvent
 from millrace.audit.runs.capture import MirrorPosition, _parse_position
@@ -48,8 +52,35 @@ def test_gap_that_a_mirror_tells_is_read_whole(gap_class: GapClass, topic_id: st
     ledger = EventLedger()
     ledger.add(*gap_event("m", gap, "T"))
     assert list(ledger.gaps.values()) == [
-        GapEvent("m", "ewr", "flights", 3, 3, 9, gap_class.value, 1_000, topic_id, target="T")
+        GapEvent(
+            "m",
+            "ewr",
+            "flights",
+            3,
+            3,
+            9,
+            gap_class.value,
+            1_000,
+            topic_id,
+            target="T",
+            has_open_end=gap.has_open_end,
+        )
     ]
+
+
+def test_the_contract_names_the_classes_that_a_mirror_writes_and_no_others() -> None:
+    document = (Path(millrace.audit.__path__[0]) / "contract" / "EVENTS.md").read_text(encoding="utf-8")
+    (section,) = re.findall(r"^### `gap`.*?\n(.*?)(?=^### )", document, re.MULTILINE | re.DOTALL)
+    told = dict(re.findall(r"^- `(\w+)`: (.+)$", section, re.MULTILINE))
+    assert set(told) == {each.value for each in GapClass}
+    shown = {
+        each["class"]: each.get("open", False)
+        for each in map(json.loads, re.findall(r"^{.*}$", section, re.M))
+    }
+    assert shown.keys() <= set(told)
+    for each in GapClass:
+        has_open_end = Gap(PARTITION, 3, 9, each, "", 0).has_open_end
+        assert ("always `open`" in told[each.value]) == has_open_end == shown.get(each.value, has_open_end)
 
 
 def test_route_that_a_mirror_tells_is_read_and_a_proposal_is_none() -> None:

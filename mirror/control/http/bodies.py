@@ -97,7 +97,8 @@ class ReloadAnswer(_Answer):
 
 
 class GapAnswer(_Answer):
-    """Offsets `[from, to)`. `todo` says what an operator can do about it."""
+    """Offsets `[from, to)`. `todo` says what an operator can do about it. `open`: more than is known of may
+    have stood behind `to`."""
 
     from_offset: int = Field(alias="from")
     to_offset: int = Field(alias="to")
@@ -105,6 +106,7 @@ class GapAnswer(_Answer):
     reason: str
     todo: str
     at_ms: int
+    open: bool = False
 
 
 class PartitionAnswer(_Answer):
@@ -179,6 +181,15 @@ class RefusedTopicAnswer(_Answer):
     reason: str
 
 
+class InternalTopicAnswer(_Answer):
+    """A topic that the patterns select and that is never carried: it is a system's own, or bears the name of
+    one."""
+
+    source: str
+    topic: str
+    reason: str
+
+
 class TroubleAnswer(_Answer):
     """What has been tried in vain since `since_ms`; without a partition it is a whole topic, which the target
     does not take."""
@@ -223,6 +234,7 @@ class StatusAnswer(_Answer):
     target: TargetAnswer
     sources: list[SourceAnswer]
     refused_topics: list[RefusedTopicAnswer]
+    internal_topics: list[InternalTopicAnswer] = []
     troubles: list[TroubleAnswer] = []
     groups: list[GroupAnswer]
     topics: list[RateAnswer]

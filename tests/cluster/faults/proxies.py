@@ -36,6 +36,7 @@ class ProxyNetwork:
         self._closed: set[tuple[str, str]] = set()
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._between: dict[tuple[str, str], set[asyncio.Task[None]]] = {}
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxies", daemon=True)
         self._thread.start()
 
@@ -61,6 +62,15 @@ class ProxyNetwork:
     def heal(self, a: str, b: str) -> None:
         self._closed -= {(a, b), (b, a)}
         self._loop.call_soon_threadsafe(self._wake)
+
+    def drop(self, a: str, b: str) -> None:
+        """Ends the connections that `a` has to `b`; what they hold back is lost."""
+
+        def end() -> None:
+            for task in self._between.get((a, b), ()):
+                task.cancel()
+
+        self._loop.call_soon_threadsafe(end)
 
     def _wake(self) -> None:
         self._changed.set()
@@ -91,6 +101,11 @@ class ProxyNetwork:
         self, node: str, target: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         source = self._source(writer.get_extra_info("peername")[1])
+        task = asyncio.current_task()
+        assert task is not None
+        among = self._between.setdefault((source, node), set())
+        among.add(task)
+        task.add_done_callback(among.discard)
         try:
             await self._passable(source, node)
             there = await asyncio.open_connection("127.0.0.1", target)

@@ -4,9 +4,9 @@ Used by `witness.py` (`Seen.add`, record by record) and `run.py` (`judge`, betwe
 Exactly once: each acknowledged record once, in the order of its numbers, unless a gap of an allowed kind
 names its offset. At least once: repeats may come, but what comes for the first time comes in order.
 
-A log that is gone can be named only up to the last end that the mirror had seen of it. What its writer was
-told of after that look is in no event and counted apart (`unseen_count`): those may only be the last records
-of the log, of which not one came.
+A log that is gone can be named only up to the last end that the mirror had seen of it, and the gap's event
+says that its end is open. What its writer was told of after that look may only be the last records of the
+log, of which not one came.
 """
 
 from __future__ import annotations
@@ -55,12 +55,11 @@ class Seen:
 @dataclass(slots=True)
 class Verdict:
     """`missing` are numbers that were acknowledged and are neither there nor explained. `explained_count` are
-    named by a gap's offsets; `unseen_count` lie behind them, at the end of a log that is gone. Repeats are
-    `source_duplicate_count` where the source's own log has them."""
+    named by a gap: by its offsets, or by its open end. Repeats are `source_duplicate_count` where the
+    source's own log has them."""
 
     missing: dict[Stream, list[int]] = field(default_factory=dict)
     explained_count: int = 0
-    unseen_count: int = 0
     duplicate_count: int = 0
     source_duplicate_count: int = 0
     breaches: list[str] = field(default_factory=list)
@@ -103,10 +102,8 @@ def judge(
         runs = journal.runs[: up_to.get(stream, 0)] if up_to is not None else journal.runs
         caused = [gap for gap in gaps if may_be(gap, journal)]
         for number, offset in _absent(runs, found):
-            if any(gap.from_offset <= offset < gap.to_offset for gap in caused):
+            if is_explained(caused, offset, _carried_to(journal.runs, found)):
                 verdict.explained_count += 1
-            elif is_unseen(caused, offset, _carried_to(journal.runs, found)):
-                verdict.unseen_count += 1
             else:
                 verdict.missing.setdefault(stream, []).append(number)
     for stream in seen:
@@ -143,10 +140,13 @@ def _carried_to(runs: Sequence[tuple[int, int, int]], found: Seen) -> int:
     return offset + min(found.highest - first, count - 1) + 1
 
 
-def is_unseen(caused: Sequence[Gap], offset: int, carried_to: int) -> bool:
-    """Whether the mirror had not heard of this record when the log went: it lies behind all that any of the
-    stream's gaps names, and behind all that came."""
-    return bool(caused) and offset >= max(carried_to, *(gap.to_offset for gap in caused))
+def is_explained(caused: Sequence[Gap], offset: int, carried_to: int) -> bool:
+    """Whether one of the stream's gaps names this offset, or its open end does: then it lies behind all that
+    any of them names, and behind all that came, for the mirror had not heard of it when the log went."""
+    if any(gap.from_offset <= offset < gap.to_offset for gap in caused):
+        return True
+    is_open = any(gap.has_open_end for gap in caused)
+    return is_open and offset >= max(carried_to, *(gap.to_offset for gap in caused))
 
 
 def may_be(gap: Gap, journal: Journal) -> bool:

@@ -48,6 +48,7 @@ class Gap(NamedTuple):
     to_offset: int
     gap_class: str
     at_ms: int
+    has_open_end: bool = False
 
 
 def record_of(stream: Stream, number: int) -> Record:

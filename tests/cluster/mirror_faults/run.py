@@ -202,7 +202,6 @@ class Run:
             f"{sum(self.event_counts.values())} events, {time.monotonic() - healed:.1f} s after the last: "
             f"{self.load.record_count} acknowledged, {self.witness.record_count} read, "
             f"lost {verdict.lost_count}, explained {verdict.explained_count}, "
-            f"unseen {verdict.unseen_count}, "
             f"duplicated {verdict.duplicate_count}, twice at the source {verdict.source_duplicate_count}"
         )
         return not self.problems

@@ -33,7 +33,6 @@ def table(
         ("records in the aggregate", f"{carried}"),
         ("lost", f"{verdict.lost_count}"),
         ("explained by a gap's event", f"{verdict.explained_count}"),
-        ("unseen, at the end of a log that is gone", f"{verdict.unseen_count}"),
         ("duplicated", f"{verdict.duplicate_count}"),
         ("twice in the source's own log", f"{verdict.source_duplicate_count}"),
         ("servers that ended by themselves", f"{ended_count}"),

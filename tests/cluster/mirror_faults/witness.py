@@ -194,7 +194,8 @@ async def _gap_events(bootstrap: str) -> list[Gap]:
                     if (record.key or b"").startswith(b"gap/"):
                         event = json.loads(record.value or b"{}")
                         where = event["source"], event["topic"], event["partition"]
-                        found.append(Gap(*where, event["from"], event["to"], event["class"], event["at_ms"]))
+                        offsets, told = (event["from"], event["to"]), (event["class"], event["at_ms"])
+                        found.append(Gap(*where, *offsets, *told, event.get("open", False)))
                 return found
         except UnknownTopicOrPartition:
             return []

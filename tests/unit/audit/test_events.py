@@ -85,7 +85,7 @@ def test_a_count_event_comes_back(acknowledged, ambiguous, failed, digest):
 
 
 def test_a_gap_and_a_tier_event_come_back():
-    gap = GapEvent("m", "ewr", "flights", 3, 10, 20, "oversized", 5)
+    gap = GapEvent("m", "ewr", "flights", 3, 10, 20, "too_large", 5)
     tier = TierEvent("readers", STREAM, "flights", "AA", 0, 60_000, 2, 3, 30, BitMap64([1, 2, 3]), 9)
     for event in (gap, tier):
         assert decode_event(encode_event(event)[1]) == event
@@ -93,7 +93,7 @@ def test_a_gap_and_a_tier_event_come_back():
 
 def test_gaps_are_read_under_both_their_keys_and_kept_with_the_one_they_came_under():
     """Under the older one, another's event may have been taken the place of."""
-    new = GapEvent("m", "ewr", "flights", 3, 10, 20, "oversized", 5, topic_id="of-the-topic")
+    new = GapEvent("m", "ewr", "flights", 3, 10, 20, "too_large", 5, topic_id="of-the-topic")
     key, value = encode_event(new)
     for read_under in (key, b"gap/m/ewr/flights/3/10"):
         ledger, again = EventLedger(), EventLedger()
@@ -106,7 +106,7 @@ def test_gaps_are_read_under_both_their_keys_and_kept_with_the_one_they_came_und
         assert again.gaps == ledger.gaps
     del kept["key"]
     assert kept_event(kept).older_key, "kept before there were two"
-    for wrong in (b"gap/m/ewr/flights/3/11", key + b"x", b"gap/m/ewr/flights/3/10/oversized"):
+    for wrong in (b"gap/m/ewr/flights/3/11", key + b"x", b"gap/m/ewr/flights/3/10/too_large"):
         ledger = EventLedger()
         ledger.add(wrong, value)
         assert not ledger.gaps and ledger.untrusted_count == 1
@@ -155,12 +155,12 @@ def test_the_json_is_the_documented_contract():
         "lease_ms": 60_000,
         "at_ms": 5,
     }
-    known = GapEvent("m", "ewr", "flights", 3, 10, 20, "oversized", 5, topic_id="of-the-topic")
+    known = GapEvent("m", "ewr", "flights", 3, 10, 20, "too_large", 5, topic_id="of-the-topic")
     key, value = encode_event(known)
-    assert key == b"gap/m/ewr/flights/3/10/oversized/of-the-topic"
+    assert key == b"gap/m/ewr/flights/3/10/too_large/of-the-topic"
     assert json.loads(value)["topic_id"] == "of-the-topic" and decode_event(value) == known
-    key, value = encode_event(GapEvent("m", "ewr", "flights", 3, 10, 20, "oversized", 5))
-    assert key == b"gap/m/ewr/flights/3/10/oversized"
+    key, value = encode_event(GapEvent("m", "ewr", "flights", 3, 10, 20, "too_large", 5))
+    assert key == b"gap/m/ewr/flights/3/10/too_large"
     assert json.loads(value) == {
         "version": 1,
         "type": "gap",
@@ -170,7 +170,7 @@ def test_the_json_is_the_documented_contract():
         "partition": 3,
         "from": 10,
         "to": 20,
-        "class": "oversized",
+        "class": "too_large",
         "at_ms": 5,
     }
 

@@ -36,7 +36,7 @@ VALID = {
         STREAM, SESSION, "flights", "AA@ewr", 0, 1000, 1, 2, 9,
         BitMap64([1, 2]), BitMap64([3]), BitMap64(), 5, 77,
     ),
-    "gap": GapEvent("m", "ewr", "flights", 3, 10, 20, "oversized", 5),
+    "gap": GapEvent("m", "ewr", "flights", 3, 10, 20, "too_large", 5),
     "tier": TierEvent(
         "readers", STREAM, "flights", "AA", 0, 1000, 1, 5, 9, BitMap64([1, 2, 3]), 8, SESSION,
         BitMap64([2]), 1, 5, 6, 7, 5,
@@ -57,12 +57,12 @@ def holds(event) -> None:
     """Everything that readers rely on."""
     for name in FIELD_NAMES[next(kind for kind, value in VALID.items() if type(value) is type(event))]:
         value = getattr(event, {"bytes": "byte_count", "from": "from_offset", "to": "to_offset",
-                                "class": "cause", "first_ms": "first_append_ms",
+                                "class": "cause", "open": "has_open_end", "first_ms": "first_append_ms",
                                 "last_ms": "last_append_ms"}.get(name, name))  # fmt: skip
         if isinstance(value, str):
             assert value.isprintable() and len(value.encode()) <= 1024
         elif isinstance(value, int) and name != "digest":
-            assert type(value) is int or name == "sequenced"
+            assert type(value) is int or name in ("sequenced", "open")
             assert 0 <= value <= MAX_SEQUENCE
             assert not name.endswith("_ms") or value <= MAX_CREATED_MS
         elif isinstance(value, BitMap64):
@@ -267,11 +267,11 @@ def test_learning_a_stream_of_many_windows_costs_each_window_once():
 
 @given(st.permutations(range(4)))
 def test_gaps_and_tiers_merge_to_the_same_in_any_order(order):
-    gap = GapEvent("m", "ewr", "flights", 3, 10, 20, "oversized", 5)
+    gap = GapEvent("m", "ewr", "flights", 3, 10, 20, "too_large", 5)
     tier = VALID["tier"]
     events = [
         gap,
-        GapEvent("m", "ewr", "flights", 3, 10, 30, "oversized", 5),
+        GapEvent("m", "ewr", "flights", 3, 10, 30, "too_large", 5),
         tier,
         TierEvent("readers", STREAM, "flights", "AA", 0, 1000, 2, 4, 9, BitMap64([1, 2, 3, 4]), 8, SESSION),
     ]

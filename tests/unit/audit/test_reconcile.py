@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -197,20 +198,43 @@ def test_a_duplicate_with_one_copy_still_to_come_is_not_lost():
 
 def test_a_gap_explains_what_lies_within_it():
     source = cells("source", [1]) + cells("source", [2, 3], chunk=(1, None))
-    gap = Gap(PLACE, 1, 3, "oversized")
+    gap = Gap(PLACE, 1, 3, "too_large")
     (row,) = audit(facts({0: [1, 2, 3]}), source, cells("aggregate", [1]), tiers(gaps=[gap]))
-    assert (row.verdict, row.explained, row.missing) == (Verdict.UNKNOWN, {"oversized": ((2, 3),)}, {})
+    assert (row.verdict, row.explained, row.missing) == (Verdict.UNKNOWN, {"too_large": ((2, 3),)}, {})
 
 
 def test_a_gap_over_part_of_a_chunk_leaves_it_unknown():
-    gap = Gap(PLACE, 1, 2, "oversized")
+    gap = Gap(PLACE, 1, 2, "too_large")
     source = cells("source", [1, 2, 3])
     (row,) = audit(facts({0: [1, 2, 3]}), source, cells("aggregate", [1]), tiers(gaps=[gap]))
     assert (row.verdict, row.unknown, row.missing) == (Verdict.UNKNOWN, ((2, 3),), {})
 
 
+def test_an_open_gap_explains_what_came_behind_it_in_its_own_topic_and_in_no_other():
+    stream, arrived = facts({0: [1, 2, 3, 4]}), cells("aggregate", [1, 2])
+    closed = Gap(PLACE, 2, 3, "recreated", "old")
+    known = replace(closed, has_open_end=True)
+
+    def found(gap, *, at, topic_id="old"):
+        carried = cells("source", [1, 2], topic_id="old")
+        missing = cells("source", [3, 4], chunk=(at, None), topic_id=topic_id)
+        (row,) = audit(stream, carried + missing, arrived, tiers(gaps=[gap], topic_id="new"))
+        return row.verdict, row.explained, row.missing
+
+    explained = (Verdict.UNKNOWN, {"recreated": ((3, 4),)}, {})
+    lost = (Verdict.LOSS, {}, {BETWEEN: ((3, 4),)})
+    assert found(known, at=2) == found(known, at=7) == explained
+    # Nothing was known of but that it was another topic.
+    assert found(replace(known, to_offset=2), at=2) == found(replace(known, to_offset=2), at=7) == explained
+    assert found(closed, at=7) == lost
+    # The new topic has such offsets too, and what is missing of it is lost; so where no id tells them apart.
+    assert found(known, at=7, topic_id="new") == lost
+    nameless = replace(known, topic_id="")
+    assert found(nameless, at=7) == found(nameless, at=7, topic_id="new") == lost
+
+
 def test_the_gap_of_another_partition_explains_nothing():
-    gap = Gap(("ewr", "flights", 1), 0, 10, "oversized")
+    gap = Gap(("ewr", "flights", 1), 0, 10, "too_large")
     (row,) = audit(facts({0: [1, 2]}), cells("source", [1, 2]), cells("aggregate", [1]), tiers(gaps=[gap]))
     assert row.verdict is Verdict.LOSS
 

@@ -52,7 +52,7 @@ def test_a_partition_that_stands_still_for_days_is_no_proof(scene):
 def test_a_record_that_a_gap_skipped_is_no_proof_days_later(scene):
     stream = two_producers(scene)
     scene.carry(without=(10,))
-    scene.publish(GapEvent("m-agg", "ewr", "flights", 0, 18, 19, "oversized", 0), "ewr", surely=True)
+    scene.publish(GapEvent("m-agg", "ewr", "flights", 0, 18, 19, "too_large", 0), "ewr", surely=True)
     assert look(scene, stream) == ("UNKNOWN", 2)
 
 

@@ -484,11 +484,11 @@ def gap_within_a_range(scene: Scene) -> None:
     stream = Stream(scene)
     stream.send(5)
     stream.close()
-    scene.publish(GapEvent("m-agg", "ewr", "flights", 0, 1, 3, "oversized", scene.now_ms), "ewr", surely=True)
+    scene.publish(GapEvent("m-agg", "ewr", "flights", 0, 1, 3, "too_large", scene.now_ms), "ewr", surely=True)
     scene.carry(without=(2, 3, 5))
     scene.later()
     found = row(scene.audit(), stream)
-    assert (found.explained, found.missing) == ({"oversized": ((2, 3),)}, {MIRROR_HOP: ((5, 5),)})
+    assert (found.explained, found.missing) == ({"too_large": ((2, 3),)}, {MIRROR_HOP: ((5, 5),)})
 
 
 def total_loss(scene: Scene) -> None:

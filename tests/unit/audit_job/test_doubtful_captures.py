@@ -235,10 +235,10 @@ def test_the_gap_of_a_mirror_that_calls_the_cluster_otherwise_is_understood(monk
     key = b'{"source":"newark","topic":"flights","partition":0}'
     value = b'{"version":1,"next_offset":2,"cluster_id":"E"}'
     captured = read_positions(monkeypatch, [(key, value)], {"ewr": "E", "agg": "A"})
-    captured.ledger.learn(GapEvent("m", "newark", "flights", 0, 0, 2, "oversized", 0))
+    captured.ledger.learn(GapEvent("m", "newark", "flights", 0, 0, 2, "too_large", 0))
     captured.pins = [pin(topic_id=""), pin("agg")]
     rows = verdicts(captured, [cell("ewr", [1, 2])])
-    assert rows[0].explained == {"oversized": ((1, 2),)} and not rows[0].missing
+    assert rows[0].explained == {"too_large": ((1, 2),)} and not rows[0].missing
 
 
 def test_one_cluster_under_two_names_is_refused():

@@ -168,7 +168,7 @@ def test_a_united_cell_is_told_without_a_place(tmp_path: Path) -> None:
             {"verdict": Verdict.UNKNOWN, "in_flight": {HOP: ((8, 10),)}},
             "ON THE WAY from ewr to agg: 8-10 (the mirror has not passed them yet)",
         ),
-        ({"verdict": Verdict.UNKNOWN, "explained": {"oversized": ((1, 1),)}}, "EXPLAINED by oversized: 1"),
+        ({"verdict": Verdict.UNKNOWN, "explained": {"too_large": ((1, 1),)}}, "EXPLAINED by too_large: 1"),
         (
             {"verdict": Verdict.UNKNOWN, "unreported": ((7, 9),)},
             "not proven: 3 records seen that no report tells of",

@@ -27,13 +27,13 @@ def test_a_gap_that_is_told_after_the_events_were_read_is_no_loss(tmp_path, clus
     def meanwhile(what):
         steps.append(what)
         if what.startswith("millrace.positions") and not scene.mirrors[0].lanes:
-            gap = GapEvent("m-agg", "ewr", "flights", 0, 2, 3, "oversized", scene.now_ms)
+            gap = GapEvent("m-agg", "ewr", "flights", 0, 2, 3, "too_large", scene.now_ms)
             scene.publish(gap, cluster, surely=True)
             scene.carry(without=(3,))
 
     found = row(scene.product.run(between=meanwhile).rows, stream)
     assert (found.verdict, found.missing) == (Verdict.UNKNOWN, {})
-    assert found.explained == {"oversized": ((3, 3),)}
+    assert found.explained == {"too_large": ((3, 3),)}
     positions = steps.index("millrace.positions.m-agg")
     assert "millrace.audit" in steps[:positions] and "millrace.audit, since" in steps[positions:]
 
@@ -41,7 +41,7 @@ def test_a_gap_that_is_told_after_the_events_were_read_is_no_loss(tmp_path, clus
 def test_of_what_was_told_since_only_gaps_are_learnt_and_whatever_hides_them(monkeypatch):
     """What producers acknowledge by now may lie above the pinned ends. A mirror's gap counts as soon as it is
     written; its own open transaction before it hides it from readers of committed data."""
-    gap = GapEvent("m", "ewr", "flights", 0, 2, 3, "oversized", 0)
+    gap = GapEvent("m", "ewr", "flights", 0, 2, 3, "too_large", 0)
     log = [encode_event(each) for each in (*events([1, 2]), *events([1, 2, 3], at_ms=9), gap)]
     asked = []
 

@@ -356,13 +356,13 @@ def test_copies_in_one_and_the_same_topic_are_copies_whatever_was_before_it():
 def test_a_gap_explains_what_was_in_its_own_topic():
     def cells_of(topic_id, gaps, older_key=True):
         told = [
-            GapEvent("m", "ewr", "flights", 0, first, end, "oversized", at, topic_id=of, older_key=older_key)
+            GapEvent("m", "ewr", "flights", 0, first, end, "too_large", at, topic_id=of, older_key=older_key)
             for first, end, at, of in gaps
         ]
         captured = captured_of(gaps=told, positions=[position(10, "new")])
         cells = [cell("ewr", [each], topic_id=topic_id, first=each - 1) for each in (1, 2)]
         (row,) = verdicts(captured, cells)
-        return row.missing.get(("ewr", "agg"), ()), row.explained.get("oversized", ()), row.unknown
+        return row.missing.get(("ewr", "agg"), ()), row.explained.get("too_large", ()), row.unknown
 
     whole, nothing = ((1, 2),), ()
     assert cells_of("new", [(0, 2, 5, "")]) == (nothing, whole, nothing), "one that tells no id: as ever"
@@ -380,10 +380,23 @@ def test_a_gap_explains_what_was_in_its_own_topic():
     assert cells_of("new", [(0, 1, 6, "new")], older_key=False) == (((2, 2),), ((1, 1),), nothing)
 
 
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_gap_of_a_log_that_is_gone_explains_what_came_after_the_mirrors_last_look(is_open):
+    """Both records lie behind what the event names. They are proven in no case."""
+    gap = GapEvent("m", "ewr", "flights", 0, 0, 0, "recreated", 5, topic_id="old", has_open_end=is_open)
+    captured = captured_of(gaps=[gap], positions=[position(10, "new")])
+    (row,) = verdicts(captured, [cell("ewr", [1, 2], topic_id="old")])
+    assert (row.explained.get("recreated", ()), row.missing.get(("ewr", "agg"), ())) == (
+        (((1, 2),), ()) if is_open else ((), ((1, 2),))
+    )
+    (row,) = verdicts(captured, [cell("ewr", [1, 2], topic_id="new")])
+    assert row.missing == {("ewr", "agg"): ((1, 2),)}
+
+
 @pytest.mark.parametrize(("target", "explains"), [("A", True), ("", True), ("B", False)])
 def test_a_gap_explains_what_its_own_target_lacks(target, explains):
     """A mirror of the same name carries into another cluster."""
-    gap = GapEvent("m", "ewr", "flights", 0, 0, 2, "oversized", 5, target=target)
+    gap = GapEvent("m", "ewr", "flights", 0, 0, 2, "too_large", 5, target=target)
     captured = captured_of(gaps=[gap], positions=[position(10, "new")])
     captured.cluster_ids = {"agg": "A"}
     (row,) = verdicts(captured, [cell("ewr", [1, 2])])

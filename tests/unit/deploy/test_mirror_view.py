@@ -21,6 +21,7 @@ from millrace.deploy.commands.mirror_view import (
     topic_rows,
 )
 from millrace.deploy.commands.mirror_worker import WorkerPort
+from millrace.mirror.topics.internal_topics import INTERNAL_TOPICS
 
 LONG = "orders.europe.invoices.corrected.v2.partitioned-by-customer"
 
@@ -376,6 +377,21 @@ def test_rates_as_people_write_them(text: str, size: int) -> None:
 def test_rates_that_are_none(text: str) -> None:
     with pytest.raises(BadParameter):
         size_of(text)
+
+
+def test_topics_that_are_never_carried_are_named_once_with_the_reason() -> None:
+    rows = [
+        {"source": "ewr", "topic": "__consumer_offsets", "reason": INTERNAL_TOPICS[0][1]},
+        {"source": "ewr", "topic": "payments.heartbeats", "reason": "as another version says it"},
+        {"source": "lhr", "topic": "_schemas", "reason": "a registry's"},
+    ]
+    text = shown(document(worker(1, internal_topics=rows), worker(2, internal_topics=rows[:2])), None)
+    assert [line for line in text if "never carried" in line] == [
+        "never carried from ewr: payments.heartbeats (as another version says it); "
+        f"__consumer_offsets ({INTERNAL_TOPICS[0][1]})",
+        "never carried from lhr: _schemas (a registry's)",
+    ]
+    assert not [line for line in shown(document(worker(1))) if "never carried" in line]
 
 
 def test_groups_that_are_kept_in_step_are_counted_and_those_that_are_not_are_named() -> None:

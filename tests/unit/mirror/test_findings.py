@@ -11,6 +11,7 @@ from millrace.mirror.checks.findings import (
     Link,
     Selected,
     Severity,
+    left_out,
     link,
     name_clashes,
     no_transactions,
@@ -23,6 +24,7 @@ from millrace.mirror.checks.findings import (
 from millrace.mirror.checks.group_permissions import missing_of_groups, missing_to_list
 from millrace.mirror.checks.permissions import SOURCE_OPERATIONS, Missing, as_findings, missing_of
 from millrace.mirror.config import MirrorConfig, load_config
+from millrace.mirror.topics.routes import TopicSelector
 
 TEXT = """\
 name: aggregate
@@ -61,6 +63,25 @@ def own(value: str) -> ConfigValue:
 
 EWR = Selected("ewr", "flights", 4, "flights")
 LHR = Selected("lhr", "flights", 2, "flights")
+
+
+def test_topics_that_are_never_carried_are_told_with_the_reason_and_a_named_one_is_a_warning(
+    config: MirrorConfig,
+) -> None:
+    topics = {"__consumer_offsets": True, "_schemas": False, "ewr.heartbeats": False, "flights": False}
+    matched, named = (TopicSelector(include).left_out(topics) for include in ([".*"], ["_schemas"]))
+    (told,) = left_out(config, "ewr", matched)
+    assert (told.severity, told.place) == (Severity.OK, "mirror.yaml:8: sources[0].topics.include")
+    assert told.message == (
+        "never carried, though topics.include matches them: _schemas (a Schema Registry keeps its log in it, "
+        "and those of two give the same numbers to different schemas: copy schemas from registry to registry)"
+        "; ewr.heartbeats (MirrorMaker 2 keeps its own records in topics of such names)"
+        "; __consumer_offsets (names with two underscores are a cluster's own)"
+    )
+    (warned,) = left_out(config, "ewr", named)
+    assert (warned.severity, warned.where, warned.place) == (Severity.WARNING, "ewr/_schemas", told.place)
+    assert warned.message.startswith("is named in topics.include and never carried: a Schema Registry")
+    assert left_out(config, "ewr", []) == []
 
 
 def test_different_partition_counts_say_what_will_happen_and_where(config: MirrorConfig) -> None:

@@ -24,7 +24,20 @@ def test_event_has_the_documented_key_and_fields() -> None:
         "class": "expired",
         "at_ms": 99,
     }
-    assert "10..19" in gap.describe()
+    assert "10..19 cannot be carried (" in gap.describe()
+
+
+def test_of_a_log_that_is_gone_the_end_is_open() -> None:
+    """Acknowledged records came after the mirror's last look, and before the topic was deleted."""
+    where = SourcePartition("ewr", "flights", 3)
+    for following, words in [(20, "10..19 and what came after them"), (10, "what came from offset 10 on")]:
+        gap = Gap(where, 10, following, GapClass.RECREATED, "made anew", 99)
+        event = json.loads(gap_event("aggregate", gap)[1])
+        assert (event["from"], event["to"], event["open"]) == (10, following, True)
+        assert f"{words}, if anything did, cannot be carried (recreated: made anew)" in gap.describe()
+    others = [each for each in GapClass if each is not GapClass.RECREATED]
+    events = [json.loads(gap_event("aggregate", Gap(where, 10, 20, each, "", 99))[1]) for each in others]
+    assert not [event for event in events if "open" in event]
 
 
 def test_the_event_names_the_topic_by_its_id_where_that_is_known() -> None:

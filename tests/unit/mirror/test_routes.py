@@ -48,6 +48,29 @@ def test_internal_topic_is_never_selected(topic: str) -> None:
 
 def test_audit_topic_is_carried() -> None:
     assert TopicSelector([".*"]).selects("millrace.audit")
+    assert TopicSelector([".*"]).left_out({"millrace.audit": False, "flights": False}) == []
+
+
+def test_what_is_never_carried_is_left_out_by_name_where_a_pattern_asks_for_it() -> None:
+    there = {"flights": False, "_schemas": False, "payments.heartbeats": False, "__consumer_offsets": True}
+
+    def left_out(*include: str, exclude: tuple[str, ...] = ()) -> dict[str, bool]:
+        found = TopicSelector(include, exclude).left_out(there)
+        assert all(each.reason for each in found)
+        return {each.topic: each.is_named for each in found}
+
+    assert left_out(".*") == dict.fromkeys(("__consumer_offsets", "_schemas", "payments.heartbeats"), False)
+    assert left_out("flights", r"payments\..*") == {"payments.heartbeats": False}
+    # Somebody expects what he names.
+    assert left_out(r"payments\.heartbeats", "_schemas") == {"_schemas": True, "payments.heartbeats": True}
+    assert left_out("payments.heartbeats") == {"payments.heartbeats": True}
+    # Nobody asks for it.
+    assert left_out("flights") == left_out(".*", exclude=("_.*", r".*\.heartbeats")) == {}
+
+
+def test_topic_that_only_the_cluster_calls_internal_is_left_out_too() -> None:
+    (found,) = TopicSelector([".*"]).left_out({"wasm_state": True, "flights": False})
+    assert (found.topic, found.reason) == ("wasm_state", "the cluster says that it keeps it for itself")
 
 
 def test_patterns_match_whole_names() -> None:

@@ -1,0 +1,68 @@
+"""Topics that are never carried, whatever a source's patterns say, and why. Pure.
+
+Used by `routes.TopicSelector`; told by `check` and by the status, because a user's own topic may bear such a
+name (`payments.heartbeats`), and nothing may be left out in silence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from millrace.broker.wording import some
+
+MARKED = "the cluster says that it keeps it for itself"
+"""The reason where a name tells nothing, and the cluster's metadata does."""
+
+# Carrying them would either break the target (`__consumer_offsets`) or make one system follow the
+# book-keeping of another.
+INTERNAL_TOPICS = (
+    # __consumer_offsets, __transaction_state, __cluster_metadata, __share_group_state
+    (re.compile(r"__.*"), "names with two underscores are a cluster's own"),
+    (
+        re.compile(r"millrace\.(positions|offsets|control|routes|starts)\..*"),
+        "a mirror keeps its own records in topics of such names",
+    ),
+    (
+        re.compile(
+            r"heartbeats|.*\.heartbeats|mm2-.*\.internal|.*\.checkpoints\.internal|mm2-offset-syncs\..*"
+        ),
+        "MirrorMaker 2 keeps its own records in topics of such names",
+    ),
+    (
+        re.compile(r"connect-(configs|offsets|status)"),
+        "Kafka Connect keeps its own records in it, of connectors at this cluster",
+    ),
+    (
+        re.compile(r"_schemas"),
+        "a Schema Registry keeps its log in it, and those of two give the same numbers to different schemas: "
+        "copy schemas from registry to registry",
+    ),
+    (re.compile(r"_(confluent|redpanda).*"), "software of the cluster keeps its own records in it"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A topic that a source's patterns select and that is never carried. `is_named`: a pattern is this very
+    name, so somebody expects it to be carried."""
+
+    topic: str
+    reason: str
+    is_named: bool = False
+
+
+def why_internal(topic: str) -> str | None:
+    """None: by its name it is a topic like any other."""
+    return next((reason for pattern, reason in INTERNAL_TOPICS if pattern.fullmatch(topic)), None)
+
+
+def left_out_sentences(left_out: Iterable[LeftOut]) -> list[str]:
+    """`a, b and 7 more (reason)`, one for each reason; what every cluster has comes last."""
+    by_reason: dict[str, list[str]] = {}
+    for each in left_out:
+        by_reason.setdefault(each.reason, []).append(each.topic)
+    clusters_own = INTERNAL_TOPICS[0][1]
+    reasons = sorted(by_reason, key=lambda reason: reason == clusters_own)
+    return [f"{some(by_reason[reason])} ({reason})" for reason in reasons]

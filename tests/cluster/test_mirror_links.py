@@ -1,0 +1,205 @@
+"""The way to the target swallows an answer, becomes slow, or ends at a full disk, under a running mirror:
+every record is there once and in order, and nothing is given up.
+
+The target is a Millrace broker of this module's own, reached through a proxy by everybody; Apache Kafka, and
+faults at random, are in test_mirror_faults.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.mirror_faults.links import ProxyLinks
+from tests.cluster.mirror_process import MirrorProcess
+from tests.cluster.transactional import create_topic, read
+from tests.pairs import SETTINGS, SOURCE_NAME, TARGET_NAME, End, Pair
+from tests.points.fault import FaultAt, until
+from tests.raw_client import RawClient, batch_of
+from tests.servers import BrokerProcess, ZooKeeper
+
+pytestmark = pytest.mark.java
+
+TARGET, TEST, ANYBODY = "target", "test", ""
+"""Nodes of the network. The mirror is anybody: it need not be known before it connects."""
+
+SLOW_BYTES_PER_S = 1_000_000
+PARTITIONS = 8
+ALL = 1_000_000
+
+
+class ProxiedBroker(BrokerProcess):
+    """Its clients, and itself, find it behind the proxy."""
+
+    links: ProxyLinks
+
+    @property
+    def reached(self) -> str:
+        return self.links.endpoint(TARGET, self.port).reached
+
+    def command(self) -> list[str]:
+        return [*super().command(), "--advertised", self.reached]
+
+    def launch(self) -> None:
+        super().launch()
+        assert self.process is not None
+        self.links.runs(TARGET, self.process.pid)
+
+
+@pytest.fixture(scope="module")
+def target(zookeeper: ZooKeeper, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxiedBroker]:
+    broker = ProxiedBroker(zookeeper.chroot(), tmp_path_factory.mktemp("linked-target"), settings=SETTINGS)
+    broker.links = ProxyLinks()
+    broker.links.runs(TEST, os.getpid())
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.kill()
+        broker.links.close()
+
+
+@pytest.fixture
+def pair(target: ProxiedBroker, pair_millrace_source: End, tmp_path: Path) -> Iterator[Pair]:
+    end = End("millrace", TARGET_NAME, target.reached, target.data, target)
+    made = Pair("millrace-millrace", pair_millrace_source, end, tmp_path)
+    yield made
+    made.stop_mirrors()
+
+
+def produce(pair: Pair, topic: str, values: list[bytes], partition: int = 0) -> None:
+    """A batch for each ten."""
+    with RawClient(pair.source.server.port) as client:
+        for start in range(0, len(values), 10):
+            now_ms = time.time_ns() // 1_000_000
+            batch = batch_of(*values[start : start + 10], timestamp_ms=now_ms)
+            (answer,) = client.produce({(topic, partition): batch}, acks=-1)
+            assert answer.error_code == 0
+
+
+def numbers(first: int, count: int, size: int = 0) -> list[bytes]:
+    return [b"%d" % number + b"." * size for number in range(first, first + count)]
+
+
+def carried(target: ProxiedBroker, topic: str, partitions: int = 1) -> list[bytes]:
+    return read(target, topic, ALL, partitions=partitions)
+
+
+def only_partition(mirror: MirrorProcess) -> dict[str, Any]:
+    """Of its status; {} before it has it."""
+    return dict(next(iter(mirror.status().get("partitions", ())), {}))
+
+
+@pytest.mark.safety
+def test_commit_whose_answer_the_link_swallows_is_asked_for_again_and_repeats_nothing(
+    pair: Pair, target: ProxiedBroker, fault_at: FaultAt
+) -> None:
+    """The target has committed, and the connection is gone before the mirror can know."""
+    topic = pair.unique("cut")
+    create_topic(pair.source.server, topic)
+    produce(pair, topic, numbers(0, 30))
+    mirror = pair.mirror([topic], start=False)
+    fault = fault_at(mirror, "fence passed, end not asked for", "wait")
+    mirror.start()
+    fault.wait_until_reached()
+    target.links.cut(TARGET, ANYBODY, both_ways=False)
+    fault.go()
+    until(lambda: carried(target, topic) == numbers(0, 30), "the target has committed")
+    target.links.drop(ANYBODY, TARGET)
+    target.links.heal(TARGET, ANYBODY)
+    produce(pair, topic, numbers(30, 30))
+    until(lambda: len(carried(target, topic)) >= 60, "they go on", logs_of=[mirror])
+    assert carried(target, topic) == numbers(0, 60)
+
+
+class Hurried(MirrorProcess):
+    """It has found the target quick, and gives a transaction a second instead of twelve."""
+
+    def command(self) -> list[str]:
+        words = super().command()
+        program = (
+            "import sys; from millrace.mirror.delivery import transaction; "
+            "transaction.FIRST_SIZE, transaction.MIN_SIZE = 8 << 20, 64 << 10; "
+            "transaction.GIVE_UP_AFTER_MS = 1_200; "
+            "transaction.FAILING_AFTER_MS = 500; "
+            "from millrace.deploy.cli import main; sys.exit(main())"
+        )
+        return [sys.executable, "-c", program, *words[words.index("mirror") :]]
+
+
+def test_target_that_became_slow_gets_smaller_transactions_until_they_are_in_time(
+    pair: Pair, target: ProxiedBroker
+) -> None:
+    """At 1 MB/s what is sent at once, a batch of each partition, takes longer than a transaction may last."""
+    topic = pair.unique("slow")
+    create_topic(pair.source.server, topic, PARTITIONS)
+    values = [numbers(10 * each, 10, size=20_000) for each in range(PARTITIONS)]
+    for partition, sent in enumerate(values):
+        produce(pair, topic, sent, partition)
+    mirror = Hurried(
+        pair.folder / "hurried",
+        target.reached,
+        {SOURCE_NAME: pair.source.bootstrap},
+        topics=[re.escape(topic)],
+        target_name=TARGET_NAME,
+        name=pair.unique("mirror"),
+        lanes=1,
+    )
+    pair.mirrors.append(mirror)
+    target.links.slow(TARGET, SLOW_BYTES_PER_S)
+    try:
+        mirror.start()
+        until(
+            lambda: len(carried(target, topic, PARTITIONS)) >= 10 * PARTITIONS,
+            "all is carried",
+            logs_of=[mirror],
+        )
+    finally:
+        target.links.slow(TARGET, None)
+    there = carried(target, topic, PARTITIONS)
+    for sent in values:
+        assert [each for each in there if each in set(sent)] == sent
+    assert len(there) == 10 * PARTITIONS
+    # Otherwise nothing was tried.
+    assert mirror.status()["transactions"]["aborted"] > 0
+
+
+@pytest.mark.safety
+def test_target_whose_disk_is_full_is_waited_for_and_nothing_is_given_up(
+    pair: Pair, target: ProxiedBroker
+) -> None:
+    """The system lets no file grow beyond what the topic's log has by now: for the broker that is no room."""
+    topic = pair.unique("full")
+    create_topic(pair.source.server, topic)
+    # More than any other file of the broker has, and less than a segment.
+    first, then = numbers(0, 30, size=20_000), numbers(30, 30)
+    produce(pair, topic, first)
+    mirror = pair.mirror([topic])
+    until(lambda: carried(target, topic) == first, "the first are carried", logs_of=[mirror])
+    assert target.process is not None
+    (log,) = (target.data / f"{topic}-0").glob("*.log")
+    soft, hard = resource.prlimit(target.process.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(target.process.pid, resource.RLIMIT_FSIZE, (log.stat().st_size, hard))
+    try:
+        produce(pair, topic, then)
+
+        def is_told() -> bool:
+            reasons = [each["reason"] for each in mirror.status()["troubles"]]
+            return any(each.startswith(f"the target refuses {topic}-0: ") for each in reasons)
+
+        until(is_told, "the trouble is told", logs_of=[mirror, target])
+        assert only_partition(mirror)["state"] == "running"
+    finally:
+        resource.prlimit(target.process.pid, resource.RLIMIT_FSIZE, (soft, hard))
+    until(lambda: len(carried(target, topic)) >= 60, "all is carried", logs_of=[mirror])
+    assert carried(target, topic) == first + then
+    assert "gap" not in only_partition(mirror)
+    until(lambda: not mirror.status()["troubles"], "the trouble is over", logs_of=[mirror])
