@@ -27,6 +27,7 @@ import pwd
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
 import time
@@ -55,6 +56,7 @@ FINDINGS = 2
 WORK_S, LOOK_S = 0.05, 0.05
 """Processor time of a worker's Python when it is in the middle of something, and the time between looks."""
 DRIVER_TIMEOUT_S = 300.0
+INTERPRETER, LIBRARIES = "interpreter", "libraries"
 USERS = ("daemon", "nobody", "bin", "games")
 """That every Debian has: the master's, and the workers'."""
 
@@ -67,8 +69,8 @@ class Apart(StandaloneCluster):
         self._network = network
         self._users: dict[str, pwd.struct_passwd] = {}
         folder.chmod(0o755)
-        _mount(Path(sys.base_prefix), folder / "interpreter")
-        _mount(Path(bare_libraries()), folder / "libraries")
+        _mount(Path(sys.base_prefix), folder / INTERPRETER)
+        _mount(Path(sysconfig.get_paths()["purelib"]), folder / LIBRARIES)
         for name, user in zip(self.names(), USERS, strict=False):
             self._users[name] = found = pwd.getpwnam(user)
             for own in (folder / f"home-{name}", *self._work_folders(folder, name)):
@@ -88,11 +90,11 @@ class Apart(StandaloneCluster):
 
     @property
     def spark_home(self) -> Path:
-        return self.folder / "libraries" / "pyspark"
+        return self.folder / LIBRARIES / "pyspark"
 
     def make_python(self) -> Path:
-        interpreter = self.folder / "interpreter" / "bin" / f"python3.{sys.version_info.minor}"
-        return bare_python(self.folder / "python", interpreter, self.folder / "libraries")
+        interpreter = self.folder / INTERPRETER / "bin" / f"python3.{sys.version_info.minor}"
+        return bare_python(self.folder / "python", interpreter, self.folder / LIBRARIES)
 
     def host_of(self, name: str) -> str:
         return self._network.host(name)
@@ -107,7 +109,7 @@ class Apart(StandaloneCluster):
             "USER": user,
             "LOGNAME": user,
             # An interpreter that is built with a library of its own looks for it where it was built for.
-            "LD_LIBRARY_PATH": str(self.folder / "interpreter" / "lib"),
+            "LD_LIBRARY_PATH": str(self.folder / INTERPRETER / "lib"),
         }
 
     def _as_user(self, name: str) -> list[str]:
@@ -120,16 +122,10 @@ class Apart(StandaloneCluster):
         return done.returncode == 0
 
 
-def bare_libraries() -> str:
-    import sysconfig
-
-    return sysconfig.get_paths()["purelib"]
-
-
 def _mount(what: Path, where: Path) -> None:
-    """Shown to this process and its children alone, and gone with them."""
+    """Shown to this process and its children alone, to be read only, and gone with them."""
     where.mkdir(parents=True)
-    subprocess.run(["mount", "--bind", str(what), str(where)], check=True)
+    subprocess.run(["mount", "-o", "bind,ro", str(what), str(where)], check=True)
 
 
 @dataclass(slots=True)
@@ -344,10 +340,9 @@ def servers(given: argparse.Namespace) -> Iterator[Proof]:
     print(f"Spark's servers: {where}", flush=True)
     folder = Path(tempfile.mkdtemp(prefix="millrace-cluster-"))
     with contextlib.ExitStack() as stack:
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        stack.callback(_remove, folder)
         if network is not None:
             stack.callback(network.close)
-            stack.callback(_unmount, folder / "spark")
         world = stack.enter_context(World(folder / "world", partitions=given.partitions, host=host))
         world.make_topics()
         hdfs = stack.enter_context(HdfsPeer(folder / "hdfs", host))
@@ -365,10 +360,17 @@ def servers(given: argparse.Namespace) -> Iterator[Proof]:
         yield proof
 
 
-def _unmount(folder: Path) -> None:
-    """Before the folder is removed: what is mounted there is not ours."""
-    for name in ("interpreter", "libraries"):
-        subprocess.run(["umount", "-l", str(folder / name)], check=True)
+def _remove(folder: Path) -> None:
+    """All of it, but not what is mounted there, which is this machine's own Python."""
+    mounted = [folder / "spark" / name for name in (INTERPRETER, LIBRARIES)]
+    for where in filter(_holds_something, mounted):
+        subprocess.run(["umount", "-l", str(where)], check=False)
+    if not any(map(_holds_something, mounted)):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _holds_something(folder: Path) -> bool:
+    return folder.is_dir() and any(folder.iterdir())
 
 
 def _open_folder(hdfs: HdfsPeer, path: str) -> None:
