@@ -10,8 +10,8 @@ named, and nothing else. How dense cells are follows from `--minutes`: windows a
 partition has a cell for every producer in each. The line of `cells` says it.
 
 Exit status 0 when every verdict was exact; a mark that is missed makes it 1 only with all 100 million. Needs
-12 GB of disk (lz4), and an hour: most of it for the source, whose small batches go to the broker one by one
-(`--linger 5000` makes them larger, and a producer that waits so long rarer).
+20 GB of disk (lz4). Longest takes the source, whose small batches go to the broker one by one, some 57,000 a
+second (`--linger 5000` makes them larger, and a producer that waits so long rarer).
 """
 
 from __future__ import annotations
