@@ -21,6 +21,10 @@
 #   make bench-audit-rows: what a verdict row costs the audit's driver
 #   make audit-mutations [RUNS=1000] [SEED=1]: random histories whose truth is known
 #   [MILLRACE_E2E_KAFKA=ewr,agg] make audit-end-to-end [RUNS=20]: the same through real producers, brokers, a mirror and Spark
+#   make audit-month [DAYS=3] [RECORDS=20000] [SEED=1]: thirty days of a million records, audited daily
+#   make audit-hundred-million [RECORDS=1M] [SEED=1] [ARGS="--minutes 10"]: hashed over 64 partitions, in one run
+#   make audit-billion [ARGS="--producers 100 --hours 6"] [SEED=1]: the metadata of a billion records a day
+#   make audit-cluster [RECORDS=20k] [SEED=1] [ARGS="--steps workers"]: Spark's servers and HDFS apart, killed in turn
 #   make soak [MINUTES=60] [SEED=…] [PAIR=…]: mirror-faults for long, with a table
 #   make test-mutants [ARGS="--list"]: rules that protect data taken out one by one, and which test is red without each
 #
@@ -32,6 +36,8 @@ ROUNDS ?= 20
 EVENTS ?= 30
 MINUTES ?= 60
 PAIR ?= millrace-millrace
+DAYS ?= 30
+RECORDS ?=
 SEED ?= 1
 ONLY ?=
 PROCESSES ?=
@@ -43,7 +49,8 @@ TYPECHECK := .typecheck
 PARTS := broker mirror audit deploy
 
 .PHONY: help setup setup-test setup-peers demo test test-long test-wire test-pairs test-mutants test-hdfs test-older-kafka lint simulate fuzz bench bench-peers faults \
-	mirror-faults soak bench-mirror bench-mirror-memory bench-restart bench-audit bench-audit-batches bench-audit-cells bench-audit-rows bench-audit-job bench-producer audit-mutations audit-end-to-end clean
+	mirror-faults soak bench-mirror bench-mirror-memory bench-restart bench-audit bench-audit-batches bench-audit-cells bench-audit-rows bench-audit-job bench-producer audit-mutations audit-end-to-end \
+	audit-month audit-hundred-million audit-billion audit-cluster clean
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
@@ -159,6 +166,21 @@ audit-end-to-end: .venv/.ready-test
 simulate: .venv/.ready-test
 	MILLRACE_SIMULATE_RUNS=$(RUNS) MILLRACE_SIMULATE_SEED=$(SEED) \
 		$(BIN)/python -m pytest -q -x tests/simulation/test_cluster_histories.py
+
+# Proofs at size (tests/README.md); a seed that nobody gave is drawn and printed.
+PROOF = $(if $(RECORDS),--records $(RECORDS)) $(call given,SEED,seed) $(ARGS)
+audit-month: .venv/.ready-test
+	$(BIN)/python -m tests.proofs.month --days $(DAYS) $(PROOF)
+
+audit-hundred-million: .venv/.ready-test
+	$(BIN)/python -m tests.proofs.hundred_million $(PROOF)
+
+audit-billion: .venv/.ready-test
+	$(BIN)/python -m tests.proofs.billion_metadata $(call given,SEED,seed) $(ARGS)
+
+# HDFS comes by Maven the first time (56 MB); as root Spark's servers have networks and users of their own.
+audit-cluster: .venv/.ready-test
+	$(BIN)/python -m tests.proofs.real_cluster $(PROOF)
 
 # Random and mutated frames at a broker, in process and over sockets; prints the seed it can be run again with.
 fuzz: .venv/.ready-test

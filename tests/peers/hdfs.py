@@ -56,17 +56,23 @@ def gather_jars() -> Path:
 
 
 class HdfsPeer:
-    """One name node and one data node."""
+    """One name node and one data node. `host` is the address that both listen on."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, host: str = "127.0.0.1") -> None:
         self.directory = directory
+        self._host = host
         self._port, self._web_port = free_port(), free_port()
         self._name_node: subprocess.Popen[bytes] | None = None
         self._data_node: subprocess.Popen[bytes] | None = None
 
     @property
     def uri(self) -> str:
-        return f"hdfs://127.0.0.1:{self._port}"
+        return f"hdfs://{self._host}:{self._port}"
+
+    @property
+    def web_address(self) -> str:
+        """The name node's, of this machine alone."""
+        return f"http://127.0.0.1:{self._web_port}"
 
     def start(self) -> HdfsPeer:
         """Format the storage, start both servers, and wait until files can be written."""
@@ -127,9 +133,11 @@ class HdfsPeer:
             "dfs.namenode.name.dir": (folder / "name").as_uri(),
             "dfs.datanode.data.dir": (folder / "data").as_uri(),
             "dfs.namenode.http-address": f"127.0.0.1:{self._web_port}",
-            "dfs.datanode.address": "127.0.0.1:0",
+            "dfs.datanode.address": f"{self._host}:0",
             "dfs.datanode.http.address": "127.0.0.1:0",
-            "dfs.datanode.ipc.address": "127.0.0.1:0",
+            "dfs.datanode.ipc.address": f"{self._host}:0",
+            "dfs.datanode.hostname": self._host,
+            "dfs.namenode.datanode.registration.ip-hostname-check": "false",
             "dfs.replication": "1",
             "dfs.permissions.superusergroup": SUPERUSER,
             "dfs.heartbeat.interval": "1",
@@ -156,7 +164,7 @@ class HdfsPeer:
         return spawn(self._command(server), log=log, environment=self._environment(), die_with_parent=True)
 
     def _serves(self) -> bool:
-        address = f"http://127.0.0.1:{self._web_port}/jmx?qry=Hadoop:service=NameNode,name=NameNodeInfo"
+        address = f"{self.web_address}/jmx?qry=Hadoop:service=NameNode,name=NameNodeInfo"
         try:
             with urllib.request.urlopen(address, timeout=patience(5)) as answer:
                 (told,) = json.load(answer)["beans"]

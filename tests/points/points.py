@@ -69,5 +69,9 @@ POINTS = {
     "end answered, lane not told": Point(f"{DELIVERY}.{LANE}._committed", BEFORE, nth=2),
     # -- the audit's job
     "commit written aside, without its name": Point(f"{KEEPING}.state_files:os.link", BEFORE),
+    "all written, commit not begun": Point(f"{KEEPING}.state:StateFolder.commit", BEFORE),
+    "commit written aside, not renamed": Point(
+        f"{KEEPING}.hadoop_files:HadoopFiles._rename", BEFORE, only=r"^commits/"
+    ),
     "committed, nothing told": Point(f"{KEEPING}.state:StateFolder.commit", AFTER),
 }

@@ -90,13 +90,14 @@ class NamespaceNetwork:
         _run(*at, "link", "set", "lo", "up")
         _run(*at, "link", "set", inside, "name", "eth0")
         _run(*at, "link", "set", "eth0", "address", self._hardware(node))
-        _run(*at, "addr", "add", f"{self._host(node)}/24", "dev", "eth0")
+        _run(*at, "addr", "add", f"{self.host(node)}/24", "dev", "eth0")
         _run(*at, "link", "set", "eth0", "up")
 
     def _path(self, node: str) -> str:
         return f"/proc/{os.getpid()}/fd/{self._namespaces[node]}"
 
-    def _host(self, node: str) -> str:
+    def host(self, node: str) -> str:
+        """The node's address."""
         return f"10.99.0.{self._numbers[node]}"
 
     def _hardware(self, node: str) -> str:
@@ -104,11 +105,11 @@ class NamespaceNetwork:
 
     def endpoint(self, node: str, port: int) -> Endpoint:
         self._ports[node] = port
-        address = f"{self._host(node)}:{port}"
+        address = f"{self.host(node)}:{port}"
         return Endpoint(address, address)
 
     def way(self, node: str, to: str) -> str:
-        return f"{self._host(to)}:{self._ports[to]}"
+        return f"{self.host(to)}:{self._ports[to]}"
 
     def command(self, node: str, words: Sequence[str]) -> list[str]:
         return ["nsenter", f"--net={self._path(node)}", *words]
@@ -126,7 +127,7 @@ class NamespaceNetwork:
         self._neighbour(b, a, self._hardware(a))
 
     def _neighbour(self, node: str, other: str, hardware: str) -> None:
-        words = ["ip", "neigh", "replace", self._host(other), "lladdr", hardware, "dev", "eth0"]
+        words = ["ip", "neigh", "replace", self.host(other), "lladdr", hardware, "dev", "eth0"]
         _run(*self.command(node, [*words, "nud", "permanent"]))
 
     def close(self) -> None:
