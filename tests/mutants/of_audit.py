@@ -293,9 +293,9 @@ OF_AUDIT = (
     Mutant(
         name="old-repeats-unseen",
         promise="What came more than once in cells that an older program kept is known to a newer one.",
-        file="audit/scanning/stream_cells.py",
-        rule="        self._rows = in_sets(cells)\n",
-        instead="        self._rows = cells\n",
+        file="audit/scanning/old_repeats.py",
+        rule="    if not pc.any(is_old).as_py():\n",
+        instead="    if is_old is not None:\n",
         red=(f"{JOB}/test_stream_cells.py::test_cells_that_an_older_program_kept_add_up_to_the_same",),
     ),
     Mutant(
