@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -36,17 +36,43 @@ def count_repeats(sequences: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uin
     return distinct, dict(extra)
 
 
+def again_of(repeats: Mapping[int, int], base: int = 0) -> tuple[bytes, ...]:
+    """`Cell.again` of {sequence: extra copies}, of those that a cell of this base can hold."""
+    mine = {
+        sequence - base: copies
+        for sequence, copies in repeats.items()
+        if sequence // BASE_STEP * BASE_STEP == base
+    }
+    digits = [
+        BitMap(number for number, copies in mine.items() if copies >> place & 1)
+        for place in range(max(mine.values(), default=0).bit_length())
+    ]
+    return tuple(digit.serialize() if digit else b"" for digit in digits)
+
+
+def copies_of(again: Iterable[bytes], base: int = 0) -> dict[int, int]:
+    """{sequence: extra copies} of `Cell.again`."""
+    copies: dict[int, int] = {}
+    for place, digit in enumerate(again):
+        for number in BitMap.deserialize(digit) if digit else ():
+            copies[base + number] = copies.get(base + number, 0) + (1 << place)
+    return copies
+
+
 def table_of(cells: Iterable[Cell]) -> pa.Table:
     """Cells as the job keeps them."""
-    rows = [
-        {
-            **asdict(cell),
-            "repeats": [{"sequence": sequence, "extra": extra} for sequence, extra in cell.repeats],
-            "tail": False,
-        }
-        for cell in cells
-    ]
-    return pa.Table.from_pylist(rows, CELL_SCHEMA)
+    return pa.Table.from_pylist([{**asdict(cell), "tail": False} for cell in cells], CELL_SCHEMA)
+
+
+def old_table_of(cells: Iterable[Cell]) -> pa.Table:
+    """Cells as the job kept them up to version 6 of the state."""
+    rows = []
+    for cell in cells:
+        repeats = copies_of(cell.again, cell.base).items()
+        pairs = [{"sequence": sequence, "extra": copies} for sequence, copies in repeats]
+        rows.append({**asdict(cell), "repeats": pairs, "tail": False})
+    names = [name for name in CELL_SCHEMA.names if name != "again"]
+    return pa.Table.from_pylist(rows, pa.schema([CELL_SCHEMA.field(name) for name in names]))
 
 
 @dataclass(slots=True)
@@ -74,7 +100,7 @@ def rows_of(counted: CountedCells) -> list[CountedRow]:
     """The columns row by row."""
     rows = []
     for i, group in enumerate(counted.groups.tolist()):
-        again = slice(*counted.repeat_bounds[i : i + 2].tolist())
+        again = range(*counted.again_bounds[i : i + 2].tolist())
         sequenced = group[scan.G_HIGH] != scan.COUNT_ONLY
         bitmap = counted.bitmaps[i]
         rows.append(
@@ -92,9 +118,7 @@ def rows_of(counted: CountedCells) -> list[CountedRow]:
                 last_append_ms=group[scan.G_LAST_APPEND],
                 producer=counted.producers[counted.producer_numbers[i]],
                 sequences=BitMap.deserialize(bitmap) if bitmap else BitMap(),
-                repeats=dict(
-                    zip(counted.repeated[again].tolist(), counted.extra[again].tolist(), strict=True)
-                ),
+                repeats=copies_of(counted.again[each] for each in again),
                 digest=group[scan.G_DIGEST] % (1 << 64) if counted.digested[i] else None,
             )
         )

@@ -16,8 +16,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from pyroaring import BitMap64
-
 from millrace.audit.contract.content_digest import digest_sum
 from millrace.audit.contract.event_ledger import EventLedger
 from millrace.audit.contract.event_values import TierEvent
@@ -26,7 +24,6 @@ from millrace.broker.protocol.system_topics import AUDIT_RETENTION_MS
 
 TIER_PREFIX = "group:"
 _MARK = "millrace-audit/1 "
-MAX_NAMED_REPEATS = 1 << 20
 
 
 def tier_name(group: str) -> str:
@@ -38,8 +35,8 @@ def seen_by_group(events: Iterable[TierEvent], topics: Collection[str]) -> dict[
     """{group: {stream: {window_start_ms: SeenSet}}} of events about any of the topics.
 
     Windows are as long as the consumers made them. A digest is given while no record came
-    twice. A window's extra copies are told by sequence as far as the events say whose they are, the first
-    MAX_NAMED_REPEATS of them; the others are its `loose_copies`.
+    twice. A window's extra copies are told by sequence as far as the events say whose they are; the others
+    are its `loose_copies`.
     """
     parts: dict[tuple[str, str, int], list[TierEvent]] = {}
     for event in events:
@@ -163,19 +160,13 @@ def group_doubts(ledger: EventLedger, claims: Claims | None = None) -> dict[str,
 
 def _merge(members: list[TierEvent]) -> SeenSet:
     total = SeenSet()
-    left = MAX_NAMED_REPEATS
     for event in members:
-        for again in (total.sequences & event.seen, event.repeats):
-            named = again if len(again) <= left else BitMap64(again[:left])
-            left -= len(named)
-            for sequence in named:
-                total.repeats[sequence] = total.repeats.get(sequence, 0) + 1
-            total.loose |= again - named
+        total.repeats.add(total.sequences & event.seen)
+        total.repeats.add(event.repeats)
         # An event tells which came again and how many in all, not how often each did.
         extra = event.count - event.unsequenced - len(event.seen)
         if len(event.repeats) == 1:
-            (sequence,) = event.repeats
-            total.repeats[sequence] = total.repeats.get(sequence, 0) + extra - 1
+            total.repeats.add(event.repeats, extra - 1)
         elif extra > len(event.repeats):
             total.loose |= event.repeats
         total.sequences |= event.seen
@@ -188,7 +179,7 @@ def _merge(members: list[TierEvent]) -> SeenSet:
             total.first_append_ms = first_ms if known == NO_TIME else min(known, first_ms)
             total.last_append_ms = max(total.last_append_ms, event.last_append_ms)
     extra = total.count - total.unsequenced_count - len(total.sequences)
-    total.loose_copies = extra - sum(total.repeats.values())
+    total.loose_copies = extra - total.repeats.total
     digests = [event.digest for event in members]
     total.digest = None
     if not extra and all(digest is not None for digest in digests):

@@ -13,10 +13,8 @@ ran at once, one commits and the other stops. Files of a job that died are never
 began before a compaction may still read them). The content is guarded by a CRC; a damaged newest commit is
 an error, never silently an older state.
 
-Version 2 of the format added verdicts, watermarks and ages, version 3 the leader epochs of what was read,
-version 4 what groups claim, version 5 the clusters' ids and cells without a place (`cell_union`), which an
-older program would take for cells of a partition, version 6 verdicts as many files of rows; an older state is
-read as it is, and the next run writes the newest version.
+An older state is read as it is, and the next run writes the newest version; VERSIONS says what each added. A
+version that this program does not know is refused, whatever is in it.
 
 Called by `job`, `explain`, `status` and `waivers`.
 """
@@ -41,8 +39,18 @@ from millrace.audit.keeping.state_files import Entry, LocalFiles, StateFiles, op
 from millrace.broker.errors import DataFolderNotWritable, FatalError, MillraceError
 from millrace.broker.protocol.checksum import crc32c_reference
 
-STATE_VERSION = 6
-READABLE_VERSIONS = (1, 2, 3, 4, 5, 6)
+VERSIONS = {
+    1: "cells, offsets, events",
+    2: "verdicts, watermarks and ages",
+    3: "leader epochs of what was read",
+    4: "what groups claim",
+    5: "the clusters' ids, and cells without a place, which older programs would take for a partition's",
+    6: "verdicts as many files of rows",
+    8: "what came again in a cell as sets, which older programs would not see",
+}
+"""What each version of the format added."""
+STATE_VERSION = max(VERSIONS)
+READABLE_VERSIONS = tuple(VERSIONS)
 ROOMS = ("cells", "events", "verdicts")
 LEAST_COMMITS = 2  # so that one can always go back a run
 _LEFT_OVER = re.compile(r"\.work-.*|\.probe-.*|\..+\.json\.[0-9a-f]{32}")

@@ -50,6 +50,7 @@ from millrace.audit.reconciliation.verdicts import (
     WindowVerdict,
 )
 from millrace.audit.scanning.cells import SeenByWindow, SeenSet
+from millrace.audit.scanning.repeats import Repeats
 
 NOT_COVERED = "no report covers these sequences"
 TOO_LARGE_TO_TELL = "a report was too large for the events topic: its counts were never told"
@@ -100,71 +101,59 @@ def reconcile_stream(
 
 def _file_duplicates(case: StreamCase, rows: dict[int, WindowFindings]) -> None:
     """Name extra copies at the first tier that has them; what the upstream had already is not named again."""
-    extra: dict[str, dict[int, int]] = {PRODUCED: {}}
+    extra = {PRODUCED: Repeats()}
     for tier in case.tiers:
         windows = case.seen[tier.name]
         filed = _extra_copies(windows)
-        extra[tier.name] = {}
+        extra[tier.name] = Repeats()
         for copies in filed.values():
-            for sequence, count in copies.items():
-                extra[tier.name][sequence] = extra[tier.name].get(sequence, 0) + count
+            extra[tier.name].add_all(copies)
+        above = extra[tier.upstream]
         for start_ms, copies in filed.items():
-            new = {
-                sequence: count - extra[tier.upstream].get(sequence, 0)
-                for sequence, count in copies.items()
-                if count > extra[tier.upstream].get(sequence, 0)
-            }
-            surplus = _loose_surplus(windows.get(start_ms), copies, extra[tier.upstream])
+            new = copies.beyond(above)
+            surplus = _loose_surplus(windows.get(start_ms), copies, above)
             gone = {"recreated", "truncated"}.intersection(case.unread_causes(tier, start_ms))
             if gone and (new or surplus):
-                sure = _copies_in_one_topic(windows.get(start_ms)) if gone == {"recreated"} else {}
-                certain = {
-                    sequence: sure[sequence] - extra[tier.upstream].get(sequence, 0)
-                    for sequence in new
-                    if sure.get(sequence, 0) > extra[tier.upstream].get(sequence, 0)
-                }
+                certain = Repeats()
+                if gone == {"recreated"}:
+                    certain = _copies_in_one_topic(windows.get(start_ms)).beyond(above).within(new.sequences)
                 if certain != new or surplus:
                     rows[start_ms].doubt(
                         f"tier {tier.name} was {min(gone)}: a copy may lie in the log that is gone"
                     )
                 new, surplus = certain, 0
             if new:
-                rows[start_ms].duplicates[tier.name] = to_ranges(BitMap64(new))
+                rows[start_ms].duplicates[tier.name] = to_ranges(new.sequences)
             if surplus and not new:
                 rows[start_ms].reasons.add(f"which records came once more in {tier.name}, nothing tells")
             if new or surplus:
-                rows[start_ms].extra_copies[tier.name] = sum(new.values()) + surplus
+                rows[start_ms].extra_copies[tier.name] = new.total + surplus
 
 
-def _copies_in_one_topic(window: SeenSet | None) -> dict[int, int]:
-    """{sequence: extra copies beside one in the very same topic}; of topics of one name, each by its id."""
+def _copies_in_one_topic(window: SeenSet | None) -> Repeats:
+    """Extra copies beside one in the very same topic; of topics of one name, each by its id."""
     by_topic: dict[tuple[str, str], SeenSet] = {}
     for cell in () if window is None else window.cells:
         by_topic.setdefault((cell.cluster, cell.topic_id), SeenSet()).add(cell)
-    found: dict[int, int] = {}
+    found = Repeats()
     for each in by_topic.values():
-        for sequence, copies in each.repeats.items():
-            found[sequence] = found.get(sequence, 0) + copies
+        found.add_all(each.repeats)
     return found
 
 
-def _loose_surplus(window: SeenSet | None, copies: Mapping[int, int], above: Mapping[int, int]) -> int:
+def _loose_surplus(window: SeenSet | None, copies: Repeats, above: Repeats) -> int:
     """How many of a window's loose copies the upstream cannot have had already, however they are shared out:
     what it had is not laid to this tier."""
     if window is None or not window.loose_copies:
         return 0
-    room = sum(
-        max(count - copies.get(sequence, 0), 0)
-        for sequence, count in above.items()
-        if sequence in window.loose
-    )
-    return max(window.loose_copies - room, 0)
+    room = above.within(window.loose).beyond(copies)
+    return max(window.loose_copies - room.total, 0)
 
 
-def _extra_copies(windows: SeenByWindow) -> dict[int, dict[int, int]]:
-    """{window: {sequence: extra copies}}; a sequence filed in two windows is a repeat in the later one."""
+def _extra_copies(windows: SeenByWindow) -> dict[int, Repeats]:
+    """By window; a sequence that is filed in two windows is a repeat in the later one."""
     filed = {
-        start_ms: dict(window.repeats)
+        start_ms: window.repeats.copy()
         for start_ms, window in windows.items()
         if window.repeats or window.loose_copies
     }
@@ -172,9 +161,7 @@ def _extra_copies(windows: SeenByWindow) -> dict[int, dict[int, int]]:
     for start_ms in sorted(windows):
         sequences = windows[start_ms].sequences
         if not before.isdisjoint(sequences):
-            copies = filed.setdefault(start_ms, {})
-            for sequence in before & sequences:
-                copies[sequence] = copies.get(sequence, 0) + 1
+            filed.setdefault(start_ms, Repeats()).add(before & sequences)
         before |= sequences
     return filed
 

@@ -10,7 +10,9 @@ cell and must not vanish. Notes:
     untrusted: <reason>  what could not be read, in `count`
     unread: <class>      offsets first_offset..last_offset that retention or truncation took before the read
 
-A cell whose partition and offsets are -1 is a united one (`cell_union`).
+A cell whose partition and offsets are -1 is a united one (`cell_union`). What came more than once in a cell
+is in `again`, by the digits of its extra copies (`cells.Cell`); `repeats` is null but in rows of older
+programs (`old_repeats`).
 
 Pure. Column names are those of `cells.Cell`; `tail` marks offsets that no mirror has passed yet (they are
 read again by the next job instead of being kept).
@@ -28,10 +30,10 @@ from numpy.typing import NDArray
 
 from millrace.audit.scanning.cell_columns import column_of, decimals
 from millrace.audit.scanning.cells import Cell
+from millrace.audit.scanning.old_repeats import in_sets
 
 if TYPE_CHECKING:  # the compiled scan is not needed to read rows
     from millrace.audit.scanning.counting import CountedCells, ScanTotals
-    from millrace.audit.scanning.united_sets import Bitmaps
 
 NOTE_READ = "read"
 NOTE_RECORDS = "records"
@@ -61,6 +63,7 @@ CELL_SCHEMA = pa.schema(
         ("base", pa.int64()),
         ("bitmap", pa.binary()),
         ("repeats", pa.list_(_REPEAT)),
+        ("again", pa.list_(pa.binary())),
         ("unsequenced_count", pa.int64()),
         ("digest", pa.decimal128(20, 0)),
         ("tail", pa.bool_()),
@@ -72,8 +75,8 @@ CELL_DDL = (
     "tier string, cluster string, topic string, topic_id string, partition int, stream string, "
     "producer string, window_start_ms bigint, chunk_start bigint, count bigint, byte_count bigint, "
     "first_offset bigint, last_offset bigint, first_append_ms bigint, last_append_ms bigint, base bigint, "
-    "bitmap binary, repeats array<struct<sequence: bigint, extra: bigint>>, unsequenced_count bigint, "
-    "digest decimal(20,0), tail boolean, note string"
+    "bitmap binary, repeats array<struct<sequence: bigint, extra: bigint>>, again array<binary>, "
+    "unsequenced_count bigint, digest decimal(20,0), tail boolean, note string"
 )
 
 
@@ -102,10 +105,6 @@ def cell_batches(
     high = groups[:, scan.G_HIGH]
     is_numbered = high != scan.COUNT_ONLY
     base = np.where(is_numbered, high << 32, 0)
-    of_repeat = np.repeat(np.arange(count), np.diff(counted.repeat_bounds))
-    repeats = pa.StructArray.from_arrays(
-        [pa.array(base[of_repeat] + counted.repeated), pa.array(counted.extra)], fields=list(_REPEAT)
-    )
     producers = pa.DictionaryArray.from_arrays(
         pa.array(counted.producer_numbers), pa.array(counted.producers, pa.string())
     )
@@ -127,8 +126,11 @@ def cell_batches(
         "first_append_ms": groups[:, scan.G_FIRST_APPEND],
         "last_append_ms": groups[:, scan.G_LAST_APPEND],
         "base": base,
-        "bitmap": _binary(counted.bitmaps),
-        "repeats": pa.ListArray.from_arrays(pa.array(counted.repeat_bounds, pa.int32()), repeats),
+        "bitmap": counted.bitmaps.to_column(),
+        "repeats": None,
+        "again": pa.ListArray.from_arrays(
+            pa.array(counted.again_bounds, pa.int32()), counted.again.to_column()
+        ),
         "unsequenced_count": np.where(is_numbered, 0, records),
         "digest": decimals(groups[:, scan.G_DIGEST], counted.digested),
         "tail": place.tail,
@@ -152,12 +154,6 @@ def _hexadecimal(numbers: NDArray[np.int64]) -> pa.Array:
     return pa.Array.from_buffers(
         pa.string(), len(numbers), [None, pa.py_buffer(bounds), pa.py_buffer(digits)]
     )
-
-
-def _binary(bitmaps: Bitmaps) -> pa.Array:
-    bounds = pa.array(bitmaps.bounds, pa.int32())  # raises where they do not fit
-    content = pa.py_buffer(bitmaps.content)
-    return pa.Array.from_buffers(pa.binary(), len(bounds) - 1, [None, bounds.buffers()[1], content])
 
 
 @dataclass(slots=True)
@@ -209,7 +205,8 @@ class NoteRows:
 
 def cells_of(table: pa.Table | pa.RecordBatch) -> Iterator[Cell]:
     """The cells among the rows; notes are left out."""
-    for row in table.to_pylist():
+    rows = table if isinstance(table, pa.Table) else pa.Table.from_batches([table])
+    for row in in_sets(rows).to_pylist():
         if row["note"] is not None:
             continue
         yield Cell(
@@ -229,7 +226,7 @@ def cells_of(table: pa.Table | pa.RecordBatch) -> Iterator[Cell]:
             last_append_ms=row["last_append_ms"],
             base=row["base"],
             bitmap=row["bitmap"] or b"",
-            repeats=tuple((repeat["sequence"], repeat["extra"]) for repeat in row["repeats"] or ()),
+            again=tuple(row.get("again") or ()),
             unsequenced_count=row["unsequenced_count"] or 0,
             digest=None if row["digest"] is None else int(row["digest"]),
             topic_id=row["topic_id"] or "",

@@ -34,6 +34,7 @@ from millrace.audit.scanning.cell_columns import (
 )
 from millrace.audit.scanning.cell_rows import CELL_SCHEMA
 from millrace.audit.scanning.cells import BASE_STEP, NO_PLACE
+from millrace.audit.scanning.old_repeats import in_sets
 from millrace.audit.scanning.set_kernels import SMALL_SET_BYTES
 from millrace.audit.scanning.united_sets import Bitmaps, unite_sets
 
@@ -42,11 +43,13 @@ _UNKNOWN_SIZE = -1
 
 
 def unite(cells: pa.Table, windows: pa.Table) -> pa.Table:
-    """A stream's kept cells, those of the proven `windows` (columns window_start_ms, window_ms) united.
+    """A stream's kept cells, those of the proven `windows` (columns window_start_ms, window_ms) united, and
+    those of an older program in today's form.
 
     `cells` are rows of `CELL_SCHEMA` without notes; those of the tail hold their windows back, and are left
     out.
     """
+    cells = in_sets(cells)
     in_tail = pc.fill_null(cells["tail"], False)
     kept = cells.filter(pc.invert(in_tail))
     if not windows.num_rows or kept.num_rows < 2:
@@ -78,7 +81,7 @@ def _in_windows(
 
 def _is_plain(rows: pa.Table) -> NDArray[np.bool_]:
     """Cells of numbered records that came once."""
-    no_repeats = pc.equal(pc.fill_null(pc.list_value_length(rows["repeats"]), 0), 0)
+    no_repeats = pc.equal(pc.fill_null(pc.list_value_length(rows["again"]), 0), 0)
     has_set = pc.fill_null(pc.greater(pc.binary_length(rows["bitmap"]), 0), False)
     is_plain = pc.and_(no_repeats, has_set).to_numpy()
     is_numbered = (numbers_of(rows["unsequenced_count"]) == 0) & (numbers_of(rows["base"]) % BASE_STEP == 0)

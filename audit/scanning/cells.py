@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pyroaring import BitMap64
 
 from millrace.audit.contract.content_digest import DIGEST_MASK
+from millrace.audit.scanning.repeats import Repeats
 
 BASE_STEP = 1 << 32
 NO_TIME = -1
@@ -34,10 +35,11 @@ class Cell:
     """Counts of one stream in one window, in one offset chunk of one partition of one tier.
 
     `count` is records (repeats included), `byte_count` the sum of their value sizes. `bitmap` is a portable
-    32-bit roaring bitmap of `sequence - base`, `base` a multiple of 2^32. `repeats` names sequences that
-    came more than once in this cell, with the number of *extra* copies. `unsequenced_count` is the part of
-    `count` that carried sequence 0. `digest` is the sum modulo 2^64 of the records' content digests, or
-    None. Times are append times in ms, -1 when unknown.
+    32-bit roaring bitmap of `sequence - base`, `base` a multiple of 2^32. `again` are such bitmaps of what
+    came more than once in this cell: number k has the sequences in whose *extra* copies 2^k is one of the
+    terms (`repeats.Repeats`). `unsequenced_count` is the part of `count` that carried sequence 0. `digest` is
+    the sum modulo 2^64 of the records' content digests, or None. Times are append times in ms, -1 when
+    unknown.
     """
 
     tier: str
@@ -56,7 +58,7 @@ class Cell:
     last_append_ms: int = NO_TIME
     base: int = 0
     bitmap: bytes = b""
-    repeats: tuple[tuple[int, int], ...] = ()
+    again: tuple[bytes, ...] = ()
     unsequenced_count: int = 0
     digest: int | None = None
     topic_id: str = ""
@@ -74,6 +76,10 @@ class Cell:
     def sequences(self) -> BitMap64:
         """The distinct sequences."""
         return decode_bitmap(self.base, self.bitmap)
+
+    def repeats(self) -> Repeats:
+        """The extra copies."""
+        return Repeats(decode_bitmap(self.base, each) for each in self.again)
 
 
 def decode_bitmap(base: int, bitmap: bytes) -> BitMap64:
@@ -120,14 +126,14 @@ class CellList:
 class SeenSet:
     """What a tier saw of one stream in one window: the sum of its cells.
 
-    `count` is records with repeats, `repeats` {sequence: extra copies}. Where only their number is told,
-    `loose_copies` are further extra copies, each of one of the sequences in `loose`. `cells` keeps the cells
-    themselves, because whether a missing record can still arrive is decided by the offsets that they bound;
-    `producers` are the names in them.
+    `count` is records with repeats, `repeats` their extra copies by sequence. Where only their number is
+    told, `loose_copies` are further extra copies, each of one of the sequences in `loose`. `cells` keeps the
+    cells themselves, because whether a missing record can still arrive is decided by the offsets that they
+    bound; `producers` are the names in them.
     """
 
     sequences: BitMap64 = field(default_factory=BitMap64)
-    repeats: dict[int, int] = field(default_factory=dict)
+    repeats: Repeats = field(default_factory=Repeats)
     count: int = 0
     byte_count: int = 0
     unsequenced_count: int = 0
@@ -144,15 +150,13 @@ class SeenSet:
         """A set without cells, as an online consumer's event gives it (and tests)."""
         seen = cls(digest=None)
         for sequence in sequences:
-            if sequence in seen.sequences:
-                seen.repeats[sequence] = seen.repeats.get(sequence, 0) + 1
-            seen.sequences.add(sequence)
+            seen.add_sequences(BitMap64([sequence]), Repeats())
             seen.count += 1
         return seen
 
     def add(self, cell: Cell) -> None:
         """Add a cell that covers other offsets than all before."""
-        self.add_sequences(cell.sequences(), dict(cell.repeats))
+        self.add_sequences(cell.sequences(), cell.repeats())
         self._sum_counts(cell.count, cell.byte_count, cell.unsequenced_count, cell.digest)
         self._widen(cell.first_append_ms, cell.last_append_ms)
         self.cells.append(cell)
@@ -169,13 +173,10 @@ class SeenSet:
         self.loose |= other.loose
         self.producers |= other.producers
 
-    def add_sequences(self, sequences: BitMap64, repeats: dict[int, int]) -> None:
+    def add_sequences(self, sequences: BitMap64, repeats: Repeats) -> None:
         """Add sequences that were seen, once each and so many times beyond; no counts, and no cell."""
-        if not self.sequences.isdisjoint(sequences):
-            for sequence in self.sequences & sequences:
-                self.repeats[sequence] = self.repeats.get(sequence, 0) + 1
-        for sequence, extra in repeats.items():
-            self.repeats[sequence] = self.repeats.get(sequence, 0) + extra
+        self.repeats.add(self.sequences & sequences)
+        self.repeats.add_all(repeats)
         self.sequences |= sequences
 
     def _sum_counts(self, count: int, byte_count: int, unsequenced_count: int, digest: int | None) -> None:

@@ -9,7 +9,8 @@ Invariants:
 - a record is counted once: in a cell, as unaudited (no `_mr`), or as untrusted (a header that cannot be
   read); the rest of a malformed batch is not counted, the batch is;
 - a cell may come in several fragments, so that memory stays flat; fragments merge by union, repeats add up,
-  and a sequence in two fragments is one more repeat.
+  and a sequence in two fragments is one more repeat;
+- what came again is held as ranges, never as one row a record: a stream may be carried twice as a whole.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.audit.contract.producer_names import disagreement, is_shown, join_names, kept_name
+from millrace.audit.scanning.copy_ranges import COPY_COLUMNS, copies_of, encode_copies, summed
 from millrace.audit.scanning.scan import (
     G_COUNT,
     G_LAST_RUN,
@@ -52,20 +54,13 @@ from millrace.broker.protocol.batch_kernels import B_COUNT
 
 # A fold sorts its runs once: a million keeps the arrays near 24 MB.
 RUNS_PER_FOLD = 1 << 20
-RECORDS_PER_FOLD = 1 << 22  # repeats show in a fold, and must not become many in the meantime
 # Cells are handed over when this much is held, so that a worker's memory does not grow with the data.
 GROUPS_PER_EMIT = 1 << 17
 RECORDS_PER_EMIT = 1 << 25
-REPEATS_PER_EMIT = 1 << 22
 UNSHOWN_NAME = "producer name that cannot be shown"
 MOST_NAMES_KEPT = 1 << 16
 MOST_PAIRS_NAMED = 20  # of producers that share a stream id; more are counted without their names
 _NAME_WORDS = (G_NAME_SIZE, G_NAME_LAST, G_NAME_FIRST, G_NAME_MIDDLE)
-
-
-_FIRST, _LAST, _COPIES = 1, 2, 3
-_REPEAT_COLUMNS = 4
-"""Of rows (group, first, last, copies beyond the first): ranges that came again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +68,17 @@ class CountedCells:
     """Fragments of cells, in columns: what one partition's offset chunks hold of streams and windows.
 
     `groups` are rows of `scan`'s groups. Each one's sequences, below the upper half in G_HIGH, are those of
-    `bitmaps`, which are empty for a producer that only counts.
-    What came more than once are `repeated` sequences, `extra` times beyond the first each, of row i those
-    from `repeat_bounds[i]` to `repeat_bounds[i + 1]`. `producers[producer_numbers[i]]` is the name in the
-    headers, or the first two (`producer_names`); "" where they carry none. `digests` are the sums modulo 2^64
-    of the records' content digests (`content_digest`), `digested` where there is one.
+    `bitmaps`, which are empty for a producer that only counts. What came more than once of row i are the
+    bitmaps of `again` from `again_bounds[i]` to `again_bounds[i + 1]` (`copy_ranges.encode_copies`).
+    `producers[producer_numbers[i]]` is the name in the headers, or the first two (`producer_names`); "" where
+    they carry none. `digests` are the sums modulo 2^64 of the records' content digests (`content_digest`),
+    `digested` where there is one.
     """
 
     groups: NDArray[np.int64]
     bitmaps: Bitmaps
-    repeated: NDArray[np.int64]
-    extra: NDArray[np.int64]
-    repeat_bounds: NDArray[np.int64]
+    again: Bitmaps
+    again_bounds: NDArray[np.int64]
     producers: list[str]
     producer_numbers: NDArray[np.int64]
     digested: NDArray[np.bool_]
@@ -113,9 +107,9 @@ class CellCounter:
         self._table = np.full(4096, -1, np.int32)
         self._runs = np.zeros((1 << 14, RUN_COLUMNS), np.int64)
         self._state = np.zeros(STATE_SIZE, np.int64)
-        self._repeats = np.zeros((0, _REPEAT_COLUMNS), np.int64)
+        self._repeats = np.zeros((0, COPY_COLUMNS), np.int64)
         self._merged_count = 0  # runs that the last fold left
-        self._folded_at = self._taken_at = 0  # records read by then
+        self._taken_at = 0  # records read by then
         self._names = [""]
         self._are_shown = [True]
         self._numbers: dict[bytes, int] = {}  # of names, by their words
@@ -162,18 +156,16 @@ class CellCounter:
         groups, runs, records = (int(self._state[each]) for each in (S_GROUPS, S_RUNS, S_RECORDS))
         if groups >= GROUPS_PER_EMIT or records - self._taken_at >= RECORDS_PER_EMIT:
             return True
-        if runs >= RUNS_PER_FOLD or records - self._folded_at >= RECORDS_PER_FOLD:
+        if runs >= RUNS_PER_FOLD:
             self._fold()
-        if self._merged_count > RUNS_PER_FOLD // 2:
-            return True
-        return bool((self._repeats[:, _LAST] - self._repeats[:, _FIRST] + 1).sum() >= REPEATS_PER_EMIT)
+        return max(self._merged_count, len(self._repeats)) > RUNS_PER_FOLD // 2
 
     def take(self) -> CountedCells:
         """Hand over every cell counted so far and forget them."""
         self._fold()
         made = int(self._state[S_GROUPS])
         groups = self._groups[:made].copy()
-        repeated = _singly(self._repeats)
+        again, again_bounds = encode_copies(self._repeats, made)
         for reason, records in self._doubtful_names().items():
             self.distrust(reason, records)
         names, numbers = self._names, self._group_names[:made].copy()
@@ -185,9 +177,8 @@ class CellCounter:
         counted = CountedCells(
             groups=groups,
             bitmaps=encode_sets(self._runs[: self._state[S_RUNS]], made),
-            repeated=repeated[:, _FIRST],
-            extra=repeated[:, _COPIES],
-            repeat_bounds=np.searchsorted(repeated[:, 0], np.arange(made + 1)),
+            again=again,
+            again_bounds=again_bounds,
             producers=names,
             producer_numbers=numbers,
             digested=(groups[:, G_NO_DIGEST] == 0) & self._digest,
@@ -200,7 +191,7 @@ class CellCounter:
         self._table.fill(-1)
         self._repeats = self._repeats[:0]
         self._merged_count = 0
-        self._folded_at = self._taken_at = int(self._state[S_RECORDS])
+        self._taken_at = int(self._state[S_RECORDS])
         self._group_names.fill(0)
         self._other_names = {}
         if len(self._names) > MOST_NAMES_KEPT:
@@ -299,7 +290,6 @@ class CellCounter:
     def _fold(self) -> None:
         """Put the runs collected so far in order and make those that touch one, finding what came again."""
         used = int(self._state[S_RUNS])
-        self._folded_at = int(self._state[S_RECORDS])
         if not used:
             return
         runs = in_order(self._runs[:used])
@@ -309,27 +299,4 @@ class CellCounter:
         self._state[S_RUNS] = self._merged_count = kept
         self._groups[: self._state[S_GROUPS], G_LAST_RUN] = -1
         if found:
-            once = np.ones((found, _REPEAT_COLUMNS), np.int64)
-            once[:, :_COPIES] = again[:found]
-            self._repeats = _summed(np.concatenate((self._repeats, once)))
-
-
-def _summed(repeats: NDArray[np.int64]) -> NDArray[np.int64]:
-    """In order, equal ranges of a group made one row."""
-    ordered = repeats[np.lexsort((repeats[:, _LAST], repeats[:, _FIRST], repeats[:, 0]))]
-    is_new = np.ones(len(ordered), np.bool_)
-    is_new[1:] = (ordered[1:, :_COPIES] != ordered[:-1, :_COPIES]).any(axis=1)
-    starts = np.flatnonzero(is_new)
-    summed = ordered[starts]
-    summed[:, _COPIES] = np.add.reduceat(ordered[:, _COPIES], starts) if len(starts) else 0
-    return summed
-
-
-def _singly(repeats: NDArray[np.int64]) -> NDArray[np.int64]:
-    """One row for each sequence that came again."""
-    sizes = repeats[:, _LAST] - repeats[:, _FIRST] + 1
-    single = np.repeat(repeats, sizes, axis=0)
-    ends = np.cumsum(sizes)
-    single[:, _FIRST] += np.arange(len(single)) - np.repeat(ends - sizes, sizes)
-    single[:, _LAST] = single[:, _FIRST]
-    return _summed(single)
+            self._repeats = summed(np.concatenate((self._repeats, copies_of(again[:found]))))

@@ -8,8 +8,8 @@ is missing their offsets decide, and that is rare.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -30,18 +30,24 @@ from millrace.audit.scanning.cells import (
     decode_bitmap,
     merge_cells,
 )
+from millrace.audit.scanning.copy_ranges import SET, copies_of, encode_copies, summed
+from millrace.audit.scanning.old_repeats import in_sets
+from millrace.audit.scanning.repeats import Repeats
 from millrace.audit.scanning.set_kernels import SMALL_SET_BYTES
-from millrace.audit.scanning.united_sets import Bitmaps, unite_sets
+from millrace.audit.scanning.united_sets import Bitmaps, runs_of, unite_sets
 
 FEW_CELLS = 64
 """so few are added up one by one: columns take most of a millisecond however few there are"""
+_MOST_DIGITS = 62
+"""of a number of copies in 64 bits, that can be added up"""
 
 
 class StreamCells:
     """Cells of one stream: rows of `CELL_SCHEMA`, of which notes are left out."""
 
     def __init__(self, rows: pa.Table) -> None:
-        self._rows = rows.filter(pc.is_null(rows["note"])) if rows["note"].null_count < len(rows) else rows
+        cells = rows.filter(pc.is_null(rows["note"])) if rows["note"].null_count < len(rows) else rows
+        self._rows = in_sets(cells)
 
     def __len__(self) -> int:
         return int(self._rows.num_rows)
@@ -146,43 +152,97 @@ def _producers(column: pa.ChunkedArray, starts: NDArray[np.int64]) -> list[froze
 
 
 def _add_sequences(rows: pa.Table, starts: NDArray[np.int64], sums: list[SeenSet]) -> None:
-    """The union of each stretch's sets, and what came in more than one of them."""
-    sets, bases = Bitmaps.of_column(rows["bitmap"]), numbers_of(rows["base"])
-    sizes = sets.sizes
+    """The union of each stretch's sets, and what came more than once: in one cell, or in more than one."""
     stretches = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, rows.num_rows)))
-    small = np.flatnonzero((sizes > 0) & (sizes <= SMALL_SET_BYTES) & (bases % BASE_STEP == 0))
-    large = np.flatnonzero(sizes > 0)
+    bases = numbers_of(rows["base"])
+    _add_sets(Bitmaps.of_column(rows["bitmap"]), bases, stretches, sums)
+    depths = numbers_of(pc.list_value_length(rows["again"])).astype(np.int64)
+    of_row = np.repeat(np.arange(rows.num_rows), depths)
+    if len(of_row):
+        places = np.arange(len(of_row)) - np.repeat(np.cumsum(depths) - depths, depths)
+        digits = Bitmaps.of_column(pc.list_flatten(rows["again"]))
+        _add_digits(digits, places, bases[of_row], stretches[of_row], sums)
+
+
+def _add_sets(
+    sets: Bitmaps, bases: NDArray[np.int64], stretches: NDArray[np.int64], sums: list[SeenSet]
+) -> None:
+    small, large = _by_size(sets, bases)
     if len(small):
-        unread = _add_small(sets, bases[small], stretches[small], small, sums)
-        large = np.setdiff1d(large, small[~unread], assume_unique=True)
+        of_sets, numbers = _SetsOfStretches.of(bases[small], stretches[small])
+        united = unite_sets(sets, small, numbers, len(of_sets))
+        for stretch, sequences in of_sets.decoded(united.bitmaps):
+            sums[stretch].sequences |= sequences
+        _add_copies(copies_of(united.again), of_sets, sums)
+        large = np.concatenate((large, small[united.unread]))
     for row in large.tolist():
-        sums[stretches[row]].add_sequences(decode_bitmap(int(bases[row]), sets[row]), {})
-    lists = rows["repeats"]
-    has_repeats = pc.fill_null(pc.greater(pc.list_value_length(lists), 0), False)
-    for row in pc.indices_nonzero(has_repeats).to_pylist():
-        repeats = {each["sequence"]: each["extra"] for each in lists[row].as_py()}
-        sums[stretches[row]].add_sequences(BitMap64(), repeats)
+        sums[stretches[row]].add_sequences(decode_bitmap(int(bases[row]), sets[row]), Repeats())
 
 
-def _add_small(
-    sets: Bitmaps,
+def _add_digits(
+    digits: Bitmaps,
+    places: NDArray[np.int64],
     bases: NDArray[np.int64],
     stretches: NDArray[np.int64],
-    small: NDArray[np.int64],
     sums: list[SeenSet],
-) -> NDArray[np.bool_]:
-    """Add these sets, of these bases and stretches; returns which of them cannot be read here."""
-    highs, which = np.unique(bases // BASE_STEP, return_inverse=True)
-    keys, numbers = np.unique(stretches * len(highs) + which, return_inverse=True)
-    united = unite_sets(sets, small, numbers, len(keys))
-    of_stretch, of_high = (keys // len(highs)).tolist(), highs[keys % len(highs)].tolist()
-    content, bounds = united.bitmaps.content.tobytes(), united.bitmaps.bounds.tolist()
-    for number, (stretch, high) in enumerate(zip(of_stretch, of_high, strict=True)):
-        bitmap = content[bounds[number] : bounds[number + 1]]
-        if bitmap:
-            sums[stretch].sequences |= BitMap64.deserialize(struct.pack("<QI", 1, high) + bitmap)
-    for number, first, last in united.again.tolist():
-        base, repeats = of_high[number] * BASE_STEP, sums[of_stretch[number]].repeats
-        for sequence in range(base + first, base + last + 1):
-            repeats[sequence] = repeats.get(sequence, 0) + 1
-    return united.unread
+) -> None:
+    """Add 2^place extra copies of what each bitmap has."""
+    small, large = _by_size(digits, bases)
+    if len(small):
+        if places.max() >= _MOST_DIGITS:
+            raise ValueError("a cell of the state has more copies of a record than there can be")
+        of_sets, numbers = _SetsOfStretches.of(bases[small], stretches[small])
+        runs, unread = runs_of(digits, small, numbers * _MOST_DIGITS + places[small])
+        sets, its_places = np.divmod(runs[:, 0], _MOST_DIGITS)
+        ranges = copies_of(runs, 1 << its_places)
+        ranges[:, SET] = sets
+        _add_copies(ranges, of_sets, sums)
+        large = np.concatenate((large, small[unread]))
+    for row in large.tolist():
+        sequences = decode_bitmap(int(bases[row]), digits[row])
+        sums[stretches[row]].repeats.add_digit(sequences, int(places[row]))
+
+
+def _by_size(sets: Bitmaps, bases: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(those that compiled loops take apart, those that are the library's), without the empty ones."""
+    is_small = (sets.sizes <= SMALL_SET_BYTES) & (bases % BASE_STEP == 0)
+    return np.flatnonzero((sets.sizes > 0) & is_small), np.flatnonzero((sets.sizes > 0) & ~is_small)
+
+
+@dataclass(frozen=True, slots=True)
+class _SetsOfStretches:
+    """By number of a set: the stretch that it belongs to, and the upper halves of its sequences."""
+
+    stretches: list[int]
+    highs: list[int]
+
+    @classmethod
+    def of(
+        cls, bases: NDArray[np.int64], stretches: NDArray[np.int64]
+    ) -> tuple[_SetsOfStretches, NDArray[np.int64]]:
+        """(the sets of these bases and stretches, the number of each one's)."""
+        highs, which = np.unique(bases // BASE_STEP, return_inverse=True)
+        keys, numbers = np.unique(stretches * len(highs) + which, return_inverse=True)
+        return cls((keys // len(highs)).tolist(), highs[keys % len(highs)].tolist()), numbers
+
+    def __len__(self) -> int:
+        return len(self.stretches)
+
+    def decoded(self, bitmaps: Bitmaps) -> Iterator[tuple[int, BitMap64]]:
+        """(stretch, sequences) of each set that is not empty."""
+        content, bounds = bitmaps.content.tobytes(), bitmaps.bounds.tolist()
+        for number, (stretch, high) in enumerate(zip(self.stretches, self.highs, strict=True)):
+            bitmap = content[bounds[number] : bounds[number + 1]]
+            if bitmap:
+                yield stretch, decode_bitmap(high * BASE_STEP, bitmap)
+
+
+def _add_copies(ranges: NDArray[np.int64], of_sets: _SetsOfStretches, sums: list[SeenSet]) -> None:
+    """Add the extra copies of `copy_ranges`."""
+    if not len(ranges):
+        return
+    bitmaps, bounds = encode_copies(summed(ranges), len(of_sets))
+    for number in np.flatnonzero(np.diff(bounds)).tolist():
+        base, repeats = of_sets.highs[number] * BASE_STEP, sums[of_sets.stretches[number]].repeats
+        for place, bitmap in enumerate(range(bounds[number], bounds[number + 1])):
+            repeats.add_digit(decode_bitmap(base, bitmaps[bitmap]), place)

@@ -42,6 +42,13 @@ class Bitmaps:
             return cls(data, np.zeros(1, np.int64))
         return cls(data, np.frombuffer(bounds, np.int64)[array.offset :][: len(array) + 1])
 
+    def to_column(self) -> pa.Array:
+        """As binary values; raises where they are too large for one array."""
+        bounds = pa.array(self.bounds, pa.int32()).buffers()[1]
+        return pa.Array.from_buffers(
+            pa.binary(), len(self.bounds) - 1, [None, bounds, pa.py_buffer(self.content)]
+        )
+
     @property
     def sizes(self) -> NDArray[np.int64]:
         return np.diff(self.bounds)
@@ -80,14 +87,22 @@ def in_order(runs: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def unite_sets(sets: Bitmaps, chosen: NDArray[np.int64], numbers: NDArray[np.int64], count: int) -> United:
     """Unite the chosen sets, each into the union of its number, of which there are `count`."""
-    begins, ends = sets.bounds[chosen], sets.bounds[chosen + 1]
-    runs = np.empty((int((ends - begins).sum()) // LEAST_RUN_BYTES + 1, RUN_COLUMNS), np.int64)
-    unread = np.zeros(len(chosen), np.int64)
-    made = read_sets(sets.content, begins, ends, numbers.astype(np.int64), runs, unread)
-    runs = in_order(runs[:made])
+    runs, unread = runs_of(sets, chosen, numbers)
+    runs = in_order(runs)
     again = np.empty_like(runs)
     kept, found = merge_runs(runs, again)
     runs = runs[:kept]
     sizes = np.zeros(count, np.int64)
     np.add.at(sizes, runs[:, 0], runs[:, 2] - runs[:, 1] + 1)
-    return United(encode_sets(runs, count), sizes, again[:found], unread.astype(np.bool_))
+    return United(encode_sets(runs, count), sizes, again[:found], unread)
+
+
+def runs_of(
+    sets: Bitmaps, chosen: NDArray[np.int64], numbers: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """(runs of the chosen sets, each under its number; which of these sets are left to the library)."""
+    begins, ends = sets.bounds[chosen], sets.bounds[chosen + 1]
+    runs = np.empty((int((ends - begins).sum()) // LEAST_RUN_BYTES + 1, RUN_COLUMNS), np.int64)
+    unread = np.zeros(len(chosen), np.int64)
+    made = read_sets(sets.content, begins, ends, numbers.astype(np.int64), runs, unread)
+    return runs[:made], unread.astype(np.bool_)

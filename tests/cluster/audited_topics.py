@@ -20,7 +20,7 @@ from millrace.audit.contract.header import HEADER_KEY, decode_identity, window_s
 from millrace.audit.reconciliation.reconcile import TierReading, reconcile_stream
 from millrace.audit.reconciliation.verdicts import WindowVerdict
 from millrace.audit.scanning.cells import Cell, merge_cells
-from tests.cells import count_repeats, encode_bitmaps
+from tests.cells import again_of, count_repeats, encode_bitmaps
 from tests.waiting import Deadline, patience, until
 
 DEADLINE_S = 120.0
@@ -122,7 +122,7 @@ def _cell(tier: str, topic: str, partition: int, stream: str, start_ms: int, mem
         last_offset=max(offsets),
         base=base,
         bitmap=bitmap,
-        repeats=tuple(repeats.items()),
+        again=again_of(repeats),
         unsequenced_count=int(np.count_nonzero(numbers == 0)),
         digest=digest_sum(
             record_digest(identity.sequence, message.key(), message.value(), message.headers())

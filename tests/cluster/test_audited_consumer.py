@@ -346,7 +346,9 @@ def test_a_member_that_was_killed_leaves_no_false_loss_and_what_it_told_is_repea
     heir.close()
     windows = flow.seen(flow.ledger())
     assert sequences(windows) == set(range(1, 101))
-    assert {sequence for window in windows.values() for sequence in window.repeats} == set(range(1, 41))
+    assert {sequence for window in windows.values() for sequence in window.repeats.sequences} == set(
+        range(1, 41)
+    )
     rows = flow.rows()
     assert not any(row.missing for row in rows) and overall_verdict(rows) is Verdict.DUPLICATE
 

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.audit.scanning.cells import BASE_STEP, Cell, SeenSet, merge_cells
-from tests.cells import count_repeats, encode_bitmaps
+from millrace.audit.scanning.repeats import Repeats
+from tests.cells import again_of, count_repeats, encode_bitmaps
 
 
 def cells_of(sequences, **changes):
@@ -28,7 +29,7 @@ def cells_of(sequences, **changes):
             "last_offset": len(sequences) - 1,
             "base": base,
             "bitmap": bitmap,
-            "repeats": tuple(repeats.items()) if number == 0 else (),
+            "again": again_of(repeats, base),
         }
         cells.append(Cell(**{**fields, **changes}))
     return cells
@@ -45,7 +46,7 @@ def test_adding_cells_is_the_sum_of_multisets(chunks):
             seen.add(cell)
     truth = Counter(sequence for chunk in chunks for sequence in chunk)
     assert set(seen.sequences) == set(truth)
-    assert seen.repeats == {sequence: copies - 1 for sequence, copies in truth.items() if copies > 1}
+    assert seen.repeats == Repeats.of({sequence: copies - 1 for sequence, copies in truth.items()})
     assert seen.count == sum(truth.values())
 
 

@@ -28,7 +28,6 @@ from millrace.audit.contract.events import (
     encode_event,
 )
 from millrace.audit.contract.group_counts import (
-    MAX_NAMED_REPEATS,
     Claim,
     claim_of,
     commit_mark,
@@ -41,7 +40,8 @@ from millrace.audit.contract.group_counts import (
 from millrace.audit.contract.header import HEADER_KEY, encode_identity, encode_prefix
 from millrace.audit.reconciliation.reconcile import Passage, TierReading, reconcile_stream
 from millrace.audit.scanning.cells import Cell, merge_cells
-from tests.cells import encode_bitmaps
+from millrace.audit.scanning.repeats import Repeats
+from tests.cells import again_of, encode_bitmaps
 
 STREAM, OTHER = "00000000000000ab", "00000000000000ac"
 SESSIONS = ("00000000000000c1", "00000000000000c2")
@@ -97,10 +97,10 @@ def test_the_groups_set_is_what_its_members_got_however_they_report(records, rng
         assert set(window.sequences) == set(here)
         assert window.count == sum(here.values()) and window.byte_count == window.count
         again = {sequence: count - 1 for sequence, count in here.items() if count > 1}
-        assert set(window.repeats) == set(again)
-        assert all(copies <= again[sequence] for sequence, copies in window.repeats.items())
-        assert sum(window.repeats.values()) + window.loose_copies == sum(again.values())
-        assert window.loose_copies or window.repeats == again
+        assert set(window.repeats.sequences) == set(again)
+        assert not window.repeats.beyond(Repeats.of(again))
+        assert window.repeats.total + window.loose_copies == sum(again.values())
+        assert window.loose_copies or window.repeats == Repeats.of(again)
         digest = digest_sum(record_digest(sequence, b"k", b"v") for sequence in here)
         assert window.digest == (None if window.repeats else digest)
         assert (window.first_append_ms, window.last_append_ms) == (5, 5)
@@ -277,17 +277,17 @@ def test_a_session_is_worn_by_age_and_by_windows():
     assert member.is_worn(1000)
 
 
-def test_of_very_many_repeats_some_are_named_and_all_are_counted():
+def test_very_many_repeats_are_named_without_a_number_for_each():
     """What a stranger can claim in a hundred bytes must not cost a dictionary of thousands of millions."""
-    everything = BitMap64(range(1, MAX_NAMED_REPEATS + 5000))
-    size = len(everything)
+    everything, size = BitMap64(), 1 << 31
+    everything.add_range(1, size + 1)
     events = [
         TierEvent("readers", STREAM, "flights", "", 0, WINDOW_MS, 1, size, 0, everything, 5, session=name)
         for name in SESSIONS
     ]
     window = seen(told(*events))[0]
-    assert len(window.repeats) == sum(window.repeats.values()) == MAX_NAMED_REPEATS
-    assert window.loose_copies == len(window.loose) == size - MAX_NAMED_REPEATS
+    assert window.repeats.sequences == everything and window.repeats.total == size
+    assert window.loose_copies == len(window.loose) == 0
 
 
 def test_only_the_asked_topics_are_merged_and_window_lengths_are_told():
@@ -309,7 +309,7 @@ def facts(count):
     return ledger.streams[STREAM]
 
 
-def cells(numbers, repeats=()):
+def cells(numbers, repeats=None):
     ((base, bitmap),) = encode_bitmaps(numbers)
     return merge_cells(
         [
@@ -328,7 +328,7 @@ def cells(numbers, repeats=()):
                 99,
                 base=base,
                 bitmap=bitmap,
-                repeats=repeats,
+                again=again_of(repeats or {}),
             )
         ]
     )
@@ -354,7 +354,7 @@ def test_copies_that_a_groups_cluster_had_already_are_not_laid_to_the_group(got,
         TierReading("ewr"),
         TierReading("group:readers", upstream="ewr", passed={("ewr", "flights", 0): Passage(100)}),
     ]
-    held = cells(np.arange(1, 11, dtype=np.uint64), repeats=((1, 2), (2, 1)))
+    held = cells(np.arange(1, 11, dtype=np.uint64), repeats={1: 2, 2: 1})
     found = {**held, "group:readers": seen(told(*member.report(9)))}
     (row,) = reconcile_stream(facts(10), found, tiers, window_ms=WINDOW_MS, grace_ms=0, now_ms=99_000)
     assert row.verdict.name == "DUPLICATE" and row.duplicates["ewr"] == ((1, 2),)
@@ -371,7 +371,7 @@ def test_what_each_start_of_a_consumer_got_once_is_a_copy_of_that_record():
             member.take("flights", None, b"v", [header(sequence)], 5)
         events += member.report(9)
     window = seen(told(*events))[0]
-    assert (window.repeats, window.loose_copies) == ({1: 2, 2: 1}, 0)
+    assert (window.repeats, window.loose_copies) == (Repeats.of({1: 2, 2: 1}), 0)
 
 
 @pytest.mark.parametrize(

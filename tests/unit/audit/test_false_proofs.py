@@ -27,7 +27,7 @@ from millrace.audit.reconciliation.reconcile import (
 from millrace.audit.reconciliation.tier_reading import arrivals_of
 from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
 from millrace.audit.scanning.cells import Cell, merge_cells
-from tests.cells import count_repeats, encode_bitmaps
+from tests.cells import again_of, count_repeats, encode_bitmaps
 from tests.verdicts import overall_verdict
 
 STREAM, SESSION = "00000000000000ab", "00000000000000cd"
@@ -103,7 +103,7 @@ def cell(tier: str, sequences: Any, *, first: int = 0, window: int = 0, **change
         "last_offset": first + len(sequences) - 1,
         "base": base,
         "bitmap": bitmap,
-        "repeats": tuple(repeats.items()),
+        "again": again_of(repeats),
         "unsequenced_count": int((numbers == 0).sum()),
     }
     return Cell(**{**fields, **changes})

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import tracemalloc
+from dataclasses import asdict, replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
-from pyroaring import BitMap64
+from pyroaring import BitMap, BitMap64
 
 from millrace.audit.contract.events import CLOSED, HEARTBEAT, OPENED, CountEvent, StreamEvent, StreamFacts
 from millrace.audit.reconciliation.reconcile import (
@@ -21,7 +22,7 @@ from millrace.audit.reconciliation.reconcile import (
 from millrace.audit.reconciliation.roster import roster_rows
 from millrace.audit.reconciliation.verdicts import PRODUCED, Verdict, WindowState
 from millrace.audit.scanning.cells import BASE_STEP, Cell, merge_cells
-from tests.cells import count_repeats, encode_bitmaps
+from tests.cells import again_of, count_repeats, encode_bitmaps
 from tests.verdicts import overall_verdict
 
 STREAM, SESSION = "00000000000000ab", "00000000000000cd"
@@ -104,7 +105,7 @@ def cells(tier, sequences, *, window=0, chunk=(0, None), **changes) -> list[Cell
                 **fields,
                 "base": base,
                 "bitmap": bitmap,
-                "repeats": tuple(repeats.items()) if number == 0 else (),
+                "again": again_of(repeats, base),
                 "count": len(sequences) if number == 0 else 0,
                 **changes,
             }
@@ -471,3 +472,33 @@ def test_an_unreadable_report_of_a_count_only_producer_forbids_a_match():
 def test_an_opened_stream_that_never_sent_anything_is_silent_after_its_lease():
     (row,) = audit(facts({}, state=OPENED, at_ms=1000), [], [])
     assert (row.window_start_ms, row.verdict) == (None, Verdict.UNKNOWN)
+
+
+def test_a_stream_that_was_carried_twice_is_named_by_a_range_and_costs_no_number_for_each():
+    everything = BitMap()
+    everything.add_range(1, 100_000_001)
+    size = len(everything)
+    fields = {"bitmap": everything.serialize(), "again": (everything.serialize(),), "count": 2 * size}
+    twice = [Cell(**{**asdict(each), **fields}) for each in (*cells("source", [1]), *cells("aggregate", [1]))]
+    twice.append(replace(twice[1], again=(), count=size, first_offset=5, last_offset=5))
+    about = StreamFacts(STREAM)
+    about.learn_stream(
+        StreamEvent(
+            stream=STREAM, session="a" * 16, topic="flights", producer="AA", state=CLOSED, host="",
+            application="", datacenter="", window_ms=MINUTE_MS, last_assigned=size, last_settled=size,
+            no_earlier_than_ms=None, lease_ms=1000, at_ms=1000,
+        )
+    )  # fmt: skip
+    tracemalloc.start()
+    try:
+        rows = reconcile_stream(
+            about, merge_cells(twice), tiers(), window_ms=MINUTE_MS, grace_ms=0, now_ms=10_000_000
+        )
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    (row,) = [each for each in rows if each.window_start_ms is not None]
+    whole = ((1, size),)
+    assert row.duplicates == {"source": whole, "aggregate": whole}
+    assert row.extra_copies == {"source": size, "aggregate": size}
+    assert peak < 20 << 20

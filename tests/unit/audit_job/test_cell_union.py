@@ -30,7 +30,7 @@ from millrace.audit.scanning.set_kernels import SMALL_SET_BYTES
 from millrace.audit.scanning.stream_cells import StreamCells
 from millrace.audit.spark.spark_cells import folded
 from tests import seeds
-from tests.cells import encode_bitmaps, table_of
+from tests.cells import again_of, encode_bitmaps, table_of
 
 STREAM, MINUTE_MS = "0" * 16, 60_000
 UNITED = {"partition": NO_PLACE, "chunk_start": NO_PLACE, "first_offset": NO_PLACE, "last_offset": NO_PLACE}
@@ -121,7 +121,7 @@ def test_only_cells_of_one_key_become_one(changes):
     [
         cell([1], 1),
         cell([2], 1, count=2),
-        cell([2], 1, repeats=((2, 1),), count=2),
+        cell([2], 1, again=again_of({2: 1}), count=2),
         cell([2], 1, bitmap=b"", unsequenced_count=1),
         cell([2], 1, bitmap=b"no bitmap"),
     ],

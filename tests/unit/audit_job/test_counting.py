@@ -262,3 +262,11 @@ def test_random_traffic_agrees_with_a_plain_count(build):
         held.update(row.repeats)
         assert row.count == len(row.sequences) + sum(row.repeats.values())
     assert found == truth
+
+
+def test_a_stream_of_which_every_record_comes_twice_is_held_as_one_range(build):
+    sequences = [1 + i // 2 for i in range(2_000)]
+    counter = count(build.batch(0, [build.stamped(i, 1, s) for i, s in enumerate(sequences)]))
+    counter._fold()
+    assert counter._repeats.tolist() == [[0, 1, 1_000, 1]]
+    assert only(counter).repeats == dict.fromkeys(range(1, 1_001), 1)

@@ -6,14 +6,15 @@ import random
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from millrace.audit.scanning import stream_cells
-from millrace.audit.scanning.cells import BASE_STEP, Cell, merge_cells
+from millrace.audit.scanning import old_repeats, stream_cells
+from millrace.audit.scanning.cells import BASE_STEP, Cell, CellList, SeenByWindow, merge_cells
 from millrace.audit.scanning.set_kernels import SMALL_SET_BYTES
 from millrace.audit.scanning.stream_cells import StreamCells
 from tests import seeds
-from tests.cells import count_repeats, encode_bitmaps, table_of
+from tests.cells import again_of, count_repeats, encode_bitmaps, old_table_of, table_of
 
 
 @pytest.fixture(autouse=True)
@@ -32,8 +33,6 @@ def cells_of(rng: random.Random, count: int) -> list[Cell]:
         first = rng.choice((1, 200, BASE_STEP - 30))
         sequences += range(first, first + rng.choice((0, 1, 60, 5_000)))
         distinct, repeats = count_repeats(np.array(sequences, np.uint64))
-        repeats_of = {base: {s: n for s, n in repeats.items() if s // BASE_STEP * BASE_STEP == base}
-                      for base in (0, BASE_STEP)}  # fmt: skip
         for base, bitmap in encode_bitmaps(distinct):
             cells.append(
                 Cell(
@@ -53,7 +52,7 @@ def cells_of(rng: random.Random, count: int) -> list[Cell]:
                     last_append_ms=rng.choice((-1, 9, 12)),
                     base=base,
                     bitmap=bitmap,
-                    repeats=tuple(repeats_of[base].items()),
+                    again=again_of(repeats, base),
                     unsequenced_count=rng.choice((0, 0, 3)),
                     digest=rng.choice((1 << 63, (1 << 64) - 1, 7)),
                     topic_id="id",
@@ -73,9 +72,43 @@ def test_columns_add_up_to_what_the_cells_do_one_by_one(count):
     assert {len(each.bitmap) > SMALL_SET_BYTES for each in cells_of(rng, 50)} == {True, False}
 
 
+def sums(seen: dict[str, SeenByWindow]) -> dict[str, SeenByWindow]:
+    """Without the cells, which an older program's are in an order of their own."""
+    return {
+        tier: {start_ms: replace(each, cells=CellList()) for start_ms, each in windows.items()}
+        for tier, windows in seen.items()
+    }
+
+
+@pytest.mark.parametrize("pairs_at_once", [1, 100, 1 << 20])
+@pytest.mark.parametrize("few", [0, 1000])
+def test_cells_that_an_older_program_kept_add_up_to_the_same(few, pairs_at_once, monkeypatch):
+    """It kept a pair for each record that came again, beside which a newer one's cells may lie."""
+    monkeypatch.setattr(stream_cells, "FEW_CELLS", few)
+    monkeypatch.setattr(old_repeats, "PAIRS_AT_ONCE", pairs_at_once)
+    cells = cells_of(random.Random(4), 30)
+    assert any(each.again for each in cells)
+    old = old_table_of(cells)
+    as_spark_reads_it = pa.concat_tables([old, table_of([])], promote_options="default")
+    for kept in (old, as_spark_reads_it):
+        assert sums(StreamCells(kept).seen()) == sums(merge_cells(cells))
+    mixed = pa.concat_tables([old_table_of(cells[:15]), table_of(cells[15:])], promote_options="default")
+    assert sums(StreamCells(mixed).seen()) == sums(merge_cells(cells))
+    assert {len(each.again) for each in StreamCells(mixed)} == {len(each.again) for each in cells}
+
+
+def test_an_old_cell_that_repeats_what_it_cannot_hold_stops_the_run():
+    cells = [replace(each, again=()) for each in cells_of(random.Random(5), 1)]
+    table = table_of(cells)
+    pairs = pa.array([[{"sequence": BASE_STEP * 5, "extra": 1}]] * len(table), table["repeats"].type)
+    table = table.set_column(table.schema.get_field_index("repeats"), "repeats", pairs)
+    with pytest.raises(ValueError, match="cannot hold"):
+        StreamCells(table).seen()
+
+
 def test_count_only_cells_have_counts_and_no_sequences():
     rng = random.Random(1)
-    cells = [replace(each, bitmap=b"", repeats=(), unsequenced_count=each.count) for each in cells_of(rng, 5)]
+    cells = [replace(each, bitmap=b"", again=(), unsequenced_count=each.count) for each in cells_of(rng, 5)]
     assert StreamCells(table_of(cells)).seen() == merge_cells(cells)
 
 
