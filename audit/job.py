@@ -30,7 +30,7 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -50,8 +50,7 @@ from millrace.audit.keeping.verdict_files import LINES, PRUNED, own_lines
 from millrace.audit.keeping.waivers import Standing, Target, read_waivers, standing_waivers, waived_targets
 from millrace.audit.reconciliation.horizon import DEFAULT_HORIZON_MS, split_older
 from millrace.audit.reconciliation.reconcile import ClusterPartition, Passage
-from millrace.audit.reconciliation.row_keys import WINDOW, Window, is_among, keys_of
-from millrace.audit.reconciliation.row_parts import Beside, Rows, View, parts_of
+from millrace.audit.reconciliation.row_parts import Beside, Rows, View
 from millrace.audit.reconciliation.settled import (
     LINE_COLUMNS,
     NUMBERED_SCHEMA,
@@ -64,7 +63,6 @@ from millrace.audit.reconciliation.settled import (
     revisions_of,
     rows_of,
     unnumbered,
-    without,
 )
 from millrace.audit.reconciliation.verdict_rows import Reconciler, iso_time, verdict_rows
 from millrace.audit.report import notes
@@ -511,23 +509,22 @@ def _fold(job: Run, after: Commit, cells: RunCells, found: Findings, loose_count
     """Prune what the policy lets go, unite cells of what is proven, and make the files of many runs few.
     Returns the lines of the windows that were pruned."""
     config, ledger = job.config, job.captured.ledger
-
-    def going(part: pa.Table, held_back: Collection[tuple[str, int]]) -> dict[Window, dict[str, int]]:
-        lines, rows = lines_of(part), rows_of(part)
-        return upkeep.prunable(lines, rows, found.waived, held_back, config.keep_ms, job.now_ms)
-
-    lines = [SETTLED_SCHEMA.empty_table()]
-    pruned = job.pruned
-    if config.keep_ms is not None and any(going(part, ()) for part in parts_of(found.numbered)):
-        held_back = cells.windows_of_tail()
-        for part in parts_of(found.numbered):
-            if windows := going(part, held_back):
-                pruned = upkeep.prune_facts(ledger, pruned, windows, rows_of(part), config.window_ms)
-                left = without(pa.concat_tables([job.pruned_lines, lines_of(part)]), windows)
-                lines.append(left.filter(is_among(left.select(WINDOW), keys_of(windows, WINDOW))))
-    if len(lines) == 1 and loose_count < upkeep.FOLD_FILES:
-        return lines[0]
-    pruned = upkeep.prune_facts(ledger, pruned, {}, NUMBERED_SCHEMA.empty_table(), config.window_ms)
+    pruned = {stream: each.copy() for stream, each in job.pruned.items()}
+    lines = SETTLED_SCHEMA.empty_table()
+    if config.keep_ms is not None:
+        lines = upkeep.prune(
+            found.numbered,
+            job.pruned_lines,
+            pruned,
+            found.waived,
+            cells.windows_of_tail,
+            config.keep_ms,
+            job.now_ms,
+            config.window_ms,
+        )
+    if not lines.num_rows and loose_count < upkeep.FOLD_FILES:
+        return lines
+    upkeep.forget_pruned(ledger, pruned, learn=True)
     # The fold goes by all that is pruned, also of streams that are forgotten now: no commit names this table.
     told = uniting.fold_plan(pruned)
     plan = f"events/{job.name}-plan.parquet" if told.num_rows else ""
@@ -535,7 +532,7 @@ def _fold(job: Run, after: Commit, cells: RunCells, found: Findings, loose_count
         job.state.write_table(plan, told)
     proven = job.row_files if uniting.may_unite(config, job.captured) else ()
     # Cells of a window that is pruned now may be in any file; of one that was before, only in loose ones.
-    after.cells = cells.fold(plan, proven, whole=len(lines) > 1)
+    after.cells = cells.fold(plan, proven, whole=lines.num_rows > 0)
     upkeep.forget_streams(ledger, pruned, job.captured.told, config.grace_ms, job.now_ms)
     facts = _facts_table(config, job.captured, pruned)
     after.events, after.events_digest = f"events/{job.name}-folded.parquet", fact_rows.digest(facts)
@@ -545,7 +542,7 @@ def _fold(job: Run, after: Commit, cells: RunCells, found: Findings, loose_count
         if what.startswith(upkeep.LATE):
             after.untrusted[what] = after.untrusted.get(what, 0) + count
             after.untrusted_at[what] = job.now_ms
-    return pa.concat_tables(lines)
+    return lines
 
 
 def _summary(job: Run, after: Commit, cells: RunCells, found: Findings) -> dict[str, Any]:
