@@ -245,7 +245,7 @@ def _run(
             progress(f"counting {sum(each.size for each in job.ranges):,} records")
             meter = ReadMeter(session, job.ranges)
             with meter.telling(progress):
-                cells = _count(session, job, meter)
+                cells = _count(session, job, meter, work)
             progress("reconciling")
             after = _next_commit(job, cells)
             rows = _reconcile(session, job, after, cells)
@@ -375,13 +375,13 @@ def _tidy(job: Run) -> None:
     job.state.sweep(newest)
 
 
-def _count(spark: SparkSession, job: Run, meter: ReadMeter) -> RunCells:
+def _count(spark: SparkSession, job: Run, meter: ReadMeter, work: Path) -> RunCells:
     """Write the facts and scan the pinned ranges into Parquet."""
     facts = job.before.events
     if fact_rows.digest(job.facts) != job.before.events_digest or not facts:
         facts = f"events/{job.name}.parquet"
         job.state.write_table(facts, job.facts)
-    cells = RunCells(spark, job.state, job.name, job.kept.cells, facts)
+    cells = RunCells(spark, job.state, job.name, job.kept.cells, facts, work)
     cells.count(job.config, job.ranges, job.master, meter)
     return cells
 

@@ -89,6 +89,29 @@ def test_the_whole_job_runs_with_its_state_at_a_uri(
     assert names == set(told), "the failure is gone, and nothing is left aside"
 
 
+def test_a_runs_rows_are_brought_from_a_uri_once_and_never_read_through_the_gateway(
+    spark, world, stream, hadoop_place, monkeypatch
+):
+    monkeypatch.setattr(verdict_files, "PART_ROWS", 1)
+    brought, read, at_hand, source = [], [], HadoopFiles.at_hand, HadoopFiles.source
+
+    def bring(self, name, copy):
+        brought.append(name)
+        return at_hand(self, name, copy)
+
+    def look(self, name):
+        read.append(name)
+        return source(self, name)
+
+    monkeypatch.setattr(HadoopFiles, "at_hand", bring)
+    monkeypatch.setattr(HadoopFiles, "source", look)
+    world.config = world.config.model_copy(update={"state": hadoop_place})
+    found = audit(world)
+    assert (found.exit_status, found.summary["counts"]["missing"]) == (1, 2)
+    latest = StateFolder.look(hadoop_place).latest()
+    assert sorted(brought) == sorted(row_files(latest.verdicts)) and row_files(read) == []
+
+
 def test_of_many_commits_of_one_number_one_wins_through_hadoop(spark, hadoop_place):
     states = [StateFolder.open(hadoop_place) for _ in range(4)]
     won: list[int] = []
@@ -122,6 +145,9 @@ def test_both_kinds_of_files_keep_the_same_promises(spark, hadoop_place, tmp_pat
         assert files.read("commits/1") == b"first"
         files.write("cells/a", b"\x00\xff" * 1000)
         assert files.read("cells/a") == b"\x00\xff" * 1000
+        assert files.at_hand("cells/a", tmp_path / "copy").read_bytes() == b"\x00\xff" * 1000
+        with pytest.raises(FileNotFoundError):
+            files.at_hand("cells/b", tmp_path / "none").read_bytes()
         (entry,) = files.entries("cells")
         assert (entry.name, entry.size, entry.is_folder) == ("a", 2000, False)
         assert [each.name for each in files.entries("")] == ["cells", "commits"]
