@@ -75,6 +75,7 @@ from millrace.audit.runs.arrivals import arrival_passages
 from millrace.audit.runs.backfill import TimeRange
 from millrace.audit.runs.capture import Capture, capture, settle_claims
 from millrace.audit.runs.copied_headers import Foreign, foreign_counts, foreign_notes
+from millrace.audit.runs.event_reading import Told, events_known, lost_counts, to_keep
 from millrace.audit.runs.fact_rows import PrunedWindows
 from millrace.audit.runs.reading_plan import plan_backfill, plan_ranges, read_until
 from millrace.audit.runs.reconciling import reconciler_of, roster_of, streams_of, tiers_of
@@ -282,17 +283,20 @@ def _prepare(
     check_window(config, before)
     check_names(config, before)
     ledger = EventLedger()
-    origins = {}
+    origins: dict[str, set[str]] = {}
+    told: Told = {}
     pruned: dict[str, PrunedWindows] = {}
     if before.events:
         facts = state.read_table(before.events)
-        origins = fact_rows.restore(facts, ledger)
+        origins, told = fact_rows.restore(facts, ledger)
         pruned = fact_rows.restore_pruned(facts)
     for kept in [*before.gaps, *before.tiers]:
         event = kept_event(kept)
         if event is not None:
             ledger.learn(event)
-    captured = asyncio.run(capture(config, ledger, clock_ms))
+    # A backfill wants events again that were pruned since they were read.
+    known = events_known(config, before, told) if only is None else None
+    captured = asyncio.run(capture(config, ledger, clock_ms, before, known))
     check_clusters(config, before, captured.cluster_ids)
     for stream, clusters in origins.items():
         captured.origins.setdefault(stream, set()).update(clusters)
@@ -328,7 +332,8 @@ def _prepare(
 
 
 def _facts_table(config: AuditConfig, captured: Capture, pruned: Mapping[str, PrunedWindows]) -> pa.Table:
-    return fact_rows.facts_table(captured.ledger, captured.origins, pruned, config.group_names())
+    groups, told = config.group_names(), captured.events.told
+    return fact_rows.facts_table(captured.ledger, captured.origins, pruned, groups, told)
 
 
 @contextlib.contextmanager
@@ -397,10 +402,12 @@ def _next_commit(job: Run, cells: RunCells) -> Commit:
     found = Counter(counts_of(notes, NOTE_UNTRUSTED))
     found.update({f"{NOTE_UNAUDITED}/{tier}": n for tier, n in unaudited_of(notes).items()})
     found.update(job.late)
+    found.update(lost_counts(job.captured.events_lost))
     for what, count in found.items():
         untrusted[what] = untrusted.get(what, 0) + count
         ages[what] = job.now_ms
     learnt = any(each.size for each in kept)
+    events = to_keep(job.captured.events, ledger)
     return Commit(
         number=job.number,
         at_ms=job.now_ms,
@@ -419,6 +426,9 @@ def _next_commit(job: Run, cells: RunCells) -> Commit:
         verdicts=before.verdicts,
         verdicts_digest=before.verdicts_digest,
         folded_ms=before.folded_ms or job.now_ms,
+        events_read=events.positions,
+        events_ways=events.ways,
+        events_doubted=events.doubts(),
     )
 
 

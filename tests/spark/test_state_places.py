@@ -18,6 +18,7 @@ from millrace.audit.keeping.hadoop_files import HadoopFiles
 from millrace.audit.keeping.state import Commit, CommitConflict, StateFolder
 from millrace.audit.keeping.state_files import LocalFiles
 from millrace.audit.keeping.verdict_files import row_files
+from millrace.audit.runs import event_reading
 from tests.waiting import patience
 
 pytestmark = pytest.mark.java
@@ -211,6 +212,46 @@ def test_a_job_cut_off_at_any_step_leaves_the_next_one_the_same_verdicts(spark, 
         assert StateFolder.open(state).latest().number == after
         next_one = audit(world)
         assert (next_one.exit_status, next_one.summary) == (undisturbed.exit_status, undisturbed.summary)
+
+
+def test_events_are_read_once_but_those_of_a_job_that_was_cut_off_again(
+    spark, world, stream, tmp_path, monkeypatch
+):
+    read, original = {}, event_reading.read_topic_to_end
+
+    def noted(cluster, topic, **options):
+        if "until" in options:
+            read[cluster.name] = (options["since"][0], options["until"][0])
+        return original(cluster, topic, **options)
+
+    def dies(*_):
+        raise Killed
+
+    monkeypatch.setattr(event_reading, "read_topic_to_end", noted)
+    assert audit(world).exit_status == 1
+    state = StateFolder.open(world.config.state)
+    first, (begin, end) = state.latest(), read["ewr"]
+    assert begin == 0 < end == first.events_read["ewr/millrace.audit/0"].next_offset
+    world.send(stream, range(61, 71))
+    world.report(stream, report=2)
+    with monkeypatch.context() as cut, pytest.raises(Killed):
+        cut.setattr(StateFolder, "commit", dies)
+        audit(world)
+    assert read["ewr"][0] == end and state.latest() == first
+    world.carry(stream, lose=range(1, 61))
+    world.position("ewr", 70)
+    read.clear()
+    after = audit(world)
+    assert read["ewr"][0] == end < read["ewr"][1]
+    assert (after.summary["counts"]["acknowledged"], after.summary["counts"]["missing"]) == (70, 2)
+    again = audit(world)
+    assert again.summary == after.summary and len(set(read["ewr"])) == 1
+    assert state.latest().number == 2, "nothing was learnt"
+    world.config = world.config.model_copy(update={"state": tmp_path / "anew"})
+    whole = audit(world)
+    assert read["ewr"][0] == 0 and whole.summary["counts"] == after.summary["counts"]
+    anew = StateFolder.open(tmp_path / "anew").latest()
+    assert anew.events_digest == state.latest().events_digest, "the facts are the same"
 
 
 def test_a_disk_that_is_full_is_one_line_and_the_last_good_state_stays(spark, world, stream, monkeypatch):

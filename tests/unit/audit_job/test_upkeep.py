@@ -361,7 +361,7 @@ def backfilled(tmp_path, monkeypatch, only, pruned=(0,), **kind):
     state = StateFolder.open(tmp_path)
     state.write_table("events/e.parquet", facts_table(ledger, {STREAM: {"ewr"}}, left))
 
-    async def capture(config, ledger, clock_ms):
+    async def capture(config, ledger, clock_ms, before, known):
         ledger.learn_all(events_of(ledger_of((0, [1, 2, 3]), (10, [4, 5, 6]), **kind).streams[STREAM]))
         return Capture(10_000, ledger, {STREAM: {"ewr"}})
 
