@@ -22,12 +22,13 @@ from millrace.audit.contract.events import (
 )
 from millrace.audit.contract.group_counts import Claim, group_doubts
 from millrace.audit.job import _next_commit
+from millrace.audit.keeping import upkeep
 from millrace.audit.keeping.state import Commit, ReadPosition, StateFolder
 from millrace.audit.reconciliation.verdict_rows import ROW_SCHEMA
 from millrace.audit.runs import event_reading, partition_pins
 from millrace.audit.runs.capture import Capture
 from millrace.audit.runs.event_reading import EventsRead, events_known, lost_counts, read_events, to_keep
-from millrace.audit.runs.fact_rows import facts_table, restore
+from millrace.audit.runs.fact_rows import PrunedWindows, facts_table, restore, restore_pruned
 from millrace.audit.runs.untrusted import doubts_of
 from millrace.audit.scanning.cell_notes import NOTE_SCHEMA
 from tests.unit.audit_job.test_doubtful_captures import SESSION, STREAM, config, events, pin, run_of
@@ -290,6 +291,49 @@ def test_a_program_that_knows_more_events_reads_all_of_them(topic, monkeypatch):
     monkeypatch.setattr(event_reading, "known_types", lambda: ["event stream 1", "event new 1"])
     look(topic, before)
     assert topic.read[-1] == (0, 1)
+
+
+def pruning(topic, before, starts_ms, *, is_anew):
+    """A run that reads on, or all anew, and prunes these windows: (late reports, doubts of groups, its commit
+    with its facts)"""
+    settings = config(groups={"ewr": ["billing"]})
+    if before is not None and is_anew:
+        before = replace(before[0], events_ways=[]), before[1]
+    captured, (commit, _) = look(topic, before, settings)
+    pruned = {} if before is None else restore_pruned(before[1])
+    late = upkeep.forget_pruned(captured.ledger, pruned)
+    for start_ms in starts_ms:
+        pruned.setdefault(STREAM, PrunedWindows(60_000)).add(start_ms, 60_000)
+    upkeep.forget_pruned(captured.ledger, pruned, learn=True)
+    upkeep.forget_streams(captured.ledger, pruned, captured.told, 0, 10**9)
+    told = captured.events.told
+    facts = facts_table(captured.ledger, captured.origins, pruned, settings.group_names(), told)
+    return late, group_doubts(captured.ledger), (commit, facts)
+
+
+def test_what_is_left_of_pruned_windows_is_the_same_for_who_reads_all_events_and_who_reads_on(topic):
+    """Late reports are told once, sessions that go on are whole, streams are forgotten at the same time."""
+    count, end = events([1, 2, 3])
+    later = replace(count, window_start_ms=60_000, acknowledged=BitMap64([4, 5]), count=2)
+    longer = replace(count, report=2, count=4, acknowledged=BitMap64([1, 2, 3, 6]))
+    rounds = [
+        ([count, of_group(0, [1, 2], 2)], (), 0),
+        ([later, count], (0,), 0),
+        ([longer, of_group(60_000, [4], 3)], (60_000,), 0),
+        ([of_group(60_000, [4, 5], 4, report=2), end], (), 0),
+        ([], (), 4),
+        ([], (), 8),
+        ([], (), 8),
+    ]
+    on = anew = None
+    for number, (told, starts_ms, begin) in enumerate(rounds):
+        topic.tell(*told)
+        topic.start = begin
+        late, doubts, on = pruning(topic, on, starts_ms, is_anew=False)
+        late_anew, doubts_anew, anew = pruning(topic, anew, starts_ms, is_anew=True)
+        assert (late, doubts, on[1]) == (late_anew, doubts_anew, anew[1]), number
+        assert bool(late) is (number == 2) and doubts == {}
+    assert on[1].num_rows == 0, "forgotten, as no event can bring it back"
 
 
 def test_before_a_session_is_in_doubt_all_events_are_read_again(topic):
