@@ -30,7 +30,7 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -50,8 +50,7 @@ from millrace.audit.keeping.verdict_files import LINES, PRUNED, own_lines
 from millrace.audit.keeping.waivers import Standing, Target, read_waivers, standing_waivers, waived_targets
 from millrace.audit.reconciliation.horizon import DEFAULT_HORIZON_MS, split_older
 from millrace.audit.reconciliation.reconcile import ClusterPartition, Passage
-from millrace.audit.reconciliation.row_keys import WINDOW, Window, is_among, keys_of
-from millrace.audit.reconciliation.row_parts import Beside, Rows, View, parts_of
+from millrace.audit.reconciliation.row_parts import Beside, Rows, View
 from millrace.audit.reconciliation.settled import (
     LINE_COLUMNS,
     NUMBERED_SCHEMA,
@@ -64,7 +63,6 @@ from millrace.audit.reconciliation.settled import (
     revisions_of,
     rows_of,
     unnumbered,
-    without,
 )
 from millrace.audit.reconciliation.verdict_rows import Reconciler, iso_time, verdict_rows
 from millrace.audit.report import notes
@@ -77,6 +75,7 @@ from millrace.audit.runs.arrivals import arrival_passages
 from millrace.audit.runs.backfill import TimeRange
 from millrace.audit.runs.capture import Capture, capture, settle_claims
 from millrace.audit.runs.copied_headers import Foreign, foreign_counts, foreign_notes
+from millrace.audit.runs.event_reading import Told, events_known, lost_counts, to_keep
 from millrace.audit.runs.fact_rows import PrunedWindows
 from millrace.audit.runs.reading_plan import plan_backfill, plan_ranges, read_until
 from millrace.audit.runs.reconciling import reconciler_of, roster_of, streams_of, tiers_of
@@ -247,7 +246,7 @@ def _run(
             progress(f"counting {sum(each.size for each in job.ranges):,} records")
             meter = ReadMeter(session, job.ranges)
             with meter.telling(progress):
-                cells = _count(session, job, meter)
+                cells = _count(session, job, meter, work)
             progress("reconciling")
             after = _next_commit(job, cells)
             rows = _reconcile(session, job, after, cells)
@@ -284,17 +283,20 @@ def _prepare(
     check_window(config, before)
     check_names(config, before)
     ledger = EventLedger()
-    origins = {}
+    origins: dict[str, set[str]] = {}
+    told: Told = {}
     pruned: dict[str, PrunedWindows] = {}
     if before.events:
         facts = state.read_table(before.events)
-        origins = fact_rows.restore(facts, ledger)
+        origins, told = fact_rows.restore(facts, ledger)
         pruned = fact_rows.restore_pruned(facts)
     for kept in [*before.gaps, *before.tiers]:
         event = kept_event(kept)
         if event is not None:
             ledger.learn(event)
-    captured = asyncio.run(capture(config, ledger, clock_ms))
+    # A backfill wants events again that were pruned since they were read.
+    known = events_known(config, before, told) if only is None else None
+    captured = asyncio.run(capture(config, ledger, clock_ms, before, known))
     check_clusters(config, before, captured.cluster_ids)
     for stream, clusters in origins.items():
         captured.origins.setdefault(stream, set()).update(clusters)
@@ -330,7 +332,8 @@ def _prepare(
 
 
 def _facts_table(config: AuditConfig, captured: Capture, pruned: Mapping[str, PrunedWindows]) -> pa.Table:
-    return fact_rows.facts_table(captured.ledger, captured.origins, pruned, config.group_names())
+    groups, told = config.group_names(), captured.events.told
+    return fact_rows.facts_table(captured.ledger, captured.origins, pruned, groups, told)
 
 
 @contextlib.contextmanager
@@ -377,13 +380,13 @@ def _tidy(job: Run) -> None:
     job.state.sweep(newest)
 
 
-def _count(spark: SparkSession, job: Run, meter: ReadMeter) -> RunCells:
+def _count(spark: SparkSession, job: Run, meter: ReadMeter, work: Path) -> RunCells:
     """Write the facts and scan the pinned ranges into Parquet."""
     facts = job.before.events
     if fact_rows.digest(job.facts) != job.before.events_digest or not facts:
         facts = f"events/{job.name}.parquet"
         job.state.write_table(facts, job.facts)
-    cells = RunCells(spark, job.state, job.name, job.kept.cells, facts)
+    cells = RunCells(spark, job.state, job.name, job.kept.cells, facts, work)
     cells.count(job.config, job.ranges, job.master, meter)
     return cells
 
@@ -399,10 +402,12 @@ def _next_commit(job: Run, cells: RunCells) -> Commit:
     found = Counter(counts_of(notes, NOTE_UNTRUSTED))
     found.update({f"{NOTE_UNAUDITED}/{tier}": n for tier, n in unaudited_of(notes).items()})
     found.update(job.late)
+    found.update(lost_counts(job.captured.events_lost))
     for what, count in found.items():
         untrusted[what] = untrusted.get(what, 0) + count
         ages[what] = job.now_ms
     learnt = any(each.size for each in kept)
+    events = to_keep(job.captured.events, ledger)
     return Commit(
         number=job.number,
         at_ms=job.now_ms,
@@ -421,6 +426,9 @@ def _next_commit(job: Run, cells: RunCells) -> Commit:
         verdicts=before.verdicts,
         verdicts_digest=before.verdicts_digest,
         folded_ms=before.folded_ms or job.now_ms,
+        events_read=events.positions,
+        events_ways=events.ways,
+        events_doubted=events.doubts(),
     )
 
 
@@ -511,23 +519,22 @@ def _fold(job: Run, after: Commit, cells: RunCells, found: Findings, loose_count
     """Prune what the policy lets go, unite cells of what is proven, and make the files of many runs few.
     Returns the lines of the windows that were pruned."""
     config, ledger = job.config, job.captured.ledger
-
-    def going(part: pa.Table, held_back: Collection[tuple[str, int]]) -> dict[Window, dict[str, int]]:
-        lines, rows = lines_of(part), rows_of(part)
-        return upkeep.prunable(lines, rows, found.waived, held_back, config.keep_ms, job.now_ms)
-
-    lines = [SETTLED_SCHEMA.empty_table()]
-    pruned = job.pruned
-    if config.keep_ms is not None and any(going(part, ()) for part in parts_of(found.numbered)):
-        held_back = cells.windows_of_tail()
-        for part in parts_of(found.numbered):
-            if windows := going(part, held_back):
-                pruned = upkeep.prune_facts(ledger, pruned, windows, rows_of(part), config.window_ms)
-                left = without(pa.concat_tables([job.pruned_lines, lines_of(part)]), windows)
-                lines.append(left.filter(is_among(left.select(WINDOW), keys_of(windows, WINDOW))))
-    if len(lines) == 1 and loose_count < upkeep.FOLD_FILES:
-        return lines[0]
-    pruned = upkeep.prune_facts(ledger, pruned, {}, NUMBERED_SCHEMA.empty_table(), config.window_ms)
+    pruned = {stream: each.copy() for stream, each in job.pruned.items()}
+    lines = SETTLED_SCHEMA.empty_table()
+    if config.keep_ms is not None:
+        lines = upkeep.prune(
+            found.numbered,
+            job.pruned_lines,
+            pruned,
+            found.waived,
+            cells.windows_of_tail,
+            config.keep_ms,
+            job.now_ms,
+            config.window_ms,
+        )
+    if not lines.num_rows and loose_count < upkeep.FOLD_FILES:
+        return lines
+    upkeep.forget_pruned(ledger, pruned, learn=True)
     # The fold goes by all that is pruned, also of streams that are forgotten now: no commit names this table.
     told = uniting.fold_plan(pruned)
     plan = f"events/{job.name}-plan.parquet" if told.num_rows else ""
@@ -535,7 +542,7 @@ def _fold(job: Run, after: Commit, cells: RunCells, found: Findings, loose_count
         job.state.write_table(plan, told)
     proven = job.row_files if uniting.may_unite(config, job.captured) else ()
     # Cells of a window that is pruned now may be in any file; of one that was before, only in loose ones.
-    after.cells = cells.fold(plan, proven, whole=len(lines) > 1)
+    after.cells = cells.fold(plan, proven, whole=lines.num_rows > 0)
     upkeep.forget_streams(ledger, pruned, job.captured.told, config.grace_ms, job.now_ms)
     facts = _facts_table(config, job.captured, pruned)
     after.events, after.events_digest = f"events/{job.name}-folded.parquet", fact_rows.digest(facts)
@@ -545,7 +552,7 @@ def _fold(job: Run, after: Commit, cells: RunCells, found: Findings, loose_count
         if what.startswith(upkeep.LATE):
             after.untrusted[what] = after.untrusted.get(what, 0) + count
             after.untrusted_at[what] = job.now_ms
-    return pa.concat_tables(lines)
+    return lines
 
 
 def _summary(job: Run, after: Commit, cells: RunCells, found: Findings) -> dict[str, Any]:

@@ -320,6 +320,11 @@ def kept_event(kept: Mapping[str, Any]) -> Event | None:
     return event
 
 
+def known_types() -> list[str]:
+    """The types of events that are read here, with the version of each."""
+    return [f"event {name} {EVENT_VERSION}" for name in _BY_NAME]
+
+
 def decode_event(value: bytes | memoryview | None) -> Event | None:
     """Read a record's value; None for a tombstone and for a type not known here. Raises InvalidEvent."""
     if value is None:

@@ -146,6 +146,26 @@ def _says(event: CountEvent) -> tuple[object, ...]:
     return (event.window_ms, event.count, event.ambiguous_count, event.digest, *sets)
 
 
+@dataclass(frozen=True, slots=True)
+class Distrusted:
+    """What was not believed of a record of the events topic, as far as the next run needs it (`recall`).
+
+    `told` is the whole sentence with its key and place; "" for two events of a group that contradict each
+    other, which can be read. `named` is the stream or group that the key (`kind`) names, `is_of_key` whether
+    what it says is of its key.
+    """
+
+    sentence: str
+    told: str = ""
+    kind: str = ""
+    named: str = ""
+    is_of_key: bool = True
+
+    @property
+    def names_stream(self) -> bool:
+        return self.kind in ("count", "stream") and bool(self.named)
+
+
 class EventLedger:
     """All events read so far, merged by stream; gaps (by key, topic id and target) and what online consumers
     got beside them.
@@ -165,6 +185,7 @@ class EventLedger:
         self.untrusted_count = 0
         self.untrusted: list[str] = []
         self.untrusted_streams: dict[str, str] = {}
+        self._doubted: list[Distrusted] = []
 
     def add(self, key: bytes | None, value: bytes | memoryview | None, origin: str = "") -> None:
         """Learn a record of the events topic; `origin` (cluster, offset) is named when it is not trusted."""
@@ -218,28 +239,60 @@ class EventLedger:
             return
         older, newer = sorted((known, event), key=lambda report: report.report)
         if not older.seen.issubset(newer.seen) or newer.count < older.count:
-            _note(self.distrusted_groups, event.tier, "a newer report takes back what an older one had seen")
+            self._doubt_group(event.tier, "a newer report takes back what an older one had seen")
         elif older.report == newer.report and (older.seen, older.count) != (newer.seen, newer.count):
-            _note(self.distrusted_groups, event.tier, "two different reports with one number")
+            self._doubt_group(event.tier, "two different reports with one number")
         self.tiers[event.key] = newer
+
+    def adopt(self, facts: StreamFacts) -> None:
+        """Take over what is known of a stream of which nothing was read yet."""
+        self.streams[facts.stream] = facts
+        self._distrusted[facts.stream] = facts.distrusted
+
+    def take_doubted(self) -> list[Distrusted]:
+        """What was not believed since this was asked last, the first MAX_UNTRUSTED_KEPT of it."""
+        if not self._doubted:
+            return self._doubted
+        doubted, self._doubted = self._doubted, []
+        return doubted
+
+    def recall(self, doubt: Distrusted) -> None:
+        """What an earlier run read and did not believe."""
+        if doubt.told:
+            self.untrusted_count += 1
+            if len(self.untrusted) < MAX_UNTRUSTED_KEPT:
+                self.untrusted.append(doubt.told)
+                if doubt.is_of_key and doubt.names_stream:
+                    self.untrusted_streams[doubt.told] = doubt.named
+        if doubt.kind == "count":
+            _note(self._distrusted, doubt.named, doubt.sentence)
+        elif doubt.kind == "tier":
+            _note(self.distrusted_groups, doubt.named, doubt.sentence)
+
+    def forget_doubts(self) -> None:
+        """All events are read anew, and what cannot be read is told then."""
+        self.untrusted_count, self.untrusted, self.untrusted_streams = 0, [], {}
+
+    def _doubt_group(self, group: str, sentence: str) -> None:
+        self._doubt(Distrusted(sentence, kind="tier", named=group[:MAX_NAME_KEPT]))
+
+    def _doubt(self, doubt: Distrusted) -> None:
+        self.recall(doubt)
+        if self.untrusted_count <= MAX_UNTRUSTED_KEPT:
+            self._doubted.append(doubt)
 
     def _distrust(self, key: bytes | None, origin: str, sentence: str, *, is_of_key: bool = True) -> None:
         """Count it, and tell whom the key names: the newest report of it may be the unreadable one. Unless
         `is_of_key`, what it says is of another stream than its key."""
-        self.untrusted_count += 1
         name = "" if key is None else bytes(key).decode("utf-8", "replace")
-        if len(self.untrusted) < MAX_UNTRUSTED_KEPT:
-            told = f"{sentence}: event {name[:80]!r} {origin}".rstrip()  # the cause first: lines get cut
-            self.untrusted.append(told)
-            kind, _, rest = name.partition("/")
-            if is_of_key and kind in ("count", "stream"):
-                self.untrusted_streams[told] = rest.partition("/")[0]
+        told = f"{sentence}: event {name[:80]!r} {origin}".rstrip()  # the cause first: lines get cut
         kind, _, rest = name.partition("/")
-        if kind == "count" and rest:
-            _note(self._distrusted, rest.partition("/")[0], sentence)
-        elif kind == "tier" and rest:
-            # A group's name may have slashes; what follows it has none.
-            _note(self.distrusted_groups, rest.rsplit("/", 4)[0], sentence)
+        if kind in ("count", "stream"):
+            named = rest.partition("/")[0]
+        else:  # a group's name may have slashes; what follows it has none
+            named = rest.rsplit("/", 4)[0] if kind == "tier" else ""
+        kind = kind if named else ""
+        self._doubt(Distrusted(sentence, told, kind, named[:MAX_NAME_KEPT], is_of_key))
 
 
 def _note(sentences: dict[str, list[str]], name: str, sentence: str) -> None:

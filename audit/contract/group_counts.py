@@ -91,10 +91,10 @@ def claim_of(mark: str) -> tuple[str, int] | None:
 
 def told_by_sessions(ledger: EventLedger) -> dict[tuple[str, str], int]:
     """{(group, session): records that its events tell of}."""
-    return _told(ledger)[0]
+    return told_and_claimed(ledger)[0]
 
 
-def _told(ledger: EventLedger) -> tuple[dict[tuple[str, str], int], dict[tuple[str, str], int]]:
+def told_and_claimed(ledger: EventLedger) -> tuple[dict[tuple[str, str], int], dict[tuple[str, str], int]]:
     """({(group, session): records that its events tell of}, {the same: how many they say there are})."""
     told: dict[tuple[str, str], int] = {}
     claimed: dict[tuple[str, str], int] = {}
@@ -109,7 +109,7 @@ def open_claims(ledger: EventLedger, claims: Claims) -> dict[tuple[str, str], Cl
     """Those that the events do not fulfil: to be kept, for the next member's commit takes their place. A
     session of which no event is left at all is among them: its only report was lost. Claims that were
     answered by events which were pruned since are not given (`unanswered`)."""
-    return unanswered(claims, _told(ledger)[0])
+    return unanswered(claims, told_and_claimed(ledger)[0])
 
 
 def unanswered(claims: Claims, answered: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], Claim]:
@@ -138,7 +138,7 @@ def followed_claims(
 def group_doubts(ledger: EventLedger, claims: Claims | None = None) -> dict[str, list[GroupDoubt]]:
     """By group what its events must be missing; what a group with a doubt lacks is not proven to be lost."""
     doubts = {group: [GroupDoubt(each) for each in told] for group, told in ledger.distrusted_groups.items()}
-    told, claimed = _told(ledger)
+    told, claimed = told_and_claimed(ledger)
     open_ones = open_claims(ledger, claims or {})
     for group, session in sorted({*claimed, *open_ones}):
         place = (group, session)

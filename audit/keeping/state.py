@@ -34,6 +34,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from millrace.audit.contract.event_ledger import Distrusted
 from millrace.audit.contract.group_counts import Claim
 from millrace.audit.keeping.state_files import Entry, LocalFiles, StateFiles, open_files
 from millrace.broker.errors import DataFolderNotWritable, FatalError, MillraceError
@@ -46,6 +47,7 @@ VERSIONS = {
     4: "what groups claim",
     5: "the clusters' ids, and cells without a place, which older programs would take for a partition's",
     6: "verdicts as many files of rows",
+    7: "how far the events were read",
     8: "what came again in a cell as sets, which older programs would not see",
 }
 """What each version of the format added."""
@@ -107,7 +109,9 @@ class Commit:
     (group, session, claim) of what members of groups committed to have told, and none of their events tells;
     `answered` (group, session, count) of what the events of sessions told that commits still speak of: they
     may be pruned. `clusters` {name: Kafka's id of the cluster} are those that were counted, as far as they
-    have one.
+    have one. `events_read` {partition's key: position} is how far the events topics were read, `events_ways`
+    what that went by, `events_doubted` (partition's key, offset, what) of them could not be believed and are
+    still there (`event_reading`).
     """
 
     number: int = 0
@@ -129,6 +133,9 @@ class Commit:
     claims: list[tuple[str, str, Claim]] = field(default_factory=list)
     answered: list[tuple[str, str, int]] = field(default_factory=list)
     clusters: dict[str, str] = field(default_factory=dict)
+    events_read: dict[str, ReadPosition] = field(default_factory=dict)
+    events_ways: list[str] = field(default_factory=list)
+    events_doubted: list[tuple[str, int, Distrusted]] = field(default_factory=list)
 
     def knows_as_much_as(self, other: Commit) -> bool:
         """Whether the two differ in nothing but their number, their time and the names of equal files."""
@@ -360,6 +367,10 @@ def _commit_of(body: Mapping[str, Any]) -> Commit:
     fields["unread"] = [UnreadNote(**each) for each in fields["unread"]]
     fields["claims"] = [(group, session, Claim(**each)) for group, session, each in fields.get("claims", ())]
     fields["answered"] = [(group, session, count) for group, session, count in fields.get("answered", ())]
+    fields["events_read"] = {key: _position_of(each) for key, each in fields.get("events_read", {}).items()}
+    fields["events_doubted"] = [
+        (place, offset, Distrusted(**each)) for place, offset, each in fields.get("events_doubted", ())
+    ]
     return Commit(**fields)
 
 

@@ -48,6 +48,9 @@ class StateFiles(Protocol):
     def source(self, name: str) -> Any:
         """What pyarrow reads a file from, a stretch at a time."""
 
+    def at_hand(self, name: str, copy: Path) -> Path:
+        """A file of this machine with what the file has: itself where it is one, or made as this copy."""
+
     def write(self, name: str, content: bytes) -> None:
         """A new file under a name that nobody else uses; durable when this returns."""
 
@@ -104,6 +107,9 @@ class LocalFiles:
         return (self.root / name).read_bytes()
 
     def source(self, name: str) -> Path:
+        return self.root / name
+
+    def at_hand(self, name: str, copy: Path) -> Path:
         return self.root / name
 
     def write(self, name: str, content: bytes) -> None:

@@ -22,9 +22,10 @@ copy or a record that was missing, nobody can know any more.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -35,8 +36,9 @@ from millrace.audit.contract.group_counts import Claim
 from millrace.audit.contract.sequence_set import from_ranges
 from millrace.audit.keeping.state import Commit
 from millrace.audit.keeping.waivers import Target
-from millrace.audit.reconciliation.row_keys import WINDOW, Window, is_among, keys_of
+from millrace.audit.reconciliation.row_keys import WINDOW, is_among, keys_of
 from millrace.audit.reconciliation.row_parts import Rows, parts_of
+from millrace.audit.reconciliation.settled import LINE_COLUMNS, SETTLED_SCHEMA, lines_of, rows_of, without
 from millrace.audit.reconciliation.verdict_rows import counting_row
 from millrace.audit.reconciliation.verdicts import GOOD, WindowState
 from millrace.audit.runs.fact_rows import PrunedWindows
@@ -52,6 +54,8 @@ LATE_REPORT = "a report for a window whose evidence was pruned (keep)"
 PRUNED = "PRUNED"
 """The state of a row that counts late records; such rows never leave the job."""
 
+_PLACE = ["stream", "window_start_ms"]
+
 
 def is_due(before: Commit, file_count: int, keep_ms: int | None, now_ms: int) -> bool:
     """Whether this run should fold: there are many files, or it is time to look for what may go."""
@@ -60,40 +64,89 @@ def is_due(before: Commit, file_count: int, keep_ms: int | None, now_ms: int) ->
     return keep_ms is not None and before.number > 0 and now_ms - before.folded_ms >= keep_ms // LOOKS_A_KEEP
 
 
+def prune(
+    numbered: Rows,
+    earlier: pa.Table,
+    pruned: dict[str, PrunedWindows],
+    waived: Collection[Target],
+    held_back: Callable[[], Collection[tuple[str, int]]],
+    keep_ms: int,
+    now_ms: int,
+    window_ms: int,
+) -> pa.Table:
+    """Add what may go to what is `pruned` of each stream; returns the lines that are left of these windows.
+
+    `numbered` are this run's rows (`settled.NUMBERED_SCHEMA`): they are read part by part, without their
+    details, which only windows that were waived are asked for. `earlier` are the lines of windows that were
+    pruned before, `held_back` is asked once something may go. The ledger is for `forget_pruned`.
+    """
+    asked = functools.cache(held_back)
+    lines = [SETTLED_SCHEMA.empty_table()]
+    waived_ones = []
+    for part in parts_of(numbered, LINE_COLUMNS):
+        here, rows = lines_of(part), rows_of(part)
+        if not prunable(here, rows, waived, (), keep_ms, now_ms).num_rows:
+            continue
+        going = prunable(here, rows, waived, asked(), keep_ms, now_ms)
+        if not going.num_rows:
+            continue
+        _add_windows(pruned, going, window_ms)
+        waived_ones.append(going.filter(pc.greater(going["unreported"], 0)).select(_PLACE))
+        windows = going.group_by(WINDOW).aggregate([]).to_pylist()
+        left = without(
+            pa.concat_tables([earlier, here]), [(each["topic"], each["window_start_ms"]) for each in windows]
+        )
+        lines.append(left.filter(is_among(left.select(WINDOW), going.select(WINDOW))))
+    _add_unreported(pruned, numbered, waived_ones)
+    return pa.concat_tables(lines)
+
+
 def prunable(
     settled: pa.Table,
     rows: pa.Table,
     waived: Collection[Target],
     held_back: Collection[tuple[str, int]],
-    keep_ms: int | None,
+    keep_ms: int,
     now_ms: int,
-) -> dict[Window, dict[str, int]]:
-    """{window: {stream: length of its row's window}} of windows whose evidence may go.
+) -> pa.Table:
+    """(topic, stream, window_start_ms, window_ms, unreported) of the lines of windows whose evidence may go.
 
-    `settled` is this run's table (`settled`), `rows` the report's; `held_back` {(stream, window start)} of
+    `settled` are this run's lines (`settled`), `rows` the report's; `held_back` {(stream, window start)} of
     cells that are not kept yet.
     """
-    if keep_ms is None:
-        return {}
-    names = ["topic", "stream", "window_start_ms", "window_ms", "verdict", "settled_ms", "folded"]
-    lines = settled.select(names)
-    lines = lines.filter(pc.and_not(pc.is_valid(lines["window_start_ms"]), lines["folded"]))
+    lines = settled.filter(pc.and_not(pc.is_valid(settled["window_start_ms"]), settled["folded"]))
     windows = [(topic, at) for topic, at in waived if isinstance(at, int)]
     good = pc.or_(
         pc.is_in(lines["verdict"], value_set=pa.array(GOOD)),
         is_among(lines.select(WINDOW), keys_of(windows, WINDOW)),
     )
     is_old = pc.less_equal(lines["settled_ms"], now_ms - keep_ms)
-    place = ["stream", "window_start_ms"]
-    may_go = pc.and_not(pc.and_(good, is_old), is_among(lines.select(place), keys_of(held_back, place)))
+    may_go = pc.and_not(pc.and_(good, is_old), is_among(lines.select(_PLACE), keys_of(held_back, _PLACE)))
     may_go = pc.fill_null(may_go, False)
     unsettled = rows.select([*WINDOW, "state"]).filter(pc.not_equal(rows["state"], str(WindowState.SETTLED)))
     stay = pa.concat_tables([lines.filter(pc.invert(may_go)).select(WINDOW), unsettled.select(WINDOW)])
     going = lines.filter(pc.and_(may_go, pc.not_equal(lines["stream"], "")))  # the roster has no evidence
-    found: dict[Window, dict[str, int]] = {}
-    for row in going.filter(pc.invert(is_among(going.select(WINDOW), stay))).to_pylist():
-        found.setdefault((row["topic"], row["window_start_ms"]), {})[row["stream"]] = row["window_ms"]
-    return found
+    going = going.filter(pc.invert(is_among(going.select(WINDOW), stay)))
+    return going.select(["topic", *_PLACE, "window_ms", "unreported"])
+
+
+def _add_windows(pruned: dict[str, PrunedWindows], going: pa.Table, window_ms: int) -> None:
+    for stream, start_ms, length_ms in zip(
+        *(going[name].to_pylist() for name in (*_PLACE, "window_ms")), strict=True
+    ):
+        pruned.setdefault(stream, PrunedWindows(window_ms)).add(start_ms, length_ms)
+
+
+def _add_unreported(pruned: dict[str, PrunedWindows], numbered: Rows, going: Sequence[pa.Table]) -> None:
+    """Sequences that no report told of, in windows that were waived, are accounted for with them."""
+    places = pa.concat_tables(going) if going else None
+    if places is None or not places.num_rows:
+        return
+    for part in parts_of(numbered, [*_PLACE, "state", "unreported", "detail"]):
+        told = rows_of(part.filter(pc.greater(part["unreported"], 0)))
+        for row in told.filter(is_among(told.select(_PLACE), places)).to_pylist():
+            ranges = json.loads(row["detail"])["unreported"]
+            pruned[row["stream"]].sequences |= from_ranges(tuple((first, last) for first, last in ranges))
 
 
 def claims_to_keep(
@@ -109,29 +162,6 @@ def claims_to_keep(
         return oldest_ms is None or bool(oldest_ms - grace_ms > claim.until_ms)
 
     return [each for each in claims if not has_ended(each[2])]
-
-
-def prune_facts(
-    ledger: EventLedger,
-    pruned: Mapping[str, PrunedWindows],
-    windows: Mapping[Window, Mapping[str, int]],
-    rows: pa.Table,
-    window_ms: int,
-) -> dict[str, PrunedWindows]:
-    """What is left of each stream once these windows are pruned too; their reports leave the ledger."""
-    after = {stream: each.copy() for stream, each in pruned.items()}
-    for (_, start_ms), streams in windows.items():
-        for stream, length_ms in streams.items():
-            after.setdefault(stream, PrunedWindows(window_ms)).add(start_ms, length_ms)
-    if windows:
-        gone = {(stream, start_ms) for (_, start_ms), streams in windows.items() for stream in streams}
-        told = rows.select(["stream", "window_start_ms", "detail"]).filter(pc.greater(rows["unreported"], 0))
-        for row in told.to_pylist():
-            if (row["stream"], row["window_start_ms"]) in gone:
-                ranges = json.loads(row["detail"])["unreported"]
-                after[row["stream"]].sequences |= from_ranges(tuple((first, last) for first, last in ranges))
-    forget_pruned(ledger, after, learn=True)
-    return after
 
 
 def forget_pruned(

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -87,13 +88,20 @@ class _Group:
 
 @dataclass(slots=True)
 class RowFiles:
-    """The rows of a run's files, as `row_parts.Parted`. Few enough are read once and held."""
+    """The rows of a run's files, as `row_parts.Parted`. Few enough are read once and held.
+
+    A run asks its rows some fifteen times, each time for other columns. `copies` is a folder of this machine
+    for that: files that lie elsewhere are brought there once, whole, since the report has nearly all of them.
+    Without it the columns asked for are read where they are.
+    """
 
     state: StateFolder
     files: Sequence[str]
+    copies: Path | None = None
     _held: pa.Table | None = field(default=None, init=False)
     _groups: list[_Group] = field(default_factory=list, init=False)
     _cuts: list[tuple[int, int]] | None = field(default=None, init=False)
+    _at_hand: dict[str, Path] = field(default_factory=dict, init=False)
 
     def parts(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         if self._cuts is None:
@@ -110,8 +118,12 @@ class RowFiles:
     def _look(self) -> None:
         """Learn where which windows are, and cut them into parts."""
         counts: Counter[int | None] = Counter()
+        if self.copies is not None:
+            for number, name in enumerate(self.files):
+                copy = self.copies / f"rows-{number}.parquet"
+                self._at_hand[name] = self.state.files.at_hand(name, copy)
         for name in self.files:
-            with _reading(self.state, name) as file:
+            with self._reading(name) as file:
                 for number in range(file.num_row_groups):
                     starts = file.read_row_group(number, columns=[_START])[_START]
                     counts.update(_counted(starts))
@@ -133,10 +145,13 @@ class RowFiles:
         for each in groups:
             by_file.setdefault(each.file, []).append(each.number)
         for name, numbers in by_file.items():
-            with _reading(self.state, name) as file:
+            with self._reading(name) as file:
                 rows = file.read_row_groups(numbers, columns=read).select(read).cast(schema)
             found.append(rows if wanted is None else rows.filter(wanted))
         return in_order(pa.concat_tables(found)).select(names)
+
+    def _reading(self, name: str) -> _reading:
+        return _reading(self.state, name, self._at_hand.get(name))
 
 
 def _counted(starts: pa.ChunkedArray) -> dict[int | None, int]:
@@ -163,13 +178,14 @@ def cuts_of(counts: Mapping[int | None, int], most: int) -> Iterator[tuple[int, 
 class _reading:
     """A Parquet file of the state, closed behind who reads it. Raises StateDamaged."""
 
-    def __init__(self, state: StateFolder, name: str) -> None:
+    def __init__(self, state: StateFolder, name: str, copy: Path | None = None) -> None:
         self._where = f"{state.where}/{name}"
-        self._state, self._name = state, name
+        self._state, self._name, self._copy = state, name, copy
 
     def __enter__(self) -> pq.ParquetFile:
         try:
-            self._file = pq.ParquetFile(self._state.files.source(self._name), pre_buffer=False)
+            source = self._copy or self._state.files.source(self._name)
+            self._file = pq.ParquetFile(source, pre_buffer=False)
         except MillraceError:
             raise
         except (OSError, pa.ArrowException) as problem:

@@ -32,7 +32,7 @@ from pyspark.sql.functions import max as greatest
 from millrace.audit.config import audited_topic
 from millrace.audit.reconciliation.reconcile import ClusterPartition, Passage, passage_by_arrivals
 from millrace.audit.reconciliation.tier_reading import arrivals_of
-from millrace.audit.runs.capture import PartitionPin
+from millrace.audit.runs.partition_pins import PartitionPin
 from millrace.audit.scanning.cell_rows import cells_of
 from millrace.audit.scanning.cells import Cell
 

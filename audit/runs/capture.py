@@ -5,7 +5,7 @@ as the list of its steps:
 
 1. read the offsets that audited groups committed (a group reports before it commits, so that what lies below
    them is told by the events that are read next);
-2. read the events of every cluster to their ends;
+2. read the events of every cluster to their ends, on from where the last run ended (`event_reading`);
 3. pin the ends of the source partitions (what the events acknowledge lies below);
 4. read the mirrors' positions from the aggregates (what lies below them was acknowledged there), and their
    routes, which say to which topic that was;
@@ -25,8 +25,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from millrace.audit.config import AuditConfig, audited_topic
@@ -38,55 +37,21 @@ from millrace.audit.contract.group_counts import (
     told_by_sessions,
     unanswered,
 )
-from millrace.audit.keeping.state import Commit
+from millrace.audit.keeping.state import Commit, UnreadNote
+from millrace.audit.runs.event_reading import EventsRead, read_events, read_new_gaps
+from millrace.audit.runs.partition_pins import PartitionPin, ends_and_epochs, naming, refusal, topic_id_of
 from millrace.audit.runs.told_routes import ToldRoutes
 from millrace.audit.spark.partition_sizes import bytes_per_offset
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.group_offsets import CommittedOffset, fetch_offsets
-from millrace.broker.client.leader_epochs import EpochStarts, epoch_histories
 from millrace.broker.client.metadata import NO_TOPIC_ID, ClusterMetadata
-from millrace.broker.client.offsets import EARLIEST, LATEST, ListedOffset
-from millrace.broker.client.read_to_end import TopicRecord, read_topic_to_end
+from millrace.broker.client.read_to_end import read_topic_to_end
 from millrace.broker.errors import (
-    ClusterUnreachable,
     ConfigError,
-    KafkaError,
-    UnknownTopicOrPartition,
-    error_for_code,
 )
-from millrace.broker.protocol.system_topics import AUDIT_TOPIC, POSITIONS_TOPIC_PREFIX, ROUTES_TOPIC_PREFIX
-from millrace.broker.protocol.topic_partition import TopicPartition
+from millrace.broker.protocol.system_topics import POSITIONS_TOPIC_PREFIX, ROUTES_TOPIC_PREFIX
 
-GAPS_TOPIC = AUDIT_TOPIC
-"""Where mirrors tell their gaps, wherever producers tell their counts."""
 MAX_UNTRUSTED_POSITIONS = 100
-MAX_PINNINGS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionPin:
-    """One partition as it was when pinned: readable offsets are [start_offset, end_offset). `topic` is that
-    of its place (`ClusterConfig.places`), `topic_here` its name in the cluster.
-
-    A `high_watermark` above the end tells of acknowledged records that an open transaction keeps back.
-    `epochs` are the leader epochs of its log, () where its leader does not tell them.
-    """
-
-    cluster: str
-    topic: str
-    topic_here: str
-    partition: int
-    topic_id: str
-    start_offset: int
-    end_offset: int
-    high_watermark: int = -1
-    bytes_per_offset: float = 0.0
-    epochs: EpochStarts = ()
-
-    @property
-    def key(self) -> str:
-        """`cluster/topic/partition`, the key of committed offsets."""
-        return f"{self.cluster}/{self.topic}/{self.partition}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +73,8 @@ class MirrorPosition:
 
 @dataclass(slots=True)
 class Capture:
-    """All of it. `origins` names the source clusters in which a stream's own events were read, `told` every
-    stream that an event named in any cluster.
+    """All of it. `origins` names the source clusters in which a stream's own events were read, `events` how
+    far the events were read, `events_lost` what of them was gone before.
 
     `source_names` {(mirror, its name of a source): the audit's name}, where the cluster's id told it.
     `carriers` {mirror: aggregates that it brings an audited topic to, under its audited name}; a mirror that
@@ -127,7 +92,8 @@ class Capture:
     taken_ms: int
     ledger: EventLedger
     origins: dict[str, set[str]] = field(default_factory=dict)
-    told: set[str] = field(default_factory=set)
+    events: EventsRead = field(default_factory=EventsRead)
+    events_lost: list[UnreadNote] = field(default_factory=list)
     gaps_to: dict[str, dict[int, int]] = field(default_factory=dict)
     pins: list[PartitionPin] = field(default_factory=list)
     positions: list[MirrorPosition] = field(default_factory=list)
@@ -144,6 +110,11 @@ class Capture:
     answered: dict[tuple[str, str], int] = field(default_factory=dict)
     cluster_ids: dict[str, str] = field(default_factory=dict)
     pinned_ms: int = 0
+
+    @property
+    def told(self) -> Collection[str]:
+        """Every stream that an event names which some cluster still has."""
+        return self.events.told.keys()
 
     @property
     def vanished_ms(self) -> int:
@@ -164,8 +135,15 @@ def settle_claims(captured: Capture, before: Commit) -> None:
     captured.claims = unanswered(captured.claims, captured.answered)
 
 
-async def capture(config: AuditConfig, ledger: EventLedger, clock_ms: Callable[[], int]) -> Capture:
-    """Look at every cluster, in the order that the module's text gives. `ledger` may hold earlier events."""
+async def capture(
+    config: AuditConfig,
+    ledger: EventLedger,
+    clock_ms: Callable[[], int],
+    before: Commit | None = None,
+    known: EventsRead | None = None,
+) -> Capture:
+    """Look at every cluster, in the order that the module's text gives. `ledger` may hold earlier events, of
+    which `known` says how far they reach; `before` is the state of the last run."""
     async with contextlib.AsyncExitStack() as stack:
         clusters = {
             name: await stack.enter_async_context(
@@ -189,10 +167,10 @@ async def capture(config: AuditConfig, ledger: EventLedger, clock_ms: Callable[[
                     place = (group.name, claim[0])
                     other = captured.claims.get(place, Claim(0, 0))
                     captured.claims[place] = Claim(max(claim[1], other.count), other.commits + 1)
-        await asyncio.gather(*(_read_events(captured, config, clusters[name]) for name in clusters))
+        await read_events(captured, config, clusters, known or EventsRead(), before or Commit())
         await _pin(captured, config, clusters, config.sources())
         await _read_positions(captured, config, clusters, metadata)
-        await asyncio.gather(*(_read_new_gaps(captured, clusters[name]) for name in clusters))
+        await asyncio.gather(*(read_new_gaps(captured, clusters[name]) for name in clusters))
         await _pin(captured, config, clusters, config.aggregates())
         captured.pinned_ms = clock_ms()
     captured.pins.sort(key=lambda pin: (pin.cluster, pin.topic, pin.partition))
@@ -226,7 +204,7 @@ async def _committed(
 ) -> dict[tuple[str, str, int], CommittedOffset]:
     """How far the group has come in each audited partition of the cluster."""
     described = config.clusters[cluster.name]
-    with _named(cluster, f"group {group}"):
+    with naming(cluster, f"group {group}"):
         committed = await fetch_offsets(cluster, group)
     return {
         (cluster.name, place, partition): committed[name, partition]
@@ -235,65 +213,6 @@ async def _committed(
         for name, partition in committed
         if name == here
     }
-
-
-async def _read_events(captured: Capture, config: AuditConfig, cluster: Cluster) -> None:
-    for topic in dict.fromkeys((config.audit_topic, GAPS_TOPIC)):
-        await _read_events_of(captured, config, cluster, topic)
-
-
-async def _read_events_of(captured: Capture, config: AuditConfig, cluster: Cluster, topic: str) -> None:
-    metadata = await cluster.metadata([topic])
-    is_source = config.clusters[cluster.name].tier == "source"
-    if topic not in metadata.topics:
-        refused = _refusal(metadata, topic)
-        if refused is not None:
-            raise ClusterUnreachable(cluster.name, f"{topic} cannot be read: {refused}")
-        sentence = f"cluster {cluster.name} has no topic {topic}: its producers tell nothing"
-        if is_source and topic == config.audit_topic:  # an aggregate need not have producers
-            captured.absent.append(sentence)
-            captured.silent_sources.append(sentence)
-        return
-    with _named(cluster, topic):
-        read_to = captured.gaps_to.setdefault(cluster.name, {}) if topic == GAPS_TOPIC else {}
-        async for record in read_topic_to_end(cluster, topic):
-            read_to[record.partition] = record.offset + 1
-            captured.ledger.add(record.key, record.value, _origin(cluster, record))
-            kind, stream = ("", "") if record.key is None else _stream_of_key(record.key)
-            if stream:
-                captured.told.add(stream)
-                if is_source and kind != "tier":
-                    captured.origins.setdefault(stream, set()).add(cluster.name)
-
-
-async def _read_new_gaps(captured: Capture, cluster: Cluster) -> None:
-    """What mirrors told of gaps since the events were read. They write it outside of transactions, and it
-    counts from then on: nobody else's open one may hide it."""
-    metadata = await cluster.metadata([GAPS_TOPIC], max_age_ms=0)
-    if GAPS_TOPIC not in metadata.topics:
-        refused = _refusal(metadata, GAPS_TOPIC)
-        if refused is not None or cluster.name in captured.gaps_to:
-            # Positions are newer than the gaps that are known: losses would be made up.
-            why = refused or "it was there a moment ago"
-            raise ClusterUnreachable(cluster.name, f"{GAPS_TOPIC} cannot be read: {why}")
-        return
-    since = captured.gaps_to.get(cluster.name, {})
-    with _named(cluster, GAPS_TOPIC):
-        async for record in read_topic_to_end(cluster, GAPS_TOPIC, read_committed=False, since=since):
-            if record.key is not None and _stream_of_key(record.key)[0] == "gap":
-                captured.ledger.add(record.key, record.value, _origin(cluster, record))
-
-
-def _origin(cluster: Cluster, record: TopicRecord) -> str:
-    return f"in cluster {cluster.name}, partition {record.partition}, offset {record.offset}"
-
-
-def _stream_of_key(key: bytes) -> tuple[str, str]:
-    """(type of event, stream that its key names); no stream where it speaks of none."""
-    kind, _, rest = key.decode("utf-8", "replace").partition("/")
-    if kind == "tier":  # .../stream/window; a group's name may have slashes
-        return kind, rest.rpartition("/")[0].rpartition("/")[2]
-    return kind, rest.partition("/")[0] if kind in ("stream", "count") else ""
 
 
 async def _pin(
@@ -308,14 +227,14 @@ async def _pin_cluster(captured: Capture, config: AuditConfig, cluster: Cluster)
     names = sorted({name for name, _ in here})
     metadata = await cluster.metadata(names, max_age_ms=0)
     keys = [key for name in names for key in metadata.partitions(name)]
-    with _named(cluster, ", ".join(names)):
-        starts, marks, ends, histories = await _ends_and_epochs(cluster, keys)
+    with naming(cluster, ", ".join(names)):
+        starts, marks, ends, histories = await ends_and_epochs(cluster, keys)
     densities = await bytes_per_offset(
         cluster, {key: (starts[key].offset, marks[key].offset) for key in keys}
     )
     for name, place in here:
         if name not in metadata.topics:
-            refused = _refusal(metadata, name)
+            refused = refusal(metadata, name)
             if refused is None:
                 captured.absent.append(f"cluster {cluster.name} has no topic {name}")
                 captured.gone[cluster.name, place] = name
@@ -330,7 +249,7 @@ async def _pin_cluster(captured: Capture, config: AuditConfig, cluster: Cluster)
                     topic=place,
                     topic_here=name,
                     partition=partition,
-                    topic_id=_topic_id(metadata.topics[name].topic_id),
+                    topic_id=topic_id_of(metadata.topics[name].topic_id),
                     start_offset=starts[name, partition].offset,
                     end_offset=ends[name, partition].offset,
                     high_watermark=marks[name, partition].offset,
@@ -338,45 +257,6 @@ async def _pin_cluster(captured: Capture, config: AuditConfig, cluster: Cluster)
                     epochs=histories.get((name, partition), ()),
                 )
             )
-
-
-def _refusal(metadata: ClusterMetadata, name: str) -> KafkaError | None:
-    """Why the cluster does not tell of a topic that it did not describe; None where it says that there is
-    none. A topic that the auditor may not see is not an empty one."""
-    code = metadata.topic_errors.get(name, UnknownTopicOrPartition.code)
-    return None if code == UnknownTopicOrPartition.code else error_for_code(code)
-
-
-_Offsets = Mapping[TopicPartition, ListedOffset]
-
-
-async def _ends_and_epochs(
-    cluster: Cluster, keys: Sequence[TopicPartition]
-) -> tuple[_Offsets, _Offsets, _Offsets, Mapping[TopicPartition, EpochStarts]]:
-    """(starts, high watermarks, last stable offsets, epochs) of one and the same logs.
-
-    A log is shortened only by a new leader, which begins an epoch: the epochs that were told from the one
-    before on would not have it. So where a leader changed under way, all is asked again. Raises
-    ClusterUnreachable where they do not come to rest.
-    """
-    if not keys:
-        return {}, {}, {}, {}
-    latest = dict.fromkeys(keys, LATEST)
-    for _ in range(MAX_PINNINGS):
-        starts = await cluster.list_offsets(dict.fromkeys(keys, EARLIEST))
-        # The high watermark first: what is written between the two calls is not held back by anybody.
-        marks = await cluster.list_offsets(latest)
-        ends = await cluster.list_offsets(latest, read_committed=True)
-        newest = {key: (marks[key].leader_epoch, starts[key].offset) for key in keys}
-        histories = await epoch_histories(cluster, newest)
-        again = await cluster.list_offsets(latest)
-        if all(again[key].leader_epoch == marks[key].leader_epoch for key in keys):
-            return starts, marks, ends, histories
-    raise ClusterUnreachable(cluster.name, "its partitions get new leaders again and again; run it later")
-
-
-def _topic_id(topic_id: uuid.UUID) -> str:
-    return "" if topic_id == NO_TOPIC_ID else str(topic_id)
 
 
 async def _read_positions(
@@ -424,7 +304,7 @@ async def _newest_positions(
     """By the mirror's own name of the source, topic and partition: its last word."""
     aggregate, mirror = cluster.name, positions_topic.removeprefix(POSITIONS_TOPIC_PREFIX)
     newest: dict[tuple[str, str, int], MirrorPosition] = {}
-    with _named(cluster, positions_topic):
+    with naming(cluster, positions_topic):
         async for record in read_topic_to_end(cluster, positions_topic):
             try:
                 position = _parse_position(record.key, record.value, aggregate, mirror, name_of_id)
@@ -440,7 +320,7 @@ async def _newest_positions(
 
 async def _told_routes(captured: Capture, cluster: Cluster, routes_topic: str) -> ToldRoutes:
     routes = ToldRoutes()
-    with _named(cluster, routes_topic):
+    with naming(cluster, routes_topic):
         async for record in read_topic_to_end(cluster, routes_topic):
             try:
                 routes.learn(record.key, record.value)
@@ -501,12 +381,3 @@ def _distrust_position(
         captured.untrusted.append(
             f"{what} in cluster {aggregate}, topic {topic}, offset {offset}: not readable ({problem})"
         )
-
-
-@contextlib.contextmanager
-def _named(cluster: Cluster, what: str):  # type: ignore[no-untyped-def]
-    """Give a broker's refusal the name of the cluster and the topic it was about."""
-    try:
-        yield
-    except KafkaError as error:
-        raise ClusterUnreachable(cluster.name, f"{what} cannot be read: {error}") from error

@@ -40,6 +40,10 @@ FACT_SCHEMA = pa.schema(
         ("pruned", pa.binary()),
     ]
 )
+KEPT_SCHEMA = FACT_SCHEMA.append(pa.field("merged", pa.binary()))
+"""The rows of the file. `merged` is what the next run's reading of events goes on from and no verdict asks:
+what the events that are kept do not tell any more, and where the stream's newest event is in each events
+topic. Before version 7 of the state there was none, and all events were read again."""
 FACT_DDL = "stream string, topic string, origins array<string>, facts binary, tiers binary, pruned binary"
 
 
@@ -64,6 +68,30 @@ def decode_facts(stream: str, content: bytes) -> StreamFacts:
     facts.conflicts.extend(each for each in kept["conflicts"] if each not in facts.conflicts)
     facts.distrusted.extend(each for each in kept["distrusted"] if each not in facts.distrusted)
     return facts
+
+
+_IDENTITY = ("topic", "producer", "session", "host", "application", "datacenter")
+_MERGED = ("closed_at_ms", "alive_at_ms", "_numbered", "_only_counted", "_window_ms")
+
+
+def encode_merged(facts: StreamFacts, told: Mapping[str, int]) -> bytes:
+    """What only the driver needs of a stream; `told` {partition's key: offset of its newest event}."""
+    names = (*_IDENTITY, *_MERGED)
+    body = {"told": dict(sorted(told.items())), **{name.strip("_"): getattr(facts, name) for name in names}}
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+def restore_merged(facts: StreamFacts, content: bytes | None) -> dict[str, int]:
+    """Put it back into the facts, which `decode_facts` made; returns `told`."""
+    if not content:
+        return {}
+    body = json.loads(content)
+    for name in _MERGED:
+        setattr(facts, name, body[name.strip("_")])
+    if not facts.topic and not facts.producer:  # all that it told is pruned
+        for name in _IDENTITY:
+            setattr(facts, name, body[name])
+    return dict(body["told"])
 
 
 @dataclass(slots=True)
@@ -202,15 +230,17 @@ def facts_table(
     origins: Mapping[str, set[str]],
     pruned: Mapping[str, PrunedWindows] | None = None,
     groups: Collection[str] = (),
+    told: Mapping[str, Mapping[str, int]] | None = None,
 ) -> pa.Table:
-    """Every stream that any event named, ordered, so that equal facts give equal tables. `groups` are the
-    audited ones; what others told is not kept."""
-    pruned = pruned or {}
-    told: dict[str, list[bytes]] = {}
+    """Every stream that any event named (KEPT_SCHEMA), ordered, so that equal facts give equal tables.
+    `groups` are the audited ones; what others told is not kept. `told` is where streams' newest events are.
+    """
+    pruned, told = pruned or {}, told or {}
+    tiers: dict[str, list[bytes]] = {}
     for _, event in sorted(ledger.tiers.items()):
         if event.tier in groups:
-            told.setdefault(event.stream, []).append(encode_event(event)[1])
-    streams = sorted({*ledger.streams, *told, *pruned})
+            tiers.setdefault(event.stream, []).append(encode_event(event)[1])
+    streams = sorted({*ledger.streams, *tiers, *pruned})
     facts = {stream: ledger.streams.get(stream) or StreamFacts(stream) for stream in streams}
     return pa.table(
         {
@@ -218,10 +248,11 @@ def facts_table(
             "topic": [facts[stream].topic for stream in streams],
             "origins": [sorted(origins.get(stream, ())) for stream in streams],
             "facts": [encode_facts(facts[stream]) for stream in streams],
-            "tiers": [b"\n".join(told[stream]) if stream in told else None for stream in streams],
+            "tiers": [b"\n".join(tiers[stream]) if stream in tiers else None for stream in streams],
             "pruned": [pruned[stream].encode() if stream in pruned else None for stream in streams],
+            "merged": [encode_merged(facts[stream], told.get(stream, {})) for stream in streams],
         },
-        schema=FACT_SCHEMA,
+        schema=KEPT_SCHEMA,
     )
 
 
@@ -233,18 +264,19 @@ def restore_pruned(table: pa.Table) -> dict[str, PrunedWindows]:
     return {row["stream"]: PrunedWindows.decode(row["pruned"]) for row in rows if row["pruned"]}
 
 
-def restore(table: pa.Table, ledger: EventLedger) -> dict[str, set[str]]:
-    """Teach a ledger what an earlier run knew; returns the streams' origins."""
+def restore(table: pa.Table, ledger: EventLedger) -> tuple[dict[str, set[str]], dict[str, dict[str, int]]]:
+    """Teach an empty ledger what an earlier run knew; returns (the streams' origins, where their newest
+    events are)."""
     origins: dict[str, set[str]] = {}
+    told: dict[str, dict[str, int]] = {}
     for row in table.to_pylist():
-        kept = decode_facts(row["stream"], row["facts"])
-        ledger.learn_all(events_of(kept))
-        facts = ledger.facts(row["stream"])
-        facts.conflicts.extend(each for each in kept.conflicts if each not in facts.conflicts)
-        facts.distrusted.extend(each for each in kept.distrusted if each not in facts.distrusted)
-        origins[row["stream"]] = set(row["origins"] or ())
+        stream = row["stream"]
+        facts = decode_facts(stream, row["facts"])
+        told[stream] = restore_merged(facts, row.get("merged"))
+        ledger.adopt(facts)
+        origins[stream] = set(row["origins"] or ())
         ledger.learn_all(tier_events_of([row]))
-    return origins
+    return origins, told
 
 
 def digest(table: pa.Table) -> str:

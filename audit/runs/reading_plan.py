@@ -19,10 +19,10 @@ from millrace.audit.contract.header import MAX_CREATED_MS
 from millrace.audit.keeping.state import Commit, ReadPosition, UnreadNote
 from millrace.audit.reconciliation.reconcile import ClusterPartition, Gap, Passage
 from millrace.audit.reconciliation.tier_reading import NOT_BEGUN
-from millrace.audit.runs.capture import Capture, PartitionPin
-from millrace.audit.runs.log_history import holds_to, parts_at, until
+from millrace.audit.runs.capture import Capture
+from millrace.audit.runs.log_history import holds_to
+from millrace.audit.runs.resuming import note_of, position_at, resume
 from millrace.audit.spark.task_plan import OffsetRange
-from millrace.broker.client.leader_epochs import EpochStarts
 
 
 def plan_ranges(
@@ -44,7 +44,7 @@ def plan_ranges(
     resumed: dict[str, int] = {}
     unread: list[UnreadNote] = []
     for pin in captured.pins:
-        resumed[pin.key], lost = _resume(pin, before.offsets.get(pin.key), captured.vanished_ms)
+        resumed[pin.key], lost = resume(pin, before.offsets.get(pin.key), captured.vanished_ms)
         unread.extend(lost)
     for note in [*before.unread, *unread]:
         if note.cause == "truncated":
@@ -68,7 +68,7 @@ def plan_ranges(
             told[:3] == place and pin.topic_id and told[3] != pin.topic_id for told in ids_told
         ):
             # A mirror knew another topic of this name, which the audit never looked at.
-            unread.append(_note(pin, 0, 0, "recreated", captured.vanished_ms))
+            unread.append(note_of(pin, 0, 0, "recreated", captured.vanished_ms))
         whole = OffsetRange(
             cluster=pin.cluster,
             tier=pin.cluster,
@@ -179,29 +179,6 @@ def _cut_at(whole: OffsetRange, bounds: Iterable[int]) -> list[OffsetRange]:
     return [replace(whole, first_offset=first, end_offset=end) for first, end in pairwise(cuts)]
 
 
-def _resume(pin: PartitionPin, known: ReadPosition | None, now_ms: int) -> tuple[int, list[UnreadNote]]:
-    """Where reading goes on, and the offsets that were lost to the audit since it last looked."""
-    if known is None:
-        if pin.start_offset == 0:
-            return 0, []
-        return pin.start_offset, [_note(pin, 0, pin.start_offset, "expired", now_ms)]
-    if known.topic_id and pin.topic_id and known.topic_id != pin.topic_id:
-        # What the old topic still held is not known: its end is not known either.
-        return pin.start_offset, [_note(pin, known.next_offset, known.next_offset, "recreated", now_ms)]
-    parts = parts_at(known.epochs, pin.epochs, pin.start_offset, known.next_offset)
-    goes_on = pin.end_offset if parts is None else min(parts, pin.end_offset)
-    if goes_on < known.next_offset:
-        note = _note(pin, goes_on, known.next_offset, "truncated", now_ms)
-        lost = [replace(note, epoch=known.epochs[-1][0] if known.epochs else -1)]
-        if goes_on == pin.start_offset > 0:
-            # The histories may part below what is left, and what stood there in the new one is gone.
-            lost.append(_note(pin, 0, goes_on, "expired", now_ms))
-        return goes_on, lost
-    if pin.start_offset > known.next_offset:
-        return pin.start_offset, [_note(pin, known.next_offset, pin.start_offset, "expired", now_ms)]
-    return known.next_offset, []
-
-
 def read_until(
     captured: Capture, ranges: Iterable[OffsetRange], before: Mapping[str, ReadPosition] | None = None
 ) -> dict[str, ReadPosition]:
@@ -211,22 +188,9 @@ def read_until(
     # A partition may be read in pieces.
     for each in sorted((each for each in ranges if not each.tail), key=lambda each: each.end_offset):
         key = f"{each.cluster}/{each.topic}/{each.partition}"
-        history = histories.get(key, ()) or _known_still((before or {}).get(key), each.topic_id)
-        epochs = until(history, each.end_offset)
-        offsets[key] = ReadPosition(each.end_offset, each.topic_id, epochs)
+        known = (before or {}).get(key)
+        offsets[key] = position_at(histories.get(key, ()), each.end_offset, each.topic_id, known)
     return offsets
-
-
-def _known_still(known: ReadPosition | None, topic_id: str) -> EpochStarts:
-    """Epochs of what was read before, where a leader does not tell now (it has just begun, or is older than
-    the others). Nothing is known of what follows: -1 is no epoch."""
-    if known is None or known.topic_id != topic_id or not known.epochs:
-        return ()
-    return known.epochs if known.epochs[-1][0] < 0 else (*known.epochs, (-1, known.next_offset))
-
-
-def _note(pin: PartitionPin, first: int, end: int, cause: str, now_ms: int) -> UnreadNote:
-    return UnreadNote(pin.cluster, pin.topic, pin.partition, first, end, cause, now_ms)
 
 
 def hidden_by_transactions(captured: Capture) -> list[UnreadNote]:
@@ -236,7 +200,7 @@ def hidden_by_transactions(captured: Capture) -> list[UnreadNote]:
     """
     return [
         # No bound in time: a producer's clock may be ahead, and what it wrote just now is among it.
-        _note(pin, pin.end_offset, pin.high_watermark, "a transaction is open", MAX_CREATED_MS)
+        note_of(pin, pin.end_offset, pin.high_watermark, "a transaction is open", MAX_CREATED_MS)
         for pin in captured.pins
         if pin.high_watermark > pin.end_offset
     ]

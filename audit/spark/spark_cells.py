@@ -10,6 +10,7 @@ import contextlib
 import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -56,16 +57,24 @@ _DISK_FULL = ("No space left on device", "Disk quota exceeded")
 
 
 class RunCells:
-    """What one run counts; `kept` are the files of earlier runs that its commit was to go on with."""
+    """What one run counts; `kept` are the files of earlier runs that its commit was to go on with, `work` is
+    a folder of this machine for as long as the run lasts."""
 
     def __init__(
-        self, spark: SparkSession, state: StateFolder, name: str, kept: Sequence[str], facts: str
+        self,
+        spark: SparkSession,
+        state: StateFolder,
+        name: str,
+        kept: Sequence[str],
+        facts: str,
+        work: Path | None = None,
     ) -> None:
         self._spark = spark
         self._state = state
         self._folder = f"cells/{name}"
         self._kept = list(kept)
         self.facts = facts
+        self._work = work
         self._notes: pa.Table | None = None
 
     def count(
@@ -198,7 +207,7 @@ class RunCells:
             rows = spread(rows, hours)  # what is written is counted behind it, once
         folder = f"verdicts/{self._folder.partition('/')[2]}"
         laid = functools.partial(by_day, hours=hours)
-        return RowFiles(self._state, self._write(rows, folder, "verdicts", laid))
+        return RowFiles(self._state, self._write(rows, folder, "verdicts", laid), self._work)
 
     def _count_days(self) -> int:
         """On how many days windows with cells begin."""

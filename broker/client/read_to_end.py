@@ -60,12 +60,14 @@ async def read_topic_to_end(
     read_committed: bool = True,
     past_open: bool = False,
     since: Mapping[int, int] | None = None,
+    until: Mapping[int, int] | None = None,
 ) -> AsyncIterator[TopicRecord]:
     """Every record of the topic up to the ends of its partitions at the time of the call.
 
     With `read_committed` these are the last stable offsets: what is in an open transaction is left out. With
     `past_open` they are the high watermarks, and the reading waits until every transaction that had written
-    below them is decided; only committed records are given. `since` {partition: offset} begins later.
+    below them is decided; only committed records are given. `since` {partition: offset} begins later, `until`
+    has the ends that the caller pinned before, of the partitions that it wants.
 
     In order within a partition, partitions mixed. CRCs are checked. Retries through leader changes and lost
     connections as long as the cluster answers at all within its request timeout; records are given once.
@@ -78,13 +80,16 @@ async def read_topic_to_end(
         code = view.topic_errors.get(topic, UnknownTopicOrPartition.code)
         raise error_for_code(code, f"{cluster}: topic {topic}: {error_for_code(code)}")
     # The end first: a beginning that moves between the two questions then only skips what has expired.
-    ends = await cluster.list_offsets(dict.fromkeys(partitions, LATEST), read_committed and not past_open)
+    if until is not None:
+        ends = {key: until[key[1]] for key in partitions if key[1] in until}
+    else:
+        latest = dict.fromkeys(partitions, LATEST)
+        told = await cluster.list_offsets(latest, read_committed and not past_open)
+        ends = {key: each.offset for key, each in told.items()}
     begins = await cluster.list_offsets(dict.fromkeys(partitions, EARLIEST))
     first = {key: max(begins[key].offset, (since or {}).get(key[1], 0)) for key in partitions}
     reading = {
-        key: _Reading(key, first[key], ends[key].offset, read_committed)
-        for key in partitions
-        if first[key] < ends[key].offset
+        key: _Reading(key, first[key], end, read_committed) for key, end in ends.items() if first[key] < end
     }
     loop = asyncio.get_running_loop()
     while reading:

@@ -6,14 +6,13 @@ from tests.mutants.mutant import Mutant
 
 UNIT = "tests/unit/audit"
 JOB = "tests/unit/audit_job"
+READ_ON = f"{JOB}/test_events_read_on.py"
 ORDER = f"{JOB}/test_doubtful_captures.py::test_what_is_read_when_makes_a_missing_record_a_loss_and_not_lag"
 
-EVENTS = (
-    "        await asyncio.gather(*(_read_events(captured, config, clusters[name]) for name in clusters))\n"
-)
+EVENTS = "        await read_events(captured, config, clusters, known or EventsRead(), before or Commit())\n"
 SOURCES = "        await _pin(captured, config, clusters, config.sources())\n"
 POSITIONS = "        await _read_positions(captured, config, clusters, metadata)\n"
-NEW_GAPS = "        await asyncio.gather(*(_read_new_gaps(captured, clusters[name]) for name in clusters))\n"
+NEW_GAPS = "        await asyncio.gather(*(read_new_gaps(captured, clusters[name]) for name in clusters))\n"
 AGGREGATES = "        await _pin(captured, config, clusters, config.aggregates())\n"
 
 OF_AUDIT = (
@@ -24,6 +23,41 @@ OF_AUDIT = (
         rule=EVENTS + SOURCES,
         instead=SOURCES + EVENTS,
         red=(ORDER,),
+    ),
+    Mutant(
+        name="events-of-new-groups-skipped",
+        promise="A group that is audited from now on is heard from the beginning: nothing of it was kept.",
+        file="audit/runs/event_reading.py",
+        rule="    if not set(ways_of(config)) <= set(before.events_ways):\n",
+        instead="    if not before.events_ways:\n",
+        red=(f"{READ_ON}::test_a_group_that_is_audited_from_now_on_is_heard_from_the_beginning",),
+    ),
+    Mutant(
+        name="session-doubted-unread",
+        promise="Before a session of a group is in doubt, all events are read: its own may have been pruned.",
+        file="audit/runs/event_reading.py",
+        rule="    if reading.has_skipped and _speak_of_more(",
+        instead="    if not reading.has_skipped and _speak_of_more(",
+        red=(f"{READ_ON}::test_before_a_session_is_in_doubt_all_events_are_read_again",),
+    ),
+    Mutant(
+        name="expired-events-passed-over",
+        promise="Events that were gone before they were read are in doubt.",
+        file="audit/runs/event_reading.py",
+        rule="        self._captured.events_lost.extend(lost)\n",
+        instead="",
+        red=(
+            f"{READ_ON}::test_events_that_expired_before_they_were_read_are_in_doubt",
+            f"{READ_ON}::test_a_log_that_was_shortened_is_read_again_from_where_it_differs",
+        ),
+    ),
+    Mutant(
+        name="doubted-event-forgotten",
+        promise="An event that could not be believed is in doubt as long as it is there, though read once.",
+        file="audit/runs/event_reading.py",
+        rule="                self._captured.ledger.recall(what)\n",
+        instead="",
+        red=(f"{READ_ON}::test_what_could_not_be_believed_is_told_as_long_as_it_is_there",),
     ),
     Mutant(
         name="aggregates-pinned-before-positions",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -40,7 +41,9 @@ from millrace.audit.reconciliation.verdict_rows import Reconciler, evident_rows,
 from millrace.audit.reconciliation.verdicts import WindowVerdict
 from millrace.audit.report.summary import summarise
 from millrace.audit.runs import capture as capture_module
+from millrace.audit.runs import event_reading, partition_pins
 from millrace.audit.runs.arrivals import of_pinned, stream_passages
+from millrace.audit.runs.event_reading import EventsRead, events_known, stream_of_key
 from millrace.audit.runs.fact_rows import facts_table, restore
 from millrace.audit.runs.reading_plan import plan_ranges, read_until
 from millrace.audit.runs.reconciling import reconciler_of, streams_of, tiers_of
@@ -54,12 +57,15 @@ from millrace.audit.spark.read_options import parse_options
 from millrace.audit.spark.spark_cells import folded
 from millrace.audit.spark.task_plan import ranges_option
 from millrace.audit.spark.task_reader import _read_cells
+from millrace.broker.client.metadata import NO_TOPIC_ID
+from millrace.broker.client.offsets import EARLIEST
 from tests.settling import Windows, reported, settle
 from tests.simulation.audit_answers import Answers
 from tests.simulation.audit_logs import GRACE_MS, WINDOW_MS
-from tests.simulation.audit_world import World, encoded, positions_of, routes_of
+from tests.simulation.audit_world import World, positions_of, routes_of
 
 _OUT_OF_RANGE = 1
+EVENTS = "millrace.audit"
 
 
 def config_of(world: World) -> AuditConfig:
@@ -91,8 +97,16 @@ class _Client:
     """A cluster as its client shows it. `between` is called at every question: the world goes on. What was
     answered is written down in `answers`."""
 
-    def __init__(self, world: World, name: str, between: Callable[[str], None], answers: Answers):
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        between: Callable[[str], None],
+        answers: Answers,
+        events: EventsLog,
+    ):
         self.world, self.name, self.between, self.answers = world, name, between, answers
+        self.events = events
 
     async def __aenter__(self) -> _Client:
         return self
@@ -102,15 +116,16 @@ class _Client:
 
     async def metadata(self, topics: list[str] | None = None, max_age_ms: int = 0) -> Any:
         names = [name for cluster, name in self.world.logs if cluster == self.name]
-        names += ["millrace.audit"]
+        names += [EVENTS]
         if self.name in self.world.aggregates and not self.world.foreign:
             names += [f"millrace.positions.m-{self.name}", f"millrace.routes.m-{self.name}"]
         wanted = names if topics is None else [name for name in topics if name in names]
-        logs = {name: list(self.world.logs.get((self.name, name), ())) for name in wanted}
+        logs: dict[str, list] = {name: list(self.world.logs.get((self.name, name), ())) for name in wanted}
+        logs |= {name: [self.events] for name in wanted if name == EVENTS}
         return SimpleNamespace(
             cluster_id=f"id-{self.name}",
             topics={
-                name: SimpleNamespace(topic_id=of[0].topic_id if of else capture_module.NO_TOPIC_ID)
+                name: SimpleNamespace(topic_id=of[0].topic_id if of else NO_TOPIC_ID)
                 for name, of in logs.items()
             },
             topic_errors={},
@@ -118,16 +133,47 @@ class _Client:
         )
 
     async def list_offsets(self, timestamps: dict, read_committed: bool = False) -> dict:
+        if (EVENTS, 0) in timestamps:
+            at_begin = timestamps[EVENTS, 0] == EARLIEST
+            offset = self.events.start if at_begin else self.events.told_by(self.world)
+            return {(EVENTS, 0): SimpleNamespace(offset=offset, leader_epoch=-1)}
         self.between("offsets")
         answers = {}
         for (name, partition), at in timestamps.items():
             log = self.world.logs[self.name, name][partition]
-            offset = log.start if at == capture_module.EARLIEST else log.end
+            offset = log.start if at == EARLIEST else log.end
             if read_committed:
                 offset = log.stable_end
-            self.answers.tell_offset(log, offset, start=at == capture_module.EARLIEST, stable=read_committed)
+            self.answers.tell_offset(log, offset, start=at == EARLIEST, stable=read_committed)
             answers[name, partition] = SimpleNamespace(offset=max(offset, log.start), leader_epoch=-1)
         return answers
+
+
+class EventsLog:
+    """A cluster's events topic: what was told, in another order than it was, and some of it again."""
+
+    partition, start = 0, 0
+
+    def __init__(self, cluster: str, luck: Random):
+        self.cluster, self._luck = cluster, luck
+        self.topic_id = uuid.UUID(int=luck.getrandbits(128))
+        self.records: list[tuple[bytes, bytes]] = []
+        self._taken = 0
+
+    def told_by(self, world: World) -> int:
+        """The end, of what the world's programs have told by now."""
+        new = world.told_in(self.cluster, self._taken)
+        self._taken = len(world.sent)
+        # Mirrors carry events of other clusters' topics, and carry some again.
+        new += self._luck.sample(self.records, min(len(self.records), len(new) // 4))
+        self._luck.shuffle(new)
+        self.records += new
+        return len(self.records)
+
+    def make_anew(self) -> None:
+        """The topic was deleted, and all that it had is told again."""
+        self.topic_id = uuid.UUID(int=self._luck.getrandbits(128))
+        self._luck.shuffle(self.records)
 
 
 class _Reader(RangeReader):
@@ -172,7 +218,7 @@ class Result:
 @dataclass
 class Audit:
     """An audit and what it keeps. Half of its runs fold that, which its own `luck` decides; `united_count` is
-    how many united cells its runs have read."""
+    how many united cells its runs have read, `skipped_count` how many events they knew and did not read."""
 
     world: World
     commit: Commit = field(default_factory=Commit)
@@ -182,6 +228,10 @@ class Audit:
     settled: pa.Table | None = None
     luck: Random = field(default_factory=lambda: Random(0))
     united_count: int = 0
+    skipped_count: int = 0
+    events: dict[str, EventsLog] = field(default_factory=dict)
+    whole: dict[str, list[tuple[bytes, bytes]]] = field(default_factory=dict)
+    events_luck: Random = field(default_factory=lambda: Random(1))
 
     def run(
         self,
@@ -194,17 +244,13 @@ class Audit:
         what the clusters answered."""
         config = config_of(self.world)
         self.united_count += sum(pc.sum(pc.less(each["partition"], 0)).as_py() or 0 for each in self.kept)
-        ledger = EventLedger()
-        origins = {} if self.facts is None else restore(self.facts, ledger)
-        for kept in self.commit.gaps:
-            event = kept_event(kept)
-            assert event is not None
-            ledger.learn(event)
+        ledger, origins, told = self._known()
         answers = answers or Answers()
-        captured = self._capture(config, ledger, between, answers)
+        captured = self._capture(config, ledger, between, answers, events_known(config, self.commit, told))
         answers.pinned_ms, answers.read_ms = captured.pinned_ms, self.world.now_ms
         for stream, clusters in origins.items():
             captured.origins.setdefault(stream, set()).update(clusters)
+        self._require_all_events(captured)
         ranges, lost = plan_ranges(captured, config, self.commit)
         new = self._count(config, ranges, answers)
         self.counted = new
@@ -219,8 +265,11 @@ class Audit:
             unread=[*self.commit.unread, *lost, *unread_of(notes, captured.vanished_ms)],
             gaps=[event_to_keep(gap) for gap in ledger.gaps.values()],
             untrusted=dict(Counter(self.commit.untrusted) + Counter(counts_of(notes, NOTE_UNTRUSTED))),
+            events_read=captured.events.positions,
+            events_ways=captured.events.ways,
+            events_doubted=captured.events.doubts(),
         )
-        facts = facts_table(ledger, captured.origins, groups={group.name for group in self.world.groups})
+        facts = self._facts(ledger, captured)
         tail_notes = tail.filter(pc.is_valid(tail["note"]))
         unread = unread_of(tail_notes, captured.vanished_ms)
         evident, numbered = self._reconcile(
@@ -243,6 +292,36 @@ class Audit:
             exit_status=summary["exit_status"],
             summary=summary,
         )
+
+    def _known(self) -> tuple[EventLedger, dict[str, set[str]], dict[str, dict[str, int]]]:
+        """(a ledger of what the state tells, origins, where streams' newest events are)"""
+        ledger = EventLedger()
+        origins, told = ({}, {}) if self.facts is None else restore(self.facts, ledger)
+        for kept in self.commit.gaps:
+            event = kept_event(kept)
+            assert event is not None
+            ledger.learn(event)
+        return ledger, origins, told
+
+    def _facts(self, ledger: EventLedger, captured: Any) -> pa.Table:
+        groups = {group.name for group in self.world.groups}
+        return facts_table(ledger, captured.origins, groups=groups, told=captured.events.told)
+
+    def _require_all_events(self, captured: Any) -> None:
+        """Whoever reads all events learns nothing that this run does not know."""
+        ledger, _, _ = self._known()
+        streams = set()
+        for cluster, log in self.events.items():
+            end = captured.events.positions[f"{cluster}/{EVENTS}/0"].next_offset
+            pinned = set(log.records[:end])
+            for key, value in filter(pinned.__contains__, self.whole[cluster]):
+                ledger.add(key, value)
+                streams.add(stream_of_key(key)[1])
+        whole, ours = self._facts(ledger, captured), self._facts(captured.ledger, captured)
+        assert whole == ours, "the facts"
+        assert (ledger.untrusted, set(captured.told)) == (captured.ledger.untrusted, streams - {""})
+        assert ledger.distrusted_groups == captured.ledger.distrusted_groups
+        assert ledger.gaps.items() <= captured.ledger.gaps.items()
 
     def _fold(self, rows: pa.Table, tail: pa.Table) -> None:
         """As a run that folds: the cells of what is proven are united, stream by stream."""
@@ -291,26 +370,39 @@ class Audit:
         return found, summary
 
     def _capture(
-        self, config: AuditConfig, ledger: EventLedger, between: Callable[[str], None], answers: Answers
+        self,
+        config: AuditConfig,
+        ledger: EventLedger,
+        between: Callable[[str], None],
+        answers: Answers,
+        known: EventsRead,
     ) -> Any:
         world = self.world
+        for name in config.clusters:
+            self.events.setdefault(name, EventsLog(name, self.events_luck))
+            if self.events_luck.random() < 0.05:
+                self.events[name].make_anew()
 
         async def read_to_end(cluster: _Client, topic: str, **options: Any) -> Any:
-            between(f"{topic}, since" if options else topic)
-            if topic == "millrace.audit":
-                records = [
-                    encoded(each.event) for each in world.sent if each.where == cluster.name and not each.lost
-                ]
-                if not options:
+            is_again = "read_committed" in options
+            between(f"{topic}, since" if is_again else topic)
+            first = 0
+            if topic == EVENTS:
+                first = options["since"][0]
+                end = cluster.events.told_by(world) if is_again else options["until"][0]
+                if not is_again:
+                    self.skipped_count += first
+                    self.whole[cluster.name] = whole = world.told_in(cluster.name)
                     # Read from several clusters, or again.
-                    records += world.rng.sample(records, len(records) // 4)
-                    world.rng.shuffle(records)
+                    whole += world.rng.sample(whole, len(whole) // 4)
+                    world.rng.shuffle(whole)
+                records = cluster.events.records[first:end]
             elif topic.startswith("millrace.positions"):
                 records = positions_of(world, cluster.name)
                 answers.tell_positions(world, cluster.name)
             else:
                 records = routes_of(world, cluster.name)
-            for offset, (key, value) in enumerate(records):
+            for offset, (key, value) in enumerate(records, first):
                 yield SimpleNamespace(key=key, value=value, partition=0, offset=offset)
 
         async def committed(cluster: _Client, name: str) -> Any:
@@ -327,7 +419,9 @@ class Audit:
             }
 
         async def histories(cluster: _Client, newest: Any) -> dict:
-            told = {key: world.logs[cluster.name, key[0]][key[1]].history() for key in newest}
+            told = {
+                key: world.logs[cluster.name, key[0]][key[1]].history() for key in newest if key[0] != EVENTS
+            }
             return {key: history for key, history in told.items() if history}
 
         async def no_densities(cluster: _Client, bounds: Any) -> dict:
@@ -335,14 +429,18 @@ class Audit:
 
         with (
             mock.patch.object(
-                capture_module, "Cluster", lambda name, *_, **__: _Client(world, name, between, answers)
+                capture_module,
+                "Cluster",
+                lambda name, *_, **__: _Client(world, name, between, answers, self.events[name]),
             ),
             mock.patch.object(capture_module, "read_topic_to_end", read_to_end),
+            mock.patch.object(event_reading, "read_topic_to_end", read_to_end),
             mock.patch.object(capture_module, "fetch_offsets", committed),
             mock.patch.object(capture_module, "bytes_per_offset", no_densities),
-            mock.patch.object(capture_module, "epoch_histories", histories),
+            mock.patch.object(partition_pins, "epoch_histories", histories),
         ):
-            return asyncio.run(capture_module.capture(config, ledger, lambda: world.now_ms))
+            looking = capture_module.capture(config, ledger, lambda: world.now_ms, self.commit, known)
+            return asyncio.run(looking)
 
     def _count(self, config: AuditConfig, ranges: list[Any], answers: Answers) -> pa.Table:
         options = parse_options(

@@ -376,6 +376,11 @@ class World:
             self.note("event lost")
         self.sent.append(Sent(event, cluster, lost))
 
+    def told_in(self, cluster: str, first: int = 0) -> list[tuple[bytes, bytes]]:
+        """The records of a cluster's events topic, from the first event on, of any cluster, that was sent."""
+        told = [each for each in self.sent[first:] if each.where == cluster and not each.lost]
+        return [encode_event(each.event) for each in told]
+
     def publish_owed(self, producer: Producer, owed: dict[str, str]) -> None:
         for value in owed.values():
             event = decode_event(value.encode())
@@ -537,7 +542,3 @@ def routes_of(world: World, aggregate: str) -> list[tuple[bytes, bytes]]:
         for cluster in world.sources
         for topic in world.topics.audited
     ]
-
-
-def encoded(event: Event) -> tuple[bytes, bytes]:
-    return encode_event(event)

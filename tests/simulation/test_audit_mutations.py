@@ -57,7 +57,7 @@ KINDS = (
     "transaction committed", "count-only", "lost by group", "group restarted", "online group",
     "merged by rename", "several aggregates", "several sources", "foreign mirror", "LogAppendTime",
     "content digests", "clock skew or back-dating", "quiet", "quiesced", "job died", "raced with the audit",
-    "first positions late", "log shortened", "cells united",
+    "first positions late", "log shortened", "cells united", "events known",
 )  # fmt: skip
 MOST_INEXACT = 0.01 if (FIRST_SEED, RUNS, ALONE) == (USUAL_SEED, ENOUGH, None) else 0.05
 MOST_RACED = 0.09
@@ -362,6 +362,7 @@ def scenario(seed: int, folder: Path) -> Seen:
     world.quiesce()
     look(world, audit, oracle, seen, dies=False)
     world.kinds["cells united"] += audit.united_count
+    world.kinds["events known"] += audit.skipped_count
     if world.quiet:
         # Where nobody produced anything there is no row, and nothing to prove.
         assert bool(seen.findings["all proven at rest"]) == bool(world.produced_count), (

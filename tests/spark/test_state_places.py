@@ -18,6 +18,7 @@ from millrace.audit.keeping.hadoop_files import HadoopFiles
 from millrace.audit.keeping.state import Commit, CommitConflict, StateFolder
 from millrace.audit.keeping.state_files import LocalFiles
 from millrace.audit.keeping.verdict_files import row_files
+from millrace.audit.runs import event_reading
 from tests.waiting import patience
 
 pytestmark = pytest.mark.java
@@ -89,6 +90,29 @@ def test_the_whole_job_runs_with_its_state_at_a_uri(
     assert names == set(told), "the failure is gone, and nothing is left aside"
 
 
+def test_a_runs_rows_are_brought_from_a_uri_once_and_never_read_through_the_gateway(
+    spark, world, stream, hadoop_place, monkeypatch
+):
+    monkeypatch.setattr(verdict_files, "PART_ROWS", 1)
+    brought, read, at_hand, source = [], [], HadoopFiles.at_hand, HadoopFiles.source
+
+    def bring(self, name, copy):
+        brought.append(name)
+        return at_hand(self, name, copy)
+
+    def look(self, name):
+        read.append(name)
+        return source(self, name)
+
+    monkeypatch.setattr(HadoopFiles, "at_hand", bring)
+    monkeypatch.setattr(HadoopFiles, "source", look)
+    world.config = world.config.model_copy(update={"state": hadoop_place})
+    found = audit(world)
+    assert (found.exit_status, found.summary["counts"]["missing"]) == (1, 2)
+    latest = StateFolder.look(hadoop_place).latest()
+    assert sorted(brought) == sorted(row_files(latest.verdicts)) and row_files(read) == []
+
+
 def test_of_many_commits_of_one_number_one_wins_through_hadoop(spark, hadoop_place):
     states = [StateFolder.open(hadoop_place) for _ in range(4)]
     won: list[int] = []
@@ -122,6 +146,9 @@ def test_both_kinds_of_files_keep_the_same_promises(spark, hadoop_place, tmp_pat
         assert files.read("commits/1") == b"first"
         files.write("cells/a", b"\x00\xff" * 1000)
         assert files.read("cells/a") == b"\x00\xff" * 1000
+        assert files.at_hand("cells/a", tmp_path / "copy").read_bytes() == b"\x00\xff" * 1000
+        with pytest.raises(FileNotFoundError):
+            files.at_hand("cells/b", tmp_path / "none").read_bytes()
         (entry,) = files.entries("cells")
         assert (entry.name, entry.size, entry.is_folder) == ("a", 2000, False)
         assert [each.name for each in files.entries("")] == ["cells", "commits"]
@@ -185,6 +212,46 @@ def test_a_job_cut_off_at_any_step_leaves_the_next_one_the_same_verdicts(spark, 
         assert StateFolder.open(state).latest().number == after
         next_one = audit(world)
         assert (next_one.exit_status, next_one.summary) == (undisturbed.exit_status, undisturbed.summary)
+
+
+def test_events_are_read_once_but_those_of_a_job_that_was_cut_off_again(
+    spark, world, stream, tmp_path, monkeypatch
+):
+    read, original = {}, event_reading.read_topic_to_end
+
+    def noted(cluster, topic, **options):
+        if "until" in options:
+            read[cluster.name] = (options["since"][0], options["until"][0])
+        return original(cluster, topic, **options)
+
+    def dies(*_):
+        raise Killed
+
+    monkeypatch.setattr(event_reading, "read_topic_to_end", noted)
+    assert audit(world).exit_status == 1
+    state = StateFolder.open(world.config.state)
+    first, (begin, end) = state.latest(), read["ewr"]
+    assert begin == 0 < end == first.events_read["ewr/millrace.audit/0"].next_offset
+    world.send(stream, range(61, 71))
+    world.report(stream, report=2)
+    with monkeypatch.context() as cut, pytest.raises(Killed):
+        cut.setattr(StateFolder, "commit", dies)
+        audit(world)
+    assert read["ewr"][0] == end and state.latest() == first
+    world.carry(stream, lose=range(1, 61))
+    world.position("ewr", 70)
+    read.clear()
+    after = audit(world)
+    assert read["ewr"][0] == end < read["ewr"][1]
+    assert (after.summary["counts"]["acknowledged"], after.summary["counts"]["missing"]) == (70, 2)
+    again = audit(world)
+    assert again.summary == after.summary and len(set(read["ewr"])) == 1
+    assert state.latest().number == 2, "nothing was learnt"
+    world.config = world.config.model_copy(update={"state": tmp_path / "anew"})
+    whole = audit(world)
+    assert read["ewr"][0] == 0 and whole.summary["counts"] == after.summary["counts"]
+    anew = StateFolder.open(tmp_path / "anew").latest()
+    assert anew.events_digest == state.latest().events_digest, "the facts are the same"
 
 
 def test_a_disk_that_is_full_is_one_line_and_the_last_good_state_stays(spark, world, stream, monkeypatch):

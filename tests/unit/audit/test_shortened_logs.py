@@ -13,9 +13,11 @@ import pytest
 from millrace.audit.contract.events import EventLedger
 from millrace.audit.keeping.state import Commit, ReadPosition
 from millrace.audit.reconciliation.verdicts import Verdict
-from millrace.audit.runs.capture import Capture, PartitionPin
+from millrace.audit.runs.capture import Capture
 from millrace.audit.runs.log_history import epoch_at, holds_to, parts_at, until
-from millrace.audit.runs.reading_plan import _resume, read_until
+from millrace.audit.runs.partition_pins import PartitionPin
+from millrace.audit.runs.reading_plan import read_until
+from millrace.audit.runs.resuming import resume
 from millrace.audit.spark.task_plan import OffsetRange
 from millrace.broker.client.leader_epochs import MOST_EPOCHS, Walk
 from tests import seeds
@@ -127,7 +129,7 @@ def test_a_position_holds_to_where_its_epoch_ended():
 
 def resumed(known, epochs, start=0, end=150):
     pin = PartitionPin("ewr", "flights", "flights", 0, "id", start, end, epochs=epochs)
-    first, notes = _resume(pin, ReadPosition(*known), 7)
+    first, notes = resume(pin, ReadPosition(*known), 7)
     return first, [(note.first_offset, note.end_offset, note.cause, note.epoch) for note in notes]
 
 
@@ -148,7 +150,7 @@ def test_what_is_known_of_a_log_is_kept_while_its_leader_does_not_tell():
 
     def read(known, end, epochs):
         pin = PartitionPin("ewr", "flights", "flights", 0, "id", 0, end, epochs=epochs)
-        first, notes = _resume(pin, known, 7)
+        first, notes = resume(pin, known, 7)
         piece = OffsetRange("ewr", "ewr", "flights", "flights", 0, first, end, topic_id="id")
         after = read_until(Capture(7, EventLedger(), pins=[pin]), [piece], {"ewr/flights/0": known})
         return after["ewr/flights/0"], [note.first_offset for note in notes]

@@ -6,7 +6,7 @@ import numpy as np
 
 from millrace.audit.reconciliation.reconcile import Passage
 from millrace.audit.runs.arrivals import of_pinned, stream_passages
-from millrace.audit.runs.capture import PartitionPin
+from millrace.audit.runs.partition_pins import PartitionPin
 from millrace.audit.scanning.cells import Cell
 from tests.cells import encode_bitmaps
 

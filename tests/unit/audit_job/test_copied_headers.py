@@ -8,9 +8,8 @@ import json
 import pyarrow as pa
 import pytest
 
-from millrace.audit.keeping.upkeep import late_counts, prune_facts
+from millrace.audit.keeping.upkeep import late_counts
 from millrace.audit.reconciliation.settled import rows_of
-from millrace.audit.reconciliation.verdict_rows import verdict_rows
 from millrace.audit.reconciliation.verdicts import Verdict
 from millrace.audit.report.summary import summarise
 from millrace.audit.runs.copied_headers import foreign_counts, foreign_notes
@@ -27,6 +26,7 @@ from tests.unit.audit_job.test_doubtful_captures import (
     run_of,
     verdicts,
 )
+from tests.unit.audit_job.test_upkeep import pruned_at
 from tests.verdicts import overall_verdict
 
 TOPICS = ["flights", "hotels"]
@@ -115,9 +115,7 @@ def test_what_a_cluster_merges_is_no_copy(captured):
 def test_a_copy_of_a_record_whose_evidence_was_pruned_is_not_late(captured):
     settings = config(topics=TOPICS)
     job = run_of(captured, settings)
-    before = verdict_rows(verdicts(captured, OWN, settings))
-    stream = captured.ledger.streams[OWN[0].stream].stream
-    pruned = prune_facts(captured.ledger, {}, {("flights", 0): {stream: 60_000}}, before, 60_000)
+    pruned = pruned_at(captured.ledger, 0, stream=OWN[0].stream, window_ms=60_000)
     facts = facts_table(captured.ledger, captured.origins, pruned)
     table = table_of(COPIES)
     rows = verdicts_of(_reconciler(job, job.before), table, facts)

@@ -34,14 +34,19 @@ from millrace.audit.reconciliation.settled import unnumbered
 from millrace.audit.reconciliation.verdict_rows import verdict_rows
 from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
 from millrace.audit.runs import capture as capture_module
-from millrace.audit.runs.capture import Capture, MirrorPosition, PartitionPin
+from millrace.audit.runs import event_reading
+from millrace.audit.runs.capture import Capture, MirrorPosition
+from millrace.audit.runs.event_reading import EventsRead
 from millrace.audit.runs.fact_rows import facts_table
+from millrace.audit.runs.partition_pins import PartitionPin
 from millrace.audit.runs.reading_plan import passages, plan_ranges
 from millrace.audit.runs.reconciling import streams_of
 from millrace.audit.runs.state_checks import check_clusters, check_names, check_window
 from millrace.audit.runs.untrusted import Doubts
 from millrace.audit.scanning.cell_rows import CELL_SCHEMA
 from millrace.audit.scanning.cells import Cell
+from millrace.broker.client.metadata import NO_TOPIC_ID
+from millrace.broker.client.offsets import EARLIEST
 from millrace.broker.errors import ConfigError, MillraceError
 from tests.cells import encode_bitmaps, table_of
 from tests.settling import OnePart
@@ -155,7 +160,7 @@ class FakeCluster:
 
     async def metadata(self, topics=None, max_age_ms=0):
         names = self.topics if topics is None else [t for t in topics if t in self.topics]
-        described = SimpleNamespace(topic_id=capture_module.NO_TOPIC_ID)
+        described = SimpleNamespace(topic_id=NO_TOPIC_ID)
         return SimpleNamespace(
             cluster_id=self.cluster_id,
             topics=dict.fromkeys(names, described),
@@ -164,8 +169,8 @@ class FakeCluster:
         )
 
     async def list_offsets(self, timestamps, read_committed=False):
-        ((_, at),) = timestamps.items()
-        offset = 0 if at == capture_module.EARLIEST else self.ends[read_committed]
+        (at,) = set(timestamps.values())
+        offset = 0 if at == EARLIEST else self.ends.get(read_committed, 0)
         return {key: SimpleNamespace(offset=offset, leader_epoch=-1) for key in timestamps}
 
 
@@ -190,17 +195,16 @@ def test_a_groups_word_tells_of_a_stream_and_not_where_it_was_produced(monkeypat
     """What is told is not forgotten: a group's event would bring a stream back without its cells."""
     group = TierEvent("a/b", "0" * 15 + "1", "flights", "AA", 0, 60_000, 1, 1, 0, BitMap64([1]), 5)
 
-    async def read(cluster, topic):
+    async def read(cluster, topic, **options):
         for offset, event in enumerate([group, *events([1])]):
             key, value = encode_event(event)
             yield SimpleNamespace(key=key, value=value, offset=offset, partition=0)
 
-    monkeypatch.setattr(capture_module, "read_topic_to_end", read)
+    monkeypatch.setattr(event_reading, "read_topic_to_end", read)
     captured = captured_of()
     captured.origins = {}
-    asyncio.run(
-        capture_module._read_events(captured, config(), FakeCluster("ewr", topics=["millrace.audit"]))
-    )
+    clusters = {"ewr": FakeCluster("ewr", topics=["millrace.audit"])}
+    asyncio.run(event_reading.read_events(captured, config(), clusters, EventsRead(), Commit()))
     assert captured.told == {group.stream, STREAM}
     assert captured.origins == {STREAM: {"ewr"}}
 
@@ -307,12 +311,12 @@ def test_what_is_read_when_makes_a_missing_record_a_loss_and_not_lag(monkeypatch
 
     monkeypatch.setattr(capture_module, "Cluster", Silent)
     monkeypatch.setattr(capture_module, "_committed", noting("commits", {}))
-    monkeypatch.setattr(capture_module, "_read_events", noting("events"))
+    monkeypatch.setattr(capture_module, "read_events", noting("events"))
     monkeypatch.setattr(capture_module, "_pin", noting("pins"))
     monkeypatch.setattr(capture_module, "_read_positions", noting("positions"))
-    monkeypatch.setattr(capture_module, "_read_new_gaps", noting("gaps"))
+    monkeypatch.setattr(capture_module, "read_new_gaps", noting("gaps"))
     asyncio.run(capture_module.capture(config(groups={"ewr": ["billing"]}), EventLedger(), lambda: 1))
-    assert order == ["commits", "events", "events", "pins of ewr", "positions", "gaps", "gaps", "pins of agg"]
+    assert order == ["commits", "events", "pins of ewr", "positions", "gaps", "gaps", "pins of agg"]
 
 
 def test_counts_are_read_where_producers_tell_them_and_gaps_where_mirrors_do(monkeypatch):
@@ -320,22 +324,23 @@ def test_counts_are_read_where_producers_tell_them_and_gaps_where_mirrors_do(mon
     told = {"counts": b"stream/0000000000000001", "millrace.audit": b"stream/0000000000000002"}
     read = []
 
-    async def read_to_end(cluster, topic, since=None, **options):
-        read.append((topic, since))
+    async def read_to_end(cluster, topic, since=None, until=None, **options):
+        read.append((topic, since, until))
         yield SimpleNamespace(key=told[topic], value=b"{}", partition=0, offset=6)
 
-    monkeypatch.setattr(capture_module, "read_topic_to_end", read_to_end)
+    monkeypatch.setattr(event_reading, "read_topic_to_end", read_to_end)
     settings = config(audit_topic="counts")
 
     async def look(*topics):
-        captured, cluster = Capture(1, EventLedger()), FakeCluster("ewr", topics=topics)
-        await capture_module._read_events(captured, settings, cluster)
-        await capture_module._read_new_gaps(captured, cluster)
+        captured, cluster = Capture(1, EventLedger()), FakeCluster("ewr", topics=topics, ends={True: 7})
+        await event_reading.read_events(captured, settings, {"ewr": cluster}, EventsRead(), Commit())
+        await event_reading.read_new_gaps(captured, cluster)
         return captured
 
     captured = asyncio.run(look("counts", "millrace.audit"))
     assert captured.told == {"0000000000000001", "0000000000000002"} == set(captured.origins)
-    assert read == [("counts", None), ("millrace.audit", None), ("millrace.audit", {0: 7})]
+    events = [(topic, {0: 0}, {0: 7}) for topic in ("counts", "millrace.audit")]
+    assert read == [*events, ("millrace.audit", {0: 7}, None)]
     captured = asyncio.run(look("counts"))
     assert captured.told == {"0000000000000001"} and captured.silent_sources == []
     (silent,) = asyncio.run(look("millrace.audit")).silent_sources

@@ -8,8 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from millrace.audit.contract.events import GapEvent, encode_event
+from millrace.audit.keeping.state import Commit
 from millrace.audit.reconciliation.verdicts import Verdict
-from millrace.audit.runs import capture as capture_module
+from millrace.audit.runs import event_reading
+from millrace.audit.runs.event_reading import EventsRead
 from millrace.broker.errors import ClusterUnreachable, LeaderNotAvailable
 from tests.unit.audit.trap_scene import Scene, Stream, row
 from tests.unit.audit_job.test_doubtful_captures import FakeCluster, captured_of, config, events
@@ -45,20 +47,20 @@ def test_of_what_was_told_since_only_gaps_are_learnt_and_whatever_hides_them(mon
     log = [encode_event(each) for each in (*events([1, 2]), *events([1, 2, 3], at_ms=9), gap)]
     asked = []
 
-    async def read(cluster, topic, read_committed=True, since=None):
-        asked.append((read_committed, since))
-        end = 2 if read_committed else len(log)
+    async def read(cluster, topic, read_committed=True, since=None, until=None):
+        asked.append((read_committed, since, until))
+        end = until[0] if read_committed else len(log)
         for offset, (key, value) in list(enumerate(log))[(since or {}).get(0, 0) : end]:
             yield SimpleNamespace(key=key, value=value, offset=offset, partition=0)
 
-    monkeypatch.setattr(capture_module, "read_topic_to_end", read)
+    monkeypatch.setattr(event_reading, "read_topic_to_end", read)
     captured = captured_of()
     captured.ledger.streams.clear()
-    cluster = FakeCluster("agg", topics=["millrace.audit"])
-    asyncio.run(capture_module._read_events(captured, config(), cluster))
+    cluster = FakeCluster("agg", topics=["millrace.audit"], ends={True: 2})
+    asyncio.run(event_reading.read_events(captured, config(), {"agg": cluster}, EventsRead(), Commit()))
     before = captured.ledger.streams.copy()
-    asyncio.run(capture_module._read_new_gaps(captured, cluster))
-    assert asked == [(True, None), (False, {0: 2})]
+    asyncio.run(event_reading.read_new_gaps(captured, cluster))
+    assert asked == [(True, {0: 0}, {0: 2}), (False, {0: 2}, None)]
     assert list(captured.ledger.gaps.values()) == [gap]
     (facts,) = captured.ledger.streams.values()
     assert facts is next(iter(before.values())) and facts.last_assigned == 2
@@ -76,8 +78,8 @@ def test_gaps_that_cannot_be_read_again_end_the_run(cluster, told):
     captured = captured_of()
     captured.gaps_to["agg"] = {}
     with pytest.raises(ClusterUnreachable, match=f"millrace.audit cannot be read: .*{told}"):
-        asyncio.run(capture_module._read_new_gaps(captured, cluster))
+        asyncio.run(event_reading.read_new_gaps(captured, cluster))
 
 
 def test_a_cluster_that_has_no_events_tells_of_no_gaps():
-    asyncio.run(capture_module._read_new_gaps(captured_of(), FakeCluster("agg")))
+    asyncio.run(event_reading.read_new_gaps(captured_of(), FakeCluster("agg")))

@@ -17,6 +17,7 @@ from millrace.audit.keeping.state import Commit, ReadPosition, UnreadNote
 from millrace.audit.reconciliation.verdicts import Verdict
 from millrace.audit.report.reasons import advice
 from millrace.audit.runs import capture as capture_module
+from millrace.audit.runs import partition_pins
 from millrace.audit.runs.capture import Capture, settle_claims
 from millrace.audit.runs.reading_plan import plan_backfill, plan_ranges
 from millrace.audit.runs.reconciling import groups_of
@@ -191,7 +192,7 @@ def test_what_stands_in_a_commits_metadata_is_read(monkeypatch):
     async def described(clusters):
         return {name: SimpleNamespace(cluster_id=name, topics={}) for name in clusters}
 
-    for name in ("_read_events", "_pin", "_read_positions", "_read_new_gaps"):
+    for name in ("read_events", "_pin", "_read_positions", "read_new_gaps"):
         monkeypatch.setattr(capture_module, name, nothing)
     monkeypatch.setattr(capture_module, "fetch_offsets", committed)
     monkeypatch.setattr(capture_module, "_describe", described)
@@ -429,7 +430,7 @@ def pinned(monkeypatch, elections):
         return {key: tuple((epoch, 3 * (epoch - 1)) for epoch in range(1, newest + 1))}
 
     monkeypatch.setattr(capture_module, "bytes_per_offset", no_sizes)
-    monkeypatch.setattr(capture_module, "epoch_histories", histories)
+    monkeypatch.setattr(partition_pins, "epoch_histories", histories)
     captured = captured_of(pins=[])
     asyncio.run(capture_module._pin_cluster(captured, config(), cluster))
     (pin,) = captured.pins

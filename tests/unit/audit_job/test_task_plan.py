@@ -7,7 +7,8 @@ import random
 from millrace.audit.config import parse_config
 from millrace.audit.contract.events import EventLedger
 from millrace.audit.keeping.state import Commit, ReadPosition
-from millrace.audit.runs.capture import Capture, MirrorPosition, PartitionPin
+from millrace.audit.runs.capture import Capture, MirrorPosition
+from millrace.audit.runs.partition_pins import PartitionPin
 from millrace.audit.runs.reading_plan import plan_ranges
 from millrace.audit.spark.task_plan import (
     RECORD_WORK,

@@ -12,7 +12,8 @@ from millrace.audit.reconciliation.verdict_rows import verdict_rows
 from millrace.audit.reconciliation.verdicts import Verdict
 from millrace.audit.report.reasons import advice
 from millrace.audit.runs import capture as capture_module
-from millrace.audit.runs.capture import PartitionPin
+from millrace.audit.runs.event_reading import EventsRead, read_events
+from millrace.audit.runs.partition_pins import PartitionPin
 from millrace.audit.runs.untrusted import doubts_of
 from millrace.broker.errors import ClusterUnreachable, LeaderNotAvailable, TopicAuthorizationFailed
 from tests.unit.audit_job.test_doubtful_captures import (
@@ -83,4 +84,4 @@ def test_events_that_may_not_be_read_end_the_job(monkeypatch):
     """Without them there is no word of producers or gaps, and what they explain would read as lost."""
     refusing = FakeCluster("agg", refused={"millrace.audit": TopicAuthorizationFailed.code})
     with pytest.raises(ClusterUnreachable, match=r"agg: millrace\.audit cannot be read: topic authorization"):
-        asyncio.run(capture_module._read_events(captured_of(), config(), refusing))
+        asyncio.run(read_events(captured_of(), config(), {"agg": refusing}, EventsRead(), Commit()))

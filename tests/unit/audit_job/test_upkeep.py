@@ -21,7 +21,14 @@ from millrace.audit.keeping.verdict_files import SettledLines
 from millrace.audit.keeping.waivers import Standing
 from millrace.audit.reconciliation.online_tiers import OnlineGroup
 from millrace.audit.reconciliation.row_parts import parts_of
-from millrace.audit.reconciliation.settled import LINE_SCHEMA, lines_of, number_rows, rows_of, unnumbered
+from millrace.audit.reconciliation.settled import (
+    LINE_SCHEMA,
+    SETTLED_SCHEMA,
+    lines_of,
+    number_rows,
+    rows_of,
+    unnumbered,
+)
 from millrace.audit.reconciliation.verdict_rows import ClusterReading, Reconciler, verdict_rows
 from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
 from millrace.audit.reconciliation.watermark import Waiver
@@ -29,7 +36,7 @@ from millrace.audit.runs.capture import Capture
 from millrace.audit.runs.fact_rows import PrunedWindows, events_of, facts_of, facts_table, restore_pruned
 from millrace.audit.scanning.cell_rows import CELL_SCHEMA
 from millrace.audit.spark.spark_cells import folded, verdicts_of
-from tests.settling import OnePart, settle
+from tests.settling import OnePart, Windows, settle
 
 STREAM, KEEP_MS, WINDOW_MS = "00000000000000ab", 1000, 10
 
@@ -44,7 +51,11 @@ def row(start_ms, verdict=Verdict.PROVEN, state=WindowState.SETTLED, stream=STRE
 def prunable(*verdicts, waived=(), held_back=(), settled_ms=0, now_ms=KEEP_MS, before=None):
     rows = verdict_rows(verdicts)
     settled = settle(rows, before, ["flights"], settled_ms).table
-    return upkeep.prunable(settled, rows, set(waived), set(held_back), KEEP_MS, now_ms)
+    going = upkeep.prunable(settled, rows, set(waived), set(held_back), KEEP_MS, now_ms)
+    found = {}
+    for each in going.to_pylist():
+        found.setdefault((each["topic"], each["window_start_ms"]), {})[each["stream"]] = each["window_ms"]
+    return found
 
 
 def test_only_what_is_proven_or_waived_for_long_enough_may_go():
@@ -63,6 +74,51 @@ def test_one_stream_that_is_not_done_keeps_the_whole_window():
 
 def test_a_window_whose_cells_are_read_again_stays():
     assert prunable(row(0), held_back=[(STREAM, 0)]) == {}
+
+
+class Asked(Windows):
+    """Rows in parts, which notes the columns that were asked for."""
+
+    def __init__(self, rows):
+        super().__init__(rows, 3)
+        self.columns = []
+
+    def parts(self, columns=None):
+        self.columns.append(columns)
+        yield from super().parts(columns)
+
+
+def pruned_of(*verdicts, waived=(), held_back=()):
+    """(what is pruned of each stream, the lines that are left of it, the rows with what was asked of them)"""
+    rows, pruned = Asked(number_rows(verdict_rows(verdicts), LINE_SCHEMA.empty_table(), 0)), {}
+    lines = upkeep.prune(
+        rows, SETTLED_SCHEMA.empty_table(), pruned, set(waived), lambda: set(held_back), KEEP_MS, KEEP_MS,
+        WINDOW_MS,
+    )  # fmt: skip
+    return pruned, lines.to_pylist(), rows
+
+
+def test_rows_are_pruned_part_by_part_and_only_of_waived_ones_details_are_read():
+    lost = row(20, Verdict.LOSS, published=3, missing={("a", "b"): ((7, 7),)})
+    pruned, lines, asked = pruned_of(row(0, published=2), row(0, published=1, stream="02"), row(10), lost)
+    assert {stream: list(left.windows) for stream, left in pruned.items()} == {STREAM: [0, 1], "02": [0]}
+    assert [(each["window_start_ms"], each["published"]) for each in sorted(lines, key=str)] == [
+        (0, 3),
+        (10, 0),
+    ]
+    (columns,) = asked.columns
+    assert "detail" not in columns and "seen" not in columns
+    held, lines, _ = pruned_of(row(0), row(10), held_back=[(STREAM, 10)])
+    assert list(held[STREAM].windows) == [0] and len(lines) == 1
+
+
+def test_what_no_report_told_of_in_a_waived_window_is_accounted_for():
+    """Else it would be a hole of the reports as soon as the window's row is gone."""
+    unreported = row(0, Verdict.UNKNOWN, unreported=((4, 6),))
+    other = row(10, Verdict.UNKNOWN, unreported=((8, 9),))
+    pruned, lines, _ = pruned_of(unreported, other, waived=[("flights", 0)])
+    assert (list(pruned[STREAM].windows), pruned[STREAM].sequences) == ([0], BitMap64([4, 5, 6]))
+    assert [each["verdict"] for each in lines] == ["UNKNOWN"]
 
 
 def test_a_revision_begins_the_time_anew():
@@ -106,9 +162,17 @@ def ledger_of(*reports, last=6, sequenced=True, state=CLOSED):
     return ledger
 
 
+def pruned_at(ledger, *starts_ms, stream=STREAM, window_ms=WINDOW_MS):
+    """What is left of the stream when these windows are pruned."""
+    pruned = {}
+    for start_ms in starts_ms:
+        pruned.setdefault(stream, PrunedWindows(window_ms)).add(start_ms, window_ms)
+    upkeep.forget_pruned(ledger, pruned, learn=True)
+    return pruned
+
+
 def pruned_at_0(ledger):
-    windows = {("flights", 0): {STREAM: WINDOW_MS}}
-    return upkeep.prune_facts(ledger, {}, windows, verdict_rows([row(0)]), WINDOW_MS)
+    return pruned_at(ledger, 0)
 
 
 def test_pruned_reports_leave_no_hole_behind():
@@ -164,10 +228,7 @@ def test_a_lost_report_of_a_producer_that_only_counts_shows_when_other_windows_a
 
     def judged(last):
         ledger = ledger_of((0, [0] * 5), (10, [0] * 4), last=last, sequenced=False)
-        windows = {("flights", 0): {STREAM: WINDOW_MS}}
-        done = verdict_rows([row(0, Verdict.COUNT_MATCH)])
-        pruned = upkeep.prune_facts(ledger, {}, windows, done, WINDOW_MS)
-        pruned = restore_pruned(facts_table(ledger, {}, pruned))
+        pruned = restore_pruned(facts_table(ledger, {}, pruned_at_0(ledger)))
         again = ledger_of((0, [0] * 5), (10, [0] * 4), last=last, sequenced=False)
         upkeep.forget_pruned(again, pruned)  # the next run: events tell it again
         table = facts_table(again, {STREAM: {"ewr"}}, pruned)
@@ -296,12 +357,11 @@ def run_of(state, captured, **changes):
 def backfilled(tmp_path, monkeypatch, only, pruned=(0,), **kind):
     """A backfill of a stream whose windows 0 and 10 are there again, and some were pruned."""
     ledger = ledger_of((0, [1, 2, 3]), (10, [4, 5, 6]), **kind)
-    windows = {("flights", start_ms): {STREAM: WINDOW_MS} for start_ms in pruned}
-    left = upkeep.prune_facts(ledger, {}, windows, verdict_rows(map(row, pruned)), WINDOW_MS)
+    left = pruned_at(ledger, *pruned)
     state = StateFolder.open(tmp_path)
     state.write_table("events/e.parquet", facts_table(ledger, {STREAM: {"ewr"}}, left))
 
-    async def capture(config, ledger, clock_ms):
+    async def capture(config, ledger, clock_ms, before, known):
         ledger.learn_all(events_of(ledger_of((0, [1, 2, 3]), (10, [4, 5, 6]), **kind).streams[STREAM]))
         return Capture(10_000, ledger, {STREAM: {"ewr"}})
 

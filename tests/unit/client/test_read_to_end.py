@@ -118,6 +118,13 @@ def test_it_may_begin_where_an_earlier_reading_ended() -> None:
     assert [record.offset for record in asyncio.run(gone.read(since={0: 2, 1: 7}))] == [5, 6, 7]
 
 
+def test_it_may_end_where_the_caller_had_pinned_the_ends() -> None:
+    topic = Topic({4: batch(0, 5), 7: batch(5, 3), 8: batch(8)}, 0, 9)
+    assert [record.offset for record in asyncio.run(topic.read(since={0: 3}, until={0: 6}))] == [3, 4, 5]
+    assert asyncio.run(topic.read(since={0: 6}, until={0: 6})) == []
+    assert asyncio.run(topic.read(until={1: 6})) == [], "of a partition that was not pinned nothing is wanted"
+
+
 def test_others_have_their_turn_within_one_answer() -> None:
     """A heartbeat's answer, for one, while a worker reads the positions."""
     size = 2 * read_to_end.RECORDS_A_TURN
