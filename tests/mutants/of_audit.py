@@ -34,6 +34,24 @@ OF_AUDIT = (
         red=(ORDER,),
     ),
     Mutant(
+        name="contents-unseen-proven",
+        promise="With `content: true` nothing is proven whose contents were not compared.",
+        file="audit/reconciliation/content_check.py",
+        rule="row.undecided or case.stream.sequenced",
+        instead="row.undecided",
+        red=(f"{UNIT}/test_content_check.py::test_a_digest_that_is_missing_is_named_and_proves_nothing",),
+    ),
+    Mutant(
+        name="one-copy-speaks-for-all",
+        promise="Copies are held to be alike only where each of them was looked at.",
+        file="audit/reconciliation/content_check.py",
+        rule="len(known) != 1 + self.repeats.get(sequence, 0) or len(set(known)) != 1",
+        instead="len(set(known)) != 1",
+        red=(
+            f"{UNIT}/test_content_check.py::test_a_digest_of_one_of_two_copies_does_not_speak_for_the_other",
+        ),
+    ),
+    Mutant(
         name="event-read-last-wins",
         promise="Of two cumulative events the newer one counts, in whatever order they are read.",
         file="audit/contract/event_ledger.py",
