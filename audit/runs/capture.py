@@ -5,7 +5,8 @@ as the list of its steps:
 
 1. read the offsets that audited groups committed (a group reports before it commits, so that what lies below
    them is told by the events that are read next);
-2. read the events of every cluster to their ends;
+2. read the events of every cluster to their ends, also those that a renaming mirror brought from another
+   (`ewr.millrace.audit`): all that is told is one, however often it is read;
 3. pin the ends of the source partitions (what the events acknowledge lies below);
 4. read the mirrors' positions from the aggregates (what lies below them was acknowledged there), and their
    routes, which say to which topic that was;
@@ -238,22 +239,28 @@ async def _committed(
 
 
 async def _read_events(captured: Capture, config: AuditConfig, cluster: Cluster) -> None:
-    for topic in dict.fromkeys((config.audit_topic, GAPS_TOPIC)):
+    elsewhere = config.clusters[cluster.name].told_elsewhere(config.audit_topic)
+    for topic in dict.fromkeys((config.audit_topic, GAPS_TOPIC, *elsewhere)):
         await _read_events_of(captured, config, cluster, topic)
 
 
 async def _read_events_of(captured: Capture, config: AuditConfig, cluster: Cluster, topic: str) -> None:
     metadata = await cluster.metadata([topic])
-    is_source = config.clusters[cluster.name].tier == "source"
+    is_own = topic in (config.audit_topic, GAPS_TOPIC)
+    is_source = config.clusters[cluster.name].tier == "source" and is_own
     if topic not in metadata.topics:
-        refused = _refusal(metadata, topic)
+        named = config.clusters[cluster.name].events or ()
+        refused = _refusal(metadata, topic) if is_own or topic in named else None
         if refused is not None:
             raise ClusterUnreachable(cluster.name, f"{topic} cannot be read: {refused}")
         sentence = f"cluster {cluster.name} has no topic {topic}: its producers tell nothing"
         if is_source and topic == config.audit_topic:  # an aggregate need not have producers
             captured.absent.append(sentence)
             captured.silent_sources.append(sentence)
+        if topic in named:
+            captured.absent.append(f"cluster {cluster.name} has no topic {topic}, which should hold events")
         return
+    teller = cluster.name if is_source else _teller(config, topic)
     with _named(cluster, topic):
         read_to = captured.gaps_to.setdefault(cluster.name, {}) if topic == GAPS_TOPIC else {}
         async for record in read_topic_to_end(cluster, topic):
@@ -262,8 +269,15 @@ async def _read_events_of(captured: Capture, config: AuditConfig, cluster: Clust
             kind, stream = ("", "") if record.key is None else _stream_of_key(record.key)
             if stream:
                 captured.told.add(stream)
-                if is_source and kind != "tier":
-                    captured.origins.setdefault(stream, set()).add(cluster.name)
+                if teller and kind != "tier":
+                    captured.origins.setdefault(stream, set()).add(teller)
+
+
+def _teller(config: AuditConfig, topic: str) -> str:
+    """The source cluster whose events a renaming mirror brought, by the name that it gave to their topic; ""
+    where that names none. What is told there counts as if it were read in the source itself."""
+    prefix = topic.removesuffix(config.audit_topic).rstrip(".")
+    return prefix if topic.endswith(f".{config.audit_topic}") and prefix in config.sources() else ""
 
 
 async def _read_new_gaps(captured: Capture, cluster: Cluster) -> None:

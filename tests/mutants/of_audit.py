@@ -34,6 +34,17 @@ OF_AUDIT = (
         red=(ORDER,),
     ),
     Mutant(
+        name="renamed-events-unread",
+        promise="What the source told is known from the mirror's copy of its events topic, too.",
+        file="audit/runs/capture.py",
+        rule="(config.audit_topic, GAPS_TOPIC, *elsewhere)",
+        instead="(config.audit_topic, GAPS_TOPIC)",
+        red=(
+            f"{JOB}/test_renamed_events.py"
+            "::test_events_that_the_source_lost_are_read_where_the_mirror_brought_them",
+        ),
+    ),
+    Mutant(
         name="contents-unseen-proven",
         promise="With `content: true` nothing is proven whose contents were not compared.",
         file="audit/reconciliation/content_check.py",
