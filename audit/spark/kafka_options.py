@@ -31,7 +31,8 @@ And those of its own:
 
     mode                      records (default), or cells: what the audit counts (`cell_rows`)
     includeIdentity           true: column `identity`, what an audited producer told
-    security                  JSON: a `security` section of audit.yaml, with references for secrets
+    security                  JSON: a `security` section of audit.yaml, with references for secrets; they are
+                              followed on the driver, and what they hold travels with the tasks, unseen
     window, digest, chunk_offsets
                               of cells, as in `read_options`
     cluster, tier             of cells: where they are from

@@ -125,7 +125,10 @@ class MillraceDataSource(DataSource):
         return record_ddl(read)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return MillraceReader(parse_source(self.options))
+        # What option `security` refers to travels with the tasks, inside the pickled reader: executors may
+        # have none of the driver's files and variables. Which master it is, nobody knows in this process.
+        source = parse_source(self.options)
+        return MillraceReader(replace(source, read=with_carried_logins(source.read)))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         raise ConfigError("format millrace", "readStream", "read: this source reads in batches")
