@@ -126,7 +126,6 @@ class Run:
     the roster's lines, `only` is the backfill's range, `since_ms` the verdict's horizon."""
 
     config: AuditConfig
-    master: str
     state: StateFolder
     before: Commit
     captured: Capture
@@ -240,7 +239,7 @@ def _run(
         if only is not None:
             progress(backfill.sentence(config, only))
         progress("reading events and pinning offsets")  # while Spark starts
-        job = _prepare(config, master, state, before, clock_ms, only)
+        job = _prepare(config, state, before, clock_ms, only)
         job.since_ms = None if horizon_ms is None or only is not None else job.now_ms - horizon_ms
         with _leaving_no_trace(job):
             session = spark.session()
@@ -274,7 +273,6 @@ def _run(
 
 def _prepare(
     config: AuditConfig,
-    master: str,
     state: StateFolder,
     before: Commit,
     clock_ms: Callable[[], int],
@@ -313,7 +311,6 @@ def _prepare(
     number = before.number + 1
     return Run(
         config=config,
-        master=master,
         state=state,
         before=before,
         captured=captured,
@@ -384,7 +381,7 @@ def _count(spark: SparkSession, job: Run, meter: ReadMeter) -> RunCells:
         facts = f"events/{job.name}.parquet"
         job.state.write_table(facts, job.facts)
     cells = RunCells(spark, job.state, job.name, job.kept.cells, facts)
-    cells.count(job.config, job.ranges, job.master, meter)
+    cells.count(job.config, job.ranges, meter)
     return cells
 
 

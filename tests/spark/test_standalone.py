@@ -100,13 +100,27 @@ def audit(
     )
 
 
-def written_by(events: Path) -> dict[str, int]:
-    """{executor: rows that its tasks wrote in the first stage that wrote any}, by what Spark noted itself."""
+def noted(events: Path, kind: str) -> list[dict[str, Any]]:
+    """What Spark noted itself, of a kind."""
     logs = [path.read_text() for path in events.rglob("[!.]*") if path.is_file()]  # beside their checksums
-    lines = [line for log in logs for line in log.splitlines()]
-    ended = [json.loads(line) for line in lines if '"SparkListenerTaskEnd"' in line]
+    return [json.loads(line) for log in logs for line in log.splitlines() if f'"{kind}"' in line]
+
+
+def tasks_of_the_count(events: Path) -> int:
+    """How many tasks the first stage had that wrote any rows."""
+    written = [
+        task["Stage ID"]
+        for task in noted(events, "SparkListenerTaskEnd")
+        if task["Task Metrics"]["Output Metrics"]["Records Written"]
+    ]
+    stages = {each["Stage Info"]["Stage ID"]: each for each in noted(events, "SparkListenerStageSubmitted")}
+    return int(stages[min(written)]["Stage Info"]["Number of Tasks"])
+
+
+def written_by(events: Path) -> dict[str, int]:
+    """{executor: rows that its tasks wrote in the first stage that wrote any}."""
     rows: dict[int, dict[str, int]] = {}
-    for task in ended:
+    for task in noted(events, "SparkListenerTaskEnd"):
         written = task["Task Metrics"]["Output Metrics"]["Records Written"]
         if written:
             stage = rows.setdefault(task["Stage ID"], {})
@@ -130,7 +144,7 @@ def test_the_whole_job_runs_on_workers_that_lack_our_package(standalone, world, 
     world.flush()
     events = tmp_path / "spark-events"
     events.mkdir()
-    noted = {
+    settings = {
         "spark.eventLog.enabled": "true",
         "spark.eventLog.dir": events.as_uri(),
         "spark.eventLog.compress": "false",
@@ -138,10 +152,12 @@ def test_the_whole_job_runs_on_workers_that_lack_our_package(standalone, world, 
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",
         "spark.scheduler.maxRegisteredResourcesWaitingTime": f"{TIMEOUT_S}s",
     }
-    config = write_config(world, tmp_path / "audit.yaml", spark={**SPARK, **noted})
+    config = write_config(world, tmp_path / "audit.yaml", spark={**SPARK, **settings})
     done = audit(config, standalone.master, environment(standalone), program=FINE_TASKS)
     assert (done.returncode, done.stderr) == (1, ""), done.stdout
     assert set(written_by(events)) == {"0", "1"}, "both executors counted"
+    # So small a read is cut into no more tasks than the session has cores.
+    assert tasks_of_the_count(events) == 2
     summary = json.loads((tmp_path / "audit-report" / "summary.json").read_text())
     named = [(each["producer"], each["sequences"], each["lost_between"]) for each in summary["losses"]]
     assert named == [("UA@ewr", [[5, 5]], ["ewr", "agg"]), ("UA@ewr", [[17, 18]], ["ewr", "agg"])]
