@@ -236,6 +236,7 @@ def _run(
         if is_elsewhere(master):
             check_workers(spark.session(), state)
         before = state.latest()
+        state.require_files(before)
         if only is not None:
             progress(backfill.sentence(config, only))
         progress("reading events and pinning offsets")  # while Spark starts

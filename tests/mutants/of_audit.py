@@ -34,6 +34,24 @@ OF_AUDIT = (
         red=(ORDER,),
     ),
     Mutant(
+        name="missing-state-files-unnoticed",
+        promise="A state that lacks a file that its commit names is refused before anything is counted.",
+        file="audit/keeping/state.py",
+        rule="            if file not in listed[folder]:\n",
+        instead="            if False:\n",
+        red=(
+            f"{JOB}/test_state.py::test_a_file_that_the_commit_names_and_that_is_gone_is_named_with_the_way_back",
+        ),
+    ),
+    Mutant(
+        name="lost-commits-begin-anew",
+        promise="A state whose commits are gone is not taken for an empty one.",
+        file="audit/keeping/state.py",
+        rule="            self._require_unused()\n",
+        instead="",
+        red=(f"{JOB}/test_state.py::test_a_state_whose_commits_are_gone_is_no_empty_one",),
+    ),
+    Mutant(
         name="renamed-events-unread",
         promise="What the source told is known from the mirror's copy of its events topic, too.",
         file="audit/runs/capture.py",
