@@ -117,7 +117,10 @@ class MillraceDataSource(DataSource):
         return FORMAT
 
     def schema(self) -> str:
-        read = parse_source(self.options).read
+        source = parse_source(self.options)
+        if source.ignored:  # here, for Spark asks once a `load`, and for a reader with every action
+            print(source.ignored_line(), file=sys.stderr, flush=True)
+        read = source.read
         if read.mode == CELLS:
             return CELL_DDL
         from millrace.audit.spark.record_rows import record_ddl
