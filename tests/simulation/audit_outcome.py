@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tests.simulation.audit_expected import Told
-from tests.simulation.audit_logs import WINDOW_MS
+from tests.simulation.audit_logs import GRACE_MS, WINDOW_MS
 
 RANKING = ("PROVEN", "COUNT_MATCH", "UNKNOWN", "DUPLICATE", "LOSS")
 PROVEN = RANKING[:2]
@@ -32,6 +32,18 @@ class RowSaid:
     not_before_ms: int | None = None
 
 
+def _speaks_for(told: Told, start_ms: int) -> bool:
+    if start_ms in told.reports:
+        return True
+    if not told.state:
+        return False
+    opened_ms = told.opened_ms
+    if opened_ms is None:
+        opened_ms = min([told.at_ms, *told.reports])
+    began = start_ms + WINDOW_MS > opened_ms - GRACE_MS
+    return began and (told.state != "closed" or start_ms <= told.at_ms + GRACE_MS)
+
+
 @dataclass(slots=True)
 class Outcome:
     """All rows of a run, and what they come to. `untrusted` counts by the summary's own words."""
@@ -40,6 +52,36 @@ class Outcome:
     topic_of: Mapping[str, str]
     untrusted: Mapping[str, int]
     rows: list[RowSaid] = field(default_factory=list)
+
+    def owed(self, topic: str, roster: Mapping[str, int], name_of: Mapping[str, str]) -> list[RowSaid]:
+        """What producers of the roster {name: since when} leave unsaid: each must tell of every settled
+        window that is not over when it is entered. A stream tells of those that it reported, and of all from
+        its opening to its end, within the grace."""
+        rows = []
+        windows = sorted(
+            {row.start_ms for row in self.rows if row.topic == topic and row.state == "SETTLED"} - {None}
+        )
+        for name, since_ms in roster.items():
+            told = [
+                each
+                for stream, each in self.told.items()
+                if name_of.get(stream) == name and self.topic_of.get(stream) == topic
+                if each.state or each.reports
+            ]
+            asked = [start_ms for start_ms in windows if start_ms + WINDOW_MS > since_ms]
+            if not told:
+                rows += [RowSaid(topic, "", None, "UNKNOWN", "SETTLED")] if asked or not since_ms else []
+                continue
+            ends = [each.at_ms if each.state == "closed" else None for each in told]
+            ended_ms = None if None in ends else max(ends)
+            for start_ms in asked:
+                if ended_ms is not None and start_ms >= ended_ms + GRACE_MS:
+                    until_ms = max(ended_ms, since_ms)
+                    rows.append(RowSaid(topic, "", None, "UNKNOWN", "SETTLED", not_before_ms=until_ms))
+                    break
+                if not any(_speaks_for(each, start_ms) for each in told):
+                    rows.append(RowSaid(topic, "", start_ms, "UNKNOWN", "SETTLED"))
+        return rows
 
     def verdict(self) -> str:
         """The worst of what is settled, and of losses and duplicates wherever they are."""

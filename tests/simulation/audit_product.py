@@ -26,7 +26,6 @@ from millrace.audit.job import Findings
 from millrace.audit.keeping.state import Commit
 from millrace.audit.keeping.uniting import fold_plan, may_unite, proven_windows
 from millrace.audit.reconciliation.horizon import DEFAULT_HORIZON_MS, split_older
-from millrace.audit.reconciliation.roster import roster_rows
 from millrace.audit.reconciliation.row_parts import View
 from millrace.audit.reconciliation.settled import (
     NUMBERED_SCHEMA,
@@ -43,7 +42,7 @@ from millrace.audit.runs import capture as capture_module
 from millrace.audit.runs.arrivals import of_pinned, stream_passages
 from millrace.audit.runs.fact_rows import facts_table, restore
 from millrace.audit.runs.reading_plan import plan_ranges, read_until
-from millrace.audit.runs.reconciling import reconciler_of, streams_of, tiers_of
+from millrace.audit.runs.reconciling import reconciler_of, roster_of, streams_of, tiers_of
 from millrace.audit.runs.untrusted import doubts_of
 from millrace.audit.runs.watermarks import watermarks_of
 from millrace.audit.scanning import stream_cells
@@ -83,6 +82,7 @@ def config_of(world: World) -> AuditConfig:
             "grace": f"{GRACE_MS}ms",
             "groups": groups,
             "content": world.content,
+            "producers": [{"name": name, "since": since} for name, since in world.members.items()],
         }
     )
 
@@ -389,13 +389,7 @@ class Audit:
                 known = [told[stream]] if stream in told else []
                 cells = by_stream.get(stream, CELL_SCHEMA.empty_table())
                 number(stream, list(reconciler.verdicts(cells, known)) if known or cells.num_rows else [])
-        streams = captured.ledger.streams.values()
-        owed = [
-            (row,)
-            for topic in config.topics
-            for row in roster_rows(config.roster(), streams, topic, WINDOW_MS)
-        ]
-        number("", owed)
+        number("", [(row,) for row in roster_of(config, captured, pa.concat_tables(numbered))])
         return rows, pa.concat_tables(numbered)
 
     def _earlier(self, config: AuditConfig) -> tuple[pa.Table, pa.Table]:

@@ -57,7 +57,7 @@ KINDS = (
     "transaction committed", "count-only", "lost by group", "group restarted", "online group",
     "merged by rename", "several aggregates", "several sources", "foreign mirror", "LogAppendTime",
     "content digests", "clock skew or back-dating", "quiet", "quiesced", "job died", "raced with the audit",
-    "first positions late", "log shortened", "cells united",
+    "first positions late", "log shortened", "cells united", "roster",
 )  # fmt: skip
 MOST_INEXACT = 0.01 if (FIRST_SEED, RUNS, ALONE) == (USUAL_SEED, ENOUGH, None) else 0.05
 MOST_RACED = 0.09
@@ -68,6 +68,7 @@ FINDINGS = (
     "unknown",
     "content differs", "count short", "count over", "all proven", "watermark", "lost in group",
     "untrusted", "watermark held", "status 0", "status 1", "status 2",
+    "owed", "never came", "never came back",
 )  # fmt: skip
 
 
@@ -205,7 +206,7 @@ def check_truth(
     `acknowledged` as it was when the audit began to look. Of a stream whose every event and record vanished
     only a roster could tell.
     """
-    known = {row.stream for row in result.rows}
+    known = {row.stream for row in result.rows if row.stream}
     numbered = {
         rec: (stream, world.topic_of[stream])
         for stream, recs in acknowledged.items()
@@ -284,7 +285,10 @@ def check_run(
 ) -> None:
     told = oracle.told()
     said: dict[str, dict[int | None, WindowVerdict]] = {}
+    owed = [row for row in result.rows if not row.stream]
     for row in result.rows:
+        if not row.stream:
+            continue
         assert row.window_start_ms not in said.setdefault(row.stream, {}), "two rows for one window"
         said[row.stream][row.window_start_ms] = row
     outcome = Outcome(told, world.topic_of, oracle.untrusted())
@@ -304,6 +308,15 @@ def check_run(
             exactly = exactly and not inexact
             said_of = (each.verdict, each.state, each.silent, each.not_before_ms)
             outcome.rows.append(RowSaid(row.topic, stream, start_ms, *said_of))
+    said_of_roster = Counter((row.topic, row.window_start_ms, row.not_before_ms) for row in owed)
+    outcome.rows += [
+        each for topic in world.topics.audited for each in outcome.owed(topic, world.members, world.name_of)
+    ]
+    due = [row for row in outcome.rows if not row.stream]
+    assert said_of_roster == Counter((row.topic, row.start_ms, row.not_before_ms) for row in due), "roster"
+    seen.findings["owed"] += any(row.start_ms is not None for row in due)
+    seen.findings["never came"] += any(row.start_ms is None and row.not_before_ms is None for row in due)
+    seen.findings["never came back"] += any(row.not_before_ms is not None for row in due)
     seen.rows["looks exactly" if exactly else "looks by inequality"] += 1
     check_outcome(world, oracle, result, outcome)
     check_truth(world, result, acknowledged)
@@ -351,6 +364,7 @@ class Seen:
 def scenario(seed: int, folder: Path) -> Seen:
     """One world, checked at every run of the audit, the last one at rest."""
     world = World(seed, folder)
+    enter_roster(world, Random(f"roster {seed}"))
     audit, oracle = Audit(world, luck=Random(seed)), Oracle(world)
     seen = Seen(world.kinds)
     for _ in range(world.rng.randint(0, 3)):
@@ -373,6 +387,16 @@ def scenario(seed: int, folder: Path) -> Seen:
             "nothing happened, and it is not proven"
         )
     return seen
+
+
+def enter_roster(world: World, rng: Random) -> None:
+    """Some worlds know who must tell: producers that come, late or for a while, and one that never does."""
+    if world.quiet or rng.random() < 0.6:
+        return
+    names = [f"{kind}-{number}" for kind in ("producer", "counter") for number in (1, 2, 3)] + ["nobody"]
+    for name in rng.sample(names, rng.randint(1, 2)):
+        world.members[name] = rng.choice((0, 0, world.now_ms + rng.randint(0, 30_000)))
+    world.note("roster")
 
 
 def look(world: World, audit: Audit, oracle: Oracle, seen: Seen, *, dies: bool) -> None:
