@@ -23,8 +23,9 @@ import pyarrow.compute as pc
 from millrace.audit.config import AuditConfig, parse_config
 from millrace.audit.contract.events import EventLedger, event_to_keep, kept_event
 from millrace.audit.job import Findings
-from millrace.audit.keeping.state import Commit
+from millrace.audit.keeping.state import Commit, StateFolder
 from millrace.audit.keeping.uniting import fold_plan, may_unite, proven_windows
+from millrace.audit.keeping.waivers import give_waiver, standing_waivers
 from millrace.audit.reconciliation.horizon import DEFAULT_HORIZON_MS, split_older
 from millrace.audit.reconciliation.row_parts import View
 from millrace.audit.reconciliation.settled import (
@@ -37,6 +38,7 @@ from millrace.audit.reconciliation.settled import (
 )
 from millrace.audit.reconciliation.verdict_rows import Reconciler, evident_rows, iso_time
 from millrace.audit.reconciliation.verdicts import WindowVerdict
+from millrace.audit.reconciliation.watermark import Waiver
 from millrace.audit.report.summary import summarise
 from millrace.audit.runs import capture as capture_module
 from millrace.audit.runs.arrivals import of_pinned, stream_passages
@@ -182,6 +184,17 @@ class Audit:
     settled: pa.Table | None = None
     luck: Random = field(default_factory=lambda: Random(0))
     united_count: int = 0
+    waivers: list[Waiver] = field(default_factory=list)
+
+    def waive(self, topic: str, start_ms: int) -> None:
+        """A person goes on without the proof of a window, by what the last run said of it."""
+        state = StateFolder.open(self.world.folder / "said")
+        number = state.latest().number + 1
+        name = f"verdicts/{number}/lines.parquet"
+        state.write_table(name, self.settled)
+        state.commit(Commit(number=number, verdicts=[name]))
+        at_ms = self.world.now_ms + number
+        self.waivers.append(give_waiver(state, topic, start_ms, "the world", "by chance", at_ms))
 
     def run(
         self,
@@ -270,12 +283,16 @@ class Audit:
         untrusted = counts_of(tail_notes, NOTE_UNTRUSTED)
         since_ms = now_ms - DEFAULT_HORIZON_MS
         doubts = doubts_of(config, captured, commit, untrusted, {}, rows, [], now_ms, since_ms)
-        watermarks = watermarks_of(rows, lines, streams_of(config, captured), [], config.topics)
+        standing = standing_waivers(self.waivers, rows)
+        waivers = [each.waiver for each in standing if each.stands]
+        watermarks = watermarks_of(rows, lines, streams_of(config, captured), waivers, config.topics)
         watermarks = doubts.held(watermarks, self.commit.watermarks)
         deciding, older = split_older(rows, since_ms)
-        found = Findings(rows, deciding, older, numbered, [], watermarks, doubts)
+        found = Findings(rows, deciding, older, numbered, standing, watermarks, doubts)
         summary = summarise(
             deciding,
+            waived=found.waived,
+            waivers=[each.told() for each in standing],
             tiers=tiers_of(config),
             at_ms=now_ms,
             grace_ms=config.grace_ms,

@@ -320,6 +320,7 @@ class World:
         self.topic_of: dict[str, str] = {}
         self.name_of: dict[str, str] = {}
         self.members: dict[str, int] = {}
+        self.waiving = random.Random(0)
         self.shortened: set[tuple[str, str, int, str]] = set()  # partition and topic id
         self.renumbered: set[tuple[str, int, int]] = set()  # stream, number it got on the way, window
         for what, on in (
