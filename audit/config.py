@@ -182,7 +182,8 @@ class ClusterConfig(_Model):
 
     `topics` maps an audited topic to its name in this cluster, or to several names where sources arrive under
     different ones. `mirror` says who fills an aggregate: Millrace's mirror, which keeps positions there, or a
-    `foreign` one, whose progress is known by arrivals only.
+    `foreign` one, whose progress is known by arrivals only. `events` are the names under which a mirror
+    brings other clusters' events topics here (`told_elsewhere`).
     """
 
     bootstrap: Annotated[list[ServerAddress], BeforeValidator(_address_list), Field(min_length=1)]
@@ -190,6 +191,20 @@ class ClusterConfig(_Model):
     topics: Annotated[dict[Name, TopicNames], BeforeValidator(_renamed_topics)] = {}
     mirror: Literal["millrace", "foreign"] = "millrace"
     security: Security = Security()
+    events: TopicNames | None = None
+
+    def told_elsewhere(self, audit_topic: str) -> tuple[str, ...]:
+        """Topics of this cluster with what is told in other clusters. Where none are named, those that
+        MirrorMaker 2 makes: it brings `flights` of ewr as `ewr.flights`, and so the events topic."""
+        if self.events is not None:
+            return tuple(name for name in self.events if name != audit_topic)
+        prefixes = [
+            here.removesuffix(topic)
+            for topic, names in self.topics.items()
+            for here in names
+            if here.endswith(f".{topic}")
+        ]
+        return tuple(f"{prefix}{audit_topic}" for prefix in dict.fromkeys(prefixes))
 
     def topics_here(self, topic: str) -> tuple[str, ...]:
         """The names under which the audited topic lies in this cluster; at least one."""

@@ -14,7 +14,7 @@ producer that fell silent). A window whose evidence was pruned is told by the li
                 tiers [{tier, consumed, distinct, appended, cells [{partition, offsets, sequences}]}],
                 missing [{between, sequences, count, places}], duplicates [{tier, sequences, count}],
                 in_flight [{between, sequences}], explained {cause: sequences}, unreported, unknown,
-                reasons [{reason, advice}]}]}
+                differing {tier: sequences of which copies are not alike}, reasons [{reason, advice}]}]}
 """
 
 from __future__ import annotations
@@ -260,6 +260,7 @@ def _stream(row: Mapping[str, Any], cells: Sequence[Cell]) -> dict[str, Any]:
         "explained": detail.get("explained", {}),
         "unreported": detail.get("unreported", []),
         "unknown": detail.get("unknown", []),
+        "differing": detail.get("differing", {}),
         "reasons": [{"reason": reason, "advice": advice(reason)} for reason in reasons_of(detail)],
     }
     told["why"] = _why(told)
@@ -321,6 +322,9 @@ def _why(told: Mapping[str, Any]) -> str:
             text = f"{records(missing)} lost" + (f", {copies:,} extra copies" if copies else "")
         case "LOSS":
             text = "all records are there, with other content than was sent"
+            if copies:
+                extra = f"{copies:,} extra {'copy' if copies == 1 else 'copies'}"
+                text = f"nothing missing, {extra}; contents differ"
         case "DUPLICATE":
             text = f"nothing lost, {copies:,} extra {'copy' if copies == 1 else 'copies'}"
         case _:
@@ -414,6 +418,8 @@ def _stream_lines(told: Mapping[str, Any]) -> Iterator[str]:
     for each in told["duplicates"]:
         copies = f"{each['count']:,} extra {'copy' if each['count'] == 1 else 'copies'}"
         yield f"  TWICE in {each['tier']}, and not before: {_text(each['sequences'])} ({copies})"
+    for tier, ranges in told["differing"].items():
+        yield f"  NOT ALIKE in {tier}: copies of {_text(ranges)}"
     for waiting in told["in_flight"]:
         hop = " to ".join(hop_name(tier) for tier in waiting["between"])
         who = "the group has" if waiting["between"][1].startswith(TIER_PREFIX) else "the mirror has"

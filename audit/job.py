@@ -87,6 +87,7 @@ from millrace.audit.scanning.cell_notes import counts_of, unaudited_of, unread_o
 from millrace.audit.scanning.cell_rows import NOTE_UNAUDITED, NOTE_UNTRUSTED
 from millrace.audit.spark.masters import is_elsewhere
 from millrace.audit.spark.read_meter import ReadMeter
+from millrace.audit.spark.run_steps import RunSteps
 from millrace.audit.spark.spark_cells import RunCells, failing_in_one_line
 from millrace.audit.spark.spark_session import (
     SparkBeside,
@@ -125,7 +126,6 @@ class Run:
     the roster's lines, `only` is the backfill's range, `since_ms` the verdict's horizon."""
 
     config: AuditConfig
-    master: str
     state: StateFolder
     before: Commit
     captured: Capture
@@ -226,7 +226,11 @@ def _run(
     if not is_remote(config.report):
         report_at(config.report).check()
     state = None if is_remote(config.state) else StateFolder.open(config.state)
-    with _work_folder(config.state) as work, SparkBeside(master, work, config.spark) as spark:
+    with (
+        _work_folder(config.state) as work,
+        SparkBeside(master, work, config.spark) as spark,
+        RunSteps(progress) as step,
+    ):
         if remote:
             spark.session()  # its JVM reaches them
         report = report_at(backfill.report_folder(config, only), files)
@@ -236,18 +240,19 @@ def _run(
         if is_elsewhere(master):
             check_workers(spark.session(), state)
         before = state.latest()
+        state.require_files(before)
         if only is not None:
-            progress(backfill.sentence(config, only))
-        progress("reading events and pinning offsets")  # while Spark starts
-        job = _prepare(config, master, state, before, clock_ms, only)
+            step(backfill.sentence(config, only))
+        step("reading events and pinning offsets")  # while Spark starts
+        job = _prepare(config, state, before, clock_ms, only)
         job.since_ms = None if horizon_ms is None or only is not None else job.now_ms - horizon_ms
         with _leaving_no_trace(job):
             session = spark.session()
-            progress(f"counting {sum(each.size for each in job.ranges):,} records")
-            meter = ReadMeter(session, job.ranges)
-            with meter.telling(progress):
+            step(f"counting {sum(each.size for each in job.ranges):,} records")
+            meter = ReadMeter(session, job.ranges, by_records=config.reader == "spark-kafka")
+            with meter.telling(step.tell):
                 cells = _count(session, job, meter, work)
-            progress("reconciling")
+            step("reconciling")
             after = _next_commit(job, cells)
             rows = _reconcile(session, job, after, cells)
             tail = counts_of(cells.notes(tail=True), NOTE_UNTRUSTED)
@@ -255,16 +260,18 @@ def _run(
             doubts = doubts_of(
                 config, job.captured, after, tail, job.late, rows, accepted, now_ms, job.since_ms
             )
+            step("summing up the verdicts")
             found = _judge(job, rows, doubts)
             summary = _summary(job, after, cells, found)
             if only is None:
+                step("keeping the state")
                 _keep_verdicts(job, after, cells, found)
             read = meter.records, meter.bytes
             count, size = state.size(before if only is not None else after)
             spark.release()
             if only is None and not after.knows_as_much_as(before):
                 state.commit(after)
-            progress("writing the report")  # of rows that go with the run, if it learnt nothing
+            step("writing the report")  # of rows that go with the run, if it learnt nothing
             cost = Cost(*read, round(time.monotonic() - begun_s, 3), size, count)
             with report.staged((LAST_FAILURE,)) as folder:
                 problem = _tell(job, found, {**summary, "run": asdict(cost)}, folder)
@@ -273,7 +280,6 @@ def _run(
 
 def _prepare(
     config: AuditConfig,
-    master: str,
     state: StateFolder,
     before: Commit,
     clock_ms: Callable[[], int],
@@ -315,7 +321,6 @@ def _prepare(
     number = before.number + 1
     return Run(
         config=config,
-        master=master,
         state=state,
         before=before,
         captured=captured,
@@ -387,7 +392,7 @@ def _count(spark: SparkSession, job: Run, meter: ReadMeter, work: Path) -> RunCe
         facts = f"events/{job.name}.parquet"
         job.state.write_table(facts, job.facts)
     cells = RunCells(spark, job.state, job.name, job.kept.cells, facts, work)
-    cells.count(job.config, job.ranges, job.master, meter)
+    cells.count(job.config, job.ranges, meter)
     return cells
 
 

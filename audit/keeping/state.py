@@ -143,8 +143,11 @@ class Commit:
 
     def rooms(self) -> set[tuple[str, str]]:
         """(room, entry) of everything that the commit names."""
-        names = [*self.cells, self.events, *self.verdicts]
-        return {(parts[0], parts[1]) for parts in (name.split("/") for name in names if name)}
+        return {(parts[0], parts[1]) for parts in (name.split("/") for name in self.files())}
+
+    def files(self) -> list[str]:
+        """Everything that the commit names."""
+        return [name for name in (*self.cells, self.events, *self.verdicts) if name]
 
 
 def _content(commit: Commit) -> dict[str, Any]:
@@ -200,7 +203,36 @@ class StateFolder:
     def latest(self) -> Commit:
         """The newest commit; an empty one (number 0) when there is none. Raises StateDamaged."""
         numbers = self._numbers()
-        return self.read(numbers[-1]) if numbers else Commit()
+        if not numbers:
+            self._require_unused()
+            return Commit()
+        return self.read(numbers[-1])
+
+    def require_files(self, commit: Commit) -> None:
+        """Raises StateDamaged when a file that the commit names is not there: what it tells would be missed,
+        or look lost, and Spark would say so after an hour."""
+        listed: dict[str, set[str]] = {}
+        for name in commit.files():
+            folder, _, file = name.rpartition("/")
+            if folder not in listed:
+                listed[folder] = {entry.name for entry in self.files.entries(folder)}
+            if file not in listed[folder]:
+                raise StateDamaged(
+                    f"{self.where}/{name} is not there, and run {commit.number} of the audit needs it; "
+                    f"restore it, or move {self.where}/{_commit_name(commit.number)} away to go back one run"
+                )
+
+    def _require_unused(self) -> None:
+        """Without any commit only a first run that died can have left files: of a later one it is a state
+        whose commits are gone, and no audit begins anew on what is left of another."""
+        for room in ROOMS:
+            for entry in self.files.entries(room):
+                run = entry.name.partition("-")[0]
+                if run.isascii() and run.isdigit() and int(run) > 1:
+                    raise StateDamaged(
+                        f"{self.where}/commits has no commit, and {self.where}/{room}/{entry.name} is of run "
+                        f"{int(run)}; restore the commits, or name another folder as state to begin anew"
+                    )
 
     def read(self, number: int) -> Commit:
         name = _commit_name(number)

@@ -15,8 +15,8 @@ a loss never cancels a duplicate. What the job must supply, and in which order i
   what is not is a hole in the reports, UNKNOWN, in the stream's own row because its window is not known
   either;
 - a record lies in the same window at every tier; where it does not, its identity was changed on the way;
-- contents are compared where digests are given (`content_check`); a producer that does not number its records
-  is judged by its counts (`count_only`).
+- a producer that does not number its records is judged by its counts (`count_only`);
+- contents are compared where digests are given (`content_check`).
 """
 
 from __future__ import annotations
@@ -74,12 +74,14 @@ def reconcile_stream(
     window_ms: int,
     grace_ms: int,
     now_ms: int,
+    content: bool = False,
 ) -> list[WindowVerdict]:
     """One row per window, ascending, then the stream's own row (window_start_ms None) where it has one.
 
     `tiers` are in order, a tier after its upstream; tiers of `seen` that it does not name are not looked at.
     `window_ms` is the audit's window. A producer that reports in windows of another length is reconciled in
-    the shortest window that both lengths divide. Raises ValueError for tiers in a wrong order.
+    the shortest window that both lengths divide. With `content` nothing is proven whose contents were not
+    compared. Raises ValueError for tiers in a wrong order.
     """
     check_order(tiers)
     common_ms = math.lcm(window_ms, *{report.window_ms for report in stream.windows.values()})
@@ -91,9 +93,9 @@ def reconcile_stream(
         _file_unreported(case, rows)
         _file_unnumbered(case, rows)
         _file_moved(case, rows)
-        check_content(case, rows)
     else:
         compare_counts(case, rows)
+    check_content(case, rows, asked=content)
     verdicts = [case.verdict(rows[start_ms]) for start_ms in sorted(rows)]
     own = _own_row(case)
     return verdicts if own is None else [*verdicts, own]

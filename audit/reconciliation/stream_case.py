@@ -49,6 +49,7 @@ class WindowFindings:
     undecided: bool = False
     content_lost: bool = False
     content_checked: str = ""
+    differing: dict[str, Ranges] = field(default_factory=dict)
 
     def doubt(self, *reasons: str) -> None:
         """Nothing is proven here, for these reasons; what was found stands."""
@@ -215,6 +216,7 @@ class StreamCase:
             explained={cause: to_ranges(sequences) for cause, sequences in found.explained.items()},
             missing_count=found.missing_count,
             content_checked=found.content_checked,
+            differing=found.differing,
             promised=self.settled(start_ms),
             reasons=tuple(sorted(found.reasons)),
         )

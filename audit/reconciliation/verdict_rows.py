@@ -151,6 +151,7 @@ class Reconciler:
     now_ms: int
     topics: Sequence[str] = field(default_factory=tuple)
     groups: Sequence[OnlineGroup] = ()
+    content: bool = False
 
     def rows(self, cells: pa.Table, facts: pa.Table) -> pa.Table:
         """The verdicts of one stream from its cells and its row of facts."""
@@ -219,7 +220,13 @@ class Reconciler:
             seen = {**seen, **self._add_groups(tiers, sources, topic, events)}
         around = Neighbourhood(cells)
         for verdict in reconcile_stream(
-            facts, seen, tiers, window_ms=self.window_ms, grace_ms=self.grace_ms, now_ms=self.now_ms
+            facts,
+            seen,
+            tiers,
+            window_ms=self.window_ms,
+            grace_ms=self.grace_ms,
+            now_ms=self.now_ms,
+            content=self.content,
         ):
             append_ms: dict[str, list[int]] = {}
             for tier, windows in seen.items():
@@ -387,6 +394,7 @@ def _row(verdict: WindowVerdict, evidence: Evidence = _NO_EVIDENCE) -> dict[str,
         "unreported": _lists(verdict.unreported),
         "unknown": _lists(verdict.unknown),
         "explained": {cause: _lists(ranges) for cause, ranges in verdict.explained.items()},
+        "differing": {tier: _lists(ranges) for tier, ranges in verdict.differing.items()},
         "reasons": list(verdict.reasons),
         "append_ms": dict(evidence.append_ms),
         "not_before_ms": verdict.not_before_ms,

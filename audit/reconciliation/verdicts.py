@@ -109,7 +109,8 @@ class WindowVerdict:
     `promised`: no more is to come, as its producer has said or because it is over. `content_checked` is empty
     where no tier and no report told a digest, else COMPARED (every hop into a tier that has records held the
     same content), NOT_COMPARED (some hop could not be compared: repeats, other sets, a producer without
-    digests; presence is proven all the same) or DIFFERS (the verdict is LOSS).
+    digests; no proof where contents are audited) or DIFFERS (the verdict is LOSS). `differing` names by tier
+    the sequences of which it holds copies that are not alike.
     `revision` numbers the settled verdicts of a window, from 1; 0 while nobody has numbered them.
     """
 
@@ -135,6 +136,7 @@ class WindowVerdict:
     not_before_ms: int | None = None
     reasons: tuple[str, ...] = ()
     content_checked: str = ""
+    differing: Mapping[str, Ranges] = field(default_factory=dict)
     revision: int = 0
     promised: bool = True
 

@@ -260,8 +260,10 @@ def _differing(rows: Rows) -> list[dict[str, Any]]:
         found = part.filter(pc.equal(part["content"], "differs")).select(names)
         told += found.slice(0, MOST_ROWS - len(told)).to_pylist()
     for row in told:
-        reasons = json.loads(row.pop("detail")).get("reasons", ())
-        row["where"] = [each for each in reasons if each.startswith("content differs")]
+        detail = json.loads(row.pop("detail"))
+        row["where"] = [each for each in detail.get("reasons", ()) if each.startswith("content differs")]
+        for tier, ranges in detail.get("differing", {}).items():
+            row["where"].append(f"in {tier}: {text.ranges(ranges)}")
     return told
 
 

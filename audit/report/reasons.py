@@ -108,6 +108,11 @@ _ADVICE = (
         "What the group's consumers report disagrees with their cluster: are all of them of one version?",
     ),
     (
+        "contents of tier",
+        "Every producer and consumer needs `millrace.content.digest`; what was read before `content:` was "
+        f"true has no digests, and of a record of unknown fate none is told. {_WAIVE}",
+    ),
+    (
         "tier",
         "Something on the way rewrites record headers or times; the windows of this tier cannot be compared.",
     ),

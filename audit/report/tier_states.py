@@ -75,7 +75,13 @@ def _is_doubtful(row: Mapping[str, Any], detail: Mapping[str, Any], tier: str) -
 def _doubts_of(detail: Mapping[str, Any], tier: str) -> list[str]:
     """The reasons that speak of the tier, and what is on its way to it."""
     group = f"group {tier.partition(':')[2]} " if tier.startswith("group:") else "\0"
-    begins = (f"part of tier {tier} could ", f"tier {tier} has ", f"tier {tier} was ", group)
+    begins = (
+        f"part of tier {tier} could ",
+        f"contents of tier {tier} were ",
+        f"tier {tier} has ",
+        f"tier {tier} was ",
+        group,
+    )
     ends = tuple(f"{words}{tier}" for words in (ON_THE_WAY, "a gap before tier ", "before tier "))
     found = [
         reason for reason in detail.get("reasons", ()) if reason.startswith(begins) or reason.endswith(ends)
@@ -101,4 +107,5 @@ def _content_differs(detail: Mapping[str, Any], tier: str) -> bool:
     """A loss of content has no missing record: its reason names the tier."""
     told = [reason for reason in detail.get("reasons", ()) if reason.startswith("content differs")]
     nothing_missing = not detail.get("missing") and not detail.get("missing_count")
-    return any(reason.endswith(f" and {tier}") for reason in told) or (nothing_missing and not told)
+    here = (f" and {tier}", f" one record in {tier}")
+    return any(reason.endswith(here) for reason in told) or (nothing_missing and not told)

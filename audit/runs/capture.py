@@ -5,7 +5,9 @@ as the list of its steps:
 
 1. read the offsets that audited groups committed (a group reports before it commits, so that what lies below
    them is told by the events that are read next);
-2. read the events of every cluster to their ends, on from where the last run ended (`event_reading`);
+2. read the events of every cluster to their ends, on from where the last run ended, also those that a
+   renaming mirror brought from another (`ewr.millrace.audit`): all that is told is one, however often it is
+   read (`event_reading`);
 3. pin the ends of the source partitions (what the events acknowledge lies below);
 4. read the mirrors' positions from the aggregates (what lies below them was acknowledged there), and their
    routes, which say to which topic that was;

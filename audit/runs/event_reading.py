@@ -32,6 +32,7 @@ from millrace.audit.keeping.state import Commit, ReadPosition, UnreadNote
 from millrace.audit.runs.partition_pins import PartitionPin, ends_and_epochs, naming, refusal, topic_id_of
 from millrace.audit.runs.resuming import position_at, resume
 from millrace.broker.client.cluster import Cluster
+from millrace.broker.client.metadata import ClusterMetadata
 from millrace.broker.client.read_to_end import TopicRecord, read_topic_to_end
 from millrace.broker.errors import ClusterUnreachable
 from millrace.broker.protocol.system_topics import AUDIT_TOPIC
@@ -114,7 +115,7 @@ async def read_events(
         captured.ledger.forget_doubts()
         reading = _Reading(captured, config, EventsRead())
         await reading.all_of(clusters)
-    captured.absent.extend(reading.absent)
+    captured.absent.extend((*reading.absent, *reading.unheld))
     captured.silent_sources.extend(reading.absent)
 
 
@@ -143,24 +144,22 @@ class _Reading:
         self._groups = config.group_names()
         self.has_skipped = False
         self.absent: list[str] = []
+        self.unheld: list[str] = []
         self.sessions: set[tuple[str, str]] = set()
 
     async def all_of(self, clusters: Mapping[str, Cluster]) -> None:
         await asyncio.gather(*(self._of_cluster(cluster) for cluster in clusters.values()))
 
     async def _of_cluster(self, cluster: Cluster) -> None:
-        for topic in dict.fromkeys((self._config.audit_topic, GAPS_TOPIC)):
+        elsewhere = self._config.clusters[cluster.name].told_elsewhere(self._config.audit_topic)
+        for topic in dict.fromkeys((self._config.audit_topic, GAPS_TOPIC, *elsewhere)):
             await self._of_topic(cluster, topic)
 
     async def _of_topic(self, cluster: Cluster, topic: str) -> None:
         metadata = await cluster.metadata([topic], max_age_ms=0)
-        is_source = self._config.clusters[cluster.name].tier == "source"
+        teller = _teller(self._config, cluster.name, topic)
         if topic not in metadata.topics:
-            refused = refusal(metadata, topic)
-            if refused is not None:
-                raise ClusterUnreachable(cluster.name, f"{topic} cannot be read: {refused}")
-            if is_source and topic == self._config.audit_topic:  # an aggregate need not have producers
-                self.absent.append(f"cluster {cluster.name} has no topic {topic}: its producers tell nothing")
+            self._note_absent(metadata, cluster.name, topic, teller)
             return
         topic_id = topic_id_of(metadata.topics[topic].topic_id)
         keys = metadata.partitions(topic)
@@ -180,17 +179,28 @@ class _Reading:
                     high_watermark=marks[key].offset,
                     epochs=histories.get(key, ()),
                 )
-                since[pin.partition] = self._resumed(pin, is_source)
+                since[pin.partition] = self._resumed(pin, teller)
             until = {partition: pin.end_offset for partition, pin in pins.items()}
             async for record in read_topic_to_end(cluster, topic, since=since, until=until):
-                self._take(pins[record.partition].key, cluster, record, is_source)
+                self._take(pins[record.partition].key, cluster, record, teller)
         if topic == GAPS_TOPIC:
             self._captured.gaps_to[cluster.name] = until
         for pin in pins.values():
             known = self._known.positions.get(pin.key)
             self._read.positions[pin.key] = position_at(pin.epochs, pin.end_offset, topic_id, known)
 
-    def _resumed(self, pin: PartitionPin, is_source: bool) -> int:
+    def _note_absent(self, metadata: ClusterMetadata, cluster: str, topic: str, teller: str) -> None:
+        own = (self._config.audit_topic, GAPS_TOPIC)
+        is_named = topic in (self._config.clusters[cluster].events or ())
+        refused = refusal(metadata, topic) if topic in own or is_named else None
+        if refused is not None:
+            raise ClusterUnreachable(cluster, f"{topic} cannot be read: {refused}")
+        if topic == self._config.audit_topic and teller:  # an aggregate need not have producers
+            self.absent.append(f"cluster {cluster} has no topic {topic}: its producers tell nothing")
+        if is_named:
+            self.unheld.append(f"cluster {cluster} has no topic {topic}, which should hold events")
+
+    def _resumed(self, pin: PartitionPin, teller: str) -> int:
         """The offset from which on the partition is read; what is known of the rest is put in its place."""
         known = self._known.positions.get(pin.key)
         if known is None:
@@ -208,11 +218,11 @@ class _Reading:
             if place == pin.key and offset in there:
                 self._captured.ledger.recall(what)
                 self._read.doubted[place, what] = offset
-                if is_source and what.names_stream:
-                    self._captured.origins.setdefault(what.named, set()).add(pin.cluster)
+                if teller and what.names_stream:
+                    self._captured.origins.setdefault(what.named, set()).add(teller)
         return first
 
-    def _take(self, place: str, cluster: Cluster, record: TopicRecord, is_source: bool) -> None:
+    def _take(self, place: str, cluster: Cluster, record: TopicRecord, teller: str) -> None:
         ledger = self._captured.ledger
         ledger.add(record.key, record.value, origin_of(cluster, record))
         for what in ledger.take_doubted():
@@ -224,8 +234,17 @@ class _Reading:
         self._read.told.setdefault(stream, {})[place] = record.offset
         if kind == "tier":
             self.sessions.add(_session_of_key(record.key or b""))
-        elif is_source:
-            self._captured.origins.setdefault(stream, set()).add(cluster.name)
+        elif teller:
+            self._captured.origins.setdefault(stream, set()).add(teller)
+
+
+def _teller(config: AuditConfig, cluster: str, topic: str) -> str:
+    """The source cluster whose producers' word a topic holds: the cluster that it lies in, or the one that a
+    renaming mirror brought it from, by the name that it gave to it, as if it were read there; "" for none."""
+    if topic in (config.audit_topic, GAPS_TOPIC):
+        return cluster if config.clusters[cluster].tier == "source" else ""
+    prefix = topic.removesuffix(config.audit_topic).rstrip(".")
+    return prefix if topic.endswith(f".{config.audit_topic}") and prefix in config.sources() else ""
 
 
 async def read_new_gaps(captured: Capture, cluster: Cluster) -> None:

@@ -89,6 +89,7 @@ def reconciler_of(
         now_ms=now_ms,
         topics=tuple(config.topics),
         groups=groups_of(config, captured, unread),
+        content=config.content,
     )
 
 

@@ -6,12 +6,12 @@ bit-sliced index of databases): `digits[k]` holds the sequences in whose number 
 the terms. A stream that came twice is one bitmap, which roaring keeps as a few ranges, one that came nine
 times is four of them, and adding and comparing is done by whole sets, digit by digit.
 
-Called by `cells` (a cell keeps the digits as bitmaps), `reconcile`, and `group_counts`.
+Called by `cells` (a cell keeps the digits as bitmaps), `reconcile`, `content_check` and `group_counts`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import zip_longest
 
 from pyroaring import BitMap64
@@ -57,6 +57,15 @@ class Repeats:
     def sequences(self) -> BitMap64:
         """What came more than once, in a new set."""
         return BitMap64.union(*self._digits) if self._digits else BitMap64()
+
+    def of_sequence(self, sequence: int) -> int:
+        """Extra copies of one."""
+        return sum(1 << place for place, digit in enumerate(self._digits) if sequence in digit)
+
+    def each(self) -> Iterator[tuple[int, int]]:
+        """(sequence, extra copies), in order; for few of them."""
+        for sequence in self.sequences:
+            yield sequence, self.of_sequence(sequence)
 
     def copy(self) -> Repeats:
         return Repeats(digit.copy() for digit in self._digits)

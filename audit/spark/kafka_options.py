@@ -1,9 +1,11 @@
 """Options of `spark.read.format("millrace")`, by the names that `format("kafka")` has. Pure.
 
 Called by `spark_source`. A query moves over from Spark's Kafka connector (`spark-sql-kafka-0-10`, batch) by
-changing the format's name: same options, same columns, same rows. What the connector has and this source has
-not is refused by name, never passed over. Names are read whatever their case, as Spark's own are; a wrong one
-is one `ConfigError` line, which shows no value of a `kafka.` setting: any may hold a secret.
+changing the format's name: same options, same columns, same rows. What only tunes the connector or its
+client changes no row: it is taken, and `SourceOptions.ignored` names it for the user. Whatever else the
+connector has and this source has not is refused by name, never passed over. Names are read whatever their
+case, as Spark's own are; a wrong one is one `ConfigError` line, which shows no value of a `kafka.` setting:
+any may hold a secret.
 
     kafka.bootstrap.servers   host:port,host:port; required
     subscribe                 topic,topic                     (one of these three)
@@ -27,11 +29,15 @@ is one `ConfigError` line, which shows no value of a `kafka.` setting: any may h
     kafka.security.protocol, kafka.sasl.…, kafka.ssl.…
                               as in a client file of Kafka; stores are PEM
 
+    groupIdPrefix, kafka.group.id, fetchOffset.…, kafkaConsumer.…, …PerTrigger, kafka.max.poll.records, …
+                              change no row, and are ignored (`_IGNORED`)
+
 And those of its own:
 
     mode                      records (default), or cells: what the audit counts (`cell_rows`)
     includeIdentity           true: column `identity`, what an audited producer told
-    security                  JSON: a `security` section of audit.yaml, with references for secrets
+    security                  JSON: a `security` section of audit.yaml, with references for secrets; they are
+                              followed on the driver, and what they hold travels with the tasks, unseen
     window, digest, chunk_offsets
                               of cells, as in `read_options`
     cluster, tier             of cells: where they are from
@@ -109,23 +115,55 @@ _LOGIN = (
     "ssl.key.password",
     "ssl.endpoint.identification.algorithm",
 )
+_IGNORED = (
+    # It reads without a consumer group, and tries again for 30 s by itself.
+    "groupIdPrefix",
+    "kafka.group.id",
+    "fetchOffset.numRetries",
+    "fetchOffset.retryIntervalMs",
+    "kafkaConsumer.pollTimeoutMs",
+    # The connector passes them over in batch queries, too.
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    # How Kafka's own consumer goes about its work.
+    *(
+        f"kafka.{name}"
+        for name in (
+            "allow.auto.create.topics",
+            "client.dns.lookup",
+            "client.id",
+            "client.rack",
+            "connections.max.idle.ms",
+            "default.api.timeout.ms",
+            "fetch.max.wait.ms",
+            "fetch.min.bytes",
+            "heartbeat.interval.ms",
+            "max.partition.fetch.bytes",
+            "max.poll.interval.ms",
+            "max.poll.records",
+            "metadata.max.age.ms",
+            "receive.buffer.bytes",
+            "reconnect.backoff.max.ms",
+            "reconnect.backoff.ms",
+            "request.timeout.ms",
+            "retry.backoff.max.ms",
+            "retry.backoff.ms",
+            "send.buffer.bytes",
+            "session.timeout.ms",
+            "socket.connection.setup.timeout.max.ms",
+            "socket.connection.setup.timeout.ms",
+        )
+    ),
+)
+"""Options that tune the connector or Kafka's consumer: whatever their values, a query gives the same rows."""
 _NO_GROUP = "none: this source reads without a consumer group"
-_NO_TRIGGER = "none: it is of streaming queries, and this source reads in batches"
-_RETRIES = "none: this source tries again for 30 s by itself"
 _REFUSED = {
-    "groupidprefix": _NO_GROUP,
-    "kafka.group.id": _NO_GROUP,
     "kafka.enable.auto.commit": _NO_GROUP,
     "kafka.auto.offset.reset": "startingOffsets in its place",
     "kafka.key.deserializer": "none: keys are bytes; decode the column",
     "kafka.value.deserializer": "none: values are bytes; decode the column",
-    "maxoffsetspertrigger": _NO_TRIGGER,
-    "minoffsetspertrigger": _NO_TRIGGER,
-    "maxbytespertrigger": _NO_TRIGGER,
-    "maxtriggerdelay": _NO_TRIGGER,
-    "kafkaconsumer.polltimeoutms": _RETRIES,
-    "fetchoffset.numretries": _RETRIES,
-    "fetchoffset.retryintervalms": _RETRIES,
+    "maxbytespertrigger": "none: it is of streaming queries, and this source reads in batches",
     "kafka.ssl.truststore.password": "none: stores are PEM, whose certificates need no password",
     "kafka.ssl.keystore.password": "kafka.ssl.key.password: stores are PEM",
 }
@@ -145,7 +183,8 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """The checked options. `least_tasks` and `most_offsets` of a task are None where nobody asked."""
+    """The checked options. `least_tasks` and `most_offsets` of a task are None where nobody asked; `ignored`
+    are names of options that were given and change nothing here."""
 
     read: ReadOptions
     cluster: str
@@ -155,6 +194,12 @@ class SourceOptions:
     end: Limit
     least_tasks: int | None = None
     most_offsets: int | None = None
+    ignored: tuple[str, ...] = ()
+
+    def ignored_line(self) -> str:
+        """What a user is told of them; "" where there are none."""
+        names = ", ".join(self.ignored)
+        return f"millrace: options that change no row here are ignored: {names}" if names else ""
 
 
 def parse_source(options: Mapping[str, str]) -> SourceOptions:
@@ -194,11 +239,12 @@ def parse_source(options: Mapping[str, str]) -> SourceOptions:
         end=_limit(given, "ending", LATEST),
         least_tasks=_optional_count(given, "minPartitions", 100_000),
         most_offsets=_optional_count(given, "maxRecordsPerPartition", 1 << 62),
+        ignored=tuple(name for name in _IGNORED if name.lower() in given),
     )
 
 
 def _check_names(given: Mapping[str, str]) -> None:
-    known = {name.lower() for name in (*_OWN, *_CLIENT)} | {f"kafka.{name}" for name in _LOGIN}
+    known = {name.lower() for name in (*_OWN, *_CLIENT, *_IGNORED)} | {f"kafka.{name}" for name in _LOGIN}
     for name in given:
         if name in _REFUSED:
             raise ConfigError(f"option {name}", _HIDDEN, _REFUSED[name])

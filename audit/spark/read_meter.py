@@ -29,10 +29,17 @@ class Told(Protocol):
 
 
 class ReadMeter:
-    """Sums over all tasks that ended well. A task that ran twice counts as often as it ended well."""
+    """Sums over all tasks that ended well. A task that ran twice counts as often as it ended well.
 
-    def __init__(self, spark: SparkSession, ranges: Sequence[OffsetRange]) -> None:
-        self.planned_bytes = planned_bytes(ranges)
+    `by_records`: who reads tells the bytes of values and not those of the log (Spark's Kafka connector), so
+    shares are told of records.
+    """
+
+    def __init__(
+        self, spark: SparkSession, ranges: Sequence[OffsetRange], *, by_records: bool = False
+    ) -> None:
+        self._by_records = by_records
+        self.planned = sum(each.size for each in ranges) if by_records else planned_bytes(ranges)
         self._bytes = spark.sparkContext.accumulator(0)
         self._records = spark.sparkContext.accumulator(0)
 
@@ -61,10 +68,11 @@ class ReadMeter:
         def tell() -> None:
             told = 0
             while not ended.wait(every_s):
-                read = self.bytes
+                read = self.records if self._by_records else self.bytes
                 if read != told:
                     told = read
-                    say(progress_line(read, self.planned_bytes, clock_s() - begun_s))
+                    size = record_count if self._by_records else byte_size
+                    say(progress_line(read, self.planned, clock_s() - begun_s, size))
 
         thread = threading.Thread(target=tell, name="audit-progress", daemon=True)
         thread.start()
@@ -75,10 +83,14 @@ class ReadMeter:
             thread.join()
 
 
-def progress_line(read: int, planned: float, seconds: float) -> str:
+def record_count(number: float) -> str:
+    return f"{number:,.0f} records"
+
+
+def progress_line(read: int, planned: float, seconds: float, size: Callable[[float], str] = byte_size) -> str:
     """`31 % read: 3.1 GB of about 9.8 GB, 310.0 MB/s, 22 s left`. Pure."""
     rate = read / seconds if seconds > 0 else 0.0
-    told = f"{byte_size(read)} of about {byte_size(planned)}, {byte_size(rate)}/s"
+    told = f"{size(read)} of about {size(planned)}, {size(rate)}/s"
     if read >= planned or not rate:
         return f"99 % read: {told}"
     return f"{int(100 * read / planned)} % read: {told}, {duration(1000 * (planned - read) / rate)} left"

@@ -46,7 +46,7 @@ from millrace.audit.spark.read_meter import ReadMeter
 from millrace.audit.spark.row_layout import DAY_MS, by_day, spread, stretch_hours
 from millrace.audit.spark.shared_state import CellsIncomplete, require_shared, rows_in
 from millrace.audit.spark.spark_failures import one_line
-from millrace.audit.spark.spark_session import core_count
+from millrace.audit.spark.spark_session import session_cores
 from millrace.audit.spark.spark_source import read_pinned
 from millrace.audit.spark.task_plan import OffsetRange, ranges_option, shuffle_count_of, task_count_of
 from millrace.broker.errors import DiskFull, MillraceError
@@ -81,7 +81,6 @@ class RunCells:
         self,
         config: AuditConfig,
         ranges: Sequence[OffsetRange],
-        master: str,
         meter: ReadMeter | None = None,
     ) -> None:
         """Scan the pinned ranges into Parquet. Rows of the tail lie among the others, for this run only.
@@ -90,6 +89,7 @@ class RunCells:
         are not there would be missed for ever, since the next run goes on behind them. Raises ConfigError,
         CellsIncomplete.
         """
+        self._spread(0)  # a cluster's session is set to Spark's own 200 parts until then
         if not any(each.size for each in ranges):
             return
         options = {
@@ -97,7 +97,7 @@ class RunCells:
             "ranges": ranges_option(ranges),
             "window": f"{config.window_ms}ms",
             "digest": "true" if config.content else "false",
-            "tasks": str(task_count_of(ranges, core_count(master))),
+            "tasks": str(task_count_of(ranges, session_cores(self._spark))),
         }
         if config.reader == "spark-kafka":
             from millrace.audit.spark.connector_reader import read_through_connector
@@ -244,7 +244,8 @@ class RunCells:
     def _spread(self, size: int) -> None:
         """Have Spark shuffle so many bytes into as many parts as they need."""
         setting = "spark.sql.shuffle.partitions"
-        least = int(self._spark.conf.get(setting) or 1)
+        asked = self._spark.conf.getAll.get(setting)
+        least = int(asked) if asked else session_cores(self._spark)
         self._spark.conf.set(setting, str(shuffle_count_of(size, least)))
 
     def windows_of_tail(self) -> set[tuple[str, int]]:

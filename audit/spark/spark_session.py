@@ -43,6 +43,7 @@ DRIVER_MEMORY = "1g"  # the driver's JVM only moves cells and verdicts; records 
 MINIMUM_JAVA = 17
 EXECUTOR_TIMEOUT_S = 120.0  # how long a standalone master may take to give the first executor
 CONNECT_TIMEOUT_S = 5.0
+ELASTIC_CORES = 16  # of a cluster that gives as many executors as there are tasks, without a bound
 
 _MASTERS = re.compile(
     r"local|local\[(\d+|\*)(,\s*\d+)?\]|local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]|yarn"
@@ -109,14 +110,39 @@ def submitted() -> dict[str, str]:
     return dict(SparkConf().getAll())
 
 
-def core_count(master: str) -> int:
-    """How many tasks run at once: the brackets of `local[n]`, else a guess for a cluster."""
+def core_count(master: str) -> int | None:
+    """How many tasks run at once: the brackets of `local[n]`; None for a cluster, whose session knows."""
     found = re.fullmatch(r"local(?:\[(\d+|\*)(?:,\s*\d+)?\])?", master)
     if found is None:
-        return 16
+        return None
     if found[1] == "*":
         return len(os.sched_getaffinity(0))
     return int(found[1] or 1)
+
+
+def session_cores(session: SparkSession) -> int:
+    """How many tasks run at once in a session that has started.
+
+    A cluster's executors come one by one: those that are there are counted, unless more were asked for (YARN,
+    Kubernetes). With dynamic allocation Spark asks for as many as there are tasks, so it is as many as it may
+    ask for, and at least ELASTIC_CORES.
+    """
+    context = session.sparkContext
+    cores = core_count(context.master or "")
+    if cores is not None:
+        return cores
+    conf = context.getConf()
+
+    def number(name: str, absent: int) -> int:
+        text = conf.get(name, "")
+        return int(text) if text and text.isdigit() else absent
+
+    each = number("spark.executor.cores", 1)
+    running = int(context.defaultParallelism)
+    if conf.get("spark.dynamicAllocation.enabled") != "true":
+        return max(running, each * number("spark.executor.instances", 0))
+    most = number("spark.dynamicAllocation.maxExecutors", 0)
+    return max(running, each * most if most else ELASTIC_CORES)
 
 
 class SparkBeside:
@@ -300,15 +326,15 @@ def _configuration(master: str, work_folder: Path, settings: Mapping[str, str]) 
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.memory": DRIVER_MEMORY,
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log4j.as_uri()} {_JAVA_OPTIONS}",
-        "spark.sql.shuffle.partitions": str(cores),
-        "spark.default.parallelism": str(cores),
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.parquet.compression.codec": "zstd",
         "spark.sql.warehouse.dir": str(work_folder / "warehouse"),
         "spark.python.worker.reuse": "true",
-        "spark.shuffle.compress": "false" if cores <= 4 else "true",
+        "spark.shuffle.compress": "false" if cores is not None and cores <= 4 else "true",
     }
+    if cores is not None:  # what a cluster has is asked when it is there (`session_cores`)
+        chosen |= {"spark.sql.shuffle.partitions": str(cores), "spark.default.parallelism": str(cores)}
     if not is_elsewhere(master):  # it is a setting of the executors, too
         chosen["spark.local.dir"] = scratch_folder(work_folder)
     if is_local(master):

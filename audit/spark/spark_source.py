@@ -117,7 +117,10 @@ class MillraceDataSource(DataSource):
         return FORMAT
 
     def schema(self) -> str:
-        read = parse_source(self.options).read
+        source = parse_source(self.options)
+        if source.ignored:  # here, for Spark asks once a `load`, and for a reader with every action
+            print(source.ignored_line(), file=sys.stderr, flush=True)
+        read = source.read
         if read.mode == CELLS:
             return CELL_DDL
         from millrace.audit.spark.record_rows import record_ddl
@@ -125,7 +128,10 @@ class MillraceDataSource(DataSource):
         return record_ddl(read)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return MillraceReader(parse_source(self.options))
+        # What option `security` refers to travels with the tasks, inside the pickled reader: executors may
+        # have none of the driver's files and variables. Which master it is, nobody knows in this process.
+        source = parse_source(self.options)
+        return MillraceReader(replace(source, read=with_carried_logins(source.read)))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         raise ConfigError("format millrace", "readStream", "read: this source reads in batches")

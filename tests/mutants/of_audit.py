@@ -68,6 +68,53 @@ OF_AUDIT = (
         red=(ORDER,),
     ),
     Mutant(
+        name="missing-state-files-unnoticed",
+        promise="A state that lacks a file that its commit names is refused before anything is counted.",
+        file="audit/keeping/state.py",
+        rule="            if file not in listed[folder]:\n",
+        instead="            if False:\n",
+        red=(
+            f"{JOB}/test_state.py::test_a_file_that_the_commit_names_and_that_is_gone_is_named_with_the_way_back",
+        ),
+    ),
+    Mutant(
+        name="lost-commits-begin-anew",
+        promise="A state whose commits are gone is not taken for an empty one.",
+        file="audit/keeping/state.py",
+        rule="            self._require_unused()\n",
+        instead="",
+        red=(f"{JOB}/test_state.py::test_a_state_whose_commits_are_gone_is_no_empty_one",),
+    ),
+    Mutant(
+        name="renamed-events-unread",
+        promise="What the source told is known from the mirror's copy of its events topic, too.",
+        file="audit/runs/capture.py",
+        rule="(config.audit_topic, GAPS_TOPIC, *elsewhere)",
+        instead="(config.audit_topic, GAPS_TOPIC)",
+        red=(
+            f"{JOB}/test_renamed_events.py"
+            "::test_events_that_the_source_lost_are_read_where_the_mirror_brought_them",
+        ),
+    ),
+    Mutant(
+        name="contents-unseen-proven",
+        promise="With `content: true` nothing is proven whose contents were not compared.",
+        file="audit/reconciliation/content_check.py",
+        rule="row.undecided or case.stream.sequenced",
+        instead="row.undecided",
+        red=(f"{UNIT}/test_content_check.py::test_a_digest_that_is_missing_is_named_and_proves_nothing",),
+    ),
+    Mutant(
+        name="one-copy-speaks-for-all",
+        promise="Copies are held to be alike only where each of them was looked at.",
+        file="audit/reconciliation/content_check.py",
+        rule="len(known) != 1 + self.repeats.get(sequence, 0) or len(set(known)) != 1",
+        instead="len(set(known)) != 1",
+        red=(
+            f"{UNIT}/test_content_check.py::test_a_digest_of_one_of_two_copies_does_not_speak_for_the_other",
+        ),
+    ),
+    Mutant(
         name="event-read-last-wins",
         promise="Of two cumulative events the newer one counts, in whatever order they are read.",
         file="audit/contract/event_ledger.py",

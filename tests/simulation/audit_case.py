@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 
+from millrace.audit.contract.content_digest import digest_sum
 from tests.simulation.audit_arrivals import Counted, counted_together
 from tests.simulation.audit_expected import Expected, Told
-from tests.simulation.audit_logs import GRACE_MS, LEASE_MS, WINDOW_MS
+from tests.simulation.audit_logs import GRACE_MS, LEASE_MS, WINDOW_MS, Rec
 from tests.simulation.audit_oracle import PRODUCED, Oracle, Shown, Vanished, told_by
 from tests.simulation.audit_world import Mirror
 
@@ -183,7 +184,7 @@ class Case:
             self._missing(rows)
             self._doubled(rows)
             self._rest(rows)
-            self._content(rows)
+        self._content(rows)
         self._counts(rows)
         for row in rows.values():
             row.decide("COUNT_MATCH" if told.counted_only else "PROVEN")
@@ -410,22 +411,52 @@ class Case:
                     rows[copy.rec.window].undecided = True
 
     def _content(self, rows) -> None:
+        """A window's contents are compared where two tiers hold the same records; what is proven was.
+
+        Where some came again, more may be told: whether their copies can be looked at depends on cells.
+        """
         if not self.world.content:
             return
-        original = {rec.sequence: rec for rec in self.world.acknowledged.get(self.told.stream, ())}
         for window, row in rows.items():
-            held: dict[str, dict[int, int] | None] = {PRODUCED: None}
-            report = self.told.reports.get(window)
-            if report is not None and report.digest is not None:
-                held[PRODUCED] = {s: original[s].content for s in report.acknowledged}
+            held = {PRODUCED: self._told_contents(window)}
+            unsure: set[str] = set()
+            there = set(self._acknowledged_in(window))
             for tier, upstream in self.upstream.items():
                 recs = [copy.rec for copy in self.copies[tier] if copy.rec.window == window]
-                held[tier] = {rec.sequence: rec.content for rec in recs}
-                if len(held[tier]) != len(recs) or 0 in held[tier] or not recs:  # type: ignore[arg-type]
+                numbers = Counter(rec.sequence for rec in recs)
+                held[tier] = (numbers, digest_sum(rec.digest for rec in recs)) if recs else None
+                row.content_open |= len(numbers - Counter({0: len(recs)})) < len(recs) - numbers[0]
+                there.update(recs)
+                if not recs:
+                    continue
+                if self.told.counted_only != (set(numbers) == {0}) or (0 in numbers and len(numbers) > 1):
                     held[tier] = None
-                above, here = held[upstream], held[tier]
-                if above is not None and here is not None and set(above) == set(here) and above != here:
-                    row.differs = True
+                here, above = held[tier], [held[each] for each in (upstream, PRODUCED)]
+                comparable = [each for each in above if each and here and each[0] == here[0]]
+                if not comparable:
+                    unsure.add(tier)
+                row.differs |= any(here != each for each in comparable)
+                if here is not None and here == held[PRODUCED]:
+                    while tier != PRODUCED:
+                        unsure.discard(tier)
+                        tier = self.upstream[tier]
+            row.undecided |= bool(unsure) and not self.told.counted_only
+            kinds = {(rec.sequence, rec.digest) for rec in there}
+            row.contents_vary = len(kinds) > len({sequence for sequence, _ in kinds})
+
+    def _told_contents(self, window) -> tuple[Counter[int], int] | None:
+        report = self.told.reports.get(window)
+        if report is None or report.digest is None:
+            return None
+        if not report.sequenced:
+            return Counter({0: report.count}), report.digest
+        return Counter(report.acknowledged), digest_sum(rec.digest for rec in self._acknowledged_in(window))
+
+    def _acknowledged_in(self, window) -> list[Rec]:
+        """The records that the window's report acknowledges, as they were sent."""
+        report = self.told.reports.get(window)
+        sent = {rec.sequence: rec for rec in self.world.acknowledged.get(self.told.stream, ())}
+        return [] if report is None else [sent[sequence] for sequence in report.acknowledged]
 
     def _count(self, rows) -> None:
         told = self.told

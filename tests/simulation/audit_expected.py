@@ -48,6 +48,9 @@ class Expected:
     lost_count: dict[tuple[str, str], int] = field(default_factory=dict)
     undecided: bool = False
     differs: bool = False
+    content_open: bool = False
+    """some came again: whether their copies can be compared depends on their cells"""
+    contents_vary: bool = False
     answered_for: set[int] = field(default_factory=set)
     """lost by a group that had begun with their partition; unknown where their cell lies across that"""
     published: int = 0

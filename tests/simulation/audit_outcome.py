@@ -9,11 +9,11 @@ not move forward while something that could belong to the topic could not be tru
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tests.simulation.audit_expected import Told
-from tests.simulation.audit_logs import WINDOW_MS
+from tests.simulation.audit_logs import GRACE_MS, WINDOW_MS
 
 RANKING = ("PROVEN", "COUNT_MATCH", "UNKNOWN", "DUPLICATE", "LOSS")
 PROVEN = RANKING[:2]
@@ -30,6 +30,40 @@ class RowSaid:
     state: str
     silent: bool = False
     not_before_ms: int | None = None
+    missing: int = 0
+    copies: int = 0
+    doubtful: int = 0
+
+    @property
+    def is_telling(self) -> bool:
+        """Settled, or a loss or duplicate wherever it is."""
+        return self.state == "SETTLED" or self.verdict in ("LOSS", "DUPLICATE")
+
+
+Sums = tuple[int, int, int, int]
+"""(rank of the worst verdict, missing, extra copies, doubtful) of rows of one window"""
+
+
+def sums_of(rows: Iterable[RowSaid]) -> Sums:
+    told = list(rows)
+    return (
+        max((RANKING.index(row.verdict) for row in told), default=0),
+        sum(row.missing for row in told),
+        sum(row.copies for row in told),
+        sum(row.doubtful for row in told),
+    )
+
+
+def _speaks_for(told: Told, start_ms: int) -> bool:
+    if start_ms in told.reports:
+        return True
+    if not told.state:
+        return False
+    opened_ms = told.opened_ms
+    if opened_ms is None:
+        opened_ms = min([told.at_ms, *told.reports])
+    began = start_ms + WINDOW_MS > opened_ms - GRACE_MS
+    return began and (told.state != "closed" or start_ms <= told.at_ms + GRACE_MS)
 
 
 @dataclass(slots=True)
@@ -40,18 +74,74 @@ class Outcome:
     topic_of: Mapping[str, str]
     untrusted: Mapping[str, int]
     rows: list[RowSaid] = field(default_factory=list)
+    waivers: Mapping[tuple[str, int], Sums] = field(default_factory=dict)
+    """{(topic, window): what was said of it when it was waived}"""
+
+    def waived(self) -> set[tuple[str, int]]:
+        """Windows whose waiver stands: nothing that is told of them by now is worse, in any way."""
+        return {
+            target
+            for target, given in self.waivers.items()
+            if all(now <= then for now, then in zip(sums_of(self._telling(target)), given, strict=True))
+        }
+
+    def waivable(self) -> dict[tuple[str, int], Sums]:
+        """Windows that a person may go on without, and what is settled of them."""
+        targets = {(row.topic, row.start_ms) for row in self.rows if row.start_ms is not None}
+        settled = {
+            target: sums_of(row for row in self._telling(target) if row.state == "SETTLED")
+            for target in targets
+        }
+        return {target: told for target, told in settled.items() if told[0] >= len(PROVEN)}
+
+    def _telling(self, target: tuple[str, int]) -> list[RowSaid]:
+        return [row for row in self.rows if (row.topic, row.start_ms) == target and row.is_telling]
+
+    def owed(self, topic: str, roster: Mapping[str, int], name_of: Mapping[str, str]) -> list[RowSaid]:
+        """What producers of the roster {name: since when} leave unsaid: each must tell of every settled
+        window that is not over when it is entered. A stream tells of those that it reported, and of all from
+        its opening to its end, within the grace."""
+        rows = []
+        windows = sorted(
+            {row.start_ms for row in self.rows if row.topic == topic and row.state == "SETTLED"} - {None}
+        )
+        for name, since_ms in roster.items():
+            told = [
+                each
+                for stream, each in self.told.items()
+                if name_of.get(stream) == name and self.topic_of.get(stream) == topic
+                if each.state or each.reports
+            ]
+            asked = [start_ms for start_ms in windows if start_ms + WINDOW_MS > since_ms]
+            if not told:
+                rows += [RowSaid(topic, "", None, "UNKNOWN", "SETTLED")] if asked or not since_ms else []
+                continue
+            ends = [each.at_ms if each.state == "closed" else None for each in told]
+            ended_ms = None if None in ends else max(ends)
+            for start_ms in asked:
+                if ended_ms is not None and start_ms >= ended_ms + GRACE_MS:
+                    until_ms = max(ended_ms, since_ms)
+                    rows.append(RowSaid(topic, "", None, "UNKNOWN", "SETTLED", not_before_ms=until_ms))
+                    break
+                if not any(_speaks_for(each, start_ms) for each in told):
+                    rows.append(RowSaid(topic, "", start_ms, "UNKNOWN", "SETTLED"))
+        return rows
 
     def verdict(self) -> str:
         """The worst of what is settled, and of losses and duplicates wherever they are."""
-        told = [
-            row.verdict for row in self.rows if row.state == "SETTLED" or row.verdict in ("LOSS", "DUPLICATE")
-        ]
+        return self._verdict(self.rows)
+
+    def _verdict(self, rows: Iterable[RowSaid]) -> str:
+        told = [row.verdict for row in rows if row.is_telling]
         if self.untrusted or not any(row.state == "SETTLED" for row in self.rows):
             told.append("UNKNOWN")
-        return max(told, key=RANKING.index)
+        return max(told, key=RANKING.index, default="PROVEN")
 
     def exit_status(self) -> int:
-        return {"PROVEN": 0, "COUNT_MATCH": 0, "UNKNOWN": 2}.get(self.verdict(), 1)
+        """The same without what is waived."""
+        waived = self.waived()
+        rest = [row for row in self.rows if (row.topic, row.start_ms) not in waived]
+        return {"PROVEN": 0, "COUNT_MATCH": 0, "UNKNOWN": 2}.get(self._verdict(rest), 1)
 
     def windows(self) -> dict[str, int]:
         """{OPEN or verdict: how many windows}"""
@@ -88,9 +178,13 @@ class Outcome:
             if row.start_ms is not None:
                 proven = row.state == "SETTLED" and row.verdict in PROVEN
                 good[row.start_ms] = good.get(row.start_ms, True) and proven
+        waived = {start_ms for name, start_ms in self.waived() if name == topic}
         watermark = None
         for start_ms in sorted(good):
             end_ms = start_ms + WINDOW_MS
+            if start_ms in waived:
+                watermark = end_ms
+                continue
             if not good[start_ms] or any(end_ms > bound for bound in bounds):
                 break
             watermark = end_ms

@@ -12,6 +12,7 @@ from millrace.audit.clients.journal import Journal
 from millrace.audit.clients.recovery import ProducerJournal
 from millrace.audit.clients.session import StreamSession
 from millrace.audit.clients.told_stream import ProducerIdentity
+from millrace.audit.contract.content_digest import DIGEST_MASK
 from millrace.audit.contract.event_values import CLOSED, CountEvent, StreamEvent
 from millrace.audit.contract.events import Event
 from tests.simulation.audit_logs import LEASE_MS, WINDOW_MS, Log, Rec
@@ -190,6 +191,8 @@ class CountingProducer:
         self.stream = f"{number:08x}{world.rng.getrandbits(32):08x}"
         self.session_id, self.name = f"{number:016x}", f"counter-{number}"
         self.windows: dict[int, int] = {}
+        self.digests: Counter[int] = Counter()
+        self.tells_digests = world.content and number % 2 == 0
         self.reports: Counter[int] = Counter()
         self.changed: set[int] = set()
         self._tell("opened")
@@ -203,6 +206,7 @@ class CountingProducer:
                 if rng.random() < world.double_at_source:
                     world.write(self.cluster, self.topic, rec)
             self.windows[rec.window] = self.windows.get(rec.window, 0) + 1
+            self.digests[rec.window] += rec.digest
             self.changed.add(rec.window)
         world.note("count-only")
 
@@ -217,7 +221,8 @@ class CountingProducer:
                 CountEvent(
                     self.stream, self.session_id, self.topic, self.name, start_ms, WINDOW_MS,
                     self.reports[start_ms], self.windows[start_ms], 0, nothing, nothing, nothing,
-                    self.world.now_ms, None, False,
+                    self.world.now_ms,
+                    self.digests[start_ms] & DIGEST_MASK if self.tells_digests else None, False,
                 ),
                 self.cluster,
             )  # fmt: skip

@@ -24,10 +24,10 @@ import pyarrow.compute as pc
 from millrace.audit.config import AuditConfig, parse_config
 from millrace.audit.contract.events import EventLedger, event_to_keep, kept_event
 from millrace.audit.job import Findings
-from millrace.audit.keeping.state import Commit
+from millrace.audit.keeping.state import Commit, StateFolder
 from millrace.audit.keeping.uniting import fold_plan, may_unite, proven_windows
+from millrace.audit.keeping.waivers import give_waiver, standing_waivers
 from millrace.audit.reconciliation.horizon import DEFAULT_HORIZON_MS, split_older
-from millrace.audit.reconciliation.roster import roster_rows
 from millrace.audit.reconciliation.row_parts import View
 from millrace.audit.reconciliation.settled import (
     NUMBERED_SCHEMA,
@@ -39,6 +39,7 @@ from millrace.audit.reconciliation.settled import (
 )
 from millrace.audit.reconciliation.verdict_rows import Reconciler, evident_rows, iso_time
 from millrace.audit.reconciliation.verdicts import WindowVerdict
+from millrace.audit.reconciliation.watermark import Waiver
 from millrace.audit.report.summary import summarise
 from millrace.audit.runs import capture as capture_module
 from millrace.audit.runs import event_reading, partition_pins
@@ -46,7 +47,7 @@ from millrace.audit.runs.arrivals import of_pinned, stream_passages
 from millrace.audit.runs.event_reading import EventsRead, events_known, stream_of_key
 from millrace.audit.runs.fact_rows import facts_table, restore
 from millrace.audit.runs.reading_plan import plan_ranges, read_until
-from millrace.audit.runs.reconciling import reconciler_of, streams_of, tiers_of
+from millrace.audit.runs.reconciling import reconciler_of, roster_of, streams_of, tiers_of
 from millrace.audit.runs.untrusted import doubts_of
 from millrace.audit.runs.watermarks import watermarks_of
 from millrace.audit.scanning import stream_cells
@@ -89,6 +90,7 @@ def config_of(world: World) -> AuditConfig:
             "grace": f"{GRACE_MS}ms",
             "groups": groups,
             "content": world.content,
+            "producers": [{"name": name, "since": since} for name, since in world.members.items()],
         }
     )
 
@@ -232,6 +234,17 @@ class Audit:
     events: dict[str, EventsLog] = field(default_factory=dict)
     whole: dict[str, list[tuple[bytes, bytes]]] = field(default_factory=dict)
     events_luck: Random = field(default_factory=lambda: Random(1))
+    waivers: list[Waiver] = field(default_factory=list)
+
+    def waive(self, topic: str, start_ms: int) -> None:
+        """A person goes on without the proof of a window, by what the last run said of it."""
+        state = StateFolder.open(self.world.folder / "said")
+        number = state.latest().number + 1
+        name = f"verdicts/{number}/lines.parquet"
+        state.write_table(name, self.settled)
+        state.commit(Commit(number=number, verdicts=[name]))
+        at_ms = self.world.now_ms + number
+        self.waivers.append(give_waiver(state, topic, start_ms, "the world", "by chance", at_ms))
 
     def run(
         self,
@@ -349,12 +362,16 @@ class Audit:
         untrusted = counts_of(tail_notes, NOTE_UNTRUSTED)
         since_ms = now_ms - DEFAULT_HORIZON_MS
         doubts = doubts_of(config, captured, commit, untrusted, {}, rows, [], now_ms, since_ms)
-        watermarks = watermarks_of(rows, lines, streams_of(config, captured), [], config.topics)
+        standing = standing_waivers(self.waivers, rows)
+        waivers = [each.waiver for each in standing if each.stands]
+        watermarks = watermarks_of(rows, lines, streams_of(config, captured), waivers, config.topics)
         watermarks = doubts.held(watermarks, self.commit.watermarks)
         deciding, older = split_older(rows, since_ms)
-        found = Findings(rows, deciding, older, numbered, [], watermarks, doubts)
+        found = Findings(rows, deciding, older, numbered, standing, watermarks, doubts)
         summary = summarise(
             deciding,
+            waived=found.waived,
+            waivers=[each.told() for each in standing],
             tiers=tiers_of(config),
             at_ms=now_ms,
             grace_ms=config.grace_ms,
@@ -487,13 +504,7 @@ class Audit:
                 known = [told[stream]] if stream in told else []
                 cells = by_stream.get(stream, CELL_SCHEMA.empty_table())
                 number(stream, list(reconciler.verdicts(cells, known)) if known or cells.num_rows else [])
-        streams = captured.ledger.streams.values()
-        owed = [
-            (row,)
-            for topic in config.topics
-            for row in roster_rows(config.roster(), streams, topic, WINDOW_MS)
-        ]
-        number("", owed)
+        number("", [(row,) for row in roster_of(config, captured, pa.concat_tables(numbered))])
         return rows, pa.concat_tables(numbered)
 
     def _earlier(self, config: AuditConfig) -> tuple[pa.Table, pa.Table]:

@@ -318,6 +318,9 @@ class World:
         self.audit_has_looked = False
         self.acknowledged: dict[str, list[Rec]] = {}
         self.topic_of: dict[str, str] = {}
+        self.name_of: dict[str, str] = {}
+        self.members: dict[str, int] = {}
+        self.waiving = random.Random(0)
         self.shortened: set[tuple[str, str, int, str]] = set()  # partition and topic id
         self.renumbered: set[tuple[str, int, int]] = set()  # stream, number it got on the way, window
         for what, on in (
@@ -433,6 +436,7 @@ class World:
             )
             self.producers.append(make(self, cluster, topic, self.produced_count))
             self.topic_of[self.producers[-1].stream] = topic
+            self.name_of[self.producers[-1].stream] = self.producers[-1].name
         rng.choice(self.producers).produce()
 
     def _settle(self) -> None:

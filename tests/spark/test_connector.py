@@ -226,6 +226,17 @@ def test_a_query_moves_over_from_the_connector_by_the_formats_name_alone(spark, 
         {"assign": '{"moving.created": [0]}', "endingOffsets": '{"moving.created": {"0": 9}}'},
         {**one, "startingTimestamp": "1105", "endingTimestamp": "1200"},
         {**one, "startingOffsetsByTimestamp": '{"moving.created": {"0": 1300}}', "failOnDataLoss": "false"},
+        {
+            **one,
+            "groupIdPrefix": "mine",
+            "fetchOffset.numRetries": "5",
+            "kafkaConsumer.pollTimeoutMs": "60000",
+            "maxOffsetsPerTrigger": "10",
+            "kafka.max.poll.records": "3",
+            "kafka.max.partition.fetch.bytes": "2000",
+            "kafka.client.id": "tuned",
+            "kafka.request.timeout.ms": "40000",
+        },
     ):
         theirs, ours = rows("kafka", **options), rows("millrace", **options)
         assert ours == theirs and ours, options

@@ -92,9 +92,23 @@ def ends(bootstrap: str, topic: str) -> list[int]:
     try:
         if topic not in consumer.list_topics(timeout=60).topics:
             return [0] * PARTITIONS
-        return [end_offset(consumer, topic, number, 60) for number in range(PARTITIONS)]
+        count = len(consumer.list_topics(topic, timeout=60).topics[topic].partitions)
+        return [end_offset(consumer, topic, number, 60) for number in range(count)]
     finally:
         consumer.close()
+
+
+def end(bootstrap: str, topic: str) -> int:
+    """The end offset of partition 0."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "looks"})
+    try:
+        return end_offset(consumer, topic, 0, 60)
+    finally:
+        consumer.close()
+
+
+def ends_are_told(bootstrap: str, topic: str) -> bool:
+    return topic in AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=60).topics
 
 
 def delete_before(bootstrap: str, topic: str, partition: int, offset: int) -> None:
@@ -181,6 +195,39 @@ def test_lag_is_in_flight_and_what_the_source_deleted_too_early_is_named(spark, 
     lagging = job.run(config, "local[2]")
     assert lagging.summary is not None, lagging.problem
     assert lost(lagging.summary) == truth and lagging.summary["counts"]["in_flight"] == 100
+
+
+@pytest.mark.long
+def test_events_that_only_the_mirror_still_has_name_what_a_lost_source_had_alone(
+    spark, clusters, topic, tmp_path
+):
+    """The source loses its records and its events; the mirror had brought the events and most records."""
+    publish(clusters["ewr"], topic, "UA@ewr")
+    delete_before(clusters["ewr"], topic, 0, 60)  # before the mirror came to them
+    both = f"{topic}, millrace.audit"
+    mirror = MirrorMaker(tmp_path / "mm2", {"ewr": clusters["ewr"]}, clusters["agg"], both)
+    try:
+        events = end(clusters["ewr"], "millrace.audit")
+        wait_for(mirror, clusters["agg"], {f"ewr.{topic}": COUNT - 60, "ewr.millrace.audit": events})
+    finally:
+        mirror.stop()
+    delete_before(clusters["ewr"], "millrace.audit", 0, events)
+    admin = AdminClient({"bootstrap.servers": clusters["ewr"]})
+    (deleted,) = admin.delete_topics([topic]).values()
+    deleted.result(patience(TIMEOUT_S))
+    until(lambda: not ends_are_told(clusters["ewr"], topic), f"{topic} deleted", within_s=TIMEOUT_S)
+    create(clusters["ewr"], NewTopic(topic, PARTITIONS, 1))
+
+    result = job.run(config_of(clusters, topic, tmp_path), "local[2]")
+    assert result.summary is not None, result.problem
+    named = {
+        (each["producer"], *each["lost_between"], number)
+        for each in result.summary["losses"]
+        for first, last in each["sequences"]
+        for number in range(first, last + 1)
+    }
+    assert named == {("UA@ewr", "produced", "ewr", 2 * number + 1) for number in range(60)}
+    assert result.summary["counts"]["unknown"] == result.summary["counts"]["unreported"] == 0
 
 
 @pytest.mark.long

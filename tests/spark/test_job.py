@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from millrace.audit.config import RosterMember
 from millrace.audit.keeping.state import Commit, StateFolder
 from millrace.audit.spark.kafka_options import parse_source
 from millrace.audit.spark.pinning import pin_ranges
+from millrace.audit.spark.run_steps import RunSteps
 from millrace.audit.spark.spark_source import read_pinned
 from millrace.audit.spark.task_plan import OffsetRange
 from millrace.broker.errors import JavaMissing
@@ -280,3 +282,27 @@ def test_pinned_ranges_give_the_cells_that_the_source_gives(spark, world, stream
 def pinned_ranges(bootstrap: str) -> list[OffsetRange]:
     source = parse_source({"kafka.bootstrap.servers": bootstrap, "subscribe": "flights"})
     return asyncio.run(pin_ranges(source))
+
+
+def test_reconciling_is_told_with_the_tasks_of_its_stages_while_it_lasts(spark, world, monkeypatch):
+    stream = world.of_sixty()
+    world.carry(stream)
+    world.position("ewr", 60)
+    world.flush()
+    often = {**RunSteps.__init__.__kwdefaults__, "every_s": 0.01}
+    monkeypatch.setattr(RunSteps.__init__, "__kwdefaults__", often)
+    said: list[str] = []
+    result = job.run(world.config, "local[2]", clock_ms=lambda: NOW_MS, progress=said.append)
+    assert result.summary is not None, result.problem
+    pattern = r"reconciling: [\d.]+ m?s so far, (\d+) of (\d+) tasks done"
+    told = [re.fullmatch(pattern, line) for line in said]
+    assert [each for each in told if each and 0 <= int(each[1]) <= int(each[2])]
+    steps = [line for line in said if " so far" not in line and "% read" not in line]
+    assert steps == [
+        "reading events and pinning offsets",
+        "counting 120 records",
+        "reconciling",
+        "summing up the verdicts",
+        "keeping the state",
+        "writing the report",
+    ]

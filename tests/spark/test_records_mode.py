@@ -199,3 +199,12 @@ def test_compaction_is_shown_as_it_is_and_lost_offsets_are_refused(tmp_path: Pat
         list(_read_records(Compacted("expired"), ranges, options))  # type: ignore[arg-type]
     careless = replace(options, fail_on_loss=False)
     assert list(_read_records(Compacted("expired"), ranges, careless)) == []  # type: ignore[arg-type]
+
+
+def test_a_streaming_query_is_refused_in_one_sentence_before_it_reads(spark, tmp_path):
+    """Spark asks for the stream's reader when the query starts."""
+    table = spark.readStream.format("millrace").option("kafka.bootstrap.servers", "127.0.0.1:1")
+    table = table.option("subscribe", "flights").load()
+    writer = table.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    with pytest.raises(Exception, match="got 'readStream', expected read: this source reads in batches"):
+        writer.start().processAllAvailable()

@@ -16,6 +16,7 @@ import yaml
 
 from tests.ports import free_port
 from tests.spark.standalone import SPARK_HOME, StandaloneCluster
+from tests.spark.test_connector import RealCluster
 from tests.waiting import patience, until
 
 pytestmark = pytest.mark.java
@@ -99,13 +100,27 @@ def audit(
     )
 
 
-def written_by(events: Path) -> dict[str, int]:
-    """{executor: rows that its tasks wrote in the first stage that wrote any}, by what Spark noted itself."""
+def noted(events: Path, kind: str) -> list[dict[str, Any]]:
+    """What Spark noted itself, of a kind."""
     logs = [path.read_text() for path in events.rglob("[!.]*") if path.is_file()]  # beside their checksums
-    lines = [line for log in logs for line in log.splitlines()]
-    ended = [json.loads(line) for line in lines if '"SparkListenerTaskEnd"' in line]
+    return [json.loads(line) for log in logs for line in log.splitlines() if f'"{kind}"' in line]
+
+
+def tasks_of_the_count(events: Path) -> int:
+    """How many tasks the first stage had that wrote any rows."""
+    written = [
+        task["Stage ID"]
+        for task in noted(events, "SparkListenerTaskEnd")
+        if task["Task Metrics"]["Output Metrics"]["Records Written"]
+    ]
+    stages = {each["Stage Info"]["Stage ID"]: each for each in noted(events, "SparkListenerStageSubmitted")}
+    return int(stages[min(written)]["Stage Info"]["Number of Tasks"])
+
+
+def written_by(events: Path) -> dict[str, int]:
+    """{executor: rows that its tasks wrote in the first stage that wrote any}."""
     rows: dict[int, dict[str, int]] = {}
-    for task in ended:
+    for task in noted(events, "SparkListenerTaskEnd"):
         written = task["Task Metrics"]["Output Metrics"]["Records Written"]
         if written:
             stage = rows.setdefault(task["Stage ID"], {})
@@ -129,7 +144,7 @@ def test_the_whole_job_runs_on_workers_that_lack_our_package(standalone, world, 
     world.flush()
     events = tmp_path / "spark-events"
     events.mkdir()
-    noted = {
+    settings = {
         "spark.eventLog.enabled": "true",
         "spark.eventLog.dir": events.as_uri(),
         "spark.eventLog.compress": "false",
@@ -137,10 +152,12 @@ def test_the_whole_job_runs_on_workers_that_lack_our_package(standalone, world, 
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",
         "spark.scheduler.maxRegisteredResourcesWaitingTime": f"{TIMEOUT_S}s",
     }
-    config = write_config(world, tmp_path / "audit.yaml", spark={**SPARK, **noted})
+    config = write_config(world, tmp_path / "audit.yaml", spark={**SPARK, **settings})
     done = audit(config, standalone.master, environment(standalone), program=FINE_TASKS)
     assert (done.returncode, done.stderr) == (1, ""), done.stdout
     assert set(written_by(events)) == {"0", "1"}, "both executors counted"
+    # So small a read is cut into no more tasks than the session has cores.
+    assert tasks_of_the_count(events) == 2
     summary = json.loads((tmp_path / "audit-report" / "summary.json").read_text())
     named = [(each["producer"], each["sequences"], each["lost_between"]) for each in summary["losses"]]
     assert named == [("UA@ewr", [[5, 5]], ["ewr", "agg"]), ("UA@ewr", [[17, 18]], ["ewr", "agg"])]
@@ -262,6 +279,89 @@ def test_a_users_program_reads_cells_and_records_there(standalone, world, tmp_pa
     found = json.loads(done.stdout.splitlines()[-1])
     assert (found["cells"], found["records"], found["notes"]) == (120, 120, ["read", "records"])
     assert found["sequences"] == list(range(1, 121)) and found["parts"] > 1
+
+
+SECURED_PROGRAM = """
+import json, os, sys, urllib.request
+from pyspark.sql import SparkSession
+from millrace.audit.spark.spark_source import register
+
+builder = SparkSession.builder.master(sys.argv[1]).appName("secured")
+for name, value in json.loads(os.environ["SETTINGS"]).items():
+    builder = builder.config(name, value)
+spark = builder.getOrCreate()
+spark.sparkContext.setLogLevel("DEBUG")
+register(spark)
+spark.sparkContext.setJobDescription("THE-MARK")
+table = spark.read.format("millrace").options(**json.loads(sys.argv[2])).load()
+print(table.count())
+table.explain("extended")
+root = spark.sparkContext.uiWebUrl
+api = f"{root}/api/v1/applications/{spark.sparkContext.applicationId}"
+pages = [f"{api}/{name}" for name in ("jobs", "stages?details=true", "environment", "executors")]
+pages += [f"{api}/sql?details=true&planDescription=true"]
+pages += [f"{root}/{name}/" for name in ("jobs", "environment", "SQL", "executors")]
+pages += [f"{root}/SQL/execution/?id=0"]
+for page in pages:
+    print(urllib.request.urlopen(page).read().decode())
+spark.stop()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.kafka
+def test_a_login_of_the_drivers_variables_and_files_reaches_executors_and_is_shown_nowhere(
+    standalone, secure_kafka, tmp_path
+):
+    """The workers were started without the variable, and the file is gone before they are asked."""
+    secret = "päss-ª=wörd"
+    topic = f"secured-{tmp_path.name}"
+    beside = RealCluster(secure_kafka.peer.bootstrap, "none")
+    beside.create(topic)
+    for number in range(50):
+        beside.produce(topic, b"v%d" % number)
+    beside.flush()
+    own = secure_kafka.authority.issue("standalone-client")
+    section = {
+        "protocol": "SASL_SSL",
+        "ssl": {**secure_kafka.tls(), "cert": str(own.cert), "key": str(own.key)},
+        "sasl": {**secure_kafka.login("SCRAM-SHA-512"), "password": {"env": "AUDITOR_PASSWORD"}},
+    }
+    options = {
+        "kafka.bootstrap.servers": secure_kafka.address("SECURE"),
+        "subscribe": topic,
+        "security": json.dumps(section),
+    }
+    events = tmp_path / "spark-events"
+    events.mkdir()
+    settings = {
+        **SPARK,
+        "spark.ui.enabled": "true",
+        "spark.ui.port": str(free_port()),
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": events.as_uri(),
+        "spark.eventLog.compress": "false",
+    }
+    program = tmp_path / "program.py"
+    program.write_text(SECURED_PROGRAM)
+    done = subprocess.run(
+        [sys.executable, str(program), standalone.master, json.dumps(options)],
+        env=environment(standalone, SETTINGS=json.dumps(settings), AUDITOR_PASSWORD=secret),
+        capture_output=True,
+        timeout=patience(TIMEOUT_S),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines()[0] == b"50"
+    places = {"said": done.stdout, "logged": done.stderr, "master": json.dumps(standalone.state()).encode()}
+    for name, folder in (("events", events), ("workers", standalone.folder)):
+        files = [path for path in folder.rglob("*") if path.is_file() and path.suffix not in (".py", ".pem")]
+        places[name] = b"".join(path.read_bytes() for path in files if "python" not in path.parts)
+    # Each place is one where it would be found: the page and the event log tell of this very job.
+    assert b"THE-MARK" in places["said"] and b"THE-MARK" in places["events"]
+    assert b"millrace" in places["logged"] and b"Executor" in places["workers"]
+    for text in (secret, secret.encode("unicode_escape").decode(), own.key.read_text().split("\n")[1]):
+        assert [name for name, content in places.items() if text.encode() in content] == []
 
 
 WITHOUT = """

@@ -15,7 +15,7 @@ import pytest
 from millrace.audit import explain, job, status
 from millrace.audit.keeping import verdict_files
 from millrace.audit.keeping.hadoop_files import HadoopFiles
-from millrace.audit.keeping.state import Commit, CommitConflict, StateFolder
+from millrace.audit.keeping.state import STATE_VERSION, Commit, CommitConflict, StateFolder
 from millrace.audit.keeping.state_files import LocalFiles
 from millrace.audit.keeping.verdict_files import row_files
 from millrace.audit.runs import event_reading
@@ -302,6 +302,52 @@ def test_verdicts_that_cannot_be_read_again_are_one_line_and_the_last_good_state
         assert str(path) in failed.problem and "state" in failed.problem
         assert state.latest() == latest
     path.write_bytes(whole)
+    assert audit(world).exit_status == 1
+
+
+@pytest.mark.parametrize("remote", [False, True], ids=["local", "uri"])
+def test_a_state_that_lacks_a_file_or_is_newer_is_one_line_and_stays_as_it_is(
+    spark, world, stream, tmp_path, remote
+):
+    """Each kind of file in turn. The report keeps the last verdict, and beside it tells of the failure."""
+    place = tmp_path / "kept"
+    world.config = world.config.model_copy(update={"state": f"file://{place}" if remote else place})
+    assert audit(world).exit_status == 1
+    world.send(stream, [61])
+    world.report(stream, report=2)
+    assert audit(world).exit_status == 1
+    state = StateFolder.open(world.config.state)
+    latest = state.latest()
+    (lines,) = [name for name in latest.verdicts if name.endswith("lines.parquet")]
+    commit = f"commits/{latest.number:08d}.json"
+    verdict = (world.config.report / "summary.json").read_bytes()
+
+    def failed_by(said: str, needed: str) -> None:
+        kept = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+        failed = audit(world)
+        assert failed.exit_status == 3 and failed.summary is None
+        assert said in failed.problem and needed in failed.problem and "\n" not in failed.problem
+        assert {path: path.read_bytes() for path in place.rglob("*") if path.is_file()} == kept
+        assert (world.config.report / "summary.json").read_bytes() == verdict
+        told = json.loads((world.config.report / "last_failure.json").read_text())
+        assert failed.problem in told["sentence"]
+
+    for name in (latest.cells[0], latest.events, row_files(latest.verdicts)[0], lines):
+        path = place / name
+        whole = path.read_bytes()
+        path.unlink()
+        failed_by(f"{state.where}/{name} is not there", f"move {state.where}/{commit} away")
+        path.write_bytes(whole)
+    content = json.loads((place / commit).read_text())
+    newer = {**content, "commit": {**content["commit"], "version": STATE_VERSION + 1}}
+    (place / f"commits/.{latest.number:08d}.json.crc").unlink(missing_ok=True)
+    (place / commit).write_text(json.dumps(newer))
+    failed_by(f"{state.where}/{commit} has format version {STATE_VERSION + 1}", "use the newer program")
+    for path in (place / "commits").iterdir():
+        path.unlink()
+    failed_by(f"{state.where}/commits has no commit", "is of run 2; restore the commits")
+    (place / commit).write_text(json.dumps(content))
+    assert state.latest() == latest
     assert audit(world).exit_status == 1
 
 

@@ -49,3 +49,10 @@ def test_a_copy_is_one_of_its_own():
     second = first.copy()
     second.add(BitMap64([1]))
     assert (first.total, second.total) == (1, 2)
+
+
+@given(bags)
+def test_each_tells_what_was_put_in_by_sequence(bag):
+    repeats = Repeats.of(bag)
+    assert list(repeats.each()) == sorted(bag.items())
+    assert all(repeats.of_sequence(sequence) == bag.get(sequence, 0) for sequence in (*bag, 13))

@@ -17,7 +17,7 @@ import pytest
 from millrace.audit.clients.journal import FilePlace
 from millrace.audit.contract.event_ledger import StreamFacts
 from millrace.audit.keeping import state_files
-from millrace.audit.reconciliation import reconcile, roster, stream_case, watermark
+from millrace.audit.reconciliation import content_check, reconcile, roster, stream_case, watermark
 from millrace.audit.reconciliation.tier_reading import TierReading
 from millrace.audit.reconciliation.verdict_rows import Reconciler
 from millrace.audit.reconciliation.verdicts import Fold
@@ -51,12 +51,14 @@ from tests.unit.audit.trap_scenes import (
     ambiguous_and_not_written,
     ambiguous_and_written,
     ambiguous_and_written_then_lost,
+    ambiguous_with_unknown_content,
     back_dated,
     clock_far_ahead,
     clocks_apart,
     closed_and_never_back,
     compaction,
     control_records,
+    copy_with_other_content,
     dies_unreported,
     empty_window,
     events_lost,
@@ -133,6 +135,10 @@ TRAPS: list[tuple[str, Callable[[Scene], None], Breakage]] = [
      replacing(stream_case, "name_doubts", no_doubts)),
     ("one number in two windows", one_number_two_windows, replacing(reconcile, "_file_moved", nothing)),
     ("same sequence, other content", other_content, replacing(reconcile, "check_content", nothing)),
+    ("a copy with other content", copy_with_other_content,
+     replacing(content_check, "_known_copies", lambda *_: {})),
+    ("contents that no digest tells", ambiguous_with_unknown_content,
+     rewriting(content_check._compare, "row.undecided or case.stream.sequenced", "row.undecided")),
     ("out of order across partitions", out_of_order, replacing(TierReading, "has_passed", passed_anywhere)),
     ("empty window, no report", empty_window, replacing(stream_case.StreamCase, "window_starts", only_seen)),
     ("a producer that never reported", never_reported,
@@ -153,6 +159,8 @@ SCENES: dict[Any, dict[str, Any]] = {
     merged_topics: {"topics": {"flights": "all", "hotels": "all"}},
     out_of_order: {"foreign": True},
     other_content: {"content": True},
+    copy_with_other_content: {"content": True},
+    ambiguous_with_unknown_content: {"content": True},
 }
 NAMES = [name for name, _, _ in TRAPS]
 

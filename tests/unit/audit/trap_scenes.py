@@ -363,6 +363,34 @@ def other_content(scene: Scene) -> None:
     assert (found.verdict, found.content_checked) == (Verdict.LOSS, "differs")
 
 
+def copy_with_other_content(scene: Scene) -> None:
+    """A second record under one number, which lies in another partition; and one that lies among others."""
+    alone, among = Stream(scene), Stream(scene)
+    (rec,), recs = alone.send(1), among.send(3)
+    alone.close()
+    among.close()
+    scene.carry()
+    scene.aggregate(1).append([dataclasses.replace(rec, content=99)])
+    scene.aggregate(1).append([dataclasses.replace(recs[1], content=99)])
+    scene.later()
+    rows = scene.audit()
+    found, unsure = row(rows, alone), row(rows, among)
+    assert (found.verdict, found.differing) == (Verdict.LOSS, {"agg": ((1, 1),)})
+    assert (unsure.verdict, unsure.content_checked) == (Verdict.DUPLICATE, "not compared")
+    assert any("a sum does not tell what each of them holds" in reason for reason in unsure.reasons)
+
+
+def ambiguous_with_unknown_content(scene: Scene) -> None:
+    stream = Stream(scene)
+    stream.send(2)
+    stream.send(1, fate="ambiguous")
+    stream.close()
+    scene.carry()
+    scene.later()
+    found = row(scene.audit(), stream)
+    assert (found.verdict, found.content_checked) == (Verdict.UNKNOWN, "not compared")
+
+
 def out_of_order(scene: Scene) -> None:
     """Partition 1 is ahead of partition 0: a later number that arrived has passed nothing of the other."""
     stream = Stream(scene)

@@ -114,3 +114,19 @@ def test_only_workers_of_other_machines_are_sent_secrets(section, master, travel
     }
     login: Any = spark_source.read_pinned(Session(master), options)  # type: ignore[arg-type]
     assert isinstance(login, Carried) is travels
+
+
+def test_the_public_source_takes_what_option_security_refers_to_along(section, tmp_path):
+    """Executors of a cluster have none of the driver's files."""
+    options = {
+        "kafka.bootstrap.servers": "h:1",
+        "subscribe": "flights",
+        "security": json.dumps(section),
+    }
+    source = spark_source.MillraceDataSource(options)
+    travelling = pickle.dumps(source.reader(source.schema()))  # type: ignore[arg-type]
+    shutil.rmtree(tmp_path / "driver")
+    reader = pickle.loads(travelling)
+    login = reader._source.read.securities["cluster"]
+    assert password_of(security_of("cluster", login)) == "hunter2"
+    assert "hunter2" not in repr(reader._source) and "hunter2" not in json.dumps(source.options)

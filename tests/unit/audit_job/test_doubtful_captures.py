@@ -102,7 +102,7 @@ def run_of(captured, settings=None, before=None):
     settings = settings or config()
     ranges, unread = plan_ranges(captured, settings, before or Commit())
     return Run(
-        config=settings, master="", state=SimpleNamespace(), before=before or Commit(), captured=captured,
+        config=settings, state=SimpleNamespace(), before=before or Commit(), captured=captured,
         now_ms=10_000_000, number=1, name="none", ranges=ranges, unread=unread,
         facts=facts_table(captured.ledger, captured.origins, None, settings.group_names()),
     )  # fmt: skip

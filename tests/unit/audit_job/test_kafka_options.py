@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 
 import pytest
 
@@ -134,12 +135,18 @@ def test_of_several_starts_a_time_comes_before_times_before_offsets():
             {**GOOD, "mode": "cells", "includeHeaders": "true"},
             "option includeHeaders: got 'true', expected mode records beside it",
         ),
-        ({**GOOD, "groupIdPrefix": "a"}, "expected none: this source reads without a consumer group"),
-        ({**GOOD, "kafka.group.id": "a"}, "option kafka.group.id: got a value, expected none: this source"),
-        ({**GOOD, "maxOffsetsPerTrigger": "5"}, "expected none: it is of streaming queries"),
+        ({**GOOD, "kafka.enable.auto.commit": "true"}, "expected none: this source reads without a consumer"),
+        ({**GOOD, "maxBytesPerTrigger": "5"}, "expected none: it is of streaming queries"),
         ({**GOOD, "kafka.auto.offset.reset": "earliest"}, "expected startingOffsets in its place"),
         ({**GOOD, "kafka.ssl.keystore.password": "a"}, "expected kafka.ssl.key.password: stores are PEM"),
-        ({**GOOD, "kafka.max.poll.records": "5"}, "option: got 'kafka.max.poll.records', expected a setting"),
+        (
+            {**GOOD, "kafka.exclude.internal.topics": "false"},
+            "option: got 'kafka.exclude.internal.topics', ex",
+        ),
+        (
+            {**GOOD, "kafka.interceptor.classes": "a"},
+            "option: got 'kafka.interceptor.classes', expected a set",
+        ),
         ({**GOOD, "topics": "x"}, "option: got 'topics', expected one of assign, subscribe"),
     ],
 )
@@ -147,6 +154,47 @@ def test_what_is_wrong_or_not_supported_is_one_line_that_names_the_option(given,
     with pytest.raises(ConfigError) as problem:
         parse_source(given)
     assert said in str(problem.value) and "\n" not in str(problem.value)
+
+
+TUNED = {
+    "minPartitions": "7",
+    "groupIdPrefix": "mine",
+    "fetchOffset.numRetries": "5",
+    "kafkaConsumer.pollTimeoutMs": "60000",
+    "KAFKA.Max.Poll.Records": "5",
+}
+
+
+def test_what_only_tunes_the_connector_is_taken_and_named_and_changes_nothing_else():
+    tuned = parse_source({**GOOD, **TUNED})
+    names = (
+        "groupIdPrefix",
+        "fetchOffset.numRetries",
+        "kafkaConsumer.pollTimeoutMs",
+        "kafka.max.poll.records",
+    )
+    assert tuned.ignored == names
+    assert replace(tuned, ignored=()) == parse_source({**GOOD, "minPartitions": "7"})
+    assert (
+        tuned.ignored_line() == f"millrace: options that change no row here are ignored: {', '.join(names)}"
+    )
+
+
+def test_what_is_ignored_is_said_once_for_each_query(capsys):
+    source = MillraceDataSource({**GOOD, **TUNED})
+    source.reader(source.schema())  # type: ignore[arg-type]
+    assert capsys.readouterr().err.count("are ignored") == 1
+    MillraceDataSource(GOOD).schema()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_streaming_query_is_refused_in_one_sentence():
+    source = MillraceDataSource(GOOD)
+    with pytest.raises(ConfigError) as problem:
+        source.streamReader(source.schema())  # type: ignore[arg-type]
+    assert (
+        str(problem.value) == "format millrace: got 'readStream', expected read: this source reads in batches"
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from millrace.audit.report.console import console_lines
 from millrace.audit.report.metrics import failed_text, metrics_text
 from millrace.audit.report.summary import Cost
 from millrace.audit.spark.read_meter import ReadMeter, progress_line
+from millrace.audit.spark.run_steps import RunSteps, step_line, tasks_under_way
 from millrace.audit.spark.task_plan import OffsetRange, planned_bytes
 from tests.browser.report_data import rich
 from tests.waiting import patience
@@ -29,9 +30,9 @@ class Accumulator:
         self.value += more
 
 
-def meter(*ranges: OffsetRange) -> ReadMeter:
+def meter(*ranges: OffsetRange, by_records: bool = False) -> ReadMeter:
     session: Any = SimpleNamespace(sparkContext=SimpleNamespace(accumulator=Accumulator))
-    return ReadMeter(session, ranges)
+    return ReadMeter(session, ranges, by_records=by_records)
 
 
 def test_bytes_to_read_are_known_by_the_density_of_each_range():
@@ -67,6 +68,59 @@ def test_lines_come_as_tasks_end_and_end_with_the_block():
         second = said.get(timeout=patience(60))
     assert first.startswith("20 % read: 2.0 kB of about 10.0 kB") and second.startswith("50 % read:")
     assert said.empty() and (counted.bytes, counted.records) == (5_000, 500)
+
+
+def test_a_reader_that_tells_bytes_of_values_alone_is_measured_by_records():
+    """By them it would never be much more than half done, and then be done at once."""
+    counted = meter(OffsetRange("c", "c", "t", "t", 0, 0, 1000, bytes_per_offset=200.0), by_records=True)
+    said: queue.Queue[str] = queue.Queue()
+    now = iter(range(0, 1000, 2))
+    with counted.telling(said.put, every_s=0.01, clock_s=lambda: next(now)):
+        counted.add(2_000, 500)
+        line = said.get(timeout=patience(60))
+    assert line == "50 % read: 500 records of about 1,000 records, 250 records/s, 2 s left"
+
+
+class Watched:
+    """A run's steps under a clock and a Spark of the test's; `said` waits for the next line."""
+
+    def __init__(self, tasks: tuple[int, int] | None = None) -> None:
+        self.now_s, self.lines = 0.0, queue.Queue[str]()
+        self.steps = RunSteps(self.lines.put, tasks=lambda: tasks, every_s=0.001, clock_s=lambda: self.now_s)
+
+    def said(self) -> str:
+        return self.lines.get(timeout=patience(60))
+
+
+def test_a_step_that_lasts_is_told_again_and_again():
+    watched = Watched((60, 200))
+    with watched.steps as step:
+        step("reconciling")
+        assert watched.said() == "reconciling"
+        for seconds, line in (
+            (40, "reconciling: 40 s so far, 60 of 200 tasks done"),
+            (90, "reconciling: 2 min so far, 60 of 200 tasks done"),
+        ):
+            watched.now_s = seconds
+            assert watched.said() == line
+        step("writing the report")
+        assert watched.said() == "writing the report"
+    assert watched.lines.empty()
+
+
+def test_a_step_that_speaks_for_itself_is_not_told_beside_it():
+    watched = Watched()
+    watched.steps("counting")
+    watched.now_s = 5
+    watched.steps.tell("50 % read")
+    with watched.steps:
+        watched.now_s = 6
+        assert [watched.said() for _ in range(3)] == ["counting", "50 % read", "counting: 6 s so far"]
+
+
+def test_without_stages_only_the_time_is_told():
+    assert step_line("writing the report", 3.2, None) == "writing the report: 3.2 s so far"
+    assert tasks_under_way() is None
 
 
 def test_nothing_is_said_while_nothing_ends():

@@ -57,19 +57,21 @@ class Executors:
         pq.write_table(pa.Table.from_batches([rows.flush()], CELL_SCHEMA), folder / "part-0.parquet")
 
 
-def counted(executors: Executors, place: Path, master: str, patch: pytest.MonkeyPatch) -> None:
+def counted(executors: Executors, place: Path, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(spark_cells, "read_pinned", lambda *_: executors)
     patch.setattr(spark_cells, "Observation", lambda _: executors)
     # What is to be observed is a column, and those need a running JVM.
     patch.setattr(spark_cells, "f", SimpleNamespace(count=lambda _: SimpleNamespace(alias=str)))
     patch.setattr(spark_cells, "lit", int)
-    RunCells(None, StateFolder.open(place), "run", [], "").count(CONFIG, [RANGE], master)  # type: ignore[arg-type]
+    conf = SimpleNamespace(getAll={}, set=lambda *_: None)
+    session = SimpleNamespace(sparkContext=SimpleNamespace(master="local[2]"), conf=conf)
+    RunCells(session, StateFolder.open(place), "run", [], "").count(CONFIG, [RANGE])  # type: ignore[arg-type]
 
 
 def test_cells_that_executors_wrote_to_a_disk_of_their_own_stop_the_run(tmp_path, monkeypatch):
-    counted(Executors(WRITTEN), tmp_path / "shared", "spark://h:7077", monkeypatch)
+    counted(Executors(WRITTEN), tmp_path / "shared", monkeypatch)
     with pytest.raises(ConfigError, match="8 rows of cells were written there, 6 are found here"):
-        counted(Executors(6), tmp_path / "alone", "spark://h:7077", monkeypatch)
+        counted(Executors(6), tmp_path / "alone", monkeypatch)
 
 
 def test_cells_are_durable_before_anything_names_them(tmp_path, monkeypatch):
@@ -81,7 +83,7 @@ def test_cells_are_durable_before_anything_names_them(tmp_path, monkeypatch):
         fsync(handle)
 
     monkeypatch.setattr(os, "fsync", noted)
-    counted(Executors(WRITTEN), tmp_path, "local[2]", monkeypatch)
+    counted(Executors(WRITTEN), tmp_path, monkeypatch)
     folder = tmp_path / "cells" / "run"
     assert synced == [str(folder / "part-0.parquet"), str(folder), str(folder.parent)]
 

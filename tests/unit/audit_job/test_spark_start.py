@@ -6,16 +6,20 @@ import io
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from millrace.audit.spark import spark_session
 from millrace.audit.spark.spark_daemon import prefer_installed
 from millrace.audit.spark.spark_session import (
+    ELASTIC_CORES,
     core_count,
     is_local,
     relay,
     require_master,
     scratch_folder,
+    session_cores,
 )
 from millrace.broker.errors import MillraceError
 
@@ -68,7 +72,58 @@ def test_what_is_no_master_is_one_line_before_any_java_starts(master: str):
 
 
 def test_cores_of_a_local_master_are_what_its_brackets_say():
-    assert (core_count("local"), core_count("local[3]"), core_count("spark://host:7077")) == (1, 3, 16)
+    assert (core_count("local"), core_count("local[3]"), core_count("spark://host:7077")) == (1, 3, None)
+
+
+def session_of(master: str, cores: int, **settings: str) -> Any:
+    """A session whose executors have so many cores; settings have _ for the dots in their names."""
+    given = {f"spark.{name.replace('_', '.')}": value for name, value in settings.items()}
+    conf = SimpleNamespace(get=lambda name, default=None: given.get(name, default))
+    return SimpleNamespace(
+        sparkContext=SimpleNamespace(master=master, defaultParallelism=cores, getConf=lambda: conf)
+    )
+
+
+@pytest.mark.parametrize(
+    ("cores", "settings", "expected"),
+    [
+        (2, {}, 2),
+        (96, {}, 96),
+        # Four of ten executors are there.
+        (8, {"executor_instances": "10", "executor_cores": "2"}, 20),
+        (2, {"dynamicAllocation_enabled": "true"}, ELASTIC_CORES),
+        (400, {"dynamicAllocation_enabled": "true"}, 400),
+        (
+            2,
+            {
+                "dynamicAllocation_enabled": "true",
+                "dynamicAllocation_maxExecutors": "50",
+                "executor_cores": "4",
+            },
+            200,
+        ),
+    ],
+)
+def test_cores_of_a_cluster_are_those_that_its_session_has_or_was_promised(cores, settings, expected):
+    assert session_cores(session_of("spark://host:7077", cores, **settings)) == expected
+    assert session_cores(session_of("local[3]", cores, **settings)) == 3
+
+
+@pytest.mark.parametrize(("master", "set_here"), [("local[3]", "3"), ("yarn", None)])
+def test_a_cluster_is_not_told_how_many_cores_it_has(master, set_here, tmp_path, monkeypatch):
+    """Spark would answer what it was told."""
+    monkeypatch.setattr(spark_session, "SparkConf", Settings)
+    conf = spark_session._configuration(master, tmp_path, {})
+    names = ("spark.default.parallelism", "spark.sql.shuffle.partitions")
+    assert {conf.get(name) for name in names} == {set_here}
+
+
+class Settings(dict[str, str]):
+    """SparkConf's face, without a JVM."""
+
+    def setAll(self, pairs: Any) -> Settings:
+        self.update(pairs)
+        return self
 
 
 def test_a_folder_whose_name_has_a_comma_is_no_list_of_folders(tmp_path: Path):

@@ -84,6 +84,29 @@ def test_state_of_a_newer_program_is_refused_with_its_version(tmp_path):
         state.latest()
 
 
+def test_a_state_whose_commits_are_gone_is_no_empty_one(tmp_path):
+    state = StateFolder.open(tmp_path)
+    (tmp_path / "cells" / "00000001-abc").mkdir()
+    assert state.latest() == Commit(), "the first run died before it could commit"
+    (tmp_path / "verdicts" / "00000002-def").mkdir()
+    with pytest.raises(StateDamaged, match=r"commits has no commit, and \S+00000002-def is of run 2"):
+        state.latest()
+
+
+def test_a_file_that_the_commit_names_and_that_is_gone_is_named_with_the_way_back(tmp_path):
+    state = StateFolder.open(tmp_path)
+    state.files.write("cells/run/a.parquet", b"")
+    with pytest.raises(
+        StateDamaged, match=r"events/run\.parquet is not there, .* move \S+00000001\.json away"
+    ):
+        state.require_files(commit(1))
+    state.files.write("events/run.parquet", b"")
+    state.require_files(commit(1))
+    state.files.remove("cells/run")
+    with pytest.raises(StateDamaged, match=r"cells/run/a\.parquet is not there"):
+        state.require_files(commit(1))
+
+
 def test_sweep_removes_old_files_of_dead_runs_only(tmp_path):
     state = StateFolder.open(tmp_path)
     for name in ("cells/run", "cells/dead", "cells/running"):

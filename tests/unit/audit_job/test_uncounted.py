@@ -4,6 +4,7 @@ would be a loss for ever."""
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -93,7 +94,9 @@ def counted(tmp_path, monkeypatch, tables, rows):
     monkeypatch.setattr(spark_cells, "Observation", lambda _: SimpleNamespace())
     monkeypatch.setattr(spark_cells, "f", SimpleNamespace(count=lambda _: SimpleNamespace(alias=str)))
     monkeypatch.setattr(spark_cells, "lit", lambda _: None)
-    RunCells(None, state, "run", [], "").count(CONFIG, PLANNED, "local[2]")
+    conf = SimpleNamespace(getAll={}, set=lambda *_: None)
+    session: Any = SimpleNamespace(sparkContext=SimpleNamespace(master="local[2]"), conf=conf)
+    RunCells(session, state, "run", [], "").count(CONFIG, PLANNED)
 
 
 def test_a_run_whose_cells_are_all_there_goes_on(tmp_path, monkeypatch):

@@ -348,7 +348,7 @@ def run_of(state, captured, **changes):
         }
     )
     return Run(
-        config=settings, master="", state=state, before=Commit(number=1), captured=captured,
+        config=settings, state=state, before=Commit(number=1), captured=captured,
         now_ms=captured.taken_ms, number=2, name="00000002-run", ranges=[], unread=[],
         facts=facts_table(captured.ledger, captured.origins), **changes,
     )  # fmt: skip
@@ -368,7 +368,7 @@ def backfilled(tmp_path, monkeypatch, only, pruned=(0,), **kind):
     monkeypatch.setattr(job_module, "capture", capture)
     before = Commit(number=1, window_ms=WINDOW_MS, events="events/e.parquet")
     settings = run_of(state, Capture(0, EventLedger())).config
-    job = job_module._prepare(settings, "", state, before, lambda: 0, only)
+    job = job_module._prepare(settings, state, before, lambda: 0, only)
     sequenced = kind.get("sequenced", True)
     cells = [cell(0, [1, 2, 3], sequenced), cell(10, [4, 5, 6], sequenced)]
     found = SimpleNamespace(
