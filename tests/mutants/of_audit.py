@@ -88,9 +88,9 @@ OF_AUDIT = (
     Mutant(
         name="renamed-events-unread",
         promise="What the source told is known from the mirror's copy of its events topic, too.",
-        file="audit/runs/capture.py",
-        rule="(config.audit_topic, GAPS_TOPIC, *elsewhere)",
-        instead="(config.audit_topic, GAPS_TOPIC)",
+        file="audit/runs/event_reading.py",
+        rule="(self._config.audit_topic, GAPS_TOPIC, *elsewhere)",
+        instead="(self._config.audit_topic, GAPS_TOPIC)",
         red=(
             f"{JOB}/test_renamed_events.py"
             "::test_events_that_the_source_lost_are_read_where_the_mirror_brought_them",
@@ -108,7 +108,7 @@ OF_AUDIT = (
         name="one-copy-speaks-for-all",
         promise="Copies are held to be alike only where each of them was looked at.",
         file="audit/reconciliation/content_check.py",
-        rule="len(known) != 1 + self.repeats.get(sequence, 0) or len(set(known)) != 1",
+        rule="len(known) != 1 + self.repeats.of_sequence(sequence) or len(set(known)) != 1",
         instead="len(set(known)) != 1",
         red=(
             f"{UNIT}/test_content_check.py::test_a_digest_of_one_of_two_copies_does_not_speak_for_the_other",
