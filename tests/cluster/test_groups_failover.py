@@ -415,11 +415,13 @@ def test_generation_assignment_and_fencing_survive_the_coordinator(broker_factor
             coordinator.start()
 
         for member in (dynamic, static):
+            # Asked first: it waits for the groups to be loaded, where a heartbeat and a sync have answers of
+            # their own before that.
+            assert cluster.committed(member.group) == 11
             assert member.heartbeat() is ErrorCode.none, "the same generation"
             assert member.sync() == b"all of it"
             assert member.heartbeat(generation_id=0) is ErrorCode.illegal_generation
             assert member.commit(5, generation_id_or_member_epoch=0) is ErrorCode.illegal_generation
-            assert cluster.committed(member.group) == 11
         assert static.heartbeat(member_id=replaced) is ErrorCode.fenced_instance_id
         assert static.commit(12, member_id=replaced) is ErrorCode.fenced_instance_id
         assert (
