@@ -9,9 +9,10 @@ gets the next batch.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
-from millrace.broker.errors import CorruptMessage
+from millrace.broker.errors import CorruptMessage, KafkaStorageError
 from millrace.broker.protocol.batch import HEADER_SIZE, NO_TIMESTAMP, parse_header
 from millrace.broker.protocol.records import read_records, whole_batches
 from millrace.broker.storage.disk_errors import WouldBlock
@@ -136,15 +137,20 @@ class LogReader:
             try:
                 found = _first_record_since(segment, timestamp_ms, start_offset)
             except (CorruptMessage, FileNotFoundError) as error:
-                if segment not in self._segments.all:
-                    return self.offset_for_time(timestamp_ms, start_offset)  # replaced just then
-                if isinstance(error, FileNotFoundError):
-                    error = CorruptMessage(f"{error.filename} is gone")
-                self._segments.rebuild_indexes(segment, error)
-                found = _first_record_since(segment, timestamp_ms, start_offset)
+                found = self._segments.look_again(
+                    segment,
+                    error,
+                    partial(_first_record_since, segment, timestamp_ms, start_offset),
+                    replaced=partial(self._offset_for_time_anew, timestamp_ms, start_offset),
+                )
             if found is not None:
                 return found
         return None
+
+    def _offset_for_time_anew(self, timestamp_ms: int, start_offset: int) -> tuple[int, int] | None:
+        if self._segments.is_retired:
+            raise KafkaStorageError(f"{self._segments.directory.name} is deleted")
+        return self.offset_for_time(timestamp_ms, start_offset)
 
     def max_timestamp(self, start_offset: int) -> tuple[int, int] | None:
         """(offset, timestamp) of the newest record, the first of them if several are; None when empty."""

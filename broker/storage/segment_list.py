@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from millrace.broker.errors import CorruptMessage, KafkaStorageError
 from millrace.broker.protocol.batch import NO_TIMESTAMP
@@ -22,6 +23,8 @@ from millrace.broker.storage.disk_errors import WouldBlock
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.offset_index import ENTRY_SIZE as INDEX_ENTRY_SIZE
 from millrace.broker.storage.segment import BatchAt, Segment, newest_timestamp_of
+
+Found = TypeVar("Found")
 
 
 class SegmentList:
@@ -72,17 +75,35 @@ class SegmentList:
         except (CorruptMessage, FileNotFoundError) as error:
             if not may_block:
                 raise WouldBlock(f"{segment.path}: its index has to be looked at: {error}") from None
-            with self._lock:
-                if segment not in self.all or self.is_retired:
-                    # It was replaced or removed just then, and its indexes' names are another's by now.
-                    return segment.find(offset, use_index=False)
-                if isinstance(error, FileNotFoundError):
-                    try:
-                        return segment.find(offset)  # it was being renamed
-                    except FileNotFoundError:
-                        error = CorruptMessage(f"{error.filename} is gone")
-                self.rebuild_indexes(segment, error)
-                return segment.find(offset)
+            return self.look_again(
+                segment,
+                error,
+                lambda: segment.find(offset),
+                replaced=lambda: segment.find(offset, use_index=False),
+            )
+
+    def look_again(
+        self,
+        segment: Segment,
+        error: CorruptMessage | FileNotFoundError,
+        look: Callable[[], Found],
+        *,
+        replaced: Callable[[], Found],
+    ) -> Found:
+        """What `look` finds by an index of `segment` that gave `error` without the log's lock. The files may
+        just have been renamed, and are there under it; if not, the indexes are rebuilt. `replaced` is asked
+        where the segment is none of the log's any more: its indexes' names are another's by now. Raises
+        KafkaStorageError."""
+        with self._lock:
+            if segment not in self.all or self.is_retired:
+                return replaced()
+            if isinstance(error, FileNotFoundError):
+                try:
+                    return look()
+                except FileNotFoundError as missing:
+                    error = CorruptMessage(f"{missing.filename} is gone")
+            self.rebuild_indexes(segment, error)
+            return look()
 
     def rebuild_indexes(self, segment: Segment, error: CorruptMessage) -> None:
         """Makes a segment's sparse indexes anew. Raises KafkaStorageError."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import threading
@@ -20,6 +21,8 @@ from millrace.broker.storage.log import Log
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
 from millrace.broker.storage.log_reshaping import CompactionAbandoned
+from millrace.broker.storage.segment import Segment
+from tests import waiting
 from tests.stored_batches import batches_of
 
 from .compaction import (
@@ -134,6 +137,58 @@ def test_reader_of_a_replaced_segment_finishes(log: Log) -> None:
         assert at.header.base_offset <= offset <= at.header.last_offset
         assert len(segment.file.read(at.position, at.header.size)) == at.header.size
     assert log.notes == [], "nothing of the new segment's was rebuilt"
+
+
+@pytest.mark.parametrize("look", ["offset", "time"])
+def test_reader_that_comes_while_files_are_renamed_rebuilds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look: str
+) -> None:
+    """It finds no index by the old name, and by the new one once the swap's last step is over."""
+    log = Log.open(
+        tmp_path / "t-0", compacted_config(index_interval_bytes=1), recovery_point=None, now_ms=NOW_MS
+    )
+    for number in range(6):
+        put(log, (f"key{number}", "1"), ("same", str(number)))
+    roll(log)
+    put(log, ("last", "1"))
+    swapped, has_asked = threading.Event(), threading.Event()
+    rename, opened = Segment.rename_indexes, os.open
+    found: list[object] = []
+    missed: list[object] = []
+
+    def slowly(segment: Segment, suffix: str) -> None:
+        if not suffix:
+            swapped.set()
+            waiting.until(has_asked.is_set, "the reader has missed an index")
+        rename(segment, suffix)
+
+    def missing(path: Any, *args: Any, **kwargs: Any) -> int:
+        if threading.current_thread() is reader and not has_asked.is_set() and str(path).endswith(".swap"):
+            missed.append(path)
+            has_asked.set()
+            raise FileNotFoundError(errno.ENOENT, "renamed just then", str(path))
+        return opened(path, *args, **kwargs)
+
+    def read() -> None:
+        waiting.until(swapped.is_set, "the swap is at its last step")
+        segment = log._segments.all[0]
+        try:
+            if look == "offset":
+                found.append(log._segments.find(segment, segment.next_offset - 1))
+            else:
+                found.append(log.offset_for_time(segment.max_timestamp))
+        finally:
+            has_asked.set()
+
+    reader = threading.Thread(target=read)
+    monkeypatch.setattr(Segment, "rename_indexes", slowly)
+    monkeypatch.setattr(os, "open", missing)
+    reader.start()
+    clean(log)
+    reader.join()
+    assert missed
+    assert found and found[0] is not None
+    assert log.notes == []
 
 
 def test_appends_reads_and_compaction_run_side_by_side(tmp_path: Path) -> None:
