@@ -58,7 +58,7 @@ from millrace.broker.storage.batch_validation import (
     check_batch,
 )
 from millrace.broker.storage.checkpoints import HOLES_MARKER, read_topic_id, sync_directory, write_topic_id
-from millrace.broker.storage.disk_errors import is_beyond_trust
+from millrace.broker.storage.disk_errors import is_beyond_trust, is_no_room
 from millrace.broker.storage.leader_epochs import LeaderEpochCache
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_reader import LogRead, LogReader
@@ -141,6 +141,8 @@ class Log:
         """Called, with the reason, when an error says that the folder's disk cannot be trusted."""
         self.on_failure: Callable[[str], None] | None = None
         """Called, with the reason, when this log fails alone. Both with the log's locks held."""
+        self.on_no_room: Callable[[str], None] | None = None
+        """Called, with the reason, when a write was refused because the disk is full, the same way."""
         self.on_failed_sync: Callable[[], None] | None = None
         """Called before anything else when a sync fails: what it was for may never be on the disk."""
         self.before_truncation: Callable[[int], None] | None = None
@@ -455,6 +457,8 @@ class Log:
         reason = f"{self.directory}: {what}: {error}"
         if is_beyond_trust(error):
             self._fail(reason, error)
+        else:
+            self._note_no_room(reason, error)
         return KafkaStorageError(reason)
 
     def _passed_over(self, what: str, error: OSError) -> None:
@@ -471,10 +475,15 @@ class Log:
         """Takes the log offline, and its folder when `folder`, or when the cause says so. Whoever manages the
         log hears of it here: a leader whose log is offline must not lead on."""
         self.failure = reason
+        self._note_no_room(reason, cause)
         folder = folder or (isinstance(cause, OSError) and is_beyond_trust(cause))
         tell = self.on_disk_failure if folder else self.on_failure
         if tell is not None:
             tell(reason)
+
+    def _note_no_room(self, reason: str, cause: BaseException | None) -> None:
+        if self.on_no_room is not None and isinstance(cause, OSError) and is_no_room(cause):
+            self.on_no_room(reason)
 
     # -- segments
 

@@ -12,6 +12,7 @@ import re
 import shutil
 import struct
 import subprocess
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -28,9 +29,10 @@ from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
 from tests import root_rights
 from tests.peers import kafka
+from tests.ports import free_port
 from tests.raw_client import RawClient, batch_of
 from tests.servers import BrokerProcess, ZooKeeper
-from tests.waiting import until
+from tests.waiting import patience, until
 
 pytestmark = pytest.mark.java
 
@@ -200,7 +202,17 @@ def test_full_disk_refuses_writes_until_there_is_room(
     folder.mkdir()
     _mount("-t", "tmpfs", "-o", "size=6m", "tmpfs", str(folder))
     try:
-        broker = broker_of(folder / "data", log_retention_check_interval_ms=200)
+        metrics = free_port()
+        broker = broker_of(
+            folder / "data", log_retention_check_interval_ms=200, metrics_listen=f"127.0.0.1:{metrics}"
+        )
+
+        def gauge(name: str) -> float:
+            line = f'millrace_broker_data_folder_{name}{{folder="{folder / "data"}"}} '
+            url = f"http://127.0.0.1:{metrics}/metrics"
+            text = urllib.request.urlopen(url, timeout=patience(30)).read().decode()
+            return float(next((row for row in text.splitlines() if row.startswith(line)), "nan").split()[-1])
+
         with RawClient(broker.port) as client:
             create(client, "t", 1, segment_bytes="300000", retention_ms="-1")
             wait_for(lambda: produce(client, "t", 0) == 0, "the partition is led")
@@ -212,6 +224,11 @@ def test_full_disk_refuses_writes_until_there_is_room(
                 refused += code != 0
             assert refused > 50
             assert "a data folder is offline" not in broker.log
+            wait_for(lambda: gauge("refuses_writes") == 1, "its gauge says so")
+            assert gauge("free_bytes") < 300_000
+            told = [line for line in broker.log.splitlines() if "has no room and refuses writes" in line]
+            assert len(told) == 1 and f"folder={folder / 'data'}" in told[0], broker.log
+            assert "free_bytes=" in told[0] and "No space left on device" in told[0]
             values = [
                 {
                     "resource_type": 2,
@@ -224,6 +241,9 @@ def test_full_disk_refuses_writes_until_there_is_room(
             part = client.fetch(PartitionFetch("t", 0, stored, 1 << 20)).partitions[0]
             assert part.error_code == 0
             assert part.high_watermark == stored + 1, "every acknowledged record has its offset, no other has"
+            wait_for(lambda: gauge("refuses_writes") == 0, "its gauge says so, too")
+            assert gauge("free_bytes") > 1_000_000
+        assert broker.log.count("has room again and takes writes") == 1
         assert "Traceback" not in broker.log
         assert broker.stop() == 0
     finally:
