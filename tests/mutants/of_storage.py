@@ -127,6 +127,16 @@ OF_STORAGE = (
         red=(f"{STORAGE}/test_producer_state.py::test_newer_epoch_begins_at_zero_and_fences_the_older",),
     ),
     Mutant(
+        name="marker-refused-for-its-size",
+        promise="A marker is written however small the topic's segments are, so every transaction ends.",
+        file="broker/storage/batch_validation.py",
+        rule='    if origin == "client":\n        _check_size(size, config)\n',
+        instead="    _check_size(size, config)\n",
+        red=(
+            f"{STORAGE}/test_transactions.py::test_marker_that_is_larger_than_a_segment_has_one_for_itself",
+        ),
+    ),
+    Mutant(
         name="stable-offset-trusts-unreplicated-marker",
         promise="A transaction holds readers of committed data back until its marker is committed itself.",
         file="broker/storage/producer_state.py",
