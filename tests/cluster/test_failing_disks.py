@@ -78,26 +78,14 @@ def shut_down(folder: Path) -> None:
         os.close(fd)
 
 
-class BrokerOfFolders(BrokerProcess):
-    """A broker whose data folders are given."""
-
-    folders: tuple[Path, ...] = ()
-
-    def command(self) -> list[str]:
-        words = super().command()
-        at = words.index("--data")
-        named = [word for folder in self.folders for word in ("--data", str(folder))]
-        return words[:at] + named + words[at + 2 :]
-
-
 @pytest.fixture
-def broker_of(zookeeper: ZooKeeper, tmp_path: Path) -> Iterator[Callable[..., BrokerOfFolders]]:
-    brokers: list[BrokerOfFolders] = []
+def broker_of(zookeeper: ZooKeeper, tmp_path: Path) -> Iterator[Callable[..., BrokerProcess]]:
+    brokers: list[BrokerProcess] = []
 
-    def make(*folders: Path, **settings: object) -> BrokerOfFolders:
+    def make(*folders: Path, **settings: object) -> BrokerProcess:
         named = {key.replace("_", "."): value for key, value in settings.items()}
-        broker = BrokerOfFolders(zookeeper.chroot(), tmp_path / "broker", settings=named)
-        broker.folders = folders
+        broker = BrokerProcess(zookeeper.chroot(), tmp_path / "broker", settings=named)
+        broker.folders = list(folders)
         brokers.append(broker)
         broker.start()
         return broker
@@ -127,7 +115,7 @@ def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 90) ->
 
 
 def test_one_folder_fails_and_the_others_serve(
-    ext4: Callable[[str], Path], broker_of: Callable[..., BrokerOfFolders], tmp_path: Path
+    ext4: Callable[[str], Path], broker_of: Callable[..., BrokerProcess], tmp_path: Path
 ) -> None:
     bad = ext4("bad") / "data"
     good = tmp_path / "good"
@@ -163,7 +151,7 @@ def test_one_folder_fails_and_the_others_serve(
 
 
 def test_broker_ends_when_its_last_folder_fails(
-    ext4: Callable[[str], Path], broker_of: Callable[..., BrokerOfFolders]
+    ext4: Callable[[str], Path], broker_of: Callable[..., BrokerProcess]
 ) -> None:
     folders = [ext4(name) / "data" for name in ("one", "two")]
     broker = broker_of(*folders)
@@ -184,7 +172,7 @@ def test_broker_ends_when_its_last_folder_fails(
 
 
 def test_broker_starts_without_a_folder_that_cannot_be_used(
-    broker_of: Callable[..., BrokerOfFolders], tmp_path: Path
+    broker_of: Callable[..., BrokerProcess], tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
     broker = broker_of(tmp_path / "file" / "data", tmp_path / "good")
@@ -196,7 +184,7 @@ def test_broker_starts_without_a_folder_that_cannot_be_used(
 
 
 def test_full_disk_refuses_writes_until_there_is_room(
-    broker_of: Callable[..., BrokerOfFolders], tmp_path: Path
+    broker_of: Callable[..., BrokerProcess], tmp_path: Path
 ) -> None:
     folder = tmp_path / "small"
     folder.mkdir()
