@@ -119,6 +119,12 @@ DIFFERENCES: dict[str, Difference] = {
         millrace="14 or more (as up to 3.9)",
         why="the settings of a topic that a mirror makes anew are its source's, whatever that one's release",
     ),
+    "other-quotas": Difference(
+        subject="quotas by user and by address, of request time, of changes to topics, of new connections",
+        kafka="kept",
+        millrace="INVALID_REQUEST; byte rates by client id alone",
+        why="there is one user and one thread here; a limit that would not be kept is refused",
+    ),
     "fetch-size": Difference(
         subject="most bytes in one answer to a fetch",
         kafka="55 MiB",
