@@ -190,10 +190,10 @@ class LogManager:
             self._add(tp, opened, folder)
 
     def _add(self, tp: TopicPartition, log: Log, folder: DataFolder) -> None:
-        log.on_disk_failure = partial(self._fail_folder, folder)
-        log.on_failure = partial(self._fail_log, tp, log)
-        log.on_no_room = folder.room.refused
-        log.on_failed_sync = partial(self._note_failed_sync, folder)
+        log.health.on_disk_failure = partial(self._fail_folder, folder)
+        log.health.on_failure = partial(self._fail_log, tp, log)
+        log.health.on_no_room = folder.room.refused
+        log.health.on_failed_sync = partial(self._note_failed_sync, folder)
         log.before_truncation = partial(folder.lower, tp)
         self._homes[tp] = folder
         self._logs[tp] = log
@@ -255,7 +255,8 @@ class LogManager:
             self.failed_folders[folder.path] = reason
             logs = list(self._logs_in(folder))
             for tp, log in logs:
-                log.failure = log.failure or reason
+                if log.failure is None:
+                    log.health.end(reason)
                 self.offline[tp] = reason
                 self._logs.pop(tp, None)
         if self.on_folder_failure is not None:
