@@ -25,6 +25,7 @@ from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.committed import committed_batches
 from millrace.broker.client.offsets import EARLIEST, LATEST
 from millrace.broker.client.raw_fetch import FetchPosition, fetch
+from millrace.broker.client.retry import BackOff
 from millrace.broker.errors import (
     LeaderNotAvailable,
     OffsetOutOfRange,
@@ -40,8 +41,7 @@ log = structlog.get_logger("millrace.mirror.control.wish_reader")
 
 # A long poll: an idle mirror asks once in this time, a wish is answered at once.
 MAX_WAIT_MS = 2_000
-FIRST_PAUSE_S = 0.1
-MAX_PAUSE_S = 5.0
+READ_BACK_OFF = BackOff(first_ms=200, limit_ms=5_000)
 PURPOSE = "wishes"
 _ANOTHER_LOG = (OffsetOutOfRange.code, UnknownTopicOrPartition.code)
 
@@ -111,8 +111,7 @@ class WishReader:
                     log.warning("cannot read the wishes now", topic=self._topic, error=str(error))
                 failure_count += 1
                 self._target.invalidate()
-                pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** min(failure_count, 10))
-                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+                await asyncio.sleep(READ_BACK_OFF.delay_ms(failure_count, random.random()) / 1000)
 
     async def _read_on(self) -> None:
         view = await self._target.metadata([self._topic])

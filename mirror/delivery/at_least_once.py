@@ -64,9 +64,6 @@ class AtLeastOnce:
     def began(self, pipeline: PartitionPipeline) -> None:
         self._pipelines.add(pipeline)
 
-    def moved(self, pipeline: PartitionPipeline) -> None:
-        return
-
     async def settle(self, pipelines: Iterable[PartitionPipeline]) -> None:
         await self._write(pipelines)
 
