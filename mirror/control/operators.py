@@ -21,12 +21,13 @@ from millrace.broker.client.cluster import Cluster
 from millrace.mirror.config import MirrorConfig, SourceConfig
 from millrace.mirror.control.throughput import Throughput
 from millrace.mirror.control.wish_reader import WishReader, WriteRecords
-from millrace.mirror.control.wishes import Scope, Wishes, control_topic, skipped_record
+from millrace.mirror.control.wishes import Scope, Wishes, skipped_record
 from millrace.mirror.gaps.gaps import Gap
 from millrace.mirror.pipeline import PartitionPipeline, State
 from millrace.mirror.reload import ReloadPlan, plan_reload
 from millrace.mirror.sharing.peers import Crew
 from millrace.mirror.steady import steady_ms
+from millrace.mirror.topics.own_topics import WISHES
 from millrace.mirror.topics.routes import SourcePartition
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Operators:
         config = worker.config
         self.reader = WishReader(
             worker.target,
-            control_topic(config.name),
+            WISHES.of(config.name),
             config.target.replication_factor,
             write,
             self._changed,

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 import structlog
@@ -34,8 +34,9 @@ from millrace.broker.errors import (
 )
 from millrace.broker.protocol.batch import verify_crc
 from millrace.broker.protocol.records import read_records
-from millrace.mirror.control.wishes import CONTROL_TOPIC_CONFIGS, Scope, Wishes, WishKind, WishRecord
+from millrace.mirror.control.wishes import Scope, Wishes, WishKind, WishRecord
 from millrace.mirror.delivery.system_records import CLUSTER_FAILURES, NewFailures, ensure_topic
+from millrace.mirror.topics.own_topics import WISHES
 
 log = structlog.get_logger("millrace.mirror.control.wish_reader")
 
@@ -55,7 +56,7 @@ class WriteRecords(Protocol):
         records: Sequence[WishRecord],
         *,
         partition_of: bytes | None = None,
-        configs: dict[str, str],
+        configs: Mapping[str, str],
     ) -> Awaitable[None]: ...
 
 
@@ -96,7 +97,7 @@ class WishReader:
 
     async def write(self, records: Sequence[WishRecord]) -> None:
         """Returns when the target has the records. Goes on trying until it is cancelled."""
-        await self._write(self._topic, records, configs=CONTROL_TOPIC_CONFIGS)
+        await self._write(self._topic, records, configs=WISHES.configs)
 
     async def run(self) -> None:
         """Reads until cancelled; a target that is away is asked again."""
@@ -117,9 +118,7 @@ class WishReader:
         view = await self._target.metadata([self._topic])
         known = view.topics.get(self._topic)
         if known is None:
-            await ensure_topic(
-                self._target, self._topic, 1, self._replication_factor, dict(CONTROL_TOPIC_CONFIGS)
-            )
+            await ensure_topic(self._target, self._topic, 1, self._replication_factor, WISHES.configs)
             view = await self._target.metadata([self._topic], max_age_ms=0)
             known = view.topics[self._topic]
         leader = view.leader(self._topic, 0)
