@@ -1,6 +1,6 @@
 """The mirror's numbers: plain counters on the hot path, Prometheus text when asked.
 
-Counted by `worker` (through the pipelines' calls), read by `control`. Gauges are computed at scrape time
+Counted by `pipeline`, `gap_records` and the delivery, read by `control`. Gauges are computed at scrape time
 from what the worker owns.
 
     millrace_mirror_lag_records{source,topic,partition}   records between position and the source's log end

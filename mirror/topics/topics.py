@@ -1,9 +1,9 @@
 """Target topics: created like the source's, widened with it, kept in step with its settings; and the limits
 that the target sets.
 
-Called by `worker` after every discovery. Several workers may do the same at once: a topic that exists by
-now is what was wanted. Partitions are only ever added; when sources merge into one topic, the widest counts.
-Only settings that differ are written (`topic_configs` has the rule).
+Called by `discovery` after every look at a source, and by `pipeline` for the limits. Several workers may do
+the same at once: a topic that exists by now is what was wanted. Partitions are only ever added; when sources
+merge into one topic, the widest counts. Only settings that differ are written (`topic_configs` has the rule).
 
 Invariant: one topic that the target refuses, wholly or in a setting, holds up no other. What it refuses is
 logged once and tried again at every look.
