@@ -26,14 +26,12 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from millrace.broker.errors import UnreadableRecord
-from millrace.mirror.delivery.table_topics import TABLE_CONFIGS
 from millrace.mirror.topics.routes import SourcePartition
 
 VERSION = 1
 NO_TOPIC_ID = UUID(int=0)
 # Says of a partition that it was mirrored, and that nobody knows how far.
 LOST = b'{"version":1,"lost":true}'
-POSITIONS_TOPIC_CONFIGS = TABLE_CONFIGS
 
 
 @dataclass(frozen=True, slots=True)

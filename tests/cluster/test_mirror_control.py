@@ -17,7 +17,8 @@ from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.read_to_end import read_topic_to_end
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.deploy.processes import spawn
-from millrace.mirror.control.wishes import Wishes, control_topic
+from millrace.mirror.control.wishes import Wishes
+from millrace.mirror.topics.own_topics import WISHES
 from tests.cluster.mirror_calls import answered, call, command, partitions, runs, states
 from tests.cluster.mirror_process import MirrorProcess, end_offset, send, until
 from tests.pairs import Pair, in_pairs
@@ -81,7 +82,7 @@ async def arrives(target: Cluster, topic: str, count: int, *mirrors: MirrorProce
 
 async def wishes_left(target: Cluster, mirror: MirrorProcess) -> Wishes:
     wishes = Wishes()
-    async for record in read_topic_to_end(target, control_topic(mirror.settings["name"])):
+    async for record in read_topic_to_end(target, WISHES.of(mirror.settings["name"])):
         wishes.apply(record.key, record.value)
     return wishes
 

@@ -485,6 +485,16 @@ OF_MIRROR = (
         red=(f"{UNIT}/test_transaction.py::test_older_generation_waits_for_the_answer_to_the_join",),
     ),
     Mutant(
+        name="sealed-transaction-takes-more",
+        promise="What was never sent goes out in no transaction that is full, were it by the batch before.",
+        file="mirror/delivery/sink.py",
+        rule="only_again = filling is not None and filling.only_again",
+        instead="only_again = filling is not None and filling.only_again and not request",
+        red=(
+            f"{UNIT}/test_lane_shell.py::test_transaction_that_fills_up_within_a_request_takes_nothing_more",
+        ),
+    ),
+    Mutant(
         name="second-transaction-ends-first",
         promise="Of a lane's two transactions the later ends only after the other is known to be committed.",
         file="mirror/delivery/transaction.py",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Self
@@ -38,7 +38,7 @@ from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.offsets.offset_map import decode_chunk, decode_key, decode_runs
 from millrace.mirror.pipeline import PartitionPipeline, State
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
-from tests.unit.mirror.pipeline_stage import ORIGIN, Around, answer
+from tests.unit.mirror.pipeline_stage import ORIGIN, Around, answer, pipeline_of
 from tests.waiting import patience
 from tests.waiting import until_async as until
 
@@ -223,17 +223,6 @@ class Keeper(PositionsKeeper):
         return await self._stand_in.read_positions()
 
 
-class LaneAround(Around):
-    """The worker's face to a pipeline; what moved is told to the lanes."""
-
-    def __init__(self, moved: Callable[[PartitionPipeline], None], *skipped: GapClass) -> None:
-        super().__init__(*skipped)
-        self._tell = moved
-
-    def moved(self, pipeline: Any) -> None:
-        self._tell(pipeline)
-
-
 class Stage:
     """One lane that runs as long as the `async with` lasts. Gaps of the classes `skipped` are passed."""
 
@@ -243,9 +232,17 @@ class Stage:
         self.keeper = self.target.keeper()
         cluster: Any = self.target
         self.lane = TransactionalLane(
-            ("m.0", "m.0.b"), cluster, self.keeper, "g", lambda: self.seat, now_ms, INTERVAL_MS, self
+            ("m.0", "m.0.b"),
+            cluster,
+            self.keeper,
+            "g",
+            lambda: self.seat,
+            now_ms,
+            INTERVAL_MS,
+            isolate=lambda *_: None,  # there are no other lanes
+            on_ended=lambda *_: None,
         )
-        self.around = LaneAround(self.lane.moved, *skipped)
+        self.around = Around(*skipped)
         self._running: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -260,14 +257,9 @@ class Stage:
         if not self._running.cancelled():
             self._running.result()
 
-    # What a lane needs of the worker's other lanes: there are none.
-    def isolate(self, lane: TransactionalLane, blamed: frozenset[TargetPartition]) -> None: ...
-
-    def transaction_ended(self, seconds: float, *, committed: bool) -> None: ...
-
     def joins(self, partition: SourcePartition, target: TargetPartition) -> PartitionPipeline:
         """It is assigned; `ready` follows."""
-        pipeline = PartitionPipeline(partition, target, self.lane.sink, self.around)
+        pipeline = pipeline_of(partition, target, self.lane.sink, self.around)
         self.lane.add(pipeline)
         return pipeline
 

@@ -14,8 +14,9 @@ from millrace.broker.protocol.records import Record, build_batch
 from millrace.mirror.config import FetchConfig
 from millrace.mirror.delivery import sink as sink_module
 from millrace.mirror.delivery.checkpoints import Position
+from millrace.mirror.delivery.outgoing import Outgoing
 from millrace.mirror.delivery.progress import BrokenCommitRule, Span
-from millrace.mirror.delivery.sink import Outgoing, Sink
+from millrace.mirror.delivery.sink import Sink
 from millrace.mirror.pipeline import State
 from millrace.mirror.sources import source as source_module
 from millrace.mirror.sources.doubt import Doubt
