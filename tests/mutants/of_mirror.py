@@ -561,4 +561,23 @@ OF_MIRROR = (
         instead="            now_ms,\n",
         red=(f"{UNIT}/test_map_order.py::test_a_cut_makes_nothing_void_of_what_a_later_owner_carries",),
     ),
+    Mutant(
+        name="closed-lane-aborts-under-its-epoch",
+        promise="A batch that arrives after its lane was closed is refused, and opens no transaction.",
+        file="mirror/delivery/lane_producer.py",
+        rule="            await init_producer_id(\n"
+        "                self._cluster,\n"
+        "                self.transactional_id,\n"
+        "                timeout_ms=TRANSACTION_TIMEOUT_MS,\n"
+        "                retry_ms=ABORT_TIMEOUT_MS,\n"
+        "                holder=(self._producer.producer_id, self._producer.producer_epoch),\n"
+        "            )\n",
+        instead="            await end_transaction(\n"
+        "                self._cluster, self._producer, commit=False, timeout_ms=ABORT_TIMEOUT_MS\n"
+        "            )\n",
+        red=(
+            f"{UNIT}/test_lane_closes.py"
+            "::test_a_batch_that_arrives_after_the_lane_was_closed_opens_no_transaction",
+        ),
+    ),
 )
