@@ -410,7 +410,7 @@ OF_SERVER = (
 OF_CLIENTS = (
     Mutant(
         name="starved-partition-taken-for-a-hole",
-        promise="A partition for which an answer had no room is read on, and not taken for one that has no more.",
+        promise="A partition for which an answer had no room is read on, and not taken for a hole.",
         file="broker/client/read_to_end.py",
         rule="                if is_empty or each.records or each.error_code:\n",
         instead="                if each is not None:\n",

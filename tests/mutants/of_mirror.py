@@ -544,7 +544,7 @@ OF_MIRROR = (
     ),
     Mutant(
         name="map-ordered-by-clocks-alone",
-        promise="The offset map's chunks are in the order of their assignments, whatever two workers' clocks say.",
+        promise="The offset map's chunks are in the order of their assignments, not of two workers' clocks.",
         file="mirror/pipeline.py",
         rule="            began_ms = max(self._around.now_ms(), recorded_at_ms + 1)\n",
         instead="            began_ms = self._around.now_ms()\n",

@@ -54,7 +54,9 @@ class NarrowServer:
             )
             for asked in request.topics[0].partitions
         )
-        topic = nested(Api.LIST_OFFSETS, head.version, "ListOffsetsTopicResponse", name=NAME, partitions=parts)
+        topic = nested(
+            Api.LIST_OFFSETS, head.version, "ListOffsetsTopicResponse", name=NAME, partitions=parts
+        )
         return response(Api.LIST_OFFSETS, head.version, topics=(topic,))
 
     def read(self) -> dict[int, list[int]]:

@@ -1,5 +1,5 @@
-"""A config that is read again takes effect in steps: it is in force before the sources that it adds are there,
-which waits for those that it removes to be given up."""
+"""A config that is read again takes effect in steps: it is in force before the sources that it adds are
+there, which wait for those that it removes to be given up."""
 
 from __future__ import annotations
 

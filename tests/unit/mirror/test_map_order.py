@@ -1,5 +1,5 @@
-"""The offset map's chunks have an order, the order of the assignments that wrote them, also where the clock of
-the next owner is behind the last one's."""
+"""The offset map's chunks have an order, that of the assignments that wrote them, also where the clock of the
+next owner is behind the last one's."""
 
 from __future__ import annotations
 
