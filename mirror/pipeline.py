@@ -127,8 +127,11 @@ class PartitionPipeline:
 
     # --- life ------------------------------------------------------------------------------------
 
-    def ready(self, position: int, leader_epoch: int, origin: Origin, began: int = -1) -> None:
-        """The position is known (and written): fetching may begin. `began` is as in `Position`."""
+    def ready(
+        self, position: int, leader_epoch: int, origin: Origin, began: int = -1, recorded_at_ms: int = -1
+    ) -> None:
+        """The position is known (and written): fetching may begin. `began` is as in `Position`,
+        `recorded_at_ms` its `at_ms` where another assignment wrote it."""
         if self.state is State.STARTING:
             self.progress = PartitionProgress(
                 position, leader_epoch, transactional=self._sink.is_transactional
@@ -138,7 +141,9 @@ class PartitionPipeline:
             self._written = Position(
                 position, origin.cluster_id, origin.topic_id, leader_epoch, 0, began=began
             )
-            self.runs = Runs(self.partition, position, self._now_ms(), origin.topic_id)
+            # The map tells younger from older by this, whatever the clocks of two workers say.
+            began_ms = max(self._now_ms(), recorded_at_ms + 1)
+            self.runs = Runs(self.partition, position, began_ms, origin.topic_id)
             self._run()
 
     def wants_fetch(self, steady_ms: int, cap: int) -> bool:
@@ -288,7 +293,7 @@ class PartitionPipeline:
             origin.cluster_id,
             origin.topic_id,
             epoch,
-            now_ms,
+            max(now_ms, self.runs.began_ms),
             lag.log_end,
             -1 if waiting_since_ms is None else waiting_since_ms,
             self._began,

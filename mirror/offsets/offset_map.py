@@ -17,8 +17,10 @@ The format is final:
             `map_partition` says
     key     {"source":"ewr","topic":"flights","partition":0,"from":n,"began_ms":n}
             `from`: the first source offset that the chunk answers for; what lies between it and the first run
-            was not carried. `began_ms`: when the assignment began. A chunk that was joined from others has
-            "to" as well, the end of its last run: two who join at the same time never take each other's key
+            was not carried. `began_ms`: when the assignment began, but later than the position that it began
+            with was dated: a later assignment has a larger one, whatever two clocks say. A chunk that was
+            joined from others has "to" as well, the end of its last run: two who join at the same time never
+            take each other's key
     value   version (1 byte: 1), flags (1 byte), source topic's id (16 bytes), then varints (7 bits a byte,
             the lowest first, high bit: another follows):
             base      the target offset of the first run
@@ -113,6 +115,11 @@ class Runs:
         self._ascending = True
         self._written_once = False
         self._chunk = _OpenChunk(position, now_ms)
+
+    @property
+    def began_ms(self) -> int:
+        """What its chunks are called by now: of an assignment that comes later it is larger."""
+        return self._chunk.began_ms
 
     def add(self, source_offsets: Sequence[int], target_base: int) -> None:
         """Takes an acknowledged batch: the source offset of each record, in order, and the target offset of

@@ -407,4 +407,18 @@ OF_SERVER = (
     ),
 )
 
-OF_BROKER = (*OF_REPLICATION, *OF_STORAGE, *OF_COORDINATORS, *OF_SERVER)
+OF_CLIENTS = (
+    Mutant(
+        name="starved-partition-taken-for-a-hole",
+        promise="A partition for which an answer had no room is read on, and not taken for a hole.",
+        file="broker/client/read_to_end.py",
+        rule="                if is_empty or each.records or each.error_code:\n",
+        instead="                if each is not None:\n",
+        red=(
+            "tests/unit/client/test_read_to_end_full_answers.py"
+            "::test_partition_for_which_an_answer_has_no_room_is_read_later",
+        ),
+    ),
+)
+
+OF_BROKER = (*OF_REPLICATION, *OF_STORAGE, *OF_COORDINATORS, *OF_SERVER, *OF_CLIENTS)

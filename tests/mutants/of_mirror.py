@@ -552,4 +552,42 @@ OF_MIRROR = (
             "::test_position_of_another_topic_is_a_gap_up_to_the_end_that_was_known",
         ),
     ),
+    Mutant(
+        name="map-ordered-by-clocks-alone",
+        promise="The offset map's chunks are in the order of their assignments, not of two workers' clocks.",
+        file="mirror/pipeline.py",
+        rule="            began_ms = max(self._around.now_ms(), recorded_at_ms + 1)\n",
+        instead="            began_ms = self._around.now_ms()\n",
+        red=(
+            f"{UNIT}/test_map_order.py::test_a_chunk_that_its_owner_writes_again_is_joined_with_no_other",
+            f"{UNIT}/test_map_order.py::test_a_cut_makes_nothing_void_of_what_a_later_owner_carries",
+        ),
+    ),
+    Mutant(
+        name="position-dated-by-the-clock-alone",
+        promise="A position is never dated before the one that its owner began with.",
+        file="mirror/pipeline.py",
+        rule="            max(now_ms, self.runs.began_ms),\n",
+        instead="            now_ms,\n",
+        red=(f"{UNIT}/test_map_order.py::test_a_cut_makes_nothing_void_of_what_a_later_owner_carries",),
+    ),
+    Mutant(
+        name="closed-lane-aborts-under-its-epoch",
+        promise="A batch that arrives after its lane was closed is refused, and opens no transaction.",
+        file="mirror/delivery/lane_producer.py",
+        rule="            await init_producer_id(\n"
+        "                self._cluster,\n"
+        "                self.transactional_id,\n"
+        "                timeout_ms=TRANSACTION_TIMEOUT_MS,\n"
+        "                retry_ms=ABORT_TIMEOUT_MS,\n"
+        "                holder=(self._producer.producer_id, self._producer.producer_epoch),\n"
+        "            )\n",
+        instead="            await end_transaction(\n"
+        "                self._cluster, self._producer, commit=False, timeout_ms=ABORT_TIMEOUT_MS\n"
+        "            )\n",
+        red=(
+            f"{UNIT}/test_lane_closes.py"
+            "::test_a_batch_that_arrives_after_the_lane_was_closed_opens_no_transaction",
+        ),
+    ),
 )

@@ -24,6 +24,7 @@ from millrace.broker.errors import (
     CoordinatorNotAvailable,
     InvalidProducerEpoch,
     NetworkException,
+    ProducerFenced,
     RecordTooLarge,
 )
 from millrace.broker.protocol.batch import iterate_batches
@@ -65,13 +66,15 @@ class Target:
         self.script: list[
             str
         ] = []  # what becomes of the next batches of data: lost (taken, not answered), refused
-        self.strays: list[TargetPartition] = []  # written to, but not part of the writer's transaction
+        # Written to, but not part of the writer's transaction, or when that was over.
+        self.strays: list[TargetPartition] = []
         self.own_limit = 1 << 20  # the largest batch of the mirror's own records
         self.own_batches: list[tuple[int, int]] = []  # of positions, as taken: sequence and count
         self.read_count = 0
         self.committed_count = 0
         self._transactions: dict[str, Transaction] = {}
         self._epochs: dict[str, int] = {}
+        self._marked: dict[str, int] = {}  # the epoch that the leaders have seen in a marker
         self._log: dict[TargetPartition, list[tuple[Transaction, Record]]] = {}
         self._held: dict[str, asyncio.Event] = {}
         self._config: Any = SimpleNamespace(name=MIRROR, target=SimpleNamespace(replication_factor=1))
@@ -151,11 +154,16 @@ class Target:
 
     def close_purpose(self, _purpose: str) -> None: ...
 
-    async def begin(self, transactional_id: str, **_: object) -> tuple[int, int]:
+    async def begin(
+        self, transactional_id: str, *, holder: tuple[int, int] | None = None, **_: object
+    ) -> tuple[int, int]:
         if transactional_id in self.away:
             raise CoordinatorNotAvailable("away")
+        if holder is not None and holder[1] != self._epochs.get(transactional_id):
+            raise ProducerFenced("another has the id")
         if (left := self._transactions.get(transactional_id)) is not None and left.is_committed is None:
             left.is_committed = False
+            self._marked[transactional_id] = self._epochs[transactional_id] + 1
         epoch = self._epochs[transactional_id] = self._epochs.get(transactional_id, -1) + 1
         return 100 + sorted(self._epochs).index(transactional_id), epoch
 
@@ -195,7 +203,11 @@ class Target:
             if partition == self.keeper().positions:
                 header = next(iterate_batches(batch))[1]
                 self.own_batches.append((header.base_sequence, header.record_count))
-            if partition not in current.partitions:
+            # Leaders before Apache Kafka 3.6 ask nobody: what is of no older epoch than they know is taken.
+            if next(iterate_batches(batch))[1].producer_epoch < self._marked.get(transactional_id, 0):
+                outcomes[key] = ProduceOutcome(InvalidProducerEpoch.code)
+                continue
+            if partition not in current.partitions or current.is_committed is not None:
                 self.strays.append(partition)
             rows = self._log.setdefault(partition, [])
             outcomes[key] = ProduceOutcome(0, len(rows))
