@@ -4,16 +4,14 @@ next owner is behind the last one's."""
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from millrace.mirror.delivery.checkpoints import Position, decode_value, encode_value
 from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.offsets.map_upkeep import plan_upkeep
 from millrace.mirror.offsets.offset_map import decode_chunk, decode_key
 from millrace.mirror.offsets.translation import Answer, PartitionMap, Translation
-from millrace.mirror.pipeline import PartitionPipeline
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
-from tests.unit.mirror.pipeline_stage import Around, Target, answer, batch
+from tests.unit.mirror.pipeline_stage import Around, Target, answer, batch, pipeline_of
 from tests.unit.mirror.source_stage import OLD, Source, logs_of
 
 HOUR_MS = 3_600_000
@@ -28,8 +26,7 @@ class Owner:
         self.map_of = map_of
         self.target, self.around = Target(), Around(GapClass.TRUNCATED)
         self.around.now = now_ms
-        sink: Any = self.target
-        self.pipeline = PartitionPipeline(EWR, TargetPartition("t", 0), sink, self.around)
+        self.pipeline = pipeline_of(EWR, TargetPartition("t", 0), self.target, self.around)
 
     async def begin(self, position: Position) -> None:
         recorded = decode_value(encode_value(position))
