@@ -320,6 +320,18 @@ OF_COORDINATORS = (
         ),
     ),
     Mutant(
+        name="late-marker-ends-next-transaction",
+        promise="A marker that is told late decides on no offsets of the producer's next transaction.",
+        file="broker/groups/offsets.py",
+        rule="if offset.log_offset > marker_offset}",
+        instead="if offset.log_offset < 0}",
+        red=(
+            "tests/unit/groups/test_late_markers.py"
+            "::test_a_marker_that_is_told_late_decides_on_no_offsets_of_the_next_transaction",
+            "tests/unit/groups/test_offsets.py::test_marker_decides_on_what_stands_before_it_alone",
+        ),
+    ),
+    Mutant(
         name="commit-of-an-older-generation",
         promise="A group takes no offsets from a member of an older generation.",
         file="broker/groups/membership.py",
