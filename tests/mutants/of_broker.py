@@ -87,6 +87,17 @@ OF_REPLICATION = (
         red=("tests/unit/coordination/test_restarted_broker.py",),
     ),
     Mutant(
+        name="restarted-broker-taken-in-for-what-it-had",
+        promise="A broker that ended uncleanly is not taken into an in-sync set for what it had before.",
+        file="broker/coordination/broker_registry.py",
+        rule="        return state if may_be_taken_in and not was_clean else None\n",
+        instead="        return None\n",
+        red=(
+            "tests/unit/coordination/test_late_expansion.py"
+            "::test_a_follower_that_lost_power_is_not_taken_into_the_in_sync_set_for_what_it_had_before",
+        ),
+    ),
+    Mutant(
         name="read-committed-to-high-watermark",
         promise="A reader of committed data stops at the last stable offset.",
         file="broker/replication/replica_manager.py",
