@@ -53,9 +53,6 @@ log = structlog.get_logger("millrace.mirror.sources.survey")
 
 # Looks of one source at a time: each may hold MOST_OF_A_LOOK bytes, and one that is slow stops no other.
 LOOKS_AT_ONCE = 2
-# After so many looks in a row that could not read what lies behind a batch, that is passed over, and what the
-# source gives next counts: damage there, or a hole, must not hold up the batch before it for ever.
-MAX_UNREADABLE = 5
 # Kafka gives nothing out of tiered storage to those that do not wait (before KIP-1018).
 WAIT_MS = 500
 
@@ -260,7 +257,8 @@ class _Look:
                 raise CorruptMessage(f"offset {offset} can be read again")
             if following is not None:
                 return following
-            if self._question.unreadable_count < MAX_UNREADABLE:
+            # Damage there, or a hole, must not hold up the batch before it for ever.
+            if not self._question.may_pass_over:
                 raise _UnreadableBehind(f"the source gives nothing behind offset {offset - 1}")
             is_unreadable |= bool(answer.error_code)
             at = 2 * at - offset + 1

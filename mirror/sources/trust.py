@@ -85,7 +85,7 @@ class Trust:
         self._is_looked_at |= question is not None
         return question
 
-    def looked(self, question: Question, found: Found, offset: int) -> bool:
+    def looked(self, question: Question, found: Found, offset: int, steady_ms: int) -> bool:
         """What came of a look. Whether it was still waited for: what nobody waits for any more (the partition
         has moved, its lane went back) changes nothing."""
         self._is_looked_at = False
@@ -93,5 +93,5 @@ class Trust:
         if doubt.question is not question:
             return False
         self._misplaced_up_to = max(self._misplaced_up_to, found.misplaced_up_to)
-        doubt.answered(found)
+        doubt.answered(found, steady_ms)
         return True

@@ -149,7 +149,7 @@ OF_MIRROR = (
         rule="        return holds(answer.records, suspect.mark)\n",
         instead="        return len(answer.records) > 0\n",
         red=(
-            f"{UNIT}/test_looks_at_lone_batches.py"
+            f"{UNIT}/test_errors_at_looks.py"
             "::test_error_at_a_look_makes_no_gap_of_a_batch_that_was_compacted",
         ),
     ),
@@ -181,7 +181,7 @@ OF_MIRROR = (
         file="mirror/sources/survey.py",
         rule="            return Found(why_not=str(error), is_unreadable_behind=is_unreadable_behind)\n",
         instead="            return Found(is_in_order=True, mark=getattr(question.suspect, 'mark', b''))\n",
-        red=(f"{UNIT}/test_looks_at_lone_batches.py::test_error_at_a_look_does_not_speak_for_a_batch",),
+        red=(f"{UNIT}/test_errors_at_looks.py::test_error_at_a_look_does_not_speak_for_a_batch",),
     ),
     Mutant(
         name="unreadable-behind-a-batch-is-agreement",
@@ -190,7 +190,7 @@ OF_MIRROR = (
         rule="            is_unreadable |= bool(answer.error_code)\n",
         instead="            is_unreadable = False\n",
         red=(
-            f"{UNIT}/test_looks_at_lone_batches.py"
+            f"{UNIT}/test_errors_at_looks.py"
             "::test_errors_behind_a_lone_batch_are_no_word_of_it_however_often_they_come",
         ),
     ),
@@ -201,8 +201,7 @@ OF_MIRROR = (
         rule="            found = await self._readable_at(offset, size)\n",
         instead="            found = None\n",
         red=(
-            f"{UNIT}/test_looks_at_lone_batches.py"
-            "::test_error_at_a_look_makes_no_gap_of_what_the_wire_has_damaged",
+            f"{UNIT}/test_errors_at_looks.py::test_error_at_a_look_makes_no_gap_of_what_the_wire_has_damaged",
         ),
     ),
     Mutant(
@@ -258,8 +257,19 @@ OF_MIRROR = (
         rule="            if following is not None and at > offset and len(",
         instead="            if following is not None and at < offset and len(",
         red=(
-            f"{UNIT}/test_looks_at_lone_batches.py"
+            f"{UNIT}/test_errors_at_looks.py"
             "::test_what_was_unreadable_behind_a_lone_batch_is_asked_for_again_before_it_is_passed_over",
+        ),
+    ),
+    Mutant(
+        name="unreadable-behind-a-batch-for-a-moment",
+        promise="What lies behind a batch is passed over only when it could not be read for a while.",
+        file="mirror/sources/doubt.py",
+        rule="            _has_lasted(self.unreadable_count, self.unreadable_since_ms, steady_ms),\n",
+        instead="            self.unreadable_count >= MAX_REFUSALS,\n",
+        red=(
+            f"{UNIT}/test_errors_at_looks.py"
+            "::test_what_cannot_be_read_behind_a_lone_batch_is_passed_over_only_after_a_while",
         ),
     ),
     Mutant(
@@ -268,14 +278,14 @@ OF_MIRROR = (
         file="mirror/sources/survey.py",
         rule="        if bad > self._question.offset and await",
         instead="        if bad < self._question.offset and await",
-        red=(f"{UNIT}/test_looks_at_lone_batches.py::test_error_at_a_look_widens_no_gap",),
+        red=(f"{UNIT}/test_errors_at_looks.py::test_error_at_a_look_widens_no_gap",),
     ),
     Mutant(
         name="word-of-damage-believed-at-once",
         promise="What a source only says to be damaged is looked at only when it has said so for a while.",
         file="mirror/sources/doubt.py",
-        rule="steady_ms - self.refused_since_ms < TOLD_DAMAGE_LASTS_MS\n",
-        instead="steady_ms < self.refused_since_ms\n",
+        rule="            is_enough = _has_lasted(self.refusal_count, self.refused_since_ms, steady_ms)\n",
+        instead="            is_enough = self.refusal_count >= MAX_REFUSALS\n",
         red=(
             f"{UNIT}/test_store_away.py"
             "::test_what_a_source_says_to_be_damaged_is_a_gap_only_when_it_says_so_for_a_while",

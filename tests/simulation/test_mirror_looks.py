@@ -33,9 +33,11 @@ from millrace.broker.errors import (
     OffsetOutOfRange,
     UnknownServerError,
 )
+from millrace.mirror import pipeline as pipeline_module
 from millrace.mirror.batches.coalesce import BatchWalk
 from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.pipeline import State
+from millrace.mirror.sources import doubt as doubt_module
 from millrace.mirror.sources import survey as survey_module
 from millrace.mirror.sources.doubt import Doubt
 from tests import seeds
@@ -46,7 +48,7 @@ from tests.unit.mirror.test_misplaced_batches import LARGE, MERGED_BELOW, SMALL,
 
 HISTORY_COUNT = seeds.runs(300)
 MUTATION_HISTORY_COUNT = 500
-MOST_TURNS = 400
+MOST_TURNS, TURN_MS = 400, 1_000
 FAILING_LOOKS, FAILING_FETCHES = 80, 30
 """So many can fail; after them the source is well, and the history comes to its end."""
 NOTHING, TURNED_BIT = None, 1_000
@@ -117,7 +119,7 @@ class History:
         self.away_until = rng.choice((0, rng.randint(0, 60)))
         self.has_turned = False
         self.lies: Counter[int] = Counter()
-        self.fetches = self.looks = 0
+        self.fetches = self.looks = self.now_ms = 0
         self.found: dict[int, int] = {}
 
     def run(self) -> None:
@@ -134,7 +136,9 @@ class History:
         surveyor = surveyor_of(source)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(survey_module, "fetch", self._looked)
+            patch.setattr(pipeline_module, "steady_ms", lambda: self.now_ms)
             for _ in range(MOST_TURNS):
+                self.now_ms += TURN_MS
                 if pipeline.progress.settled_position >= log.end:
                     return
                 if pipeline.state is State.RUNNING:
@@ -242,7 +246,7 @@ def asks_once(patch: pytest.MonkeyPatch) -> None:
 
 
 def passes_over_at_once(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(survey_module, "MAX_UNREADABLE", 0)
+    patch.setattr(doubt_module, "_has_lasted", lambda *_: True)
 
 
 @pytest.mark.parametrize(
