@@ -273,6 +273,34 @@ OF_MIRROR = (
         ),
     ),
     Mutant(
+        name="silence-of-a-source-untold",
+        promise="A partition that is given nothing though its log goes on does not stand still in silence.",
+        file="mirror/sources/source.py",
+        rule="        elif silence is not None:\n",
+        instead="        elif silence is not None and reason:\n",
+        red=(
+            f"{UNIT}/test_silence.py::test_partition_that_others_leave_no_room_is_not_told_and_the_first_in_its_turn_is",
+        ),
+    ),
+    Mutant(
+        name="open-transaction-told-as-silence",
+        promise="What an open transaction holds back is no silence of the source.",
+        file="mirror/sources/silence.py",
+        rule="answer.last_stable_offset <= offset:",
+        instead="answer.high_watermark <= offset:",
+        red=(f"{UNIT}/test_silence.py::test_what_an_open_transaction_holds_back_is_not_told",),
+    ),
+    Mutant(
+        name="crowded-answer-told-as-silence",
+        promise="Who gets nothing because others took the room of the answer is not met with silence.",
+        file="mirror/sources/source.py",
+        rule="                had_room = not size or key == first\n",
+        instead="                had_room = not size or first in positions\n",
+        red=(
+            f"{UNIT}/test_silence.py::test_partition_that_others_leave_no_room_is_not_told_and_the_first_in_its_turn_is",
+        ),
+    ),
+    Mutant(
         name="error-at-a-look-widens-the-gap",
         promise="What could not be read behind damage for a moment, and can be again, is in no gap.",
         file="mirror/sources/survey.py",
