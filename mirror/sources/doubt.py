@@ -52,7 +52,8 @@ class Question:
     `suspect`: a whole batch, of which to find out whether it stands where it claims to; without one, where
     the next good batch from `offset` on begins. `needed_size`: an answer of so many bytes may tell (0: not
     known). `is_out_of_order`: offsets there contradict each other. `is_last`: looks found nothing wrong, and
-    it is refused still. `may_pass_over`: what lies behind the suspect could not be read by the looks before
+    it is refused still. `taken_from`: the base offset of what was taken last and ends at `offset` (-1: not
+    known). `may_pass_over`: what lies behind the suspect could not be read by the looks before
     this one, for as long as counts.
     """
 
@@ -62,6 +63,7 @@ class Question:
     needed_size: int = 0
     is_out_of_order: bool = False
     is_last: bool = False
+    taken_from: int = -1
     may_pass_over: bool = False
 
 
@@ -103,6 +105,7 @@ class Doubt:
     unreadable_count: int = 0  # looks in a row
     unreadable_since_ms: int = 0  # by the steady clock
     in_order_count: int = 0
+    taken_from: int = -1
 
     @property
     def pause_ms(self) -> int:
@@ -159,6 +162,7 @@ class Doubt:
             of.needed_size if of else 0,
             self.is_out_of_order,
             self.is_out_of_order and self.in_order_count >= MAX_TIMES_IN_ORDER,
+            self.taken_from,
             _has_lasted(self.unreadable_count, self.unreadable_since_ms, steady_ms),
         )
 

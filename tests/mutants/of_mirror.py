@@ -301,6 +301,61 @@ OF_MIRROR = (
         ),
     ),
     Mutant(
+        name="batch-that-a-source-passes-over-untold",
+        promise="A batch that claims to lie farther back, and that the source passes over, is told.",
+        file="mirror/sources/trust.py",
+        rule="            is_unseen = not self._shows_following\n",
+        instead="            is_unseen = False\n",
+        red=(
+            f"{UNIT}/test_batches_passed_over.py"
+            "::test_batch_that_claims_to_lie_farther_back_where_an_answer_begins_is_told",
+        ),
+    ),
+    Mutant(
+        name="what-stands-before-a-hole-asked-for-once",
+        promise="What speaks of a batch that the source passes over is asked for twice.",
+        file="mirror/sources/survey.py",
+        rule="        return await self._has_one_too_low(offset) and await self._has_one_too_low(offset)\n",
+        instead="        return await self._has_one_too_low(offset)\n",
+        red=(
+            f"{UNIT}/test_batches_passed_over.py"
+            "::test_wire_fault_at_a_look_at_what_stands_before_a_hole_makes_no_gap",
+        ),
+    ),
+    Mutant(
+        name="error-before-a-hole-speaks-for-it",
+        promise="An error at a look at what stands before a hole does not speak for the hole.",
+        file="mirror/sources/survey.py",
+        rule="        if answer.error_code not in (0, OffsetOutOfRange.code, CorruptMessage.code):\n",
+        instead="        if answer.error_code < -1:\n",
+        red=(
+            f"{UNIT}/test_batches_passed_over.py"
+            "::test_error_at_a_look_at_what_stands_before_a_hole_does_not_speak_for_it",
+        ),
+    ),
+    Mutant(
+        name="what-stands-before-a-hole-asked-for-by-its-end",
+        promise="The batch before a hole is asked for by its base offset, where every source gives it.",
+        file="mirror/sources/survey.py",
+        rule="self._question.taken_from if self._question.taken_from >= 0 else offset - 1\n",
+        instead="offset - 1\n",
+        red=(
+            f"{UNIT}/test_batches_passed_over.py"
+            "::test_batch_that_claims_to_lie_farther_back_where_an_answer_begins_is_told",
+        ),
+    ),
+    Mutant(
+        name="end-of-what-was-taken-forgotten-at-a-refusal",
+        promise="A batch refused behind others is held against where they ended when it comes again.",
+        file="mirror/sources/trust.py",
+        rule="self._batch_start, self._batch_end, self._shows_following = began, reached, False\n",
+        instead="self._shows_following = False\n",
+        red=(
+            f"{UNIT}/test_batches_passed_over.py"
+            "::test_batch_refused_behind_others_is_not_taken_from_the_middle_when_it_comes_again",
+        ),
+    ),
+    Mutant(
         name="error-at-a-look-widens-the-gap",
         promise="What could not be read behind damage for a moment, and can be again, is in no gap.",
         file="mirror/sources/survey.py",

@@ -181,8 +181,8 @@ class History:
 
     def _judge(self) -> None:
         log, wrong, events = self.log, self.wrong, self.around.events
-        if wrong is not None and log.claimed_end(log.batches[wrong]) <= log.true[wrong][-1]:
-            return  # too low: the source itself passes over it
+        if wrong is not None and self._is_never_shown(wrong):
+            return
         settled = self.pipeline.progress.settled_position
         assert settled == log.end, f"it stands still at {settled}: {self.pipeline.doubt.reason}"
         told = {offset for first, following, _ in events for offset in range(first, following)}
@@ -197,6 +197,14 @@ class History:
             if all(count < 2 for count in self.lies.values()):  # a place is asked for twice
                 assert missing <= beside, f"told, and could be read: {sorted(missing - beside)}"
             assert moved <= set(log.true[wrong]), f"moved: {sorted(moved)}"
+
+    def _is_never_shown(self, wrong: int) -> bool:
+        """One that is too low the source itself passes over, and only an answer that begins before it shows
+        it: none does with the first of a file, or where each holds one batch. Behind the last one of the log
+        nothing comes, which is a trouble (`silence`)."""
+        log = self.log
+        is_too_low = log.claimed_end(log.batches[wrong]) <= log.true[wrong][-1]
+        return is_too_low and (wrong in (0, *log.begins, len(log.true) - 1) or log.most_given < 1 << 30)
 
     def _is_hidden(self, wrong: int) -> bool:
         """What nobody can see (ARCHITECTURE.md, at "a base offset is believed"): one that hides from the
