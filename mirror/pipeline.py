@@ -367,7 +367,7 @@ class PartitionPipeline:
         """What came of a look; of one that nobody waits for any more (the partition has moved, its lane went
         back) nothing does. Whether it is a gap from now on."""
         is_damage = False
-        if self._trust.looked(question, found, self.progress.fetch_offset):
+        if self._trust.looked(question, found, self.progress.fetch_offset, steady_ms()):
             self._pause()
             if (end := found.damage_end) >= 0:
                 self.retry_at_ms = 0

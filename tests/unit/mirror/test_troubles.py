@@ -193,6 +193,27 @@ def test_transaction_that_nobody_ends_at_the_source_is_lag_and_trouble() -> None
     with_scene(story)
 
 
+def test_source_that_gives_nothing_though_its_log_goes_on_is_trouble_until_it_gives() -> None:
+    async def story(scene: Scene) -> None:
+        nothing = replace(answered(), topic="flights")
+        began_ms = scene.now_ms
+        for ms in (0, 1, LASTING_AFTER_MS - 2):
+            scene.passes(ms)
+            await taken(scene.reader, scene.pipeline, nothing)
+            assert scene.told() == []
+        scene.passes(1)
+        await taken(scene.reader, scene.pipeline, nothing)
+        ((_, partition, reason, since_ms),) = scene.told()
+        assert (partition, since_ms) == (0, began_ms) and "gives nothing at offset 0" in reason
+        assert not scene.worker.is_ready()
+        assert scene.gauge("millrace_mirror_trouble_seconds") == {LABELS: LASTING_AFTER_MS / 1000}
+        given = replace(answer(batch(0, [5] * 4), end=4))
+        await taken(scene.reader, scene.pipeline, given)
+        assert scene.told() == [] and scene.worker.is_ready()
+
+    with_scene(story)
+
+
 def test_transaction_that_may_still_end_is_no_trouble() -> None:
     async def story(scene: Scene) -> None:
         lag = scene.pipeline.lag
