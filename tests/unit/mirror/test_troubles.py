@@ -205,11 +205,11 @@ def test_source_that_gives_nothing_though_its_log_goes_on_is_trouble_until_it_gi
         await taken(scene.reader, scene.pipeline, nothing)
         ((_, partition, reason, since_ms),) = scene.told()
         assert (partition, since_ms) == (0, began_ms) and "gives nothing at offset 0" in reason
-        assert not scene.worker.is_ready()
+        assert not scene.worker.status.is_ready()
         assert scene.gauge("millrace_mirror_trouble_seconds") == {LABELS: LASTING_AFTER_MS / 1000}
         given = replace(answer(batch(0, [5] * 4), end=4))
         await taken(scene.reader, scene.pipeline, given)
-        assert scene.told() == [] and scene.worker.is_ready()
+        assert scene.told() == [] and scene.worker.status.is_ready()
 
     with_scene(story)
 
