@@ -55,7 +55,7 @@ FACT_DDL = (
 
 def encode_facts(facts: StreamFacts) -> bytes:
     """The stream's events but for its plain reports, one JSON text a line, then its conflicts."""
-    events: list[Event] = [*_stream_events(facts), *facts.windows.others()]
+    events: list[Event] = [*stream_events(facts), *facts.windows.others()]
     lines = [encode_event(event)[1] for event in events]
     lines.append(json.dumps({"conflicts": facts.conflicts, "distrusted": facts.distrusted}).encode())
     return b"\n".join(lines)
@@ -202,14 +202,8 @@ def tier_events_of(rows: Sequence[Mapping[str, Any]]) -> list[TierEvent]:
     return found
 
 
-def events_of(facts: StreamFacts) -> Iterator[Event]:
-    """Events that, merged, give the same facts."""
-    yield from _stream_events(facts)
-    for start_ms in sorted(facts.windows):
-        yield facts.windows[start_ms]
-
-
-def _stream_events(facts: StreamFacts) -> Iterator[StreamEvent]:
+def stream_events(facts: StreamFacts) -> Iterator[StreamEvent]:
+    """Events that, merged, say the same of the stream as a whole."""
     if facts.state != UNANNOUNCED:
         newest = StreamEvent(
             state=facts.state,
