@@ -71,12 +71,11 @@ def _spans(streams: Iterable[StreamFacts], grace_ms: int) -> list[Span]:
     """What the streams speak for, in order and apart; clocks of producers may differ by the grace."""
     spans: list[Span] = []
     for facts in streams:
-        reports = facts.windows.values()
-        spans += [(each.window_start_ms, each.window_start_ms + each.window_ms) for each in reports]
+        spans += facts.windows.spans()
         if facts.state != UNANNOUNCED:
             opened_ms = facts.opened_at_ms
             if opened_ms is None:  # the word of it is gone
-                opened_ms = min([facts.at_ms, *(each.window_start_ms for each in reports)])
+                opened_ms = min([facts.at_ms, *facts.windows])
             ended_ms = facts.at_ms + 1 if facts.state == CLOSED else inf
             spans.append((opened_ms - grace_ms, ended_ms + grace_ms))
     merged: list[Span] = []

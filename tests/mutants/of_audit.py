@@ -115,14 +115,6 @@ OF_AUDIT = (
         ),
     ),
     Mutant(
-        name="event-read-last-wins",
-        promise="Of two cumulative events the newer one counts, in whatever order they are read.",
-        file="audit/contract/event_ledger.py",
-        rule="            self.windows[event.window_start_ms] = newer\n",
-        instead="            self.windows[event.window_start_ms] = event\n",
-        red=(f"{UNIT}/test_events.py::test_the_newest_report_wins_in_any_order_of_reading",),
-    ),
-    Mutant(
         name="open-gap-over-the-new-topic",
         promise="A gap with an open end explains what was in its own topic, never what a topic made anew has "
         "at those offsets.",

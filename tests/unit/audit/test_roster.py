@@ -26,6 +26,12 @@ def stream(opened_ms, until_ms=None, name="AA", topic="flights", **more):
     return StreamFacts(f"{opened_ms:016x}", topic=topic, producer=name, **{**times, **more})
 
 
+def reporting(facts, *starts_ms):
+    for start_ms in starts_ms:
+        facts.windows[start_ms] = report(start_ms)
+    return facts
+
+
 def report(start_ms):
     nothing = BitMap64()
     return CountEvent(
@@ -74,12 +80,12 @@ def test_another_topic_of_the_member_says_nothing_of_this_one():
 
 def test_a_report_speaks_for_its_window_whenever_it_was_made():
     """A producer may set creation times itself."""
-    late = stream(95, 99, windows={20: report(20)})
+    late = reporting(stream(95, 99), 20)
     assert silent(late) == [str(start) for start in range(0, 90, 10) if start != 20]
 
 
 def test_an_opening_that_is_gone_is_not_later_than_the_first_report():
-    assert silent(stream(35, windows={20: report(20)}, opened_at_ms=None)) == ["0", "10"]
+    assert silent(reporting(stream(35, opened_at_ms=None), 20)) == ["0", "10"]
 
 
 @pytest.fixture

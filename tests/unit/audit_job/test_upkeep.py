@@ -33,7 +33,7 @@ from millrace.audit.reconciliation.verdict_rows import ClusterReading, Reconcile
 from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
 from millrace.audit.reconciliation.watermark import Waiver
 from millrace.audit.runs.capture import Capture
-from millrace.audit.runs.fact_rows import PrunedWindows, events_of, facts_of, facts_table, restore_pruned
+from millrace.audit.runs.fact_rows import PrunedWindows, facts_of, facts_table, restore_pruned, stream_events
 from millrace.audit.scanning.cell_rows import CELL_SCHEMA
 from millrace.audit.spark.spark_cells import folded, verdicts_of
 from tests.settling import OnePart, Windows, settle
@@ -362,7 +362,8 @@ def backfilled(tmp_path, monkeypatch, only, pruned=(0,), **kind):
     state.write_table("events/e.parquet", facts_table(ledger, {STREAM: {"ewr"}}, left))
 
     async def capture(config, ledger, clock_ms, before, known):
-        ledger.learn_all(events_of(ledger_of((0, [1, 2, 3]), (10, [4, 5, 6]), **kind).streams[STREAM]))
+        again = ledger_of((0, [1, 2, 3]), (10, [4, 5, 6]), **kind).streams[STREAM]
+        ledger.learn_all([*stream_events(again), *again.windows.values()])
         return Capture(10_000, ledger, {STREAM: {"ewr"}})
 
     monkeypatch.setattr(job_module, "capture", capture)
