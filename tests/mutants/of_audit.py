@@ -268,13 +268,21 @@ OF_AUDIT = (
     Mutant(
         name="promise-broken-by-a-clock",
         promise="No record of a stream is older than what the stream has promised, whatever the clock does.",
-        file="audit/producer.py",
+        file="audit/clients/open_streams.py",
         rule="            if promise_ms is not None and created_ms < promise_ms:\n",
         instead="            if False:\n",
         red=(
             "tests/cluster/test_audited_producer.py"
             "::test_a_clock_that_jumped_ahead_and_was_set_right_changes_no_time_of_a_record",
         ),
+    ),
+    Mutant(
+        name="promise-broken-by-a-moment",
+        promise="No record takes the time of an earlier one that its stream has promised to be over.",
+        file="audit/clients/session.py",
+        rule="            self._end_run()  # The clock",
+        instead="            pass  # The clock",
+        red=(f"{UNIT}/test_session.py::test_a_moment_that_a_promise_has_passed_gives_no_number_to_anyone",),
     ),
     Mutant(
         name="old-loss-never-told",
