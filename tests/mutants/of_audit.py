@@ -548,10 +548,32 @@ OF_AUDIT = (
         name="watermark-over-an-open-row",
         promise="One open row of a window holds the watermark, however many others are proven.",
         file="audit/runs/watermarks.py",
-        rule='is_good = not window["open"] and window["worst"]',
-        instead='is_good = window["worst"]',
+        rule='WindowState.OPEN if window["open"] else WindowState.SETTLED',
+        instead="WindowState.SETTLED",
         red=(
             f"{UNIT}/test_watermark.py::test_what_the_rows_of_a_window_come_to_holds_the_watermark_as_the_rows_do",
+        ),
+    ),
+    Mutant(
+        name="waived-window-over-another-doubt",
+        promise="A waived window does not carry the watermark past a stream's own doubt or promise.",
+        file="audit/reconciliation/watermark.py",
+        rule="if start_ms in held or in_doubt or beyond:",
+        instead="if start_ms in held or (start_ms not in waived and (in_doubt or beyond)):",
+        red=(
+            f"{UNIT}/test_watermark.py"
+            "::test_a_waiver_of_a_window_waives_neither_a_streams_own_doubt_nor_a_promise_nor_an_open_row",
+        ),
+    ),
+    Mutant(
+        name="waived-window-over-an-open-row",
+        promise="A row of a waived window that is still open holds the watermark.",
+        file="audit/reconciliation/watermark.py",
+        rule="held = still_open | (doubtful - waived)",
+        instead="held = (still_open | doubtful) - waived",
+        red=(
+            f"{UNIT}/test_watermark.py"
+            "::test_a_waiver_of_a_window_waives_neither_a_streams_own_doubt_nor_a_promise_nor_an_open_row",
         ),
     ),
     Mutant(

@@ -2,8 +2,9 @@
 
 Made by the mutation run from what was expected of each row; knows nothing of the audit's code. The rules are
 those of its design: a topic's watermark is the end of the longest prefix of windows of which every stream's
-row is settled and proven; it jumps no hole, goes beyond no promise of a stream that may still write, and does
-not move forward while something that could belong to the topic could not be trusted.
+row is settled and proven, or settled and waived; it jumps no hole, goes beyond no promise of a stream that
+may still write and into no doubt of a stream's own (whatever windows are waived), and does not move forward
+while something that could belong to the topic could not be trusted.
 """
 
 from __future__ import annotations
@@ -173,18 +174,15 @@ class Outcome:
         bounds += [
             -1 if row.not_before_ms is None else row.not_before_ms for row in rows if row.start_ms is None
         ]
+        waived = {start_ms for name, start_ms in self.waived() if name == topic}
         good: dict[int, bool] = {}
         for row in rows:
             if row.start_ms is not None:
-                proven = row.state == "SETTLED" and row.verdict in PROVEN
-                good[row.start_ms] = good.get(row.start_ms, True) and proven
-        waived = {start_ms for name, start_ms in self.waived() if name == topic}
+                passes = row.state == "SETTLED" and (row.verdict in PROVEN or row.start_ms in waived)
+                good[row.start_ms] = good.get(row.start_ms, True) and passes
         watermark = None
         for start_ms in sorted(good):
             end_ms = start_ms + WINDOW_MS
-            if start_ms in waived:
-                watermark = end_ms
-                continue
             if not good[start_ms] or any(end_ms > bound for bound in bounds):
                 break
             watermark = end_ms

@@ -231,12 +231,7 @@ def check_truth(
     }
     proven = overall_verdict(result.rows) <= Verdict.COUNT_MATCH
     settled = {(row.stream, row.window_start_ms) for row in result.rows if row.state is WindowState.SETTLED}
-    # A waived window takes the watermark past its end, and past what no report and no tier places in one.
-    own = [row for row in result.rows if waived and row.window_start_ms is None]
-    unplaced = {(row.stream, sequence) for row in own for sequence in members(row.unknown)}
     for rec, (stream, topic) in numbered.items():
-        if (stream, rec.sequence) in unplaced:
-            continue
         watermark = result.watermarks[topic]
         safe = watermark is not None and rec.created_ms < watermark and (topic, rec.window) not in waived
         if safe or (proven and (stream, rec.window) in settled):
