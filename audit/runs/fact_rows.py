@@ -110,13 +110,15 @@ def restore_merged(facts: StreamFacts, content: bytes | None) -> dict[str, int]:
 class PrunedWindows:
     """What is left of a stream's windows whose evidence was folded away: their numbers, and the sequences
     that were accounted for in them, so that no hole shows. `window_ms` is the audit's; `counted` marks a
-    producer that does not number its records."""
+    producer that does not number its records; `topic` is the audited one, which of a stream that no event
+    tells of only its cells did."""
 
     window_ms: int
     windows: BitMap64 = field(default_factory=BitMap64)
     sequences: BitMap64 = field(default_factory=BitMap64)
     counted: bool = False
     told: dict[int, int] | None = field(default_factory=dict)
+    topic: str = ""
 
     def add(self, start_ms: int, length_ms: int) -> None:
         """A row's window, which may be several of the audit's."""
@@ -124,7 +126,8 @@ class PrunedWindows:
 
     def copy(self) -> PrunedWindows:
         told = None if self.told is None else dict(self.told)
-        return PrunedWindows(self.window_ms, self.windows.copy(), self.sequences.copy(), self.counted, told)
+        windows, sequences = self.windows.copy(), self.sequences.copy()
+        return PrunedWindows(self.window_ms, windows, sequences, self.counted, told, self.topic)
 
     def has(self, start_ms: int) -> bool:
         return start_ms // self.window_ms in self.windows
@@ -136,6 +139,7 @@ class PrunedWindows:
             "sequences": sequence_set.to_json(self.sequences),
             "counted": self.counted,
             "told": None if self.told is None else sorted(self.told.items()),
+            "topic": self.topic,
         }
         return json.dumps(body, separators=(",", ":")).encode()
 
@@ -148,6 +152,7 @@ class PrunedWindows:
             sequence_set.from_json(body["sequences"]),
             body["counted"],
             None if body.get("told") is None else dict(body["told"]),
+            body.get("topic", ""),  # an older program kept none
         )
 
 
@@ -159,6 +164,8 @@ def facts_of(row: Mapping[str, Any]) -> StreamFacts:
     """
     facts = decode_facts(row["stream"], row["facts"], row.get("reports"))
     pruned = pruned_of(row)
+    if pruned is not None and not facts.topic:
+        facts.topic = pruned.topic
     if pruned is not None and pruned.counted and not facts.windows:
         facts._only_counted = True  # the reports that said so are gone
     if pruned is not None and not facts.sequenced:

@@ -330,7 +330,7 @@ def pruning(topic, before, starts_ms, *, is_anew):
     for start_ms in starts_ms:
         pruned.setdefault(STREAM, PrunedWindows(60_000)).add(start_ms, 60_000)
     upkeep.forget_pruned(captured.ledger, pruned, learn=True)
-    upkeep.forget_streams(captured.ledger, pruned, captured.told, 0, 10**9)
+    upkeep.forget_streams(captured.ledger, pruned, captured.told, set(), 0, 10**9)
     told = captured.events.told
     facts = facts_table(captured.ledger, captured.origins, pruned, settings.group_names(), told)
     return late, group_doubts(captured.ledger), (commit, facts)
