@@ -9,6 +9,7 @@ from uuid import UUID
 
 import pytest
 
+from millrace.broker.client.raw_fetch import FetchedPartition
 from millrace.broker.client.raw_produce import ProduceOutcome
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.mirror.config import FetchConfig
@@ -118,7 +119,7 @@ def _pipeline(**more: Any) -> Any:
 
 def test_broken_rule_in_a_fetch_loop_ends_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
     async def fetch(*_: object, **__: object) -> Any:
-        return [SimpleNamespace(topic="t", partition=0, error_code=0, diverging=None, records=b"")]
+        return [FetchedPartition("t", 0, 0, 0, 0, 0, (), None, memoryview(b""))]
 
     def broken(*_: object) -> None:
         raise BrokenCommitRule("on purpose")
