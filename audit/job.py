@@ -457,7 +457,7 @@ def _reconcile(spark: SparkSession, job: Run, after: Commit, cells: RunCells) ->
     job.late_again = upkeep.late_counts(rows, again=True) if late else {}
     for what, count in late.items():
         job.late[what] = job.late.get(what, 0) + count
-    roster = verdict_rows(roster_of(job.config, job.captured, rows))
+    roster = verdict_rows(roster_of(job.config, job.captured, rows, job.pruned))
     if job.only is not None:
         return Beside(rows, unnumbered(roster))
     owed, job.pruned_lines = own_lines(job.state, job.before.verdicts, job.config.topics)
@@ -530,6 +530,7 @@ def _fold(job: Run, after: Commit, cells: RunCells, found: Findings, loose_count
     config, ledger = job.config, job.captured.ledger
     pruned = {stream: each.copy() for stream, each in job.pruned.items()}
     lines = SETTLED_SCHEMA.empty_table()
+    may_unite = uniting.may_unite(config, job.captured)
     if config.keep_ms is not None:
         lines = upkeep.prune(
             found.numbered,
@@ -540,6 +541,7 @@ def _fold(job: Run, after: Commit, cells: RunCells, found: Findings, loose_count
             config.keep_ms,
             job.now_ms,
             config.window_ms,
+            places_decide=not may_unite,
         )
     if not lines.num_rows and loose_count < upkeep.FOLD_FILES:
         return lines
@@ -549,7 +551,7 @@ def _fold(job: Run, after: Commit, cells: RunCells, found: Findings, loose_count
     plan = f"events/{job.name}-plan.parquet" if told.num_rows else ""
     if plan:
         job.state.write_table(plan, told)
-    proven = job.row_files if uniting.may_unite(config, job.captured) else ()
+    proven = job.row_files if may_unite else ()
     # Cells of a window that is pruned now may be in any file; of one that was before, only in loose ones.
     after.cells = cells.fold(plan, proven, whole=lines.num_rows > 0)
     doubted = upkeep.doubted_streams(found.rows, found.waived)

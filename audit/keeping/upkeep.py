@@ -6,7 +6,8 @@ Called by `job` after it reconciled, so that whatever the run saw is in the verd
 - a window of a topic is *pruned* when all its streams' rows are settled, proven (or matched by count) or
   waived by a waiver that stands, and none was revised for `keep`. Its cells and reports go; one line with the
   sums stays (`settled`), and per stream which sequences are accounted for (`fact_rows.PrunedWindows`);
-- what is not proven stays with all its evidence until a person has waived it;
+- what is not proven stays with all its evidence until a person has waived it; where a mirror keeps no
+  positions, that is all of its topic, since a later record that arrived is what calls an earlier one lost;
 - a window with cells above the mirrors' positions stays: they would be read again, and look like late ones;
 - a stream is forgotten when all its windows are pruned, it has ended, no row of its own is in doubt that
   nobody waived, and no cluster's events tell of it any more: else they would bring it back without its cells,
@@ -75,14 +76,19 @@ def prune(
     keep_ms: int,
     now_ms: int,
     window_ms: int,
+    *,
+    places_decide: bool = False,
 ) -> pa.Table:
     """Add what may go to what is `pruned` of each stream; returns the lines that are left of these windows.
 
     `numbered` are this run's rows (`settled.NUMBERED_SCHEMA`): they are read part by part, without their
     details, which only windows that were waived are asked for. `earlier` are the lines of windows that were
-    pruned before, `held_back` is asked once something may go. The ledger is for `forget_pruned`.
+    pruned before, `held_back` is asked once something may go. `places_decide`: some mirror keeps no
+    positions, so that what arrived in a window tells of records of others that they come no more. The ledger
+    is for `forget_pruned`.
     """
     asked = functools.cache(held_back)
+    whole = undecided_topics(numbered, waived) if places_decide else set()
     lines = [SETTLED_SCHEMA.empty_table()]
     waived_ones = []
     for part in parts_of(numbered, LINE_COLUMNS):
@@ -90,6 +96,7 @@ def prune(
         if not prunable(here, rows, waived, (), keep_ms, now_ms).num_rows:
             continue
         going = prunable(here, rows, waived, asked(), keep_ms, now_ms)
+        going = going.filter(pc.invert(pc.is_in(going["topic"], pa.array(whole, pa.string()))))
         if not going.num_rows:
             continue
         _add_windows(pruned, going, window_ms)
@@ -101,6 +108,22 @@ def prune(
         lines.append(left.filter(is_among(left.select(WINDOW), going.select(WINDOW))))
     _add_unreported(pruned, numbered, waived_ones)
     return pa.concat_tables(lines)
+
+
+def undecided_topics(rows: Rows, waived: Collection[Target]) -> set[str]:
+    """Those with a settled window of a stream that is neither proven nor waived."""
+    found = {
+        (row["topic"], row["window_start_ms"])
+        for part in parts_of(rows, [*WINDOW, "stream", "state", "verdict"])
+        for row in part.filter(_is_undecided(part)).select(WINDOW).group_by(WINDOW).aggregate([]).to_pylist()
+    }
+    return {topic for topic, start_ms in found if (topic, start_ms) not in waived}
+
+
+def _is_undecided(rows: pa.Table) -> pa.ChunkedArray:
+    of_window = pc.and_(pc.is_valid(rows["window_start_ms"]), pc.not_equal(rows["stream"], ""))
+    is_settled = pc.equal(rows["state"], str(WindowState.SETTLED))
+    return pc.and_(pc.and_(of_window, is_settled), pc.invert(pc.is_in(rows["verdict"], pa.array(GOOD))))
 
 
 def prunable(

@@ -132,6 +132,11 @@ class PrunedWindows:
     def has(self, start_ms: int) -> bool:
         return start_ms // self.window_ms in self.windows
 
+    @property
+    def first_ms(self) -> int:
+        """The start of the first one; there must be one."""
+        return int(self.windows.min()) * self.window_ms
+
     def encode(self) -> bytes:
         body = {
             "window_ms": self.window_ms,

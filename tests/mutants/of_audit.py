@@ -653,6 +653,28 @@ OF_AUDIT = (
         red=(f"{JOB}/test_upkeep.py::test_only_what_is_proven_or_waived_for_long_enough_may_go",),
     ),
     Mutant(
+        name="pruned-though-it-tells-of-a-loss",
+        promise="Where a mirror keeps no positions, a topic with a loss keeps what arrived after it.",
+        file="audit/keeping/upkeep.py",
+        rule="whole = undecided_topics(numbered, waived) if places_decide else set()",
+        instead="whole: set[str] = set()",
+        red=(
+            f"{JOB}/test_upkeep.py"
+            "::test_where_a_mirror_keeps_no_positions_a_topic_with_a_loss_keeps_what_arrived_later",
+        ),
+    ),
+    Mutant(
+        name="roster-forgets-pruned-reports",
+        promise="A member of the roster has spoken for a window since its first report, pruned or not.",
+        file="audit/reconciliation/roster.py",
+        rule="opened_ms = min([facts.at_ms, first_ms, *facts.windows])",
+        instead="opened_ms = min([facts.at_ms, *facts.windows])",
+        red=(
+            "tests/unit/audit/test_roster.py"
+            "::test_an_opening_that_is_gone_is_not_later_than_a_report_that_was_pruned",
+        ),
+    ),
+    Mutant(
         name="pruned-though-a-row-is-open",
         promise="A window of which one stream's row is open keeps the evidence of all of them.",
         file="audit/keeping/upkeep.py",

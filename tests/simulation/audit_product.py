@@ -253,6 +253,7 @@ class Audit:
             config.keep_ms,
             captured.taken_ms,
             WINDOW_MS,
+            places_decide=not may_unite(config, captured),
         )
         if not lines.num_rows:
             return []
@@ -485,7 +486,13 @@ class Audit:
                     late.append(upkeep.late_row(reconciler.told_topic(known) or "", stream, gone))
                 own = list(reconciler.verdicts(cells, known)) if known or cells.num_rows else []
                 number(stream, [each for each in own if not _is_pruned(each[0], pruned)])
-        number("", [(row,) for row in roster_of(config, captured, pa.concat_tables(numbered))])
+        number(
+            "",
+            [
+                (row,)
+                for row in roster_of(config, captured, pa.concat_tables(numbered), restore_pruned(facts))
+            ],
+        )
         return rows, pa.concat_tables(numbered), pa.Table.from_pylist(late, ROW_SCHEMA)
 
     def _earlier(self, config: AuditConfig) -> tuple[pa.Table, pa.Table]:

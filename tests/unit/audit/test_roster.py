@@ -39,8 +39,10 @@ def report(start_ms):
     )
 
 
-def silent(*streams, grace_ms=0, since_ms=0):
-    rows = roster_rows({"AA": since_ms}, streams, "flights", 10, windows=WINDOWS, grace_ms=grace_ms)
+def silent(*streams, grace_ms=0, since_ms=0, pruned=None):
+    rows = roster_rows(
+        {"AA": since_ms}, streams, "flights", 10, windows=WINDOWS, pruned=pruned, grace_ms=grace_ms
+    )
     assert {(each.producer, each.verdict) for each in rows} <= {("AA", Verdict.UNKNOWN)}
     told = {NOTHING: "", NOT_BACK: f" from {rows[-1].not_before_ms}" if rows else ""}
     return [f"{each.window_start_ms}{told[reason]}" for each in rows for reason in each.reasons]
@@ -86,6 +88,12 @@ def test_a_report_speaks_for_its_window_whenever_it_was_made():
 
 def test_an_opening_that_is_gone_is_not_later_than_the_first_report():
     assert silent(reporting(stream(35, opened_at_ms=None), 20)) == ["0", "10"]
+
+
+def test_an_opening_that_is_gone_is_not_later_than_a_report_that_was_pruned():
+    closed = reporting(stream(1, 62, opened_at_ms=None), 40)
+    assert silent(closed) == ["0", "10", "20", "30", "None from 62"]
+    assert silent(closed, pruned={closed.stream: 20}) == ["0", "10", "None from 62"]
 
 
 @pytest.fixture

@@ -88,12 +88,12 @@ class Asked(Windows):
         yield from super().parts(columns)
 
 
-def pruned_of(*verdicts, waived=(), held_back=()):
+def pruned_of(*verdicts, waived=(), held_back=(), places_decide=False):
     """(what is pruned of each stream, the lines that are left of it, the rows with what was asked of them)"""
     rows, pruned = Asked(number_rows(verdict_rows(verdicts), LINE_SCHEMA.empty_table(), 0)), {}
     lines = upkeep.prune(
         rows, SETTLED_SCHEMA.empty_table(), pruned, set(waived), lambda: set(held_back), KEEP_MS, KEEP_MS,
-        WINDOW_MS,
+        WINDOW_MS, places_decide=places_decide,
     )  # fmt: skip
     return pruned, lines.to_pylist(), rows
 
@@ -110,6 +110,26 @@ def test_rows_are_pruned_part_by_part_and_only_of_waived_ones_details_are_read()
     assert "detail" not in columns and "seen" not in columns
     held, lines, _ = pruned_of(row(0), row(10), held_back=[(STREAM, 10)])
     assert list(held[STREAM].windows) == [0] and len(lines) == 1
+
+
+def test_where_a_mirror_keeps_no_positions_a_topic_with_a_loss_keeps_what_arrived_later():
+    """That is all that says of the lost record that it does not come any more."""
+    lost = row(0, Verdict.LOSS, missing={("a", "b"): ((7, 7),)})
+    elsewhere = replace(row(30), topic="orders")
+    rows = (lost, row(10), row(20, stream="02"), elsewhere)
+
+    def going(**more):
+        return {stream: list(left.windows) for stream, left in pruned_of(*rows, **more)[0].items()}
+
+    assert going() == {STREAM: [1, 3], "02": [2]}
+    assert going(places_decide=True) == {STREAM: [3]}
+    assert going(places_decide=True, waived=[("flights", 0)]) == {STREAM: [0, 1, 3], "02": [2]}
+    young = row(40, Verdict.UNKNOWN, state=WindowState.OPEN)
+    still_asked = replace(row(0, Verdict.UNKNOWN, stream=""), producer="BB")
+    pruned, _, _ = pruned_of(row(10), young, still_asked, places_decide=True)
+    assert list(pruned[STREAM].windows) == [1], (
+        "what is open is younger, and the roster's rows have no records"
+    )
 
 
 def test_what_no_report_told_of_in_a_waived_window_is_accounted_for():
