@@ -60,9 +60,8 @@ def watermarks_of(
 def _windows(rows: pa.Table) -> Iterator[WindowVerdict]:
     """What the rows of each window come to: one that is settled and good, as long as all of them are."""
     for window in window_totals(rows).to_pylist():
-        is_good = window["worst"] <= Verdict.COUNT_MATCH
-        state = WindowState.OPEN if window["open"] else WindowState.SETTLED
-        yield _window(window, Verdict.PROVEN if is_good else Verdict.UNKNOWN, state)
+        is_good = not window["open"] and window["worst"] <= Verdict.COUNT_MATCH
+        yield _window(window, Verdict.PROVEN if is_good else Verdict.UNKNOWN)
 
 
 def _pruned(settled: pa.Table) -> Iterator[WindowVerdict]:
@@ -72,11 +71,9 @@ def _pruned(settled: pa.Table) -> Iterator[WindowVerdict]:
         yield _window(line, Verdict.PROVEN)
 
 
-def _window(
-    told: Mapping[str, Any], verdict: Verdict, state: WindowState = WindowState.SETTLED
-) -> WindowVerdict:
+def _window(told: Mapping[str, Any], verdict: Verdict) -> WindowVerdict:
     start_ms, window_ms = told["window_start_ms"], told["window_ms"]
-    return WindowVerdict(told["topic"], "", "", start_ms, window_ms, state, verdict)
+    return WindowVerdict(told["topic"], "", "", start_ms, window_ms, WindowState.SETTLED, verdict)
 
 
 def _own(row: Mapping[str, Any]) -> WindowVerdict:

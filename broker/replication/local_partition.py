@@ -150,10 +150,8 @@ class LocalPartition:
 
     @property
     def last_stable_offset(self) -> int:
-        """Readers of committed data see up to here: the first record of an open transaction, if any. Never
-        below the log's start, which deletions may have moved past that record: who begins at the end would
-        be out of range there."""
-        return max(self.log.last_stable_offset(self.replica.high_watermark), self.log.start_offset)
+        """Readers of committed data see up to here: the first record of an open transaction, if any."""
+        return self.log.last_stable_offset(self.replica.high_watermark)
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"

@@ -71,7 +71,6 @@ from millrace.broker.storage.batch_validation import (
     check_batch,
 )
 from millrace.broker.storage.disk_errors import WouldBlock
-from millrace.broker.storage.disk_room import DiskRoom
 from millrace.broker.storage.log import Log
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
@@ -411,11 +410,6 @@ class ReplicaManager:
     def stray_count(self) -> int:
         """Logs in the data folders that were set aside."""
         return len(self._logs.strays)
-
-    @property
-    def rooms(self) -> Mapping[Path, DiskRoom]:
-        """Of each data folder that can be used."""
-        return self._logs.rooms
 
     # -- housekeeping and figures --------------------------------------------------------------------
 

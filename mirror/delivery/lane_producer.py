@@ -142,21 +142,19 @@ class LaneProducer:
         )
 
     async def abort(self) -> None:
-        """Aborts what may be open, as far as the target answers, and as long as nobody else has the id. By a
-        new epoch, as batches may still be on their way: after a marker of their own epoch a leader that does
-        not ask the coordinator (Apache Kafka before 3.6) would take them for another transaction."""
+        """Aborts what may be open, as far as the target answers."""
         if not self.rules.is_open or self._producer.producer_id < 0:
             return
         try:
-            await init_producer_id(
+            await end_transaction(
                 self._cluster,
-                self.transactional_id,
-                timeout_ms=TRANSACTION_TIMEOUT_MS,
-                retry_ms=ABORT_TIMEOUT_MS,
-                holder=(self._producer.producer_id, self._producer.producer_epoch),
+                self._producer,
+                commit=False,
+                timeout_ms=ABORT_TIMEOUT_MS,
+                purpose=self._purpose,
             )
         except CLUSTER_FAILURES as error:
-            log.debug("not aborted here; others have, or will", id=self.transactional_id, error=str(error))
+            log.debug("not aborted; others will", id=self.transactional_id, error=str(error))
 
     async def write(
         self, records: Mapping[TargetPartition, Records], now_ms: int

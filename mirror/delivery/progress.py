@@ -134,8 +134,7 @@ class PartitionProgress:
             self._fetched_epoch = leader_epoch
             self.epochs.fetched(leader_epoch, span.first_offset)
         self._outstanding_size += size
-        if not pieces:
-            self._advance()
+        self._advance()
         return span
 
     def acknowledged(self, span: Span) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pytest
 
@@ -20,6 +21,7 @@ from millrace.broker.protocol.records import read_records
 from millrace.mirror.batches.coalesce import BatchWalk, Unvouched
 from millrace.mirror.batches.intake import prepare
 from millrace.mirror.batches.rebatch import BatchPath, split, stamp_for_target
+from millrace.mirror.delivery.lane import Item
 from millrace.mirror.delivery.progress import Span
 from tests import seeds
 from tests.simulation import test_mirror_delivery as at_least_once
@@ -32,17 +34,9 @@ CODECS = (0, 0, 0, 3)
 TARGET_LIMITS = (1 << 20, 900)
 
 
+@dataclass(eq=False)
 class Batch(at_least_once.Batch):
-    def __init__(
-        self,
-        source: str,
-        offsets: Sequence[int],
-        span: Span,
-        assignment: at_least_once.Assignment,
-        data: memoryview,
-    ) -> None:
-        super().__init__(source, offsets, span, assignment, len(data))
-        self.data = data
+    data: memoryview
 
 
 class Log:
@@ -103,7 +97,8 @@ class History(at_least_once.History):
             ):
                 span = progress.fetched(ready.next_offset, 1 if ready.offsets else 0, len(ready.offsets))
                 if ready.batch is not None:
-                    self.lane.enqueue(made(source, ready.offsets, span, assignment, ready.batch))
+                    batch = made(source, ready.offsets, span, assignment, ready.batch)
+                    self.lane.enqueue(batch, len(batch.offsets), len(batch.data))
         except Unvouched:
             return  # asked for again, with more of what follows
 
@@ -111,19 +106,21 @@ class History(at_least_once.History):
         if path is BatchPath.COALESCE:
             self.merged_count += batches
 
-    def refused(self, batch: at_least_once.Batch) -> None:
+    def refused(self, item: Item[at_least_once.Batch]) -> None:
+        batch = item.payload
         assert isinstance(batch, Batch)
         halves = split(batch.data, batch.offsets)
         if not halves:
-            super().refused(batch)
+            super().refused(item)
             return
         progress = batch.assignment.progress
         spans = progress.split(batch.span, [half.offsets[-1] + 1 for half in halves])
         instead = []
         for half, span in zip(halves, spans, strict=True):
             assert half.batch is not None
-            instead.append(made(batch.source, half.offsets, span, batch.assignment, half.batch))
-        self.lane.replace(batch, instead)
+            each = made(batch.source, half.offsets, span, batch.assignment, half.batch)
+            instead.append((each, len(each.offsets), len(each.data)))
+        self.lane.replace(item, instead)
 
     def check_log(self) -> None:
         super().check_log()
