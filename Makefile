@@ -19,7 +19,7 @@
 #   make bench-audit-job [ARGS="--records 100M --lose 2"]: producers' word, a mirror and the whole audit of so many records
 #   make bench-audit-cells: what cells of one record cost, in columns and one by one
 #   make bench-audit-repeats: what a stream costs whose records all came twice
-#   make bench-audit-rows: what a verdict row costs the audit's driver
+#   make bench-audit-rows, bench-audit-events: what a verdict row, and a producer's event, costs the audit's driver
 #   make audit-mutations [RUNS=1000] [SEED=1]: random histories whose truth is known
 #   [MILLRACE_E2E_KAFKA=ewr,agg] make audit-end-to-end [RUNS=20]: the same through real producers, brokers, a mirror and Spark
 #   make audit-month [DAYS=3] [RECORDS=20000] [SEED=1]: thirty days of a million records, audited daily
@@ -50,7 +50,7 @@ TYPECHECK := .typecheck
 PARTS := broker mirror audit deploy
 
 .PHONY: help setup setup-test setup-peers demo test test-long test-wire test-pairs test-mutants test-hdfs test-older-kafka lint simulate fuzz bench bench-peers faults \
-	mirror-faults soak bench-mirror bench-mirror-memory bench-restart bench-audit bench-audit-batches bench-audit-cells bench-audit-repeats bench-audit-rows bench-audit-job bench-producer audit-mutations audit-end-to-end \
+	mirror-faults soak bench-mirror bench-mirror-memory bench-restart bench-audit bench-audit-batches bench-audit-cells bench-audit-repeats bench-audit-rows bench-audit-events bench-audit-job bench-producer audit-mutations audit-end-to-end \
 	audit-month audit-hundred-million audit-billion audit-cluster clean
 
 help:
@@ -147,6 +147,10 @@ bench-audit-repeats: .venv/.ready-test
 # A day of proven windows, as the driver sees them after reconciliation; half a minute, on one core.
 bench-audit-rows: .venv/.ready-test
 	$(BIN)/python -m tests.benchmarks.audit.bench_rows $(ARGS)
+
+# Producers' reports as the driver learns, keeps and knows them again; half a minute, on one core.
+bench-audit-events: .venv/.ready-test
+	$(BIN)/python -m tests.benchmarks.audit.bench_events $(ARGS)
 
 bench-producer: .venv/.ready-test
 	$(BIN)/python -m tests.benchmarks.audit.bench_producer $(ARGS)

@@ -122,8 +122,9 @@ class JobResult:
 class Run:
     """One run's working values, handed from step to step. `pruned` is what is left of pruned windows by
     stream, `pruned_lines` the lines that earlier runs left of them by window, `late` counts what came for
-    them, `foreign` what lies in another topic than its stream's, `row_files` have this run's rows, `owed` are
-    the roster's lines, `only` is the backfill's range, `since_ms` the verdict's horizon."""
+    them (`late_again` what of it the next run reads again), `foreign` what lies in another topic than its
+    stream's, `row_files` have this run's rows, `owed` are the roster's lines, `only` is the backfill's range,
+    `since_ms` the verdict's horizon."""
 
     config: AuditConfig
     state: StateFolder
@@ -137,6 +138,7 @@ class Run:
     facts: pa.Table
     pruned: dict[str, PrunedWindows] = field(default_factory=dict)
     late: dict[str, int] = field(default_factory=dict)
+    late_again: dict[str, int] = field(default_factory=dict)
     pruned_lines: pa.Table = field(default_factory=SETTLED_SCHEMA.empty_table)
     foreign: Foreign = field(default_factory=dict)
     row_files: list[str] = field(default_factory=list)
@@ -315,7 +317,8 @@ def _prepare(
                 left.told = {start_ms: count for start_ms, count in left.told.items() if left.has(start_ms)}
         pruned = {stream: left for stream, left in pruned.items() if left.windows}
     settle_claims(captured, before)
-    late = upkeep.forget_pruned(ledger, pruned)
+    topic_of = {facts.stream: facts.topic for facts in streams_of(config, captured)}
+    late = upkeep.forget_pruned(ledger, pruned, topic_of)
     plan = plan_ranges if only is None else plan_backfill
     ranges, unread = plan(captured, config, before)
     number = before.number + 1
@@ -451,9 +454,10 @@ def _reconcile(spark: SparkSession, job: Run, after: Commit, cells: RunCells) ->
     job.row_files = list(rows.files)
     job.foreign = foreign_counts(rows)
     late = upkeep.late_counts(rows) if job.only is None else {}  # a backfill reads all of it again
+    job.late_again = upkeep.late_counts(rows, again=True) if late else {}
     for what, count in late.items():
         job.late[what] = job.late.get(what, 0) + count
-    roster = verdict_rows(roster_of(job.config, job.captured, rows))
+    roster = verdict_rows(roster_of(job.config, job.captured, rows, job.pruned))
     if job.only is not None:
         return Beside(rows, unnumbered(roster))
     owed, job.pruned_lines = own_lines(job.state, job.before.verdicts, job.config.topics)
@@ -526,6 +530,7 @@ def _fold(job: Run, after: Commit, cells: RunCells, found: Findings, loose_count
     config, ledger = job.config, job.captured.ledger
     pruned = {stream: each.copy() for stream, each in job.pruned.items()}
     lines = SETTLED_SCHEMA.empty_table()
+    may_unite = uniting.may_unite(config, job.captured)
     if config.keep_ms is not None:
         lines = upkeep.prune(
             found.numbered,
@@ -536,6 +541,7 @@ def _fold(job: Run, after: Commit, cells: RunCells, found: Findings, loose_count
             config.keep_ms,
             job.now_ms,
             config.window_ms,
+            places_decide=not may_unite,
         )
     if not lines.num_rows and loose_count < upkeep.FOLD_FILES:
         return lines
@@ -545,18 +551,18 @@ def _fold(job: Run, after: Commit, cells: RunCells, found: Findings, loose_count
     plan = f"events/{job.name}-plan.parquet" if told.num_rows else ""
     if plan:
         job.state.write_table(plan, told)
-    proven = job.row_files if uniting.may_unite(config, job.captured) else ()
+    proven = job.row_files if may_unite else ()
     # Cells of a window that is pruned now may be in any file; of one that was before, only in loose ones.
     after.cells = cells.fold(plan, proven, whole=lines.num_rows > 0)
-    upkeep.forget_streams(ledger, pruned, job.captured.told, config.grace_ms, job.now_ms)
+    doubted = upkeep.doubted_streams(found.rows, found.waived)
+    upkeep.forget_streams(ledger, pruned, job.captured.told, doubted, config.grace_ms, job.now_ms)
     facts = _facts_table(config, job.captured, pruned)
     after.events, after.events_digest = f"events/{job.name}-folded.parquet", fact_rows.digest(facts)
     job.state.write_table(after.events, facts)
     after.folded_ms = job.now_ms
-    for what, count in job.late.items():  # the cells that told of them are gone now
-        if what.startswith(upkeep.LATE):
-            after.untrusted[what] = after.untrusted.get(what, 0) + count
-            after.untrusted_at[what] = job.now_ms
+    for what, count in upkeep.late_to_keep(job.late, job.late_again).items():
+        after.untrusted[what] = after.untrusted.get(what, 0) + count
+        after.untrusted_at[what] = job.now_ms
     return lines
 
 

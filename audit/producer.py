@@ -28,7 +28,8 @@ reports; it serves no delivery callbacks, those run where the application calls 
 those of a producer that was dropped without `close`.
 
 The per-record path allocates the header, one bound method and the numbers, nothing else: every attribute
-access there is counted (tests/benchmarks/audit/bench_producer.py).
+access there is counted (tests/benchmarks/audit/bench_producer.py). What the records of a millisecond have in
+common is looked up once for all of them (`session`, a stream's moment).
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ from millrace.audit.clients.producer_config import ProducerConfig, read_config
 from millrace.audit.clients.producer_life import ReportingThread, drain, seconds_left
 from millrace.audit.clients.recovery import open_journal
 from millrace.audit.clients.sending import ProducerData, Standing, queue_all, send_all
-from millrace.audit.clients.session import StreamClosed, StreamSession, WindowCounts
+from millrace.audit.clients.session import StreamSession, WindowCounts
 from millrace.audit.clients.told_stream import ProducerIdentity
 from millrace.audit.clients.transaction_counts import Outcome
 from millrace.audit.clients.transactions import Transactions
@@ -77,8 +78,7 @@ from millrace.audit.contract.header import HEADER_KEY, encode_producer_name
 _log = logging.getLogger("millrace.audit.producer")
 
 BATCH_RUN = 256
-PURGE_TIMEOUT_S = 1.0
-TOPIC_TIMEOUT_S = 5.0
+PURGE_TIMEOUT_S, TOPIC_TIMEOUT_S = 1.0, 5.0
 
 # What confluent-kafka raises before it takes a record.
 _NOT_TAKEN = (BufferError, KafkaException, NotImplementedError, OverflowError, TypeError, ValueError)
@@ -87,12 +87,16 @@ _LOCKED = frozenset({"_tell_the_end", "report"})
 """Methods that hold a lock of the producer's (`interruption`)."""
 
 _bind = MethodType
-_produce = Producer.produce
+_produce, _poll = Producer.produce, Producer.poll
 _time_ns = time.time_ns
 
 
 class AuditedProducer(Producer):
     """confluent-kafka's Producer, audited. Raises ConfigError for a wrong `millrace.*` setting."""
+
+    # Looked at for every record: where the base is made in C, a slot costs a quarter of another attribute.
+    __slots__ = ("__dict__", "__weakref__", "_content", "_default_callback", "_does_more", "_journal",
+                 "_pack_identity", "_refusal", "_streams")  # fmt: skip
 
     def __init__(self, *configs: Mapping[str, Any], **settings: Any):
         merged: dict[str, Any] = {}
@@ -116,7 +120,6 @@ class AuditedProducer(Producer):
         )
         name = encode_producer_name(self._config.producer)
         self._header_name = name if self._config.name_in_header else b""
-        self._suffix = (-1, b"")
         self._pack_identity = struct.Struct(f">9sQ{6 + len(self._header_name)}s").pack
         self._content = self._config.content
         self._preparation = Preparation(self._config.preparation) if self._config.preparation else None
@@ -180,32 +183,20 @@ class AuditedProducer(Producer):
                 self._check_usable()
                 value, key, partition = self._preparation.prepare(self, topic, value, key, partition, headers)
         callback = callback or on_delivery or self._default_callback
-        while True:
-            stream = self._streams.get(topic)
-            if stream is None:
-                stream = self._open_stream(topic, clocked=not timestamp)
-            created_ms = stream.creation_time(timestamp) if timestamp else _time_ns() // 1_000_000
-            promise_ms = stream.promise_ms
-            if promise_ms is not None and created_ms < promise_ms:
-                self._open_streams.retire(stream)  # The clock was set back: the promise stands, and the time.
-                continue
-            window = stream.current
-            sequence = next(window.numbers, 0) if window.start_ms <= created_ms < window.end_ms else 0
-            if sequence:
-                break
+        sequence = 0
+        if not timestamp:
             try:
-                window, sequence = stream.assign(created_ms)
-                break
-            except StreamClosed:
-                pass  # It was retired since it was looked up; the next one is open.
+                stream = self._streams[topic]
+                since_ns, until_ns, numbers, created_ms, window, suffix = stream.moment
+                if since_ns <= _time_ns() < until_ns:
+                    sequence = next(numbers, 0)
+            except KeyError:
+                pass  # the topic's first record
+        if not sequence:
+            stream, window, sequence, created_ms, suffix = self._number(topic, timestamp)
         try:
-            if sequence > stream.reserved:
-                self._reserve(stream, window, sequence)
-            # As `header.encode_identity`, at half its cost: many records share a millisecond.
-            suffix_ms, suffix = self._suffix
-            if suffix_ms != created_ms:
-                suffix = self._new_suffix(created_ms)
-            identity = self._pack_identity(stream.prefix, sequence, suffix)
+            pack = self._pack_identity  # as `header.encode_identity`, at half its cost
+            identity = pack(stream.prefix, sequence, suffix)
             destination = window.destination or self._new_destination(stream, window)
             told, function = destination.last
             number = sequence
@@ -220,7 +211,7 @@ class AuditedProducer(Producer):
                 _bind(function, number) if callback is told else destination.bind(number, callback),
                 None,
                 created_ms,
-                {HEADER_KEY: identity}
+                [(HEADER_KEY, identity)]
                 if headers is None
                 else [*without_identity(headers), (HEADER_KEY, identity)],
             )
@@ -287,14 +278,18 @@ class AuditedProducer(Producer):
 
     def poll(self, timeout: float = -1) -> int:
         """Serve delivery callbacks; what they told is in the journal before this returns."""
-        self._check_usable()
+        if self._refusal is not None:
+            raise RuntimeError(self._refusal)
+        journal = self._journal
+        if journal is None:
+            return _poll(self, timeout)
         served = 1  # what one of several callbacks raises ends the poll
         try:
-            served = int(super().poll(timeout))
+            served = _poll(self, timeout)
             return served
         finally:
-            if served and self._journal is not None:
-                self._journal.settle()
+            if served:
+                journal.settle()
 
     def flush(self, timeout: float = -1) -> int:
         """Wait until all is delivered; returns how many records are still in the queue."""
@@ -434,6 +429,21 @@ class AuditedProducer(Producer):
         own = self._publisher.own_connection
         return [self] if own is None else [self, own]
 
+    def _number(self, topic: str, timestamp: int) -> tuple[StreamSession, WindowCounts, int, int, bytes]:
+        """(stream, window, sequence, creation time, end of the header) of a record that is in no moment."""
+        number = self._open_streams.number
+        stream, window, sequence, created_ms = number(topic, timestamp, _now_ms, self._open_stream)
+        try:
+            if stream.run_end > stream.reserved:
+                self._reserve(stream, window, stream.run_end)
+            suffix = self._new_suffix(created_ms)
+            if not timestamp:
+                stream.keep_moment(window, created_ms, suffix)
+            return stream, window, sequence, created_ms, suffix
+        except BaseException:
+            self._delivery_reports.in_doubt(stream, window, sequence)
+            raise
+
     def _open_stream(self, topic: str, clocked: bool) -> StreamSession:
         self._check_usable()
         stream = self._open_streams.open(topic, clocked=clocked, now_ms=_now_ms())
@@ -451,9 +461,7 @@ class AuditedProducer(Producer):
             self._journal.reserve(stream, window, sequence)
 
     def _new_suffix(self, created_ms: int) -> bytes:
-        suffix = created_ms.to_bytes(6, "big") + self._header_name
-        self._suffix = (created_ms, suffix)
-        return suffix
+        return created_ms.to_bytes(6, "big") + self._header_name
 
     def _new_destination(self, stream: StreamSession, window: WindowCounts) -> Destination:
         destination = self._delivery_reports.destination(stream, window, self._transactions.open)
@@ -497,10 +505,10 @@ class AuditedProducer(Producer):
         try:
             if last > stream.reserved:
                 self._reserve(stream, window, last)
-            suffix = self._new_suffix(created_ms)
+            suffix, pack = self._new_suffix(created_ms), self._pack_identity
             destination = window.destination or self._new_destination(stream, window)
             for message in messages:
-                identity = (HEADER_KEY, self._pack_identity(stream.prefix, sequence, suffix))
+                identity = (HEADER_KEY, pack(stream.prefix, sequence, suffix))
                 own, headers = message.get("partition"), message.get("headers")
                 try:
                     _produce(

@@ -27,12 +27,12 @@ from millrace.broker.errors import FatalError
 from millrace.broker.telemetry.compilation import told_when_slow
 from millrace.broker.telemetry.garbage import settle
 from millrace.broker.telemetry.logs import configure
+from millrace.mirror.batches.between import BetweenHook
 from millrace.mirror.batches.coalesce import load_kernels
 from millrace.mirror.checks.check import refuse_wrong_start
 from millrace.mirror.config import ClusterConfig, MirrorConfig, SourceConfig, load_config
 from millrace.mirror.control.control import Control
 from millrace.mirror.handover import drain_times
-from millrace.mirror.pipeline import BetweenHook
 from millrace.mirror.worker import Worker
 
 log = structlog.get_logger("millrace.mirror")
@@ -46,7 +46,7 @@ MEMORY_REST_S = 120.0
 
 class Mirror:
     """One mirror process. `between` is a seam for tests and the demo, which no config reaches: see
-    `pipeline.BetweenHook`."""
+    `between.BetweenHook`."""
 
     def __init__(
         self,

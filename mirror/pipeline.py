@@ -16,9 +16,11 @@ records, aborted data), or as a gap with an event. There is no fourth way.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -31,34 +33,34 @@ from millrace.broker.errors import (
     RecordListTooLarge,
     RecordTooLarge,
 )
-from millrace.broker.protocol.batch import LOG_APPEND_TIME_BIT, iterate_batches
+from millrace.mirror.batches.between import BetweenHook, put_between
 from millrace.mirror.batches.coalesce import BatchWalk
 from millrace.mirror.batches.intake import Prepared
-from millrace.mirror.batches.rebatch import BatchPath, split
+from millrace.mirror.batches.rebatch import split
 from millrace.mirror.delivery.checkpoints import NO_TOPIC_ID, Position
+from millrace.mirror.delivery.gap_records import GapRecords
+from millrace.mirror.delivery.outgoing import Outgoing, latency_start, to_be_stamped
 from millrace.mirror.delivery.progress import PartitionProgress, Span
-from millrace.mirror.delivery.sink import Outgoing, Sink
+from millrace.mirror.delivery.sink import Sink
 from millrace.mirror.gaps.gaps import Gap, GapClass, GapPolicy
 from millrace.mirror.gaps.open_gaps import OpenGap, OpenGaps, Origin, Resume
 from millrace.mirror.offsets.offset_map import Runs
+from millrace.mirror.sharing.rates import Workload
 from millrace.mirror.sources.doubt import Doubt, Found, Question
 from millrace.mirror.sources.fetch_memory import Frame
 from millrace.mirror.sources.lag import LagSamples
 from millrace.mirror.sources.trust import Trust
 from millrace.mirror.steady import steady_ms
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
+from millrace.mirror.topics.topics import TargetTopics
+
+if TYPE_CHECKING:
+    from millrace.mirror.control.metrics import MirrorMetrics
 
 log = structlog.get_logger("millrace.mirror.pipeline")
 
-# A seam for tests and the demo: gets each batch that is about to be produced and gives the buffers to
-# produce instead of it. Arguments: source cluster, topic, partition, one whole dense batch.
-BetweenHook: TypeAlias = Callable[[str, str, int, memoryview], Sequence[bytes | bytearray | memoryview]]
-
-
 # A partition of whose batches none has got through for so long holds memory that others could use.
 STANDING_AFTER_MS = 1_000
-# A record whose creation time is older than this is being replayed: latency cannot be told from it.
-LIVE_DATA_MS = 3_600_000
 # One record of a batch can be the reason for these, so halving the batch finds it.
 SPLITTABLE = (RecordTooLarge, RecordListTooLarge, InvalidTimestamp, InvalidRecord)
 
@@ -73,36 +75,19 @@ class State(StrEnum):
     CLOSED = "closed"
 
 
-class Surroundings(Protocol):
-    """What a pipeline needs of the worker."""
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the pipelines of one worker have in common. With a hook `between` nothing may be merged in the
+    `walk`: it is promised each batch."""
 
-    def now_ms(self) -> int: ...
-
-    def policy(self, gap_class: GapClass) -> GapPolicy: ...
-
-    async def record_gap(self, gap: Gap) -> None:
-        """Returns when the gap's event is durable on the target."""
-        ...
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None: ...
-
-    def max_batch_size(self, topic: str) -> int: ...
-
-    async def refresh_limits(self, topic: str) -> None:
-        """Returns when `max_batch_size` is what the target says now."""
-        ...
-
-    def moved(self, pipeline: PartitionPipeline) -> None:
-        """Room was made, or a position moved."""
-        ...
-
-    def count_batch(
-        self, partition: SourcePartition, path: BatchPath, batches: int, records: int, size: int
-    ) -> None: ...
-
-    def count_delivered(
-        self, partition: SourcePartition, records: int, size: int, measured_from: str, seconds: float
-    ) -> None: ...
+    now_ms: Callable[[], int]
+    topics: TargetTopics
+    gaps: GapRecords
+    metrics: MirrorMetrics
+    workload: Workload
+    spawn: Callable[[Coroutine[Any, Any, None]], None]
+    walk: BatchWalk
+    between: BetweenHook | None = None
 
 
 class PartitionPipeline:
@@ -113,12 +98,10 @@ class PartitionPipeline:
         partition: SourcePartition,
         target: TargetPartition,
         sink: Sink,
-        surroundings: Surroundings,
-        between: BetweenHook | None = None,
-        walk: BatchWalk | None = None,
+        shared: Shared,
+        on_moved: Callable[[PartitionPipeline], None],
     ) -> None:
-        """`walk` is shared by the pipelines of one worker. With a hook nothing is merged: it is promised
-        each batch."""
+        """`on_moved` is called when room was made, or a position moved; so is the sink's."""
         self.partition = partition
         self.target = target
         self.state = State.STARTING
@@ -129,9 +112,11 @@ class PartitionPipeline:
         self.retry_at_ms = 0  # by the steady clock
         self._got_on_at_ms = 0  # by the steady clock
         self._sink = sink
-        self._around = surroundings
-        self._between = between
-        self._walk = BatchWalk(0) if between is not None else walk or BatchWalk()
+        self._shared = shared
+        self._now_ms = shared.now_ms
+        self._between = shared.between
+        self._on_moved = on_moved
+        self._count = partial(shared.metrics.count_batch, partition)
         self._trust = Trust()
         self._bytes_per_offset = 0.0  # in the last answer; 0: not known
         self._written = Position(0, "", NO_TOPIC_ID, -1, 0)  # the position that is on record
@@ -142,8 +127,11 @@ class PartitionPipeline:
 
     # --- life ------------------------------------------------------------------------------------
 
-    def ready(self, position: int, leader_epoch: int, origin: Origin, began: int = -1) -> None:
-        """The position is known (and written): fetching may begin. `began` is as in `Position`."""
+    def ready(
+        self, position: int, leader_epoch: int, origin: Origin, began: int = -1, recorded_at_ms: int = -1
+    ) -> None:
+        """The position is known (and written): fetching may begin. `began` is as in `Position`,
+        `recorded_at_ms` its `at_ms` where another assignment wrote it."""
         if self.state is State.STARTING:
             self.progress = PartitionProgress(
                 position, leader_epoch, transactional=self._sink.is_transactional
@@ -153,7 +141,9 @@ class PartitionPipeline:
             self._written = Position(
                 position, origin.cluster_id, origin.topic_id, leader_epoch, 0, began=began
             )
-            self.runs = Runs(self.partition, position, self._around.now_ms(), origin.topic_id)
+            # The map tells younger from older by this, whatever the clocks of two workers say.
+            began_ms = max(self._now_ms(), recorded_at_ms + 1)
+            self.runs = Runs(self.partition, position, began_ms, origin.topic_id)
             self._run()
 
     def wants_fetch(self, steady_ms: int, cap: int) -> bool:
@@ -273,7 +263,7 @@ class PartitionPipeline:
         self.origin = Origin(back_to.cluster_id, back_to.topic_id)
         self._trust.forget_order()
         self._began = back_to.began
-        self.runs.restart(back_to.next_offset, self._around.now_ms(), back_to.topic_id)
+        self.runs.restart(back_to.next_offset, self._now_ms(), back_to.topic_id)
         self._written = back_to
         self._trust.forget_doubt(self.progress.fetch_offset)
         if is_at_gap:
@@ -303,7 +293,7 @@ class PartitionPipeline:
             origin.cluster_id,
             origin.topic_id,
             epoch,
-            now_ms,
+            max(now_ms, self.runs.began_ms),
             lag.log_end,
             -1 if waiting_since_ms is None else waiting_since_ms,
             self._began,
@@ -318,13 +308,13 @@ class PartitionPipeline:
             return
         if self.progress.outstanding_size == 0:
             self._got_on_at_ms = steady_ms()
-        now_ms = self._around.now_ms()
+        now_ms = self._now_ms()
         stable_end = fetched.last_stable_offset
         self.lag.sample(max(stable_end, fetched.high_watermark), now_ms, stable_end)
         from_offset = self.progress.fetch_offset
-        max_size = self._around.max_batch_size(self.target.topic)
+        max_size = self._shared.topics.max_batch_size(self.target.topic)
         try:
-            for ready in self._trust.believed(self._walk, fetched, from_offset, max_size, self._count):
+            for ready in self._trust.believed(self._shared.walk, fetched, from_offset, max_size, self._count):
                 self._dispatch(ready, now_ms, fetched, frame)
                 if self.progress.is_blocked:
                     return
@@ -332,9 +322,6 @@ class PartitionPipeline:
             self.distrust(error)
         if (fetched_count := self.progress.fetch_offset - from_offset) > 0:
             self._bytes_per_offset = len(fetched.records) / fetched_count
-
-    def _count(self, path: BatchPath, batches: int, records: int, size: int) -> None:
-        self._around.count_batch(self.partition, path, batches, records, size)
 
     def _dispatch(self, ready: Prepared, now_ms: int, fetched: FetchedPartition, frame: Frame | None) -> None:
         batch, offsets, next_offset, leader_epoch = ready[:4]
@@ -348,50 +335,18 @@ class PartitionPipeline:
             reason = ready.unreadable or "one record over the limit"
             self._gap_in_span(span, offsets[0], offsets[-1] + 1, ready.gap_class, reason)
             return
-        measured_from_ms, measured_from = self._latency_start(ready, now_ms)
-        if self._between is None:
-            span = self.progress.fetched(next_offset, 1, len(batch), leader_epoch)
-            batch = _writable(batch)
-            memory = _memory_of(batch, fetched, frame)
-            outgoing = Outgoing(batch, offsets, span, self, measured_from_ms, measured_from, memory)
+        measured_from_ms, measured_from = latency_start(ready, self.lag, now_ms)
+        pieces, size = [(batch, offsets)], len(batch)
+        if self._between is not None:
+            pieces = put_between(self._between, self.partition, batch, offsets)
+            size = sum(len(piece) for piece, _ in pieces)
+        span = self.progress.fetched(next_offset, len(pieces), size, leader_epoch)
+        for piece, named in pieces:
+            writable, memory = to_be_stamped(piece, fetched.records, frame)
+            outgoing = Outgoing(writable, named, span, self, measured_from_ms, measured_from, memory)
             self._sink.enqueue(self.target, outgoing)
-            return
-        instead = self._ask_between(batch, offsets)
-        size = sum(len(each) for each, _ in instead)
-        span = self.progress.fetched(next_offset, len(instead), size, leader_epoch)
-        for each, named in instead:
-            memory = _memory_of(each, fetched, frame)
-            outgoing = Outgoing(each, named, span, self, measured_from_ms, measured_from, memory)
-            self._sink.enqueue(self.target, outgoing)
-        if not instead:
+        if not pieces:
             self._moved()
-
-    def _ask_between(
-        self, batch: memoryview, offsets: Sequence[int]
-    ) -> list[tuple[memoryview, Sequence[int]]]:
-        if self._between is None:
-            raise RuntimeError("no hook to ask")
-        where = self.partition
-        outgoing: list[tuple[memoryview, Sequence[int]]] = []
-        for buffer in self._between(where.source, where.topic, where.partition, batch):
-            for position, header in iterate_batches(buffer):
-                given = memoryview(buffer)[position : position + header.size]
-                # The hook may have added or removed records; only the count must be right.
-                named = offsets if header.record_count == len(offsets) else range(header.record_count)
-                outgoing.append((_writable(given), named))
-        return outgoing
-
-    def _latency_start(self, ready: Prepared, now_ms: int) -> tuple[int, str]:
-        """Where the end-to-end latency of a batch begins, and how that is known: of the first of several.
-
-        `append`: the source stamped its append time. `create`: the newest record's creation time, when the
-        data is live. `seen`: replayed data; since this worker first saw that the source's log holds it.
-        """
-        if ready.attributes & LOG_APPEND_TIME_BIT:
-            return ready.max_timestamp, "append"
-        if 0 <= now_ms - ready.max_timestamp <= LIVE_DATA_MS:
-            return ready.max_timestamp, "create"
-        return self.lag.first_seen_ms(ready.base_offset) or now_ms, "seen"
 
     def distrust(self, error: KafkaError) -> None:
         """What stands at the fetch offset is not taken, for this reason. `doubt` says what is asked next."""
@@ -412,7 +367,7 @@ class PartitionPipeline:
         """What came of a look; of one that nobody waits for any more (the partition has moved, its lane went
         back) nothing does. Whether it is a gap from now on."""
         is_damage = False
-        if self._trust.looked(question, found, self.progress.fetch_offset):
+        if self._trust.looked(question, found, self.progress.fetch_offset, steady_ms()):
             self._pause()
             if (end := found.damage_end) >= 0:
                 self.retry_at_ms = 0
@@ -434,8 +389,11 @@ class PartitionPipeline:
         if self._between is None:  # a hook may send anything: its offsets are made up
             self.runs.add(outgoing.offsets, base_offset)
         seconds = max(0, now_ms - outgoing.measured_from_ms) / 1000
-        records, size = len(outgoing.offsets), len(outgoing.batch)
-        self._around.count_delivered(self.partition, records, size, outgoing.measured_from, seconds)
+        size = outgoing.size
+        self._shared.metrics.count_delivered(
+            self.partition, outgoing.record_count, size, outgoing.measured_from, seconds
+        )
+        self._shared.workload.add(self.partition, size)
         self._moved()
 
     def refused(self, outgoing: Outgoing, error: KafkaError, now_ms: int) -> list[Outgoing]:
@@ -444,14 +402,7 @@ class PartitionPipeline:
         halves = split(outgoing.batch, outgoing.offsets) if isinstance(error, SPLITTABLE) else []
         if halves:
             spans = self.progress.split(outgoing.span, [half.offsets[-1] + 1 for half in halves])
-            start, how, frame = outgoing.measured_from_ms, outgoing.measured_from, outgoing.frame
-            return [
-                Outgoing(
-                    half.batch, half.offsets, span, self, start, how, frame and frame.apart(len(half.batch))
-                )
-                for half, span in zip(halves, spans, strict=True)
-                if half.batch is not None
-            ]
+            return [outgoing.part(*each) for each in zip(halves, spans, strict=True)]
         if self.state is State.CLOSED:
             return []  # the next owner will meet it again
         self.progress.failed(outgoing.span)
@@ -482,7 +433,7 @@ class PartitionPipeline:
         log.warning("skipping as told", gap=stopping.gap.describe())
         self._gaps.let_pass(stopping)
         self.state = State.SKIPPING
-        self._around.spawn(self._pass(stopping))
+        self._shared.spawn(self._pass(stopping))
         return stopping.gap
 
     def retry(self) -> Gap | None:
@@ -491,13 +442,13 @@ class PartitionPipeline:
         stopping = self._gaps.stopping
         if self.state is not State.STOPPED or stopping is None:
             return None
-        self._around.spawn(self._retry(stopping))
+        self._shared.spawn(self._retry(stopping))
         return stopping.gap
 
     def _gap(self, first: int, following: int, gap_class: GapClass, reason: str) -> Gap:
         topic_id = self.origin.topic_id
         told = "" if topic_id == NO_TOPIC_ID else str(topic_id)
-        return Gap(self.partition, first, following, gap_class, reason, self._around.now_ms(), told)
+        return Gap(self.partition, first, following, gap_class, reason, self._now_ms(), told)
 
     def _gap_in_span(self, span: Span, first: int, following: int, gap_class: GapClass, reason: str) -> None:
         gap = self._gap(first, following, gap_class, reason)
@@ -531,23 +482,23 @@ class PartitionPipeline:
             return
         if self._written.log_end < min(met.gap.to_offset, self.lag.log_end):
             self.progress.write_again()
-            self._around.moved(self)
+            self._moved()
 
     def _met(self, met: OpenGap) -> None:
         self._gaps.add(met)
         self._keep_extent()
-        if self._around.policy(met.gap.gap_class) is GapPolicy.SKIP or self._gaps.was_let_pass(met.gap):
+        if self._shared.gaps.policy(met.gap.gap_class) is GapPolicy.SKIP or self._gaps.was_let_pass(met.gap):
             log.warning("skipping", gap=met.gap.describe())
             if met.span is None:
                 self.state = State.SKIPPING
-            self._around.spawn(self._pass(met))
+            self._shared.spawn(self._pass(met))
             return
         log.error("stopped", gap=met.gap.describe(), hint="repair it and retry, or skip it")
         met.stops = True
         self.state = State.STOPPED
         if met.span is not None:
             self._take_back(met.gap.to_offset)
-        self._around.spawn(self._around.record_gap(met.gap))
+        self._shared.spawn(self._shared.gaps.record(met.gap))
         self._moved()
 
     def _take_back(self, from_offset: int) -> None:
@@ -570,7 +521,7 @@ class PartitionPipeline:
                 await self._settled.wait()
             if self.state is State.CLOSED or open_gap not in self._gaps:
                 return
-        await self._around.record_gap(open_gap.gap)
+        await self._shared.gaps.record(open_gap.gap)
         if self.state is State.CLOSED or open_gap not in self._gaps:
             return  # forgotten with what was under way: it will be met again
         if open_gap.span is not None:
@@ -585,7 +536,7 @@ class PartitionPipeline:
     def _jump(self, to: Resume) -> None:
         if to.origin is not None or to.offset < self.progress.position:
             topic_id = (to.origin or self.origin).topic_id
-            self.runs.cut(to.offset, self._around.now_ms(), topic_id)
+            self.runs.cut(to.offset, self._now_ms(), topic_id)
         self.progress.jump(to.offset, to.leader_epoch)
         self._trust.forget_doubt(self.progress.fetch_offset)
         self._began = min(self._began, to.offset)  # what lies behind it in a shortened log is carried
@@ -604,14 +555,14 @@ class PartitionPipeline:
             elif at_the_end is not None:
                 self.state = State.SKIPPING
                 if self._gaps.first is at_the_end:
-                    self._around.spawn(self._pass(at_the_end))
+                    self._shared.spawn(self._pass(at_the_end))
             else:
                 self._run()
         self._moved()
 
     async def _retry(self, open_gap: OpenGap) -> None:
         if open_gap.gap.gap_class is GapClass.TOO_LARGE:
-            await self._around.refresh_limits(self.target.topic)
+            await self._shared.topics.refresh_limits(self.target.topic)
         await self._drained()
         if self.state is not State.STOPPED or open_gap not in self._gaps:
             return
@@ -632,16 +583,6 @@ class PartitionPipeline:
 
     def _moved(self) -> None:
         self._settled.set()
-        self._around.moved(self)
-
-
-def _memory_of(batch: memoryview, fetched: FetchedPartition, frame: Frame | None) -> Frame | None:
-    """What stands for the memory of a batch: the answer's, or its own."""
-    if frame is None or batch.obj is fetched.records.obj:
-        return frame
-    return frame.apart(len(batch))
-
-
-def _writable(batch: memoryview) -> memoryview:
-    """The batch in memory that may be stamped in place; a copy only where it is read-only."""
-    return memoryview(bytearray(batch)) if batch.readonly else batch
+        self._on_moved(self)
+        if (lane_hears := self._sink.on_moved) is not None:
+            lane_hears(self)

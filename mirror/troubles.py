@@ -1,7 +1,7 @@
 """What does not work now, why, and since when. Pure.
 
-Kept where things fail (`sources.source`, `topics.topics`, `delivery.sink`), put together by `worker` for the
-status, the metrics and the readiness: what is tried without end must not be tried in silence.
+Kept where things fail (`sources.source`, `topics.topics`, `delivery.sink`), put together by `control.status`
+for the status, the metrics and the readiness: what is tried without end must not be tried in silence.
 """
 
 from __future__ import annotations

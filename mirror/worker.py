@@ -17,40 +17,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from dataclasses import asdict
 from typing import Any
 
 import structlog
 
 from millrace.broker.client.cluster import Cluster
-from millrace.broker.protocol.system_topics import AUDIT_TOPIC, AUDIT_TOPIC_SETTINGS
 from millrace.mirror.assignor import Assignor, read_claims
+from millrace.mirror.batches.between import BetweenHook
 from millrace.mirror.batches.coalesce import BatchWalk
-from millrace.mirror.batches.rebatch import BatchPath
 from millrace.mirror.config import MirrorConfig
 from millrace.mirror.control.metrics import MirrorMetrics
 from millrace.mirror.control.operators import Operators
-from millrace.mirror.control.sight import (
-    GaugeRow,
-    partition_status,
-    source_gauges,
-    throttle_gauges,
-    trouble_gauges,
-    troubles_of,
-)
+from millrace.mirror.control.status import WorkerStatus
 from millrace.mirror.delivery.at_least_once import AtLeastOnce
 from millrace.mirror.delivery.beginnings import Beginnings, Begun
 from millrace.mirror.delivery.checkpoints import Position, Positions
 from millrace.mirror.delivery.delivery import Delivery
 from millrace.mirror.delivery.exactly_once import ExactlyOnce
+from millrace.mirror.delivery.gap_records import GapRecords
 from millrace.mirror.delivery.positions_keeper import PositionsKeeper
-from millrace.mirror.delivery.system_records import CLUSTER_FAILURES, SystemRecords
+from millrace.mirror.delivery.system_records import SystemRecords
 from millrace.mirror.delivery.transaction import Seat
-from millrace.mirror.gaps.gaps import Gap, GapClass, GapPolicy, gap_event
 from millrace.mirror.handover import Handover, WorkLeft, drain_times
 from millrace.mirror.offsets.group_sync import GroupSync
 from millrace.mirror.offsets.map_keeper import MapKeeper
-from millrace.mirror.pipeline import BetweenHook, PartitionPipeline, State
+from millrace.mirror.pipeline import PartitionPipeline, Shared, State
 from millrace.mirror.seat import WorkerSeat
 from millrace.mirror.sharing.assignment import (
     Claim,
@@ -65,21 +56,19 @@ from millrace.mirror.sources.progress_group import ProgressGroups
 from millrace.mirror.sources.readers import Readers
 from millrace.mirror.sources.source import SourceReader
 from millrace.mirror.steady import steady_ms
+from millrace.mirror.topics.discovery import Discovery
 from millrace.mirror.topics.route_guard import RouteGuard
 from millrace.mirror.topics.routes import SourcePartition
-from millrace.mirror.topics.topics import TargetTopics, WantedTopic
-from millrace.mirror.troubles import LASTING_AFTER_MS, Trouble
+from millrace.mirror.topics.topics import TargetTopics
 
 log = structlog.get_logger("millrace.mirror.worker")
 
 PROTOCOL_NAME = "sticky-v1"
-READ_PAUSE_S = 0.2
 # The group must not take a worker for dead while it drains.
 MAX_SHARE_OF_REBALANCE = 0.5
 # Nor its leader while it fences.
 MAX_SHARE_OF_SESSION = 0.5
 MAX_FENCING_S = 5.0
-MOST_TROUBLES_TOLD = 5  # by /readyz, which is read by people in a hurry
 
 
 class Worker:
@@ -95,19 +84,20 @@ class Worker:
     ) -> None:
         self.config = config
         self.target = target
-        self._between = between
-        self._clock = now_ms
+        self.now_ms = now_ms
         self.owned: dict[SourcePartition, PartitionPipeline] = {}
-        self.metrics = MirrorMetrics(now_ms, lambda: self.owned.values(), self._gauges)
+        self.status = WorkerStatus(self)
+        self.metrics = MirrorMetrics(now_ms, lambda: self.owned.values(), self.status.gauges)
         self.is_assigned = False
         self.handover = Handover()
-        self._naming = config.naming_rule
-        self._topics = TargetTopics(config, target, steady_ms, now_ms)
         self._system = SystemRecords(target, now_ms, config.target.replication_factor)
-        self._guard = RouteGuard(config, target, self._system, now_ms, leads=self._leads_if_known)
-        # Sources of which it is known what is to be carried and what the target has a place for.
-        self._looked_at: set[str] = set()
-        keeper = self._keeper = PositionsKeeper(config, target)
+        self._gaps = GapRecords(config, target, self._system, self.metrics)
+        self.discovery = Discovery(
+            config,
+            RouteGuard(config, target, self._system, now_ms, leads=self._leads_if_known),
+            TargetTopics(config, target, steady_ms, now_ms),
+        )
+        keeper = self.keeper = PositionsKeeper(config, target)
         self.delivery: Delivery = (
             ExactlyOnce(config, target, keeper, now_ms, self.metrics.count_transaction)
             if config.delivery == "exactly_once"
@@ -117,20 +107,29 @@ class Worker:
         self._beginnings = Beginnings(config.name, target, self._system, factor, now_ms)
         self._slots: dict[int, int] = {}  # in use as of the last share: slot -> lanes
         self._workload = Workload()
-        self._walk = BatchWalk(*config.coalescing)
-        self._budget = FetchBudget(config.in_flight_bytes)
+        self._shared = Shared(
+            now_ms,
+            self.discovery.topics,
+            self._gaps,
+            self.metrics,
+            self._workload,
+            self._spawn,
+            BatchWalk(*config.coalescing) if between is None else BatchWalk(0),
+            between,
+        )
+        self.budget = FetchBudget(config.in_flight_bytes)
         self._assignor = Assignor()
         self._generation = -1
-        self._stopping = False
+        self.is_stopping = False
         self._tasks: asyncio.TaskGroup | None = None
-        self.readers = Readers(config, self._budget, now_ms, self._on_view, self._record_start)
+        self.readers = Readers(config, self.budget, now_ms, self._on_view, self._record_start)
         for source in config.sources:
             self.readers.add(source, sources[source.cluster])
         self.operators = Operators(self, self._system.write)
-        self._group_sync = GroupSync(target, now_ms, self._leads, self._settings)
+        self.group_sync = GroupSync(target, now_ms, self._leads, self._settings)
         self._progress_groups = ProgressGroups(now_ms, self._settings, lambda: list(self.owned.values()))
-        self._map_keeper = MapKeeper(config.name, self._naming, target, self._system.write, self._leads)
-        self._member = WorkerSeat(
+        self._map_keeper = MapKeeper(config.name, config.naming_rule, target, self._system.write, self._leads)
+        self.member = WorkerSeat(
             config,
             target,
             self._claim,
@@ -149,26 +148,26 @@ class Worker:
             tasks.create_task(self.delivery.run())
             self.readers.start(tasks)
             tasks.create_task(self.operators.run())
-            tasks.create_task(self._group_sync.run())
+            tasks.create_task(self.group_sync.run())
             tasks.create_task(self._map_keeper.run())
             tasks.create_task(self._progress_groups.run())
-            tasks.create_task(self._member.keep())
+            tasks.create_task(self.member.keep())
             tasks.create_task(self._measure())
 
     async def drain(self) -> None:
         """Gives everything up, the seat too: the other workers take it all. Then this one takes no part any
         more; asked again, it does nothing."""
-        await self._end(self._member.give_up)
+        await self._end(self.member.give_up)
 
     async def stop(self) -> None:
         """An orderly end, before `run` is cancelled. A seat with a name waits for a restart (`seat`)."""
-        await self._end(self._member.end)
+        await self._end(self.member.end)
 
     async def _end(self, let_go: Callable[[], Awaitable[None]]) -> None:
         """Nothing new is fetched, what is under way is delivered, positions are written, and the seat is let
         go. Bounded by the drain timeout; what is not delivered by then is carried again by the next owner
         (`handover` says what that is)."""
-        self._stopping = True
+        self.is_stopping = True
         # While the seat is held: a transaction is committed as a member, or not at all.
         await self._release(list(self.owned.values()))
         await let_go()
@@ -190,9 +189,9 @@ class Worker:
         while True:
             await asyncio.sleep(SAMPLE_INTERVAL_S)
             is_stale = self._workload.sample(self.owned, steady_ms())
-            if is_stale and self.is_assigned and not self._stopping:
+            if is_stale and self.is_assigned and not self.is_stopping:
                 log.info("this worker's load has changed; asking for the work to be shared out anew")
-                self._member.rejoin()
+                self.member.rejoin()
 
     # --- sources that come and go, settings that were read again (`operators.reload`) -------------
 
@@ -201,17 +200,16 @@ class Worker:
         # Again: meanwhile the group may have given this worker more of it.
         while carried := [pipeline for key, pipeline in self.owned.items() if key.source == name]:
             await self._release(carried)
-        self._looked_at.discard(name)
-        self._guard.forget(name)
+        self.discovery.forget(name)
         await self.readers.remove(name)
 
     def take_config(self, config: MirrorConfig) -> None:
         """Settings that may change while the worker runs (`reload.RELOADABLE`)."""
         if config.target.security != self.config.target.security:
             self.target.take_security(config.target.security)
-        self.config = self._topics.config = self._guard.config = config
-        self._naming = config.naming_rule
-        self._budget.resize(config.in_flight_bytes)
+        self.config = self._gaps.config = config
+        self.discovery.take_config(config)
+        self.budget.resize(config.in_flight_bytes)
         self.delivery.take_config(config)
         self.readers.take_config(config)
 
@@ -221,7 +219,7 @@ class Worker:
 
     def rejoin(self) -> None:
         """Lets the group share out its work anew."""
-        self._member.rejoin()
+        self.member.rejoin()
 
     # --- the group -------------------------------------------------------------------------------
 
@@ -236,7 +234,7 @@ class Worker:
             self._workload.tell(steady_ms()),
             self._workload.is_settling,
             frozenset(self.readers),
-            self._member.member_id,
+            self.member.member_id,
         )
         return [(PROTOCOL_NAME, add_address(encode_claim(claim), self.operators.url))]
 
@@ -247,9 +245,9 @@ class Worker:
         return self._assignor.share_out(
             members,
             claims,
-            self._partitions(),
+            self.discovery.partitions(self.readers),
             sources=self.readers,
-            unseen=self.readers.keys() - self._looked_at,
+            unseen=self.discovery.unseen(self.readers),
             unfenced=unfenced,
         )
 
@@ -260,26 +258,15 @@ class Worker:
         return await self.delivery.fence(departed, min(MAX_FENCING_S, session_s * MAX_SHARE_OF_SESSION))
 
     def _seat(self) -> Seat | None:
-        member = self._member
+        member = self.member
         return Seat(member.member_id, member.generation) if member.member_id else None
-
-    def _partitions(self) -> set[SourcePartition]:
-        """Every source partition that is to be carried and that the target has a place for."""
-        return {
-            SourcePartition(reader.name, topic.name, number)
-            for reader in self.readers.values()
-            for topic in reader.selected_topics()
-            if self._guard.is_admitted(reader.name, topic.name)
-            for number in topic.partitions
-            if self._topics.has_partition(self._naming.target_partition(reader.name, topic.name, number))
-        }
 
     async def _assigned(self, share: bytes) -> None:
         given = decode_share(share)
         wanted = given.partitions
         crew = crew_of(share)
-        is_inherited = self._member.is_inherited(crew)
-        self._generation = self._member.generation
+        is_inherited = self.member.is_inherited(crew)
+        self._generation = self.member.generation
         self._slots = dict(given.slots)
         if given.slot is not None:
             if is_inherited:
@@ -293,7 +280,7 @@ class Worker:
         if unknown := {key.source for key in wanted} - self.readers.keys():
             # Given by a leader that does not know of claims' sources, or while a reload takes one away.
             log.warning("a share of sources that this config lacks is not carried", sources=sorted(unknown))
-        if self._stopping:
+        if self.is_stopping:
             coming = []
         elif coming and self.delivery.lane_limit and given.slot is None:
             log.error("the worker that leads the group knows no transactions; end it", left=len(coming))
@@ -312,11 +299,11 @@ class Worker:
         if is_inherited:
             self._workload.settle()
         if going or is_inherited:
-            self._member.rejoin()
+            self.member.rejoin()
 
     async def _revoked(self) -> None:
         """A rebalance begins. What is owned goes on; `_assigned` says what has to go."""
-        if self._stopping:
+        if self.is_stopping:
             await self._release(list(self.owned.values()))
 
     async def _lost(self) -> None:
@@ -349,7 +336,7 @@ class Worker:
     def _drop(self, pipeline: PartitionPipeline) -> None:
         if pipeline.state is State.CLOSED:
             return  # a rebalance and a reload gave it up at once
-        if self._stopping:
+        if self.is_stopping:
             self.handover.gave_up(pipeline)
         self.readers[pipeline.partition.source].remove(pipeline)
         self.delivery.left(pipeline)
@@ -370,207 +357,34 @@ class Worker:
             reader = self.readers.get(partition.source)
             if reader is None:
                 continue  # a reload has just taken the source away
-            target = self._naming.target_partition(partition.source, partition.topic, partition.partition)
-            sink = self.delivery.sink_of(partition)
-            pipeline = PartitionPipeline(partition, target, sink, self, self._between, self._walk)
+            target, sink = self.discovery.target_of(partition), self.delivery.sink_of(partition)
+            pipeline = PartitionPipeline(partition, target, sink, self._shared, reader.moved)
             self.owned[partition] = pipeline
             self.delivery.began(pipeline)
             self.operators.began(pipeline)
             is_first = partition.source in first
             start = begun.start(partition, reader.config.start, is_first=is_first)
             is_lost = partition in positions.unreadable
-            self.spawn(reader.begin(pipeline, positions.known.get(partition), is_lost=is_lost, start=start))
-
-    # --- discovery -------------------------------------------------------------------------------
+            self._spawn(reader.begin(pipeline, positions.known.get(partition), is_lost=is_lost, start=start))
 
     async def _on_view(self, reader: SourceReader) -> None:
-        if reader.view is None:
+        await self.discovery.looked(reader, lambda: self.member.is_leader)
+        if not (self.member.is_leader and self.is_assigned):
             return
-        names = [topic.name for topic in reader.selected_topics()]
-        await self._guard.admit(reader.cluster, reader.view, names)
-        wanted = self._wanted_topics(reader)
-        await self._topics.ensure(reader.cluster, wanted)
-        self._looked_at.add(reader.name)
-        if self._member.is_leader:
-            await self._topics.sync_configs(reader.cluster, wanted)
-        if self._member.is_leader and self.is_assigned and self._assignor.is_news(self._partitions()):
+        if self._assignor.is_news(self.discovery.partitions(self.readers)):
             log.info("the partitions to carry have changed", source=reader.name)
-            self._member.rejoin()
+            self.member.rejoin()
 
-    def _wanted_topics(self, reader: SourceReader) -> list[WantedTopic]:
-        """The topics of a source that are to be carried and may be."""
-        return [
-            WantedTopic(
-                topic,
-                self._naming.target_topic(reader.name, topic.name),
-                self._naming.partition_offset(reader.name, topic.name),
-            )
-            for topic in reader.selected_topics()
-            if self._guard.is_admitted(reader.name, topic.name)
-        ]
-
-    # --- what a pipeline asks for (pipeline.Surroundings) ----------------------------------------
-
-    def now_ms(self) -> int:
-        return self._clock()
-
-    def policy(self, gap_class: GapClass) -> GapPolicy:
-        return self.config.gaps.policy(gap_class)
-
-    def max_batch_size(self, topic: str) -> int:
-        return self._topics.max_batch_size(topic)
-
-    async def refresh_limits(self, topic: str) -> None:
-        while True:
-            try:
-                await self._topics.refresh_limits(topic)
-                return
-            except CLUSTER_FAILURES as error:
-                log.warning("cannot read the target's limits yet", topic=topic, error=str(error))
-                await asyncio.sleep(READ_PAUSE_S)
-
-    async def record_gap(self, gap: Gap) -> None:
-        key, value = gap_event(self.config.name, gap, await self._target_id())
-        self.metrics.count_gap(key, gap.partition.source, gap.gap_class.value)
-        await self._system.write(AUDIT_TOPIC, [(key, value)], partition_of=key, configs=AUDIT_TOPIC_SETTINGS)
-
-    async def _target_id(self) -> str:
-        """The target's cluster id, "" where it has none. Asks until it is told."""
-        while True:
-            try:
-                return (await self.target.metadata([])).cluster_id or ""
-            except CLUSTER_FAILURES as error:
-                log.warning("cannot ask the target for its id yet", error=str(error))
-                await asyncio.sleep(READ_PAUSE_S)
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         if self._tasks is None:
             raise RuntimeError("the worker does not run")
         self._tasks.create_task(work)
 
-    def moved(self, pipeline: PartitionPipeline) -> None:
-        if (reader := self.readers.get(pipeline.partition.source)) is not None:
-            reader.moved(pipeline)
-        self.delivery.moved(pipeline)
-
-    def count_batch(
-        self, partition: SourcePartition, path: BatchPath, batches: int, records: int, size: int
-    ) -> None:
-        self.metrics.count_batch(partition, path, batches, records, size)
-
-    def count_delivered(
-        self, partition: SourcePartition, records: int, size: int, measured_from: str, seconds: float
-    ) -> None:
-        self.metrics.count_delivered(partition, records, size, measured_from, seconds)
-        self._workload.add(partition, size)
-
-    # --- for people and machines -----------------------------------------------------------------
-
-    @property
-    def held_size(self) -> int:
-        """Bytes of memory that fetched batches keep."""
-        return self._budget.held_size
-
-    @property
-    def _is_connected(self) -> bool:
-        return any(sink.is_connected for sink in self.delivery.sinks)
-
-    @property
-    def _is_target_unknown(self) -> bool:
-        """Not asked yet, and nothing says that it is away: a worker without a share has no sinks."""
-        return not self.target.trouble and not any(sink.was_connected for sink in self.delivery.sinks)
-
-    @property
-    def _retry_count(self) -> int:
-        return sum(sink.retry_count for sink in self.delivery.sinks)
-
-    def is_ready(self) -> bool:
-        return (
-            self.is_assigned
-            and self._is_connected
-            and not any(pipeline.state is State.STARTING for pipeline in self.owned.values())
-            and not self._lasting_troubles()
-        )
-
-    def waits_for(self) -> list[str]:
-        """Why there is no share, or a part of it that is not carried, where that lasts."""
-        wishes = "" if self.operators.reader.is_ready else "the wishes of operators have not been read yet"
-        waits = [text for text in (self._member.trouble, wishes, self._keeper.trouble) if text]
-        lasting, now_ms = self._lasting_troubles(), self.now_ms()
-        waits += [each.describe(now_ms) for each in lasting[:MOST_TROUBLES_TOLD]]
-        if (more := len(lasting) - MOST_TROUBLES_TOLD) > 0:
-            waits.append(f"and {more} more, see /status")
-        return waits
-
-    def troubles(self) -> list[Trouble]:
-        """What is tried without end now: fetches that the source refuses, batches that the target refuses,
-        topics that it does not take, what waits behind a transaction that nobody ends. The oldest first."""
-        refused = {target: failure for sink in self.delivery.sinks for target, failure in sink.failures}
-        return troubles_of(self.owned, self.readers, refused, self._topics.failures, self.now_ms())
-
-    def _lasting_troubles(self) -> list[Trouble]:
-        now_ms = self.now_ms()
-        return [each for each in self.troubles() if each.for_ms(now_ms) >= LASTING_AFTER_MS]
-
-    def status(self) -> dict[str, Any]:
-        now_ms = self.now_ms()
-        return {
-            "mirror": self.config.name,
-            "ready": self.is_ready(),
-            "waits_for": self.waits_for(),
-            "stopping": self._stopping,
-            "delivery": self.config.delivery,
-            "transactions": asdict(self.delivery.transactions()),
-            "member": self._member.member_id,
-            "generation": self._member.generation,
-            "leader": self._member.is_leader,
-            "target": {
-                "cluster": self.target.name,
-                "connected": self._is_connected,
-                "starting": self._is_target_unknown,
-                "error": self.target.trouble,
-                "over_quota": self.target.is_throttled,
-                "throttled_ms": self.target.throttled_ms,
-                "retries": self._retry_count,
-                "queued_batches": sum(sink.queued_count for sink in self.delivery.sinks),
-            },
-            "sources": [reader.status() for reader in self.readers.values()],
-            "refused_topics": [
-                {"source": source, "topic": topic, "reason": reason}
-                for (source, topic), reason in sorted(self._guard.refusals().items())
-            ],
-            "troubles": [each.as_row() for each in self.troubles()],
-            "groups": self._group_sync.status(),
-            "partitions": [partition_status(self.owned[key], now_ms) for key in sorted(self.owned)],
-        }
-
     def _leads(self) -> bool:
         """Whether this worker does what one of all has to do."""
-        return self._member.is_leader and self.is_assigned and not self._stopping
+        return self.member.is_leader and self.is_assigned and not self.is_stopping
 
     def _leads_if_known(self) -> bool | None:
-        if self._stopping:
+        if self.is_stopping:
             return False
-        return self._member.is_leader if self.is_assigned else None
-
-    def _gauges(self) -> list[GaugeRow]:
-        target = {"target": self.target.name}
-        rows: list[GaugeRow] = [
-            (
-                "millrace_mirror_target_up",
-                "Whether the target answers",
-                target,
-                float(self._is_connected),
-            ),
-            (
-                "millrace_mirror_produce_retries_total",
-                "Batches sent again",
-                target,
-                float(self._retry_count),
-            ),
-        ]
-        rows += throttle_gauges(self.target, self.readers.values())
-        refused, text = float(len(self._guard.refusals())), "Topics that would go round, or mix with another"
-        rows.append(("millrace_mirror_refused_topics", text, {}, refused))
-        rows += source_gauges(self.readers.values()) + trouble_gauges(self.troubles(), self.now_ms())
-        return rows + self.operators.gauges() + self._group_sync.gauges()
+        return self.member.is_leader if self.is_assigned else None

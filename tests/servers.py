@@ -99,6 +99,8 @@ class BrokerProcess:
         self.id = broker_id
         self.zookeeper = zookeeper_path
         self.data = folder / "data"
+        self.folders: list[Path] = []
+        """Data folders in the place of `data`, where a test wants several."""
         self.log_path = folder / "broker.log"
         self.program = PROGRAM
         self.port = port or free_port()
@@ -124,7 +126,8 @@ class BrokerProcess:
 
     def command(self) -> list[str]:
         words = [sys.executable, *self.program, "broker", "run", "--id", str(self.id)]
-        words += ["--zookeeper", self.zookeeper, "--data", str(self.data)]
+        words += ["--zookeeper", self.zookeeper]
+        words += [word for folder in self.folders or [self.data] for word in ("--data", str(folder))]
         if self.advertised_host is None:
             words += ["--listen", self.bootstrap]
         else:

@@ -19,7 +19,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from millrace.audit.clients.producer_config import TOPIC_NAME, ProducerConfig
 from millrace.audit.clients.recovery import ProducerJournal
-from millrace.audit.clients.session import StreamSession
+from millrace.audit.clients.session import StreamClosed, StreamSession, WindowCounts
 from millrace.audit.clients.told_stream import ProducerIdentity
 from millrace.audit.contract.events import CLOSED, Event
 
@@ -61,6 +61,34 @@ class OpenStreams:
                     self._journal.opened(stream)
                 self.by_topic[topic] = stream
             return stream
+
+    def number(
+        self,
+        topic: str,
+        timestamp: int,
+        clock_ms: Callable[[], int],
+        open_stream: Callable[[str, bool], StreamSession],
+    ) -> tuple[StreamSession, WindowCounts, int, int]:
+        """(stream, window, sequence, creation time) of a record that is in no stream's moment.
+
+        `timestamp` is the application's, 0 for the clock's; `open_stream` opens one for a topic without (by
+        `open`, the caller's way). Raises what that does, and ValueError for an impossible time.
+        """
+        while True:
+            stream = self.by_topic.get(topic) or open_stream(topic, not timestamp)
+            created_ms = stream.creation_time(timestamp) if timestamp else clock_ms()
+            promise_ms = stream.promise_ms
+            if promise_ms is not None and created_ms < promise_ms:
+                self.retire(stream)  # The clock was set back: the promise stands, and the time.
+                continue
+            window = stream.current
+            sequence = next(window.numbers, 0) if window.start_ms <= created_ms < window.end_ms else 0
+            try:
+                if not sequence:
+                    window, sequence = stream.assign(created_ms)
+            except StreamClosed:
+                continue  # It was retired since it was looked up; the next one is open.
+            return stream, window, sequence, created_ms
 
     def retire(self, stream: StreamSession) -> None:
         """Let the topic's next record open a new stream. Again it does nothing."""

@@ -25,6 +25,7 @@ from millrace.audit.clients.producer_config import PreparationConfig
 from millrace.audit.contract.content_digest import record_digest
 from millrace.audit.contract.header import HEADER_KEY
 
+_GIVEN = (bytes, str, type(None))  # as a tuple: a union is looked through at three times the cost
 METADATA_TIMEOUT_S = 10.0
 METADATA_INTERVAL_S = 60.0
 METADATA_RETRY_S = 0.1
@@ -109,7 +110,7 @@ def check_messages(messages: Any, *, encoded: bool) -> None:
         if not isinstance(message, dict):
             raise TypeError(f"Message at index {number} must be a dict")
         for name in ("value", "key") if encoded else ():
-            if not isinstance(message.get(name), bytes | str | None):
+            if not isinstance(message.get(name), _GIVEN):
                 raise TypeError(f"Message {name} at index {number} must be bytes or str")
 
 

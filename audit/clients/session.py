@@ -21,6 +21,11 @@ current window may be taken by `next(window.numbers)`: of a *run*, which the loc
 whoever ends the run takes what is left of it at once, so that each number has one taker and a window's count
 of them is exact. `acknowledge` only adds to a list, all that belongs to a record, and `fold` removes only
 what it has read. All other methods belong to the thread that reports or are rare. No clock is read here.
+
+A `Moment` says all this for the records of one millisecond, which a fast producer has hundreds of: one look
+at the clock, and a number out of it, tell that window and promise are as they were when it was made. It has
+its run's own numbers, so that whoever ends the run (another window, the stream's end, a promise that passes
+the moment) ends the moment too, also for a thread that has looked it up already.
 """
 
 from __future__ import annotations
@@ -63,10 +68,11 @@ class Arrivals:
     def take(self) -> tuple[list[int], list[int], list[int]]:
         """(sequences, sizes, digests) of what waits now, which is removed; no digests without `content`."""
         count = len(self.fresh)
-        taken = self.fresh[:count]
-        del self.fresh[:count]
         step = 3 if self.content else 2
-        return taken[::step], taken[1::step], taken[2::step] if self.content else []
+        sequences, sizes = self.fresh[:count:step], self.fresh[1:count:step]
+        digests = self.fresh[2:count:step] if self.content else []
+        del self.fresh[:count]
+        return sequences, sizes, digests
 
 
 class WindowCounts(Arrivals):
@@ -153,6 +159,14 @@ class Fold:
 _NO_WINDOW = WindowCounts(0, 0)
 
 
+Moment = tuple[int, int, Iterator[int], int, WindowCounts, bytes]
+"""What a stream's records have in common that are created in one millisecond: the nanoseconds since 1970 at
+which it begins and the next one does, the numbers of its run, its creation time, its window, and the end of
+its header. A plain tuple: taken apart at once, it costs a record less than six attributes."""
+
+NO_MOMENT: Moment = (0, 0, iter(()), -1, _NO_WINDOW, b"")
+
+
 class StreamSession(ToldStream):
     """One topic's stream, whose records are numbered (`ToldStream` says what it is made of)."""
 
@@ -162,6 +176,7 @@ class StreamSession(ToldStream):
         super().__init__(identity, topic, stream, **settings)
         self.settled = BitMap64()
         self.current = _NO_WINDOW
+        self.moment = NO_MOMENT
         self._run_end = 0
         self._run_length = FIRST_RUN
         self._counted = 0
@@ -193,6 +208,23 @@ class StreamSession(ToldStream):
             self._run_end += count
             self._fold_now_and_then()
             return window, first
+
+    def keep_moment(self, window: WindowCounts, created_ms: int, suffix: bytes) -> None:
+        """Let the records of this millisecond take their numbers from `moment`, where nothing else is to be
+        looked at for them: window, promise and what is reserved."""
+        since_ns = created_ms * 1_000_000
+        with self._lock:
+            if (
+                window is self.current
+                and self._run_end <= self.reserved
+                and (self.promise_ms is None or self.promise_ms <= created_ms)
+            ):
+                self.moment = (since_ns, since_ns + 1_000_000, window.numbers, created_ms, window, suffix)
+
+    @property
+    def run_end(self) -> int:
+        """The last number that may be given out without the lock."""
+        return self._run_end
 
     @property
     def last_assigned(self) -> int:
@@ -396,6 +428,13 @@ class StreamSession(ToldStream):
         for sequences in sets.values():
             sequences.run_optimize()
         return {"count": len(window.acknowledged), **{name: each.copy() for name, each in sets.items()}}
+
+    def _promise(self, now_ms: int) -> int | None:
+        promise_ms = super()._promise(now_ms)
+        if promise_ms is not None and self.moment[3] < promise_ms:
+            self._end_run()  # The clock may be set back into that moment: its time is compared again then.
+            self.moment = NO_MOMENT
+        return promise_ms
 
     def _reach(self) -> tuple[int, int]:
         self.settled.run_optimize()

@@ -26,6 +26,7 @@ from millrace.audit.contract.event_values import (
     StreamEvent,
     TierEvent,
 )
+from millrace.audit.contract.window_reports import PlainText, Teller, WindowReports, read_plain
 
 UNANNOUNCED = "unannounced"
 MAX_UNTRUSTED_KEPT = 1000
@@ -60,7 +61,7 @@ class StreamFacts:
     closed_at_ms: int | None = None
     alive_at_ms: int = 0
     untold: tuple[int, ...] = ()
-    windows: dict[int, CountEvent] = field(default_factory=dict)
+    windows: WindowReports = field(default_factory=WindowReports)
     conflicts: list[str] = field(default_factory=list)
     distrusted: list[str] = field(default_factory=list)
     _numbered: bool = False
@@ -110,6 +111,23 @@ class StreamFacts:
         elif _says(event) != _says(known):
             self.conflict(f"two different reports with number {event.report} for one window")
 
+    def learn_plain(self, told: PlainText) -> bool:
+        """The same for a report from which no rule can learn more: like one before, of a new window, or what
+        is known already. False, and nothing learnt, for any other."""
+        return self._numbered and self.windows.take(told)
+
+    def adopt_reports(self, packed: bytes) -> None:
+        """Take over the plain reports that an earlier run packed, before any other is learnt."""
+        teller = self.windows.adopt(packed, self.stream)
+        self._numbered, self._window_ms = True, teller.window_ms
+        if not self.topic:
+            self.topic, self.producer, self.session = teller.topic, teller.producer, teller.session
+
+    def frame_reports(self) -> None:
+        """Once it is known how long the stream's windows are."""
+        if self._window_ms is not None:
+            self.windows.are_of(Teller(self.stream, self.session, self.topic, self.producer, self._window_ms))
+
     def conflict(self, sentence: str) -> None:
         """Never to be PROVEN, and why. Of very many sentences the first are kept: one is enough."""
         if sentence not in self.conflicts and len(self.conflicts) < MAX_SENTENCES_A_STREAM:
@@ -137,6 +155,7 @@ class StreamFacts:
             self.conflict("some reports number the records, others only count them")
         if self._window_ms is None:
             self._window_ms = event.window_ms
+            self.frame_reports()
         elif self._window_ms != event.window_ms:
             self.conflict("the length of the windows changed under way: a stream keeps the one it began with")
 
@@ -189,6 +208,11 @@ class EventLedger:
 
     def add(self, key: bytes | None, value: bytes | memoryview | None, origin: str = "") -> None:
         """Learn a record of the events topic; `origin` (cluster, offset) is named when it is not trusted."""
+        plain = None if value is None else read_plain(key, value)
+        if plain is not None:
+            facts = self.streams.get(plain.stream)
+            if facts is not None and facts.learn_plain(plain):
+                return
         try:
             event = decode_event(value)
         except InvalidEvent as error:

@@ -49,6 +49,7 @@ VERSIONS = {
     6: "verdicts as many files of rows",
     7: "how far the events were read",
     8: "what came again in a cell as sets, which older programs would not see",
+    9: "producers' plain reports packed, which older programs would not see",
 }
 """What each version of the format added."""
 STATE_VERSION = max(VERSIONS)

@@ -6,10 +6,12 @@ Called by `job` after it reconciled, so that whatever the run saw is in the verd
 - a window of a topic is *pruned* when all its streams' rows are settled, proven (or matched by count) or
   waived by a waiver that stands, and none was revised for `keep`. Its cells and reports go; one line with the
   sums stays (`settled`), and per stream which sequences are accounted for (`fact_rows.PrunedWindows`);
-- what is not proven stays with all its evidence until a person has waived it;
+- what is not proven stays with all its evidence until a person has waived it; where a mirror keeps no
+  positions, that is all of its topic, since a later record that arrived is what calls an earlier one lost;
 - a window with cells above the mirrors' positions stays: they would be read again, and look like late ones;
-- a stream is forgotten when all its windows are pruned, it has ended, and no cluster's events tell of it any
-  more: else they would bring it back without its cells, and all of it would look lost;
+- a stream is forgotten when all its windows are pruned, it has ended, no row of its own is in doubt that
+  nobody waived, and no cluster's events tell of it any more: else they would bring it back without its cells,
+  and all of it would look lost;
 - a claim of a group that no event answers (`group_counts.Claim`) ends when no commit names it any more,
   `keep` has passed since, and no window is left from its time: without it, what is unknown there would look
   lost;
@@ -31,6 +33,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millrace.audit.config import audited_topic
 from millrace.audit.contract.events import CLOSED, EventLedger, StreamFacts
 from millrace.audit.contract.group_counts import Claim
 from millrace.audit.contract.sequence_set import from_ranges
@@ -73,14 +76,19 @@ def prune(
     keep_ms: int,
     now_ms: int,
     window_ms: int,
+    *,
+    places_decide: bool = False,
 ) -> pa.Table:
     """Add what may go to what is `pruned` of each stream; returns the lines that are left of these windows.
 
     `numbered` are this run's rows (`settled.NUMBERED_SCHEMA`): they are read part by part, without their
     details, which only windows that were waived are asked for. `earlier` are the lines of windows that were
-    pruned before, `held_back` is asked once something may go. The ledger is for `forget_pruned`.
+    pruned before, `held_back` is asked once something may go. `places_decide`: some mirror keeps no
+    positions, so that what arrived in a window tells of records of others that they come no more. The ledger
+    is for `forget_pruned`.
     """
     asked = functools.cache(held_back)
+    whole = undecided_topics(numbered, waived) if places_decide else set()
     lines = [SETTLED_SCHEMA.empty_table()]
     waived_ones = []
     for part in parts_of(numbered, LINE_COLUMNS):
@@ -88,6 +96,7 @@ def prune(
         if not prunable(here, rows, waived, (), keep_ms, now_ms).num_rows:
             continue
         going = prunable(here, rows, waived, asked(), keep_ms, now_ms)
+        going = going.filter(pc.invert(pc.is_in(going["topic"], pa.array(whole, pa.string()))))
         if not going.num_rows:
             continue
         _add_windows(pruned, going, window_ms)
@@ -99,6 +108,22 @@ def prune(
         lines.append(left.filter(is_among(left.select(WINDOW), going.select(WINDOW))))
     _add_unreported(pruned, numbered, waived_ones)
     return pa.concat_tables(lines)
+
+
+def undecided_topics(rows: Rows, waived: Collection[Target]) -> set[str]:
+    """Those with a settled window of a stream that is neither proven nor waived."""
+    found = {
+        (row["topic"], row["window_start_ms"])
+        for part in parts_of(rows, [*WINDOW, "stream", "state", "verdict"])
+        for row in part.filter(_is_undecided(part)).select(WINDOW).group_by(WINDOW).aggregate([]).to_pylist()
+    }
+    return {topic for topic, start_ms in found if (topic, start_ms) not in waived}
+
+
+def _is_undecided(rows: pa.Table) -> pa.ChunkedArray:
+    of_window = pc.and_(pc.is_valid(rows["window_start_ms"]), pc.not_equal(rows["stream"], ""))
+    is_settled = pc.equal(rows["state"], str(WindowState.SETTLED))
+    return pc.and_(pc.and_(of_window, is_settled), pc.invert(pc.is_in(rows["verdict"], pa.array(GOOD))))
 
 
 def prunable(
@@ -131,10 +156,12 @@ def prunable(
 
 
 def _add_windows(pruned: dict[str, PrunedWindows], going: pa.Table, window_ms: int) -> None:
-    for stream, start_ms, length_ms in zip(
-        *(going[name].to_pylist() for name in (*_PLACE, "window_ms")), strict=True
+    for stream, start_ms, length_ms, topic in zip(
+        *(going[name].to_pylist() for name in (*_PLACE, "window_ms", "topic")), strict=True
     ):
-        pruned.setdefault(stream, PrunedWindows(window_ms)).add(start_ms, length_ms)
+        left = pruned.setdefault(stream, PrunedWindows(window_ms))
+        left.add(start_ms, length_ms)
+        left.topic = topic
 
 
 def _add_unreported(pruned: dict[str, PrunedWindows], numbered: Rows, going: Sequence[pa.Table]) -> None:
@@ -165,9 +192,14 @@ def claims_to_keep(
 
 
 def forget_pruned(
-    ledger: EventLedger, pruned: Mapping[str, PrunedWindows], *, learn: bool = False
+    ledger: EventLedger,
+    pruned: Mapping[str, PrunedWindows],
+    topic_of: Mapping[str, str] | None = None,
+    *,
+    learn: bool = False,
 ) -> dict[str, int]:
-    """Take reports of pruned windows out of the ledger: events tell them again in every run.
+    """Take reports of pruned windows out of the ledger: events tell them again in every run. `topic_of`
+    {stream: audited topic}: a producer may call it by another name.
 
     Returns {what: count} of reports that tell of sequences which were not accounted for when their window was
     pruned; with `learn` they are, from now on.
@@ -181,7 +213,7 @@ def forget_pruned(
             report = facts.windows.pop(start_ms)
             told = report.acknowledged | report.ambiguous | report.failed
             if not learn and not told.issubset(left.sequences):
-                late[_of_topic(LATE_REPORT, facts.topic)] += 1
+                late[_of_topic(LATE_REPORT, (topic_of or {}).get(stream, ""))] += 1
             left.sequences |= told
             left.counted = left.counted or not report.sequenced
             if not report.sequenced and left.told is not None:
@@ -201,15 +233,17 @@ def forget_streams(
     ledger: EventLedger,
     pruned: dict[str, PrunedWindows],
     told: Collection[str],
+    doubted: Collection[str],
     grace_ms: int,
     now_ms: int,
 ) -> None:
-    """Drop streams of which nothing is left and of which no event can come back."""
+    """Drop streams of which nothing is left and of which no event can come back; none that is `doubted`."""
     testified = {event.stream for event in ledger.tiers.values()}
     for stream in list(pruned):
         facts = ledger.streams.get(stream)
         if (
             stream in told
+            or stream in doubted
             or stream in testified
             or (facts is not None and not _is_over(facts, grace_ms, now_ms))
         ):
@@ -221,30 +255,59 @@ def forget_streams(
         ledger.streams.pop(stream, None)
 
 
+def doubted_streams(rows: Rows, waived: Collection[Target]) -> set[str]:
+    """Those with a row of their own that nobody has waived; `rows` are the report's."""
+    own = [
+        row
+        for part in parts_of(rows, ["topic", "stream", "window_start_ms"])
+        for row in part.filter(pc.is_null(part["window_start_ms"])).to_pylist()
+    ]
+    return {row["stream"] for row in own if (row["topic"], row["stream"]) not in waived}
+
+
 def _is_over(facts: StreamFacts, grace_ms: int, now_ms: int) -> bool:
     ended = facts.state == CLOSED or facts.lapsed(now_ms, grace_ms)
     return ended and not facts.windows and not facts.conflicts
 
 
-def late_counts(rows: Rows) -> dict[str, int]:
-    """{what: late records} of rows in state PRUNED. A name ends with the topic: no other one's watermark
-    waits for it (`runs.untrusted`)."""
+def late_counts(rows: Rows, *, again: bool = False) -> dict[str, int]:
+    """{what: late records} of rows in state PRUNED, or of those alone that the next run reads `again`. A name
+    ends with the topic: no other one's watermark waits for it (`runs.untrusted`)."""
     counts: dict[str, int] = {}
-    for part in parts_of(rows, ["state", "topic", "consumed"]):
+    told = "seen" if again else "consumed"
+    for part in parts_of(rows, ["state", "topic", told]):
         for row in part.filter(pc.equal(part["state"], PRUNED)).to_pylist():
-            for tier, count in row["consumed"]:
+            for tier, count in row[told]:
                 what = _of_topic(f"{LATE}, in {tier}", row["topic"])
                 counts[what] = counts.get(what, 0) + count
     return counts
+
+
+def late_to_keep(late: Mapping[str, int], again: Mapping[str, int]) -> dict[str, int]:
+    """The late records whose cells a fold takes away, so that their count must stay. Those that are read
+    again are counted by the next run."""
+    kept = {what: count - again.get(what, 0) for what, count in late.items() if what.startswith(LATE)}
+    return {what: count for what, count in kept.items() if count}
 
 
 def _of_topic(what: str, topic: str) -> str:
     return f"{what}, topic {topic}" if topic else what
 
 
-def late_row(topic: str, stream: str, counts: Mapping[str, int]) -> dict[str, Any]:
-    """The row that carries a stream's late records from a worker to the driver."""
-    return counting_row(PRUNED, topic, stream, counts)
+def late_row(topic: str, stream: str, late: pa.Table) -> dict[str, Any]:
+    """The row that carries a stream's late records from a worker to the driver. `late` are their cells, of
+    its own `topic` or, where no event names that (""), of any one: a cluster that merges topics is read for
+    each of them, and shows every record under each name."""
+    places = late["topic"].unique().to_pylist()
+    own = topic or min(map(audited_topic, places))
+    here = pa.array([each for each in places if audited_topic(each) == own] or places, pa.string())
+    cells = late.filter(pc.is_in(late["topic"], here))
+    return counting_row(PRUNED, topic, stream, _by_tier(cells), _by_tier(cells.filter(cells["tail"])))
+
+
+def _by_tier(cells: pa.Table) -> dict[str, int]:
+    found = cells.group_by("tier").aggregate([("count", "sum")]).to_pylist()
+    return {row["tier"]: row["count_sum"] for row in found}
 
 
 def is_unaudited(what: str) -> bool:

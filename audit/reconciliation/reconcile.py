@@ -84,7 +84,7 @@ def reconcile_stream(
     compared. Raises ValueError for tiers in a wrong order.
     """
     check_order(tiers)
-    common_ms = math.lcm(window_ms, *{report.window_ms for report in stream.windows.values()})
+    common_ms = math.lcm(window_ms, *stream.windows.lengths())
     case = StreamCase(stream, seen, tiers, common_ms, grace_ms, now_ms)
     rows = {start_ms: WindowFindings(start_ms) for start_ms in case.window_starts()}
     if stream.sequenced:

@@ -27,14 +27,16 @@ def roster_rows(
     window_ms: int,
     *,
     windows: Iterable[tuple[int, int]] = (),
+    pruned: Mapping[str, int] | None = None,
     grace_ms: int = 0,
 ) -> list[WindowVerdict]:
     """UNKNOWN for every member and every window that it is silent about, never an empty PROVEN.
 
     `roster` {member: since when, ms}: of windows that end before, nothing is asked of it (0: of none).
-    `streams` name the audited topics; `windows` are [start, end) of the topic's settled rows. A member that
-    has never reported has one row, without a window, as soon as any is asked of it, and so have all windows
-    after the end of one that closed all of its streams and has not come back.
+    `streams` name the audited topics; `windows` are [start, end) of the topic's settled rows; `pruned`
+    {stream: start of the first window whose evidence went}. A member that has never reported has one row,
+    without a window, as soon as any is asked of it, and so have all windows after the end of one that closed
+    all of its streams and has not come back.
     """
     known: dict[str, list[StreamFacts]] = {}
     for facts in streams:
@@ -48,7 +50,7 @@ def roster_rows(
                 rows.append(_row(name, topic, window_ms, "has never reported"))
             continue
         until_ms = _heard_until(known[name])
-        told = _spans(known[name], grace_ms)
+        told = _spans(known[name], pruned or {}, grace_ms)
         for start_ms, end_ms in ordered:
             if end_ms <= since_ms:
                 continue
@@ -67,16 +69,17 @@ def _heard_until(streams: Sequence[StreamFacts]) -> float:
     return max((facts.at_ms if facts.state == CLOSED else inf for facts in streams), default=inf)
 
 
-def _spans(streams: Iterable[StreamFacts], grace_ms: int) -> list[Span]:
+def _spans(streams: Iterable[StreamFacts], pruned: Mapping[str, int], grace_ms: int) -> list[Span]:
     """What the streams speak for, in order and apart; clocks of producers may differ by the grace."""
     spans: list[Span] = []
     for facts in streams:
-        reports = facts.windows.values()
-        spans += [(each.window_start_ms, each.window_start_ms + each.window_ms) for each in reports]
+        spans += facts.windows.spans()
         if facts.state != UNANNOUNCED:
             opened_ms = facts.opened_at_ms
             if opened_ms is None:  # the word of it is gone
-                opened_ms = min([facts.at_ms, *(each.window_start_ms for each in reports)])
+                # What a report told of the time after it stays true when its window is pruned.
+                first_ms = pruned.get(facts.stream, facts.at_ms)
+                opened_ms = min([facts.at_ms, first_ms, *facts.windows])
             ended_ms = facts.at_ms + 1 if facts.state == CLOSED else inf
             spans.append((opened_ms - grace_ms, ended_ms + grace_ms))
     merged: list[Span] = []

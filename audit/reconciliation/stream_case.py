@@ -82,18 +82,19 @@ class StreamCase:
         self.window_ms, self.grace_ms, self.now_ms = window_ms, grace_ms, now_ms
         self.seen = _refile(seen, tiers, window_ms)
         self.reports: dict[int, list[CountEvent]] = {}
-        for report in stream.windows.values():
+        told = list(stream.windows.values())
+        for report in told:
             start_ms = report.window_start_ms - report.window_start_ms % window_ms
             self.reports.setdefault(start_ms, []).append(report)
         self.conflicts = list(stream.conflicts)
         self.conflicts += [each for each in self._doubtful_names() if each not in self.conflicts]
         self.acknowledged = BitMap64()
-        for report in stream.windows.values():
+        for report in told:
             if not self.acknowledged.isdisjoint(report.acknowledged) and TOLD_TWICE not in self.conflicts:
                 self.conflicts.append(TOLD_TWICE)
             self.acknowledged |= report.acknowledged
-        self.reportable = self.acknowledged | union(report.ambiguous for report in stream.windows.values())
-        self.reported = self.reportable | union(report.failed for report in stream.windows.values())
+        self.reportable = self.acknowledged | union(report.ambiguous for report in told)
+        self.reported = self.reportable | union(report.failed for report in told)
         self.arrived: dict[str, BitMap64] = {}
         for tier in reversed(tiers):
             below = [self.arrived[lower.name] for lower in tiers if lower.upstream == tier.name]

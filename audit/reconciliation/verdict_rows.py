@@ -163,8 +163,7 @@ class Reconciler:
         """(a stream's cells without, {(topic, tier): how many records are in} those that lie in other topics
         than its events name: somebody copied its records with their headers. Of a stream whose own topic is
         not audited, all of them do."""
-        name = (facts_rows[0]["topic"] or "") if facts_rows else ""
-        told = self._told_topic(name, _origins(facts_rows)) if name else None
+        name, told = _name(facts_rows), self.told_topic(facts_rows)
         foreign: Counter[tuple[str, str]] = Counter()
         if told is None and not (name and _is_one_producers(facts_of(facts_rows[0]))):
             return cells, foreign
@@ -246,6 +245,11 @@ class Reconciler:
             for each in self.clusters
             if each.name == cluster
         )
+
+    def told_topic(self, facts_rows: Sequence[Mapping[str, Any]]) -> str | None:
+        """The audited topic that the stream's events name; None where they name none."""
+        name = _name(facts_rows)
+        return self._told_topic(name, _origins(facts_rows)) if name else None
 
     def _told_topic(self, name: str, origins: set[str]) -> str | None:
         """The audited topic that a stream's events call by this name; None where they name none of them.
@@ -360,6 +364,11 @@ def _origins(facts_rows: Sequence[Mapping[str, Any]]) -> set[str]:
     return set(facts_rows[0]["origins"] or ()) if facts_rows else set()
 
 
+def _name(facts_rows: Sequence[Mapping[str, Any]]) -> str:
+    """What the stream's producer calls its topic."""
+    return (facts_rows[0]["topic"] or "") if facts_rows else ""
+
+
 _NO_EVIDENCE = Evidence()
 
 
@@ -427,9 +436,11 @@ def _row(verdict: WindowVerdict, evidence: Evidence = _NO_EVIDENCE) -> dict[str,
     }
 
 
-def counting_row(state: str, topic: str, stream: str, counts: Mapping[str, int]) -> dict[str, Any]:
+def counting_row(
+    state: str, topic: str, stream: str, counts: Mapping[str, int], again: Mapping[str, int] | None = None
+) -> dict[str, Any]:
     """A row that carries how many records of a stream are in a `state` of their own, {tier: n}, from a worker
-    to the driver; no such row leaves the job."""
+    to the driver; no such row leaves the job. `again` are those of them that the next run reads again."""
     numbers = (
         "published",
         "ambiguous",
@@ -449,7 +460,7 @@ def counting_row(state: str, topic: str, stream: str, counts: Mapping[str, int])
         "state": state,
         "verdict": str(Verdict.UNKNOWN),
         "consumed": list(counts.items()),
-        "seen": [],
+        "seen": list((again or {}).items()),
         "content": "",
         "revision": 0,
         "detail": "{}",

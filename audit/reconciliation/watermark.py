@@ -4,6 +4,10 @@ them. Pure.
 Called by the job after reconciliation. The watermark is the end of the longest prefix of windows in which
 every row is settled and proven (or count-matched), or waived by a person. It never jumps a hole, never
 moves beyond what every known stream has promised, and is None while nothing is proven.
+
+A waiver is for what it names: the settled rows of a window, or a stream's own row. A waived window holds the
+watermark all the same while a row of it is open, while a stream may still write into it, and while a stream's
+own doubt reaches into it: that is another finding, which nobody has waived.
 """
 
 from __future__ import annotations
@@ -53,6 +57,7 @@ def completeness_watermark(
         [each for each in streams if each.stream not in ended or each.at_ms > silenced.get(each.stream, -1)],
     )
     ends: dict[int, int] = {}
+    still_open: set[int] = set()
     doubtful: set[int] = set()
     first_doubt_ms: int | None = None
     for row in rows:
@@ -66,17 +71,19 @@ def completeness_watermark(
             continue
         start_ms = row.window_start_ms
         ends[start_ms] = max(ends.get(start_ms, 0), start_ms + row.window_ms)
-        if row.state is not WindowState.SETTLED or row.verdict > Verdict.COUNT_MATCH:
+        if row.state is not WindowState.SETTLED:
+            still_open.add(start_ms)
+        elif row.verdict > Verdict.COUNT_MATCH:
             doubtful.add(start_ms)
+    held = still_open | (doubtful - waived)
     watermark: int | None = None
     for start_ms in sorted(ends):
         end_ms = ends[start_ms]
-        if start_ms not in waived:
-            in_doubt = first_doubt_ms is not None and end_ms > first_doubt_ms
-            beyond = bound_ms is not None and end_ms > bound_ms
-            if start_ms in doubtful or in_doubt or beyond:
-                # A longer window that is proven may reach beyond this one.
-                return None if watermark is None else min(watermark, start_ms)
+        in_doubt = first_doubt_ms is not None and end_ms > first_doubt_ms
+        beyond = bound_ms is not None and end_ms > bound_ms
+        if start_ms in held or in_doubt or beyond:
+            # A longer window that is proven may reach beyond this one.
+            return None if watermark is None else min(watermark, start_ms)
         watermark = end_ms
     return watermark
 

@@ -20,7 +20,7 @@ def window_notes(streams: Iterable[StreamFacts], topics: Collection[str], window
     for facts in streams:
         if facts.topic not in topics:
             continue
-        for length_ms in {report.window_ms for report in facts.windows.values()} - {window_ms}:
+        for length_ms in facts.windows.lengths() - {window_ms}:
             found.setdefault((facts.topic, length_ms), set()).add(facts.producer)
     for (topic, length_ms), producers in sorted(found.items()):
         told, configured = duration_text(length_ms), duration_text(window_ms)

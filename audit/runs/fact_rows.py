@@ -3,6 +3,7 @@
 Written by `job` at each run (all streams, so one file is enough), read by Spark for reconciliation and by
 `explain`. The row holds the events in their own documented JSON, merged: two stream events (first and newest
 word) and the newest report per window; so a later version of the audit can read what an earlier one kept.
+Reports that say no more than some numbers are packed beside them.
 """
 
 from __future__ import annotations
@@ -36,27 +37,36 @@ FACT_SCHEMA = pa.schema(
         ("topic", pa.string()),
         ("origins", pa.list_(pa.string())),
         ("facts", pa.binary()),
+        ("reports", pa.binary()),
         ("tiers", pa.binary()),
         ("pruned", pa.binary()),
     ]
 )
 KEPT_SCHEMA = FACT_SCHEMA.append(pa.field("merged", pa.binary()))
-"""The rows of the file. `merged` is what the next run's reading of events goes on from and no verdict asks:
-what the events that are kept do not tell any more, and where the stream's newest event is in each events
-topic. Before version 7 of the state there was none, and all events were read again."""
-FACT_DDL = "stream string, topic string, origins array<string>, facts binary, tiers binary, pruned binary"
+"""The rows of the file. `reports` are the plain ones (`contract.window_reports`); up to the state's version 8
+they stood among the events in `facts`. `merged` is what the next run's reading of events goes on from and no
+verdict asks: what the events that are kept do not tell any more, and where the stream's newest event is in
+each events topic. Before version 7 of the state there was none, and all events were read again."""
+FACT_DDL = (
+    "stream string, topic string, origins array<string>, facts binary, reports binary, tiers binary, "
+    "pruned binary"
+)
 
 
 def encode_facts(facts: StreamFacts) -> bytes:
-    """The stream's events, one JSON text a line, then its conflicts."""
-    lines = [encode_event(event)[1] for event in events_of(facts)]
+    """The stream's events but for its plain reports, one JSON text a line, then its conflicts."""
+    events: list[Event] = [*stream_events(facts), *facts.windows.others()]
+    lines = [encode_event(event)[1] for event in events]
     lines.append(json.dumps({"conflicts": facts.conflicts, "distrusted": facts.distrusted}).encode())
     return b"\n".join(lines)
 
 
-def decode_facts(stream: str, content: bytes) -> StreamFacts:
-    """The facts again; raises InvalidEvent for what `encode_facts` never wrote."""
+def decode_facts(stream: str, content: bytes, reports: bytes | None = None) -> StreamFacts:
+    """The facts again, with the plain `reports` that were packed; raises InvalidEvent for what was never
+    written."""
     facts = StreamFacts(stream)
+    if reports:
+        facts.adopt_reports(reports)
     *events, last = content.split(b"\n")
     for line in events:
         event = decode_event(line)
@@ -91,6 +101,8 @@ def restore_merged(facts: StreamFacts, content: bytes | None) -> dict[str, int]:
     if not facts.topic and not facts.producer:  # all that it told is pruned
         for name in _IDENTITY:
             setattr(facts, name, body[name])
+    if not facts.windows:
+        facts.frame_reports()
     return dict(body["told"])
 
 
@@ -98,13 +110,15 @@ def restore_merged(facts: StreamFacts, content: bytes | None) -> dict[str, int]:
 class PrunedWindows:
     """What is left of a stream's windows whose evidence was folded away: their numbers, and the sequences
     that were accounted for in them, so that no hole shows. `window_ms` is the audit's; `counted` marks a
-    producer that does not number its records."""
+    producer that does not number its records; `topic` is the audited one, which of a stream that no event
+    tells of only its cells did."""
 
     window_ms: int
     windows: BitMap64 = field(default_factory=BitMap64)
     sequences: BitMap64 = field(default_factory=BitMap64)
     counted: bool = False
     told: dict[int, int] | None = field(default_factory=dict)
+    topic: str = ""
 
     def add(self, start_ms: int, length_ms: int) -> None:
         """A row's window, which may be several of the audit's."""
@@ -112,10 +126,16 @@ class PrunedWindows:
 
     def copy(self) -> PrunedWindows:
         told = None if self.told is None else dict(self.told)
-        return PrunedWindows(self.window_ms, self.windows.copy(), self.sequences.copy(), self.counted, told)
+        windows, sequences = self.windows.copy(), self.sequences.copy()
+        return PrunedWindows(self.window_ms, windows, sequences, self.counted, told, self.topic)
 
     def has(self, start_ms: int) -> bool:
         return start_ms // self.window_ms in self.windows
+
+    @property
+    def first_ms(self) -> int:
+        """The start of the first one; there must be one."""
+        return int(self.windows.min()) * self.window_ms
 
     def encode(self) -> bytes:
         body = {
@@ -124,6 +144,7 @@ class PrunedWindows:
             "sequences": sequence_set.to_json(self.sequences),
             "counted": self.counted,
             "told": None if self.told is None else sorted(self.told.items()),
+            "topic": self.topic,
         }
         return json.dumps(body, separators=(",", ":")).encode()
 
@@ -136,6 +157,7 @@ class PrunedWindows:
             sequence_set.from_json(body["sequences"]),
             body["counted"],
             None if body.get("told") is None else dict(body["told"]),
+            body.get("topic", ""),  # an older program kept none
         )
 
 
@@ -145,8 +167,10 @@ def facts_of(row: Mapping[str, Any]) -> StreamFacts:
     They are put in as one report of records that failed, in the first pruned window; who reconciles leaves
     the rows of pruned windows out (`pruned_of`).
     """
-    facts = decode_facts(row["stream"], row["facts"])
+    facts = decode_facts(row["stream"], row["facts"], row.get("reports"))
     pruned = pruned_of(row)
+    if pruned is not None and not facts.topic:
+        facts.topic = pruned.topic
     if pruned is not None and pruned.counted and not facts.windows:
         facts._only_counted = True  # the reports that said so are gone
     if pruned is not None and not facts.sequenced:
@@ -190,8 +214,8 @@ def tier_events_of(rows: Sequence[Mapping[str, Any]]) -> list[TierEvent]:
     return found
 
 
-def events_of(facts: StreamFacts) -> Iterator[Event]:
-    """Events that, merged, give the same facts."""
+def stream_events(facts: StreamFacts) -> Iterator[StreamEvent]:
+    """Events that, merged, say the same of the stream as a whole."""
     if facts.state != UNANNOUNCED:
         newest = StreamEvent(
             state=facts.state,
@@ -221,8 +245,6 @@ def events_of(facts: StreamFacts) -> Iterator[Event]:
                 untold=(),
             )
         yield newest
-    for start_ms in sorted(facts.windows):
-        yield facts.windows[start_ms]
 
 
 def facts_table(
@@ -248,6 +270,7 @@ def facts_table(
             "topic": [facts[stream].topic for stream in streams],
             "origins": [sorted(origins.get(stream, ())) for stream in streams],
             "facts": [encode_facts(facts[stream]) for stream in streams],
+            "reports": [facts[stream].windows.pack() or None for stream in streams],
             "tiers": [b"\n".join(tiers[stream]) if stream in tiers else None for stream in streams],
             "pruned": [pruned[stream].encode() if stream in pruned else None for stream in streams],
             "merged": [encode_merged(facts[stream], told.get(stream, {})) for stream in streams],
@@ -271,7 +294,7 @@ def restore(table: pa.Table, ledger: EventLedger) -> tuple[dict[str, set[str]], 
     told: dict[str, dict[str, int]] = {}
     for row in table.to_pylist():
         stream = row["stream"]
-        facts = decode_facts(stream, row["facts"])
+        facts = decode_facts(stream, row["facts"], row.get("reports"))
         told[stream] = restore_merged(facts, row.get("merged"))
         ledger.adopt(facts)
         origins[stream] = set(row["origins"] or ())

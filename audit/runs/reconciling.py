@@ -24,6 +24,7 @@ from millrace.audit.reconciliation.row_parts import Rows, parts_of
 from millrace.audit.reconciliation.verdict_rows import ClusterReading, Reconciler
 from millrace.audit.reconciliation.verdicts import WindowState, WindowVerdict
 from millrace.audit.runs.capture import Capture, MirrorPosition
+from millrace.audit.runs.fact_rows import PrunedWindows
 from millrace.audit.runs.log_history import holds_to
 from millrace.audit.runs.reading_plan import (
     groups_began,
@@ -93,10 +94,13 @@ def reconciler_of(
     )
 
 
-def roster_of(config: AuditConfig, captured: Capture, rows: Rows) -> list[WindowVerdict]:
+def roster_of(
+    config: AuditConfig, captured: Capture, rows: Rows, pruned: Mapping[str, PrunedWindows]
+) -> list[WindowVerdict]:
     """Rows for the producers that the config names and that are silent, beside the others' `rows`
     (`verdict_rows.VERDICT_SCHEMA`)."""
     windows = _settled_windows(rows) if config.roster() else {}
+    first_pruned = {stream: left.first_ms for stream, left in pruned.items() if left.windows}
     return [
         row
         for topic in config.topics
@@ -106,6 +110,7 @@ def roster_of(config: AuditConfig, captured: Capture, rows: Rows) -> list[Window
             topic,
             config.window_ms,
             windows=windows.get(topic, ()),
+            pruned=first_pruned,
             grace_ms=config.grace_ms,
         )
     ]

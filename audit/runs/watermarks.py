@@ -60,8 +60,9 @@ def watermarks_of(
 def _windows(rows: pa.Table) -> Iterator[WindowVerdict]:
     """What the rows of each window come to: one that is settled and good, as long as all of them are."""
     for window in window_totals(rows).to_pylist():
-        is_good = not window["open"] and window["worst"] <= Verdict.COUNT_MATCH
-        yield _window(window, Verdict.PROVEN if is_good else Verdict.UNKNOWN)
+        is_good = window["worst"] <= Verdict.COUNT_MATCH
+        state = WindowState.OPEN if window["open"] else WindowState.SETTLED
+        yield _window(window, Verdict.PROVEN if is_good else Verdict.UNKNOWN, state)
 
 
 def _pruned(settled: pa.Table) -> Iterator[WindowVerdict]:
@@ -71,9 +72,11 @@ def _pruned(settled: pa.Table) -> Iterator[WindowVerdict]:
         yield _window(line, Verdict.PROVEN)
 
 
-def _window(told: Mapping[str, Any], verdict: Verdict) -> WindowVerdict:
+def _window(
+    told: Mapping[str, Any], verdict: Verdict, state: WindowState = WindowState.SETTLED
+) -> WindowVerdict:
     start_ms, window_ms = told["window_start_ms"], told["window_ms"]
-    return WindowVerdict(told["topic"], "", "", start_ms, window_ms, WindowState.SETTLED, verdict)
+    return WindowVerdict(told["topic"], "", "", start_ms, window_ms, state, verdict)
 
 
 def _own(row: Mapping[str, Any]) -> WindowVerdict:

@@ -367,9 +367,7 @@ def _own_rows(
     rows = rows.filter(pa.array([start is None or not pruned.has(start) for start in starts], pa.bool_()))
     if not late.num_rows:
         return rows
-    found = late.group_by("tier").aggregate([("count", "sum")]).to_pylist()
-    counts = {row["tier"]: row["count_sum"] for row in found}
-    row = late_row(known[0]["topic"] or "", known[0]["stream"], counts)
+    row = late_row(reconciler.told_topic(known) or "", known[0]["stream"], late)
     return pa.concat_tables([rows, pa.Table.from_pylist([row], ROW_SCHEMA)])
 
 

@@ -13,13 +13,18 @@ WORKER_ERRORS = ("ClusterUnreachable", "AccessRefused", "ConfigError", "Unsuppor
 """Our own errors, whose text is such a line already."""
 
 _PYTHON = "spark.pyspark.python (audit.yaml: spark) or PYSPARK_PYTHON names the one to use"
+_CURE = f"for its Python, or send them along (millrace audit package); {_PYTHON}"
+
+_HOST = re.compile(r"Lost task [\d.]+ in stage [\d.]+ \(TID \d+\) \((\S+) executor")
+_ABSENT = re.compile(r"^\s*ModuleNotFoundError: No module named '([\w.]+)'", re.MULTILINE)
+_UNLOADED = re.compile(r"^\s*(ImportError|OSError):[ ]*(.*)$", re.MULTILINE)
+_ORIGINAL = re.compile(r"Original error was: (.+)")  # numpy's own words begin with an empty line
+_FRAME = re.compile(r'^\s*File "([^"\n]*)", line \d+, in (.+)$', re.MULTILINE)
+_INSTALLED = re.compile(r"/(?:site|dist)-packages/(\w+)")
+_NAMED = re.compile(r"cannot import name '\w+' from (?:partially initialized module )?'(\w+)")
+_NOT_LIBRARIES = ("millrace", "pyspark")
 
 _KNOWN: tuple[tuple[str, str], ...] = (
-    (
-        r"ModuleNotFoundError: No module named '([\w.]+)'",
-        "Spark's workers lack the Python package {0}: install millrace's dependencies for their Python, or "
-        "send them along (millrace audit package); " + _PYTHON,
-    ),
     (
         r"PYTHON_VERSION_MISMATCH\]\s*(.*)",
         "Spark's workers run another Python than the driver: {0} " + _PYTHON,
@@ -81,8 +86,44 @@ def one_line(problem: BaseException | str) -> str | None:
         for name in WORKER_ERRORS:
             if f"{name}: " in line:
                 return line.split(f"{name}: ", 1)[1].strip()
+    library = _library(text)
+    if library is not None:
+        return library
     for pattern, words in _KNOWN:
         found = re.search(pattern, text)
         if found is not None:
             return words.format(*(group.strip() for group in found.groups()))
     return None
+
+
+def _library(text: str) -> str | None:
+    """The line for a worker that lacks a library, or on which one is there and cannot be loaded: compiled
+    for another machine, beside another version of what it needs, or without a system library."""
+    found = _HOST.search(text)
+    worker = f"Spark's worker {found[1]}" if found else "A worker of Spark's"
+    if absent := _ABSENT.search(text):
+        return f"{worker} lacks the Python package {absent[1]}: install millrace's dependencies {_CURE}"
+    problem = next(reversed(list(_UNLOADED.finditer(text))), None)
+    if problem is None:
+        return None
+    kind, said = problem.groups()
+    if not said and (original := _ORIGINAL.search(text, problem.end())):
+        said = original[1]
+    frames = _FRAME.findall(text, 0, problem.start())
+    # Any other OSError is no library's: a disk or a socket.
+    importing = _libraries([place for place, where in frames if where == "<module>"])
+    if kind == "OSError" and not importing:
+        return None
+    named = _NAMED.search(said)
+    libraries = _libraries([place for place, _ in frames]) + _libraries([said])
+    library = named[1] if named else libraries[-1] if libraries else "that it needs"
+    return (
+        f"{worker} cannot load the Python package {library} ({kind}: {said.strip()}): install millrace's "
+        f"dependencies anew {_CURE}"
+    )
+
+
+def _libraries(texts: list[str]) -> list[str]:
+    """The installed packages whose files these name."""
+    found = [name for text in texts for name in _INSTALLED.findall(text)]
+    return [name for name in found if name not in _NOT_LIBRARIES]

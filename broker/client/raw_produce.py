@@ -22,6 +22,7 @@ from millrace.broker.protocol.topic_partition import TopicPartition
 
 _VERSIONS = (3, 9)
 _INIT_PRODUCER_ID_VERSIONS = (2, 4)
+_FIRST_WITH_HOLDER = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +96,11 @@ async def init_producer_id(
     *,
     timeout_ms: int = 60_000,
     retry_ms: float | None = None,
+    holder: tuple[int, int] | None = None,
 ) -> tuple[int, int]:
     """A producer id and its epoch. With a transactional id: its own, older holders are fenced and their open
-    transaction is aborted; `timeout_ms` is then how long a transaction may stay open.
+    transaction is aborted; `timeout_ms` is then how long a transaction may stay open. `holder`: who asks has
+    this id and epoch, and is refused where another has the transactional id by now (KIP-360).
 
     Retries while coordinators move and an older transaction ends, for `retry_ms` (the cluster's request
     timeout, when it is not given). Raises KafkaError.
@@ -115,10 +118,15 @@ async def init_producer_id(
         node_id = None
         if transactional_id is not None:
             node_id = await cluster.coordinator(transactional_id, "transaction")
-        version = await cluster.api_version(Api.INIT_PRODUCER_ID, *_INIT_PRODUCER_ID_VERSIONS, node_id)
+        lowest, highest = _INIT_PRODUCER_ID_VERSIONS
+        lowest = lowest if holder is None else _FIRST_WITH_HOLDER
+        version = await cluster.api_version(Api.INIT_PRODUCER_ID, lowest, highest, node_id)
         schema = request_schema(Api.INIT_PRODUCER_ID, version)
         limit = i32Timedelta.parse(datetime.timedelta(milliseconds=timeout_ms))
-        request = schema.InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout=limit)
+        of_holder = {} if holder is None else {"producer_id": holder[0], "producer_epoch": holder[1]}
+        request = schema.InitProducerIdRequest(
+            transactional_id=transactional_id, transaction_timeout=limit, **of_holder
+        )
         answer = await cluster.request(request, node_id=node_id)
         code = int(answer.error_code)
         if code:

@@ -157,9 +157,12 @@ async def _fetch_round(
         if isinstance(answer, BaseException):
             problems.append(answer)
             continue
+        is_empty = not any(each.records for each in answer)
         for each in answer:
             if each.error_code in (0, OffsetOutOfRange.code):
-                useful.append(each)
+                # Beside the records of others an empty one says nothing: they may have taken all the room.
+                if is_empty or each.records or each.error_code:
+                    useful.append(each)
             else:
                 plain = error_for_code(each.error_code)
                 where = f"{cluster}: reading {each.topic}-{each.partition}"

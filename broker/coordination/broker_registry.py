@@ -10,8 +10,11 @@ never flushed may be gone. Where it is the only member it stays, in a new leader
 records whose offsets are given again, and only another epoch tells readers that what they hold at these
 offsets is no longer what the log says. A broker whose logs were all closed cleanly has lost nothing and stays
 in sync; it begins a new epoch where it leads. (Apache Kafka's controller does the first when it sees a broker
-go, and KIP-966 does it for every unclean start.) A topic whose znode cannot be understood is in nobody's
-picture, as in Apache Kafka; its in-sync sets are left all the same, for the day on which it can.
+go, and KIP-966 does it for every unclean start.) Where it was not in sync, its leader may be about to take it
+in for what it had before, as slowly as ZooKeeper is reached from there: the state is written as it is, and
+the leader's write no longer fits its version (what KIP-903 is for). A topic whose znode cannot be understood
+is in nobody's picture, as in Apache Kafka; its in-sync sets are left all the same, for the day on which it
+can.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from millrace.broker.coordination.paths import BrokerRegistration
 from millrace.broker.coordination.session import NodeExists, NodeMissing, Session, SetData, VersionConflict
 from millrace.broker.errors import BrokerIdTaken
 from millrace.broker.protocol.topic_partition import TopicPartition
-from millrace.broker.replication.partition import PartitionState
+from millrace.broker.replication.partition import NO_LEADER, PartitionState
 
 log = structlog.get_logger("millrace.broker")
 
@@ -234,11 +237,12 @@ def restarted(
     *,
     was_clean: bool,
 ) -> PartitionState | None:
-    """The state of a partition once a broker that kept a replica of it has been restarted; None where its
-    restart makes no difference. Pure."""
+    """The state of a partition once a broker that kept a replica of it has been restarted (the same state:
+    only in a new version); None where its restart makes no difference. Pure."""
     others = tuple(broker for broker in state.isr if broker != broker_id)
     if others == state.isr:
-        return None
+        may_be_taken_in = broker_id in replicas and state.leader != NO_LEADER
+        return state if may_be_taken_in and not was_clean else None
     if was_clean or not others:
         return replace(state, leader_epoch=state.leader_epoch + 1) if state.leader == broker_id else None
     leader = state.leader

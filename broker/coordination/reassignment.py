@@ -19,7 +19,7 @@ from millrace.broker.replication.partition import NO_LEADER, PartitionState
 
 @dataclass(frozen=True, slots=True)
 class PlannedMove:
-    """What is to be written for one partition; `state` is None where it stays as it is."""
+    """What is to be written for one partition; `state` is None where not even its version is to change."""
 
     replicas: tuple[int, ...]
     adding: tuple[int, ...] = ()
@@ -60,10 +60,16 @@ def original_replicas(partition: PartitionPicture) -> tuple[int, ...]:
 def _state_for(
     partition: PartitionPicture, replicas: tuple[int, ...], alive: frozenset[int], unclean: bool
 ) -> PartitionState | None:
-    """The state with only `replicas` in sync; None where that is so already."""
+    """The state with only `replicas` in sync; None where that is so already.
+
+    The same state where a replica goes that is not in sync: its leader may be about to take it in, and its
+    write is not to fit the version any more.
+    """
     state = partition.state
-    if state is None or set(state.isr) <= set(replicas):
+    if state is None:
         return None
+    if set(state.isr) <= set(replicas):
+        return None if set(partition.replicas) <= set(replicas) else state
     in_sync = tuple(broker for broker in state.isr if broker in replicas)
     if not in_sync:
         if not unclean:

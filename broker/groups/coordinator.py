@@ -335,15 +335,19 @@ class GroupCoordinator:
             pending,
         )
 
-    def transaction_ended(self, partition: int, producer_id: int, committed: bool) -> None:
-        """A transaction's marker is in this partition of the offsets topic, and the in-sync set has it.
+    def transaction_ended(
+        self, partition: int, producer_id: int, committed: bool, marker_offset: int
+    ) -> None:
+        """A transaction's marker is in this partition of the offsets topic, at `marker_offset`, and the
+        in-sync set has it.
 
         A partition that is being loaded takes it in afterwards; one of another broker needs no telling,
-        for whoever loads it reads the marker.
+        for whoever loads it reads the marker. Told late, when the producer's next transaction has begun,
+        it decides on nothing of that.
         """
         owned = self._partitions.get(partition)
         if owned is not None:
-            owned.transaction_ended(producer_id, committed)
+            owned.transaction_ended(producer_id, committed, marker_offset)
 
     def fetch_offsets(
         self,

@@ -6,8 +6,10 @@ log anew; both ways lead to the same state, because every change carries its pla
 
 Transactions (KIP-98, KIP-447): an offset committed in a transaction is *pending* under its producer id from
 the moment it is in the log until the transaction's marker is; then it counts as committed where it stands
-in the log, not where the marker does, so a plain commit that came after it wins. A removal takes with it
-what is pending from before it. While anything is pending the offset does not expire and the group stays.
+in the log, not where the marker does, so a plain commit that came after it wins. A marker decides on what
+stands before it, whenever that is told: the next transaction may have the same epoch, and a marker may have
+been written twice. A removal takes with it what is pending from before it. While anything is pending the
+offset does not expire and the group stays.
 """
 
 from __future__ import annotations
@@ -97,13 +99,18 @@ class OffsetStore:
         """Keep an offset until its transaction ends; the last one of a transaction counts."""
         self._pending.setdefault(producer_id, {})[partition] = committed
 
-    def end_transaction(self, producer_id: int, committed: bool) -> int:
-        """The transaction's marker is in the log. How many offsets it decided on."""
+    def end_transaction(self, producer_id: int, committed: bool, marker_offset: int) -> bool:
+        """The transaction's marker is in the log, at this place. Whether offsets of a later transaction of
+        its producer are still pending."""
         pending = self._pending.pop(producer_id, {})
+        later = {each: offset for each, offset in pending.items() if offset.log_offset > marker_offset}
+        if later:
+            self._pending[producer_id] = later
         if committed:
             for partition, offset in pending.items():
-                self.put(partition, offset)
-        return len(pending)
+                if partition not in later:
+                    self.put(partition, offset)
+        return bool(later)
 
     def is_unstable(self, partition: TopicPartition) -> bool:
         """Whether the partition's offset may be about to change: a transaction that is open, or a write

@@ -41,7 +41,7 @@ class OwnedPartition:
     groups: dict[str, Entry] = field(default_factory=dict)
     _open_transactions: dict[int, set[str]] = field(default_factory=dict)
     """Which groups have pending offsets, by producer id."""
-    _ended_while_loading: list[tuple[int, bool]] = field(default_factory=list)
+    _ended_while_loading: list[tuple[int, bool, int]] = field(default_factory=list)
     """Transactions whose markers may have come after the point up to which the log is being read."""
     _forgotten_while_loading: set[str] = field(default_factory=set)
     """Topics that were deleted meanwhile."""
@@ -66,8 +66,8 @@ class OwnedPartition:
         self.groups = groups
         self._open_transactions = memory.open_transactions
         self.loaded = True
-        for producer_id, committed in self._ended_while_loading:
-            self.transaction_ended(producer_id, committed)
+        for ended in self._ended_while_loading:
+            self.transaction_ended(*ended)
         forgotten = self._forgotten_while_loading
         return self.removal_of_topics(forgotten) if forgotten else []
 
@@ -81,15 +81,19 @@ class OwnedPartition:
         """The producer's open transaction has offsets in this group."""
         self._open_transactions.setdefault(producer_id, set()).add(group_id)
 
-    def transaction_ended(self, producer_id: int, committed: bool) -> None:
-        """Its marker is in the log. While the log is being read, this is kept for afterwards."""
+    def transaction_ended(self, producer_id: int, committed: bool, marker_offset: int) -> None:
+        """Its marker is in the log, at this place. While the log is being read, this is kept for
+        afterwards."""
         if not self.loaded:
-            self._ended_while_loading.append((producer_id, committed))
+            self._ended_while_loading.append((producer_id, committed, marker_offset))
             return
+        still_open = set()
         for group_id in self._open_transactions.pop(producer_id, ()):
             entry = self.groups.get(group_id)
-            if entry is not None:
-                entry.offsets.end_transaction(producer_id, committed)
+            if entry is not None and entry.offsets.end_transaction(producer_id, committed, marker_offset):
+                still_open.add(group_id)
+        if still_open:
+            self._open_transactions[producer_id] = still_open
 
     # -- removals ------------------------------------------------------------------------------------
 

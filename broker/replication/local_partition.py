@@ -150,8 +150,10 @@ class LocalPartition:
 
     @property
     def last_stable_offset(self) -> int:
-        """Readers of committed data see up to here: the first record of an open transaction, if any."""
-        return self.log.last_stable_offset(self.replica.high_watermark)
+        """Readers of committed data see up to here: the first record of an open transaction, if any. Never
+        below the log's start, which deletions may have moved past that record: who begins at the end would
+        be out of range there."""
+        return max(self.log.last_stable_offset(self.replica.high_watermark), self.log.start_offset)
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"

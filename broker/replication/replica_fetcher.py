@@ -89,6 +89,8 @@ class Following:
     """When it brought records last."""
     lag: int = 0
     """Records that the leader has committed and this broker has not got yet."""
+    is_caught_up: bool = False
+    """Whether there were none at the leader's last answer."""
     failure: str = ""
     """What was logged last; said once, not at every attempt."""
 
@@ -329,6 +331,10 @@ class LaneFetcher:
             return False
         if following.ready_at > now or following.local.turn.locked():
             return False
+        if following.is_caught_up:
+            # Who is in sync is not held back, as in Apache Kafka: every acks=all write waits for it, and it
+            # would be late in the end and out of sync. Settings stay behind when a move is over.
+            return True
         resumes_at = self.owner.throttle.resumes_at(following.local.key, now)
         if resumes_at > now:
             following.ready_at = resumes_at
@@ -496,6 +502,7 @@ class LaneFetcher:
             if given.error_code == 0:
                 following.failure = ""
                 following.lag = max(0, given.high_watermark - local.log.end_offset)
+                following.is_caught_up = following.lag == 0
         if rest > 0:
             self._delay(following, rest)
 

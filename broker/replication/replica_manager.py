@@ -71,6 +71,7 @@ from millrace.broker.storage.batch_validation import (
     check_batch,
 )
 from millrace.broker.storage.disk_errors import WouldBlock
+from millrace.broker.storage.disk_room import DiskRoom
 from millrace.broker.storage.log import Log
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
@@ -410,6 +411,11 @@ class ReplicaManager:
     def stray_count(self) -> int:
         """Logs in the data folders that were set aside."""
         return len(self._logs.strays)
+
+    @property
+    def rooms(self) -> Mapping[Path, DiskRoom]:
+        """Of each data folder that can be used."""
+        return self._logs.rooms
 
     # -- housekeeping and figures --------------------------------------------------------------------
 

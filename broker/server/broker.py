@@ -78,6 +78,7 @@ log = structlog.get_logger("millrace.broker")
 
 REGISTRATION_RETRY_SECONDS = 0.5
 OFFLINE_REPORT_INTERVAL_MS = 1_000
+ROOM_CHECK_INTERVAL_MS = 1_000
 
 
 class Broker:
@@ -380,6 +381,7 @@ class Broker:
         spawn("groups", self._groups.run())
         spawn("transactions", self._transactions.coordinator.run())
         every(OFFLINE_REPORT_INTERVAL_MS, "offline", self._local.report_offline)
+        every(ROOM_CHECK_INTERVAL_MS, "room", self._look_at_room)
         every(settings.log_flush_scheduler_interval_ms, "flush", self._replicas.flush_due)
         check_interval_ms = max(settings.replica_lag_time_max_ms // CHECKS_PER_LAG, 1)
         every(check_interval_ms, "in-sync sets", self._replicas.check_in_sync_sets)
@@ -416,6 +418,25 @@ class Broker:
         )
         self._transactions.gate.expire(self._clock.now_ms())
         self._report_storage()
+
+    async def _look_at_room(self) -> None:
+        for change in await self._replicas.on_disk(self._logs.look_at_room, self._clock.steady_ms()):
+            if change.is_refusing:
+                log.error(
+                    "a data folder has no room and refuses writes, which clients try again: remove what is "
+                    "not needed from its disk, enlarge it, or lower retention.bytes or retention.ms of "
+                    "large topics",
+                    folder=str(change.folder),
+                    free_bytes=change.free_bytes,
+                    reason=change.reason,
+                )
+            else:
+                log.info(
+                    "a data folder has room again and takes writes",
+                    folder=str(change.folder),
+                    free_bytes=change.free_bytes,
+                    refused=change.refusals,
+                )
 
     async def _compact(self) -> None:
         """On a thread of its own: it may take minutes, and flushes and cold reads must not wait for it."""

@@ -57,6 +57,16 @@ def gauges(services: BrokerServices, listener: Listener, controller: ControllerR
         offline = sum(map(len, replicas.offline_partitions().values()))
         yield "millrace_broker_offline_partitions", "Here and not usable.", {}, offline
         yield "millrace_broker_stray_logs", "Set aside; a person decides.", {}, replicas.stray_count
+        for folder, room in replicas.rooms.items():
+            labels = {"folder": str(folder)}
+            if room.free_bytes is not None:
+                yield "millrace_broker_data_folder_free_bytes", "Room on its disk.", labels, room.free_bytes
+            yield (
+                "millrace_broker_data_folder_refuses_writes",
+                "1 while writes are refused for want of room.",
+                labels,
+                int(room.is_refusing),
+            )
         for (topic, partition), lag in replicas.follower_lags().items():
             labels = {"topic": topic, "partition": str(partition)}
             yield "millrace_broker_follower_lag", "Committed records that are missing here.", labels, lag

@@ -36,6 +36,8 @@ WRITE_TIMEOUT_MS = 10_000
 REQUEST_TIMEOUT_MS = 30_000
 VERIFY_TIMEOUT_MS = 10_000
 
+NOT_APPENDED = -1
+
 _MARKERS_VERSION = 1
 _VERIFY_VERSION = 4
 MARKERS_PURPOSE, VERIFY_PURPOSE = "markers", "verification"
@@ -59,11 +61,13 @@ class MarkerWriter:
     async def write_here(self, markers: Sequence[Marker]) -> list[Outcome]:
         """Append the markers; for each of them an error by partition."""
         outcomes: list[Outcome] = [{} for _ in markers]
+        offsets: dict[tuple[int, TopicPartition], int] = {}
         waits: dict[asyncio.Future[None], list[tuple[int, TopicPartition]]] = {}
         for index, marker in enumerate(markers):
             for partition in sorted(marker.partitions):
-                error, wait = self._append(marker, partition)
+                error, offset, wait = self._append(marker, partition)
                 outcomes[index][partition] = error
+                offsets[index, partition] = offset
                 if wait is not None:
                     waits.setdefault(wait, []).append((index, partition))
         if waits:
@@ -71,15 +75,16 @@ class MarkerWriter:
             for wait, places in waits.items():
                 for index, partition in places:
                     outcomes[index][partition] = _outcome(wait)
-        for marker, outcome in zip(markers, outcomes, strict=True):
-            for (topic, number), error in outcome.items():
-                if error is ErrorCode.none and topic == OFFSETS_TOPIC:
-                    self._groups.transaction_ended(number, marker.producer.producer_id, marker.committed)
+        for (index, (topic, number)), offset in offsets.items():
+            if topic == OFFSETS_TOPIC and outcomes[index][topic, number] is ErrorCode.none:
+                marker = markers[index]
+                self._groups.transaction_ended(number, marker.producer.producer_id, marker.committed, offset)
         return outcomes
 
     def _append(
         self, marker: Marker, partition: TopicPartition
-    ) -> tuple[ErrorCode, asyncio.Future[None] | None]:
+    ) -> tuple[ErrorCode, int, asyncio.Future[None] | None]:
+        """An error, or the marker's place in the log and what is to be waited for."""
         producer = marker.producer
         batch = build_marker(
             producer.producer_id,
@@ -89,7 +94,9 @@ class MarkerWriter:
             self._clock_ms(),
         )
         try:
-            _, wait = self._replica_manager.append_now(*partition, memoryview(batch), ACKS_ALL, "internal")
+            appended, wait = self._replica_manager.append_now(
+                *partition, memoryview(batch), ACKS_ALL, "internal"
+            )
         except KafkaError as error:
             log.info(
                 "a transaction marker was not written",
@@ -98,9 +105,9 @@ class MarkerWriter:
                 producer_id=producer.producer_id,
                 error=str(error),
             )
-            return ErrorCode(error.code), None
+            return ErrorCode(error.code), NOT_APPENDED, None
         self._gate.ended(partition, producer.producer_id)
-        return ErrorCode.none, wait
+        return ErrorCode.none, appended.base_offset, wait
 
 
 def _outcome(wait: asyncio.Future[None]) -> ErrorCode:

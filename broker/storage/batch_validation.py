@@ -101,8 +101,9 @@ def check_batch(
 ) -> CheckedBatch:
     """Checks one batch and brings it into the form the topic wants, within the `budget` if there is one.
 
-    Batches of internal origin (group offsets, transaction markers) are the broker's own: size, CRC and
-    counts are checked, the rest is taken as written. With `validation="header"` the records are not
+    Batches of internal origin (group offsets, transaction markers) are the broker's own: CRC and counts are
+    checked, the rest is taken as written, of any size: one that is larger than a segment has one for itself,
+    for a transaction whose marker is refused never ends. With `validation="header"` the records are not
     looked at. A read-only buffer is copied, any other is changed in place.
 
     Raises CorruptMessage, InvalidRecord, InvalidTimestamp, RecordTooLarge, RecordListTooLarge,
@@ -115,14 +116,8 @@ def check_batch(
         raise _no_header(batch, error) from None
     if header.batch_length + LOG_OVERHEAD != size:
         raise _not_one_batch(header, size)
-    if size > config.max_message_bytes and origin == "client":
-        raise RecordTooLarge(
-            f"record batch of {size} bytes exceeds max.message.bytes = {config.max_message_bytes}"
-        )
-    if size > config.segment_bytes:
-        raise RecordListTooLarge(
-            f"record batch of {size} bytes exceeds segment.bytes = {config.segment_bytes}"
-        )
+    if origin == "client":
+        _check_size(size, config)
     if isinstance(batch, bytes) or (isinstance(batch, memoryview) and batch.readonly):
         batch = bytearray(batch)
     view = batch if isinstance(batch, memoryview) else memoryview(batch)
@@ -196,6 +191,17 @@ def _not_one_batch(header: BatchHeader, size: int) -> InvalidRecord:
     if header.size > size:
         return InvalidRecord(f"record batch of {header.size} bytes is cut at {size}")
     return InvalidRecord("a produce request must hold exactly one record batch per partition")
+
+
+def _check_size(size: int, config: LogConfig) -> None:
+    if size > config.max_message_bytes:
+        raise RecordTooLarge(
+            f"record batch of {size} bytes exceeds max.message.bytes = {config.max_message_bytes}"
+        )
+    if size > config.segment_bytes:
+        raise RecordListTooLarge(
+            f"record batch of {size} bytes exceeds segment.bytes = {config.segment_bytes}"
+        )
 
 
 def _check_client_header(header: BatchHeader) -> None:

@@ -129,6 +129,22 @@ def read_topic_id(directory: Path) -> UUID | None:
     return UUID(bytes=base64.urlsafe_b64decode(values["topic_id"] + "=="))
 
 
+def own_topic_id(directory: Path, announced_id: UUID | None, notes: list[str]) -> UUID | None:
+    """The topic id of a partition's directory; where it has none, the announced one, written now. Raises
+    ValueError when it cannot be read and none was announced, OSError."""
+    try:
+        topic_id = read_topic_id(directory)
+    except ValueError as error:
+        if announced_id is None:
+            raise
+        notes.append(f"{error}; it was not on the disk yet, and is written anew")
+        topic_id = None
+    if topic_id is None and announced_id is not None:
+        write_topic_id(directory, announced_id, sync=False)
+        return announced_id
+    return topic_id
+
+
 def _read_text(path: Path) -> str:
     """A start reads two of these per partition: a file object costs more than the reading. Raises ValueError
     where it is no text, OSError."""

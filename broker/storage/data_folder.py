@@ -7,6 +7,7 @@
     .kafka_cleanshutdown               written last at a clean end, removed first at a start
     failed-sync                        a sync has failed, and what it was for has not been written again
     .lock                              held while a process uses the folder
+    .room                              written and removed, to see whether there is room again
 
 Called by the log manager. Invariants: a recovery point is written after the flush that made it true, and
 lowered before anything else when a truncation begins; a checkpoint is replaced as a whole or not at all.
@@ -51,11 +52,14 @@ from millrace.broker.storage.checkpoints import (
     write_new_partitions,
     write_offsets,
 )
+from millrace.broker.storage.disk_room import DiskRoom, RoomChange
 from millrace.broker.storage.log import Log
 
 CLEAN_SHUTDOWN_MARKER = ".kafka_cleanshutdown"
 FAILED_SYNC_MARKER = "failed-sync"
 LOCK_FILE = ".lock"
+PROBE_FILE = ".room"
+_PROBE_SIZE = 64 << 10
 
 Offsets = dict[TopicPartition, int]
 
@@ -67,6 +71,7 @@ class DataFolder:
         self.path = path
         self.failure: str | None = None
         """Why nothing in it can be used; None while all is well."""
+        self.room = DiskRoom(path)
         self.was_clean = False
         self.had_failed_sync = False
         """Whether what a sync failed to make durable need not be on the disk yet."""
@@ -146,6 +151,27 @@ class DataFolder:
         """All that is not below a recovery point has been written again and flushed. Raises OSError."""
         (self.path / FAILED_SYNC_MARKER).unlink(missing_ok=True)
         self.had_failed_sync = False
+
+    # -- room
+
+    def look_at_room(self, steady_ms: int) -> RoomChange | None:
+        """As `DiskRoom.looked`, of what the file system says. Raises OSError."""
+        stat = os.statvfs(self.path)
+        return self.room.looked(stat.f_bavail * stat.f_frsize, steady_ms, self._has_room)
+
+    def _has_room(self) -> bool:
+        """By allocating, because a quota and a full disk are told apart by no figure."""
+        path = self.path / PROBE_FILE
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                os.posix_fallocate(fd, 0, _PROBE_SIZE)
+            finally:
+                os.close(fd)
+                path.unlink()
+        except OSError:
+            return False
+        return True
 
     # -- new partitions
 

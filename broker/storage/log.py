@@ -7,8 +7,8 @@
     offset-holes                                    empty; its presence says that offsets may have holes
 
 Called by the replica manager (append, read) and the log manager (open, housekeeping, close). Synchronous.
-Two parts of the log have modules of their own: what of it is on the disk (`log_durability.py`), and changes
-to its segments (`log_reshaping.py`).
+Three parts of the log have modules of their own: what of it is on the disk (`log_durability.py`), changes to
+its segments (`log_reshaping.py`), and whether it can be used (`log_health.py`).
 
 Invariants:
 - one appends at a time; every change of structure (append, roll, truncate, delete) holds `_lock`; what
@@ -57,10 +57,10 @@ from millrace.broker.storage.batch_validation import (
     as_of,
     check_batch,
 )
-from millrace.broker.storage.checkpoints import HOLES_MARKER, read_topic_id, sync_directory, write_topic_id
-from millrace.broker.storage.disk_errors import is_beyond_trust
+from millrace.broker.storage.checkpoints import HOLES_MARKER, own_topic_id, sync_directory, write_topic_id
 from millrace.broker.storage.leader_epochs import LeaderEpochCache
 from millrace.broker.storage.log_config import LogConfig
+from millrace.broker.storage.log_health import LogHealth
 from millrace.broker.storage.log_reader import LogRead, LogReader
 from millrace.broker.storage.producer_recovery import load_producers, read_marker
 from millrace.broker.storage.producer_state import ProducerState
@@ -86,22 +86,6 @@ def parse_directory_name(name: str) -> TopicPartition:
     if not dash or not topic or not number.isdigit():
         raise ValueError(f"{name!r} is not <topic>-<partition>")
     return topic, int(number)
-
-
-def _own_topic_id(directory: Path, announced_id: UUID | None, notes: list[str]) -> UUID | None:
-    """The topic id of a partition's directory; where it has none, the announced one, written now. Raises
-    ValueError when it cannot be read and none was announced, OSError."""
-    try:
-        topic_id = read_topic_id(directory)
-    except ValueError as error:
-        if announced_id is None:
-            raise
-        notes.append(f"{error}; it was not on the disk yet, and is written anew")
-        topic_id = None
-    if topic_id is None and announced_id is not None:
-        write_topic_id(directory, announced_id, sync=False)
-        return announced_id
-    return topic_id
 
 
 class Log:
@@ -135,19 +119,12 @@ class Log:
         """Compaction has been through below this offset."""
         self.truncation_count = 0
         """Grows with every truncation: what was learnt before one may not be true after it."""
-        self.failure: str | None = None
-        """Why the log takes no more appends; None while all is well."""
-        self.on_disk_failure: Callable[[str], None] | None = None
-        """Called, with the reason, when an error says that the folder's disk cannot be trusted."""
-        self.on_failure: Callable[[str], None] | None = None
-        """Called, with the reason, when this log fails alone. Both with the log's locks held."""
-        self.on_failed_sync: Callable[[], None] | None = None
-        """Called before anything else when a sync fails: what it was for may never be on the disk."""
         self.before_truncation: Callable[[int], None] | None = None
         """Called before offsets from the given one on may be written anew; makes the checkpoints on the disk
         say nothing of them. Raises OSError."""
         self.notes = notes
         """What had to be repaired, one line each, for the operator's log."""
+        self.health = LogHealth(directory, notes)
         self._lock = threading.RLock()
         self._shape_lock = threading.RLock()
         self._flush_lock = threading.Lock()
@@ -235,7 +212,7 @@ class Log:
                 cleaned_offset=min(cleaned_offset or 0, end_offset),
             )
             log.is_anchored = is_anchored
-            log._topic_id = _own_topic_id(directory, announced_id, opened.notes)
+            log._topic_id = own_topic_id(directory, announced_id, opened.notes)
             log._is_as_opened = (
                 recovery_point is None
                 and not opened.notes
@@ -248,6 +225,11 @@ class Log:
         return log
 
     # -- what it is
+
+    @property
+    def failure(self) -> str | None:
+        """Why the log takes no more appends; None while all is well."""
+        return self.health.failure
 
     @property
     def topic_id(self) -> UUID | None:
@@ -327,7 +309,7 @@ class Log:
         )
         stamped_batch, header, append_time_ms = found
         with self._lock:
-            self._check_usable()
+            self.health.check()
             has_producer = header.producer_id >= 0
             marker: Marker | None = None
             if has_producer:
@@ -355,7 +337,7 @@ class Log:
             if has_producer:
                 stamped = header._replace(base_offset=base_offset, leader_epoch=leader_epoch)
                 self._note_producer(stamped, now_ms, marker)
-            self._check_usable()
+            self.health.check()
             self.producers.end_offset = self.end_offset = last_offset + 1
             must_flush = self.end_offset - self.recovery_point >= self.config.flush_messages
         if must_flush:
@@ -370,7 +352,7 @@ class Log:
         """
         view = memoryview(batches)
         with self._lock:
-            self._check_usable()
+            self.health.check()
             for position, header in iterate_batches(view):
                 verify_crc(view, position, header)
                 if header.base_offset < self.end_offset:
@@ -387,7 +369,7 @@ class Log:
                     self._assign_epoch(header.leader_epoch, header.base_offset)
                 if header.producer_id >= 0:
                     self._note_producer(header, now_ms, marker)
-                self._check_usable()
+                self.health.check()
                 self.producers.end_offset = self.end_offset = header.next_offset
 
     def _write(self, batch: Buffer, header: BatchHeader, last_offset: int, now_ms: int) -> None:
@@ -395,13 +377,13 @@ class Log:
         try:
             if self._segments.must_roll(len(batch), header.max_timestamp, last_offset, now_ms, self.config):
                 log_reshaping.roll(self, now_ms)
-                self._check_usable()
+                self.health.check()
             self._segments.active.append(batch, header, last_offset, self.config.index_interval_bytes)
         except KafkaStorageError as error:
-            self._fail(str(error), error.__cause__)
+            self.health.fail(str(error), error.__cause__)
             raise
         except OSError as error:
-            raise self._refused("the batch was not written", error) from error
+            raise self.health.refused("the batch was not written", error) from error
 
     def _note_producer(self, header: BatchHeader, now_ms: int, marker: Marker | None) -> None:
         aborted = self.producers.note(header, now_ms, marker)
@@ -415,7 +397,7 @@ class Log:
             self.leader_epochs.assign(epoch, start_offset)
         except OSError as error:
             # The next flush writes it, before it calls the epoch's batches durable.
-            self._passed_over(f"leader epoch {epoch} was not checkpointed", error)
+            self.health.passed_over(f"leader epoch {epoch} was not checkpointed", error)
 
     def begin_epoch(self, epoch: int) -> None:
         """A leader begins an epoch at the log's end. Its first batch writes that down."""
@@ -435,7 +417,7 @@ class Log:
             change()
         except OSError as error:
             # In memory they are right, the next flush writes them, and a start cuts them at the log's ends.
-            self._passed_over("leader epochs were not written", error)
+            self.health.passed_over("leader epochs were not written", error)
 
     def _note_holes(self) -> None:
         """Leaves word for recovery that offsets need not be dense. Raises KafkaStorageError."""
@@ -445,36 +427,8 @@ class Log:
             (self.directory / HOLES_MARKER).touch()
             sync_directory(self.directory)
         except OSError as error:
-            raise self._refused(f"{HOLES_MARKER} was not written", error) from error
+            raise self.health.refused(f"{HOLES_MARKER} was not written", error) from error
         self._is_marked_for_holes = True
-
-    # -- a disk that fails
-
-    def _refused(self, what: str, error: OSError) -> KafkaStorageError:
-        """The refusal that a failed system call leads to; the folder goes offline where it must."""
-        reason = f"{self.directory}: {what}: {error}"
-        if is_beyond_trust(error):
-            self._fail(reason, error)
-        return KafkaStorageError(reason)
-
-    def _passed_over(self, what: str, error: OSError) -> None:
-        """Something that can be made anew was not written: that does no harm, unless the error says that
-        nothing else can be relied on either. Then the log is offline."""
-        self.notes.append(str(self._refused(what, error)))
-
-    def _check_usable(self) -> None:
-        """Raises KafkaStorageError once the log is offline, closed or deleted."""
-        if self.failure is not None:
-            raise KafkaStorageError(self.failure)
-
-    def _fail(self, reason: str, cause: BaseException | None, *, folder: bool = False) -> None:
-        """Takes the log offline, and its folder when `folder`, or when the cause says so. Whoever manages the
-        log hears of it here: a leader whose log is offline must not lead on."""
-        self.failure = reason
-        folder = folder or (isinstance(cause, OSError) and is_beyond_trust(cause))
-        tell = self.on_disk_failure if folder else self.on_failure
-        if tell is not None:
-            tell(reason)
 
     # -- segments
 
@@ -487,7 +441,7 @@ class Log:
                 try:
                     log_reshaping.roll(self, now_ms)
                 except OSError as error:
-                    raise self._refused("no new segment", error) from error
+                    raise self.health.refused("no new segment", error) from error
             return is_due
 
     def note_cleaned(self, offset: int, truncation_count: int) -> None:
@@ -497,13 +451,9 @@ class Log:
                 self.cleaned_offset = max(self.cleaned_offset, min(offset, self.end_offset))
 
     def last_batches(self) -> dict[int, tuple[int | None, int]]:
-        """Of each producer, the last offset of its last batch (None when only a marker is remembered) and its
-        epoch: what compaction must keep at least a header of."""
+        """As `ProducerState.last_batches`."""
         with self._lock:
-            return {
-                producer_id: (entry.batches[-1].last_offset if entry.batches else None, entry.epoch)
-                for producer_id, entry in self.producers.entries.items()
-            }
+            return self.producers.last_batches()
 
     def replace_segments(self, old: Sequence[Segment], compacted: Segment) -> None:
         """Puts a compacted segment in the place of `old`, for good when this returns (`segment_swap.py`).
@@ -544,7 +494,7 @@ class Log:
                 offset, max_bytes, min(end_offset, log_end_offset), at_least_one, may_block
             )
         except OSError as error:
-            raise self._refused(f"offset {offset} cannot be read", error) from error
+            raise self.health.refused(f"offset {offset} cannot be read", error) from error
         if offset < self.start_offset:
             # Removed between the first look and the search, which would have found what came after it.
             raise OffsetOutOfRange(f"{self.directory.name}: offset {offset} was removed just now")
@@ -556,7 +506,7 @@ class Log:
         try:
             return self._reader.offset_for_time(timestamp_ms, self.start_offset)
         except OSError as error:
-            raise self._refused(f"timestamp {timestamp_ms} cannot be looked for", error) from error
+            raise self.health.refused(f"timestamp {timestamp_ms} cannot be looked for", error) from error
 
     def max_timestamp(self) -> tuple[int, int] | None:
         """(offset, timestamp) of the newest record, the first of them if several are; None when empty. Raises
@@ -564,7 +514,7 @@ class Log:
         try:
             return self._reader.max_timestamp(self.start_offset)
         except OSError as error:
-            raise self._refused("the newest record cannot be looked for", error) from error
+            raise self.health.refused("the newest record cannot be looked for", error) from error
 
     # -- flush
 
@@ -594,7 +544,7 @@ class Log:
         KafkaStorageError.
         """
         with self._lock:
-            self._check_usable()
+            self.health.check()
             if offset > self.end_offset:
                 raise OffsetOutOfRange(
                     f"{self.directory.name}: offset {offset} is beyond the end {self.end_offset}"
@@ -637,7 +587,7 @@ class Log:
         not for a flush to sync what is open: whoever follows the cluster's decisions waits for this. Raises
         what `rename` raises."""
         with self._shape_lock, self._name_lock, self._lock:
-            self.failure = reason
+            self.health.end(reason)
             self._segments.is_retired = True
             for segment in self._segments.all:
                 segment.file.hold()

@@ -8,7 +8,7 @@ this order: `_flush_lock`, `_shape_lock` (a close), `_name_lock`, `_lock`.
 
 Invariants: the recovery point moves only after everything below it has been synced (batches, indexes of
 closed segments, leader epochs, the directory where files are new); after a failed sync nothing is promised
-any more, the log takes no appends, and the next start is told (`Log.on_failed_sync`).
+any more, the log takes no appends, and the next start is told (`LogHealth.on_failed_sync`).
 """
 
 from __future__ import annotations
@@ -49,24 +49,18 @@ def _has_waited(since_ms: int, flush_ms: int) -> bool:
 def flush(log: Log, now_ms: int) -> None:
     """As `Log.flush`."""
     with log._flush_lock:
-        if log.failure is not None:
-            raise KafkaStorageError(log.failure)
+        log.health.check()
         try:
             _flush(log, now_ms)
         except OSError as error:
             if log.failure is not None and not is_beyond_trust(error):
                 # It is offline by another's hand already.
                 raise KafkaStorageError(log.failure) from error
-            _sync_failed(log)
+            log.health.sync_failed()
             reason = f"{log.directory} is offline, a flush failed: {error}"
             # A full disk may take back what it had promised to this file; others may still be sound.
-            log._fail(reason, error, folder=not is_no_room(error))
+            log.health.fail(reason, error, folder=not is_no_room(error))
             raise KafkaStorageError(reason) from error
-
-
-def _sync_failed(log: Log) -> None:
-    if log.on_failed_sync is not None:
-        log.on_failed_sync()
 
 
 def confirm(log: Log, now_ms: int) -> None:
@@ -78,7 +72,7 @@ def confirm(log: Log, now_ms: int) -> None:
 
 def _flush(log: Log, now_ms: int) -> None:
     with log._lock:
-        log._check_usable()
+        log.health.check()
         end_offset = log.end_offset
         active = log._segments.active
         dirty = [s for s in log._segments.all if s.next_offset > log.recovery_point]
@@ -88,7 +82,7 @@ def _flush(log: Log, now_ms: int) -> None:
             log.leader_epochs.write_behind()
         except OSError as error:
             # A full disk. Nothing was synced, the entries are in memory: the next flush tries again.
-            raise log._refused("an index or the leader epochs were not written", error) from error
+            raise log.health.refused("an index or the leader epochs were not written", error) from error
         has_new_files, log._has_new_files = log._has_new_files, False
         snapshot: bytes | None = None
         if active.size - log._snapshot_size >= _SNAPSHOT_INTERVAL_SIZE:
@@ -97,7 +91,7 @@ def _flush(log: Log, now_ms: int) -> None:
     for segment in dirty:
         segment.file.sync()
     with log._name_lock:
-        log._check_usable()
+        log.health.check()
         for segment in dirty:
             # The active segment's indexes are checked after a crash in any case.
             segment.sync_sides(with_indexes=segment is not active)
@@ -108,7 +102,7 @@ def _flush(log: Log, now_ms: int) -> None:
         if snapshot is not None:
             _write_snapshot(log, end_offset, snapshot)
     with log._lock:
-        log._check_usable()  # offline by another's hand, meanwhile: nothing is promised
+        log.health.check()  # offline by another's hand, meanwhile: nothing is promised
         # A truncation may have passed by meanwhile.
         log.recovery_point = max(log.recovery_point, min(end_offset, log.end_offset))
         log._last_flush_ms = now_ms
@@ -121,7 +115,7 @@ def _write_snapshot(log: Log, end_offset: int, content: bytes) -> None:
         bases = {segment.base_offset for segment in log._segments.all}
         producer_snapshot.remove_between(log.directory, end_offset, bases)
     except OSError as error:
-        log._passed_over("producers were not written", error)
+        log.health.passed_over("producers were not written", error)
 
 
 def rest(log: Log, now_ms: int) -> None:
@@ -143,11 +137,11 @@ def anchor(log: Log) -> None:
     if log.is_anchored:
         return
     with log._flush_lock, log._name_lock:
-        log._check_usable()
+        log.health.check()
         try:
             _anchor(log)
         except OSError as error:
-            raise log._refused("the partition's folder is not durable yet", error) from error
+            raise log.health.refused("the partition's folder is not durable yet", error) from error
 
 
 def _anchor(log: Log) -> None:
@@ -162,23 +156,22 @@ def _anchor(log: Log) -> None:
 
 def close(log: Log, now_ms: int) -> None:
     """As `Log.close`."""
-    if log.failure is not None:
-        raise KafkaStorageError(log.failure)
+    log.health.check()
     if log._is_as_opened:
-        log.failure = f"{log.directory} is closed"
+        log.health.end(f"{log.directory} is closed")
         return
     try:
         with log._flush_lock, log._shape_lock:
             with log._lock:
-                if log.failure is not None:
-                    raise KafkaStorageError(log.failure)
+                log.health.check()
                 log._segments.active.close_indexes()
                 producer_snapshot.write(log.directory, log.producers)
             _flush(log, now_ms)
             log._segments.active.sync(with_indexes=True)
             sync_directory(log.directory)
     except OSError as error:
-        _sync_failed(log)
-        log.failure = f"{log.directory} was not closed cleanly: {error}"
-        raise KafkaStorageError(log.failure) from error
-    log.failure = f"{log.directory} is closed"
+        log.health.sync_failed()
+        reason = f"{log.directory} was not closed cleanly: {error}"
+        log.health.end(reason)
+        raise KafkaStorageError(reason) from error
+    log.health.end(f"{log.directory} is closed")

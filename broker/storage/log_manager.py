@@ -37,7 +37,8 @@ from millrace.broker.storage.checkpoints import sync_directory
 from millrace.broker.storage.cleaner import CleanerConfig
 from millrace.broker.storage.cleaner_manager import CleanerManager
 from millrace.broker.storage.data_folder import DataFolder
-from millrace.broker.storage.disk_errors import is_beyond_trust
+from millrace.broker.storage.disk_errors import is_beyond_trust, is_no_room
+from millrace.broker.storage.disk_room import DiskRoom, RoomChange
 from millrace.broker.storage.log import Log, parse_directory_name
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_loading import DELETE_SUFFIX, STRAY_SUFFIX, ConfigOf, load_folder
@@ -182,17 +183,17 @@ class LogManager:
             self.offline[tp] = f"{directory} and {self._logs.pop(tp).directory} both hold partition {name}"
         elif isinstance(opened, KafkaStorageError):
             self.offline[tp] = str(opened)
-            if isinstance(opened.__cause__, OSError) and is_beyond_trust(opened.__cause__):
-                self._fail_folder(folder, str(opened))
+            self._disk_failed(folder, str(opened), opened.__cause__)
         else:
             self.notes += opened.notes
             opened.notes.clear()
             self._add(tp, opened, folder)
 
     def _add(self, tp: TopicPartition, log: Log, folder: DataFolder) -> None:
-        log.on_disk_failure = partial(self._fail_folder, folder)
-        log.on_failure = partial(self._fail_log, tp, log)
-        log.on_failed_sync = partial(self._note_failed_sync, folder)
+        log.health.on_disk_failure = partial(self._fail_folder, folder)
+        log.health.on_failure = partial(self._fail_log, tp, log)
+        log.health.on_no_room = folder.room.refused
+        log.health.on_failed_sync = partial(self._note_failed_sync, folder)
         log.before_truncation = partial(folder.lower, tp)
         self._homes[tp] = folder
         self._logs[tp] = log
@@ -254,7 +255,8 @@ class LogManager:
             self.failed_folders[folder.path] = reason
             logs = list(self._logs_in(folder))
             for tp, log in logs:
-                log.failure = log.failure or reason
+                if log.failure is None:
+                    log.health.end(reason)
                 self.offline[tp] = reason
                 self._logs.pop(tp, None)
         if self.on_folder_failure is not None:
@@ -264,8 +266,16 @@ class LogManager:
         """Somebody else's write into the data folder at `path` failed: it goes offline where the error says
         that its disk cannot be trusted."""
         for folder in self._healthy():
-            if folder.path == path and is_beyond_trust(error):
-                self._fail_folder(folder, reason)
+            if folder.path == path:
+                self._disk_failed(folder, reason, error)
+
+    def _disk_failed(self, folder: DataFolder, reason: str, error: BaseException | None) -> None:
+        if not isinstance(error, OSError):
+            return
+        if is_beyond_trust(error):
+            self._fail_folder(folder, reason)
+        elif is_no_room(error):
+            folder.room.refused(reason)
 
     def _note_failed_sync(self, folder: DataFolder) -> None:
         try:
@@ -298,6 +308,11 @@ class LogManager:
     def healthy_folders(self) -> list[Path]:
         """The data folders that can be used; none: the broker has nothing left to serve."""
         return [folder.path for folder in self._healthy()]
+
+    @property
+    def rooms(self) -> dict[Path, DiskRoom]:
+        """Of the data folders that can be used: what is free, and whether they refuse writes."""
+        return {folder.path: folder.room for folder in self._healthy()}
 
     def get(self, tp: TopicPartition) -> Log | None:
         """The log of a partition; None when it is offline or not here."""
@@ -377,8 +392,7 @@ class LogManager:
                     folder.announce(partitions, topic_id)
                 except OSError as error:
                     reason = f"{folder.path}: new partitions were not made durable: {error}"
-                    if is_beyond_trust(error):
-                        self._fail_folder(folder, reason)
+                    self._disk_failed(folder, reason, error)
                     found.update(dict.fromkeys(partitions, KafkaStorageError(reason)))
                     continue
                 for tp in partitions:
@@ -441,8 +455,7 @@ class LogManager:
                 is_anchored=False,
             )
         except KafkaStorageError as error:
-            if isinstance(error.__cause__, OSError) and is_beyond_trust(error.__cause__):
-                self._fail_folder(folder, str(error))
+            self._disk_failed(folder, str(error), error.__cause__)
             raise
         if _is_of_another(log, topic_id):
             raise KafkaStorageError(
@@ -535,6 +548,19 @@ class LogManager:
         removes deleted directories, and writes the checkpoints. For a thread that may wait for the disk.
         Raises nothing; a log that fails goes offline alone."""
         log_housekeeping.keep(self, now_ms, high_watermark)
+
+    def look_at_room(self, steady_ms: int) -> list[RoomChange]:
+        """Which data folders began to refuse writes for want of room, or take them again; to be called every
+        second, on a thread that may wait for the disk. Raises nothing."""
+        changes: list[RoomChange] = []
+        for folder in self._healthy():
+            try:
+                change = folder.look_at_room(steady_ms)
+            except OSError as error:
+                self._disk_failed(folder, f"{folder.path}: its free room is not known: {error}", error)
+            else:
+                changes += [change] if change is not None else []
+        return changes
 
     def stop_chores(self) -> None:
         """Makes a compaction or a housekeeping that runs end soon, and none begin; for the broker's stop."""

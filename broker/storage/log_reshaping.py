@@ -42,7 +42,7 @@ def replace_segments(log: Log, old: Sequence[Segment], compacted: Segment) -> No
             segment_swap.commit(compacted)
         except OSError as error:
             segment_swap.abandon(compacted)
-            raise log._refused("compacted segments were not written", error) from error
+            raise log.health.refused("compacted segments were not written", error) from error
         except MillraceError:
             segment_swap.abandon(compacted)
             raise
@@ -56,7 +56,7 @@ def replace_segments(log: Log, old: Sequence[Segment], compacted: Segment) -> No
             bases = {segment.base_offset for segment in log._segments.all}
             producer_snapshot.remove_between(log.directory, compacted.next_offset, bases)
         except OSError as error:
-            log._fail(f"{log.directory} is offline, a compaction ended halfway: {error}", error)
+            log.health.fail(f"{log.directory} is offline, a compaction ended halfway: {error}", error)
             raise KafkaStorageError(log.failure or "") from error
 
 
@@ -71,7 +71,7 @@ def roll(log: Log, now_ms: int) -> None:
         producer_snapshot.write(log.directory, log.producers)
     except OSError as error:
         # Both can be made anew from the log: what is missing costs time at the next start, no data.
-        log._passed_over(f"{active.path.name} is closed without all of its indexes", error)
+        log.health.passed_over(f"{active.path.name} is closed without all of its indexes", error)
     active.next_offset = log.end_offset
     log._segments.begin(segment)
     log._snapshot_size = 0
@@ -82,13 +82,13 @@ def delete_old_segments(log: Log, now_ms: int, high_watermark: int | None) -> li
     """As `Log.delete_old_segments`."""
     try:
         with log._shape_lock:
-            log._check_usable()
+            log.health.check()
             with log._lock:
                 removed, files = _detach(log, now_ms, high_watermark)
             for path in files:
                 path.unlink(missing_ok=True)
     except OSError as error:
-        raise log._refused("old segments stay", error) from error
+        raise log.health.refused("old segments stay", error) from error
     return removed
 
 
@@ -119,15 +119,14 @@ def _detach(log: Log, now_ms: int, high_watermark: int | None) -> tuple[list[Pat
         producer_snapshot.remove(log.directory, below=segments.all[0].base_offset)
     except OSError as error:
         # Old entries do no harm, and on a full disk the segments must go all the same.
-        log._passed_over("what belongs to removed segments stays for now", error)
+        log.health.passed_over("what belongs to removed segments stays for now", error)
     return [segment.path for segment in dropped], files
 
 
 def shorten(log: Log, offset: int, now_ms: int, *, anew: bool) -> None:
     """As `Log.truncate_to`, or with `anew` as `Log.start_anew`."""
     with log._flush_lock, log._shape_lock:
-        if log.failure is not None:
-            raise KafkaStorageError(log.failure)
+        log.health.check()
         try:
             # First of all: a crash after this and new writes must not find them taken for flushed. The flush
             # lock keeps the recovery point where it is meanwhile.
@@ -140,14 +139,14 @@ def shorten(log: Log, offset: int, now_ms: int, *, anew: bool) -> None:
                 try:
                     log.before_truncation(kept_offset)
                 except OSError as error:
-                    raise log._refused("checkpoints were not lowered, nothing is cut", error) from error
+                    raise log.health.refused("checkpoints were not lowered, nothing is cut", error) from error
             with log._lock:
                 if anew or offset <= log.start_offset:
                     _start_anew(log, offset, now_ms)
                 else:
                     _cut(log, offset, now_ms)
         except OSError as error:
-            log._fail(f"{log.directory} is offline, a truncation failed: {error}", error)
+            log.health.fail(f"{log.directory} is offline, a truncation failed: {error}", error)
             raise KafkaStorageError(log.failure or "") from error
 
 

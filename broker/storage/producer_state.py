@@ -257,6 +257,14 @@ class ProducerState:
                     stable = min(stable, *(first for first, _ in self._unreplicated))
         return stable
 
+    def last_batches(self) -> dict[int, tuple[int | None, int]]:
+        """Of each producer, the last offset of its last batch (None when only a marker is remembered) and its
+        epoch: what compaction must keep at least a header of."""
+        return {
+            producer_id: (entry.batches[-1].last_offset if entry.batches else None, entry.epoch)
+            for producer_id, entry in self.entries.items()
+        }
+
     def expire(self, now_ms: int, expiration_ms: int) -> int:
         """Forgets producers that were not heard of for `expiration_ms`, but none with an open
         transaction. Returns how many."""

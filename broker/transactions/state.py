@@ -36,8 +36,9 @@ Invariants:
    proves is that this coordinator has not been replaced; of a fence that could not be written (3) it says
    nothing, and the next coordinator would know nothing of it.
 
-Rules and error codes are those of Apache Kafka 3.9 (KIP-98, KIP-360, KIP-588), but that it looks at the
-identity before it looks at what is being written: here what confirms the refusal would undo that. Records
+Rules and error codes are those of Apache Kafka 3.9 (KIP-98, KIP-360, KIP-588), but for two. It looks at the
+identity before it looks at what is being written: here what confirms the refusal would undo that. And it lets
+a producer that asks for a new epoch abort the open transaction of its successor (3), and fence it. Records
 that Apache Kafka 4 left with client version 2 (KIP-890) are completed by their own rule: the epoch in the
 record is already the bumped one, and a rotated producer id takes over at the end.
 """
@@ -181,6 +182,8 @@ class Transaction:
         if expected is not None and not self._may_be(expected):
             return self._confirmed(Answer(ticket, ErrorCode.producer_fenced))
         if record.state is TransactionState.ONGOING:
+            if expected is not None and not self._has_begun(expected):
+                return self._confirmed(Answer(ticket, ErrorCode.producer_fenced))
             return self._fence(ticket, now_ms)
         is_new = record.producer_id == NO_PRODUCER_ID
         is_exhausted = record.epoch >= LAST_EPOCH - 1
@@ -431,6 +434,12 @@ class Transaction:
             or expected.producer_id == self.record.producer_id
             or (expected.producer_id == self.record.previous_producer_id and expected.epoch >= LAST_EPOCH - 1)
         )
+
+    def _has_begun(self, expected: ProducerIdentity) -> bool:
+        """Is the open transaction the caller's own? By the log: a fence that could not be written is tried
+        again for whoever asked for it."""
+        record = self._in_log()
+        return record is not None and expected == ProducerIdentity(record.producer_id, record.epoch)
 
     def _confirmed(self, answer: Answer) -> list[Decision]:
         """Give a final answer when the log has taken once more what it already holds of the id: nothing

@@ -33,6 +33,7 @@ from millrace.broker.telemetry.memory import release_compiler_pages
 from millrace.mirror.batches.old_messages import NO_END, believed, claimed_offset, end_of_entries
 from millrace.mirror.batches.placement import (
     Suspect,
+    hole_before,
     is_first_contradicted,
     overlapping,
     start_at,
@@ -148,6 +149,8 @@ class BatchWalk:
     def __init__(self, coalesce_below: int = COALESCE_BELOW, merged_size: int = MERGED_SIZE) -> None:
         self.coalesce_below = coalesce_below
         self._merged_size = merged_size
+        self.cut_off_size = 0
+        """How much the answer that was walked last, to its end, had of a batch that it cuts off."""
         self._steps: Any = None
 
     def rows(
@@ -173,6 +176,7 @@ class BatchWalk:
         Raises CorruptMessage at the first batch that cannot be trusted, after the steps before it:
         BeyondTheEnd and OutOfOrder where it is the offsets that are wrong.
         """
+        self.cut_off_size = 0
         if not data:
             return
         import numpy
@@ -249,6 +253,8 @@ class BatchWalk:
             raise OutOfOrder(
                 f"a batch claims offset {parse_header(data, position).base_offset} behind others"
             )
+        else:
+            self.cut_off_size = len(data) - position
 
     def sections(self, step: Step) -> NDArray[np.int64]:
         """A row (as `rewrite.section_of` gives it) for each batch with data; its records are bytes of the
@@ -320,6 +326,16 @@ def refuse_overlap(data: memoryview, offset: int) -> None:
         verify(data, suspect)
         claimed = f"{suspect.base_offset}-{suspect.next_offset - 1}"
         raise Unvouched(f"a batch claims offsets {claimed} where another ends at {offset}", suspect)
+
+
+def refuse_hole(data: memoryview, offset: int) -> None:
+    """Raises Unvouched where a batch ends at `offset`, which is known, and the answer begins behind that:
+    with compaction, or because the source has passed over one that claims to lie before it."""
+    suspect = hole_before(data, offset)
+    if suspect is not None:
+        verify(data, suspect)
+        missing = f"{offset}-{suspect.base_offset - 1}"
+        raise Unvouched(f"the source gives nothing of offsets {missing}", suspect)
 
 
 def _wrong_entry(offset: int, expected: int, log_end: int) -> CorruptMessage:

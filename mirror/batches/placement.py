@@ -147,6 +147,32 @@ def reaching(data: Buffer, offset: int) -> Suspect | None:
     return None
 
 
+def right_behind(data: Buffer, offset: int) -> Suspect | None:
+    """What stands right behind the batch that holds `offset`, whatever it claims; None where the answer does
+    not show it."""
+    is_behind = False
+    try:
+        for claim in _claims(data):
+            if is_behind:
+                return claim
+            if claim.next_offset > offset:
+                if claim.base_offset > offset:
+                    return None
+                is_behind = True
+    except CorruptMessage:
+        pass
+    return None
+
+
+def hole_before(data: Buffer, offset: int) -> Suspect | None:
+    """The first batch of an answer, if it is whole and claims to begin behind `offset`; of old formats that
+    is not asked."""
+    if len(data) < HEADER_SIZE or data[MAGIC_POSITION] != MAGIC or claimed_offset(data, 0) <= offset:
+        return None
+    found = suspect_at(data, 0)
+    return found if found.size <= len(data) else None
+
+
 def holds(data: Buffer, mark: bytes) -> bool:
     """Whether an answer has the batch with that mark."""
     try:

@@ -41,12 +41,11 @@ from millrace.mirror.checks import group_permissions, permissions
 from millrace.mirror.checks.findings import Finding, Link, Selected, Severity, sorted_findings
 from millrace.mirror.checks.transactions import of_transactions
 from millrace.mirror.config import ClusterConfig, MirrorConfig, SourceConfig, load_config
-from millrace.mirror.control.wishes import control_topic
 from millrace.mirror.delivery.system_records import CLUSTER_FAILURES
-from millrace.mirror.offsets.offset_map import offsets_topic
 from millrace.mirror.sources.epochs import untold
 from millrace.mirror.sources.fetch_loop import way_number
 from millrace.mirror.sources.progress_group import whose
+from millrace.mirror.topics.own_topics import OFFSET_MAP, POSITIONS, ROUTES, STARTS, WISHES
 from millrace.mirror.topics.proposals import DEAD_AFTER_MS
 from millrace.mirror.topics.route_guard import copy_sentence, loop_sentence, routes_seen_on, told_routes
 from millrace.mirror.topics.routes import (
@@ -57,9 +56,6 @@ from millrace.mirror.topics.routes import (
     decide,
     find_loop,
     find_origins,
-    positions_topic,
-    routes_topic,
-    starts_topic,
 )
 
 log = structlog.get_logger("millrace.mirror.checks.check")
@@ -398,11 +394,11 @@ async def _target(config: MirrorConfig, picture: _Picture) -> list[Finding]:
         name: len(topic.partitions) for name, topic in picture.views[config.target.cluster].topics.items()
     }
     own = {
-        positions_topic(config.name): "positions cannot be kept",
-        starts_topic(config.name): "a lost position cannot be told from none",
-        routes_topic(config.name): "loops with other mirrors cannot be seen",
-        offsets_topic(config.name): "offsets cannot be translated",
-        control_topic(config.name): "pauses and throttles cannot be kept",
+        POSITIONS.of(config.name): "positions cannot be kept",
+        STARTS.of(config.name): "a lost position cannot be told from none",
+        ROUTES.of(config.name): "loops with other mirrors cannot be seen",
+        OFFSET_MAP.of(config.name): "offsets cannot be translated",
+        WISHES.of(config.name): "pauses and throttles cannot be kept",
         AUDIT_TOPIC: "gaps cannot be recorded",
     }
     findings, may_widen = await permissions.of_target(config, cluster, picture.selected, existing, own)

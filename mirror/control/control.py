@@ -149,13 +149,13 @@ class Control:
         return text_response("ok")
 
     async def _readiness(self, _: None) -> Response:
-        is_ready = self._worker.is_ready() and not self._operators.is_draining
+        is_ready = self._worker.status.is_ready() and not self._operators.is_draining
         if is_ready:
             return text_response("ready")
-        return text_response("; ".join(["not ready", *self._worker.waits_for()]), 503)
+        return text_response("; ".join(["not ready", *self._worker.status.waits_for()]), 503)
 
     async def _status(self, _: None) -> Response:
-        return json_response(self._operators.status())
+        return json_response(self._worker.status.document())
 
     async def _description(self, _: None) -> Response:
         return json_response(describe(version("millrace")))
@@ -168,7 +168,7 @@ class Control:
             return json_response(self._mirror[1])
 
     async def _ask_workers(self) -> dict[str, Any]:
-        own = self._operators.status()
+        own = self._worker.status.document()
         others = [
             peer
             for peer in self._operators.crew.workers

@@ -1,6 +1,6 @@
 """The mirror's numbers: plain counters on the hot path, Prometheus text when asked.
 
-Counted by `worker` (through the pipelines' calls), read by `control`. Gauges are computed at scrape time
+Counted by `pipeline`, `gap_records` and the delivery, read by `control`. Gauges are computed at scrape time
 from what the worker owns.
 
     millrace_mirror_lag_records{source,topic,partition}   records between position and the source's log end
@@ -99,7 +99,7 @@ class MirrorMetrics:
         self._pipelines = pipelines
         self._gauges = gauges
         self._delivered: dict[tuple[str, str], list[int]] = {}
-        self._batches: dict[tuple[str, str], list[int]] = {}
+        self._batches: dict[tuple[str, BatchPath], list[int]] = {}
         self._latency: dict[tuple[str, str], Histogram] = {}
         self._gaps: Counter[tuple[str, str]] = Counter()
         self._known_gaps: set[tuple[bytes, str]] = set()
@@ -110,7 +110,10 @@ class MirrorMetrics:
     def count_batch(
         self, partition: SourcePartition, path: BatchPath, batches: int, records: int, size: int
     ) -> None:
-        counts = self._batches.setdefault((partition.source, path.value), [0, 0, 0])
+        key = (partition.source, path)
+        counts = self._batches.get(key)
+        if counts is None:
+            counts = self._batches[key] = [0, 0, 0]
         counts[0] += batches
         counts[1] += records
         counts[2] += size
@@ -118,7 +121,10 @@ class MirrorMetrics:
     def count_delivered(
         self, partition: SourcePartition, records: int, size: int, measured_from: str, seconds: float
     ) -> None:
-        counts = self._delivered.setdefault((partition.source, partition.topic), [0, 0, 0])
+        where = (partition.source, partition.topic)
+        counts = self._delivered.get(where)
+        if counts is None:
+            counts = self._delivered[where] = [0, 0, 0]
         counts[0] += records
         counts[1] += size
         counts[2] += 1
@@ -179,11 +185,11 @@ class MirrorMetrics:
             "Bytes of the source's batches by what happened to them",
             labels=["source", "path"],
         )
-        for key, (batch_count, record_count, byte_count) in self._batches.items():
-            batches.add_metric(list(key), batch_count)
-            if key[1] != BatchPath.DROP.value:
-                path_records.add_metric(list(key), record_count)
-                path_bytes.add_metric(list(key), byte_count)
+        for (source, path), (batch_count, record_count, byte_count) in self._batches.items():
+            batches.add_metric([source, path], batch_count)
+            if path is not BatchPath.DROP:
+                path_records.add_metric([source, path], record_count)
+                path_bytes.add_metric([source, path], byte_count)
         latency = HistogramMetricFamily(
             "millrace_mirror_end_to_end_seconds",
             "Source to acknowledged in the target, per batch; `from` says where it begins",

@@ -1,11 +1,11 @@
-"""What operators want of a running worker, and what they see of it.
+"""What operators want of a running worker, made true. What they see of it is `status`'s.
 
 Made by `worker`, called by `control` (HTTP) and `daemon` (SIGHUP). Wishes come from the control topic
 (`wish_reader`) and are made true here by looking, not by remembering: what is paused, how fast a source may
 be read and which gaps may pass is compared with what is, at every change and once a second. So it does not
 matter whether the wish or the partition came first.
 
-Also here, because it is for operators alone: the status document and the rates of the last moments.
+Also here, because it is taken in the same turn: the rates of the last moments.
 """
 
 from __future__ import annotations
@@ -13,24 +13,21 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from functools import cache
-from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import structlog
 
 from millrace.broker.client.cluster import Cluster
 from millrace.mirror.config import MirrorConfig, SourceConfig
-from millrace.mirror.control.sight import left_out_rows
 from millrace.mirror.control.throughput import Throughput
 from millrace.mirror.control.wish_reader import WishReader, WriteRecords
-from millrace.mirror.control.wishes import Scope, Wishes, control_topic, skipped_record
-from millrace.mirror.gaps.advice import what_to_do
-from millrace.mirror.gaps.gaps import Gap, GapClass
+from millrace.mirror.control.wishes import Scope, Wishes, skipped_record
+from millrace.mirror.gaps.gaps import Gap
 from millrace.mirror.pipeline import PartitionPipeline, State
 from millrace.mirror.reload import ReloadPlan, plan_reload
 from millrace.mirror.sharing.peers import Crew
 from millrace.mirror.steady import steady_ms
+from millrace.mirror.topics.own_topics import WISHES
 from millrace.mirror.topics.routes import SourcePartition
 
 if TYPE_CHECKING:
@@ -40,12 +37,6 @@ log = structlog.get_logger("millrace.mirror.control.operators")
 
 TICK_S = 1.0
 Connect = Callable[[SourceConfig], Cluster]
-GaugeRow = tuple[str, str, dict[str, str], float]
-
-
-@cache
-def _version() -> str:
-    return version("millrace")
 
 
 class Operators:
@@ -62,7 +53,7 @@ class Operators:
         config = worker.config
         self.reader = WishReader(
             worker.target,
-            control_topic(config.name),
+            WISHES.of(config.name),
             config.target.replication_factor,
             write,
             self._changed,
@@ -175,102 +166,3 @@ class Operators:
                 worker.rejoin()
             log.info("reloaded", fields=",".join(plan.changed))
             return plan
-
-    # --- sight -----------------------------------------------------------------------------------
-
-    def status(self) -> dict[str, Any]:
-        """The document of /status."""
-        worker = self._worker
-        document = worker.status()
-        for source in document["sources"]:
-            source["throttle_bytes_per_second"] = self.wishes.rate_of(source["cluster"])
-        for partition in document["partitions"]:
-            if "gap" in partition:
-                partition["gap"]["todo"] = what_to_do(GapClass(partition["gap"]["class"]))
-        return {
-            **document,
-            "url": self.url,
-            "at_ms": worker.now_ms(),
-            "draining": self.is_draining,
-            "paused": [str(scope) for scope in self.wishes.paused_scopes],
-            "topics": self._rates(),
-            "internal_topics": left_out_rows(worker.readers.values()),
-        }
-
-    def _rates(self) -> list[dict[str, Any]]:
-        rows = []
-        for (source, topic), (records, size) in sorted(self._worker.metrics.totals().items()):
-            rate = self.throughput.rate(source, topic)
-            rows.append(
-                {
-                    "source": source,
-                    "topic": topic,
-                    "records": records,
-                    "bytes": size,
-                    "records_per_second": rate.records_per_second,
-                    "bytes_per_second": rate.bytes_per_second,
-                }
-            )
-        return rows
-
-    def gauges(self) -> list[GaugeRow]:
-        worker = self._worker
-        rows: list[GaugeRow] = [
-            (
-                "millrace_mirror_info",
-                "Always 1; the labels say which mirror this worker is of",
-                {
-                    "mirror": worker.config.name,
-                    "target": worker.target.name,
-                    "delivery": worker.config.delivery,
-                    "version": _version(),
-                },
-                1.0,
-            ),
-            (
-                "millrace_mirror_ready",
-                "Whether the worker has its share and carries all of it",
-                {},
-                float(worker.is_ready()),
-            ),
-            (
-                "millrace_mirror_workers",
-                "Workers of the mirror as of the last rebalance",
-                {},
-                float(len(self.crew.workers)),
-            ),
-            (
-                "millrace_mirror_in_flight_bytes",
-                "Memory of fetched batches that are on their way, with the whole answers that they keep",
-                {},
-                float(worker.held_size),
-            ),
-            (
-                "millrace_mirror_in_flight_limit_bytes",
-                "The most memory that fetched batches may take",
-                {},
-                float(worker.config.in_flight_bytes),
-            ),
-        ]
-        paused = Counter(partition.source for partition in worker.owned if self.wishes.is_paused(partition))
-        for name in worker.readers:
-            source = {"source": name}
-            rows.append(
-                (
-                    "millrace_mirror_paused_partitions",
-                    "Partitions that an operator paused",
-                    source,
-                    float(paused[name]),
-                )
-            )
-            rate = self.wishes.rate_of(name)
-            if rate is not None:
-                rows.append(
-                    (
-                        "millrace_mirror_throttle_bytes_per_second",
-                        "The limit of a source, over all workers together; absent without one",
-                        source,
-                        rate,
-                    )
-                )
-        return rows

@@ -1,6 +1,6 @@
 """What a worker shows of what it carries: rows of its status, gauges, what is tried in vain. It only looks.
 
-Called by `worker`, which holds the parts.
+Called by `status`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 from millrace.broker.client.cluster import Cluster
+from millrace.mirror.gaps.advice import what_to_do
 from millrace.mirror.pipeline import PartitionPipeline, State
 from millrace.mirror.sources.source import SourceReader
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
@@ -113,5 +114,6 @@ def partition_status(pipeline: PartitionPipeline, now_ms: int) -> dict[str, Any]
             "reason": gap.reason,
             "at_ms": gap.at_ms,
             "open": gap.has_open_end,
+            "todo": what_to_do(gap.gap_class),
         }
     return status

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 import structlog
@@ -25,6 +25,7 @@ from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.committed import committed_batches
 from millrace.broker.client.offsets import EARLIEST, LATEST
 from millrace.broker.client.raw_fetch import FetchPosition, fetch
+from millrace.broker.client.retry import BackOff
 from millrace.broker.errors import (
     LeaderNotAvailable,
     OffsetOutOfRange,
@@ -33,15 +34,15 @@ from millrace.broker.errors import (
 )
 from millrace.broker.protocol.batch import verify_crc
 from millrace.broker.protocol.records import read_records
-from millrace.mirror.control.wishes import CONTROL_TOPIC_CONFIGS, Scope, Wishes, WishKind, WishRecord
+from millrace.mirror.control.wishes import Scope, Wishes, WishKind, WishRecord
 from millrace.mirror.delivery.system_records import CLUSTER_FAILURES, NewFailures, ensure_topic
+from millrace.mirror.topics.own_topics import WISHES
 
 log = structlog.get_logger("millrace.mirror.control.wish_reader")
 
 # A long poll: an idle mirror asks once in this time, a wish is answered at once.
 MAX_WAIT_MS = 2_000
-FIRST_PAUSE_S = 0.1
-MAX_PAUSE_S = 5.0
+READ_BACK_OFF = BackOff(first_ms=200, limit_ms=5_000)
 PURPOSE = "wishes"
 _ANOTHER_LOG = (OffsetOutOfRange.code, UnknownTopicOrPartition.code)
 
@@ -55,7 +56,7 @@ class WriteRecords(Protocol):
         records: Sequence[WishRecord],
         *,
         partition_of: bytes | None = None,
-        configs: dict[str, str],
+        configs: Mapping[str, str],
     ) -> Awaitable[None]: ...
 
 
@@ -96,7 +97,7 @@ class WishReader:
 
     async def write(self, records: Sequence[WishRecord]) -> None:
         """Returns when the target has the records. Goes on trying until it is cancelled."""
-        await self._write(self._topic, records, configs=CONTROL_TOPIC_CONFIGS)
+        await self._write(self._topic, records, configs=WISHES.configs)
 
     async def run(self) -> None:
         """Reads until cancelled; a target that is away is asked again."""
@@ -111,16 +112,13 @@ class WishReader:
                     log.warning("cannot read the wishes now", topic=self._topic, error=str(error))
                 failure_count += 1
                 self._target.invalidate()
-                pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** min(failure_count, 10))
-                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+                await asyncio.sleep(READ_BACK_OFF.delay_ms(failure_count, random.random()) / 1000)
 
     async def _read_on(self) -> None:
         view = await self._target.metadata([self._topic])
         known = view.topics.get(self._topic)
         if known is None:
-            await ensure_topic(
-                self._target, self._topic, 1, self._replication_factor, dict(CONTROL_TOPIC_CONFIGS)
-            )
+            await ensure_topic(self._target, self._topic, 1, self._replication_factor, WISHES.configs)
             view = await self._target.metadata([self._topic], max_age_ms=0)
             known = view.topics[self._topic]
         leader = view.leader(self._topic, 0)

@@ -28,20 +28,13 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 
 from millrace.broker.errors import UnreadableRecord
-from millrace.mirror.delivery.table_topics import TABLE_CONFIGS
 from millrace.mirror.gaps.gaps import Gap
 from millrace.mirror.topics.routes import SourcePartition
 
 VERSION = 1
-CONTROL_TOPIC_PREFIX = "millrace.control."
-CONTROL_TOPIC_CONFIGS = TABLE_CONFIGS
 
 WishRecord: TypeAlias = tuple[bytes, bytes | None]
 """Key and value as they are written; the value None removes the wish."""
-
-
-def control_topic(mirror: str) -> str:
-    return f"{CONTROL_TOPIC_PREFIX}{mirror}"
 
 
 class WishKind(StrEnum):

@@ -1,7 +1,8 @@
 """Two transactional ids of one lane take turns: while one commits, the other one is filled. Pure.
 
-Called by `transactional_lane`, which carries out the steps of both, and by `sink`, which asks what it may
-send. The rules of one transaction are `transaction`'s; here is what holds between two that follow each other.
+Called by `transactional_lane`, which carries out the steps of both; `sink` asks the one that is being filled
+what it may send. The rules of one transaction are `transaction`'s; here is what holds between two that follow
+each other.
 
     first    OPEN ── SEALED ── WRITING ── FENCING ── READY ── ENDING ────── IDLE ────── OPEN ──
     second   IDLE ──────────── OPEN ───────────────────────── SEALED ── WRITING ── FENCING ── READY ──
@@ -25,57 +26,22 @@ Rules, and why:
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from millrace.mirror.delivery.transaction import CLOSING, Act, LaneTransaction, LaneView, Phase, Step
 from millrace.mirror.topics.routes import TargetPartition
 
 
 class Alternation:
-    """See the module's text. `both` are named by their index."""
+    """See the module's text. Both are named by index; `filling` has the turn, `earlier` is the other."""
 
     def __init__(self, position_interval_ms: int) -> None:
         self.both = (LaneTransaction(position_interval_ms), LaneTransaction(position_interval_ms))
-        self._turn = 0
-
-    @property
-    def turn(self) -> int:
+        self.turn = 0
         """Whose batches go out, or will; the other one's transaction, if it has one, is the earlier."""
-        return self._turn
-
-    @property
-    def filling(self) -> LaneTransaction:
-        return self.both[self._turn]
-
-    @property
-    def earlier(self) -> LaneTransaction:
-        return self.both[1 - self._turn]
+        self.filling, self.earlier = self.both
 
     def take_interval(self, position_interval_ms: int) -> None:
         for each in self.both:
             each.position_interval_ms = position_interval_ms
-
-    # --- what the sink asks ----------------------------------------------------------------------
-
-    def lets(self, target: TargetPartition) -> bool:
-        return self.filling.lets(target)
-
-    @property
-    def only_again(self) -> bool:
-        return self.filling.only_again
-
-    @property
-    def phase(self) -> Phase:
-        return self.filling.phase
-
-    def sent(self, size: int, steady_ms: int) -> None:
-        self.filling.sent(size, steady_ms)
-
-    def doom(self, reason: str, blamed: Collection[TargetPartition] = ()) -> None:
-        """Of the transaction that is being filled; see `LaneTransaction.doom`."""
-        self.filling.doom(reason, blamed)
-
-    # --- what the lane asks ----------------------------------------------------------------------
 
     @property
     def holds_records(self) -> bool:
@@ -99,9 +65,9 @@ class Alternation:
         self._pass_turn()
         mine, other = self.both[index], self.both[1 - index]
         rewinding = self._rewinding()
-        if rewinding is not None and (index == self._turn or mine.phase not in CLOSING):
+        if rewinding is not None and (index == self.turn or mine.phase not in CLOSING):
             return rewinding
-        if index == self._turn:
+        if index == self.turn:
             ahead = other.phase if other.phase in CLOSING else None
             step = mine.next_step(lane, steady_ms, may_open=not other.is_unread, ahead=ahead)
         else:
@@ -142,7 +108,11 @@ class Alternation:
             passes = filling.phase is Phase.NO_PRODUCER and filling.is_clear and other.phase is Phase.IDLE
         if passes:
             other.allowance = filling.allowance
-            self._turn = 1 - self._turn
+            self._give_turn()
+
+    def _give_turn(self) -> None:
+        self.turn = 1 - self.turn
+        self.filling, self.earlier = self.earlier, self.filling
 
     def _rewinding(self) -> Step | None:
         """What a lost transaction asks for; None when there is none."""

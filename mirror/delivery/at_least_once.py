@@ -10,14 +10,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from millrace.broker.client.cluster import Cluster
 from millrace.mirror.config import MirrorConfig
-from millrace.mirror.delivery.checkpoints import POSITIONS_TOPIC_CONFIGS, Position, Positions, encode_records
+from millrace.mirror.delivery.checkpoints import Position, Positions, encode_records
 from millrace.mirror.delivery.delivery import TransactionCounts
 from millrace.mirror.delivery.positions_keeper import PositionsKeeper
 from millrace.mirror.delivery.sink import Sink
 from millrace.mirror.delivery.system_records import SystemRecords
 from millrace.mirror.delivery.transaction import Seat
-from millrace.mirror.offsets.offset_map import MAP_PARTITIONS, OFFSETS_TOPIC_CONFIGS
 from millrace.mirror.pipeline import PartitionPipeline
+from millrace.mirror.topics.own_topics import OFFSET_MAP, POSITIONS
 from millrace.mirror.topics.routes import SourcePartition
 
 
@@ -64,9 +64,6 @@ class AtLeastOnce:
     def began(self, pipeline: PartitionPipeline) -> None:
         self._pipelines.add(pipeline)
 
-    def moved(self, pipeline: PartitionPipeline) -> None:
-        return
-
     async def settle(self, pipelines: Iterable[PartitionPipeline]) -> None:
         await self._write(pipelines)
 
@@ -106,8 +103,8 @@ class AtLeastOnce:
                         target.topic,
                         records,
                         partition=target.partition,
-                        partitions=MAP_PARTITIONS,
-                        configs=OFFSETS_TOPIC_CONFIGS,
+                        partitions=OFFSET_MAP.partitions,
+                        configs=OFFSET_MAP.configs,
                     )
             if writing.moved:
                 await self._write_positions(writing.records[self._keeper.positions])
@@ -116,4 +113,4 @@ class AtLeastOnce:
 
     async def _write_positions(self, records: Iterable[tuple[bytes, bytes | None]]) -> None:
         topic = self._keeper.positions.topic
-        await self._system.write(topic, list(records), configs=POSITIONS_TOPIC_CONFIGS)
+        await self._system.write(topic, list(records), configs=POSITIONS.configs)

@@ -37,12 +37,11 @@ from millrace.mirror.delivery.system_records import (
     ensure_topic,
     refuse_expiring_topic,
 )
-from millrace.mirror.delivery.table_topics import TABLE_CONFIGS
-from millrace.mirror.topics.routes import SourcePartition, starts_topic
+from millrace.mirror.topics.own_topics import STARTS
+from millrace.mirror.topics.routes import SourcePartition
 
 log = structlog.get_logger("millrace.mirror.delivery.beginnings")
 
-STARTS_TOPIC_CONFIGS = TABLE_CONFIGS
 READ_PAUSE_S = 0.2
 _MARK = b'{"version":1}'
 Width = Mapping[str, int]
@@ -126,7 +125,7 @@ class Beginnings:
     def __init__(
         self, mirror: str, target: Cluster, system: SystemRecords, factor: int, now_ms: Callable[[], int]
     ) -> None:
-        self._topic = starts_topic(mirror)
+        self._topic = STARTS.of(mirror)
         self._target = target
         self._system = system
         self._replication_factor = factor
@@ -141,9 +140,7 @@ class Beginnings:
         while True:
             begun = Begun()
             try:
-                await ensure_topic(
-                    self._target, self._topic, 1, self._replication_factor, STARTS_TOPIC_CONFIGS
-                )
+                await ensure_topic(self._target, self._topic, 1, self._replication_factor, STARTS.configs)
                 await refuse_expiring_topic(self._target, self._topic)
                 async for record in read_topic_to_end(self._target, self._topic):
                     begun.apply(record.key, record.value)
@@ -188,4 +185,4 @@ class Beginnings:
                 raise
 
     async def _write(self, records: list[tuple[bytes, bytes]]) -> None:
-        await self._system.write(self._topic, records, configs=STARTS_TOPIC_CONFIGS)
+        await self._system.write(self._topic, records, configs=STARTS.configs)

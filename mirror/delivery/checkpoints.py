@@ -26,14 +26,12 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from millrace.broker.errors import UnreadableRecord
-from millrace.mirror.delivery.table_topics import TABLE_CONFIGS
 from millrace.mirror.topics.routes import SourcePartition
 
 VERSION = 1
 NO_TOPIC_ID = UUID(int=0)
 # Says of a partition that it was mirrored, and that nobody knows how far.
 LOST = b'{"version":1,"lost":true}'
-POSITIONS_TOPIC_CONFIGS = TABLE_CONFIGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +40,9 @@ class Position:
 
     Of the source's log when this was written, as far as it was known (-1): `log_end`, and since when a record
     has been waiting at `next_offset`. The next owner's lag and gaps begin with them.
+
+    `at_ms` is when this was written. It never goes back from one owner to the next, whatever their clocks
+    say: the offset map's chunks are put in order by it (`offset_map`).
 
     `began` is the source offset at which this topic's mirroring began: below it nothing was carried by this
     mirror. -1 where it is not known, in positions of older programs."""

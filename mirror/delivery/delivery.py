@@ -62,10 +62,6 @@ class Delivery(Protocol):
 
     def began(self, pipeline: PartitionPipeline) -> None: ...
 
-    def moved(self, pipeline: PartitionPipeline) -> None:
-        """Its position may have moved, or a gap of it may have been recorded."""
-        ...
-
     async def settle(self, pipelines: Iterable[PartitionPipeline]) -> None:
         """Returns when everything that these have settled is on record."""
         ...

@@ -129,11 +129,6 @@ class ExactlyOnce:
     def began(self, pipeline: PartitionPipeline) -> None:
         self._lane_of[pipeline.partition].add(pipeline)
 
-    def moved(self, pipeline: PartitionPipeline) -> None:
-        lane = self._lane_of.get(pipeline.partition)
-        if lane is not None:
-            lane.moved(pipeline)
-
     def left(self, pipeline: PartitionPipeline) -> None:
         lane = self._lane_of.pop(pipeline.partition, None)
         if lane is not None:
@@ -185,7 +180,8 @@ class ExactlyOnce:
             self._seat,
             self._now_ms,
             self._config.position_interval_ms,
-            self,
+            self.isolate,
+            self._transaction_ended,
         )
         self._next_number += 1
         self._lanes.append(lane)
@@ -237,7 +233,7 @@ class ExactlyOnce:
             log.info("fenced workers that left", slots=sorted(slots), ids_left=len(left))
         return {slot: slots[slot] for slot in set(left.values())}
 
-    def transaction_ended(self, seconds: float, *, committed: bool) -> None:
+    def _transaction_ended(self, seconds: float, committed: bool) -> None:
         counts = self.counts
         self._on_transaction(seconds, committed)
         if committed:

@@ -37,22 +37,21 @@ Rules, and why:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
 from typing import Generic, TypeVar
+
+from millrace.broker.client.retry import BackOff
 
 MAX_IN_FLIGHT = 5
 # A broker forgets an idle producer after producer.id.expiration.ms (a day, in tests of others minutes).
 REST_AFTER_MS = 60_000
 # Half of what Apache Kafka has by default.
 REPLAYED_AFTER_MS = 12 * 3_600_000
-FIRST_BACKOFF_MS = 50
-MAX_BACKOFF_MS = 5_000
+BACK_OFF = BackOff(first_ms=50, limit_ms=5_000)
 SEQUENCE_MODULUS = 1 << 31
-
-T = TypeVar("T")
 
 
 class Outcome(Enum):
@@ -73,28 +72,43 @@ class Identity:
     producer_epoch: int
 
 
-@dataclass(slots=True, eq=False)
-class Item(Generic[T]):
-    """One batch of the row. `payload` is opaque here."""
+class Item:
+    """One batch of the row, as far as its order goes; what it is made of is its class's own (`Outgoing`)."""
 
-    payload: T
-    record_count: int
-    size: int
-    is_replayed: bool = False  # the target may forget the producer of it, once it is its last one
-    base_sequence: int = -1
-    identity: Identity | None = None
-    in_flight: bool = False
-    was_sent: bool = False
-    is_acknowledged: bool = False
-    in_doubt: bool = False  # may be in the log under its sequence, although no answer said so
-    is_unwanted: bool = False  # leaves the row as soon as it is known not to be in the log
+    __slots__ = (
+        "base_sequence",
+        "identity",
+        "in_doubt",
+        "in_flight",
+        "is_acknowledged",
+        "is_replayed",
+        "is_unwanted",
+        "record_count",
+        "size",
+        "was_sent",
+    )
+
+    def __init__(self, record_count: int, size: int, *, is_replayed: bool = False) -> None:
+        self.record_count = record_count
+        self.size = size
+        self.is_replayed = is_replayed  # the target may forget the producer of it, once it is its last one
+        self.base_sequence = -1
+        self.identity: Identity | None = None
+        self.in_flight = False
+        self.was_sent = False
+        self.is_acknowledged = False
+        self.in_doubt = False  # may be in the log under its sequence, although no answer said so
+        self.is_unwanted = False  # leaves the row as soon as it is known not to be in the log
+
+
+T = TypeVar("T", bound=Item)
 
 
 class TargetLane(Generic[T]):
     """The row of batches that one worker has for one target partition."""
 
     def __init__(self, identity: Identity) -> None:
-        self._row: deque[Item[T]] = deque()
+        self._row: deque[T] = deque()
         self._in_flight = 0
         self._replayed_in_flight = 0
         self._last_was_replayed = False  # of those that are acknowledged
@@ -102,7 +116,7 @@ class TargetLane(Generic[T]):
         self._next_sequence = 0  # of the next batch that has none
         self._confirmed_at_ms = -1  # when this identity last had an acknowledgement
         self._recovering = False
-        self._backoff_ms = 0
+        self._failure_count = 0  # of its first batch, in a row
         self._retry_at_ms = 0
         self.needs_identity = False
         # Where the rows of other identities stand, by producer id: its epoch, next sequence, confirmed at.
@@ -127,7 +141,7 @@ class TargetLane(Generic[T]):
     @property
     def is_failing(self) -> bool:
         """The last answers were failures: fetching more for this lane would only fill memory."""
-        return self._backoff_ms > 0
+        return self._failure_count > 0
 
     @property
     def retry_at_ms(self) -> int:
@@ -135,24 +149,21 @@ class TargetLane(Generic[T]):
 
     def at_rest(self) -> Iterator[T]:
         """What no request that is under way holds."""
-        return (item.payload for item in self._row if not item.in_flight)
+        return (item for item in self._row if not item.in_flight)
 
-    def enqueue(self, payload: T, record_count: int, size: int, *, is_replayed: bool = False) -> Item[T]:
-        item = Item(payload, record_count, size, is_replayed)
+    def enqueue(self, item: T) -> None:
         self._row.append(item)
-        return item
 
-    def replace(self, item: Item[T], payloads: list[tuple[T, int, int]]) -> list[Item[T]]:
-        """Puts smaller batches (payload, record count, size) in the place of a refused one.
+    def replace(self, item: T, instead: Iterable[T]) -> None:
+        """Puts smaller batches in the place of a refused one.
 
         Called in the same breath as the REFUSED answer, through `answered`'s `on_refused`.
         """
         place = self._row.index(item)
-        items = [Item(payload, count, size, item.is_replayed) for payload, count, size in payloads]
         del self._row[place]
-        for shift, new in enumerate(items):
+        for shift, new in enumerate(instead):
+            new.is_replayed = item.is_replayed
             self._row.insert(place + shift, new)
-        return items
 
     @property
     def is_unsettled(self) -> bool:
@@ -161,7 +172,7 @@ class TargetLane(Generic[T]):
 
     def next_to_send(
         self, steady_ms: int, max_size: int | None = None, *, only_again: bool = False
-    ) -> Item[T] | None:
+    ) -> T | None:
         """The batch to send now, stamped with identity and sequence, counted as in flight; or None. With
         `only_again` none that was never sent before."""
         if self.needs_identity or steady_ms < self._retry_at_ms or self._in_flight == MAX_IN_FLIGHT:
@@ -187,14 +198,15 @@ class TargetLane(Generic[T]):
 
     def answered(
         self,
-        item: Item[T],
+        item: T,
         outcome: Outcome,
         steady_ms: int,
         *,
-        jitter: float = 1.0,
-        on_refused: Callable[[Item[T]], None] | None = None,
+        random_unit: float = 0.5,
+        on_refused: Callable[[T], None] | None = None,
     ) -> Outcome:
-        """Takes the answer for one batch in flight; tells what it came to.
+        """Takes the answer for one batch in flight; tells what it came to. `random_unit`, from [0, 1),
+        spreads the rest after a failure.
 
         ACKNOWLEDGED and REFUSED batches have left the row; RETRY ones will be sent again, also where the
         answer was a refusal that says nothing of an earlier try.
@@ -226,7 +238,7 @@ class TargetLane(Generic[T]):
         if is_cause:
             self.needs_identity |= outcome in (Outcome.OUT_OF_ORDER, Outcome.REFUSED)
             if outcome is not Outcome.REFUSED:
-                self._back_off(steady_ms, jitter)
+                self._back_off(steady_ms, random_unit)
         if item.is_unwanted and not item.was_sent:
             self._leave(item)
             return Outcome.REFUSED
@@ -262,9 +274,9 @@ class TargetLane(Generic[T]):
         is in flight behind a refused batch is not in the log: it leaves when its answer is there (and should
         the answer say otherwise, nobody hears of it but through `is_unwanted`).
         """
-        gone: list[Item[T]] = []
+        gone: list[T] = []
         for item in reversed(self._row):
-            if belongs(item.payload):
+            if belongs(item):
                 if item.was_sent:
                     break
                 gone.append(item)
@@ -273,9 +285,10 @@ class TargetLane(Generic[T]):
                 item.is_unwanted = True
             else:
                 self._leave(item)
-        return [item.payload for item in reversed(gone)]
+        gone.reverse()
+        return gone
 
-    def _first_unsent(self, window: int) -> Item[T] | None:
+    def _first_unsent(self, window: int) -> T | None:
         for item in islice(self._row, window):
             if not item.in_flight and not item.is_acknowledged:
                 return item
@@ -294,7 +307,7 @@ class TargetLane(Generic[T]):
             return 1
         return MAX_IN_FLIGHT
 
-    def _acknowledge(self, item: Item[T], steady_ms: int) -> None:
+    def _acknowledge(self, item: T, steady_ms: int) -> None:
         item.is_acknowledged = True
         self._last_was_replayed = item.is_replayed
         # When the first batch failed and one behind it did not, the first is in the log: its retry will be
@@ -302,9 +315,9 @@ class TargetLane(Generic[T]):
         self._shed_acknowledged()
         if not self._recovering:
             self._confirmed_at_ms = steady_ms
-            self._backoff_ms = 0
+            self._failure_count = 0
 
-    def _leave(self, item: Item[T]) -> None:
+    def _leave(self, item: T) -> None:
         if item in self._row:
             self._row.remove(item)
         self._shed_acknowledged()
@@ -313,7 +326,7 @@ class TargetLane(Generic[T]):
         while self._row and self._row[0].is_acknowledged:
             self._row.popleft()
 
-    def _move_up(self, refused: Item[T]) -> None:
+    def _move_up(self, refused: T) -> None:
         """The sequence of a refused batch was not used: whatever stands behind it takes its place."""
         self._next_sequence = refused.base_sequence
         if any(item.is_acknowledged or item.in_doubt for item in self._row):
@@ -323,6 +336,6 @@ class TargetLane(Generic[T]):
             item.base_sequence = -1
             item.was_sent = item.is_acknowledged
 
-    def _back_off(self, steady_ms: int, jitter: float) -> None:
-        self._backoff_ms = min(MAX_BACKOFF_MS, max(FIRST_BACKOFF_MS, self._backoff_ms * 2))
-        self._retry_at_ms = steady_ms + int(self._backoff_ms * jitter)
+    def _back_off(self, steady_ms: int, random_unit: float) -> None:
+        self._failure_count += 1
+        self._retry_at_ms = steady_ms + int(BACK_OFF.delay_ms(self._failure_count, random_unit))

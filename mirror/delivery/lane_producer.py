@@ -142,19 +142,21 @@ class LaneProducer:
         )
 
     async def abort(self) -> None:
-        """Aborts what may be open, as far as the target answers."""
+        """Aborts what may be open, as far as the target answers, and as long as nobody else has the id. By a
+        new epoch, as batches may still be on their way: after a marker of their own epoch a leader that does
+        not ask the coordinator (Apache Kafka before 3.6) would take them for another transaction."""
         if not self.rules.is_open or self._producer.producer_id < 0:
             return
         try:
-            await end_transaction(
+            await init_producer_id(
                 self._cluster,
-                self._producer,
-                commit=False,
-                timeout_ms=ABORT_TIMEOUT_MS,
-                purpose=self._purpose,
+                self.transactional_id,
+                timeout_ms=TRANSACTION_TIMEOUT_MS,
+                retry_ms=ABORT_TIMEOUT_MS,
+                holder=(self._producer.producer_id, self._producer.producer_epoch),
             )
         except CLUSTER_FAILURES as error:
-            log.debug("not aborted; others will", id=self.transactional_id, error=str(error))
+            log.debug("not aborted here; others have, or will", id=self.transactional_id, error=str(error))
 
     async def write(
         self, records: Mapping[TargetPartition, Records], now_ms: int

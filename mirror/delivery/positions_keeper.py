@@ -22,14 +22,7 @@ from millrace.broker.client.read_to_end import read_topic_to_end
 from millrace.broker.errors import FatalError
 from millrace.broker.wording import count_of
 from millrace.mirror.config import MirrorConfig
-from millrace.mirror.delivery.checkpoints import (
-    LOST,
-    POSITIONS_TOPIC_CONFIGS,
-    Position,
-    Positions,
-    encode_key,
-    encode_records,
-)
+from millrace.mirror.delivery.checkpoints import LOST, Position, Positions, encode_key, encode_records
 from millrace.mirror.delivery.system_records import (
     CLUSTER_FAILURES,
     KeyAndValue,
@@ -38,15 +31,10 @@ from millrace.mirror.delivery.system_records import (
     ensure_topic,
     refuse_expiring_topic,
 )
-from millrace.mirror.offsets.offset_map import (
-    MAP_PARTITIONS,
-    OFFSETS_TOPIC_CONFIGS,
-    decode_key,
-    map_partition,
-    offsets_topic,
-)
+from millrace.mirror.offsets.offset_map import decode_key, map_partition
 from millrace.mirror.pipeline import PartitionPipeline
-from millrace.mirror.topics.routes import SourcePartition, TargetPartition, positions_topic
+from millrace.mirror.topics.own_topics import OFFSET_MAP, POSITIONS
+from millrace.mirror.topics.routes import SourcePartition, TargetPartition
 
 log = structlog.get_logger("millrace.mirror.positions")
 
@@ -71,8 +59,8 @@ class PositionsKeeper:
     def __init__(self, config: MirrorConfig, target: Cluster) -> None:
         self._target = target
         self._replication_factor = config.target.replication_factor
-        self.positions = TargetPartition(positions_topic(config.name), 0)
-        self._offsets_topic = offsets_topic(config.name)
+        self.positions = TargetPartition(POSITIONS.of(config.name), 0)
+        self._offsets_topic = OFFSET_MAP.of(config.name)
         self._trouble: dict[object, str] = {}  # of each reading that is under way
 
     @property
@@ -84,13 +72,13 @@ class PositionsKeeper:
         """Makes sure that both topics are there. Raises FatalError when positions would expire in theirs, or
         the other was made by somebody else with too few partitions."""
         factor = self._replication_factor
-        await ensure_topic(self._target, self.positions.topic, 1, factor, POSITIONS_TOPIC_CONFIGS)
+        await ensure_topic(self._target, self.positions.topic, 1, factor, POSITIONS.configs)
         name = self._offsets_topic
-        count = await ensure_topic(self._target, name, MAP_PARTITIONS, factor, OFFSETS_TOPIC_CONFIGS)
-        if count < MAP_PARTITIONS:
+        count = await ensure_topic(self._target, name, OFFSET_MAP.partitions, factor, OFFSET_MAP.configs)
+        if count < OFFSET_MAP.partitions:
             raise FatalError(
                 f"cluster {self._target.name}: topic {name} has {count_of(count, 'partition')} and needs "
-                f"{MAP_PARTITIONS}; add the others, or delete it if it was made by mistake"
+                f"{OFFSET_MAP.partitions}; add the others, or delete it if it was made by mistake"
             )
         await refuse_expiring_topic(self._target, self.positions.topic)
 
@@ -166,12 +154,12 @@ class PositionsKeeper:
         log.error("the positions are gone", topic=self.positions.topic, partitions=len(lost))
         system = SystemRecords(self._target, lambda: time.time_ns() // 1_000_000, self._replication_factor)
         marks = [(encode_key(partition), LOST) for partition in sorted(lost)]
-        await system.write(self.positions.topic, marks, configs=POSITIONS_TOPIC_CONFIGS)
+        await system.write(self.positions.topic, marks, configs=POSITIONS.configs)
         positions.unreadable |= lost
 
     def map_of(self, partition: SourcePartition) -> TargetPartition:
         """Where the offset map of a source partition is written."""
-        return TargetPartition(self._offsets_topic, map_partition(partition, MAP_PARTITIONS))
+        return TargetPartition(self._offsets_topic, map_partition(partition, OFFSET_MAP.partitions))
 
     def gather(
         self,

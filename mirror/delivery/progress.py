@@ -134,7 +134,8 @@ class PartitionProgress:
             self._fetched_epoch = leader_epoch
             self.epochs.fetched(leader_epoch, span.first_offset)
         self._outstanding_size += size
-        self._advance()
+        if not pieces:
+            self._advance()
         return span
 
     def acknowledged(self, span: Span) -> None:

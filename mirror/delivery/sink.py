@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import structlog
 
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.raw_produce import ProduceOutcome, init_producer_id, produce
+from millrace.broker.client.retry import BackOff
 from millrace.broker.errors import (
     ClusterUnreachable,
     CorruptMessage,
@@ -41,22 +41,24 @@ from millrace.broker.errors import (
     error_for_code,
 )
 from millrace.broker.protocol.batch import MAX_TIMESTAMP_POSITION
+from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.mirror.batches.rebatch import stamp_for_target
 from millrace.mirror.delivery.alternation import Alternation
 from millrace.mirror.delivery.lane import (
     MAX_IN_FLIGHT,
     REPLAYED_AFTER_MS,
     Identity,
-    Item,
     Outcome,
     TargetLane,
 )
-from millrace.mirror.delivery.progress import Span
+from millrace.mirror.delivery.outgoing import Outgoing, Owner
 from millrace.mirror.delivery.system_records import UNCHANGING, NewFailures
-from millrace.mirror.sources.fetch_memory import Frame
 from millrace.mirror.steady import steady_ms
 from millrace.mirror.topics.routes import TargetPartition
 from millrace.mirror.troubles import Failures
+
+if TYPE_CHECKING:
+    from millrace.mirror.pipeline import PartitionPipeline
 
 log = structlog.get_logger("millrace.mirror.delivery.sink")
 
@@ -64,6 +66,7 @@ MAX_REQUEST_SIZE = 4 << 20
 PRODUCE_TIMEOUT_MS = 30_000
 MAX_CORRUPT_ANSWERS = 3
 METADATA_BACKOFF_MS = 100
+IDENTITY_BACK_OFF = BackOff(first_ms=200, limit_ms=5_000)
 
 # The broker's view of this producer's sequence, or of its transaction, is another than ours.
 LOST_SEQUENCE = {
@@ -84,38 +87,6 @@ REFUSALS = {error.code for error in UNCHANGING}
 TARGET_FAILURES = (KafkaError, ClusterUnreachable, ProtocolError, OSError, TimeoutError)
 
 
-class Owner(Protocol):
-    """Who a batch comes from, and who hears what became of it."""
-
-    def delivered(self, outgoing: Outgoing, base_offset: int, now_ms: int) -> None:
-        """`base_offset`: the target's offset of the first record, -1 unknown."""
-        ...
-
-    def refused(self, outgoing: Outgoing, error: KafkaError, now_ms: int) -> list[Outgoing]:
-        """Batches to send in its place, in order; none when its gap has been taken up."""
-        ...
-
-
-@dataclass(slots=True, eq=False)
-class Outgoing:
-    """One batch on its way. `batch` is writable: it is stamped in place."""
-
-    batch: memoryview
-    offsets: Sequence[int]  # the source offset of each record
-    span: Span
-    owner: Owner
-    measured_from_ms: int
-    measured_from: str
-    frame: Frame | None = None  # stands for the memory that `batch` keeps
-    corrupt_answers: int = 0
-
-    def leave_answer(self) -> None:
-        """Goes on in memory of its own."""
-        if self.frame is not None and self.frame.is_shared:
-            self.batch = memoryview(bytearray(self.batch))
-            self.frame = self.frame.apart(len(self.batch))
-
-
 class Sink:
     """One producer's traffic to the target cluster: all of a worker's, or that of one transactional lane."""
 
@@ -125,16 +96,18 @@ class Sink:
         now_ms: Callable[[], int],
         *,
         seed: int | None = None,
-        transaction: Alternation | None = None,
+        alternation: Alternation | None = None,
         transactional_id: str | None = None,
         wake: Callable[[], None] = lambda: None,
         on_answer: Callable[[], None] = lambda: None,
+        on_moved: Callable[[PartitionPipeline], None] | None = None,
         steady_ms: Callable[[], int] = steady_ms,
     ) -> None:
-        """With `transaction` the producers are the lane's: `use` says which one has the turn, `wake` is
-        called when a batch waits for the lane's leave, `on_answer` after each answered request.
-        `transactional_id` is the first of both."""
-        self._transaction = transaction
+        """With an `alternation` the producers are the lane's: `use` says which one has the turn, `wake` is
+        called when a batch waits for the lane's leave, `on_answer` after each answered request, `on_moved` by
+        the pipelines. `transactional_id` is the first of both."""
+        self.on_moved = on_moved
+        self._alternation = alternation
         self._transactional_id = transactional_id
         self._purpose = f"produce {transactional_id}" if transactional_id else "produce"
         self._wake = wake
@@ -165,12 +138,12 @@ class Sink:
 
     async def run(self) -> None:
         """Keeps leaders and identities fresh until cancelled."""
-        if self._transaction is None:
+        if self._alternation is None:
             self.renew(await self._new_identity())
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep_leaders_fresh())
             group.create_task(self._await_failure())
-            if self._transaction is None:
+            if self._alternation is None:
                 group.create_task(self._keep_identities_fresh())
 
     @property
@@ -185,7 +158,7 @@ class Sink:
 
     @property
     def is_transactional(self) -> bool:
-        return self._transaction is not None
+        return self._alternation is not None
 
     def renew(self, identity: Identity) -> None:
         """Everything that waits is sent under `identity`; nothing is in flight."""
@@ -252,11 +225,11 @@ class Sink:
         self._schedule()
 
     def enqueue(self, target: TargetPartition, outgoing: Outgoing) -> None:
-        self._lane(target).enqueue(
-            outgoing, len(outgoing.offsets), len(outgoing.batch), is_replayed=self._is_replayed(outgoing)
-        )
+        if self._alternation is None:
+            outgoing.is_replayed = self._is_replayed(outgoing)
+        self._lane(target).enqueue(outgoing)
         self._waiting[target] = None
-        if self._transaction is not None and not self._transaction.lets(target):
+        if self._alternation is not None and not self._alternation.filling.lets(target):
             self._wake()
             return
         self._schedule()
@@ -264,8 +237,6 @@ class Sink:
     def _is_replayed(self, outgoing: Outgoing) -> bool:
         """Whether the target may forget its producer by its timestamps (see `lane`). Records without any
         count as older than all others, as they do there."""
-        if self._transaction is not None:
-            return False
         where = slice(MAX_TIMESTAMP_POSITION, MAX_TIMESTAMP_POSITION + 8)
         newest_ms = int.from_bytes(outgoing.batch[where], "big", signed=True)
         return newest_ms < self._now_ms() - REPLAYED_AFTER_MS
@@ -317,13 +288,13 @@ class Sink:
         self._pump_handle = None
         steady_ms = self._steady_ms()
         by_node: dict[int, list[TargetPartition]] = {}
-        transaction = self._transaction
+        filling = None if self._alternation is None else self._alternation.filling
         for target in self._waiting:
             lane = self._lanes[target]
             node = self._lane_node.get(target) if lane.in_flight else self._leaders.get(target)
             if node is None:
                 self._stale_leaders.set()
-            elif transaction is None or transaction.lets(target):
+            elif filling is None or filling.lets(target):
                 by_node.setdefault(node, []).append(target)
         for node, targets in by_node.items():
             while self._requests.get(node, 0) < MAX_IN_FLIGHT and self._send_next(node, targets, steady_ms):
@@ -332,29 +303,29 @@ class Sink:
 
     def _send_next(self, node: int, targets: list[TargetPartition], steady_ms: int) -> bool:
         """Builds and sends one request to `node`; False when no lane had anything to send."""
-        request: dict[TargetPartition, Item[Outgoing]] = {}
+        request: dict[TargetPartition, Outgoing] = {}
         room = MAX_REQUEST_SIZE
-        transaction = self._transaction
+        filling = None if self._alternation is None else self._alternation.filling
         for target in targets:
             if room <= 0:
                 break
-            only_again = transaction is not None and transaction.only_again
-            item = self._lanes[target].next_to_send(
+            only_again = filling is not None and filling.only_again  # what has just gone out may be the last
+            outgoing = self._lanes[target].next_to_send(
                 steady_ms, room if request else None, only_again=only_again
             )
-            if item is not None:
-                if transaction is not None:
-                    transaction.sent(item.size, steady_ms)
-                request[target] = item
-                room -= item.size
+            if outgoing is not None:
+                if filling is not None:
+                    filling.sent(outgoing.size, steady_ms)
+                request[target] = outgoing
+                room -= outgoing.size
                 # Behind the others next time: a full request must not always serve the same lanes.
                 self._waiting.pop(target, None)
                 self._waiting[target] = None
         if not request:
             return False
-        for target, item in request.items():
+        for target, outgoing in request.items():
             self._lane_node[target] = node
-            self._stamp(item)
+            self._stamp(outgoing)
         self._requests[node] = self._requests.get(node, 0) + 1
         task = asyncio.get_running_loop().create_task(self._exchange(node, request, self._era))
         self._tasks.add(task)
@@ -373,22 +344,22 @@ class Sink:
         await self._failed.wait()
         raise self._failure or RuntimeError("an exchange failed")
 
-    def _stamp(self, item: Item[Outgoing]) -> None:
-        identity = item.identity
+    def _stamp(self, outgoing: Outgoing) -> None:
+        identity = outgoing.identity
         if identity is None:
             raise RuntimeError("a batch is sent without an identity")
         stamp_for_target(
-            item.payload.batch,
+            outgoing.batch,
             identity.producer_id,
             identity.producer_epoch,
-            item.base_sequence,
-            transactional=self._transaction is not None,
+            outgoing.base_sequence,
+            transactional=self._alternation is not None,
         )
 
-    async def _exchange(self, node: int, request: dict[TargetPartition, Item[Outgoing]], era: int) -> None:
+    async def _exchange(self, node: int, request: dict[TargetPartition, Outgoing], era: int) -> None:
         if era != self._era:
             return  # forgotten before it began
-        batches = {(target.topic, target.partition): item.payload.batch for target, item in request.items()}
+        batches: dict[TopicPartition, memoryview] = {target: each.batch for target, each in request.items()}
         try:
             outcomes = await produce(
                 self._cluster,
@@ -410,41 +381,40 @@ class Sink:
             return
         self._requests[node] -= 1
         now_ms = self._now_ms()
-        for target, item in request.items():
-            self._answered(target, item, outcomes.get((target.topic, target.partition)), now_ms)
+        for target, outgoing in request.items():
+            self._answered(target, outgoing, outcomes.get(target), now_ms)
         self._schedule()
         self._on_answer()
 
     def _answered(
-        self, target: TargetPartition, item: Item[Outgoing], answer: ProduceOutcome | None, now_ms: int
+        self, target: TargetPartition, outgoing: Outgoing, answer: ProduceOutcome | None, now_ms: int
     ) -> None:
         lane = self._lanes[target]
-        outcome, error = _judge(answer, item.payload)
-
+        outcome, error = _judge(answer, outgoing)
         on_refused = None
         if outcome is Outcome.REFUSED:
 
-            def on_refused(refused: Item[Outgoing]) -> None:
-                outgoing = refused.payload
-                instead = outgoing.owner.refused(outgoing, error or CorruptMessage(), now_ms)
-                lane.replace(refused, [(new, len(new.offsets), len(new.batch)) for new in instead])
+            def on_refused(refused: Outgoing) -> None:
+                lane.replace(refused, refused.owner.refused(refused, error or CorruptMessage(), now_ms))
 
-        jitter = self._random.uniform(0.5, 1.0) if outcome is not Outcome.ACKNOWLEDGED else 1.0
         if error is not None and outcome is not Outcome.REFUSED:  # that one is a gap, or is cut
             self.failures.failed(target, f"the target refuses {target}: {error}", now_ms)
-        result = lane.answered(item, outcome, self._steady_ms(), jitter=jitter, on_refused=on_refused)
+        random_unit = 0.5 if outcome is Outcome.ACKNOWLEDGED else self._random.random()
+        result = lane.answered(
+            outgoing, outcome, self._steady_ms(), random_unit=random_unit, on_refused=on_refused
+        )
         if result is Outcome.ACKNOWLEDGED:
             self.failures.over(target)
             base_offset = answer.base_offset if answer is not None and not answer.error_code else -1
-            if not item.is_unwanted:
-                item.payload.owner.delivered(item.payload, base_offset, now_ms)
-            elif self._transaction is not None:
-                self._transaction.doom("the target took a batch behind a refused one")
+            if not outgoing.is_unwanted:
+                outgoing.owner.delivered(outgoing, base_offset, now_ms)
+            elif self._alternation is not None:
+                self._alternation.filling.doom("the target took a batch behind a refused one")
         elif result is Outcome.RETRY:
             self.retry_count += 1
             self._stale_leaders.set()
-        if lane.needs_identity and self._transaction is not None:
-            self._transaction.doom(f"{target}: {error or 'the sequence is lost'}")
+        if lane.needs_identity and self._alternation is not None:
+            self._alternation.filling.doom(f"{target}: {error or 'the sequence is lost'}")
         elif lane.needs_identity and not lane.in_flight:
             self._wanted_identities[target] = str(
                 error or "a batch may be in its log under a number used again"
@@ -513,9 +483,7 @@ class Sink:
                 if failures.is_news(error):
                     log.warning("no producer id from the target yet", error=str(error))
                 failure_count += 1
-                await asyncio.sleep(
-                    min(5.0, 0.1 * 2 ** min(failure_count, 8)) * self._random.uniform(0.5, 1.0)
-                )
+                await asyncio.sleep(IDENTITY_BACK_OFF.delay_ms(failure_count, self._random.random()) / 1000)
 
 
 def _judge(answer: ProduceOutcome | None, outgoing: Outgoing) -> tuple[Outcome, KafkaError | None]:

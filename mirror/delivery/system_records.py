@@ -21,6 +21,7 @@ import structlog
 from millrace.broker.client.admin import create_topic, describe_configs
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.raw_produce import produce
+from millrace.broker.client.retry import BackOff
 from millrace.broker.errors import (
     ClusterUnreachable,
     FatalError,
@@ -59,8 +60,7 @@ BATCH_SIZE = 256 << 10
 # At most, of what a record takes beside key and value.
 RECORD_OVERHEAD = 40
 KeyAndValue: TypeAlias = tuple[bytes, bytes | None]
-FIRST_PAUSE_S = 0.05
-MAX_PAUSE_S = 5.0
+WRITE_BACK_OFF = BackOff(first_ms=100, limit_ms=5_000)
 
 
 class NewFailures:
@@ -181,8 +181,7 @@ class SystemRecords:
                         log.warning("writing again later", topic=topic, error=str(error))
                     failure_count += 1
                     self._partition_counts.pop(topic, None)
-                    pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** min(failure_count, 10))
-                    await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+                    await asyncio.sleep(WRITE_BACK_OFF.delay_ms(failure_count, random.random()) / 1000)
 
     async def _attempt(
         self,

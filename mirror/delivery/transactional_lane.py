@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable
-from typing import Protocol
 
 import structlog
 
@@ -41,16 +40,6 @@ log = structlog.get_logger("millrace.mirror.delivery.transactional_lane")
 PRODUCER_PAUSE_MS = 500
 
 
-class Surroundings(Protocol):
-    """What a lane needs of the worker's other lanes."""
-
-    def isolate(self, lane: TransactionalLane, blamed: frozenset[TargetPartition]) -> None:
-        """The lane's healthy partitions go on elsewhere."""
-        ...
-
-    def transaction_ended(self, seconds: float, *, committed: bool) -> None: ...
-
-
 class TransactionalLane:
     """See the module's text."""
 
@@ -63,9 +52,12 @@ class TransactionalLane:
         seat: Callable[[], Seat | None],
         now_ms: Callable[[], int],
         position_interval_ms: int,
-        surroundings: Surroundings,
+        isolate: Callable[[TransactionalLane, frozenset[TargetPartition]], None],
+        on_ended: Callable[[float, bool], None],
         steady_ms: Callable[[], int] = steady_ms,
     ) -> None:
+        """`isolate` moves the lane's partitions elsewhere, but for those that it blames. `on_ended` hears of
+        every transaction that ended: for how long (s) it was open, and whether it was committed."""
         self.name = transactional_ids[0]
         self.rules = Alternation(position_interval_ms)
         self.pipelines: set[PartitionPipeline] = set()
@@ -77,7 +69,8 @@ class TransactionalLane:
         self._seat = seat
         self._now_ms = now_ms
         self._steady_ms = steady_ms
-        self._around = surroundings
+        self._isolate = isolate
+        self._on_ended = on_ended
         self._moved: set[PartitionPipeline] = set()
         self._starts: dict[SourcePartition, tuple[Position, asyncio.Future[None]]] = {}
         self._fence_offset = 0
@@ -93,10 +86,11 @@ class TransactionalLane:
         self.sink = Sink(
             cluster,
             now_ms,
-            transaction=self.rules,
+            alternation=self.rules,
             transactional_id=self.name,
             wake=self._changed.set,
             on_answer=self._on_answer,
+            on_moved=self.moved,
             steady_ms=steady_ms,
         )
 
@@ -139,10 +133,13 @@ class TransactionalLane:
             self._changed.set()
 
     def moved(self, pipeline: PartitionPipeline) -> None:
+        """Its position may have moved, or a gap of it may have been recorded."""
+        if pipeline not in self.pipelines:
+            return  # it has left, and something of it comes to its end
         self._moved.add(pipeline)
         # One that moved before, too: by a gap's event that became durable, or past what is not carried, for
         # which no batch wakes the driver.
-        phase = self.rules.phase
+        phase = self.rules.filling.phase
         if phase is Phase.IDLE or phase is Phase.SEALED:
             self._changed.set()
 
@@ -150,7 +147,7 @@ class TransactionalLane:
     def is_stuck(self) -> bool:
         """Whether it cannot take batches now, and nobody knows for how long."""
         return (
-            self.rules.phase in (Phase.NO_PRODUCER, Phase.UNREAD)
+            self.rules.filling.phase in (Phase.NO_PRODUCER, Phase.UNREAD)
             or any(each.is_unread for each in self.rules.both)
             or any(producer.unanswered_ends for producer in self._producers)
         )
@@ -248,7 +245,8 @@ class TransactionalLane:
     def _on_answer(self) -> None:
         """Wakes the driver where an answer may change what is to be done; most change nothing."""
         rules = self.rules
-        if rules.phase is not Phase.OPEN or self.sink.is_idle or (rules.may_seal and not self.more_is_coming):
+        is_open = rules.filling.phase is Phase.OPEN
+        if not is_open or self.sink.is_idle or (rules.may_seal and not self.more_is_coming):
             self._changed.set()
 
     # --- the steps -------------------------------------------------------------------------------
@@ -277,7 +275,7 @@ class TransactionalLane:
     def _take_turn(self) -> None:
         """Batches go out under the id that has the turn."""
         rules = self.rules
-        if rules.phase in (Phase.OPEN, Phase.SEALED):
+        if rules.filling.phase in (Phase.OPEN, Phase.SEALED):
             producer = self._producers[rules.turn]
             self.sink.use(producer.identity, producer.transactional_id)
         self.sink.poke()
@@ -343,13 +341,13 @@ class TransactionalLane:
         self.rules.rewound()
         self.isolated = blamed & {each.target for each in self.pipelines}
         if blamed:
-            self._around.isolate(self, blamed)
+            self._isolate(self, blamed)
         self._ended.set()
 
     def _forget(self) -> None:
         for producer in self._producers:
             if producer.rules.must_rewind or producer.rules.is_unread:
-                self._around.transaction_ended(self._age_s(producer), committed=False)
+                self._on_ended(self._age_s(producer), False)
             producer.forget()
         self.sink.reset()
         self._moved.clear()
@@ -392,7 +390,7 @@ class TransactionalLane:
             self._moved.clear()
             for pipeline in self.pipelines:
                 pipeline.rewind()
-            self._around.isolate(self, frozenset(leaderless))
+            self._isolate(self, frozenset(leaderless))
 
     @property
     def _is_halted(self) -> bool:
@@ -479,7 +477,7 @@ class TransactionalLane:
 
     def _committed(self, producer: LaneProducer, *, is_certain: bool) -> None:
         producer.unanswered_ends = 0
-        self._around.transaction_ended(self._age_s(producer), committed=True)
+        self._on_ended(self._age_s(producer), True)
         self.rules.committed(producer.index, self._steady_ms(), is_certain=is_certain)
         self.isolated = frozenset()
         for pipeline, position in producer.written.moved:

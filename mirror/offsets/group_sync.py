@@ -149,7 +149,9 @@ class GroupSync:
         self._take_settings()
         while True:
             await asyncio.sleep(CHECK_PAUSE_S * random.uniform(0.8, 1.2))
-            if self._settings()[0] is not self._config:
+            config, clusters = self._settings()
+            # A source that a reload adds may be there later than the config that names it.
+            if config is not self._config or clusters != self._clusters:
                 self._take_settings()
             if not self._is_leader():
                 self._rest()

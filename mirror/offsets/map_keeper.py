@@ -20,7 +20,7 @@ from millrace.broker.client.offsets import EARLIEST
 from millrace.mirror.delivery.system_records import CLUSTER_FAILURES
 from millrace.mirror.offsets.map_reader import MapReader
 from millrace.mirror.offsets.map_upkeep import plan_upkeep
-from millrace.mirror.offsets.offset_map import MAP_PARTITIONS, OFFSETS_TOPIC_CONFIGS, offsets_topic
+from millrace.mirror.topics.own_topics import OFFSET_MAP
 from millrace.mirror.topics.routes import Naming, SourcePartition, TargetPartition
 
 log = structlog.get_logger("millrace.mirror.offsets.map_keeper")
@@ -79,7 +79,7 @@ class MapKeeper:
     async def keep(self) -> int:
         """One round; how many records the map lost. Raises what the target says."""
         saved = 0
-        for number in range(MAP_PARTITIONS):
+        for number in range(OFFSET_MAP.partitions):
             reader = MapReader(self._target, self._mirror, purpose=PURPOSE)
             if not await reader.refresh_map_partition(number):
                 return 0
@@ -88,11 +88,11 @@ class MapKeeper:
                 start = starts.get(self._target_of(partition), -1)
                 for batch in plan_upkeep(list(map_of.chunks.values()), start):
                     await self._write(
-                        offsets_topic(self._mirror),
+                        OFFSET_MAP.of(self._mirror),
                         batch,
                         partition=number,
-                        partitions=MAP_PARTITIONS,
-                        configs=OFFSETS_TOPIC_CONFIGS,
+                        partitions=OFFSET_MAP.partitions,
+                        configs=OFFSET_MAP.configs,
                     )
                     saved += sum(1 if value is None else -1 for _, value in batch)
                 if turn % PARTITIONS_A_TURN == 0:

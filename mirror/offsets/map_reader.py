@@ -15,15 +15,10 @@ from millrace.broker.errors import UnreadableRecord
 from millrace.broker.protocol.records import Record
 from millrace.mirror.delivery.checkpoints import Positions
 from millrace.mirror.delivery.topic_tail import TopicTail
-from millrace.mirror.offsets.offset_map import (
-    MAP_PARTITIONS,
-    decode_chunk,
-    decode_key,
-    map_partition,
-    offsets_topic,
-)
+from millrace.mirror.offsets.offset_map import decode_chunk, decode_key, map_partition
 from millrace.mirror.offsets.translation import PartitionMap
-from millrace.mirror.topics.routes import SourcePartition, positions_topic
+from millrace.mirror.topics.own_topics import OFFSET_MAP, POSITIONS
+from millrace.mirror.topics.routes import SourcePartition
 
 log = structlog.get_logger("millrace.mirror.offsets.map_reader")
 
@@ -36,9 +31,9 @@ class MapReader:
         self.maps: dict[SourcePartition, PartitionMap] = {}
         self._topics: Collection[tuple[str, str]] | None = None
         self._positions_tail = TopicTail(
-            target, positions_topic(mirror), self._take_position, self._forget_positions, purpose
+            target, POSITIONS.of(mirror), self._take_position, self._forget_positions, purpose
         )
-        self._map_tail = TopicTail(target, offsets_topic(mirror), self._take_chunk, self._forget_map, purpose)
+        self._map_tail = TopicTail(target, OFFSET_MAP.of(mirror), self._take_chunk, self._forget_map, purpose)
 
     async def refresh_positions(self) -> None:
         """Reads the positions that are new. Raises the target's errors; a topic that does not exist (yet)
@@ -52,7 +47,7 @@ class MapReader:
         numbers = None
         if topics is not None:
             places = (SourcePartition(source, topic, 0) for source, topic in topics)
-            numbers = {map_partition(place, MAP_PARTITIONS) for place in places}
+            numbers = {map_partition(place, OFFSET_MAP.partitions) for place in places}
         await self._map_tail.advance(numbers)
 
     async def refresh_map_partition(self, number: int) -> int:

@@ -13,12 +13,14 @@ makes bigger chunks out of many, and removes those whose records the target no l
 
 The format is final:
 
-    topic   millrace.offsets.<mirror>, MAP_PARTITIONS partitions for good, cleanup.policy=compact; a source
-            topic's map is in the partition that `map_partition` says
+    topic   millrace.offsets.<mirror> (`own_topics.OFFSET_MAP`); a source topic's map is in the partition that
+            `map_partition` says
     key     {"source":"ewr","topic":"flights","partition":0,"from":n,"began_ms":n}
             `from`: the first source offset that the chunk answers for; what lies between it and the first run
-            was not carried. `began_ms`: when the assignment began. A chunk that was joined from others has
-            "to" as well, the end of its last run: two who join at the same time never take each other's key
+            was not carried. `began_ms`: when the assignment began, but later than the position that it began
+            with was dated: a later assignment has a larger one, whatever two clocks say. A chunk that was
+            joined from others has "to" as well, the end of its last run: two who join at the same time never
+            take each other's key
     value   version (1 byte: 1), flags (1 byte), source topic's id (16 bytes), then varints (7 bits a byte,
             the lowest first, high bit: another follows):
             base      the target offset of the first run
@@ -55,18 +57,10 @@ from uuid import UUID
 
 from millrace.broker.errors import UnreadableRecord
 from millrace.mirror.delivery.checkpoints import NO_TOPIC_ID
-from millrace.mirror.delivery.table_topics import TABLE_CONFIGS
 from millrace.mirror.offsets.offset_runs import ranges_of
 from millrace.mirror.topics.routes import SourcePartition
 
 VERSION = 1
-OFFSETS_TOPIC_PREFIX = "millrace.offsets."
-MAP_PARTITIONS = 4
-OFFSETS_TOPIC_CONFIGS = {
-    **TABLE_CONFIGS,
-    "segment.bytes": str(32 << 20),
-    "segment.ms": "86400000",
-}
 # Of the runs in the chunk that is written again with every transaction.
 MAX_TAIL_SIZE = 256
 UNKNOWN_TARGET = -1
@@ -75,10 +69,6 @@ CUT, LAST_UNKNOWN = 1, 2
 
 _NEXT_AFTER_MARKER, _NEXT_AT_TARGET, _ANYWHERE, _UNKNOWN = 0, 1, 2, 3
 _HEAD_SIZE = 18
-
-
-def offsets_topic(mirror: str) -> str:
-    return f"{OFFSETS_TOPIC_PREFIX}{mirror}"
 
 
 def map_partition(partition: SourcePartition, count: int) -> int:
@@ -125,6 +115,11 @@ class Runs:
         self._ascending = True
         self._written_once = False
         self._chunk = _OpenChunk(position, now_ms)
+
+    @property
+    def began_ms(self) -> int:
+        """What its chunks are called by now: of an assignment that comes later it is larger."""
+        return self._chunk.began_ms
 
     def add(self, source_offsets: Sequence[int], target_base: int) -> None:
         """Takes an acknowledged batch: the source offset of each record, in order, and the target offset of

@@ -1,7 +1,8 @@
 """How many bytes a second each partition brings, smoothed and coarse. Pure.
 
-`worker` counts what the target has acknowledged (`add`) and lets time pass (`sample`, every few seconds);
-`assignment` carries the levels in a worker's claim, from which the group's leader weighs the partitions.
+`pipeline` counts what the target has acknowledged (`add`), `worker` lets time pass (`sample`, every few
+seconds); `assignment` carries the levels in a worker's claim, from which the group's leader weighs the
+partitions.
 
 Coarse, because a claim that differs a little each time would move partitions to and fro: a level is a half
 power of two. Smoothed over a minute, because a backlog that is caught up in seconds is not a load.

@@ -8,6 +8,8 @@ Held by `pipeline`, one for each fetch offset. The rule:
     it has there is damaged        there is nothing to see but its word
     a batch for which nothing   →  the log is looked at, at once
     in its answer speaks
+    what lies behind that one   →  it is looked at again; what could not be read three times, and for a while,
+    cannot be read                 is passed over, and the next that can counts
 
 Any other error is no word of the log and makes no doubt: Apache Kafka answers UNKNOWN_SERVER_ERROR where its
 remote store is away, which may last, and its own consumer asks again (`FetchCollector`), as `source` does.
@@ -33,7 +35,8 @@ MAX_REFUSALS = 3
 MAX_TIMES_IN_ORDER = 2
 MAX_PAUSE_MS = 5_000
 PAUSE_MS = 100
-# What a source only says to be damaged it must have said for so long, too.
+# What a source only says to be damaged, or does not give, it must have said so often and for so long, too:
+# a leader that moves or a store that is away for a moment is no damage.
 TOLD_DAMAGE_LASTS_MS = 10_000
 
 
@@ -49,8 +52,9 @@ class Question:
     `suspect`: a whole batch, of which to find out whether it stands where it claims to; without one, where
     the next good batch from `offset` on begins. `needed_size`: an answer of so many bytes may tell (0: not
     known). `is_out_of_order`: offsets there contradict each other. `is_last`: looks found nothing wrong, and
-    it is refused still. `unreadable_count`: looks before this one, in a row, that could not read what lies
-    behind the suspect.
+    it is refused still. `taken_from`: the base offset of what was taken last and ends at `offset` (-1: not
+    known). `may_pass_over`: what lies behind the suspect could not be read by the looks before
+    this one, for as long as counts.
     """
 
     offset: int
@@ -59,7 +63,8 @@ class Question:
     needed_size: int = 0
     is_out_of_order: bool = False
     is_last: bool = False
-    unreadable_count: int = 0
+    taken_from: int = -1
+    may_pass_over: bool = False
 
 
 class Found(NamedTuple):
@@ -97,8 +102,10 @@ class Doubt:
     was_beyond_the_end: bool = False
     refusal_count: int = 0
     refused_since_ms: int = 0  # by the steady clock
-    unreadable_count: int = 0
+    unreadable_count: int = 0  # looks in a row
+    unreadable_since_ms: int = 0  # by the steady clock
     in_order_count: int = 0
+    taken_from: int = -1
 
     @property
     def pause_ms(self) -> int:
@@ -117,7 +124,7 @@ class Doubt:
             if self.in_order_count:  # what was found in order does not come
                 self.refusal_count += 1
                 self.reason = str(error)
-            self._ask(str(error), error)
+            self._ask(str(error), steady_ms, error)
             return
         if isinstance(error, BeyondTheEnd) and not self.was_beyond_the_end:
             # A source reads its end before the batches, and both may have grown in between.
@@ -126,13 +133,14 @@ class Doubt:
         self.is_out_of_order |= isinstance(error, OutOfOrder)
         self.refusal_count += 1
         self.reason = str(error)
-        is_too_early = (
-            isinstance(error, ToldDamage) and steady_ms - self.refused_since_ms < TOLD_DAMAGE_LASTS_MS
-        )
-        if self.refusal_count >= MAX_REFUSALS and not is_too_early:
-            self._ask(self.reason)
+        if isinstance(error, ToldDamage):
+            is_enough = _has_lasted(self.refusal_count, self.refused_since_ms, steady_ms)
+        else:
+            is_enough = self.refusal_count >= MAX_REFUSALS
+        if is_enough:
+            self._ask(self.reason, steady_ms)
 
-    def answered(self, found: Found) -> None:
+    def answered(self, found: Found, steady_ms: int) -> None:
         """The look has ended that was asked for."""
         question, self.question = self.question, None
         if found.is_in_order:
@@ -140,11 +148,13 @@ class Doubt:
             self.needed_size = found.needed_size
             self.in_order_count += 1
         elif found.damage_end < 0 and question is not None:
+            if self.unreadable_count == 0:
+                self.unreadable_since_ms = steady_ms
             self.unreadable_count = self.unreadable_count + 1 if found.is_unreadable_behind else 0
             self.refusal_count += 1
             self.reason = f"{question.reason}, and to look at it fails: {found.why_not}"
 
-    def _ask(self, reason: str, of: Unvouched | None = None) -> None:
+    def _ask(self, reason: str, steady_ms: int, of: Unvouched | None = None) -> None:
         self.question = Question(
             self.offset,
             reason,
@@ -152,5 +162,10 @@ class Doubt:
             of.needed_size if of else 0,
             self.is_out_of_order,
             self.is_out_of_order and self.in_order_count >= MAX_TIMES_IN_ORDER,
-            self.unreadable_count,
+            self.taken_from,
+            _has_lasted(self.unreadable_count, self.unreadable_since_ms, steady_ms),
         )
+
+
+def _has_lasted(count: int, since_ms: int, steady_ms: int) -> bool:
+    return count >= MAX_REFUSALS and steady_ms - since_ms >= TOLD_DAMAGE_LASTS_MS

@@ -51,6 +51,7 @@ from millrace.mirror.sources.fetch_memory import MIN_FETCH_SIZE, FetchBudget, Fr
 from millrace.mirror.sources.fetch_sizes import FetchSizes, fetch_sizes
 from millrace.mirror.sources.histories import Histories
 from millrace.mirror.sources.rate import TokenBucket
+from millrace.mirror.sources.silence import Silences
 from millrace.mirror.sources.source_logs import (
     FIRST_PAUSE_S,
     MAX_PAUSE_S,
@@ -105,6 +106,7 @@ class SourceReader:
         self._on_view = on_view
         self._refusals: dict[tuple[str, int], int] = {}  # of a partition's fetches, in a row
         self.failures: Failures[tuple[str, int]] = Failures()  # of what is begun and fetched here
+        self._silences: Silences[tuple[str, int]] = Silences()
         self._logs = SourceLogs(config.cluster, cluster, now_ms, record_start, self.failures)
         self._histories = Histories(cluster)
         self._bucket = TokenBucket()
@@ -138,6 +140,7 @@ class SourceReader:
             del self._pipelines[key]
             self._refusals.pop(key, None)
             self.failures.over(key)
+            self._silences.over(key)
             self._histories.forget(key)
             for loop in self._loops.values():
                 loop.partitions.pop(key, None)
@@ -267,6 +270,7 @@ class SourceReader:
         interval_ms = max(SAMPLE_INTERVAL_MS, 2 * self._fetch_config.max_wait_ms)
         while True:
             await asyncio.sleep(interval_ms / 1000)
+            self._forget_what_stands()
             now_ms = self._now_ms()
             old = [
                 pipeline
@@ -277,6 +281,14 @@ class SourceReader:
             ]
             if old and self.view is not None:
                 await self._logs.sample_ends(old, self.view)
+
+    def _forget_what_stands(self) -> None:
+        """What is not fetched now is not tried in vain either."""
+        for key, pipeline in self._pipelines.items():
+            if pipeline.state is not State.RUNNING:
+                self._silences.over(key)
+            if pipeline.state is State.PAUSED:
+                self.failures.over(key)
 
     def _place(self) -> None:
         """Gives each pipeline to the loop of its leader; loops begin and end as needed."""
@@ -366,12 +378,14 @@ class SourceReader:
         positions: Mapping[tuple[str, int], FetchPosition],
         answers: list[FetchedPartition],
     ) -> None:
-        frame = loop.held.take(sum(len(answer.records) for answer in answers))
+        size = sum(len(answer.records) for answer in answers)
+        frame, first = loop.held.take(size), next(iter(positions))
         for answer in answers:
             self._bucket.spend(len(answer.records))
             key = (answer.topic, answer.partition)
             if key in positions:
-                self._take(asked[key], positions[key], answer, frame)
+                had_room = not size or key == first
+                self._take(asked[key], positions[key], answer, frame, had_room=had_room)
 
     def _sizes(self, asked: Iterable[PartitionPipeline]) -> FetchSizes:
         config = self._fetch_config
@@ -412,6 +426,8 @@ class SourceReader:
         asked: FetchPosition,
         answer: FetchedPartition,
         frame: Frame | None = None,
+        *,
+        had_room: bool = True,
     ) -> None:
         if not self._is_as_asked(pipeline, asked):
             return
@@ -426,9 +442,13 @@ class SourceReader:
             self.failures.over(key)
             self._parted(pipeline, answer.diverging)
             return
+        now_ms = self._now_ms()
+        silence = self._silences.answered(key, asked.offset, answer, had_room=had_room, now_ms=now_ms)
         pipeline.accept(answer, frame)
         if reason := pipeline.doubt.reason:
-            self.failures.failed(key, f"what the source gives is not taken: {reason}", self._now_ms())
+            self.failures.failed(key, f"what the source gives is not taken: {reason}", now_ms)
+        elif silence is not None:
+            self.failures.failed(key, silence.reason, silence.since_ms)
         else:
             self.failures.over(key)
         self._answer(pipeline)

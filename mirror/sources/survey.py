@@ -4,7 +4,8 @@ Called by `source` with what `doubt` wants to know. No header is believed for it
 checksum, but a source finds batches by its index and by its files' names, which were there before any damage:
 
     a batch alone    is asked for by the last offset that it claims, together with what follows it, and so is
-                     what it claims to be followed by
+                     what it claims to be followed by; behind a hole also what stands before it, for of one
+                     that claims to lie farther back a source shows nothing else: it passes over it
     damage           ends where the source gives another batch that can be believed: looked for farther and
                      farther ahead, then by halves, so that damage farther on is left to its own gap
 
@@ -32,6 +33,7 @@ from millrace.broker.errors import (
     CorruptMessage,
     KafkaStorageError,
     LeaderNotAvailable,
+    OffsetOutOfRange,
     RequestTimedOut,
     UnsupportedVersion,
     error_for_code,
@@ -43,6 +45,7 @@ from millrace.mirror.batches.placement import (
     holds,
     reaches_before,
     reaching,
+    right_behind,
 )
 from millrace.mirror.delivery.system_records import CLUSTER_FAILURES
 from millrace.mirror.sources.doubt import Found, Question
@@ -53,9 +56,6 @@ log = structlog.get_logger("millrace.mirror.sources.survey")
 
 # Looks of one source at a time: each may hold MOST_OF_A_LOOK bytes, and one that is slow stops no other.
 LOOKS_AT_ONCE = 2
-# After so many looks in a row that could not read what lies behind a batch, that is passed over, and what the
-# source gives next counts: damage there, or a hole, must not hold up the batch before it for ever.
-MAX_UNREADABLE = 5
 # Kafka gives nothing out of tiered storage to those that do not wait (before KIP-1018).
 WAIT_MS = 500
 
@@ -107,6 +107,8 @@ class _Look:
         offset, suspect = self._question.offset, self._question.suspect
         if suspect is not None:
             if not await self._is_contradicted(suspect, offset):
+                if 0 < offset < suspect.base_offset and await self._is_behind_another(offset):
+                    return Found(suspect.base_offset)
                 return Found(is_in_order=True, mark=suspect.mark)
             if not await self._is_given(suspect):  # compaction has put another one in its place, say
                 return Found(why_not="the source gives another batch there now")
@@ -221,6 +223,24 @@ class _Look:
             )
         return True
 
+    async def _is_behind_another(self, offset: int) -> bool:
+        """Whether right behind the batch that ends at `offset`, where a hole begins, stands one that claims
+        to lie before that; asked twice, too. Where the source does not show it nobody can tell: from one file
+        into the next no answer goes on, and healthy logs have holes there."""
+        return await self._has_one_too_low(offset) and await self._has_one_too_low(offset)
+
+    async def _has_one_too_low(self, offset: int) -> bool:
+        # Asked for by its last offset, Apache Kafka (4.1) passes over the batch before it as well.
+        before = self._question.taken_from if self._question.taken_from >= 0 else offset - 1
+        answer = await self._fetch(before, MORE_SIZE)
+        if len(answer.records) >= MORE_SIZE and right_behind(answer.records, offset - 1) is None:
+            answer = await self._fetch(before, larger_look(len(answer.records)))
+        # What was taken may have expired or been damaged since, and must not hold up what follows.
+        if answer.error_code not in (0, OffsetOutOfRange.code, CorruptMessage.code):
+            raise error_for_code(answer.error_code)
+        following = right_behind(answer.records, offset - 1)
+        return following is not None and following.next_offset <= offset
+
     async def _is_given(self, suspect: Suspect) -> bool:
         answer = await self._fetch(self._question.offset, _size_for(suspect))
         _raise_refusal(answer)
@@ -260,7 +280,8 @@ class _Look:
                 raise CorruptMessage(f"offset {offset} can be read again")
             if following is not None:
                 return following
-            if self._question.unreadable_count < MAX_UNREADABLE:
+            # Damage there, or a hole, must not hold up the batch before it for ever.
+            if not self._question.may_pass_over:
                 raise _UnreadableBehind(f"the source gives nothing behind offset {offset - 1}")
             is_unreadable |= bool(answer.error_code)
             at = 2 * at - offset + 1

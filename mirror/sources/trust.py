@@ -1,8 +1,9 @@
 """What a partition believes of the answers that it is given, wherever its fetch offset is. Pure.
 
 Held by `pipeline`. What is not believed at one offset is a `doubt`; what outlives an offset is kept here:
-where the last batch ended that was taken whole, which the next one may not claim to begin before, and up to
-where one claims to reach that is known to be out of its place, because the source may give that one first.
+where the last batch ended that was taken whole, which the next one may not claim to begin before; whether the
+answer showed what stands behind that one, or else a hole there may be one that the source passes over; and up
+to where one claims to reach that is known to be out of its place, because the source may give that one first.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from millrace.broker.client.raw_fetch import FetchedPartition
-from millrace.broker.errors import CorruptMessage
+from millrace.broker.errors import CorruptMessage, KafkaError
+from millrace.broker.protocol.batch import HEADER_SIZE
 from millrace.mirror.batches.coalesce import (
     NO_END,
     BatchWalk,
     OutOfOrder,
     holds_whole_batch,
+    refuse_hole,
     refuse_overlap,
 )
 from millrace.mirror.batches.intake import Count, Prepared, prepare
@@ -29,7 +32,8 @@ class Trust:
         self._doubt = Doubt(0)
         self._is_looked_at = False
         self._misplaced_up_to = -1
-        self._batch_end = -1
+        self._batch_start = self._batch_end = -1
+        self._shows_following = False
 
     def at(self, offset: int) -> Doubt:
         """Of what stands there; the same one as long as the fetch offset is the same."""
@@ -55,19 +59,33 @@ class Trust:
         doubt, data = self.at(from_offset), fetched.records
         log_end = fetched.high_watermark if fetched.high_watermark >= 0 else NO_END
         passes_over, is_trusted = from_offset < self._misplaced_up_to, doubt.trusts(data)
-        reached = from_offset
+        reached = began = from_offset
+        is_unseen = False
+        doubt.taken_from = self._batch_start if from_offset == self._batch_end else -1
         if from_offset == self._batch_end and not passes_over and not is_trusted:
             refuse_overlap(data, from_offset)
-        for ready in prepare(
-            walk, data, fetched.aborted, from_offset, max_batch_size, count, log_end,
-            passes_over, is_trusted,
-        ):  # fmt: skip
-            if doubt.is_out_of_order and reached == from_offset < ready.base_offset:
-                raise OutOfOrder("the source passes over a batch that it gave before, out of its place")
-            reached = ready.next_offset
-            yield ready
+            is_unseen = not self._shows_following
+        try:
+            for ready in prepare(
+                walk, data, fetched.aborted, from_offset, max_batch_size, count, log_end,
+                passes_over, is_trusted,
+            ):  # fmt: skip
+                if reached == from_offset < ready.base_offset:
+                    if doubt.is_out_of_order:
+                        raise OutOfOrder(
+                            "the source passes over a batch that it gave before, out of its place"
+                        )
+                    if is_unseen:
+                        refuse_hole(data, from_offset)
+                reached, began = ready.next_offset, ready.base_offset
+                yield ready
+        except KafkaError:
+            if reached > from_offset:  # what is refused stands behind what was taken
+                self._batch_start, self._batch_end, self._shows_following = began, reached, False
+            raise
         if reached > from_offset:
-            self._batch_end = reached
+            self._batch_start, self._batch_end = began, reached
+            self._shows_following = walk.cut_off_size >= HEADER_SIZE
             return
         if not data:
             doubt.needed_size = 0
@@ -85,7 +103,7 @@ class Trust:
         self._is_looked_at |= question is not None
         return question
 
-    def looked(self, question: Question, found: Found, offset: int) -> bool:
+    def looked(self, question: Question, found: Found, offset: int, steady_ms: int) -> bool:
         """What came of a look. Whether it was still waited for: what nobody waits for any more (the partition
         has moved, its lane went back) changes nothing."""
         self._is_looked_at = False
@@ -93,5 +111,5 @@ class Trust:
         if doubt.question is not question:
             return False
         self._misplaced_up_to = max(self._misplaced_up_to, found.misplaced_up_to)
-        doubt.answered(found)
+        doubt.answered(found, steady_ms)
         return True

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from millrace.broker.wording import some
+from millrace.mirror.topics.own_topics import OWN_TOPICS
 
 MARKED = "the cluster says that it keeps it for itself"
 """The reason where a name tells nothing, and the cluster's metadata does."""
@@ -21,7 +22,7 @@ INTERNAL_TOPICS = (
     # __consumer_offsets, __transaction_state, __cluster_metadata, __share_group_state
     (re.compile(r"__.*"), "names with two underscores are a cluster's own"),
     (
-        re.compile(r"millrace\.(positions|offsets|control|routes|starts)\..*"),
+        re.compile("|".join(f"{re.escape(each.prefix)}.*" for each in OWN_TOPICS)),
         "a mirror keeps its own records in topics of such names",
     ),
     (

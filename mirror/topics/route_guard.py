@@ -29,14 +29,13 @@ from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.metadata import ClusterMetadata
 from millrace.broker.client.read_to_end import read_topic_to_end
 from millrace.broker.errors import KafkaError, UnknownTopicOrPartition
-from millrace.broker.protocol.system_topics import POSITIONS_TOPIC_PREFIX, ROUTES_TOPIC_PREFIX
 from millrace.mirror.config import MirrorConfig
 from millrace.mirror.delivery.checkpoints import Positions
 from millrace.mirror.delivery.system_records import SystemRecords
 from millrace.mirror.topics.name_clashes import NameClashes
+from millrace.mirror.topics.own_topics import POSITIONS, ROUTES
 from millrace.mirror.topics.proposals import DEAD_AFTER_MS, LEASE_MS, Leases, ProposalWatch
 from millrace.mirror.topics.route_records import (
-    ROUTES_TOPIC_CONFIGS,
     RouteKey,
     encode_key,
     encode_proposal_key,
@@ -45,15 +44,7 @@ from millrace.mirror.topics.route_records import (
     read_routes,
     routes_of_positions,
 )
-from millrace.mirror.topics.routes import (
-    Answer,
-    KnownRoutes,
-    Loop,
-    Route,
-    TopicSelector,
-    decide,
-    routes_topic,
-)
+from millrace.mirror.topics.routes import Answer, KnownRoutes, Loop, Route, TopicSelector, decide
 
 log = structlog.get_logger("millrace.mirror.topics.route_guard")
 
@@ -77,7 +68,7 @@ def loop_sentence(loop: Loop, names: Mapping[str, str]) -> str:
     return (
         f"records of {loop.route.source_topic} would go round: {loop.describe(names)}; exclude the topic "
         f"here or in mirror {last.mirror}. If that mirror has ended for good, delete its topics "
-        f"{routes_topic(last.mirror)} and {POSITIONS_TOPIC_PREFIX}{last.mirror} on {where}"
+        f"{ROUTES.of(last.mirror)} and {POSITIONS.of(last.mirror)} on {where}"
     )
 
 
@@ -98,12 +89,12 @@ async def routes_seen_on(cluster: Cluster, view: ClusterMetadata) -> dict[str, d
         return seen
     for topic in sorted(view.topics, reverse=True):  # routes before positions, which tell less
         try:
-            if topic.startswith(ROUTES_TOPIC_PREFIX):
-                mirror = topic.removeprefix(ROUTES_TOPIC_PREFIX)
+            if topic.startswith(ROUTES.prefix):
+                mirror = topic.removeprefix(ROUTES.prefix)
                 records = [(each.key, each.value) async for each in read_topic_to_end(cluster, topic)]
                 seen[mirror] = read_routes(records, mirror=mirror, cluster_id=view.cluster_id)
-            elif topic.startswith(POSITIONS_TOPIC_PREFIX):
-                mirror = topic.removeprefix(POSITIONS_TOPIC_PREFIX)
+            elif topic.startswith(POSITIONS.prefix):
+                mirror = topic.removeprefix(POSITIONS.prefix)
                 if mirror not in seen:
                     positions = Positions()
                     async for record in read_topic_to_end(cluster, topic):
@@ -121,7 +112,7 @@ async def routes_seen_on(cluster: Cluster, view: ClusterMetadata) -> dict[str, d
 async def told_routes(target: Cluster, mirror: str, target_id: str) -> dict[RouteKey, Route]:
     """What a mirror, any worker of it, has told so far. Raises when its target does not answer."""
     try:
-        read = [each async for each in read_topic_to_end(target, routes_topic(mirror))]
+        read = [each async for each in read_topic_to_end(target, ROUTES.of(mirror))]
     except UnknownTopicOrPartition:
         return {}
     return read_routes([(each.key, each.value) for each in read], mirror=mirror, cluster_id=target_id)
@@ -530,7 +521,7 @@ class RouteGuard:
             for key, route in news.items()
         ]
         remembered, self._told = self._told, None  # unless it is written: who fails has to read it anew
-        await self._system.write(routes_topic(self.config.name), records, configs=ROUTES_TOPIC_CONFIGS)
+        await self._system.write(ROUTES.of(self.config.name), records, configs=ROUTES.configs)
         self._told = remembered
         # Another source's turn may have read anew since `told` was given out.
         for noted in (told, self._told):
@@ -554,6 +545,4 @@ def _carried(told: Mapping[RouteKey, Route], source: str) -> dict[str, Route]:
 
 def _telling_topics(view: ClusterMetadata) -> frozenset[str]:
     """The topics of a cluster in which mirrors tell what they write there."""
-    return frozenset(
-        topic for topic in view.topics if topic.startswith((ROUTES_TOPIC_PREFIX, POSITIONS_TOPIC_PREFIX))
-    )
+    return frozenset(topic for topic in view.topics if topic.startswith((ROUTES.prefix, POSITIONS.prefix)))

@@ -27,11 +27,9 @@ import json
 from collections.abc import Iterable, Mapping
 
 from millrace.mirror.delivery.checkpoints import Positions
-from millrace.mirror.delivery.table_topics import TABLE_CONFIGS
 from millrace.mirror.topics.routes import KnownRoutes, Origin, Route, find_origins
 
 VERSION = 1
-ROUTES_TOPIC_CONFIGS = TABLE_CONFIGS
 
 RouteKey = tuple[str, ...]
 """A source cluster, as its mirror calls it, and a topic of it; of a proposal its proposer too."""

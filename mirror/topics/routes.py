@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from millrace.broker.protocol.system_topics import AUDIT_TOPIC, POSITIONS_TOPIC_PREFIX, ROUTES_TOPIC_PREFIX
+from millrace.broker.protocol.system_topics import AUDIT_TOPIC
 from millrace.mirror.topics.internal_topics import MARKED, LeftOut, why_internal
 
 
@@ -43,18 +43,6 @@ class TargetPartition(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
-
-
-def positions_topic(mirror: str) -> str:
-    return f"{POSITIONS_TOPIC_PREFIX}{mirror}"
-
-
-def routes_topic(mirror: str) -> str:
-    return f"{ROUTES_TOPIC_PREFIX}{mirror}"
-
-
-def starts_topic(mirror: str) -> str:
-    return f"millrace.starts.{mirror}"
 
 
 class TopicSelector:

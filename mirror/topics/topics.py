@@ -1,9 +1,9 @@
 """Target topics: created like the source's, widened with it, kept in step with its settings; and the limits
 that the target sets.
 
-Called by `worker` after every discovery. Several workers may do the same at once: a topic that exists by
-now is what was wanted. Partitions are only ever added; when sources merge into one topic, the widest counts.
-Only settings that differ are written (`topic_configs` has the rule).
+Called by `discovery` after every look at a source, and by `pipeline` for the limits. Several workers may do
+the same at once: a topic that exists by now is what was wanted. Partitions are only ever added; when sources
+merge into one topic, the widest counts. Only settings that differ are written (`topic_configs` has the rule).
 
 Invariant: one topic that the target refuses, wholly or in a setting, holds up no other. What it refuses is
 logged once and tried again at every look.
@@ -34,6 +34,7 @@ from millrace.broker.errors import (
     UnknownTopicOrPartition,
 )
 from millrace.mirror.config import MirrorConfig
+from millrace.mirror.delivery.system_records import CLUSTER_FAILURES
 from millrace.mirror.topics.routes import Feed, TargetPartition, uneven_feeds
 from millrace.mirror.topics.topic_configs import (
     deciding_source,
@@ -48,6 +49,7 @@ log = structlog.get_logger("millrace.mirror.topics.topics")
 # The largest size that a batch can say; no target takes more.
 NO_LIMIT = (1 << 31) - 1
 LIMITS_MAX_AGE_MS = 60_000
+LIMITS_PAUSE_S = 0.2
 LIMIT_KEY = "max.message.bytes"
 
 
@@ -298,9 +300,15 @@ class TargetTopics:
     # --- limits ----------------------------------------------------------------------------------
 
     async def refresh_limits(self, topic: str) -> None:
-        """Reads a topic's limits now, however young they are. Raises the target's failures."""
-        self._limits_read_at_ms.pop(topic, None)
-        await self._read_limits([topic])
+        """Returns when `max_batch_size` is what the target says now, however long that takes."""
+        while True:
+            self._limits_read_at_ms.pop(topic, None)
+            try:
+                await self._read_limits([topic])
+                return
+            except CLUSTER_FAILURES as error:
+                log.warning("cannot read the target's limits yet", topic=topic, error=str(error))
+                await asyncio.sleep(LIMITS_PAUSE_S)
 
     async def _read_limits(self, names: Sequence[str]) -> None:
         steady_ms = self._steady_ms()

@@ -112,6 +112,26 @@ def test_a_clock_that_jumped_ahead_and_was_set_right_changes_no_time_of_a_record
         assert facts.state == CLOSED and fate(facts, "acknowledged") == {1, 2, 3, 4} and len(own) == 4
 
 
+def test_a_clock_set_back_into_the_last_records_millisecond_breaks_no_promise(mock_cluster, monkeypatch):
+    """What was looked up for that millisecond holds no more, for a report has promised of later since."""
+    shown_ms = [2_000_000_000_000]
+    monkeypatch.setattr("millrace.audit.producer._time_ns", lambda: shown_ms[0] * 1_000_000)
+    producer = AuditedProducer(settings(mock_cluster, millrace_report_interval_ms=60_000))
+    for later_ms in (0, 3_600_000):
+        for _ in range(3):
+            producer.produce("flights", b"")
+        producer.flush()
+        shown_ms[0] += later_ms
+        producer.report()
+        shown_ms[0] -= later_ms
+    for _ in range(3):
+        producer.produce("flights", b"")
+    producer.close()
+    streams = [facts for facts in told_by(mock_cluster).streams.values() if facts.topic == "flights"]
+    assert sorted(facts.last_assigned for facts in streams) == [3, 6]
+    assert {each.created_ms for each in identities(read_all(mock_cluster, "flights"))} == {shown_ms[0]}
+
+
 @pytest.mark.parametrize(("retries", "fate_of_all"), [(0, "failed"), (5, "ambiguous")])
 def test_a_purged_record_has_surely_failed_only_where_nothing_is_sent_twice(retries, fate_of_all):
     """With retries, a record that waits in the queue may have been sent before."""

@@ -12,6 +12,7 @@ import re
 import shutil
 import struct
 import subprocess
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -28,9 +29,10 @@ from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
 from tests import root_rights
 from tests.peers import kafka
+from tests.ports import free_port
 from tests.raw_client import RawClient, batch_of
 from tests.servers import BrokerProcess, ZooKeeper
-from tests.waiting import until
+from tests.waiting import patience, until
 
 pytestmark = pytest.mark.java
 
@@ -76,26 +78,14 @@ def shut_down(folder: Path) -> None:
         os.close(fd)
 
 
-class BrokerOfFolders(BrokerProcess):
-    """A broker whose data folders are given."""
-
-    folders: tuple[Path, ...] = ()
-
-    def command(self) -> list[str]:
-        words = super().command()
-        at = words.index("--data")
-        named = [word for folder in self.folders for word in ("--data", str(folder))]
-        return words[:at] + named + words[at + 2 :]
-
-
 @pytest.fixture
-def broker_of(zookeeper: ZooKeeper, tmp_path: Path) -> Iterator[Callable[..., BrokerOfFolders]]:
-    brokers: list[BrokerOfFolders] = []
+def broker_of(zookeeper: ZooKeeper, tmp_path: Path) -> Iterator[Callable[..., BrokerProcess]]:
+    brokers: list[BrokerProcess] = []
 
-    def make(*folders: Path, **settings: object) -> BrokerOfFolders:
+    def make(*folders: Path, **settings: object) -> BrokerProcess:
         named = {key.replace("_", "."): value for key, value in settings.items()}
-        broker = BrokerOfFolders(zookeeper.chroot(), tmp_path / "broker", settings=named)
-        broker.folders = folders
+        broker = BrokerProcess(zookeeper.chroot(), tmp_path / "broker", settings=named)
+        broker.folders = list(folders)
         brokers.append(broker)
         broker.start()
         return broker
@@ -125,7 +115,7 @@ def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 90) ->
 
 
 def test_one_folder_fails_and_the_others_serve(
-    ext4: Callable[[str], Path], broker_of: Callable[..., BrokerOfFolders], tmp_path: Path
+    ext4: Callable[[str], Path], broker_of: Callable[..., BrokerProcess], tmp_path: Path
 ) -> None:
     bad = ext4("bad") / "data"
     good = tmp_path / "good"
@@ -161,7 +151,7 @@ def test_one_folder_fails_and_the_others_serve(
 
 
 def test_broker_ends_when_its_last_folder_fails(
-    ext4: Callable[[str], Path], broker_of: Callable[..., BrokerOfFolders]
+    ext4: Callable[[str], Path], broker_of: Callable[..., BrokerProcess]
 ) -> None:
     folders = [ext4(name) / "data" for name in ("one", "two")]
     broker = broker_of(*folders)
@@ -182,7 +172,7 @@ def test_broker_ends_when_its_last_folder_fails(
 
 
 def test_broker_starts_without_a_folder_that_cannot_be_used(
-    broker_of: Callable[..., BrokerOfFolders], tmp_path: Path
+    broker_of: Callable[..., BrokerProcess], tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
     broker = broker_of(tmp_path / "file" / "data", tmp_path / "good")
@@ -194,13 +184,23 @@ def test_broker_starts_without_a_folder_that_cannot_be_used(
 
 
 def test_full_disk_refuses_writes_until_there_is_room(
-    broker_of: Callable[..., BrokerOfFolders], tmp_path: Path
+    broker_of: Callable[..., BrokerProcess], tmp_path: Path
 ) -> None:
     folder = tmp_path / "small"
     folder.mkdir()
     _mount("-t", "tmpfs", "-o", "size=6m", "tmpfs", str(folder))
     try:
-        broker = broker_of(folder / "data", log_retention_check_interval_ms=200)
+        metrics = free_port()
+        broker = broker_of(
+            folder / "data", log_retention_check_interval_ms=200, metrics_listen=f"127.0.0.1:{metrics}"
+        )
+
+        def gauge(name: str) -> float:
+            line = f'millrace_broker_data_folder_{name}{{folder="{folder / "data"}"}} '
+            url = f"http://127.0.0.1:{metrics}/metrics"
+            text = urllib.request.urlopen(url, timeout=patience(30)).read().decode()
+            return float(next((row for row in text.splitlines() if row.startswith(line)), "nan").split()[-1])
+
         with RawClient(broker.port) as client:
             create(client, "t", 1, segment_bytes="300000", retention_ms="-1")
             wait_for(lambda: produce(client, "t", 0) == 0, "the partition is led")
@@ -212,6 +212,11 @@ def test_full_disk_refuses_writes_until_there_is_room(
                 refused += code != 0
             assert refused > 50
             assert "a data folder is offline" not in broker.log
+            wait_for(lambda: gauge("refuses_writes") == 1, "its gauge says so")
+            assert gauge("free_bytes") < 300_000
+            told = [line for line in broker.log.splitlines() if "has no room and refuses writes" in line]
+            assert len(told) == 1 and f"folder={folder / 'data'}" in told[0], broker.log
+            assert "free_bytes=" in told[0] and "No space left on device" in told[0]
             values = [
                 {
                     "resource_type": 2,
@@ -224,6 +229,9 @@ def test_full_disk_refuses_writes_until_there_is_room(
             part = client.fetch(PartitionFetch("t", 0, stored, 1 << 20)).partitions[0]
             assert part.error_code == 0
             assert part.high_watermark == stored + 1, "every acknowledged record has its offset, no other has"
+            wait_for(lambda: gauge("refuses_writes") == 0, "its gauge says so, too")
+            assert gauge("free_bytes") > 1_000_000
+        assert broker.log.count("has room again and takes writes") == 1
         assert "Traceback" not in broker.log
         assert broker.stop() == 0
     finally:

@@ -17,7 +17,8 @@ from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.read_to_end import read_topic_to_end
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.deploy.processes import spawn
-from millrace.mirror.control.wishes import Wishes, control_topic
+from millrace.mirror.control.wishes import Wishes
+from millrace.mirror.topics.own_topics import WISHES
 from tests.cluster.mirror_calls import answered, call, command, partitions, runs, states
 from tests.cluster.mirror_process import MirrorProcess, end_offset, send, until
 from tests.pairs import Pair, in_pairs
@@ -81,7 +82,7 @@ async def arrives(target: Cluster, topic: str, count: int, *mirrors: MirrorProce
 
 async def wishes_left(target: Cluster, mirror: MirrorProcess) -> Wishes:
     wishes = Wishes()
-    async for record in read_topic_to_end(target, control_topic(mirror.settings["name"])):
+    async for record in read_topic_to_end(target, WISHES.of(mirror.settings["name"])):
         wishes.apply(record.key, record.value)
     return wishes
 
@@ -334,12 +335,14 @@ def test_a_reload_takes_new_topics_and_sources_and_refuses_the_rest_by_name(pair
 @in_pairs("millrace-kafka", "kafka-millrace")
 def test_a_drained_worker_gives_all_up_and_a_silent_one_is_named(pair: Pair) -> None:
     topic = pair.unique("flights")
+    # The silent one has its seat until it was asked about, by a command that has to start first.
+    group = {"session_timeout_ms": 30_000, "rebalance_timeout_ms": 10_000}
 
     async def story() -> None:
         async with pair.source.cluster() as source, pair.target.cluster() as target:
             await create_topic(source, topic, 4, 1)
-            first = pair.mirror([topic])
-            second = pair.mirror([topic], name=first.settings["name"])
+            first = pair.mirror([topic], group=group)
+            second = pair.mirror([topic], name=first.settings["name"], group=group)
 
             async def shared() -> bool:
                 return len(partitions(first)) == len(partitions(second)) == 2 and states(first, second) == {
@@ -380,7 +383,7 @@ def test_a_drained_worker_gives_all_up_and_a_silent_one_is_named(pair: Pair) -> 
             await until(all_there, logs_of=[first, second])
             assert first.terminate() == 0, first.log
 
-            third = pair.mirror([topic], name=first.settings["name"])
+            third = pair.mirror([topic], name=first.settings["name"], group=group)
             await until(lambda: answered(both_in(second, third)), logs_of=[second, third])
             assert second.process is not None
             second.process.send_signal(signal.SIGSTOP)

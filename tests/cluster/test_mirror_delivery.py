@@ -13,7 +13,8 @@ from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.read_to_end import read_topic_to_end
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.mirror.delivery.checkpoints import Positions
-from millrace.mirror.topics.routes import SourcePartition, positions_topic
+from millrace.mirror.topics.own_topics import POSITIONS
+from millrace.mirror.topics.routes import SourcePartition
 from tests import seeds
 from tests.cluster.mirror_process import MirrorProcess, end_offset, record_bytes, send, until
 from tests.pairs import End, Pair, in_pairs
@@ -152,7 +153,7 @@ async def kill_in_mid_flow(pair: Pair, second_source: End, delivery: str) -> Non
         await until(lambda: ready(mirror), logs_of=[mirror])
         assert mirror.terminate() == 0, mirror.log
         positions = Positions()
-        async for record in read_topic_to_end(target, positions_topic(mirror.settings["name"])):
+        async for record in read_topic_to_end(target, POSITIONS.of(mirror.settings["name"])):
             positions.apply(record.key, record.value)
         for traffic in traffics:
             for number in range(PARTITIONS):

@@ -17,8 +17,8 @@ from millrace.broker.client.offsets import EARLIEST
 from millrace.broker.protocol.batch import iterate_batches
 from millrace.broker.protocol.records import MAX_DECOMPRESSED_SIZE, Record, build_batch
 from millrace.mirror.delivery.checkpoints import encode_key
-from millrace.mirror.offsets.offset_map import offsets_topic
-from millrace.mirror.topics.routes import SourcePartition, positions_topic
+from millrace.mirror.topics.own_topics import OFFSET_MAP, POSITIONS
+from millrace.mirror.topics.routes import SourcePartition
 from tests.cluster.gap_stories import NOW_MS, SKIP, STOP, GapStory, one, values, wait_until_gone
 from tests.cluster.mirror_process import send, until
 from tests.pairs import Pair, in_pairs
@@ -439,10 +439,10 @@ def lose_position(pair: Pair, how: str) -> None:
             key = encode_key(SourcePartition(pair.source.name, gap.topic, 0))
             lost = Record(key, b"not a position" if how == "unreadable" else None, timestamp_ms=NOW_MS)
             for mirror in gap.mirrors.values():
-                positions = positions_topic(mirror.settings["name"])
+                positions = POSITIONS.of(mirror.settings["name"])
                 if how == "all of them":
                     # The offset map, too, which knows of them.
-                    for topic in (positions, offsets_topic(mirror.settings["name"])):
+                    for topic in (positions, OFFSET_MAP.of(mirror.settings["name"])):
                         await delete_topic(gap.target, topic)
                         await wait_until_gone(gap.target, topic)
                 else:

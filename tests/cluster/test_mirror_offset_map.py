@@ -17,14 +17,9 @@ from millrace.mirror.delivery.system_records import SystemRecords
 from millrace.mirror.offsets import map_upkeep
 from millrace.mirror.offsets.map_keeper import MapKeeper
 from millrace.mirror.offsets.map_reader import MapReader
-from millrace.mirror.offsets.offset_map import (
-    MAP_PARTITIONS,
-    OFFSETS_TOPIC_CONFIGS,
-    Runs,
-    map_partition,
-    offsets_topic,
-)
+from millrace.mirror.offsets.offset_map import Runs, map_partition
 from millrace.mirror.offsets.translation import Answer, Translation
+from millrace.mirror.topics.own_topics import OFFSET_MAP
 from millrace.mirror.topics.routes import Naming, SourcePartition
 from tests.cluster.mirror_process import send, until
 from tests.pairs import Pair, in_pairs
@@ -82,11 +77,11 @@ def test_what_an_open_transaction_holds_is_waited_for(pair: Pair) -> None:
 
 async def open_transaction(pair: Pair) -> None:
     mirror, partition = pair.unique("mirror"), SourcePartition("ewr", "flights", 0)
-    topic, number = offsets_topic(mirror), map_partition(partition, MAP_PARTITIONS)
+    topic, number = OFFSET_MAP.of(mirror), map_partition(partition, OFFSET_MAP.partitions)
     runs = Runs(partition, 0, 1, TOPIC_ID)
     writer = Producer({"bootstrap.servers": pair.target.bootstrap, "transactional.id": mirror})
     async with pair.target.cluster() as target:
-        await create_topic(target, topic, MAP_PARTITIONS, 1, OFFSETS_TOPIC_CONFIGS)
+        await create_topic(target, topic, OFFSET_MAP.partitions, 1, OFFSET_MAP.configs)
         reader = MapReader(target, mirror)
         await reader.refresh_map()
         await asyncio.to_thread(writer.init_transactions, 120)
@@ -123,7 +118,7 @@ async def deleted_map(pair: Pair) -> None:
         reader = MapReader(target, mirror)
         await reader.refresh_map()
         assert partition in reader.maps
-        await delete_topic(target, offsets_topic(mirror))
+        await delete_topic(target, OFFSET_MAP.of(mirror))
 
         async def is_forgotten() -> bool:
             await reader.refresh_map()
@@ -154,7 +149,7 @@ async def small_topic(pair: Pair) -> None:
         }
     )
     async with pair.target.cluster() as target:
-        await create_topic(target, offsets_topic(config.name), 1, 1)
+        await create_topic(target, OFFSET_MAP.of(config.name), 1, 1)
         with pytest.raises(FatalError, match=r"has 1 partition and needs 4; add the others"):
             await PositionsKeeper(config, target).make_topics()
 
@@ -168,11 +163,11 @@ async def write_map(system: SystemRecords, mirror: str, partition: SourcePartiti
         records += runs.take_until((number + 1) * RECORDS)
         if len(records) > 100 or number == TRANSACTIONS - 1:
             await system.write(
-                offsets_topic(mirror),
+                OFFSET_MAP.of(mirror),
                 records,
-                partition=map_partition(partition, MAP_PARTITIONS),
-                partitions=MAP_PARTITIONS,
-                configs=OFFSETS_TOPIC_CONFIGS,
+                partition=map_partition(partition, OFFSET_MAP.partitions),
+                partitions=OFFSET_MAP.partitions,
+                configs=OFFSET_MAP.configs,
             )
             records = []
 

@@ -24,7 +24,7 @@ from millrace.broker.errors import KafkaError, TopicAlreadyExists
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.broker.protocol.system_topics import AUDIT_TOPIC
 from millrace.mirror.delivery.checkpoints import decode_key, decode_value
-from millrace.mirror.topics.routes import positions_topic
+from millrace.mirror.topics.own_topics import POSITIONS
 from tests.cluster.mirror_calls import command
 from tests.cluster.mirror_process import send, until
 from tests.pairs import Pair, in_pairs
@@ -203,7 +203,7 @@ def test_start_at_a_time_and_what_is_found_later_from_its_first_record(pair: Pai
             told: dict[tuple[str, int], tuple[int, int]] = {}
 
             async def positions_say_so() -> bool:
-                async for record in read_topic_to_end(target, positions_topic(mirror.settings["name"])):
+                async for record in read_topic_to_end(target, POSITIONS.of(mirror.settings["name"])):
                     of, at = decode_key(record.key), decode_value(record.value or b"")
                     assert of is not None
                     told[of.topic, of.partition] = (at.began, at.next_offset)

@@ -13,8 +13,9 @@ import pytest
 from millrace.broker.client.admin import delete_topic
 from millrace.broker.client.cluster import Cluster
 from millrace.mirror.control.wish_reader import WishReader
-from millrace.mirror.control.wishes import Scope, control_topic, retry_record, throttle_record
+from millrace.mirror.control.wishes import Scope, retry_record, throttle_record
 from millrace.mirror.delivery.system_records import SystemRecords
+from millrace.mirror.topics.own_topics import WISHES
 from millrace.mirror.topics.routes import SourcePartition
 from tests.cluster.mirror_process import until
 from tests.servers import BrokerProcess
@@ -66,7 +67,7 @@ async def hears(heard: Heard, paused: bool) -> None:
 
 
 def test_every_reader_hears_every_wish_and_a_late_one_before_it_is_ready(broker: BrokerProcess) -> None:
-    topic = control_topic(f"wishes-{next(_names)}")
+    topic = WISHES.of(f"wishes-{next(_names)}")
 
     async def story() -> None:
         async with reading(broker, topic) as first, reading(broker, topic) as second:
@@ -89,7 +90,7 @@ def test_every_reader_hears_every_wish_and_a_late_one_before_it_is_ready(broker:
 
 
 def test_a_topic_that_was_made_anew_has_no_wishes(broker: BrokerProcess) -> None:
-    topic = control_topic(f"wishes-{next(_names)}")
+    topic = WISHES.of(f"wishes-{next(_names)}")
 
     async def story() -> None:
         async with reading(broker, topic) as heard:
@@ -106,7 +107,7 @@ def test_a_topic_that_was_made_anew_has_no_wishes(broker: BrokerProcess) -> None
 
 def test_wishes_are_heard_again_after_the_target_was_away(broker_factory: object) -> None:
     broker: BrokerProcess = broker_factory()  # type: ignore[operator]
-    topic = control_topic("away")
+    topic = WISHES.of("away")
 
     async def story() -> None:
         async with reading(broker, topic) as first, reading(broker, topic) as second:

@@ -11,7 +11,7 @@ import pytest
 from millrace.broker.client.groups import describe_group
 from millrace.broker.client.open_transactions import open_transactions
 from millrace.broker.client.read_to_end import read_topic_to_end
-from millrace.mirror.topics.routes import positions_topic
+from millrace.mirror.topics.own_topics import POSITIONS
 from tests.cluster.transactional import create_topic, read
 from tests.pairs import Pair, in_pairs
 from tests.points.fault import FaultAt, until
@@ -38,7 +38,7 @@ def position(pair: Pair, mirror: str, topic: str) -> int:
     async def last() -> int:
         found = 0
         async with pair.target.cluster() as target:
-            async for record in read_topic_to_end(target, positions_topic(mirror)):
+            async for record in read_topic_to_end(target, POSITIONS.of(mirror)):
                 if record.value and json.loads(record.key or b"{}").get("topic") == topic:
                     found = int(json.loads(record.value)["next_offset"])
         return found

@@ -42,6 +42,20 @@ def test_commit_and_abort_with_confluent(broker):
     assert len(read(broker, "flights", 100, isolation="read_uncommitted", partitions=2)) >= 6
 
 
+def test_transactions_end_on_a_topic_whose_segments_are_smaller_than_a_marker(broker):
+    """A marker has 78 bytes, a batch of one such record 69."""
+    create_topic(broker, "t", config={"segment.bytes": "75"})
+    producer = transactional(broker, "tx")
+    producer.init_transactions(patience(TIMEOUT_S))
+    for value, is_committed in ((b"a", True), (b"b", False), (b"c", True)):
+        producer.begin_transaction()
+        producer.produce("t", value)
+        producer.flush(patience(TIMEOUT_S))
+        end = producer.commit_transaction if is_committed else producer.abort_transaction
+        end(patience(TIMEOUT_S))
+    until(lambda: read(broker, "t", 2) == [b"a", b"c"], SHOWN, logs_of=[broker])
+
+
 def test_a_second_producer_fences_the_first(broker):
     create_topic(broker, "flights")
     first = transactional(broker, "orders")

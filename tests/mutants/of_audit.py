@@ -115,14 +115,6 @@ OF_AUDIT = (
         ),
     ),
     Mutant(
-        name="event-read-last-wins",
-        promise="Of two cumulative events the newer one counts, in whatever order they are read.",
-        file="audit/contract/event_ledger.py",
-        rule="            self.windows[event.window_start_ms] = newer\n",
-        instead="            self.windows[event.window_start_ms] = event\n",
-        red=(f"{UNIT}/test_events.py::test_the_newest_report_wins_in_any_order_of_reading",),
-    ),
-    Mutant(
         name="open-gap-over-the-new-topic",
         promise="A gap with an open end explains what was in its own topic, never what a topic made anew has "
         "at those offsets.",
@@ -276,13 +268,21 @@ OF_AUDIT = (
     Mutant(
         name="promise-broken-by-a-clock",
         promise="No record of a stream is older than what the stream has promised, whatever the clock does.",
-        file="audit/producer.py",
+        file="audit/clients/open_streams.py",
         rule="            if promise_ms is not None and created_ms < promise_ms:\n",
         instead="            if False:\n",
         red=(
             "tests/cluster/test_audited_producer.py"
             "::test_a_clock_that_jumped_ahead_and_was_set_right_changes_no_time_of_a_record",
         ),
+    ),
+    Mutant(
+        name="promise-broken-by-a-moment",
+        promise="No record takes the time of an earlier one that its stream has promised to be over.",
+        file="audit/clients/session.py",
+        rule="            self._end_run()  # The clock",
+        instead="            pass  # The clock",
+        red=(f"{UNIT}/test_session.py::test_a_moment_that_a_promise_has_passed_gives_no_number_to_anyone",),
     ),
     Mutant(
         name="old-loss-never-told",
@@ -548,10 +548,32 @@ OF_AUDIT = (
         name="watermark-over-an-open-row",
         promise="One open row of a window holds the watermark, however many others are proven.",
         file="audit/runs/watermarks.py",
-        rule='is_good = not window["open"] and window["worst"]',
-        instead='is_good = window["worst"]',
+        rule='WindowState.OPEN if window["open"] else WindowState.SETTLED',
+        instead="WindowState.SETTLED",
         red=(
             f"{UNIT}/test_watermark.py::test_what_the_rows_of_a_window_come_to_holds_the_watermark_as_the_rows_do",
+        ),
+    ),
+    Mutant(
+        name="waived-window-over-another-doubt",
+        promise="A waived window does not carry the watermark past a stream's own doubt or promise.",
+        file="audit/reconciliation/watermark.py",
+        rule="if start_ms in held or in_doubt or beyond:",
+        instead="if start_ms in held or (start_ms not in waived and (in_doubt or beyond)):",
+        red=(
+            f"{UNIT}/test_watermark.py"
+            "::test_a_waiver_of_a_window_waives_neither_a_streams_own_doubt_nor_a_promise_nor_an_open_row",
+        ),
+    ),
+    Mutant(
+        name="waived-window-over-an-open-row",
+        promise="A row of a waived window that is still open holds the watermark.",
+        file="audit/reconciliation/watermark.py",
+        rule="held = still_open | (doubtful - waived)",
+        instead="held = (still_open | doubtful) - waived",
+        red=(
+            f"{UNIT}/test_watermark.py"
+            "::test_a_waiver_of_a_window_waives_neither_a_streams_own_doubt_nor_a_promise_nor_an_open_row",
         ),
     ),
     Mutant(
@@ -561,6 +583,96 @@ OF_AUDIT = (
         rule='telling = pc.or_(settled, pc.is_in(rows["verdict"], value_set=_FINDINGS))',
         instead="telling = settled",
         red=(f"{JOB}/test_waivers.py::test_a_loss_in_a_waived_window_that_is_open_again_ends_the_waiver",),
+    ),
+    Mutant(
+        name="doubted-stream-forgotten",
+        promise="A stream in doubt that nobody waived is not forgotten when its windows are pruned.",
+        file="audit/keeping/upkeep.py",
+        rule="            or stream in doubted\n",
+        instead="",
+        red=(f"{JOB}/test_upkeep.py::test_a_stream_in_doubt_that_nobody_waived_is_not_forgotten",),
+    ),
+    Mutant(
+        name="pruned-stream-without-a-topic",
+        promise="A stream that no event tells of keeps its doubt when its windows are pruned.",
+        file="audit/keeping/upkeep.py",
+        rule="        left.topic = topic\n",
+        instead="",
+        red=(
+            f"{JOB}/test_upkeep.py"
+            "::test_a_stream_that_no_event_tells_of_keeps_its_doubt_when_its_windows_are_pruned",
+        ),
+    ),
+    Mutant(
+        name="late-records-under-every-name",
+        promise="A late record of a merged topic is counted once, whatever names its cluster is read by.",
+        file="audit/keeping/upkeep.py",
+        rule="[each for each in places if audited_topic(each) == own] or places",
+        instead="places",
+        red=(
+            f"{JOB}/test_upkeep.py"
+            "::test_late_records_where_topics_are_merged_are_counted_once_and_under_the_audited_topics_name",
+        ),
+    ),
+    Mutant(
+        name="late-records-of-no-audited-topic",
+        promise="Late records hold the audited topic's watermark, whatever their producer calls it.",
+        file="audit/spark/spark_cells.py",
+        rule='late_row(reconciler.told_topic(known) or "", ',
+        instead='late_row(known[0]["topic"] or "", ',
+        red=(
+            f"{JOB}/test_upkeep.py"
+            "::test_late_records_where_topics_are_merged_are_counted_once_and_under_the_audited_topics_name",
+        ),
+    ),
+    Mutant(
+        name="late-reports-of-no-audited-topic",
+        promise="A late report holds the audited topic's watermark, whatever its producer calls it.",
+        file="audit/keeping/upkeep.py",
+        rule='_of_topic(LATE_REPORT, (topic_of or {}).get(stream, ""))',
+        instead="_of_topic(LATE_REPORT, facts.topic)",
+        red=(
+            f"{JOB}/test_upkeep.py"
+            "::test_events_that_tell_a_pruned_window_again_are_dropped_and_a_longer_report_is_told",
+        ),
+    ),
+    Mutant(
+        name="late-records-counted-again",
+        promise="A late record that the next run reads again is not in what a fold keeps of this one.",
+        file="audit/keeping/upkeep.py",
+        rule="{what: count - again.get(what, 0) for what",
+        instead="{what: count for what",
+        red=(f"{JOB}/test_upkeep.py::test_a_late_record_that_is_read_again_is_not_added_to_what_is_kept",),
+    ),
+    Mutant(
+        name="pruned-though-nobody-waived",
+        promise="What is neither proven nor waived keeps its evidence, and its row.",
+        file="audit/keeping/upkeep.py",
+        rule="may_go = pc.and_not(pc.and_(good, is_old), ",
+        instead="may_go = pc.and_not(is_old, ",
+        red=(f"{JOB}/test_upkeep.py::test_only_what_is_proven_or_waived_for_long_enough_may_go",),
+    ),
+    Mutant(
+        name="pruned-though-it-tells-of-a-loss",
+        promise="Where a mirror keeps no positions, a topic with a loss keeps what arrived after it.",
+        file="audit/keeping/upkeep.py",
+        rule="whole = undecided_topics(numbered, waived) if places_decide else set()",
+        instead="whole: set[str] = set()",
+        red=(
+            f"{JOB}/test_upkeep.py"
+            "::test_where_a_mirror_keeps_no_positions_a_topic_with_a_loss_keeps_what_arrived_later",
+        ),
+    ),
+    Mutant(
+        name="roster-forgets-pruned-reports",
+        promise="A member of the roster has spoken for a window since its first report, pruned or not.",
+        file="audit/reconciliation/roster.py",
+        rule="opened_ms = min([facts.at_ms, first_ms, *facts.windows])",
+        instead="opened_ms = min([facts.at_ms, *facts.windows])",
+        red=(
+            "tests/unit/audit/test_roster.py"
+            "::test_an_opening_that_is_gone_is_not_later_than_a_report_that_was_pruned",
+        ),
     ),
     Mutant(
         name="pruned-though-a-row-is-open",

@@ -87,6 +87,28 @@ OF_REPLICATION = (
         red=("tests/unit/coordination/test_restarted_broker.py",),
     ),
     Mutant(
+        name="restarted-broker-taken-in-for-what-it-had",
+        promise="A broker that ended uncleanly is not taken into an in-sync set for what it had before.",
+        file="broker/coordination/broker_registry.py",
+        rule="        return state if may_be_taken_in and not was_clean else None\n",
+        instead="        return None\n",
+        red=(
+            "tests/unit/coordination/test_late_expansion.py"
+            "::test_a_follower_that_lost_power_is_not_taken_into_the_in_sync_set_for_what_it_had_before",
+        ),
+    ),
+    Mutant(
+        name="replica-taken-in-after-its-move-was-called-off",
+        promise="A replica that a partition loses is not taken into the in-sync set any more.",
+        file="broker/coordination/reassignment.py",
+        rule="        return None if set(partition.replicas) <= set(replicas) else state\n",
+        instead="        return None\n",
+        red=(
+            "tests/unit/coordination/test_late_expansion.py"
+            "::test_a_replica_whose_move_was_called_off_is_not_taken_into_the_in_sync_set",
+        ),
+    ),
+    Mutant(
         name="read-committed-to-high-watermark",
         promise="A reader of committed data stops at the last stable offset.",
         file="broker/replication/replica_manager.py",
@@ -320,6 +342,18 @@ OF_COORDINATORS = (
         ),
     ),
     Mutant(
+        name="late-marker-ends-next-transaction",
+        promise="A marker that is told late decides on no offsets of the producer's next transaction.",
+        file="broker/groups/offsets.py",
+        rule="if offset.log_offset > marker_offset}",
+        instead="if offset.log_offset < 0}",
+        red=(
+            "tests/unit/groups/test_late_markers.py"
+            "::test_a_marker_that_is_told_late_decides_on_no_offsets_of_the_next_transaction",
+            "tests/unit/groups/test_offsets.py::test_marker_decides_on_what_stands_before_it_alone",
+        ),
+    ),
+    Mutant(
         name="commit-of-an-older-generation",
         promise="A group takes no offsets from a member of an older generation.",
         file="broker/groups/membership.py",
@@ -407,4 +441,18 @@ OF_SERVER = (
     ),
 )
 
-OF_BROKER = (*OF_REPLICATION, *OF_STORAGE, *OF_COORDINATORS, *OF_SERVER)
+OF_CLIENTS = (
+    Mutant(
+        name="starved-partition-taken-for-a-hole",
+        promise="A partition for which an answer had no room is read on, and not taken for a hole.",
+        file="broker/client/read_to_end.py",
+        rule="                if is_empty or each.records or each.error_code:\n",
+        instead="                if each is not None:\n",
+        red=(
+            "tests/unit/client/test_read_to_end_full_answers.py"
+            "::test_partition_for_which_an_answer_has_no_room_is_read_later",
+        ),
+    ),
+)
+
+OF_BROKER = (*OF_REPLICATION, *OF_STORAGE, *OF_COORDINATORS, *OF_SERVER, *OF_CLIENTS)

@@ -149,7 +149,7 @@ OF_MIRROR = (
         rule="        return holds(answer.records, suspect.mark)\n",
         instead="        return len(answer.records) > 0\n",
         red=(
-            f"{UNIT}/test_looks_at_lone_batches.py"
+            f"{UNIT}/test_errors_at_looks.py"
             "::test_error_at_a_look_makes_no_gap_of_a_batch_that_was_compacted",
         ),
     ),
@@ -181,7 +181,7 @@ OF_MIRROR = (
         file="mirror/sources/survey.py",
         rule="            return Found(why_not=str(error), is_unreadable_behind=is_unreadable_behind)\n",
         instead="            return Found(is_in_order=True, mark=getattr(question.suspect, 'mark', b''))\n",
-        red=(f"{UNIT}/test_looks_at_lone_batches.py::test_error_at_a_look_does_not_speak_for_a_batch",),
+        red=(f"{UNIT}/test_errors_at_looks.py::test_error_at_a_look_does_not_speak_for_a_batch",),
     ),
     Mutant(
         name="unreadable-behind-a-batch-is-agreement",
@@ -190,7 +190,7 @@ OF_MIRROR = (
         rule="            is_unreadable |= bool(answer.error_code)\n",
         instead="            is_unreadable = False\n",
         red=(
-            f"{UNIT}/test_looks_at_lone_batches.py"
+            f"{UNIT}/test_errors_at_looks.py"
             "::test_errors_behind_a_lone_batch_are_no_word_of_it_however_often_they_come",
         ),
     ),
@@ -201,8 +201,7 @@ OF_MIRROR = (
         rule="            found = await self._readable_at(offset, size)\n",
         instead="            found = None\n",
         red=(
-            f"{UNIT}/test_looks_at_lone_batches.py"
-            "::test_error_at_a_look_makes_no_gap_of_what_the_wire_has_damaged",
+            f"{UNIT}/test_errors_at_looks.py::test_error_at_a_look_makes_no_gap_of_what_the_wire_has_damaged",
         ),
     ),
     Mutant(
@@ -258,8 +257,102 @@ OF_MIRROR = (
         rule="            if following is not None and at > offset and len(",
         instead="            if following is not None and at < offset and len(",
         red=(
-            f"{UNIT}/test_looks_at_lone_batches.py"
+            f"{UNIT}/test_errors_at_looks.py"
             "::test_what_was_unreadable_behind_a_lone_batch_is_asked_for_again_before_it_is_passed_over",
+        ),
+    ),
+    Mutant(
+        name="unreadable-behind-a-batch-for-a-moment",
+        promise="What lies behind a batch is passed over only when it could not be read for a while.",
+        file="mirror/sources/doubt.py",
+        rule="            _has_lasted(self.unreadable_count, self.unreadable_since_ms, steady_ms),\n",
+        instead="            self.unreadable_count >= MAX_REFUSALS,\n",
+        red=(
+            f"{UNIT}/test_errors_at_looks.py"
+            "::test_what_cannot_be_read_behind_a_lone_batch_is_passed_over_only_after_a_while",
+        ),
+    ),
+    Mutant(
+        name="silence-of-a-source-untold",
+        promise="A partition that is given nothing though its log goes on does not stand still in silence.",
+        file="mirror/sources/source.py",
+        rule="        elif silence is not None:\n",
+        instead="        elif silence is not None and reason:\n",
+        red=(
+            f"{UNIT}/test_silence.py::test_partition_that_others_leave_no_room_is_not_told_and_the_first_in_its_turn_is",
+        ),
+    ),
+    Mutant(
+        name="open-transaction-told-as-silence",
+        promise="What an open transaction holds back is no silence of the source.",
+        file="mirror/sources/silence.py",
+        rule="answer.last_stable_offset <= offset:",
+        instead="answer.high_watermark <= offset:",
+        red=(f"{UNIT}/test_silence.py::test_what_an_open_transaction_holds_back_is_not_told",),
+    ),
+    Mutant(
+        name="crowded-answer-told-as-silence",
+        promise="Who gets nothing because others took the room of the answer is not met with silence.",
+        file="mirror/sources/source.py",
+        rule="                had_room = not size or key == first\n",
+        instead="                had_room = not size or first in positions\n",
+        red=(
+            f"{UNIT}/test_silence.py::test_partition_that_others_leave_no_room_is_not_told_and_the_first_in_its_turn_is",
+        ),
+    ),
+    Mutant(
+        name="batch-that-a-source-passes-over-untold",
+        promise="A batch that claims to lie farther back, and that the source passes over, is told.",
+        file="mirror/sources/trust.py",
+        rule="            is_unseen = not self._shows_following\n",
+        instead="            is_unseen = False\n",
+        red=(
+            f"{UNIT}/test_batches_passed_over.py"
+            "::test_batch_that_claims_to_lie_farther_back_where_an_answer_begins_is_told",
+        ),
+    ),
+    Mutant(
+        name="what-stands-before-a-hole-asked-for-once",
+        promise="What speaks of a batch that the source passes over is asked for twice.",
+        file="mirror/sources/survey.py",
+        rule="        return await self._has_one_too_low(offset) and await self._has_one_too_low(offset)\n",
+        instead="        return await self._has_one_too_low(offset)\n",
+        red=(
+            f"{UNIT}/test_batches_passed_over.py"
+            "::test_wire_fault_at_a_look_at_what_stands_before_a_hole_makes_no_gap",
+        ),
+    ),
+    Mutant(
+        name="error-before-a-hole-speaks-for-it",
+        promise="An error at a look at what stands before a hole does not speak for the hole.",
+        file="mirror/sources/survey.py",
+        rule="        if answer.error_code not in (0, OffsetOutOfRange.code, CorruptMessage.code):\n",
+        instead="        if answer.error_code < -1:\n",
+        red=(
+            f"{UNIT}/test_batches_passed_over.py"
+            "::test_error_at_a_look_at_what_stands_before_a_hole_does_not_speak_for_it",
+        ),
+    ),
+    Mutant(
+        name="what-stands-before-a-hole-asked-for-by-its-end",
+        promise="The batch before a hole is asked for by its base offset, where every source gives it.",
+        file="mirror/sources/survey.py",
+        rule="self._question.taken_from if self._question.taken_from >= 0 else offset - 1\n",
+        instead="offset - 1\n",
+        red=(
+            f"{UNIT}/test_batches_passed_over.py"
+            "::test_batch_that_claims_to_lie_farther_back_where_an_answer_begins_is_told",
+        ),
+    ),
+    Mutant(
+        name="end-of-what-was-taken-forgotten-at-a-refusal",
+        promise="A batch refused behind others is held against where they ended when it comes again.",
+        file="mirror/sources/trust.py",
+        rule="self._batch_start, self._batch_end, self._shows_following = began, reached, False\n",
+        instead="self._shows_following = False\n",
+        red=(
+            f"{UNIT}/test_batches_passed_over.py"
+            "::test_batch_refused_behind_others_is_not_taken_from_the_middle_when_it_comes_again",
         ),
     ),
     Mutant(
@@ -268,14 +361,14 @@ OF_MIRROR = (
         file="mirror/sources/survey.py",
         rule="        if bad > self._question.offset and await",
         instead="        if bad < self._question.offset and await",
-        red=(f"{UNIT}/test_looks_at_lone_batches.py::test_error_at_a_look_widens_no_gap",),
+        red=(f"{UNIT}/test_errors_at_looks.py::test_error_at_a_look_widens_no_gap",),
     ),
     Mutant(
         name="word-of-damage-believed-at-once",
         promise="What a source only says to be damaged is looked at only when it has said so for a while.",
         file="mirror/sources/doubt.py",
-        rule="steady_ms - self.refused_since_ms < TOLD_DAMAGE_LASTS_MS\n",
-        instead="steady_ms < self.refused_since_ms\n",
+        rule="            is_enough = _has_lasted(self.refusal_count, self.refused_since_ms, steady_ms)\n",
+        instead="            is_enough = self.refusal_count >= MAX_REFUSALS\n",
         red=(
             f"{UNIT}/test_store_away.py"
             "::test_what_a_source_says_to_be_damaged_is_a_gap_only_when_it_says_so_for_a_while",
@@ -485,6 +578,16 @@ OF_MIRROR = (
         red=(f"{UNIT}/test_transaction.py::test_older_generation_waits_for_the_answer_to_the_join",),
     ),
     Mutant(
+        name="sealed-transaction-takes-more",
+        promise="What was never sent goes out in no transaction that is full, were it by the batch before.",
+        file="mirror/delivery/sink.py",
+        rule="only_again = filling is not None and filling.only_again",
+        instead="only_again = filling is not None and filling.only_again and not request",
+        red=(
+            f"{UNIT}/test_lane_shell.py::test_transaction_that_fills_up_within_a_request_takes_nothing_more",
+        ),
+    ),
+    Mutant(
         name="second-transaction-ends-first",
         promise="Of a lane's two transactions the later ends only after the other is known to be committed.",
         file="mirror/delivery/transaction.py",
@@ -540,6 +643,44 @@ OF_MIRROR = (
             f"{UNIT}/test_source_answers.py::test_another_topic_of_the_name_is_found_at_once",
             f"{UNIT}/test_source_bounds.py"
             "::test_position_of_another_topic_is_a_gap_up_to_the_end_that_was_known",
+        ),
+    ),
+    Mutant(
+        name="map-ordered-by-clocks-alone",
+        promise="The offset map's chunks are in the order of their assignments, not of two workers' clocks.",
+        file="mirror/pipeline.py",
+        rule="            began_ms = max(self._now_ms(), recorded_at_ms + 1)\n",
+        instead="            began_ms = self._now_ms()\n",
+        red=(
+            f"{UNIT}/test_map_order.py::test_a_chunk_that_its_owner_writes_again_is_joined_with_no_other",
+            f"{UNIT}/test_map_order.py::test_a_cut_makes_nothing_void_of_what_a_later_owner_carries",
+        ),
+    ),
+    Mutant(
+        name="position-dated-by-the-clock-alone",
+        promise="A position is never dated before the one that its owner began with.",
+        file="mirror/pipeline.py",
+        rule="            max(now_ms, self.runs.began_ms),\n",
+        instead="            now_ms,\n",
+        red=(f"{UNIT}/test_map_order.py::test_a_cut_makes_nothing_void_of_what_a_later_owner_carries",),
+    ),
+    Mutant(
+        name="closed-lane-aborts-under-its-epoch",
+        promise="A batch that arrives after its lane was closed is refused, and opens no transaction.",
+        file="mirror/delivery/lane_producer.py",
+        rule="            await init_producer_id(\n"
+        "                self._cluster,\n"
+        "                self.transactional_id,\n"
+        "                timeout_ms=TRANSACTION_TIMEOUT_MS,\n"
+        "                retry_ms=ABORT_TIMEOUT_MS,\n"
+        "                holder=(self._producer.producer_id, self._producer.producer_epoch),\n"
+        "            )\n",
+        instead="            await end_transaction(\n"
+        "                self._cluster, self._producer, commit=False, timeout_ms=ABORT_TIMEOUT_MS\n"
+        "            )\n",
+        red=(
+            f"{UNIT}/test_lane_closes.py"
+            "::test_a_batch_that_arrives_after_the_lane_was_closed_opens_no_transaction",
         ),
     ),
 )

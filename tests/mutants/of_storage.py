@@ -127,6 +127,16 @@ OF_STORAGE = (
         red=(f"{STORAGE}/test_producer_state.py::test_newer_epoch_begins_at_zero_and_fences_the_older",),
     ),
     Mutant(
+        name="marker-refused-for-its-size",
+        promise="A marker is written however small the topic's segments are, so every transaction ends.",
+        file="broker/storage/batch_validation.py",
+        rule='    if origin == "client":\n        _check_size(size, config)\n',
+        instead="    _check_size(size, config)\n",
+        red=(
+            f"{STORAGE}/test_transactions.py::test_marker_that_is_larger_than_a_segment_has_one_for_itself",
+        ),
+    ),
+    Mutant(
         name="stable-offset-trusts-unreplicated-marker",
         promise="A transaction holds readers of committed data back until its marker is committed itself.",
         file="broker/storage/producer_state.py",
@@ -162,7 +172,7 @@ OF_STORAGE = (
         name="deleted-log-touches-the-next-ones-files",
         promise="Work that comes late to a deleted log changes no file of the next topic of its name.",
         file="broker/storage/log_reshaping.py",
-        rule="            log._check_usable()\n            with log._lock:\n                removed, files",
+        rule="            log.health.check()\n            with log._lock:\n                removed, files",
         instead="            with log._lock:\n                removed, files",
         red=(f"{STORAGE}/test_deleted_logs.py",),
     ),
@@ -170,7 +180,7 @@ OF_STORAGE = (
         name="flush-goes-on-in-the-next-log",
         promise="A flush that a deletion overtook writes nothing to the next log of its name.",
         file="broker/storage/log_durability.py",
-        rule="    with log._name_lock:\n        log._check_usable()\n",
+        rule="    with log._name_lock:\n        log.health.check()\n",
         instead="    with log._name_lock:\n",
         red=(
             f"{STORAGE}/test_deleted_logs.py"
@@ -199,9 +209,9 @@ OF_STORAGE = (
     Mutant(
         name="failed-disk-is-passed-over",
         promise="After an error of a disk nothing of its logs advances, wherever the error showed.",
-        file="broker/storage/log.py",
-        rule="        self.notes.append(str(self._refused(what, error)))\n",
-        instead="        self.notes.append(what)\n",
+        file="broker/storage/log_health.py",
+        rule="        self._notes.append(str(self.refused(what, error)))\n",
+        instead="        self._notes.append(what)\n",
         red=(f"{STORAGE}/test_untrusted_disks.py",),
     ),
     Mutant(

@@ -36,6 +36,9 @@ POINTS = {
     ),
     "roll: index written, producers not": Point(f"{STORAGE}.log_reshaping:producer_snapshot.write", BEFORE),
     "roll: both written, batch not appended": Point(f"{STORAGE}.segment_list:SegmentList.begin", AFTER),
+    # -- a disk that fails under a log
+    "batch written, its disk failed": Point(f"{STORAGE}.segment:LogFile.write", AFTER, nth=100),
+    "batches replicated, not synced": Point(f"{STORAGE}.segment:LogFile.sync", BEFORE, nth=10),
     # -- its recovery
     "recovery: two segments recovered, the others not": Point(f"{STORAGE}.recovery:_recover", AFTER, nth=2),
     "recovery: torn batch cut off, indexes not rebuilt": Point(

@@ -9,60 +9,27 @@ was told: "counting" is all from the first task to the last note, and Spark's st
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
 import yaml
 
 from millrace.deploy.processes import spawn
+from tests.peak_memory import DRIVER, JVM, WORKER, PeakMemory
 from tests.proofs.hashed_load import TOPIC
 
 ROOT = Path(__file__).resolve().parents[2]
-SAMPLE_S = 0.2
 START, COUNT, RECONCILE, REPORT = "capture and Spark's start", "counting", "reconciling", "the report"
 _STEPS = (("reading events", START), ("counting", COUNT), ("reconciling", RECONCILE), ("writing", REPORT))
-DRIVER, JVM, WORKER = "driver", "JVM", "a worker"
-
-
-class Memory:
-    """The most that one process of each kind below a driver has resident, in MB; a context manager."""
-
-    def __init__(self, pid: int) -> None:
-        self.peak_mb: dict[str, float] = {}
-        self._pid = pid
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> Memory:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *problem: object) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._done.wait(SAMPLE_S):
-            with contextlib.suppress(psutil.Error):
-                root = psutil.Process(self._pid)
-                for process in (root, *root.children(recursive=True)):
-                    with contextlib.suppress(psutil.Error):
-                        kind = JVM if process.name() == "java" else WORKER
-                        kind = DRIVER if process.pid == self._pid else kind
-                        now_mb = process.memory_info().rss / 1e6
-                        self.peak_mb[kind] = max(self.peak_mb.get(kind, 0.0), now_mb)
 
 
 @dataclass(slots=True)
@@ -175,7 +142,7 @@ def audit(
     answer: dict[str, Any] = {}
     times = [(START, begin)]
     assert process.stdout is not None
-    with Memory(process.pid) as memory:
+    with PeakMemory(process.pid) as memory:
         for line in process.stdout:
             told = json.loads(line) if line.startswith(b"{") else {}
             answer |= told.get("answer", {})

@@ -37,13 +37,11 @@ from millrace.audit.scanning.cell_columns import column_of
 from millrace.audit.scanning.cell_rows import CELL_SCHEMA
 from millrace.audit.scanning.cells import NO_PLACE
 from millrace.broker.client.cluster import Cluster
+from tests.peak_memory import DRIVER, JVM, WORKER
 from tests.proofs.audited import (
-    DRIVER,
-    JVM,
     RECONCILE,
     REPORT,
     START,
-    WORKER,
     Audited,
     Truth,
     audit,

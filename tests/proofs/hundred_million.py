@@ -23,14 +23,12 @@ from dataclasses import dataclass
 
 from millrace.audit.contract.events import CLOSED
 from tests.benchmarks.audit.bench_audit import parse_count
+from tests.peak_memory import DRIVER, JVM, WORKER
 from tests.proofs.audited import (
     COUNT,
-    DRIVER,
-    JVM,
     RECONCILE,
     REPORT,
     START,
-    WORKER,
     Audited,
     Truth,
     audit,

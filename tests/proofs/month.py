@@ -33,13 +33,12 @@ import numpy as np
 from millrace.audit.contract.events import CLOSED, HEARTBEAT
 from tests.benchmarks.audit.bench_audit import parse_count
 from tests.cluster.mirror_process import MirrorProcess
+from tests.peak_memory import DRIVER, WORKER
 from tests.proofs.audited import (
     COUNT,
-    DRIVER,
     RECONCILE,
     REPORT,
     START,
-    WORKER,
     Audited,
     Truth,
     audit,

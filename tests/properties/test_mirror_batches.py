@@ -24,7 +24,6 @@ from millrace.broker.protocol.batch import (
 )
 from millrace.mirror.batches.coalesce import BatchWalk
 from millrace.mirror.batches.rebatch import stamp_for_target
-from millrace.mirror.pipeline import PartitionPipeline
 from millrace.mirror.sources import survey
 from millrace.mirror.sources.doubt import Found, Question
 from millrace.mirror.topics.routes import SourcePartition
@@ -38,8 +37,8 @@ from tests.unit.mirror.fetch_answers import (
     marker,
     raw_batch,
 )
+from tests.unit.mirror.pipeline_stage import pipeline_of, started
 from tests.unit.mirror.source_stage import OLD, Source, surveyor_of
-from tests.unit.mirror.test_pipeline_gaps import started
 
 MOST_ANSWERS = 2_000
 
@@ -162,8 +161,8 @@ def batch_of(step: Written, offset: int, bits: int) -> bytearray:
 def carried(log: Log, sizes: list[int], limit: int, walk: BatchWalk) -> list[Content]:
     """What arrives at a target that takes batches of up to `limit` bytes."""
     plain, target, around = started()
-    around.limit = limit
-    pipeline = PartitionPipeline(plain.partition, plain.target, plain._sink, plain._around, walk=walk)
+    around.limit, around.walk = limit, walk
+    pipeline = pipeline_of(plain.partition, plain.target, target, around)
     pipeline.ready(3, -1, plain.origin)
     found: list[Content] = []
     for number in range(MOST_ANSWERS):

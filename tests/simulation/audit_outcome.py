@@ -2,15 +2,16 @@
 
 Made by the mutation run from what was expected of each row; knows nothing of the audit's code. The rules are
 those of its design: a topic's watermark is the end of the longest prefix of windows of which every stream's
-row is settled and proven; it jumps no hole, goes beyond no promise of a stream that may still write, and does
-not move forward while something that could belong to the topic could not be trusted.
+row is settled and proven, or settled and waived; it jumps no hole, goes beyond no promise of a stream that
+may still write and into no doubt of a stream's own (whatever windows are waived), and does not move forward
+while something that could belong to the topic could not be trusted.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tests.simulation.audit_expected import Told
 from tests.simulation.audit_logs import GRACE_MS, WINDOW_MS
@@ -33,6 +34,10 @@ class RowSaid:
     missing: int = 0
     copies: int = 0
     doubtful: int = 0
+    made_ms: int | None = None
+    """when its verdict was made, where it is settled"""
+    producer: str = ""
+    """of the roster, where it is one's"""
 
     @property
     def is_telling(self) -> bool:
@@ -76,6 +81,10 @@ class Outcome:
     rows: list[RowSaid] = field(default_factory=list)
     waivers: Mapping[tuple[str, int], Sums] = field(default_factory=dict)
     """{(topic, window): what was said of it when it was waived}"""
+    gone: list[RowSaid] = field(default_factory=list)
+    """rows of windows that were pruned: nobody is told of them any more"""
+    older: set[RowSaid] = field(default_factory=set)
+    """those of `rows` that decide no more"""
 
     def waived(self) -> set[tuple[str, int]]:
         """Windows whose waiver stands: nothing that is told of them by now is worse, in any way."""
@@ -95,7 +104,8 @@ class Outcome:
         return {target: told for target, told in settled.items() if told[0] >= len(PROVEN)}
 
     def _telling(self, target: tuple[str, int]) -> list[RowSaid]:
-        return [row for row in self.rows if (row.topic, row.start_ms) == target and row.is_telling]
+        told = [*self.rows, *self.gone]
+        return [row for row in told if (row.topic, row.start_ms) == target and row.is_telling]
 
     def owed(self, topic: str, roster: Mapping[str, int], name_of: Mapping[str, str]) -> list[RowSaid]:
         """What producers of the roster {name: since when} leave unsaid: each must tell of every settled
@@ -114,17 +124,19 @@ class Outcome:
             ]
             asked = [start_ms for start_ms in windows if start_ms + WINDOW_MS > since_ms]
             if not told:
-                rows += [RowSaid(topic, "", None, "UNKNOWN", "SETTLED")] if asked or not since_ms else []
+                never = RowSaid(topic, "", None, "UNKNOWN", "SETTLED", producer=name)
+                rows += [never] if asked or not since_ms else []
                 continue
             ends = [each.at_ms if each.state == "closed" else None for each in told]
             ended_ms = None if None in ends else max(ends)
             for start_ms in asked:
                 if ended_ms is not None and start_ms >= ended_ms + GRACE_MS:
                     until_ms = max(ended_ms, since_ms)
-                    rows.append(RowSaid(topic, "", None, "UNKNOWN", "SETTLED", not_before_ms=until_ms))
+                    row = RowSaid(topic, "", None, "UNKNOWN", "SETTLED", not_before_ms=until_ms)
+                    rows.append(replace(row, producer=name))
                     break
                 if not any(_speaks_for(each, start_ms) for each in told):
-                    rows.append(RowSaid(topic, "", start_ms, "UNKNOWN", "SETTLED"))
+                    rows.append(RowSaid(topic, "", start_ms, "UNKNOWN", "SETTLED", producer=name))
         return rows
 
     def verdict(self) -> str:
@@ -132,8 +144,8 @@ class Outcome:
         return self._verdict(self.rows)
 
     def _verdict(self, rows: Iterable[RowSaid]) -> str:
-        told = [row.verdict for row in rows if row.is_telling]
-        if self.untrusted or not any(row.state == "SETTLED" for row in self.rows):
+        told = [row.verdict for row in rows if row.is_telling and row not in self.older]
+        if self.untrusted or not any(row.state == "SETTLED" for row in self.rows if row not in self.older):
             told.append("UNKNOWN")
         return max(told, key=RANKING.index, default="PROVEN")
 
@@ -143,13 +155,13 @@ class Outcome:
         rest = [row for row in self.rows if (row.topic, row.start_ms) not in waived]
         return {"PROVEN": 0, "COUNT_MATCH": 0, "UNKNOWN": 2}.get(self._verdict(rest), 1)
 
-    def windows(self) -> dict[str, int]:
-        """{OPEN or verdict: how many windows}"""
+    def windows(self, *, older: bool = False) -> dict[str, int]:
+        """{OPEN or verdict: how many windows}, of those that decide, or of those that are older."""
         return dict(
             Counter(
                 row.verdict if row.state == "SETTLED" else "OPEN"
                 for row in self.rows
-                if row.start_ms is not None
+                if row.start_ms is not None and (row in self.older) == older
             )
         )
 
@@ -173,18 +185,18 @@ class Outcome:
         bounds += [
             -1 if row.not_before_ms is None else row.not_before_ms for row in rows if row.start_ms is None
         ]
+        waived = {start_ms for name, start_ms in self.waived() if name == topic}
         good: dict[int, bool] = {}
         for row in rows:
             if row.start_ms is not None:
-                proven = row.state == "SETTLED" and row.verdict in PROVEN
-                good[row.start_ms] = good.get(row.start_ms, True) and proven
-        waived = {start_ms for name, start_ms in self.waived() if name == topic}
+                passes = row.state == "SETTLED" and (row.verdict in PROVEN or row.start_ms in waived)
+                good[row.start_ms] = good.get(row.start_ms, True) and passes
+        for row in self.gone:
+            if row.topic == topic and row.start_ms is not None:
+                good.setdefault(row.start_ms, True)
         watermark = None
         for start_ms in sorted(good):
             end_ms = start_ms + WINDOW_MS
-            if start_ms in waived:
-                watermark = end_ms
-                continue
             if not good[start_ms] or any(end_ms > bound for bound in bounds):
                 break
             watermark = end_ms

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from random import Random
 from types import SimpleNamespace
@@ -20,10 +20,12 @@ from unittest import mock
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyroaring import BitMap64
 
 from millrace.audit.config import AuditConfig, parse_config
 from millrace.audit.contract.events import EventLedger, event_to_keep, kept_event
 from millrace.audit.job import Findings
+from millrace.audit.keeping import upkeep
 from millrace.audit.keeping.state import Commit, StateFolder
 from millrace.audit.keeping.uniting import fold_plan, may_unite, proven_windows
 from millrace.audit.keeping.waivers import give_waiver, standing_waivers
@@ -32,12 +34,14 @@ from millrace.audit.reconciliation.row_parts import View
 from millrace.audit.reconciliation.settled import (
     NUMBERED_SCHEMA,
     SETTLED_SCHEMA,
+    but,
     earlier_lines,
+    lines_but,
     lines_of,
     number_rows,
     rows_of,
 )
-from millrace.audit.reconciliation.verdict_rows import Reconciler, evident_rows, iso_time
+from millrace.audit.reconciliation.verdict_rows import ROW_SCHEMA, Reconciler, evident_rows, iso_time
 from millrace.audit.reconciliation.verdicts import WindowVerdict
 from millrace.audit.reconciliation.watermark import Waiver
 from millrace.audit.report.summary import summarise
@@ -45,7 +49,7 @@ from millrace.audit.runs import capture as capture_module
 from millrace.audit.runs import event_reading, partition_pins
 from millrace.audit.runs.arrivals import of_pinned, stream_passages
 from millrace.audit.runs.event_reading import EventsRead, events_known, stream_of_key
-from millrace.audit.runs.fact_rows import facts_table, restore
+from millrace.audit.runs.fact_rows import PrunedWindows, facts_table, pruned_of, restore, restore_pruned
 from millrace.audit.runs.reading_plan import plan_ranges, read_until
 from millrace.audit.runs.reconciling import reconciler_of, roster_of, streams_of, tiers_of
 from millrace.audit.runs.untrusted import doubts_of
@@ -53,20 +57,25 @@ from millrace.audit.runs.watermarks import watermarks_of
 from millrace.audit.scanning import stream_cells
 from millrace.audit.scanning.cell_notes import counts_of, unaudited_of, unread_of
 from millrace.audit.scanning.cell_rows import CELL_SCHEMA, NOTE_UNTRUSTED, cells_of
-from millrace.audit.scanning.range_reader import RangeReader
 from millrace.audit.spark.read_options import parse_options
-from millrace.audit.spark.spark_cells import folded
+from millrace.audit.spark.spark_cells import folded, unpruned
 from millrace.audit.spark.task_plan import ranges_option
 from millrace.audit.spark.task_reader import _read_cells
-from millrace.broker.client.metadata import NO_TOPIC_ID
-from millrace.broker.client.offsets import EARLIEST
 from tests.settling import Windows, reported, settle
 from tests.simulation.audit_answers import Answers
+from tests.simulation.audit_clusters import EVENTS, Client, EventsLog, Reader
 from tests.simulation.audit_logs import GRACE_MS, WINDOW_MS
 from tests.simulation.audit_world import World, positions_of, routes_of
 
-_OUT_OF_RANGE = 1
-EVENTS = "millrace.audit"
+
+def _is_pruned(row: WindowVerdict, pruned: PrunedWindows | None) -> bool:
+    start_ms = row.window_start_ms
+    return pruned is not None and start_ms is not None and pruned.has(start_ms)
+
+
+def made_of(numbered: pa.Table) -> dict[tuple[str, str, int | None, str], int | None]:
+    rows = rows_of(numbered).select(["topic", "stream", "window_start_ms", "producer", "settled_ms"])
+    return {tuple(row.values())[:4]: row["settled_ms"] for row in rows.to_pylist()}  # type: ignore[misc]
 
 
 def config_of(world: World) -> AuditConfig:
@@ -90,119 +99,10 @@ def config_of(world: World) -> AuditConfig:
             "grace": f"{GRACE_MS}ms",
             "groups": groups,
             "content": world.content,
+            "keep": "forever" if world.keep_ms is None else f"{world.keep_ms}ms",
             "producers": [{"name": name, "since": since} for name, since in world.members.items()],
         }
     )
-
-
-class _Client:
-    """A cluster as its client shows it. `between` is called at every question: the world goes on. What was
-    answered is written down in `answers`."""
-
-    def __init__(
-        self,
-        world: World,
-        name: str,
-        between: Callable[[str], None],
-        answers: Answers,
-        events: EventsLog,
-    ):
-        self.world, self.name, self.between, self.answers = world, name, between, answers
-        self.events = events
-
-    async def __aenter__(self) -> _Client:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        pass
-
-    async def metadata(self, topics: list[str] | None = None, max_age_ms: int = 0) -> Any:
-        names = [name for cluster, name in self.world.logs if cluster == self.name]
-        names += [EVENTS]
-        if self.name in self.world.aggregates and not self.world.foreign:
-            names += [f"millrace.positions.m-{self.name}", f"millrace.routes.m-{self.name}"]
-        wanted = names if topics is None else [name for name in topics if name in names]
-        logs: dict[str, list] = {name: list(self.world.logs.get((self.name, name), ())) for name in wanted}
-        logs |= {name: [self.events] for name in wanted if name == EVENTS}
-        return SimpleNamespace(
-            cluster_id=f"id-{self.name}",
-            topics={
-                name: SimpleNamespace(topic_id=of[0].topic_id if of else NO_TOPIC_ID)
-                for name, of in logs.items()
-            },
-            topic_errors={},
-            partitions=lambda name: [(name, log.partition) for log in logs.get(name, ())],
-        )
-
-    async def list_offsets(self, timestamps: dict, read_committed: bool = False) -> dict:
-        if (EVENTS, 0) in timestamps:
-            at_begin = timestamps[EVENTS, 0] == EARLIEST
-            offset = self.events.start if at_begin else self.events.told_by(self.world)
-            return {(EVENTS, 0): SimpleNamespace(offset=offset, leader_epoch=-1)}
-        self.between("offsets")
-        answers = {}
-        for (name, partition), at in timestamps.items():
-            log = self.world.logs[self.name, name][partition]
-            offset = log.start if at == EARLIEST else log.end
-            if read_committed:
-                offset = log.stable_end
-            self.answers.tell_offset(log, offset, start=at == EARLIEST, stable=read_committed)
-            answers[name, partition] = SimpleNamespace(offset=max(offset, log.start), leader_epoch=-1)
-        return answers
-
-
-class EventsLog:
-    """A cluster's events topic: what was told, in another order than it was, and some of it again."""
-
-    partition, start = 0, 0
-
-    def __init__(self, cluster: str, luck: Random):
-        self.cluster, self._luck = cluster, luck
-        self.topic_id = uuid.UUID(int=luck.getrandbits(128))
-        self.records: list[tuple[bytes, bytes]] = []
-        self._taken = 0
-
-    def told_by(self, world: World) -> int:
-        """The end, of what the world's programs have told by now."""
-        new = world.told_in(self.cluster, self._taken)
-        self._taken = len(world.sent)
-        # Mirrors carry events of other clusters' topics, and carry some again.
-        new += self._luck.sample(self.records, min(len(self.records), len(new) // 4))
-        self._luck.shuffle(new)
-        self.records += new
-        return len(self.records)
-
-    def make_anew(self) -> None:
-        """The topic was deleted, and all that it had is told again."""
-        self.topic_id = uuid.UUID(int=self._luck.getrandbits(128))
-        self._luck.shuffle(self.records)
-
-
-class _Reader(RangeReader):
-    """The real range reader over a world's logs: answers of a few batches, from whole batches on."""
-
-    def __init__(self, world: World, answers: Answers):
-        self.world, self.answers = world, answers
-
-    def _submit(self, work: Any) -> Any:
-        try:
-            work.send(None)
-        except StopIteration as done:
-            answer = done.value
-            return SimpleNamespace(result=lambda: answer, cancel=lambda: None)
-        raise AssertionError("a fetch here never waits")
-
-    async def _fetch(self, range_: Any, offset: int) -> Any:
-        log = self.world.logs[range_.cluster, range_.topic_here][range_.partition]
-        if not log.start <= offset <= log.end:
-            return SimpleNamespace(
-                error_code=_OUT_OF_RANGE, log_start_offset=log.start, records=b"", aborted=[]
-            )
-        first = next(i for i, batch in enumerate(log.batches) if batch.last >= offset)
-        self.answers.tell_batches(log, log.batches[first].base, range_.first_offset, range_.end_offset)
-        data = b"".join(batch.data for batch in log.batches[first : first + 20])
-        aborted = [(pid, start) for pid, start, end in log.aborted if end >= offset]
-        return SimpleNamespace(error_code=0, log_start_offset=log.start, records=data, aborted=aborted)
 
 
 @dataclass
@@ -215,6 +115,11 @@ class Result:
     untrusted: dict[str, int]
     exit_status: int
     summary: Mapping[str, Any]
+    since_ms: int | None
+    made_ms: dict[tuple[str, str, int | None, str], int | None]
+    """{(topic, stream, window, producer): when the verdict was made}"""
+    pruned: list[tuple[str, int]]
+    """(stream, window) whose evidence the run let go"""
 
 
 @dataclass
@@ -236,6 +141,8 @@ class Audit:
     events_luck: Random = field(default_factory=lambda: Random(1))
     waivers: list[Waiver] = field(default_factory=list)
 
+    upkeep_luck: Random = field(default_factory=lambda: Random(1))
+
     def waive(self, topic: str, start_ms: int) -> None:
         """A person goes on without the proof of a window, by what the last run said of it."""
         state = StateFolder.open(self.world.folder / "said")
@@ -252,18 +159,22 @@ class Audit:
         dies: bool = False,
         between: Callable[[str], None] = lambda what: None,
         answers: Answers | None = None,
+        horizon_ms: int | None = DEFAULT_HORIZON_MS,
     ) -> Result:
         """Look once. `dies`: killed after everything was counted, before the commit. `answers` takes down
-        what the clusters answered."""
+        what the clusters answered; `horizon_ms` is the verdict's."""
         config = config_of(self.world)
         self.united_count += sum(pc.sum(pc.less(each["partition"], 0)).as_py() or 0 for each in self.kept)
         ledger, origins, told = self._known()
+        pruned = {} if self.facts is None else restore_pruned(self.facts)
         answers = answers or Answers()
         captured = self._capture(config, ledger, between, answers, events_known(config, self.commit, told))
         answers.pinned_ms, answers.read_ms = captured.pinned_ms, self.world.now_ms
         for stream, clusters in origins.items():
             captured.origins.setdefault(stream, set()).update(clusters)
-        self._require_all_events(captured)
+        self._require_all_events(captured, pruned)
+        topic_of = {each.stream: each.topic for each in streams_of(config, captured)}
+        late = Counter(upkeep.forget_pruned(captured.ledger, pruned, topic_of))
         ranges, lost = plan_ranges(captured, config, self.commit)
         new = self._count(config, ranges, answers)
         self.counted = new
@@ -277,26 +188,34 @@ class Audit:
             offsets=offsets,
             unread=[*self.commit.unread, *lost, *unread_of(notes, captured.vanished_ms)],
             gaps=[event_to_keep(gap) for gap in ledger.gaps.values()],
-            untrusted=dict(Counter(self.commit.untrusted) + Counter(counts_of(notes, NOTE_UNTRUSTED))),
+            untrusted=dict(Counter(self.commit.untrusted) + Counter(counts_of(notes, NOTE_UNTRUSTED)) + late),
             events_read=captured.events.positions,
             events_ways=captured.events.ways,
             events_doubted=captured.events.doubts(),
         )
-        facts = self._facts(ledger, captured)
+        facts = self._facts(captured.ledger, captured, pruned)
         tail_notes = tail.filter(pc.is_valid(tail["note"]))
         unread = unread_of(tail_notes, captured.vanished_ms)
-        evident, numbered = self._reconcile(
+        evident, numbered, late_rows = self._reconcile(
             config, captured, commit, facts, pa.concat_tables([*self.kept, new]), unread
         )
+        late += Counter(upkeep.late_counts(late_rows))
         lines = pa.concat_tables([self._earlier(config)[1], lines_of(numbered)])
         self._require_settled(config, captured, evident, lines, rows_of(numbered))
-        found, summary = self._judge(config, captured, commit, numbered, lines, tail_notes, notes)
+        since_ms = None if horizon_ms is None else captured.taken_ms - horizon_ms
+        found, summary = self._judge(
+            config, captured, commit, numbered, lines, tail_notes, notes, late, since_ms
+        )
         commit.watermarks = {topic: at for topic, at in found.watermarks.items() if at is not None}
+        going: list[tuple[str, int]] = []
         if not dies:
             self.commit, self.kept, self.facts = commit, [*self.kept, settled], facts
             self.settled = lines
+            again = upkeep.late_counts(late_rows, again=True)
+            kept = upkeep.late_to_keep(late, again)
+            going = self._prune(config, captured, found, tail, pruned, kept)
             if may_unite(config, captured) and self.luck.random() < 0.5:
-                self._fold(pa.concat_tables(found.rows.parts()), tail)
+                self._fold(fold_plan({}, proven_windows(pa.concat_tables(found.rows.parts()))), tail)
         return Result(
             rows=[row for row, *_ in evident],
             watermarks=found.watermarks,
@@ -304,7 +223,53 @@ class Audit:
             untrusted={each.what: each.count for each in found.doubts.told()},
             exit_status=summary["exit_status"],
             summary=summary,
+            since_ms=since_ms,
+            made_ms=made_of(numbered),
+            pruned=going,
         )
+
+    def _prune(
+        self,
+        config: AuditConfig,
+        captured: Any,
+        found: Findings,
+        tail: pa.Table,
+        before: Mapping[str, PrunedWindows],
+        late: Mapping[str, int],
+    ) -> list[tuple[str, int]]:
+        """As a run that folds and keeps no evidence for ever; returns (stream, window) of what went."""
+        if config.keep_ms is None or self.upkeep_luck.random() < 0.3:
+            return []
+        earlier, ledger = self._earlier(config)[1], captured.ledger
+        pruned = {stream: left.copy() for stream, left in before.items()}
+        lines = upkeep.prune(
+            Windows(found.numbered, 3),
+            earlier,
+            pruned,
+            found.waived,
+            lambda: set(
+                zip(*(tail[name].to_pylist() for name in ("stream", "window_start_ms")), strict=True)
+            ),
+            config.keep_ms,
+            captured.taken_ms,
+            WINDOW_MS,
+            places_decide=not may_unite(config, captured),
+        )
+        if not lines.num_rows:
+            return []
+        upkeep.forget_pruned(ledger, pruned, learn=True)
+        self._fold(fold_plan(pruned), tail)
+        going = [
+            (stream, start_ms * WINDOW_MS)
+            for stream, left in pruned.items()
+            for start_ms in left.windows - (before[stream].windows if stream in before else BitMap64())
+        ]
+        doubted = upkeep.doubted_streams(found.rows, found.waived)
+        upkeep.forget_streams(ledger, pruned, captured.told, doubted, config.grace_ms, captured.taken_ms)
+        self.facts = self._facts(ledger, captured, pruned)
+        self.commit.untrusted = dict(Counter(self.commit.untrusted) + Counter(late))
+        self.settled = pa.concat_tables([but(earlier, lines), lines, lines_but(found.numbered, lines)])
+        return going
 
     def _known(self) -> tuple[EventLedger, dict[str, set[str]], dict[str, dict[str, int]]]:
         """(a ledger of what the state tells, origins, where streams' newest events are)"""
@@ -316,11 +281,13 @@ class Audit:
             ledger.learn(event)
         return ledger, origins, told
 
-    def _facts(self, ledger: EventLedger, captured: Any) -> pa.Table:
+    def _facts(
+        self, ledger: EventLedger, captured: Any, pruned: Mapping[str, PrunedWindows] | None = None
+    ) -> pa.Table:
         groups = {group.name for group in self.world.groups}
-        return facts_table(ledger, captured.origins, groups=groups, told=captured.events.told)
+        return facts_table(ledger, captured.origins, pruned, groups, captured.events.told)
 
-    def _require_all_events(self, captured: Any) -> None:
+    def _require_all_events(self, captured: Any, pruned: Mapping[str, PrunedWindows]) -> None:
         """Whoever reads all events learns nothing that this run does not know."""
         ledger, _, _ = self._known()
         streams = set()
@@ -330,15 +297,21 @@ class Audit:
             for key, value in filter(pinned.__contains__, self.whole[cluster]):
                 ledger.add(key, value)
                 streams.add(stream_of_key(key)[1])
-        whole, ours = self._facts(ledger, captured), self._facts(captured.ledger, captured)
+        whole, ours = (self._without(pruned, each, captured) for each in (ledger, deepcopy(captured.ledger)))
         assert whole == ours, "the facts"
         assert (ledger.untrusted, set(captured.told)) == (captured.ledger.untrusted, streams - {""})
         assert ledger.distrusted_groups == captured.ledger.distrusted_groups
         assert ledger.gaps.items() <= captured.ledger.gaps.items()
 
-    def _fold(self, rows: pa.Table, tail: pa.Table) -> None:
-        """As a run that folds: the cells of what is proven are united, stream by stream."""
-        plan = fold_plan({}, proven_windows(rows))
+    def _without(
+        self, pruned: Mapping[str, PrunedWindows], ledger: EventLedger, captured: Any
+    ) -> tuple[pa.Table, dict[str, int]]:
+        left = {stream: each.copy() for stream, each in pruned.items()}
+        late = upkeep.forget_pruned(ledger, left)
+        return self._facts(ledger, captured, left), late
+
+    def _fold(self, plan: pa.Table, tail: pa.Table) -> None:
+        """As a run that folds, stream by stream: cells of what is proven are united, of what is pruned go."""
         kept = pa.concat_tables([*self.kept, tail])
         kept = kept.filter(pc.is_null(kept["note"]))
         parts = []
@@ -356,13 +329,14 @@ class Audit:
         lines: pa.Table,
         tail_notes: pa.Table,
         notes: pa.Table,
+        late: Mapping[str, int],
+        since_ms: int | None,
     ) -> tuple[Findings, dict[str, Any]]:
         """As the job does after it has reconciled: doubts, settled verdicts, watermarks and the summary."""
         rows, now_ms = View(Windows(numbered, 3), rows_of, ["state"]), captured.taken_ms
         untrusted = counts_of(tail_notes, NOTE_UNTRUSTED)
-        since_ms = now_ms - DEFAULT_HORIZON_MS
-        doubts = doubts_of(config, captured, commit, untrusted, {}, rows, [], now_ms, since_ms)
-        standing = standing_waivers(self.waivers, rows)
+        doubts = doubts_of(config, captured, commit, untrusted, late, rows, [], now_ms, since_ms)
+        standing = standing_waivers(self.waivers, rows, self._earlier(config)[1])
         waivers = [each.waiver for each in standing if each.stands]
         watermarks = watermarks_of(rows, lines, streams_of(config, captured), waivers, config.topics)
         watermarks = doubts.held(watermarks, self.commit.watermarks)
@@ -400,7 +374,7 @@ class Audit:
             if self.events_luck.random() < 0.05:
                 self.events[name].make_anew()
 
-        async def read_to_end(cluster: _Client, topic: str, **options: Any) -> Any:
+        async def read_to_end(cluster: Client, topic: str, **options: Any) -> Any:
             is_again = "read_committed" in options
             between(f"{topic}, since" if is_again else topic)
             first = 0
@@ -422,7 +396,7 @@ class Audit:
             for offset, (key, value) in enumerate(records, first):
                 yield SimpleNamespace(key=key, value=value, partition=0, offset=offset)
 
-        async def committed(cluster: _Client, name: str) -> Any:
+        async def committed(cluster: Client, name: str) -> Any:
             between("group")
             (group,) = [group for group in world.groups if group.name == name]
             return {
@@ -435,20 +409,20 @@ class Audit:
                 if log.place in group.committed
             }
 
-        async def histories(cluster: _Client, newest: Any) -> dict:
+        async def histories(cluster: Client, newest: Any) -> dict:
             told = {
                 key: world.logs[cluster.name, key[0]][key[1]].history() for key in newest if key[0] != EVENTS
             }
             return {key: history for key, history in told.items() if history}
 
-        async def no_densities(cluster: _Client, bounds: Any) -> dict:
+        async def no_densities(cluster: Client, bounds: Any) -> dict:
             return {}
 
         with (
             mock.patch.object(
                 capture_module,
                 "Cluster",
-                lambda name, *_, **__: _Client(world, name, between, answers, self.events[name]),
+                lambda name, *_, **__: Client(world, name, between, answers, self.events[name]),
             ),
             mock.patch.object(capture_module, "read_topic_to_end", read_to_end),
             mock.patch.object(event_reading, "read_topic_to_end", read_to_end),
@@ -469,7 +443,7 @@ class Audit:
             }
         )
         read = [each for each in ranges if each.size > 0]
-        batches: Iterator[pa.RecordBatch] = _read_cells(_Reader(self.world, answers), read, options)
+        batches: Iterator[pa.RecordBatch] = _read_cells(Reader(self.world, answers), read, options)
         # One chunk for each run; with one for each answer, a quarter of the time went into small chunks.
         return pa.Table.from_batches(batches, CELL_SCHEMA).combine_chunks()
 
@@ -481,8 +455,9 @@ class Audit:
         facts: pa.Table,
         cells: pa.Table,
         doubts: Any,
-    ) -> tuple[list[tuple], pa.Table]:
-        """((verdict, evidence) of every row, the rows numbered stream by stream, with their lines)."""
+    ) -> tuple[list[tuple], pa.Table, pa.Table]:
+        """((verdict, evidence) of every row, the rows numbered stream by stream, with their lines, the rows
+        that count what came for pruned windows)."""
         reconciler = self._reconciler(config, captured, commit, doubts, cells)
         cells = cells.filter(pc.is_null(cells["note"]))
         by_stream = {
@@ -492,6 +467,7 @@ class Audit:
         told = {row["stream"]: row for row in facts.to_pylist()}
         lines, _ = self._earlier(config)
         rows: list[tuple] = []
+        late: list[dict[str, Any]] = []
         numbered = [NUMBERED_SCHEMA.empty_table()]
 
         def number(stream: str, own: list[tuple]) -> None:
@@ -503,9 +479,21 @@ class Audit:
             for stream in sorted({*by_stream, *told, *lines["stream"].to_pylist()} - {""}):
                 known = [told[stream]] if stream in told else []
                 cells = by_stream.get(stream, CELL_SCHEMA.empty_table())
-                number(stream, list(reconciler.verdicts(cells, known)) if known or cells.num_rows else [])
-        number("", [(row,) for row in roster_of(config, captured, pa.concat_tables(numbered))])
-        return rows, pa.concat_tables(numbered)
+                of_stream = facts.filter(pc.equal(facts["stream"], stream))
+                cells, gone = unpruned(cells, of_stream)
+                pruned = pruned_of(known[0]) if known else None
+                if gone.num_rows:
+                    late.append(upkeep.late_row(reconciler.told_topic(known) or "", stream, gone))
+                own = list(reconciler.verdicts(cells, known)) if known or cells.num_rows else []
+                number(stream, [each for each in own if not _is_pruned(each[0], pruned)])
+        number(
+            "",
+            [
+                (row,)
+                for row in roster_of(config, captured, pa.concat_tables(numbered), restore_pruned(facts))
+            ],
+        )
+        return rows, pa.concat_tables(numbered), pa.Table.from_pylist(late, ROW_SCHEMA)
 
     def _earlier(self, config: AuditConfig) -> tuple[pa.Table, pa.Table]:
         before = SETTLED_SCHEMA.empty_table() if self.settled is None else self.settled

@@ -321,6 +321,8 @@ class World:
         self.name_of: dict[str, str] = {}
         self.members: dict[str, int] = {}
         self.waiving = random.Random(0)
+        self.upkeep = random.Random(0)
+        self.keep_ms: int | None = None
         self.shortened: set[tuple[str, str, int, str]] = set()  # partition and topic id
         self.renumbered: set[tuple[str, int, int]] = set()  # stream, number it got on the way, window
         for what, on in (
@@ -465,6 +467,16 @@ class World:
 
     def _restart_mirror(self) -> None:
         self.rng.choice(self.mirrors).restart()
+
+    def carry_again(self) -> None:
+        """Somebody puts a mirror back: an aggregate gets again what it has."""
+        log = self.upkeep.choice([log for name in self.aggregates for log in self.cluster_logs(name)])
+        copies = list(log.visible(0, log.stable_end))
+        first = self.upkeep.randint(0, len(copies))
+        recs = [copy.rec for copy in copies[first : first + self.upkeep.randint(1, 12)]]
+        if recs:
+            log.append(recs, append_ms=self.now_ms if self.log_append else None)
+            self.note("carried again")
 
     def _restart_group(self) -> None:
         for group in self.groups:

@@ -39,11 +39,12 @@ class Pipeline:
         return progress.is_drained and progress.is_exact and progress.position_to_write() is None
 
 
-@dataclass(eq=False)
-class Batch:
-    pipeline: Pipeline
-    span: Span
-    offsets: list[int]
+class Batch(Item):
+    def __init__(self, pipeline: Pipeline, span: Span, offsets: list[int], record_size: int) -> None:
+        super().__init__(len(offsets), len(offsets) * record_size)
+        self.pipeline = pipeline
+        self.span = span
+        self.offsets = offsets
 
 
 def transactional_ids(lane: str) -> tuple[str, str]:
@@ -148,55 +149,55 @@ class Lane:
         if not world.merges:
             following = min([at for at in control if at > first] + [following])
         offsets = [at for at in range(first, following) if at not in control]
-        batch = Batch(pipeline, progress.fetched(following, 1, len(offsets)), offsets)
+        span = progress.fetched(following, 1, len(offsets))
         row = self.rows.get(pipeline.target)
         if row is None:
             row = self.rows[pipeline.target] = TargetLane(self.identity)
             row.needs_identity = self.identity.producer_id < 0
-        row.enqueue(batch, len(offsets), len(offsets) * world.record_size)
+        row.enqueue(Batch(pipeline, span, offsets, world.record_size))
 
     def send(self, target: TargetPartition) -> None:
         row, world = self.rows[target], self.worker.world
-        if not self.rules.lets(target) or self.sender is None:
+        if not self.rules.filling.lets(target) or self.sender is None:
             return
-        item = row.next_to_send(world.now_ms, only_again=self.rules.only_again)
-        if item is None:
+        batch = row.next_to_send(world.now_ms, only_again=self.rules.filling.only_again)
+        if batch is None:
             return
-        self.rules.sent(item.size, world.now_ms)
-        era, sequence = self.era, item.base_sequence
-        records = [(item.payload.pipeline.partition, offset) for offset in item.payload.offsets]
+        self.rules.filling.sent(batch.size, world.now_ms)
+        era, sequence = self.era, batch.base_sequence
+        records = [(batch.pipeline.partition, offset) for offset in batch.offsets]
         name, epoch = self.sender.name, self.identity.producer_epoch
         self.worker.call(
             "produce",
             lambda: world.target.produce(name, epoch, target, sequence, records),
-            lambda answer: self.produced(era, target, item, answer),
+            lambda answer: self.produced(era, target, batch, answer),
             records,
         )
 
-    def produced(self, era: int, target: TargetPartition, item: Item[Batch], answer: Any) -> None:
+    def produced(self, era: int, target: TargetPartition, batch: Batch, answer: Any) -> None:
         if era != self.era:
             return
         result, refusal = answer or (Outcome.RETRY, None)
         outcome = Outcome.OUT_OF_ORDER if refusal else result
         row = self.rows[target]
-        if row.answered(item, outcome, self.worker.world.now_ms, on_refused=self.refused) is (
+        if row.answered(batch, outcome, self.worker.world.now_ms, on_refused=self.refused) is (
             Outcome.ACKNOWLEDGED
         ):
-            item.payload.pipeline.progress.acknowledged(item.payload.span)
+            batch.pipeline.progress.acknowledged(batch.span)
         if row.needs_identity:
-            self.rules.doom("the sequence is lost")
+            self.rules.filling.doom("the sequence is lost")
 
-    def refused(self, item: Item[Batch]) -> None:
+    def refused(self, batch: Batch) -> None:
         """Halves go instead of a batch; a record that is refused by itself is a gap, which is skipped."""
-        batch = item.payload
         progress, half = batch.pipeline.progress, len(batch.offsets) // 2
         if half:
             parts = [batch.offsets[:half], batch.offsets[half:]]
             spans = progress.split(batch.span, [part[-1] + 1 for part in parts])
-            instead = [Batch(batch.pipeline, span, part) for part, span in zip(parts, spans, strict=True)]
             size = self.worker.world.record_size
-            row = self.rows[batch.pipeline.target]
-            row.replace(item, [(each, len(each.offsets), len(each.offsets) * size) for each in instead])
+            self.rows[batch.pipeline.target].replace(
+                batch,
+                [Batch(batch.pipeline, span, part, size) for part, span in zip(parts, spans, strict=True)],
+            )
             return
         progress.failed(batch.span)
         self.worker.world.unrecorded.append((self.worker, batch.pipeline, progress, batch))
@@ -209,7 +210,7 @@ class Lane:
                 step = self.rules.next_step(producer.index, self, self.worker.world.now_ms)
                 if step.act is not Act.WAIT:
                     getattr(self, f"_{step.act.value}")(producer, step)
-        if self.rules.phase in (Phase.OPEN, Phase.SEALED):
+        if self.rules.filling.phase in (Phase.OPEN, Phase.SEALED):
             self.use(self.producers[self.rules.turn])
 
     def use(self, producer: Producer) -> None:

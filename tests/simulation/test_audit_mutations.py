@@ -21,14 +21,15 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
 import pytest
 
+from millrace.audit.reconciliation.horizon import DEFAULT_HORIZON_MS
 from millrace.audit.reconciliation.verdict_rows import iso_time
 from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
 from tests.simulation import histories
@@ -37,8 +38,9 @@ from tests.simulation.audit_case import Case
 from tests.simulation.audit_expected import Expected, Told
 from tests.simulation.audit_logs import Rec
 from tests.simulation.audit_oracle import Oracle
-from tests.simulation.audit_outcome import Outcome, RowSaid, Sums
+from tests.simulation.audit_outcome import PROVEN, Outcome, RowSaid, Sums
 from tests.simulation.audit_product import Audit, Result
+from tests.simulation.audit_upkeep import Upkeep, is_older
 from tests.simulation.audit_world import World
 from tests.verdicts import overall_verdict
 
@@ -59,7 +61,7 @@ KINDS = (
     "merged by rename", "several aggregates", "several sources", "foreign mirror", "LogAppendTime",
     "content digests", "clock skew or back-dating", "quiet", "quiesced", "job died", "raced with the audit",
     "first positions late", "log shortened", "cells united", "events known", "roster",
-    "waived",
+    "waived", "carried again", "pruned", "late for a pruned window",
 )  # fmt: skip
 MOST_INEXACT = 0.01 if (FIRST_SEED, RUNS, ALONE) == (USUAL_SEED, ENOUGH, None) else 0.05
 MOST_RACED = 0.09
@@ -71,6 +73,7 @@ FINDINGS = (
     "content differs", "count short", "count over", "all proven", "watermark", "lost in group",
     "untrusted", "watermark held", "status 0", "status 1", "status 2",
     "owed", "never came", "never came back", "waiver stands", "waiver lapsed",
+    "pruned waived", "late record", "older than the horizon", "still deciding",
 )  # fmt: skip
 
 
@@ -207,13 +210,16 @@ def check_truth(
     *,
     raced: bool = False,
     waived: Collection[tuple[str, int]] = (),
+    pruned: Mapping[str, Collection[int]] | None = None,
+    late: Collection[tuple[str, int]] = (),
 ) -> None:
-    """Against the world itself: a proof is true, and so is all below the watermark.
+    """Against the world itself: a proof is true, and so is all below the watermark. What came `late` for a
+    window whose evidence was `pruned` is told as that.
 
     `acknowledged` as it was when the audit began to look. Of a stream whose every event and record vanished
     only a roster could tell.
     """
-    known = {row.stream for row in result.rows if row.stream}
+    known = {row.stream for row in result.rows if row.stream} | set(pruned or ())
     numbered = {
         rec: (stream, world.topic_of[stream])
         for stream, recs in acknowledged.items()
@@ -231,11 +237,8 @@ def check_truth(
     }
     proven = overall_verdict(result.rows) <= Verdict.COUNT_MATCH
     settled = {(row.stream, row.window_start_ms) for row in result.rows if row.state is WindowState.SETTLED}
-    # A waived window takes the watermark past its end, and past what no report and no tier places in one.
-    own = [row for row in result.rows if waived and row.window_start_ms is None]
-    unplaced = {(row.stream, sequence) for row in own for sequence in members(row.unknown)}
     for rec, (stream, topic) in numbered.items():
-        if (stream, rec.sequence) in unplaced:
+        if (stream, rec.sequence) in late:
             continue
         watermark = result.watermarks[topic]
         safe = watermark is not None and rec.created_ms < watermark and (topic, rec.window) not in waived
@@ -293,7 +296,13 @@ def check_named(world: World, result: Result) -> None:
 
 
 def check_run(
-    world: World, oracle: Oracle, result: Result, acknowledged: dict[str, list[Rec]], seen: Seen
+    world: World,
+    oracle: Oracle,
+    result: Result,
+    acknowledged: dict[str, list[Rec]],
+    seen: Seen,
+    *,
+    dies: bool = False,
 ) -> None:
     told = oracle.told()
     said: dict[str, dict[int | None, WindowVerdict]] = {}
@@ -303,10 +312,12 @@ def check_run(
             continue
         assert row.window_start_ms not in said.setdefault(row.stream, {}), "two rows for one window"
         said[row.stream][row.window_start_ms] = row
-    outcome = Outcome(told, world.topic_of, oracle.untrusted(), waivers=dict(seen.waivers))
+    upkeep, late = seen.upkeep, seen.upkeep.untrusted(oracle, told, world.topic_of, dies=dies)
+    untrusted = dict(Counter(oracle.untrusted()) + late)
+    outcome = Outcome(told, world.topic_of, untrusted, waivers=dict(seen.waivers), gone=list(upkeep.gone))
     exactly = True
     for stream in sorted(oracle.streams() | set(said)):
-        expected = Case(oracle, told.get(stream, Told(stream))).rows()
+        expected = upkeep.remaining(stream, Case(oracle, told.get(stream, Told(stream))).rows())
         rows = said.get(stream, {})
         assert set(rows) == set(expected), f"{stream}: windows {sorted(rows, key=str)}"
         for start_ms, row in rows.items():
@@ -319,11 +330,17 @@ def check_run(
             seen.rows["by inequality" if inexact else "exactly"] += 1
             exactly = exactly and not inexact
             said_of = (each.verdict, each.state, each.silent, each.not_before_ms)
-            outcome.rows.append(RowSaid(row.topic, stream, start_ms, *said_of, *sizes(row)))
+            made_ms = result.made_ms[row.topic, stream, start_ms, row.producer]
+            outcome.rows.append(RowSaid(row.topic, stream, start_ms, *said_of, *sizes(row), made_ms))
+            if not world.racing:
+                upkeep.check_made(outcome.rows[-1], each, result.now_ms, dies=dies)
     said_of_roster = Counter((row.topic, row.window_start_ms, row.not_before_ms) for row in owed)
     outcome.rows += [
-        each for topic in world.topics.audited for each in outcome.owed(topic, world.members, world.name_of)
+        replace(each, made_ms=result.made_ms.get((each.topic, "", each.start_ms, each.producer)))
+        for topic in world.topics.audited
+        for each in outcome.owed(topic, world.members, world.name_of)
     ]
+    outcome.older = {row for row in outcome.rows if is_older(row, result.since_ms)}
     due = [row for row in outcome.rows if not row.stream]
     assert said_of_roster == Counter((row.topic, row.start_ms, row.not_before_ms) for row in due), "roster"
     seen.findings["owed"] += any(row.start_ms is not None for row in due)
@@ -331,7 +348,15 @@ def check_run(
     seen.findings["never came back"] += any(row.not_before_ms is not None for row in due)
     seen.rows["looks exactly" if exactly else "looks by inequality"] += 1
     check_outcome(world, oracle, result, outcome)
-    check_truth(world, result, acknowledged, waived=outcome.waived())
+    came_late = {(each.rec.stream, each.rec.sequence) for each in upkeep.late_copies(oracle)}
+    check_truth(world, result, acknowledged, waived=outcome.waived(), pruned=upkeep.windows, late=came_late)
+    upkeep.prune(result.pruned, outcome.rows, outcome.waived(), oracle, told, result.now_ms)
+    world.kinds["pruned"] += bool(result.pruned)
+    world.kinds["late for a pruned window"] += bool(late)
+    seen.findings["pruned waived"] += any(row.verdict not in PROVEN for row in upkeep.gone)
+    seen.findings["late record"] += bool(came_late)
+    seen.findings["older than the horizon"] += bool(outcome.older)
+    seen.findings["still deciding"] += bool(result.since_ms and len(outcome.older) < len(outcome.rows))
     seen.waivable = outcome.waivable()
     seen.findings["waiver stands"] += bool(outcome.waived())
     seen.findings["waiver lapsed"] += outcome.waived() != set(seen.waivers)
@@ -360,6 +385,8 @@ def check_outcome(world: World, oracle: Oracle, result: Result, outcome: Outcome
     assert (summary["verdict"], result.exit_status) == (outcome.verdict(), outcome.exit_status())
     assert summary["exit_status"] == result.exit_status
     assert summary["windows"] == dict(sorted(outcome.windows().items()))
+    past = summary["older"]["windows"] if "older" in summary else {}
+    assert past == outcome.windows(older=True), f"older: {past}, not {outcome.windows(older=True)}"
     for row in result.rows:
         told = row.stream in outcome.told or any(
             each.rec.stream == row.stream and each.cluster in world.sources for each in oracle.shown
@@ -378,6 +405,7 @@ class Seen:
     rows: Counter[str] = field(default_factory=Counter)
     waivers: dict[tuple[str, int], Sums] = field(default_factory=dict)
     waivable: dict[tuple[str, int], Sums] = field(default_factory=dict)
+    upkeep: Upkeep = field(default_factory=Upkeep)
 
 
 def sizes(row: WindowVerdict) -> tuple[int, int, int]:
@@ -392,8 +420,11 @@ def scenario(seed: int, folder: Path) -> Seen:
     world = World(seed, folder)
     enter_roster(world, Random(f"roster {seed}"))
     world.waiving = Random(f"waiving {seed}")
-    audit, oracle = Audit(world, luck=Random(seed)), Oracle(world)
-    seen = Seen(world.kinds)
+    world.upkeep = Random(f"upkeep {seed}")
+    if not world.racing and world.upkeep.random() < 0.5:
+        world.keep_ms = world.upkeep.choice((1, 1000, 5000))
+    audit, oracle = Audit(world, luck=Random(seed), upkeep_luck=world.upkeep), Oracle(world)
+    seen = Seen(world.kinds, upkeep=Upkeep(world.keep_ms))
     for _ in range(world.rng.randint(0, 3)):
         for _ in range(world.rng.randint(10, 80)):
             world.step()
@@ -406,6 +437,11 @@ def scenario(seed: int, folder: Path) -> Seen:
         look(world, audit, oracle, seen, dies=False)
     world.quiesce()
     look(world, audit, oracle, seen, dies=False)
+    for _ in range(2 if world.keep_ms is not None else 0):
+        world.now_ms += world.keep_ms or 0
+        if not world.calm and world.upkeep.random() < 0.5:
+            world.carry_again()
+        look(world, audit, oracle, seen, dies=False)
     world.kinds["cells united"] += audit.united_count
     world.kinds["events known"] += audit.skipped_count
     # Of what an ambiguous record holds no digest is told.
@@ -415,6 +451,12 @@ def scenario(seed: int, folder: Path) -> Seen:
             "nothing happened, and it is not proven"
         )
     return seen
+
+
+def horizon_of(world: World) -> int | None:
+    """Where looks race with the world nobody knows when a verdict was made."""
+    usual = world.racing or world.upkeep.random() < 0.5
+    return DEFAULT_HORIZON_MS if usual else world.upkeep.choice((None, 1, 3000, 8000))
 
 
 def enter_roster(world: World, rng: Random) -> None:
@@ -450,10 +492,10 @@ def look(world: World, audit: Audit, oracle: Oracle, seen: Seen, *, dies: bool) 
         if world.late_positions:
             world.note("first positions late")
         oracle.look(dies=dies)
-        result = audit.run(dies=dies)
+        result = audit.run(dies=dies, horizon_ms=horizon_of(world))
         check_named(world, result)
         world.audit_has_looked = world.audit_has_looked or not dies
-        check_run(world, oracle, result, acknowledged, seen)
+        check_run(world, oracle, result, acknowledged, seen, dies=dies)
         if not dies and seen.waivable and world.waiving.random() < 0.5:
             for target in sorted(seen.waivable):  # most: then it shows in watermark and exit status
                 if world.waiving.random() < 0.9:
@@ -495,6 +537,13 @@ def test_random_history_verdicts_equal_the_truth(block):
 def test_what_retention_took_while_the_audit_asked_is_not_called_lost(tmp_path, seed):
     """A stream that began after the first question: what vanished before the last partition was pinned may
     have been its."""
+    scenario(seed, tmp_path)
+
+
+@pytest.mark.parametrize("seed", [2613011, 2614001, 2614003])
+def test_what_is_pruned_was_proven_or_waived(tmp_path, seed):
+    """Copies that came late into a merged topic; a stream without events that is still in doubt; a duplicate
+    that nobody waived."""
     scenario(seed, tmp_path)
 
 

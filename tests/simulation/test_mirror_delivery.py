@@ -97,12 +97,22 @@ class ModelBroker:
             self.producers.pop(producer_id, None)
 
 
-@dataclass(eq=False)
-class Batch:
-    source: str
-    offsets: Sequence[int]
-    span: Span
-    assignment: Assignment
+class Batch(Item):
+    def __init__(
+        self,
+        source: str,
+        offsets: Sequence[int],
+        span: Span,
+        assignment: Assignment,
+        size: int = 0,
+        *,
+        is_replayed: bool = False,
+    ) -> None:
+        super().__init__(len(offsets), size or len(offsets), is_replayed=is_replayed)
+        self.source = source
+        self.offsets = offsets
+        self.span = span
+        self.assignment = assignment
 
     @property
     def records(self) -> list[Record]:
@@ -117,7 +127,7 @@ class Assignment:
 
 @dataclass(eq=False)
 class Sent:
-    item: Item[Batch]
+    batch: Batch
     producer_id: int
     base_sequence: int
     outcome: Outcome | None = None
@@ -183,21 +193,20 @@ class History:
         offsets = list(range(first, following))
         span = progress.fetched(following, 1, len(offsets))
         is_replayed = self.replayed is not None and self.random.random() < self.replayed
-        batch = Batch(source, offsets, span, assignment)
-        self.lane.enqueue(batch, len(offsets), len(offsets), is_replayed=is_replayed)
+        self.lane.enqueue(Batch(source, offsets, span, assignment, is_replayed=is_replayed))
 
     def send(self) -> None:
-        item = self.lane.next_to_send(self.now_ms)
-        if item is not None:
-            assert item.identity is not None
+        batch = self.lane.next_to_send(self.now_ms)
+        if batch is not None:
+            assert batch.identity is not None
             assert self.lane.in_flight <= 5
-            self.wire.append(Sent(item, item.identity.producer_id, item.base_sequence))
+            self.wire.append(Sent(batch, batch.identity.producer_id, batch.base_sequence))
 
     def serve(self) -> None:
         """The broker works on the oldest request that it has not worked on."""
         for sent in self.wire:
             if sent.outcome is None:
-                batch = sent.item.payload
+                batch = sent.batch
                 roll = self.random.random()
                 if roll < 0.08:
                     sent.outcome = Outcome.RETRY
@@ -208,7 +217,7 @@ class History:
                         sent.producer_id,
                         sent.base_sequence,
                         batch.records,
-                        is_replayed=sent.item.is_replayed,
+                        is_replayed=batch.is_replayed,
                     )
                     if roll < 0.12 and sent.outcome is Outcome.ACKNOWLEDGED:
                         sent.outcome = Outcome.RETRY  # appended, but not replicated in time
@@ -218,7 +227,7 @@ class History:
         if self.wire and self.wire[0].outcome is not None:
             sent = self.wire.popleft()
             assert sent.outcome is not None
-            self.take_answer(sent.item, sent.outcome)
+            self.take_answer(sent.batch, sent.outcome)
 
     def cut(self) -> None:
         """The connection is lost; of what was on it the broker has seen some."""
@@ -226,8 +235,8 @@ class History:
         while self.wire:
             sent = self.wire.popleft()
             if self.capricious and sent.outcome is None and self.random.random() < 0.5:
-                self.late.append((sent.producer_id, sent.base_sequence, sent.item.payload))
-            self.take_answer(sent.item, Outcome.RETRY)
+                self.late.append((sent.producer_id, sent.base_sequence, sent.batch))
+            self.take_answer(sent.batch, Outcome.RETRY)
 
     def lose_answers(self) -> None:
         """Of what is on the wire the target sees some; its answers reach nobody."""
@@ -237,12 +246,11 @@ class History:
 
     def answers_under_way(self) -> set[Record]:
         """What the target has acknowledged and the sender does not know yet."""
-        answers = (sent.item.payload for sent in self.wire if sent.outcome is Outcome.ACKNOWLEDGED)
+        answers = (sent.batch for sent in self.wire if sent.outcome is Outcome.ACKNOWLEDGED)
         return {record for batch in answers for record in batch.records}
 
-    def take_answer(self, item: Item[Batch], outcome: Outcome) -> None:
-        result = self.lane.answered(item, outcome, self.now_ms, on_refused=self.refused)
-        batch = item.payload
+    def take_answer(self, batch: Batch, outcome: Outcome) -> None:
+        result = self.lane.answered(batch, outcome, self.now_ms, on_refused=self.refused)
         if outcome is Outcome.RETRY:
             self.unanswered.append(batch)
         if result is Outcome.ACKNOWLEDGED:
@@ -251,16 +259,15 @@ class History:
         if self.lane.needs_identity and not self.lane.in_flight:
             self.lane.renew(self.new_identity())
 
-    def refused(self, item: Item[Batch]) -> None:
-        batch = item.payload
+    def refused(self, batch: Batch) -> None:
         if len(batch.offsets) > 1:
             half = len(batch.offsets) // 2
             parts = [batch.offsets[:half], batch.offsets[half:]]
             spans = batch.assignment.progress.split(batch.span, [part[-1] + 1 for part in parts])
             self.lane.replace(
-                item,
+                batch,
                 [
-                    (Batch(batch.source, part, span, batch.assignment), len(part), len(part))
+                    Batch(batch.source, part, span, batch.assignment)
                     for part, span in zip(parts, spans, strict=True)
                 ],
             )

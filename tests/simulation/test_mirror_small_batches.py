@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import pytest
 
@@ -21,7 +20,6 @@ from millrace.broker.protocol.records import read_records
 from millrace.mirror.batches.coalesce import BatchWalk, Unvouched
 from millrace.mirror.batches.intake import prepare
 from millrace.mirror.batches.rebatch import BatchPath, split, stamp_for_target
-from millrace.mirror.delivery.lane import Item
 from millrace.mirror.delivery.progress import Span
 from tests import seeds
 from tests.simulation import test_mirror_delivery as at_least_once
@@ -34,9 +32,17 @@ CODECS = (0, 0, 0, 3)
 TARGET_LIMITS = (1 << 20, 900)
 
 
-@dataclass(eq=False)
 class Batch(at_least_once.Batch):
-    data: memoryview
+    def __init__(
+        self,
+        source: str,
+        offsets: Sequence[int],
+        span: Span,
+        assignment: at_least_once.Assignment,
+        data: memoryview,
+    ) -> None:
+        super().__init__(source, offsets, span, assignment, len(data))
+        self.data = data
 
 
 class Log:
@@ -97,8 +103,7 @@ class History(at_least_once.History):
             ):
                 span = progress.fetched(ready.next_offset, 1 if ready.offsets else 0, len(ready.offsets))
                 if ready.batch is not None:
-                    batch = made(source, ready.offsets, span, assignment, ready.batch)
-                    self.lane.enqueue(batch, len(batch.offsets), len(batch.data))
+                    self.lane.enqueue(made(source, ready.offsets, span, assignment, ready.batch))
         except Unvouched:
             return  # asked for again, with more of what follows
 
@@ -106,21 +111,19 @@ class History(at_least_once.History):
         if path is BatchPath.COALESCE:
             self.merged_count += batches
 
-    def refused(self, item: Item[at_least_once.Batch]) -> None:
-        batch = item.payload
+    def refused(self, batch: at_least_once.Batch) -> None:
         assert isinstance(batch, Batch)
         halves = split(batch.data, batch.offsets)
         if not halves:
-            super().refused(item)
+            super().refused(batch)
             return
         progress = batch.assignment.progress
         spans = progress.split(batch.span, [half.offsets[-1] + 1 for half in halves])
         instead = []
         for half, span in zip(halves, spans, strict=True):
             assert half.batch is not None
-            each = made(batch.source, half.offsets, span, batch.assignment, half.batch)
-            instead.append((each, len(each.offsets), len(each.data)))
-        self.lane.replace(item, instead)
+            instead.append(made(batch.source, half.offsets, span, batch.assignment, half.batch))
+        self.lane.replace(batch, instead)
 
     def check_log(self) -> None:
         super().check_log()

@@ -530,7 +530,7 @@ def _turn_passes_before_all_is_acknowledged(monkeypatch: pytest.MonkeyPatch) -> 
 
     def early(self: Alternation) -> None:
         if self.filling.phase is Phase.SEALED and self.earlier.phase is Phase.IDLE:
-            self._turn = 1 - self._turn
+            self._give_turn()
         pass_turn(self)
 
     monkeypatch.setattr(Alternation, "_pass_turn", early)

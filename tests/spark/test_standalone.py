@@ -414,7 +414,10 @@ def test_what_a_cluster_lacks_is_said_in_one_line(standalone, world, tmp_path):
     for python, said in (
         (Path("/no/such/python"), "Spark's workers cannot start /no/such/python"),
         (python_of_the_past(standalone, tmp_path), " s behind the driver's; set both by NTP"),
-        (python_without(standalone, tmp_path, "numba"), "Spark's workers lack the Python package numba"),
+        (
+            python_without(standalone, tmp_path, "numba"),
+            " lacks the Python package numba: install millrace's dependencies",
+        ),
     ):
         lacking = audit(config, standalone.master, environment(standalone, PYSPARK_PYTHON=str(python)))
         assert lacking.returncode == 3, lacking.stderr

@@ -113,6 +113,18 @@ DIFFERENCES: dict[str, Difference] = {
         millrace="no limit (as up to 3.9)",
         why="an aggregate must take what its sources have taken, whatever their release",
     ),
+    "small-segments": Difference(
+        subject="`segment.bytes` of a topic",
+        kafka="1 MiB or more (since 4.0, KIP-1030); INVALID_CONFIG below it",
+        millrace="14 or more (as up to 3.9)",
+        why="the settings of a topic that a mirror makes anew are its source's, whatever that one's release",
+    ),
+    "other-quotas": Difference(
+        subject="quotas by user and by address, of request time, of changes to topics, of new connections",
+        kafka="kept",
+        millrace="INVALID_REQUEST; byte rates by client id alone",
+        why="there is one user and one thread here; a limit that would not be kept is refused",
+    ),
     "fetch-size": Difference(
         subject="most bytes in one answer to a fetch",
         kafka="55 MiB",

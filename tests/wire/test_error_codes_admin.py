@@ -99,6 +99,16 @@ def test_topics_that_cannot_be_made(raw, new_topic, fresh_name):
     assert not exists(raw, name)
 
 
+def test_least_size_of_a_segment(raw, server, fresh_name):
+    def code(size: int) -> str:
+        (found,) = created(raw, named(fresh_name("topic"), segment_bytes=str(size)), validate_only=True)
+        return found
+
+    assert (code(13), code(1 << 20)) == ("INVALID_CONFIG", "NONE")
+    expected = server.outcome("small-segments", kafka="INVALID_CONFIG", millrace="NONE")
+    assert (code(14), code((1 << 20) - 1)) == (expected, expected)
+
+
 def test_validation_alone_makes_nothing(raw, fresh_name):
     name, wrong = fresh_name("topic"), fresh_name("topic")
     assert created(raw, named(name, 3), named(wrong, 1, 9), validate_only=True) == [

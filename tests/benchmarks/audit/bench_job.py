@@ -21,14 +21,12 @@ import json
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import yaml
 from confluent_kafka import Producer
 from pyroaring import BitMap64
@@ -45,6 +43,7 @@ from tests.benchmarks.audit.load import (
     stream_number,
 )
 from tests.cluster.mirror_process import MirrorProcess
+from tests.peak_memory import PeakMemory
 from tests.servers import BrokerProcess, ZooKeeper
 
 TOPIC, EVENTS_TOPIC = "flights", "millrace.audit"
@@ -52,36 +51,7 @@ WINDOW_MS = 60_000
 PAST_MS = 600_000
 """The last record is so old: its window is over."""
 MIRROR_TIMEOUT_S = 3_600.0
-SAMPLE_S = 0.2
 PROVEN, LOSS = 0, 1
-
-
-class Memory:
-    """The most that any one process of a kind below this one has resident; use as a context manager."""
-
-    def __init__(self, pid: int) -> None:
-        self.peak_mb: dict[str, float] = {}
-        self._pid = pid
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> Memory:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *problem: object) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._done.wait(SAMPLE_S):
-            with contextlib.suppress(psutil.Error):
-                root = psutil.Process(self._pid)
-                for process in (root, *root.children(recursive=True)):
-                    with contextlib.suppress(psutil.Error):
-                        kind = "JVM" if process.name() == "java" else "Python"
-                        now_mb = process.memory_info().rss / 1e6
-                        self.peak_mb[kind] = max(self.peak_mb.get(kind, 0.0), now_mb)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +145,7 @@ def _is_done(status: dict[str, Any]) -> bool:
     )
 
 
-def audit(folder: Path, bootstraps: dict[str, str]) -> tuple[int, dict[str, Any], Memory, float]:
+def audit(folder: Path, bootstraps: dict[str, str]) -> tuple[int, dict[str, Any], PeakMemory, float]:
     """Exit status, summary, memory and seconds of one `millrace audit run`."""
     config = folder / "audit.yaml"
     tiers = {"src": "source", "agg": "aggregate"}
@@ -184,7 +154,7 @@ def audit(folder: Path, bootstraps: dict[str, str]) -> tuple[int, dict[str, Any]
     words = [sys.executable, "-m", "millrace.deploy.cli", "audit", "run", "--config", str(config)]
     begin = time.perf_counter()
     process = subprocess.Popen([*words, "--master", "local[2]"], stdout=subprocess.PIPE, text=True)
-    with Memory(process.pid) as memory:
+    with PeakMemory(process.pid) as memory:
         said, _ = process.communicate()
     took_s = time.perf_counter() - begin
     print("".join(f"    {line}\n" for line in said.splitlines()), end="", flush=True)

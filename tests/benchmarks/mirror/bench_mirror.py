@@ -2,17 +2,23 @@
 
     python -m tests.benchmarks.mirror.bench_mirror [--short] [--rounds 3] [--scale 1] [--ends kafka,millrace]
         [--systems millrace-eos,mm2-tuned-eos,…] [--workloads packed,…] [--only
-        backlog,latency,ten,link,relay] [--small] [--vary batches.coalesce_bytes=32768,131072]
+        backlog,latency,ten,link,relay] [--small] [--together] [--vary batches.coalesce_bytes=32768,131072]
 
 The brokers (Apache Kafka at both ends, then Millrace at both) and the load have one core, the mirror under
 measurement the other, so that the mirror's own cost shows. A first session is not counted: brokers in a JVM
 carry a third in their first gigabytes of what they carry later, whoever mirrors. Then systems take turns,
 round by round, each started anew, warmed up with the same data, and given each workload's backlog while it
-stands still; then a fixed 5 MB/s for latency. Every figure is printed and written to a file as it comes; an
-interrupt prints the tables of what there is. Only ratios within one run count on a shared machine.
+stands still; then a fixed 5 MB/s for latency. Of a backlog the same part counts for each system (`measure`),
+bounded by time, and the tables say how much that was. Every figure is printed and written to a file as it
+comes; an interrupt prints the tables of what there is. Only ratios within one run count on a shared machine.
 
 `--small` measures batches of 1 to 500 records alone, uncompressed and lz4, between Apache Kafkas (with
-`--short`: one round, exactly once). `--vary` measures ours alone, with each value of one key of mirror.yaml.
+`--short`: one round, exactly once, some 20 minutes). `--vary` measures ours alone, with each value of one key
+of mirror.yaml.
+
+`--together` starts each system once for all rounds, all of them beside one another, and they take turns
+workload by workload: what differs from start to start, or grows with the brokers' age between two sessions,
+is the same for all. Those that wait have nothing to carry and cost the core next to nothing.
 
 Also the limit: a TCP relay of as many bytes. And a long link: the source behind a relay that adds half of
 the round trip each way, with 1 and with 32 partitions, beside a plain loop of request and response.
@@ -28,7 +34,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from millrace.broker.errors import MillraceError
@@ -57,6 +64,19 @@ LINK_IN_FLIGHT_BYTES = 256 << 20
 LINK_MEGABYTES = 600
 LOOP_FETCHES = (1 << 20, LINK_FETCH_BYTES)
 FAILURES = (measure.Stalled, MillraceError, RuntimeError, OSError, TimeoutError, subprocess.SubprocessError)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One process of one system, warmed up; its topics begin with `prefix`."""
+
+    system: str
+    prefix: str
+    mirror: systems.Mirror
+
+    def topic(self, workload: str, number: int) -> str:
+        """Of a round, from 0."""
+        return f"{self.prefix}-{number}-{workload}"
 
 
 class Bench:
@@ -89,7 +109,10 @@ class Bench:
     def _part_backlog(self, kind: str) -> None:
         with self._ends(kind) as ends:
             names = [each for each in self._options.workloads if each != "ten"]
-            self._rounds(ends, names, latency="latency" in self._options.only)
+            if self._options.together:
+                self._together(ends, names)
+            else:
+                self._rounds(ends, names, latency="latency" in self._options.only)
 
     def _part_latency(self, kind: str) -> None:
         with self._ends(kind) as ends:
@@ -122,10 +145,7 @@ class Bench:
         for number in range(self._options.rounds):
             if latency:
                 self._without_a_mirror(ends, number)
-            # In turns, and each first in its turn.
-            chosen = list(self._options.systems)
-            shift = number % len(chosen)
-            for system in chosen[shift:] + chosen[:shift]:
+            for system in in_turns(self._options.systems, number):
                 say(f"{ends.kind}, round {number + 1} of {self._options.rounds}: {system}")
                 self._turn(ends, system, number, names, latency=latency)
 
@@ -140,49 +160,72 @@ class Bench:
             say(f"topics were not deleted: {error}")
 
     def _session(self, ends: Ends, system: str, number: int, names: Sequence[str], *, latency: bool) -> None:
-        """One process of one system: ready, warmed up, then each workload, then the latency."""
+        """One process of one system: each workload, then the latency."""
+        topics = {f"0-{name}": workloads()[name].partitions for name in names}
+        steady = {"steady": 1} if latency else {}
+        with self._warmed_up(ends, system, topics | steady) as session:
+            mirror = session.mirror
+            for name in names:
+                moved = self._backlog(ends, mirror, workloads()[name], session.topic(name, 0))
+                if number != UNCOUNTED:
+                    self.results.add(Row("backlog", ends.kind, system, name, number, moved.figures()))
+            if latency:
+                self.results.add(self._latency(ends, mirror, system, number, f"{session.prefix}-steady"))
+            if number != UNCOUNTED:
+                self._add_memory(ends, session, names, number)
+
+    def _together(self, ends: Ends, names: Sequence[str]) -> None:
+        """Each system is one process for all rounds; in turns, workload by workload."""
+        self._turn(ends, self._options.systems[0], UNCOUNTED, names, latency=False)
+        rounds, known = range(self._options.rounds), workloads()
+        topics = {f"{number}-{name}": known[name].partitions for number in rounds for name in names}
+        with ExitStack() as stack:
+            sessions: dict[str, Session] = {}
+            for system in self._options.systems:
+                say(f"{ends.kind}, for all rounds: {system}")
+                try:
+                    sessions[system] = stack.enter_context(self._warmed_up(ends, system, topics))
+                except FAILURES as error:
+                    self._failed(ends.kind, system, ",".join(names), 0, error)
+            turns = [(number, name) for number in rounds for name in names]
+            for turn, (number, name) in enumerate(turns):
+                for system in in_turns(list(sessions), turn):
+                    session = sessions[system]
+                    topic = session.topic(name, number)
+                    try:
+                        moved = self._backlog(ends, session.mirror, known[name], topic)
+                    except FAILURES as error:
+                        self._failed(ends.kind, system, name, number, error)
+                        continue
+                    self.results.add(Row("backlog", ends.kind, system, name, number, moved.figures()))
+            for session in sessions.values():
+                self._add_memory(ends, session, names, 0)
+
+    @contextmanager
+    def _warmed_up(self, ends: Ends, system: str, partitions: dict[str, int]) -> Iterator[Session]:
+        """With empty topics of these names, behind the session's prefix, which it knows already."""
         self._number += 1
         prefix = f"b{self._number}"
-        known = workloads()
-        topics = {f"{prefix}-{name}": known[name].partitions for name in names}
-        canary, warm, steady = f"{prefix}-canary", f"{prefix}-warm", f"{prefix}-steady"
-        topics |= {canary: 1, warm: warm_up().partitions} | ({steady: 1} if latency else {})
-        for topic, partitions in topics.items():
-            ends.create(topic, partitions)
+        canary, warm = f"{prefix}-canary", f"{prefix}-warm"
+        topics = {f"{prefix}-{name}": count for name, count in partitions.items()}
+        topics |= {canary: 1, warm: warm_up().partitions}
+        for topic, count in topics.items():
+            ends.create(topic, count)
         measure.write_backlog(ends, Workload("canary", "", kilobyte_batch(1, 0), 1, 0.0001), canary, 1.0)
         mirror = self._start(ends, system, prefix)
         try:
             measure.wait_until_ready(ends, mirror.pid, topics, canary, self._options.ready_s)
-            self._backlog(ends, mirror, warm_up(), warm)
-            for name in names:
-                moved = self._backlog(ends, mirror, known[name], f"{prefix}-{name}")
-                if number == UNCOUNTED:
-                    continue
-                self.results.add(
-                    Row(
-                        "backlog",
-                        ends.kind,
-                        system,
-                        name,
-                        number,
-                        {
-                            "MB/s": moved.megabytes_per_s,
-                            "records/s": moved.records_per_s,
-                            "CPU s/GB": moved.cpu_s_per_gb,
-                            "seconds": moved.seconds,
-                        },
-                    )
-                )
-            if latency:
-                self.results.add(self._latency(ends, mirror, system, number, steady))
-            if number != UNCOUNTED:
-                memory = {"peak MB": peak_memory_mb(mirror.pid)}
-                self.results.add(Row("memory", ends.kind, system, ",".join(names)[:10], number, memory))
+            measure.carry(ends, mirror.pid, warm_up(), warm, self._options.scale)
+            yield Session(system, prefix, mirror)
         except FAILURES:
             say(f"{system} says: {mirror.tail()}")
             raise
         finally:
             mirror.stop()
+
+    def _add_memory(self, ends: Ends, session: Session, names: Sequence[str], number: int) -> None:
+        figures = {"peak MB": peak_memory_mb(session.mirror.pid)}
+        self.results.add(Row("memory", ends.kind, session.system, ",".join(names)[:10], number, figures))
 
     def _start(self, ends: Ends, system: str, prefix: str, **more: object) -> systems.Mirror:
         folder = self._folder / f"mirror-{self._number}"
@@ -276,10 +319,8 @@ class Bench:
                     ends, mirror.pid, {topic: partitions, canary: 1}, canary, self._options.ready_s
                 )
                 moved = self._backlog(ends, mirror, workload, topic)
-                figures = {"MB/s": moved.megabytes_per_s, "CPU s/GB": moved.cpu_s_per_gb}
-                self.results.add(
-                    Row("link", ends.kind, system, f"{name}, {connections} conn.", number, figures)
-                )
+                title = f"{name}, {connections} conn."
+                self.results.add(Row("link", ends.kind, system, title, number, moved.figures()))
             except FAILURES as error:
                 say(f"{system} says: {mirror.tail()}")
                 self._failed(ends.kind, system, f"link {partitions}", number, error)
@@ -298,6 +339,12 @@ class Bench:
 
 def say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+def in_turns(chosen: Sequence[str], turn: int) -> list[str]:
+    """Each is first in its turn."""
+    shift = turn % max(1, len(chosen))
+    return [*chosen[shift:], *chosen[:shift]]
 
 
 def varied(chosen: Sequence[str], setting: str) -> list[str]:
@@ -326,7 +373,6 @@ def main() -> int:
     )
     known = list(workloads())
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--scale", type=float, default=1.0, help="of the backlogs' sizes")
     parser.add_argument("--latency-s", type=float, default=15.0)
     parser.add_argument(
         "--ready-s", type=float, default=150.0, help="a mirror that takes longer to begin has failed"
@@ -341,14 +387,20 @@ def main() -> int:
         default=["millrace-eos", "mm2-tuned-eos"],
     )
     parser.add_argument(
-        "--short", action="store_true", help="one round, smaller, exactly once alone: ten minutes"
+        "--short", action="store_true", help="one round, smaller but for --small, exactly once alone"
+    )
+    parser.add_argument("--scale", type=float, help="of the backlogs' sizes; 1, with --short 0.4")
+    parser.add_argument(
+        "--together", action="store_true", help="each system is started once; in turns, workload by workload"
     )
     parser.add_argument("--small", action="store_true", help="only batches of 1 to 500 records, Apache Kafka")
     parser.add_argument("--vary", help="a key of mirror.yaml with its values: ours alone, with each of them")
     parser.add_argument("--out", type=Path, default=Path("build/bench-mirror.jsonl"))
     options = parser.parse_args()
     if options.short:
-        options.rounds, options.scale, options.latency_s = 1, 0.4, 6.0
+        options.rounds, options.latency_s = 1, 6.0
+    if options.scale is None:
+        options.scale = 0.4 if options.short and not options.small else 1.0
     usual = [each for each in systems.SYSTEMS if each.endswith("-eos") or not options.short]
     options.systems = options.systems or usual
     if options.small:

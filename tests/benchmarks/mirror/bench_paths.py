@@ -95,6 +95,7 @@ class NullSink:
     """Takes batches and tells at once that they were delivered."""
 
     is_transactional = False
+    on_moved = None
 
     def enqueue(self, target: TargetPartition, outgoing: Any) -> None:
         outgoing.owner.progress.acknowledged(outgoing.span)
@@ -107,8 +108,14 @@ class NullSink:
 
 
 class Around:
-    def __init__(self, limit: int) -> None:
+    """What a pipeline shares with the others of its worker, all of it in one."""
+
+    between = None
+
+    def __init__(self, limit: int, walk: BatchWalk) -> None:
         self._limit = limit
+        self.walk = walk
+        self.gaps = self.topics = self.metrics = self.workload = self
 
     def now_ms(self) -> int:
         return NOW_MS + 86_400_000
@@ -138,14 +145,14 @@ def by_prepare(case: Case) -> None:
 
 
 def by_accept(case: Case) -> None:
-    around: Any = Around(case.target_limit)
+    around: Any = Around(case.target_limit, BatchWalk(case.coalesce_below))
     sink: Any = NullSink()
     pipeline = PartitionPipeline(
         SourcePartition("ewr", "flights", 0),
         TargetPartition("flights", 0),
         sink,
         around,
-        walk=BatchWalk(case.coalesce_below),
+        lambda _: None,
     )
     pipeline.ready(0, -1, Origin("c"))
     pipeline.accept(

@@ -1,8 +1,14 @@
 """What is measured on a running mirror: how fast and at what cost it works off a backlog, and its latency.
 
-The mirror stands still (SIGSTOP, a few seconds at most) while the backlog is written, so that the brokers
-do nothing but serve it afterwards. The end is when the target's last stable offsets have come as far as the
-source's ends; control records of transactions count there too, less than one in a hundred.
+The mirror stands still (SIGSTOP, a minute at most; sessions are longer) while the backlog is written, so that
+the brokers do nothing but serve it afterwards. What is counted is the same for every system:
+
+    not counted   until a tenth of the backlog is there, or WARM_UP_S have passed
+    counted       from then on until all is there, but MEASURED_S at most
+
+from one growth of the target's last stable offsets to another, so that no transaction is counted in part.
+Control records of transactions count there too, less than one in a hundred. What a slow mirror has left is
+deleted at the source, and it ends there.
 """
 
 from __future__ import annotations
@@ -33,22 +39,72 @@ from tests.benchmarks.peers.kafka_load import (
     receive_frame,
 )
 from tests.benchmarks.peers.usage import processor_seconds
+from tests.record_deletion import delete_records
 
 POLL_S = 0.02
 STALL_S = 60.0
 """Without any progress for so long, a mirror has failed."""
-CONNECTIONS = 8
+WARM_UP_PART = 0.1
+WARM_UP_S = 5.0
+MEASURED_S = 15.0
+"""Bounds what a slow mirror costs: one that takes longer for its backlog is at its steady rate by then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Of one backlog."""
+    """What was counted of one backlog."""
 
-    megabytes_per_s: float
-    records_per_s: float
-    cpu_s_per_gb: float
-    seconds: float
+    records: int
     megabytes: float
+    seconds: float
+    cpu_s: float
+
+    def figures(self) -> dict[str, float]:
+        return {
+            "MB/s": self.megabytes / self.seconds,
+            "records/s": self.records / self.seconds,
+            "CPU s/GB": self.cpu_s / (self.megabytes / 1e3),
+            "records": self.records,
+            "MB": self.megabytes,
+            "seconds": self.seconds,
+        }
+
+
+class Window:
+    """What of a backlog counts; told how far it has come, when and at which cost, it says when to end. Pure.
+
+    `seen` is called in the order of time, with the records that are there, the time in s and the processor
+    time in s so far; the first call is the beginning.
+    """
+
+    def __init__(self, wanted: int) -> None:
+        self._wanted = wanted
+        self._begun_s = -1.0
+        self._newest = (0, 0.0, 0.0)
+        self._first: tuple[int, float, float] | None = None
+
+    def seen(self, there: int, now_s: float, cpu_s: float) -> bool:
+        """Whether it is over."""
+        if self._begun_s < 0:
+            self._begun_s = now_s
+        if there > self._newest[0]:
+            self._newest = (there, now_s, cpu_s)
+            is_warm = there >= self._wanted * WARM_UP_PART or now_s - self._begun_s >= WARM_UP_S
+            if self._first is None and is_warm:
+                self._first = self._newest
+        if there >= self._wanted:
+            return True
+        return self._first is not None and now_s - self._first[1] >= MEASURED_S
+
+    def counted(self) -> tuple[int, float, float]:
+        """Records, seconds and seconds of processor time. Raises Stalled where nothing came after the
+        warm-up: all at once, or nothing more."""
+        if self._first is None or self._newest[0] <= self._first[0]:
+            raise Stalled("nothing was carried after the warm-up: the backlog is too small to tell a rate")
+        records, seconds, cpu_s = (
+            after - before for after, before in zip(self._newest, self._first, strict=True)
+        )
+        return int(records), seconds, cpu_s
 
 
 class Stalled(Exception):
@@ -95,23 +151,38 @@ def write_backlog(ends: Ends, workload: Workload, topic: str, scale: float) -> N
             workload.records(scale),
             acks=1,
             partitions=workload.partitions,
-            connections=workload.partitions,
+            is_across=True,
         )
 
 
 def backlog(ends: Ends, pid: int, workload: Workload, topic: str, scale: float) -> Moved:
-    """Writes a backlog into a topic that the mirror knows already, and watches it go. Raises Stalled."""
+    """Writes a backlog into a topic that the mirror knows already, and watches it go; what is left of it then
+    is deleted at the source. Raises Stalled."""
     os.kill(pid, signal.SIGSTOP)
     try:
         write_backlog(ends, workload, topic, scale)
         wanted = asyncio.run(_total(ends, topic, workload.partitions))
     finally:
-        before, begun = processor_seconds(pid), time.perf_counter()
         os.kill(pid, signal.SIGCONT)
-    asyncio.run(_until_there(ends, pid, topic, workload.partitions, wanted))
-    seconds, spent = time.perf_counter() - begun, processor_seconds(pid) - before
-    size = wanted / workload.records_per_batch * len(workload.batch)
-    return Moved(size / seconds / 1e6, wanted / seconds, spent / (size / 1e9), seconds, size / 1e6)
+    window = asyncio.run(_watch(ends, pid, topic, workload.partitions, wanted))
+    records, seconds, cpu_s = window.counted()
+    asyncio.run(_delete_rest(ends, topic, workload.partitions))
+    megabytes = records / workload.records_per_batch * len(workload.batch) / 1e6
+    return Moved(records, megabytes, seconds, cpu_s)
+
+
+def carry(ends: Ends, pid: int, workload: Workload, topic: str, scale: float) -> None:
+    """A backlog that nobody measures, to its end. Raises Stalled."""
+    write_backlog(ends, workload, topic, scale)
+    wanted = asyncio.run(_total(ends, topic, workload.partitions))
+    asyncio.run(_watch(ends, pid, topic, workload.partitions, wanted, is_whole=True))
+
+
+async def _delete_rest(ends: Ends, topic: str, partitions: int) -> None:
+    """At the target too: a session's backlogs are many GB."""
+    for name, end in [*ends.sources.items(), ("target", ends.target)]:
+        async with Cluster(name, [end.address]) as cluster:
+            await delete_records(cluster, {(topic, number): -1 for number in range(partitions)})
 
 
 async def _total(ends: Ends, topic: str, partitions: int) -> int:
@@ -123,20 +194,25 @@ async def _total(ends: Ends, topic: str, partitions: int) -> int:
     return total
 
 
-async def _until_there(ends: Ends, pid: int, topic: str, partitions: int, wanted: int) -> None:
+async def _watch(
+    ends: Ends, pid: int, topic: str, partitions: int, wanted: int, *, is_whole: bool = False
+) -> Window:
+    """Until the window is over (`is_whole`: until all is there)."""
     keys = {(topic, number): LATEST for number in range(partitions)}
-    there, moved_at = 0, time.monotonic()
+    window = Window(wanted)
+    there, moved_at, cpu_s = 0, time.monotonic(), processor_seconds(pid)
     async with Cluster("target", [ends.target.address]) as target:
-        while there < wanted:
+        while not window.seen(there, time.perf_counter(), cpu_s) or (is_whole and there < wanted):
             await asyncio.sleep(POLL_S)
             found = sum(
                 each.offset for each in (await target.list_offsets(keys, read_committed=True)).values()
             )
             if found > there:
-                there, moved_at = found, time.monotonic()
+                there, moved_at, cpu_s = found, time.monotonic(), processor_seconds(pid)
             elif time.monotonic() - moved_at > STALL_S:
                 check_alive(pid)
                 raise Stalled(f"{there} records of {wanted} after {STALL_S:.0f} s without progress")
+    return window
 
 
 def latency(

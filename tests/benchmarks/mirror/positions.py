@@ -24,9 +24,10 @@ from millrace.broker.client.raw_produce import produce
 from millrace.broker.client.read_to_end import read_topic_to_end
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.mirror.config import parse_config
-from millrace.mirror.delivery.checkpoints import POSITIONS_TOPIC_CONFIGS, Position, Positions, encode_records
+from millrace.mirror.delivery.checkpoints import Position, Positions, encode_records
 from millrace.mirror.delivery.positions_keeper import PositionsKeeper
-from millrace.mirror.topics.routes import SourcePartition, positions_topic
+from millrace.mirror.topics.own_topics import POSITIONS
+from millrace.mirror.topics.routes import SourcePartition
 from tests.servers import BrokerProcess, ZooKeeper
 
 PARTITIONS = 100
@@ -91,25 +92,25 @@ async def timed(work: Callable[[], Awaitable[object]]) -> tuple[float, float]:
 
 async def measure(bootstrap: str, records: int) -> None:
     async with Cluster("agg", [bootstrap]) as cluster:
-        for name, configs in ((DEFAULTS, {"cleanup.policy": "compact"}), (OURS, POSITIONS_TOPIC_CONFIGS)):
-            await create_topic(cluster, positions_topic(name), 1, 1, configs)
+        for name, configs in ((DEFAULTS, {"cleanup.policy": "compact"}), (OURS, POSITIONS.configs)):
+            await create_topic(cluster, POSITIONS.of(name), 1, 1, configs)
             began = time.perf_counter()
-            await write(cluster, positions_topic(name), records)
+            await write(cluster, POSITIONS.of(name), records)
             print(f"{name}: {records:,} written in {time.perf_counter() - began:.0f} s", flush=True)
         began, left = time.perf_counter(), records
         while left > records // 10 and time.perf_counter() - began < CLEANED_LIMIT_S:
             await asyncio.sleep(5)
-            left = await count(cluster, positions_topic(OURS))
+            left = await count(cluster, POSITIONS.of(OURS))
         print(f"{OURS}: compacted to {left:,} after {time.perf_counter() - began:.0f} s", flush=True)
         for name in (OURS, DEFAULTS):
             keeper = PositionsKeeper(config(name, bootstrap), cluster)
-            read = await count(cluster, positions_topic(name))
+            read = await count(cluster, POSITIONS.of(name))
             seconds, longest = await timed(keeper.read)
             print(f"{name}: {read:,} records read in {seconds:.1f} s, longest turn {longest * 1000:.0f} ms")
 
         async def decode_each() -> None:
             positions = Positions()
-            async for record in read_topic_to_end(cluster, positions_topic(DEFAULTS)):
+            async for record in read_topic_to_end(cluster, POSITIONS.of(DEFAULTS)):
                 positions.apply(record.key, record.value)
 
         seconds, longest = await timed(decode_each)

@@ -65,6 +65,7 @@ def tables(results: Results, titles: dict[str, str]) -> str:
     lines: list[str] = []
     for each in ends:
         lines += _backlogs(results, each, titles)
+        lines += _counted(results, each, titles)
         lines += _varied(results, each)
         lines += _latencies(results, each)
         lines += _memory(results, each)
@@ -79,7 +80,7 @@ def _backlogs(results: Results, ends: str, titles: dict[str, str]) -> list[str]:
         "",
         f"{ends} at both ends: a backlog; MB/s of the source's log, CPU s/GB of the mirror's process; "
         "ratios are medians of the rounds (min-max)",
-        f"{'':<40} {'':<14} {'millrace':>17} {'MM2 default':>17} {'MM2 tuned':>17}"
+        f"{'':<50} {'':<14} {'millrace':>17} {'MM2 default':>17} {'MM2 tuned':>17}"
         f" {'MB/s: ours / default':>22} {'ours / tuned':>18} {'CPU: default / ours':>22} {'tuned / ours':>18}"
         f" {'of the relay':>13}",
     ]
@@ -95,7 +96,7 @@ def _backlogs(results: Results, ends: str, titles: dict[str, str]) -> list[str]:
             if not any(rates.values()):
                 continue
             cells = [f"{_median(rates[each]):>8} {_median(costs[each], 2):>8}" for each in _trio(delivery)]
-            line = f"{title:<40} {words:<14} {' '.join(cells)}"
+            line = f"{title:<50} {words:<14} {' '.join(cells)}"
             for figures, upside_down in ((rates, False), (costs, True)):
                 for variant in VARIANTS:
                     theirs = f"mm2-{variant}-{delivery}"
@@ -107,6 +108,34 @@ def _backlogs(results: Results, ends: str, titles: dict[str, str]) -> list[str]:
             share = _share(rates[ours], relay)
             lines.append(f"{line} {share:>13}")
     return lines if len(lines) > empty else []
+
+
+def _counted(results: Results, ends: str, titles: dict[str, str]) -> list[str]:
+    """Of what the figures are: a rate out of a tenth of a second says nothing."""
+    found = list(
+        dict.fromkeys(row.system for row in results.rows if (row.kind, row.ends) == ("backlog", ends))
+    )
+    if not found:
+        return []
+    lines = [
+        "",
+        f"{ends} at both ends: what was counted of a backlog after the warm-up; records, MB and seconds, "
+        "medians of the rounds",
+        f"{'':<50}" + "".join(f"{system:>34}" for system in found),
+    ]
+    for workload, title in titles.items():
+        rows = [
+            [results.of("backlog", ends, system, workload, figure) for figure in ("records", "MB", "seconds")]
+            for system in found
+        ]
+        if not any(records for records, _, _ in rows):
+            continue
+        cells = (
+            f"{_median(records, 0):>16} {_median(size):>9} {_median(seconds):>7}"
+            for records, size, seconds in rows
+        )
+        lines.append(f"{title:<50}" + "".join(cells))
+    return lines
 
 
 def _varied(results: Results, ends: str) -> list[str]:

@@ -21,6 +21,8 @@ HEAP = ("-Xms256M", "-Xmx2G")
 JVM_OPTIONS = (*HEAP, "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-Djava.awt.headless=true")
 MAIN_CLASS = "org.apache.kafka.connect.mirror.MirrorMaker"
 TASKS = 4
+SESSION_TIMEOUT_MS = 180_000
+"""Of every system: none is given up while it stands still."""
 
 SYSTEMS = (
     "millrace-eos",
@@ -79,7 +81,7 @@ class Millrace(Mirror):
             target_name="dst",
             name=name,
             delivery="exactly_once" if exactly_once else "at_least_once",
-            group={"session_timeout_ms": 10_000, "rebalance_timeout_ms": 60_000},
+            group={"session_timeout_ms": SESSION_TIMEOUT_MS, "rebalance_timeout_ms": 60_000},
             **more,
         ).start()
         assert self._process.process is not None
@@ -149,6 +151,7 @@ def settings(
         "config.storage.replication.factor": "1",
         "emit.heartbeats.enabled": "false",
         "sync.topic.acls.enabled": "false",
+        "dst.session.timeout.ms": str(SESSION_TIMEOUT_MS),
         "listeners": f"http://127.0.0.1:{free_port()}",
     }
     for name, address in sources.items():

@@ -69,10 +69,9 @@ def receive_frame(connection: socket.socket) -> bytearray:
 class _ProducerConnection:
     """Sends one request again and again, a burst ahead of the answers."""
 
-    def __init__(self, port: int, topic: str, partition: int, batch: bytes, acks: int) -> None:
-        encoded = hot_produce.encode_request(
-            PRODUCE_VERSION, 1, "bench", {(topic, partition): batch}, acks=acks
-        )
+    def __init__(self, port: int, topic: str, partitions: Sequence[int], batch: bytes, acks: int) -> None:
+        batches = {(topic, partition): batch for partition in partitions}
+        encoded = hot_produce.encode_request(PRODUCE_VERSION, 1, "bench", batches, acks=acks)
         self._request = b"".join(encoded)
         self.burst_count = max(1, min(500, BYTES_AHEAD // len(self._request)))
         self._burst = self._request * self.burst_count
@@ -86,13 +85,13 @@ class _ProducerConnection:
             self._socket.sendall(self._request)
 
     def _first_answer_size(self) -> int:
-        """How many bytes the answer to a batch has; all are alike. A new topic may need a moment."""
+        """How many bytes the answer to a request has; all are alike. A new topic may need a moment."""
         deadline = time.monotonic() + NEW_TOPIC_S
         while True:
             self._socket.sendall(self._request)
             frame = receive_frame(self._socket)
             answers, _ = hot_produce.decode_response(memoryview(frame), PRODUCE_VERSION)
-            code = answers[0].error_code
+            code = next((answer.error_code for answer in answers if answer.error_code), 0)
             if not code:
                 return 4 + len(frame)
             if code not in NOT_YET or time.monotonic() > deadline:
@@ -124,8 +123,12 @@ def raw_produce(
     partitions: int = 1,
     connections: int = 1,
     first_partition: int = 0,
+    is_across: bool = False,
 ) -> tuple[int, float]:
     """(records, seconds) of at least `records` in prepared batches, round robin over the connections.
+
+    `is_across`: each request has a batch for every partition, for where the load is what is measured later:
+    of tiny batches a server takes many times as many a second.
 
     With acks=0 the end is when the log's end offset has come as far (nothing else tells).
     """
@@ -133,14 +136,18 @@ def raw_produce(
     if not acks:
         # Who asks for no answer does not hear that a new topic has no leader yet.
         for number in range(partitions):
-            _ProducerConnection(port, topic, first_partition + number, batch, 1).close()
+            _ProducerConnection(port, topic, [first_partition + number], batch, 1).close()
+    everywhere = range(first_partition, first_partition + partitions)
     senders = [
-        _ProducerConnection(port, topic, first_partition + number % partitions, batch, acks)
+        _ProducerConnection(
+            port, topic, everywhere if is_across else [everywhere[number % partitions]], batch, acks
+        )
         for number in range(connections)
     ]
-    warm_up = (connections + partitions) * per_batch
+    per_request = per_batch * (partitions if is_across else 1)
+    warm_up = connections * per_request + partitions * per_batch
     first = 0 if acks else _total_end(port, topic, partitions, at_least=warm_up)
-    turns = max(1, -(-records // (per_batch * senders[0].burst_count * connections)))
+    turns = max(1, -(-records // (per_request * senders[0].burst_count * connections)))
     begun = time.perf_counter()
     for sender in senders:
         sender.send()
@@ -150,7 +157,7 @@ def raw_produce(
             sender.take_answers()
     for sender in senders:
         sender.take_answers()
-    sent = turns * connections * senders[0].burst_count * per_batch
+    sent = turns * connections * senders[0].burst_count * per_request
     if not acks:
         _total_end(port, topic, partitions, at_least=first + sent)
     seconds = time.perf_counter() - begun

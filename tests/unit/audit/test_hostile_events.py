@@ -22,6 +22,7 @@ from millrace.audit.contract.events import (
     encode_event,
 )
 from millrace.audit.contract.header import MAX_CREATED_MS, MAX_SEQUENCE
+from millrace.audit.contract.window_reports import WindowReports
 from millrace.audit.reconciliation.reconcile import TierReading, reconcile_stream
 from millrace.audit.reconciliation.verdicts import Verdict
 from millrace.audit.scanning.cells import SeenSet
@@ -252,7 +253,7 @@ def test_learning_a_stream_of_many_windows_costs_each_window_once():
     ledger = EventLedger()
     visited = 0
 
-    class Windows(dict):
+    class Windows(WindowReports):
         def values(self):
             nonlocal visited
             visited += len(self)

@@ -35,11 +35,11 @@ def produce(stream, monkeypatch, outcome, lock=None):
 
     monkeypatch.setattr(producer_module, "_produce", client)
     fake = SimpleNamespace(
-        _streams={"flights": stream}, _suffix=(-1, b""), _default_callback=None, _content=False,
+        _streams={"flights": stream}, _default_callback=None, _content=False,
         _does_more=lock is not None, _preparation=None, _transaction_lock=lock,
         _pack_identity=struct.Struct(">9sQ6s").pack,
         _delivery_reports=DeliveryReports(None, sent_once=False),
-        _new_suffix=lambda ms: ms.to_bytes(6, "big"),
+        _number=lambda topic, timestamp: (stream, *stream.assign(timestamp), timestamp, b"12345 "),
         _new_destination=lambda *_: Destination(print, False),
     )  # fmt: skip
     AuditedProducer.produce(fake, "flights", b"value", timestamp=5)

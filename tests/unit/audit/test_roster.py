@@ -26,6 +26,12 @@ def stream(opened_ms, until_ms=None, name="AA", topic="flights", **more):
     return StreamFacts(f"{opened_ms:016x}", topic=topic, producer=name, **{**times, **more})
 
 
+def reporting(facts, *starts_ms):
+    for start_ms in starts_ms:
+        facts.windows[start_ms] = report(start_ms)
+    return facts
+
+
 def report(start_ms):
     nothing = BitMap64()
     return CountEvent(
@@ -33,8 +39,10 @@ def report(start_ms):
     )
 
 
-def silent(*streams, grace_ms=0, since_ms=0):
-    rows = roster_rows({"AA": since_ms}, streams, "flights", 10, windows=WINDOWS, grace_ms=grace_ms)
+def silent(*streams, grace_ms=0, since_ms=0, pruned=None):
+    rows = roster_rows(
+        {"AA": since_ms}, streams, "flights", 10, windows=WINDOWS, pruned=pruned, grace_ms=grace_ms
+    )
     assert {(each.producer, each.verdict) for each in rows} <= {("AA", Verdict.UNKNOWN)}
     told = {NOTHING: "", NOT_BACK: f" from {rows[-1].not_before_ms}" if rows else ""}
     return [f"{each.window_start_ms}{told[reason]}" for each in rows for reason in each.reasons]
@@ -74,12 +82,18 @@ def test_another_topic_of_the_member_says_nothing_of_this_one():
 
 def test_a_report_speaks_for_its_window_whenever_it_was_made():
     """A producer may set creation times itself."""
-    late = stream(95, 99, windows={20: report(20)})
+    late = reporting(stream(95, 99), 20)
     assert silent(late) == [str(start) for start in range(0, 90, 10) if start != 20]
 
 
 def test_an_opening_that_is_gone_is_not_later_than_the_first_report():
-    assert silent(stream(35, windows={20: report(20)}, opened_at_ms=None)) == ["0", "10"]
+    assert silent(reporting(stream(35, opened_at_ms=None), 20)) == ["0", "10"]
+
+
+def test_an_opening_that_is_gone_is_not_later_than_a_report_that_was_pruned():
+    closed = reporting(stream(1, 62, opened_at_ms=None), 40)
+    assert silent(closed) == ["0", "10", "20", "30", "None from 62"]
+    assert silent(closed, pruned={closed.stream: 20}) == ["0", "10", "None from 62"]
 
 
 @pytest.fixture

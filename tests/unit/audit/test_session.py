@@ -201,6 +201,60 @@ def test_threads_that_take_numbers_while_others_report_never_share_one():
     assert {start: each.assigned_count for start, each in stream.windows.items()} == per_window
 
 
+def test_records_of_one_moment_take_numbers_of_the_run_that_everyone_takes_from():
+    stream = session(now_ms=10_000)
+    window, first = stream.assign(10_500)
+    stream.keep_moment(window, 10_500, b"end")
+    since_ns, until_ns, numbers, created_ms, of, suffix = stream.moment
+    assert (since_ns, until_ns) == (10_500_000_000, 10_501_000_000)
+    assert (created_ms, of, suffix) == (10_500, window, b"end")
+    assert [first, next(numbers), stream.assign(10_500)[1], next(numbers)] == [1, 2, 3, 4]
+    assert stream.last_assigned == 4
+    split(stream.report(10_600))
+    assert window.assigned_count == 4
+
+
+@pytest.mark.parametrize("end", [lambda s: s.assign(11_000), lambda s: s.assign_run(10_500, 3),
+                                 lambda s: s.give_back(s.current, 1), lambda s: s.close(10_600)])  # fmt: skip
+def test_a_moment_ends_with_its_run(end):
+    stream = session(now_ms=10_000)
+    window, _ = stream.assign(10_500)
+    stream.keep_moment(window, 10_500, b"")
+    end(stream)
+    assert next(stream.moment[2], 0) == 0
+
+
+def test_a_moment_that_a_promise_has_passed_gives_no_number_to_anyone():
+    """The clock may be set back into it, and a thread may have looked it up already."""
+    stream = session(now_ms=10_000)
+    window, sequence = stream.assign(10_500)
+    stream.keep_moment(window, 10_500, b"")
+    looked_up = stream.moment
+    window.acknowledge(sequence, 1)
+    stream.report(10_500 + PROMISE_MARGIN_MS)
+    assert next(looked_up[2]) == 2  # The promise is this very millisecond.
+    window.acknowledge(2, 1)
+    stream.report(10_501 + PROMISE_MARGIN_MS)
+    assert next(looked_up[2], 0) == next(stream.moment[2], 0) == 0
+
+
+def test_no_moment_is_kept_where_promise_window_or_reserve_forbid_it():
+    stream = session(now_ms=10_000)
+    window, sequence = stream.assign(10_500)
+    empty = stream.moment
+    stream.reserved = sequence
+    stream.keep_moment(window, 10_500, b"")
+    assert stream.moment is empty
+    stream.reserved = stream.run_end
+    window.acknowledge(sequence, 1)
+    stream.report(20_000)
+    stream.keep_moment(window, 10_500, b"")
+    assert stream.moment is empty
+    stream.assign(21_000)
+    stream.keep_moment(window, 10_999, b"")
+    assert stream.moment is empty
+
+
 def test_an_acknowledgement_that_comes_while_others_are_folded_is_kept():
     window, _ = session().assign(0)
 

@@ -104,7 +104,7 @@ TRAPS: list[tuple[str, Callable[[Scene], None], Breakage]] = [
     ("ambiguous, not written", ambiguous_and_not_written, missing_the_ambiguous),
     ("ambiguous, written", ambiguous_and_written,
      rewriting(stream_case.StreamCase.__init__,
-               " | union(report.ambiguous for report in stream.windows.values())", "")),
+               " | union(report.ambiguous for report in told)", "")),
     ("ambiguous, written and lost later", ambiguous_and_written_then_lost,
      replacing(stream_case.StreamCase, "expected", expected_of_acknowledged)),
     ("mirror replays", mirror_replays, replacing(reconcile, "_extra_copies", no_extra_copies)),

@@ -43,6 +43,24 @@ def test_only_a_waiver_lets_it_pass_a_hole():
     assert completeness_watermark("t", rows, closed(), [Waiver("other", 10, "ops", "", 5)]) == 10
 
 
+def test_a_waiver_of_a_window_waives_neither_a_streams_own_doubt_nor_a_promise_nor_an_open_row():
+    """What no report and no tier places in a window is in none that was waived."""
+    rows, streams = [row(0), row(10, Verdict.LOSS), row(20)], closed()
+    waiver = Waiver("t", 10, "ops", "replayed by hand", 5)
+    for not_before_ms, told in ((None, None), (5, None), (10, 10), (19, 10), (20, 20), (30, 30)):
+        doubt = row(None, Verdict.UNKNOWN, stream="2", not_before_ms=not_before_ms)
+        assert completeness_watermark("t", [*rows, doubt], streams, [waiver]) == told
+        both = [waiver, Waiver("t", None, "ops", "killed on purpose", 5, stream="2")]
+        assert completeness_watermark("t", [*rows, doubt], streams, both) == 30
+    living = StreamFacts("2", topic="t", state=HEARTBEAT, no_earlier_than_ms=15)
+    assert completeness_watermark("t", rows, [*streams, living], [waiver]) == 10
+    half_open = [*rows, row(10, state=WindowState.OPEN, stream="2")]
+    assert completeness_watermark("t", half_open, streams, [waiver]) == 10
+    settled = SETTLED_SCHEMA.empty_table()
+    assert watermarks_of(verdict_rows(half_open), settled, streams, [waiver], ["t"]) == {"t": 10}
+    assert watermarks_of(verdict_rows(rows), settled, streams, [waiver], ["t"]) == {"t": 30}
+
+
 def test_it_does_not_pass_what_a_living_stream_has_promised():
     streams = [*closed(), StreamFacts("2", topic="t", state=HEARTBEAT, no_earlier_than_ms=15)]
     assert completeness_watermark("t", [row(0), row(10)], streams) == 10

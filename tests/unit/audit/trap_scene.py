@@ -147,7 +147,8 @@ class Scene(World):
         self.result = self.product.run()
         members = [RosterMember(name=name) for name in self.roster]
         config = config_of(self).model_copy(update={"producers": members})
-        return self.result.rows + roster_of(config, self.product.captured, verdict_rows(self.result.rows))
+        rows = verdict_rows(self.result.rows)
+        return self.result.rows + roster_of(config, self.product.captured, rows, {})
 
     def later(self, by_ms: int = 100_000) -> None:
         self.now_ms += by_ms

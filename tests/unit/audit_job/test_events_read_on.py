@@ -7,6 +7,7 @@ import uuid
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 from pyroaring import BitMap64
 
@@ -25,7 +26,7 @@ from millrace.audit.job import _next_commit
 from millrace.audit.keeping import upkeep
 from millrace.audit.keeping.state import Commit, ReadPosition, StateFolder
 from millrace.audit.reconciliation.verdict_rows import ROW_SCHEMA
-from millrace.audit.runs import event_reading, partition_pins
+from millrace.audit.runs import event_reading, fact_rows, partition_pins
 from millrace.audit.runs.capture import Capture
 from millrace.audit.runs.event_reading import EventsRead, events_known, lost_counts, read_events, to_keep
 from millrace.audit.runs.fact_rows import PrunedWindows, facts_table, restore, restore_pruned
@@ -174,6 +175,30 @@ def test_the_manner_of_a_stream_is_known_when_all_that_it_told_is_pruned(topic):
     assert [each for each in facts.conflicts if "length of the windows" in each]
 
 
+def test_facts_of_before_reports_were_packed_are_read_as_they_are(topic):
+    """Up to version 8 of the state all reports stood among the events."""
+    counted, _ = events([1, 2])
+    later = [
+        replace(counted, window_start_ms=number * 60_000, acknowledged=BitMap64(told), count=len(told))
+        for number, told in enumerate(([3, 4], [5, 7], [8]), 1)
+    ]
+    topic.tell(of_stream(100), counted, *later)
+    _, (commit, facts) = look(topic)
+    (row,) = facts.to_pylist()
+    told = fact_rows.facts_of(row)
+    assert len(told.windows) == 4 and len(told.windows.others()) == 1
+    events_first, last = row["facts"].split(b"\n")[:1], row["facts"].split(b"\n")[-1:]
+    every = [encode_event(each)[1] for each in told.windows.values()]
+    older = pa.Table.from_pylist([{**row, "facts": b"\n".join(events_first + every + last)}], facts.schema)
+    older = older.drop_columns(["reports"])
+    assert fact_rows.facts_of(older.to_pylist()[0]) == told
+    topic.tell(replace(later[-1], report=2, acknowledged=BitMap64([8, 9]), count=2))
+    second, (_, again) = look(topic, (commit, older))
+    assert topic.read[-1] == (5, 6)
+    same(second, look(topic)[0])
+    assert again["reports"].null_count == 0
+
+
 def test_what_could_not_be_believed_is_told_as_long_as_it_is_there(topic):
     settings = config(groups={"ewr": ["billing"]})
     topic.tell(of_group(0, [1, 2], 2), of_group(0, [1], 2, report=2), UNREADABLE)
@@ -305,7 +330,7 @@ def pruning(topic, before, starts_ms, *, is_anew):
     for start_ms in starts_ms:
         pruned.setdefault(STREAM, PrunedWindows(60_000)).add(start_ms, 60_000)
     upkeep.forget_pruned(captured.ledger, pruned, learn=True)
-    upkeep.forget_streams(captured.ledger, pruned, captured.told, 0, 10**9)
+    upkeep.forget_streams(captured.ledger, pruned, captured.told, set(), 0, 10**9)
     told = captured.events.told
     facts = facts_table(captured.ledger, captured.origins, pruned, settings.group_names(), told)
     return late, group_doubts(captured.ledger), (commit, facts)

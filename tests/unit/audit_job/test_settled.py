@@ -251,7 +251,8 @@ def test_rows_that_only_count_open_nothing_and_have_no_number(monkeypatch):
     """They have no window, as a stream's own row has none."""
     own = row(None, Verdict.UNKNOWN, producer="")
     lines, _ = earlier_lines(settle(rows(own), None, TOPICS, 1).table, TOPICS)
-    counting = [late_row("flights", "01", {"agg": 2}), *foreign_rows("01", {("flights", "agg"): 3})]
+    cells = pa.table({"topic": ["flights"], "tier": ["agg"], "count": [2], "tail": [False]})
+    counting = [late_row("flights", "01", cells), *foreign_rows("01", {("flights", "agg"): 3})]
     told = pa.concat_tables([rows(own), pa.Table.from_pylist(counting, ROW_SCHEMA)])
     monkeypatch.setattr(spark_cells, "verdicts_of", lambda *_: told)
     numbered = numbered_verdicts(SimpleNamespace(now_ms=5), CELL_SCHEMA.empty_table(), told_of(lines))

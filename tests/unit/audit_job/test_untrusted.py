@@ -41,11 +41,12 @@ def test_a_watermark_stays_where_a_doubt_could_belong_to_its_topic(topic, expect
 
 def test_late_records_of_a_pruned_window_hold_back_the_topic_that_they_are_of():
     """One copy that comes years later must not end every other topic's proof."""
-    row = late_row("flights", "00000000000000aa", {"agg": 1})
+    cells = pa.table({"topic": ["flights"], "tier": ["agg"], "count": [1], "tail": [False]})
+    row = late_row("flights", "00000000000000aa", cells)
     late = late_counts(pa.Table.from_pylist([row], VERDICT_SCHEMA))
     found = doubts(*doubts_of_counts(late, {}))
     assert found.held({"flights": 30, "orders": 40}, {"flights": 10}) == {"flights": 10, "orders": 40}
-    nameless = late_row("", "00000000000000aa", {"agg": 1})  # of a stream that no event tells of any more
+    nameless = late_row("", "00000000000000aa", cells)  # of a stream that no event tells of any more
     late = late_counts(pa.Table.from_pylist([nameless], VERDICT_SCHEMA))
     assert doubts(*doubts_of_counts(late, {})).held({"orders": 40}, {}) == {"orders": None}
 

@@ -33,7 +33,7 @@ from millrace.audit.reconciliation.verdict_rows import ClusterReading, Reconcile
 from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
 from millrace.audit.reconciliation.watermark import Waiver
 from millrace.audit.runs.capture import Capture
-from millrace.audit.runs.fact_rows import PrunedWindows, events_of, facts_of, facts_table, restore_pruned
+from millrace.audit.runs.fact_rows import PrunedWindows, facts_of, facts_table, restore_pruned, stream_events
 from millrace.audit.scanning.cell_rows import CELL_SCHEMA
 from millrace.audit.spark.spark_cells import folded, verdicts_of
 from tests.settling import OnePart, Windows, settle
@@ -88,12 +88,12 @@ class Asked(Windows):
         yield from super().parts(columns)
 
 
-def pruned_of(*verdicts, waived=(), held_back=()):
+def pruned_of(*verdicts, waived=(), held_back=(), places_decide=False):
     """(what is pruned of each stream, the lines that are left of it, the rows with what was asked of them)"""
     rows, pruned = Asked(number_rows(verdict_rows(verdicts), LINE_SCHEMA.empty_table(), 0)), {}
     lines = upkeep.prune(
         rows, SETTLED_SCHEMA.empty_table(), pruned, set(waived), lambda: set(held_back), KEEP_MS, KEEP_MS,
-        WINDOW_MS,
+        WINDOW_MS, places_decide=places_decide,
     )  # fmt: skip
     return pruned, lines.to_pylist(), rows
 
@@ -110,6 +110,26 @@ def test_rows_are_pruned_part_by_part_and_only_of_waived_ones_details_are_read()
     assert "detail" not in columns and "seen" not in columns
     held, lines, _ = pruned_of(row(0), row(10), held_back=[(STREAM, 10)])
     assert list(held[STREAM].windows) == [0] and len(lines) == 1
+
+
+def test_where_a_mirror_keeps_no_positions_a_topic_with_a_loss_keeps_what_arrived_later():
+    """That is all that says of the lost record that it does not come any more."""
+    lost = row(0, Verdict.LOSS, missing={("a", "b"): ((7, 7),)})
+    elsewhere = replace(row(30), topic="orders")
+    rows = (lost, row(10), row(20, stream="02"), elsewhere)
+
+    def going(**more):
+        return {stream: list(left.windows) for stream, left in pruned_of(*rows, **more)[0].items()}
+
+    assert going() == {STREAM: [1, 3], "02": [2]}
+    assert going(places_decide=True) == {STREAM: [3]}
+    assert going(places_decide=True, waived=[("flights", 0)]) == {STREAM: [0, 1, 3], "02": [2]}
+    young = row(40, Verdict.UNKNOWN, state=WindowState.OPEN)
+    still_asked = replace(row(0, Verdict.UNKNOWN, stream=""), producer="BB")
+    pruned, _, _ = pruned_of(row(10), young, still_asked, places_decide=True)
+    assert list(pruned[STREAM].windows) == [1], (
+        "what is open is younger, and the roster's rows have no records"
+    )
 
 
 def test_what_no_report_told_of_in_a_waived_window_is_accounted_for():
@@ -186,10 +206,11 @@ def test_pruned_reports_leave_no_hole_behind():
     assert facts.windows[0].failed == BitMap64([1, 2, 3]) and not facts.windows[0].acknowledged
 
 
-def verdict_table(table, cells=(), groups=()):
+def verdict_table(table, cells=(), groups=(), names=None):
+    names = names or {"flights": "flights"}
     reconciler = Reconciler(
-        clusters=[ClusterReading("ewr", True, {"flights": "flights"}, (), {"flights": "flights"})],
-        passed={}, gaps={}, window_ms=WINDOW_MS, grace_ms=0, now_ms=10_000, topics=("flights",),
+        clusters=[ClusterReading("ewr", True, {here: topic for topic, here in names.items()}, (), names)],
+        passed={}, gaps={}, window_ms=WINDOW_MS, grace_ms=0, now_ms=10_000, topics=tuple(names),
         groups=groups,
     )  # fmt: skip
     return verdicts_of(reconciler, pa.Table.from_pylist(list(cells), CELL_SCHEMA), table)
@@ -270,11 +291,36 @@ def test_what_a_group_told_of_a_pruned_window_stays_while_its_session_tells_of_o
     assert ledger.tiers == {} and group_doubts(ledger) == {}
 
 
+def test_a_stream_in_doubt_that_nobody_waived_is_not_forgotten():
+    """Its windows may be waived and pruned, and its events gone: the doubt is another finding."""
+    rows = verdict_rows([row(10), row(None, Verdict.UNKNOWN), row(None, Verdict.UNKNOWN, stream="02")])
+    doubted = upkeep.doubted_streams(rows, {("flights", "02"), ("flights", 10)})
+    assert doubted == {STREAM}
+    ledger = ledger_of((0, [1, 2, 3]), last=3)
+    pruned = pruned_at_0(ledger)
+    upkeep.forget_streams(ledger, pruned, set(), doubted, 0, 10**9)
+    assert STREAM in pruned and STREAM in ledger.streams
+    upkeep.forget_streams(ledger, pruned, set(), set(), 0, 10**9)
+    assert STREAM not in pruned and STREAM not in ledger.streams
+
+
+def test_a_stream_that_no_event_tells_of_keeps_its_doubt_when_its_windows_are_pruned():
+    """Which topic it is of, only its cells told; its sequence 1 is nowhere."""
+    unreported = row(0, Verdict.UNKNOWN, unreported=((2, 4),))
+    pruned, _, _ = pruned_of(unreported, waived=[("flights", 0)])
+    table = facts_table(EventLedger(), {}, pruned)
+    rows = verdict_table(table).to_pylist()
+    told = [(each["topic"], each["stream"], each["window_start_ms"], each["verdict"]) for each in rows]
+    assert told == [("flights", STREAM, None, "UNKNOWN")]
+    assert json.loads(rows[0]["detail"])["unknown"] == [[1, 1]]
+    assert restore_pruned(table)[STREAM].copy().topic == "flights"
+
+
 def test_a_stream_is_not_forgotten_while_a_group_tells_of_it_and_has_no_rows():
     ledger = ledger_of((0, [1, 2, 3]), last=3)
     ledger.learn_all([group_event(STREAM, 0, 1), group_event("02", 0, 1)])
     pruned = pruned_at_0(ledger)
-    upkeep.forget_streams(ledger, pruned, set(), 0, 10**9)
+    upkeep.forget_streams(ledger, pruned, set(), set(), 0, 10**9)
     assert STREAM in pruned and STREAM in ledger.streams
     table = facts_table(ledger, {}, pruned, {"billing"})
     table = table.filter(pc.equal(table["stream"], STREAM))
@@ -362,7 +408,8 @@ def backfilled(tmp_path, monkeypatch, only, pruned=(0,), **kind):
     state.write_table("events/e.parquet", facts_table(ledger, {STREAM: {"ewr"}}, left))
 
     async def capture(config, ledger, clock_ms, before, known):
-        ledger.learn_all(events_of(ledger_of((0, [1, 2, 3]), (10, [4, 5, 6]), **kind).streams[STREAM]))
+        again = ledger_of((0, [1, 2, 3]), (10, [4, 5, 6]), **kind).streams[STREAM]
+        ledger.learn_all([*stream_events(again), *again.windows.values()])
         return Capture(10_000, ledger, {STREAM: {"ewr"}})
 
     monkeypatch.setattr(job_module, "capture", capture)
@@ -415,29 +462,59 @@ def test_a_late_record_of_a_pruned_window_is_counted_and_makes_no_verdict():
     assert [(each["window_start_ms"], each["verdict"]) for each in rows.to_pylist()] == [(10, "PROVEN")]
 
 
+def test_late_records_where_topics_are_merged_are_counted_once_and_under_the_audited_topics_name():
+    """The cluster is read for each of the topics, and shows each record under either; and the producer may
+    call its topic by another name, of which no watermark would wait for them."""
+    ledger = ledger_of((0, [1, 2, 3]))
+    pruned = pruned_at_0(ledger)
+    merged = [{**cell(0, [2]), "topic": f"{topic}@all"} for topic in ("flights", "hotels")]
+    told = verdict_table(facts_table(ledger, {}, pruned), merged, names={"flights": "all", "hotels": "all"})
+    assert upkeep.late_counts(told) == {f"{upkeep.LATE}, in ewr, topic flights": 1}
+    ledger.streams[STREAM].topic = "ewr.hotels"
+    renamed = [{**cell(0, [2]), "topic": "hotels"}]
+    facts = facts_table(ledger, {STREAM: {"ewr"}}, pruned)
+    told = verdict_table(facts, renamed, names={"hotels": "ewr.hotels"})
+    assert upkeep.late_counts(told) == {f"{upkeep.LATE}, in ewr, topic hotels": 1}
+
+
+def test_a_late_record_that_is_read_again_is_not_added_to_what_is_kept():
+    """Above a mirror's position it is counted anew by the next run."""
+    ledger = ledger_of((0, [1, 2, 3]))
+    table = facts_table(ledger, {STREAM: {"ewr"}}, pruned_at_0(ledger))
+    told = verdict_table(table, [cell(0, [2]), {**cell(0, [3]), "tail": True}])
+    what = f"{upkeep.LATE}, in ewr, topic flights"
+    late, again = upkeep.late_counts(told), upkeep.late_counts(told, again=True)
+    assert (late, again) == ({what: 2}, {what: 1})
+    reports = {f"{upkeep.LATE_REPORT}, topic flights": 1}  # these are in the commit already
+    assert upkeep.late_to_keep({**late, **reports}, again) == {what: 1}
+    assert upkeep.late_to_keep(again, again) == {}
+
+
 def test_events_that_tell_a_pruned_window_again_are_dropped_and_a_longer_report_is_told():
     ledger = ledger_of((0, [1, 2, 3]))
     pruned = pruned_at_0(ledger)
     again = ledger_of((0, [1, 2, 3]))
     assert upkeep.forget_pruned(again, pruned) == {} and not again.streams[STREAM].windows
     longer = ledger_of((0, [1, 2, 3, 4]))
-    assert upkeep.forget_pruned(longer, pruned) == {f"{upkeep.LATE_REPORT}, topic flights": 1}
+    assert upkeep.forget_pruned(longer, pruned, {STREAM: "hotels"}) == {
+        f"{upkeep.LATE_REPORT}, topic hotels": 1
+    }, "by the audited topic, whatever its producer calls it"
     assert upkeep.forget_pruned(ledger_of((0, [1, 2, 3, 4])), pruned) == {}, "told once"
 
 
 def test_a_stream_is_forgotten_only_when_no_event_can_bring_it_back():
     ledger = ledger_of((0, [1, 2, 3]), last=3)
     pruned = pruned_at_0(ledger)
-    upkeep.forget_streams(ledger, pruned, {STREAM}, 0, 10**9)
+    upkeep.forget_streams(ledger, pruned, {STREAM}, set(), 0, 10**9)
     assert STREAM in pruned and STREAM in ledger.streams
-    upkeep.forget_streams(ledger, pruned, set(), 0, 10**9)
+    upkeep.forget_streams(ledger, pruned, set(), set(), 0, 10**9)
     assert pruned == {} and ledger.streams == {}
 
 
 def test_a_stream_with_a_lost_tail_is_not_forgotten():
     ledger = ledger_of((0, [1, 2, 3]), last=9)
     pruned = pruned_at_0(ledger)
-    upkeep.forget_streams(ledger, pruned, set(), 0, 10**9)
+    upkeep.forget_streams(ledger, pruned, set(), set(), 0, 10**9)
     assert STREAM in pruned
 
 

@@ -93,3 +93,18 @@ def check_layout(dashboard: dict[str, Any]) -> None:
             for y in range(place["y"], place["y"] + place["h"]):
                 assert (x, y) not in taken, (panel["title"], taken[x, y])
                 taken[x, y] = panel["title"]
+
+
+def check_alerts_are_tested(alerts: Path, cases_file: Path) -> None:
+    """Each rule has a case in which it fires and one in which it is silent, and words for people."""
+    rules = [rule for group in yaml.safe_load(alerts.read_text())["groups"] for rule in group["rules"]]
+    tests = yaml.safe_load(cases_file.read_text())["tests"]
+    cases = [case for test in tests for case in test["alert_rule_test"]]
+    fires = {case["alertname"] for case in cases if case["exp_alerts"]}
+    silent = {case["alertname"] for case in cases if not case["exp_alerts"]}
+    names = {rule["alert"] for rule in rules}
+    assert fires == names
+    assert silent == names
+    for rule in rules:
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        assert rule["annotations"]["summary"] and rule["annotations"]["description"]

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from millrace.audit.report.metrics import failed_text, metrics_text
 from tests.browser.report_data import TOPICS, rich
 from tests.unit.dashboards.grafana import (
     ROOT,
+    check_alerts_are_tested,
     check_importable,
     check_layout,
     check_queries,
@@ -116,14 +116,7 @@ def test_each_alert_fires_when_it_should_and_only_then(tmp_path: Path) -> None:
 
 
 def test_each_alert_is_tested() -> None:
-    rules = [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
-    cases = [case for test in yaml.safe_load(CASES.read_text())["tests"] for case in test["alert_rule_test"]]
-    names = {rule["alert"] for rule in rules}
-    assert {case["alertname"] for case in cases if case["exp_alerts"]} == names
-    assert {case["alertname"] for case in cases if not case["exp_alerts"]} == names
-    for rule in rules:
-        assert rule["labels"]["severity"] in ("warning", "critical")
-        assert rule["annotations"]["summary"] and rule["annotations"]["description"]
+    check_alerts_are_tested(ALERTS, CASES)
 
 
 def test_every_metric_that_is_asked_for_exists(dashboard: dict[str, Any], text: str) -> None:

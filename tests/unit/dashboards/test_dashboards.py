@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.unit.dashboards.exposition import metric_names, sample_text
 from tests.unit.dashboards.grafana import (
     ROOT,
+    check_alerts_are_tested,
     check_importable,
     check_layout,
     check_queries,
@@ -47,17 +47,7 @@ def test_each_alert_fires_when_it_should_and_only_then(tmp_path: Path) -> None:
 
 
 def test_each_alert_is_tested() -> None:
-    rules = [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
-    tests = yaml.safe_load(Path(__file__).with_name("mirror-alerts-test.yaml").read_text())["tests"]
-    cases = [case for test in tests for case in test["alert_rule_test"]]
-    fires = {case["alertname"] for case in cases if case["exp_alerts"]}
-    silent = {case["alertname"] for case in cases if not case["exp_alerts"]}
-    names = {rule["alert"] for rule in rules}
-    assert fires == names
-    assert silent == names
-    for rule in rules:
-        assert rule["labels"]["severity"] in ("warning", "critical")
-        assert rule["annotations"]["summary"] and rule["annotations"]["description"]
+    check_alerts_are_tested(ALERTS, Path(__file__).with_name("mirror-alerts-test.yaml"))
 
 
 def test_every_metric_that_is_asked_for_exists(dashboard: dict[str, Any]) -> None:

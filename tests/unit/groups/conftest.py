@@ -198,8 +198,9 @@ class MemoryOffsetsLog:
         assert offset == self.next_offset.get(partition, 0)
         await self.gate.wait()
 
-    def append_marker(self, partition: int, producer_id: int, *, committed: bool) -> None:
-        self.append_now(partition, bytes(build_marker(producer_id, 0, 0, committed, 0)))
+    def append_marker(self, partition: int, producer_id: int, *, committed: bool) -> int:
+        """Where it stands."""
+        return self.append_now(partition, bytes(build_marker(producer_id, 0, 0, committed, 0)))[0]
 
     async def read_all(self, partition: int) -> AsyncIterator[memoryview]:
         for batch in list(self.batches.get(partition, [])):

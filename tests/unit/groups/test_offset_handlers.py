@@ -141,7 +141,7 @@ def test_txn_offset_commit_every_version(offsets_log, version):
         (partition,) = unstable.groups[0].topics[0].partitions
         assert (partition.error_code, partition.committed_offset) == (ErrorCode.unstable_offset_commit, -1)
         for number in range(offsets_log.count):
-            broker.groups.transaction_ended(number, 7, True)
+            broker.groups.transaction_ended(number, 7, True, offsets_log.next_offset.get(number, 0))
         stable = await broker.call("offset_fetch", 9, **asked)
         (partition,) = stable.groups[0].topics[0].partitions
         assert (partition.error_code, partition.committed_offset) == (ErrorCode.none, 40)

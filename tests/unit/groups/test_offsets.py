@@ -191,20 +191,34 @@ def test_offset_in_a_transaction_counts_from_its_marker_on():
     assert store.get(("t", 0)).offset == 1
     assert store.is_unstable(("t", 0))
     assert store.is_unstable(("t", 1))
-    assert store.end_transaction(7, committed=True) == 1
+    assert not store.end_transaction(7, True, 5)
     assert (store.get(("t", 0)).offset, store.get(("t", 1))) == (3, None)
     assert not store.is_unstable(("t", 0))
-    store.end_transaction(8, committed=False)
+    assert not store.end_transaction(8, False, 6)
     assert store.get(("t", 1)) is None
     assert not store.has_unstable
-    assert store.end_transaction(8, committed=True) == 0, "a marker that comes again decides on nothing"
+    assert not store.end_transaction(8, True, 7)
+    assert store.get(("t", 1)) is None, "a marker that comes again decides on nothing"
+
+
+def test_marker_decides_on_what_stands_before_it_alone():
+    """It may be told when the producer's next transaction has begun, under the same epoch."""
+    store = OffsetStore()
+    store.put_pending(7, ("t", 0), CommittedOffset(2, -1, "", 0, log_offset=2))
+    store.put_pending(7, ("t", 1), CommittedOffset(3, -1, "", 0, log_offset=4))
+    assert store.end_transaction(7, True, 3)
+    assert (store.get(("t", 0)).offset, store.get(("t", 1))) == (2, None)
+    assert store.is_unstable(("t", 1))
+    assert store.end_transaction(7, False, 3), "nor does it take them away"
+    assert not store.end_transaction(7, True, 5)
+    assert store.get(("t", 1)).offset == 3
 
 
 def test_transactional_offset_counts_where_it_stands_in_the_log_not_where_its_marker_does():
     store = OffsetStore()
     store.put_pending(7, ("t", 0), CommittedOffset(10, -1, "", 0, log_offset=5))
     store.put(("t", 0), CommittedOffset(20, -1, "", 0, log_offset=6))
-    store.end_transaction(7, committed=True)
+    store.end_transaction(7, True, 7)
     assert store.get(("t", 0)).offset == 20
 
 
@@ -213,9 +227,9 @@ def test_removal_takes_what_is_pending_from_before_it():
     store.put_pending(7, ("t", 0), CommittedOffset(10, -1, "", 0, log_offset=5))
     store.put_pending(8, ("t", 0), CommittedOffset(11, -1, "", 0, log_offset=7))
     store.remove(("t", 0), before_log_offset=6)
-    store.end_transaction(7, committed=True)
+    store.end_transaction(7, True, 8)
     assert store.get(("t", 0)) is None
-    store.end_transaction(8, committed=True)
+    store.end_transaction(8, True, 9)
     assert store.get(("t", 0)).offset == 11
 
 
@@ -225,7 +239,7 @@ def test_offset_with_an_open_transaction_does_not_expire():
     store.put_pending(7, ("t", 0), CommittedOffset(2, -1, "", 0, log_offset=1))
     rule = ExpiryRule(lambda committed: committed.commit_timestamp_ms)
     assert expired_offsets(store, rule, 1_000, 10_000) == []
-    store.end_transaction(7, committed=False)
+    store.end_transaction(7, False, 2)
     assert expired_offsets(store, rule, 1_000, 10_000) == [("t", 0)]
 
 

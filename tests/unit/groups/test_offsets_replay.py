@@ -48,7 +48,9 @@ def in_order(batches: list[bytes]) -> Memory:
         if header.is_control:
             kind = control_type(memoryview(batch))
             for group_id in memory.open_transactions.pop(header.producer_id, ()):
-                memory.offsets[group_id].end_transaction(header.producer_id, kind == COMMIT)
+                memory.offsets[group_id].end_transaction(
+                    header.producer_id, kind == COMMIT, header.base_offset
+                )
             continue
         for record in read_records(batch):
             try:

@@ -38,9 +38,9 @@ class TransactionalBench(Bench):
 
     def end(self, *, committed: bool, producer_id=7, told=True) -> None:
         """The marker reaches the log, and the coordinator if it is told."""
-        self.log.append_marker(PARTITION, producer_id, committed=committed)
+        offset = self.log.append_marker(PARTITION, producer_id, committed=committed)
         if told:
-            self.groups.transaction_ended(PARTITION, producer_id, committed)
+            self.groups.transaction_ended(PARTITION, producer_id, committed, offset)
 
     def fetch(self, partition=FLIGHTS, *, stable=False):
         _, found = self.groups.fetch_offsets(GROUP, [partition], require_stable=stable)
@@ -104,7 +104,7 @@ def test_marker_that_comes_while_the_groups_are_loaded_is_not_lost(offsets_log):
         loading = asyncio.create_task(bench.groups.load(PARTITION))
         await asyncio.sleep(0.01)
         # The reader has come to its end of the log already: it will not see this marker.
-        bench.groups.transaction_ended(PARTITION, 7, True)
+        bench.groups.transaction_ended(PARTITION, 7, True, offsets_log.next_offset[PARTITION])
         assert not loading.done()
         offsets_log.gate.set()
         await loading

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Self
@@ -24,6 +24,7 @@ from millrace.broker.errors import (
     CoordinatorNotAvailable,
     InvalidProducerEpoch,
     NetworkException,
+    ProducerFenced,
     RecordTooLarge,
 )
 from millrace.broker.protocol.batch import iterate_batches
@@ -38,7 +39,7 @@ from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.offsets.offset_map import decode_chunk, decode_key, decode_runs
 from millrace.mirror.pipeline import PartitionPipeline, State
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
-from tests.unit.mirror.pipeline_stage import ORIGIN, Around, answer
+from tests.unit.mirror.pipeline_stage import ORIGIN, Around, answer, pipeline_of
 from tests.waiting import patience
 from tests.waiting import until_async as until
 
@@ -65,13 +66,15 @@ class Target:
         self.script: list[
             str
         ] = []  # what becomes of the next batches of data: lost (taken, not answered), refused
-        self.strays: list[TargetPartition] = []  # written to, but not part of the writer's transaction
+        # Written to, but not part of the writer's transaction, or when that was over.
+        self.strays: list[TargetPartition] = []
         self.own_limit = 1 << 20  # the largest batch of the mirror's own records
         self.own_batches: list[tuple[int, int]] = []  # of positions, as taken: sequence and count
         self.read_count = 0
         self.committed_count = 0
         self._transactions: dict[str, Transaction] = {}
         self._epochs: dict[str, int] = {}
+        self._marked: dict[str, int] = {}  # the epoch that the leaders have seen in a marker
         self._log: dict[TargetPartition, list[tuple[Transaction, Record]]] = {}
         self._held: dict[str, asyncio.Event] = {}
         self._config: Any = SimpleNamespace(name=MIRROR, target=SimpleNamespace(replication_factor=1))
@@ -151,11 +154,16 @@ class Target:
 
     def close_purpose(self, _purpose: str) -> None: ...
 
-    async def begin(self, transactional_id: str, **_: object) -> tuple[int, int]:
+    async def begin(
+        self, transactional_id: str, *, holder: tuple[int, int] | None = None, **_: object
+    ) -> tuple[int, int]:
         if transactional_id in self.away:
             raise CoordinatorNotAvailable("away")
+        if holder is not None and holder[1] != self._epochs.get(transactional_id):
+            raise ProducerFenced("another has the id")
         if (left := self._transactions.get(transactional_id)) is not None and left.is_committed is None:
             left.is_committed = False
+            self._marked[transactional_id] = self._epochs[transactional_id] + 1
         epoch = self._epochs[transactional_id] = self._epochs.get(transactional_id, -1) + 1
         return 100 + sorted(self._epochs).index(transactional_id), epoch
 
@@ -195,7 +203,11 @@ class Target:
             if partition == self.keeper().positions:
                 header = next(iterate_batches(batch))[1]
                 self.own_batches.append((header.base_sequence, header.record_count))
-            if partition not in current.partitions:
+            # Leaders before Apache Kafka 3.6 ask nobody: what is of no older epoch than they know is taken.
+            if next(iterate_batches(batch))[1].producer_epoch < self._marked.get(transactional_id, 0):
+                outcomes[key] = ProduceOutcome(InvalidProducerEpoch.code)
+                continue
+            if partition not in current.partitions or current.is_committed is not None:
                 self.strays.append(partition)
             rows = self._log.setdefault(partition, [])
             outcomes[key] = ProduceOutcome(0, len(rows))
@@ -223,17 +235,6 @@ class Keeper(PositionsKeeper):
         return await self._stand_in.read_positions()
 
 
-class LaneAround(Around):
-    """The worker's face to a pipeline; what moved is told to the lanes."""
-
-    def __init__(self, moved: Callable[[PartitionPipeline], None], *skipped: GapClass) -> None:
-        super().__init__(*skipped)
-        self._tell = moved
-
-    def moved(self, pipeline: Any) -> None:
-        self._tell(pipeline)
-
-
 class Stage:
     """One lane that runs as long as the `async with` lasts. Gaps of the classes `skipped` are passed."""
 
@@ -243,9 +244,17 @@ class Stage:
         self.keeper = self.target.keeper()
         cluster: Any = self.target
         self.lane = TransactionalLane(
-            ("m.0", "m.0.b"), cluster, self.keeper, "g", lambda: self.seat, now_ms, INTERVAL_MS, self
+            ("m.0", "m.0.b"),
+            cluster,
+            self.keeper,
+            "g",
+            lambda: self.seat,
+            now_ms,
+            INTERVAL_MS,
+            isolate=lambda *_: None,  # there are no other lanes
+            on_ended=lambda *_: None,
         )
-        self.around = LaneAround(self.lane.moved, *skipped)
+        self.around = Around(*skipped)
         self._running: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -260,14 +269,9 @@ class Stage:
         if not self._running.cancelled():
             self._running.result()
 
-    # What a lane needs of the worker's other lanes: there are none.
-    def isolate(self, lane: TransactionalLane, blamed: frozenset[TargetPartition]) -> None: ...
-
-    def transaction_ended(self, seconds: float, *, committed: bool) -> None: ...
-
     def joins(self, partition: SourcePartition, target: TargetPartition) -> PartitionPipeline:
         """It is assigned; `ready` follows."""
-        pipeline = PartitionPipeline(partition, target, self.lane.sink, self.around)
+        pipeline = pipeline_of(partition, target, self.lane.sink, self.around)
         self.lane.add(pipeline)
         return pipeline
 

@@ -11,7 +11,8 @@ from millrace.broker.client.raw_fetch import FetchedPartition
 from millrace.broker.errors import KafkaError
 from millrace.broker.protocol.batch import stamp_offset_and_epoch
 from millrace.broker.protocol.records import Record, build_batch
-from millrace.mirror.delivery.sink import Outgoing
+from millrace.mirror.batches.coalesce import BatchWalk
+from millrace.mirror.delivery.outgoing import Outgoing
 from millrace.mirror.gaps.gaps import Gap, GapClass, GapPolicy
 from millrace.mirror.gaps.open_gaps import Origin
 from millrace.mirror.pipeline import PartitionPipeline
@@ -25,6 +26,7 @@ class Target:
     """The sink's face to a pipeline: a queue, of which a test sends, acknowledges and refuses."""
 
     is_transactional = False
+    on_moved = None
 
     def __init__(self) -> None:
         self.queue: list[Outgoing] = []
@@ -58,7 +60,9 @@ class Target:
 
 
 class Around:
-    """The worker's face to a pipeline."""
+    """What a pipeline shares with the others of its worker (`pipeline.Shared`), all of it in one."""
+
+    between = None
 
     def __init__(self, *skipped: GapClass) -> None:
         self.skipped = skipped
@@ -69,6 +73,10 @@ class Around:
         self.may_record = asyncio.Event()
         self.may_record.set()
         self.tasks: set[asyncio.Task[None]] = set()
+        self.walk = BatchWalk()
+        self.delivered: list[tuple[SourcePartition, int, int]] = []  # records and bytes
+        self.load: list[tuple[SourcePartition, int]] = []
+        self.gaps = self.topics = self.metrics = self.workload = self
 
     def now_ms(self) -> int:
         return self.now
@@ -76,7 +84,7 @@ class Around:
     def policy(self, gap_class: GapClass) -> GapPolicy:
         return GapPolicy.SKIP if gap_class in self.skipped else GapPolicy.STOP
 
-    async def record_gap(self, gap: Gap) -> None:
+    async def record(self, gap: Gap) -> None:
         await self.may_record.wait()
         self.events.append((gap.from_offset, gap.to_offset, gap.gap_class.value))
 
@@ -89,11 +97,13 @@ class Around:
     async def refresh_limits(self, _topic: str) -> None:
         self.limit = self.limit_now
 
-    def moved(self, _pipeline: object) -> None: ...
-
     def count_batch(self, *_: object) -> None: ...
 
-    def count_delivered(self, *_: object) -> None: ...
+    def count_delivered(self, where: SourcePartition, records: int, size: int, *_: object) -> None:
+        self.delivered.append((where, records, size))
+
+    def add(self, where: SourcePartition, size: int) -> None:
+        self.load.append((where, size))
 
     async def rest(self) -> None:
         """Until what was spawned has come as far as it can; raises what it raised."""
@@ -104,11 +114,16 @@ class Around:
                 task.result()
 
 
+def pipeline_of(where: SourcePartition, target: TargetPartition, sink: Any, around: Any) -> PartitionPipeline:
+    """One whose source is told of nothing."""
+    return PartitionPipeline(where, target, sink, around, lambda _: None)
+
+
 def started(*skipped: GapClass, began: int = 0) -> tuple[PartitionPipeline, Target, Around]:
     target, around = Target(), Around(*skipped)
-    sink: Any = target
-    where = SourcePartition("ewr", "flights", 0)
-    pipeline = PartitionPipeline(where, TargetPartition("flights", 0), sink, around)
+    pipeline = pipeline_of(
+        SourcePartition("ewr", "flights", 0), TargetPartition("flights", 0), target, around
+    )
     pipeline.ready(began, -1, ORIGIN, began)
     return pipeline, target, around
 

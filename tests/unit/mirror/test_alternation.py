@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from millrace.mirror.delivery.alternation import Alternation
-from millrace.mirror.delivery.lane import Identity, Outcome, TargetLane
+from millrace.mirror.delivery.lane import Identity, Item, Outcome, TargetLane
 from millrace.mirror.delivery.transaction import Act, Phase, Seat, Step
 from millrace.mirror.topics.routes import TargetPartition
 from tests.unit.mirror.test_transaction import SEAT, View
@@ -54,32 +54,32 @@ def test_second_is_filled_while_the_first_commits() -> None:
     assert pair.next_step(SECOND, view, 0).act is Act.WAIT, "it has not the turn"
     write_one(pair, FIRST)
     open_one(pair, SECOND, view)
-    assert (pair.turn, pair.lets(A)) == (SECOND, True)
+    assert (pair.turn, pair.filling.lets(A)) == (SECOND, True)
 
 
 def test_second_takes_what_comes_until_the_first_is_about_to_be_committed() -> None:
     pair = first_fencing()
     view = View(waiting=[A])
     open_one(pair, SECOND, view)
-    pair.sent(1, 0)
+    pair.filling.sent(1, 0)
     pair.next_step(SECOND, view, 1)
-    assert pair.phase is Phase.OPEN
+    assert pair.filling.phase is Phase.OPEN
     pair.both[FIRST].fence_passed()
     assert pair.next_step(FIRST, view, 1).act is Act.END
     pair.next_step(SECOND, View(waiting=[A], is_settled=False), 2)
-    assert pair.phase is Phase.SEALED
+    assert pair.filling.phase is Phase.SEALED
 
 
 def test_transaction_is_not_cut_short_while_batches_wait_to_be_sent() -> None:
     pair = begun()
     view = View(waiting=[A], more_is_coming=True, is_settled=False)
     open_one(pair, FIRST, view)
-    pair.sent(1, 1)
+    pair.filling.sent(1, 1)
     pair.next_step(FIRST, view, 1)
-    assert pair.phase is Phase.OPEN
+    assert pair.filling.phase is Phase.OPEN
     view.more_is_coming = False
     pair.next_step(FIRST, view, 2)
-    assert pair.phase is Phase.SEALED
+    assert pair.filling.phase is Phase.SEALED
 
 
 def test_second_ends_only_after_the_first() -> None:
@@ -104,7 +104,7 @@ def test_lost_first_takes_the_second_along() -> None:
 
 def test_lost_second_waits_until_the_first_is_decided() -> None:
     pair = first_ending_second_open()
-    pair.doom("the sequence is lost")
+    pair.filling.doom("the sequence is lost")
     assert pair.next_step(SECOND, View(), 1).act is Act.WAIT
     assert pair.next_step(FIRST, View(), 1).act is Act.END
     pair.committed(FIRST, 2)
@@ -145,10 +145,11 @@ def test_id_whose_coordinator_is_away_gives_the_turn_back() -> None:
 
 def test_row_goes_on_where_an_identity_left_it() -> None:
     first, second = Identity(1, 0), Identity(2, 0)
-    row: TargetLane[str] = TargetLane(first)
+    row: TargetLane[Item] = TargetLane(first)
 
     def send(count: int) -> int:
-        item = row.enqueue("batch", count, 1)
+        item = Item(count, 1)
+        row.enqueue(item)
         assert row.next_to_send(0) is item
         row.answered(item, Outcome.ACKNOWLEDGED, 0)
         return item.base_sequence

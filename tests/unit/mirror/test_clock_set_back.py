@@ -15,8 +15,9 @@ from millrace.broker.errors import KafkaStorageError, NotLeaderOrFollower
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.mirror.config import GroupSyncConfig, parse_config
 from millrace.mirror.delivery import sink as sink_module
+from millrace.mirror.delivery.outgoing import Outgoing
 from millrace.mirror.delivery.progress import Span
-from millrace.mirror.delivery.sink import Outgoing, Sink
+from millrace.mirror.delivery.sink import Sink
 from millrace.mirror.offsets import group_sync
 from millrace.mirror.offsets.group_sync import GroupPatterns, GroupSync, _Source
 from millrace.mirror.sources import source as source_module

@@ -9,13 +9,15 @@ from uuid import UUID
 
 import pytest
 
+from millrace.broker.client.raw_fetch import FetchedPartition
 from millrace.broker.client.raw_produce import ProduceOutcome
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.mirror.config import FetchConfig
 from millrace.mirror.delivery import sink as sink_module
 from millrace.mirror.delivery.checkpoints import Position
+from millrace.mirror.delivery.outgoing import Outgoing
 from millrace.mirror.delivery.progress import BrokenCommitRule, Span
-from millrace.mirror.delivery.sink import Outgoing, Sink
+from millrace.mirror.delivery.sink import Sink
 from millrace.mirror.pipeline import State
 from millrace.mirror.sources import source as source_module
 from millrace.mirror.sources.doubt import Doubt
@@ -117,7 +119,7 @@ def _pipeline(**more: Any) -> Any:
 
 def test_broken_rule_in_a_fetch_loop_ends_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
     async def fetch(*_: object, **__: object) -> Any:
-        return [SimpleNamespace(topic="t", partition=0, error_code=0, diverging=None, records=b"")]
+        return [FetchedPartition("t", 0, 0, 0, 0, 0, (), None, memoryview(b""))]
 
     def broken(*_: object) -> None:
         raise BrokenCommitRule("on purpose")

@@ -19,7 +19,7 @@ from millrace.mirror.sources import source as source_module
 from millrace.mirror.sources.fetch_loop import FetchLoop, Way
 from millrace.mirror.sources.fetch_memory import MIN_FETCH_SIZE, FetchBudget, Frame, HeldMemory
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
-from tests.unit.mirror.pipeline_stage import Around
+from tests.unit.mirror.pipeline_stage import Around, pipeline_of
 from tests.unit.mirror.source_stage import Source, pipeline_at, reader_of
 from tests.waiting import patience
 
@@ -55,7 +55,7 @@ class TwoInOneAnswer:
     def _pipeline(self, number: int) -> PartitionPipeline:
         around: Any = Around()
         around.limit = 8 * MEBIBYTE
-        pipeline = PartitionPipeline(
+        pipeline = pipeline_of(
             SourcePartition("ewr", "t", number), TargetPartition("t", number), self.sink, around
         )
         pipeline.ready(0, -1, Origin("c"))

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from millrace.mirror.handover import LEAVE_S, Handover, WorkLeft, drain_times, is_handed_over
 from millrace.mirror.pipeline import PartitionPipeline
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
-from tests.unit.mirror.pipeline_stage import ORIGIN, Around, Target, answer, batch
+from tests.unit.mirror.pipeline_stage import ORIGIN, Around, Target, answer, batch, pipeline_of
 
 
 def carried(number: int) -> tuple[PartitionPipeline, Target]:
     target = Target()
-    sink: Any = target
     partition = SourcePartition("ewr", "flights", number)
-    pipeline = PartitionPipeline(partition, TargetPartition("flights", number), sink, Around())
+    pipeline = pipeline_of(partition, TargetPartition("flights", number), target, Around())
     pipeline.ready(0, -1, ORIGIN)
     return pipeline, target
 

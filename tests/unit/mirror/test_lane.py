@@ -5,21 +5,29 @@ import pytest
 from millrace.mirror.delivery.lane import REST_AFTER_MS, SEQUENCE_MODULUS, Identity, Item, Outcome, TargetLane
 
 
-def lane(count: int) -> TargetLane[int]:
-    made: TargetLane[int] = TargetLane(Identity(7, 0))
+class Numbered(Item):
+    """A batch of a lane."""
+
+    def __init__(self, number: int, record_count: int = 10, *, is_replayed: bool = False) -> None:
+        super().__init__(record_count, 10 * record_count, is_replayed=is_replayed)
+        self.number = number
+
+
+def lane(count: int) -> TargetLane[Numbered]:
+    made: TargetLane[Numbered] = TargetLane(Identity(7, 0))
     for number in range(count):
-        made.enqueue(number, 10, 100)
+        made.enqueue(Numbered(number))
     return made
 
 
-def send_all(of: TargetLane[int], now_ms: int = 0) -> list[Item[int]]:
+def send_all(of: TargetLane[Numbered], now_ms: int = 0) -> list[Numbered]:
     sent = []
     while (item := of.next_to_send(now_ms)) is not None:
         sent.append(item)
     return sent
 
 
-def confirmed(count: int) -> TargetLane[int]:
+def confirmed(count: int) -> TargetLane[Numbered]:
     made = lane(count + 1)
     (first,) = send_all(made)
     made.answered(first, Outcome.ACKNOWLEDGED, 0)
@@ -28,13 +36,13 @@ def confirmed(count: int) -> TargetLane[int]:
 
 def test_first_batch_of_an_identity_goes_alone() -> None:
     made = lane(3)
-    assert [item.payload for item in send_all(made)] == [0]
+    assert [item.number for item in send_all(made)] == [0]
 
 
 def test_five_go_together_in_sequence_after_that() -> None:
     made = confirmed(9)
     sent = send_all(made)
-    assert [item.payload for item in sent] == [1, 2, 3, 4, 5]
+    assert [item.number for item in sent] == [1, 2, 3, 4, 5]
     assert [item.base_sequence for item in sent] == [10, 20, 30, 40, 50]
 
 
@@ -78,7 +86,7 @@ def test_refused_batch_leaves_and_the_others_take_its_sequence() -> None:
     made = confirmed(2)
     first, second = send_all(made)
     refused: list[int] = []
-    result = made.answered(first, Outcome.REFUSED, 0, on_refused=lambda item: refused.append(item.payload))
+    result = made.answered(first, Outcome.REFUSED, 0, on_refused=lambda item: refused.append(item.number))
     assert (result, refused) == (Outcome.REFUSED, [1])
     made.answered(second, Outcome.OUT_OF_ORDER, 0)
     assert send_all(made, 10_000) == [second]
@@ -107,13 +115,13 @@ def test_refusal_of_a_batch_that_may_be_in_the_log_gives_its_sequence_to_nobody(
     assert send_all(made, 10_000) == [first]
     refused: list[int] = []
     result = made.answered(
-        first, Outcome.REFUSED, 10_000, on_refused=lambda item: refused.append(item.payload)
+        first, Outcome.REFUSED, 10_000, on_refused=lambda item: refused.append(item.number)
     )
     assert (result, refused, made.needs_identity) == (Outcome.RETRY, [], True)
     made.renew(Identity(8, 0))
     assert send_all(made, 10_000) == [first]
     result = made.answered(
-        first, Outcome.REFUSED, 10_000, on_refused=lambda item: refused.append(item.payload)
+        first, Outcome.REFUSED, 10_000, on_refused=lambda item: refused.append(item.number)
     )
     assert (result, refused, made.needs_identity) == (Outcome.REFUSED, [1], False)
     assert send_all(made, 10_000) == [second]
@@ -177,7 +185,7 @@ def test_batch_acknowledged_ahead_of_withdrawn_ones_holds_up_nobody() -> None:
     made.answered(last, Outcome.OUT_OF_ORDER, 0)
     (first,) = send_all(made, 10_000)
     made.answered(first, Outcome.REFUSED, 10_000)
-    assert made.withdraw(lambda payload: payload == 2) == [2]
+    assert made.withdraw(lambda item: item is second) == [second]
     made.renew(Identity(8, 0))
     assert send_all(made, 10_000) == [last]
 
@@ -189,13 +197,13 @@ def test_halves_take_the_place_of_a_refused_batch() -> None:
         first,
         Outcome.REFUSED,
         0,
-        on_refused=lambda item: made.replace(item, [(11, 4, 40), (12, 6, 60)]) and None,
+        on_refused=lambda item: made.replace(item, [Numbered(11, 4), Numbered(12, 6)]),
     )
     made.answered(second, Outcome.OUT_OF_ORDER, 0)
     (half,) = send_all(made, 10_000)
     made.answered(half, Outcome.ACKNOWLEDGED, 10_000)
     rest = send_all(made, 10_000)
-    assert [(item.payload, item.base_sequence) for item in rest] == [(12, 14), (2, 20)]
+    assert [(item.number, item.base_sequence) for item in rest] == [(12, 14), (2, 20)]
 
 
 def test_out_of_order_first_batch_asks_for_a_new_identity() -> None:
@@ -224,7 +232,7 @@ def test_batch_acknowledged_ahead_keeps_its_place_in_the_count() -> None:
 def test_withdrawal_leaves_what_was_sent_and_what_stands_before_it() -> None:
     made = confirmed(8)
     send_all(made)
-    assert made.withdraw(lambda payload: payload % 2 == 0) == [6, 8]
+    assert [item.number for item in made.withdraw(lambda item: item.number % 2 == 0)] == [6, 8]
     assert len(made) == 6
 
 
@@ -240,14 +248,14 @@ def test_sequence_wraps() -> None:
 def test_batch_behind_a_refused_one_leaves_when_nobody_wants_it() -> None:
     made = confirmed(3)
     first, second, third = send_all(made)
-    gone: list[int] = []
+    gone: list[Numbered] = []
     made.answered(
         first,
         Outcome.REFUSED,
         0,
-        on_refused=lambda _: gone.extend(made.withdraw(lambda payload: payload == 2)),
+        on_refused=lambda _: gone.extend(made.withdraw(lambda item: item is second)),
     )
-    assert gone == [2]
+    assert gone == [second]
     assert made.answered(second, Outcome.OUT_OF_ORDER, 0) is Outcome.REFUSED
     made.answered(third, Outcome.OUT_OF_ORDER, 0)
     assert send_all(made, 10_000) == [third]
@@ -269,12 +277,12 @@ def test_only_what_was_sent_before_is_sent_again_when_asked_so() -> None:
 
 def test_replayed_data_goes_one_by_one() -> None:
     """The target may forget its producer at any moment, and would then take a later one first."""
-    made: TargetLane[int] = TargetLane(Identity(7, 0))
+    made: TargetLane[Numbered] = TargetLane(Identity(7, 0))
     for number, is_replayed in enumerate((False, True, True, False, False, False, True, False)):
-        made.enqueue(number, 10, 100, is_replayed=is_replayed)
+        made.enqueue(Numbered(number, is_replayed=is_replayed))
     together = []
     while sent := send_all(made):
-        together.append([item.payload for item in sent])
+        together.append([item.number for item in sent])
         for item in sent:
             made.answered(item, Outcome.ACKNOWLEDGED, 0)
     assert together == [[0], [1], [2], [3], [4, 5, 6], [7]]

@@ -25,13 +25,12 @@ from millrace.mirror.topics.routes import SourcePartition, TargetPartition
 from tests.unit.mirror.lane_stage import (
     INTERVAL_MS,
     MIRROR,
-    LaneAround,
     Stage,
     Target,
     now_ms,
     position,
 )
-from tests.unit.mirror.pipeline_stage import ORIGIN, answer, batch
+from tests.unit.mirror.pipeline_stage import ORIGIN, Around, answer, batch, pipeline_of
 from tests.waiting import until_async as until
 
 EWR = SourcePartition("ewr", "flights", 0)
@@ -227,7 +226,9 @@ def test_own_partitions_are_in_the_transaction_also_of_a_partition_that_joins_la
             await until(lambda: stage.target.committed_count == 1)
             produce = stage.target.hold("produce")
             pipeline.accept(answer(batch(1, [300])))
-            await until(lambda: stage.lane.rules.phase is Phase.OPEN and stage.lane.rules.lets(TARGET))
+            await until(
+                lambda: stage.lane.rules.filling.phase is Phase.OPEN and stage.lane.rules.filling.lets(TARGET)
+            )
             await stage.rest()
             assert stage.keeper.map_of(JFK) != stage.keeper.map_of(EWR)
             joined = stage.joins(JFK, TARGET)
@@ -243,6 +244,39 @@ def test_own_partitions_are_in_the_transaction_also_of_a_partition_that_joins_la
     asyncio.run(story())
 
 
+def test_transaction_that_fills_up_within_a_request_takes_nothing_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        async with Stage(monkeypatch) as stage:
+            for each in stage.lane.rules.both:
+                each.allowance = 1
+            stage.target.hold("produce")
+            for partition, target in ((EWR, TARGET), (JFK, ELSEWHERE)):
+                pipeline = stage.joins(partition, target)
+                pipeline.ready(0, -1, ORIGIN)
+                pipeline.accept(answer(batch(0, [9])))
+            await until(lambda: any(lane.in_flight for lane in stage.lane.sink._lanes.values()))
+            await stage.rest()
+            assert [lane.in_flight for lane in stage.lane.sink._lanes.values()] == [1, 0]
+
+    asyncio.run(story())
+
+
+def test_partition_that_has_left_is_nothing_to_its_lane_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its look at a log, or the write of its position, may come to an end after that."""
+
+    async def story() -> None:
+        async with Stage(monkeypatch) as stage:
+            pipeline = stage.joins(EWR, TARGET)
+            pipeline.ready(0, -1, ORIGIN)
+            stage.leaves(pipeline)
+            pipeline.position_written(position(0))
+            assert stage.lane._moved == set()
+
+    asyncio.run(story())
+
+
 # --- several lanes ----------------------------------------------------------------------------------
 
 
@@ -254,12 +288,12 @@ def test_lanes_that_all_partitions_have_left_are_used_again(monkeypatch: pytest.
         cluster: Any = target
         config: Any = SimpleNamespace(name=MIRROR, lanes=2, group_id="g", position_interval_ms=INTERVAL_MS)
         delivery = ExactlyOnce(config, cluster, target.keeper(), now_ms)
-        around = LaneAround(delivery.moved)
+        around = Around()
 
         def assigned(number: int) -> PartitionPipeline:
             partition = SourcePartition("ewr", "flights", number)
             sink = delivery.sink_of(partition)
-            pipeline = PartitionPipeline(partition, TargetPartition("flights", number), sink, around)
+            pipeline = pipeline_of(partition, TargetPartition("flights", number), sink, around)
             delivery.began(pipeline)
             pipeline.ready(0, -1, ORIGIN)
             return pipeline

@@ -1,41 +1,29 @@
-"""What a look at the log may say of a batch for which nothing in its answer speaks, and what it costs.
-
-Only what a source gives speaks for a batch or against it: no error does, in neither direction.
-"""
+"""What a look at the log may say of a batch for which nothing in its answer speaks, and what it costs."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from millrace.broker.client.raw_fetch import FetchedPartition, FetchPosition
-from millrace.broker.errors import (
-    CorruptMessage,
-    KafkaStorageError,
-    NotLeaderOrFollower,
-    OffsetOutOfRange,
-    UnknownServerError,
-)
+from millrace.mirror import pipeline as pipeline_module
 from millrace.mirror.batches.coalesce import BatchWalk
 from millrace.mirror.batches.placement import reaching
 from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.sources import survey as survey_module
-from millrace.mirror.sources.doubt import Found, Question
-from millrace.mirror.sources.survey import MAX_UNREADABLE
+from millrace.mirror.sources.doubt import MAX_REFUSALS, TOLD_DAMAGE_LASTS_MS, Found, Question
 from millrace.mirror.steady import steady_ms
 from millrace.mirror.topics.routes import SourcePartition
+from tests.unit.mirror.look_stage import lone, told
 from tests.unit.mirror.old_entries import entry
 from tests.unit.mirror.pipeline_stage import answer, batch, started
 from tests.unit.mirror.source_stage import OLD, Source, look, surveyor_of
 from tests.unit.mirror.test_batches_without_neighbours import (
-    CompactedMeanwhile,
     IndexedLog,
     in_files,
-    indexed_log_of,
 )
 from tests.unit.mirror.test_misplaced_batches import (
     LARGE,
@@ -47,138 +35,6 @@ from tests.unit.mirror.test_misplaced_batches import (
     log_of,
     missing,
 )
-
-Looked = Callable[[FetchPosition, FetchedPartition], FetchedPartition]
-ERRORS = (CorruptMessage, KafkaStorageError, UnknownServerError, NotLeaderOrFollower, OffsetOutOfRange)
-
-
-def refused(given: FetchedPartition, code: int) -> FetchedPartition:
-    nothing = memoryview(b"")
-    return replace(given, error_code=code, high_watermark=-1, last_stable_offset=-1, records=nothing)
-
-
-def refusing(code: int | None, numbers: Collection[int]) -> Looked:
-    """Looks with these numbers are answered with an error, or (None) with nothing; the first has number 0."""
-    count = -1
-
-    def looked(_asked: FetchPosition, given: FetchedPartition) -> FetchedPartition:
-        nonlocal count
-        count += 1
-        if count not in numbers:
-            return given
-        return replace(given, records=memoryview(b"")) if code is None else refused(given, code)
-
-    return looked
-
-
-def told(events: list[tuple[int, int, str]]) -> set[int]:
-    return {offset for first, following, _ in events for offset in range(first, following)}
-
-
-def lone(log: Log) -> Log:
-    log.most_given = 1
-    return log
-
-
-@pytest.mark.parametrize("error", [*ERRORS, None])
-def test_error_at_a_look_does_not_speak_for_a_batch(
-    monkeypatch: pytest.MonkeyPatch, error: type[Any] | None
-) -> None:
-    """The leader moves, say, while it is asked what it has where the batch claims to lie."""
-    code = error.code if error is not None else None
-    for number, claimed in ((1, 3 ^ 16), (1, 3 ^ 4), (3, 8 ^ 4), (8, 16 ^ 1)):
-        for numbers in ([0], [1], [2], [3], [0, 1], [1, 2], [0, 2], range(3), range(9)):
-            log = lone(indexed_log_of(LARGE))
-            log.claim(number, claimed)
-            found, around = asyncio.run(carried(log, monkeypatch, looked=refusing(code, numbers)))
-            lost = missing(log, found)
-            assert lost <= told(around.events), f"lost in silence: {lost}, {numbers}"
-            assert all(offset == true for offset, true in found.items() if true not in log.true[number])
-
-
-@pytest.mark.parametrize("error", [*ERRORS, None])
-def test_error_at_a_look_makes_no_gap_of_a_hole(
-    monkeypatch: pytest.MonkeyPatch, error: type[Any] | None
-) -> None:
-    code = error.code if error is not None else None
-    for made in (log_of, indexed_log_of):
-        for numbers in ([0], [1], [2], [3], [4], range(2), range(5), range(0, 20, 2), range(1, 20, 2)):
-            log = lone(made(LARGE))
-            found, around = asyncio.run(carried(log, monkeypatch, looked=refusing(code, numbers)))
-            assert (around.events, missing(log, found)) == ([], set())
-            assert all(offset == true for offset, true in found.items())
-
-
-@pytest.mark.parametrize("error", [CorruptMessage, KafkaStorageError, None])
-@pytest.mark.parametrize("count", range(1, 7))
-def test_error_at_a_look_widens_no_gap(
-    monkeypatch: pytest.MonkeyPatch, count: int, error: type[Any] | None
-) -> None:
-    """What lies behind damage could not be read for so many answers."""
-    log = Log(40)
-    for offset in range(40):
-        log.add(range(offset, offset + 1), LARGE)
-    log.batches[9][-1] ^= 1
-    code = error.code if error is not None else None
-    looked = refusing(code, range(1, 1 + count))
-    found, around = asyncio.run(carried(lone(log), monkeypatch, looked=looked))
-    assert around.events == [(9, 10, "corrupt")]
-    assert found == {offset: offset for offset in range(40) if offset != 9}
-
-
-def test_error_at_a_look_makes_no_gap_of_a_batch_that_was_compacted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What is there now is not what was fetched, and then nothing is given."""
-    for code in (CorruptMessage.code, NotLeaderOrFollower.code):
-        for at in range(6):
-            for numbers in ([2], [3], [2, 3], [4], [3, 4, 5, 6]):
-                log = CompactedMeanwhile(24)
-                log.at = at
-                log.batches, log.true = log_of(LARGE).batches, log_of(LARGE).true
-                found, around = asyncio.run(carried(lone(log), monkeypatch, looked=refusing(code, numbers)))
-                assert around.events == []
-                assert missing(log, found) <= set(range(8, 10))
-
-
-def test_error_at_a_look_makes_no_gap_of_what_the_wire_has_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Wire(Log):
-        damages = 3
-
-        def answer(self, offset: int, max_bytes: int = 1 << 20) -> FetchedPartition:
-            given = super().answer(offset, max_bytes)
-            if self.damages:
-                self.damages -= 1
-                given.records[70] ^= 1
-            return given
-
-    for code in (CorruptMessage.code, UnknownServerError.code):
-        log = Wire(24)
-        whole = log_of(SMALL)
-        log.batches, log.true = whole.batches, whole.true
-        found, around = asyncio.run(carried(log, monkeypatch, looked=refusing(code, [0])))
-        assert (around.events, missing(log, found)) == ([], set())
-
-
-@pytest.mark.parametrize("at", [7, 25, 70])
-def test_wire_fault_at_a_look_makes_no_gap_of_a_hole(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
-    """In what no checksum covers, in the header, and in a record."""
-    for most_given in (1, 1 << 20):
-        for number in range(8):
-            count = -1
-
-            def looked(_asked: FetchPosition, given: FetchedPartition, number: int = number) -> Any:
-                nonlocal count
-                count += 1
-                if count == number and len(given.records) > at:
-                    given.records[at] ^= 4
-                return given
-
-            log = in_files(LARGE, 3, 4, 8)
-            log.most_given = most_given
-            found, around = asyncio.run(carried(log, monkeypatch, 1, looked=looked))
-            assert (around.events, missing(log, found)) == ([], set()), number
-            assert all(offset == true for offset, true in found.items())
 
 
 def test_lone_batch_beyond_the_end_is_damage_also_where_one_is_known_to_be_misplaced() -> None:
@@ -439,7 +295,10 @@ def test_lone_batch_before_a_hole_that_reaches_the_end_of_the_log_is_carried(
 
         monkeypatch.setattr(survey_module, "fetch", fetch)
         surveyor, found = surveyor_of(Source(latest=24)), dict[int, int]()
-        for _ in range(MAX_UNREADABLE + 4):
+        now_ms = 0
+        monkeypatch.setattr(pipeline_module, "steady_ms", lambda: now_ms)
+        for _ in range(MAX_REFUSALS + 4):
+            now_ms += TOLD_DAMAGE_LASTS_MS // MAX_REFUSALS + 1
             pipeline.accept(log.answer(pipeline.progress.fetch_offset))
             await look(surveyor, pipeline)
             collect(target, found)
@@ -447,64 +306,6 @@ def test_lone_batch_before_a_hole_that_reaches_the_end_of_the_log_is_carried(
         return found
 
     assert asyncio.run(story()) == {0: 0, 1: 1, 2: 2, 5: 5}
-
-
-def test_damage_behind_a_lone_batch_does_not_hold_it_up_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    def looked(asked: FetchPosition, given: FetchedPartition) -> FetchedPartition:
-        return refused(given, CorruptMessage.code) if asked.offset == 10 else given
-
-    log = lone(log_of(LARGE))
-    found, around = asyncio.run(carried(log, monkeypatch, looked=looked))
-    assert (around.events, missing(log, found)) == ([], set())
-
-
-def test_what_was_unreadable_behind_a_lone_batch_is_asked_for_again_before_it_is_passed_over(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The batch claims offsets of those behind it, and the one that says so could not be read, as often as
-    counts, until just then. What is farther behind says nothing against the claim."""
-    log = Log(24)
-    for offset in range(0, 24, 2):
-        log.add(range(offset, offset + 2), LARGE)
-    claimed = 9
-    lone(log).claim(3, claimed)
-    asked_behind = 0
-
-    def looked(asked: FetchPosition, given: FetchedPartition) -> FetchedPartition:
-        nonlocal asked_behind
-        asked_behind += asked.offset == claimed + 2
-        was_unreadable = asked.offset == claimed + 2 and asked_behind <= MAX_UNREADABLE + 1
-        return refused(given, CorruptMessage.code) if was_unreadable else given
-
-    found, around = asyncio.run(carried(log, monkeypatch, looked=looked))
-    assert asked_behind > MAX_UNREADABLE + 1
-    lost = set(range(24)) - set(found.values())
-    assert lost <= told(around.events), f"lost in silence: {lost - told(around.events)}"
-
-
-@pytest.mark.parametrize("error", [CorruptMessage, UnknownServerError])
-def test_errors_behind_a_lone_batch_are_no_word_of_it_however_often_they_come(
-    monkeypatch: pytest.MonkeyPatch, error: type[Any]
-) -> None:
-    async def story() -> None:
-        log = lone(log_of(LARGE))
-
-        async def fetch(*given: Any, **_: Any) -> list[FetchedPartition]:
-            (asked,) = given[2].values()
-            answered = log.answer(asked.offset)
-            return [refused(answered, error.code) if asked.offset >= 10 else answered]
-
-        monkeypatch.setattr(survey_module, "fetch", fetch)
-        pipeline, target, around = started(GapClass.CORRUPT, began=6)
-        surveyor = surveyor_of(Source(latest=24))
-        for _ in range(3 * MAX_UNREADABLE):
-            pipeline.accept(log.answer(6))
-            assert await look(surveyor, pipeline)
-        assert (target.offsets(), around.events, pipeline.gap) == ([], [], None)
-        assert "to look at it fails" in pipeline.doubt.reason, "which becomes its trouble"
-        assert not pipeline.wants_fetch(steady_ms(), 1 << 20), "with a pause"
-
-    asyncio.run(story())
 
 
 def test_old_message_that_lies_before_what_was_asked_for_is_not_waited_for() -> None:
@@ -563,7 +364,7 @@ def test_partition_that_gets_nothing_needs_no_answer_for_itself() -> None:
     asyncio.run(story())
 
 
-def test_healthy_lone_batch_costs_two_fetches_and_two_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_healthy_lone_batch_costs_two_fetches_and_three_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
 
     def looked(asked: FetchPosition, given: FetchedPartition) -> FetchedPartition:
@@ -576,12 +377,12 @@ def test_healthy_lone_batch_costs_two_fetches_and_two_looks(monkeypatch: pytest.
     log.end = 59
     found, around = asyncio.run(carried(lone(log), monkeypatch, looked=looked))
     assert around.events == [] and len(found) == 20
-    assert len(looks) <= 2 * len(found)
-    # Where the source gives what follows, that says it at once.
+    assert len(looks) <= 3 * len(found)
+    # Where the source gives what follows, that says it at once; what stands before is asked for all the same.
     looks.clear()
     log = in_files(LARGE, 3)
     asyncio.run(carried(log, monkeypatch, 1, looked=looked))
-    assert len(looks) <= 2
+    assert looks == [9, 4, 19, 14]
 
 
 def test_looks_are_spent_of_the_limit_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:

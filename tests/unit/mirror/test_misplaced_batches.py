@@ -16,6 +16,7 @@ from millrace.broker.client.raw_fetch import FetchedPartition, FetchPosition
 from millrace.broker.protocol.batch import parse_header, stamp_offset_and_epoch
 from millrace.broker.protocol.control_records import build_marker
 from millrace.broker.protocol.records import Record, build_batch, read_records
+from millrace.mirror import pipeline as pipeline_module
 from millrace.mirror.batches.coalesce import BatchWalk
 from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.pipeline import State
@@ -113,6 +114,8 @@ def log_of(size: int) -> Log:
     return log
 
 
+TURN_MS = 1_000
+"""Between two answers that are carried."""
 MARKER = 5
 BESIDE_HOLES = {2, 3, 7, 8}
 
@@ -139,7 +142,10 @@ async def carried(
     monkeypatch.setattr(survey_module, "fetch", fetch)
     surveyor = surveyor_of(source)
     found: dict[int, int] = {}
+    now_ms = 0
+    monkeypatch.setattr(pipeline_module, "steady_ms", lambda: now_ms)
     for _ in range(200):
+        now_ms += TURN_MS
         if pipeline.progress.settled_position >= log.end:
             break
         if pipeline.state is State.RUNNING:

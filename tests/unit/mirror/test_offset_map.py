@@ -10,7 +10,6 @@ from millrace.broker.errors import UnreadableRecord
 from millrace.mirror.offsets import map_upkeep
 from millrace.mirror.offsets.map_upkeep import MAX_CHUNK_SIZE, WORTH_JOINING, plan_upkeep
 from millrace.mirror.offsets.offset_map import (
-    MAP_PARTITIONS,
     MAX_TAIL_SIZE,
     Chunk,
     ChunkKey,
@@ -24,6 +23,7 @@ from millrace.mirror.offsets.offset_map import (
 )
 from millrace.mirror.offsets.offset_runs import OffsetRuns
 from millrace.mirror.offsets.translation import Answer, PartitionMap, Translation
+from millrace.mirror.topics.own_topics import OFFSET_MAP
 from millrace.mirror.topics.routes import SourcePartition
 
 PARTITION = SourcePartition("ewr", "flights", 7)
@@ -119,9 +119,10 @@ def test_runs_that_were_cut_off_say_so() -> None:
 
 
 def test_all_partitions_of_a_topic_are_in_one_partition_of_the_map() -> None:
-    places = {map_partition(SourcePartition("ewr", "flights", n), MAP_PARTITIONS) for n in range(50)}
+    places = {map_partition(SourcePartition("ewr", "flights", n), OFFSET_MAP.partitions) for n in range(50)}
     assert places == {2}  # for good: records that are there stay there
-    assert len({map_partition(SourcePartition("ewr", f"t{n}", 0), MAP_PARTITIONS) for n in range(50)}) == 4
+    places = {map_partition(SourcePartition("ewr", f"t{n}", 0), OFFSET_MAP.partitions) for n in range(50)}
+    assert len(places) == 4
 
 
 # --- writing -------------------------------------------------------------------------------------------

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from millrace.broker.errors import InvalidTimestamp, RecordTooLarge
 from millrace.mirror.gaps.gaps import GapClass
-from millrace.mirror.pipeline import PartitionPipeline, State
-from tests.unit.mirror.pipeline_stage import ORIGIN, SECOND, answer, batch, started
+from millrace.mirror.pipeline import State
+from tests.unit.mirror.pipeline_stage import ORIGIN, SECOND, answer, batch, pipeline_of, started
 
 
 def test_paused_partition_fetches_nothing_and_what_is_under_way_arrives() -> None:
@@ -47,8 +46,7 @@ def test_pause_outlives_a_start_a_drain_and_a_gap() -> None:
         pipeline.skip_gap()
         await around.rest()
         assert (pipeline.state, pipeline.progress.position) == (State.PAUSED, 5)
-        sink: Any = target
-        other = PartitionPipeline(pipeline.partition, pipeline.target, sink, around)
+        other = pipeline_of(pipeline.partition, pipeline.target, target, around)
         other.pause()
         assert other.state is State.STARTING
         other.ready(3, -1, ORIGIN)

@@ -113,3 +113,13 @@ def test_position_says_what_was_known_of_the_log() -> None:
         assert (position.next_offset, position.log_end, position.waiting_since_ms) == (2, 4, SECOND + 5)
 
     asyncio.run(story())
+
+
+def test_what_the_target_has_taken_is_counted_and_is_the_load_of_its_worker() -> None:
+    pipeline, target, around = started()
+    made = batch(0, [9, 9])
+    pipeline.accept(answer(made))
+    assert (around.delivered, around.load) == ([], [])
+    target.acknowledge()
+    assert around.delivered == [(pipeline.partition, 2, len(made))]
+    assert around.load == [(pipeline.partition, len(made))]

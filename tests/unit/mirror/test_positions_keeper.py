@@ -12,22 +12,13 @@ import pytest
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.mirror.config import parse_config
-from millrace.mirror.control.wishes import CONTROL_TOPIC_CONFIGS
 from millrace.mirror.delivery import positions_keeper
 from millrace.mirror.delivery.at_least_once import AtLeastOnce
-from millrace.mirror.delivery.beginnings import STARTS_TOPIC_CONFIGS
-from millrace.mirror.delivery.checkpoints import (
-    LOST,
-    POSITIONS_TOPIC_CONFIGS,
-    Position,
-    Positions,
-    encode_key,
-    encode_records,
-)
+from millrace.mirror.delivery.checkpoints import LOST, Position, Positions, encode_key, encode_records
 from millrace.mirror.delivery.positions_keeper import PositionsKeeper
-from millrace.mirror.offsets.offset_map import OFFSETS_TOPIC_CONFIGS, offsets_topic
-from millrace.mirror.topics.route_records import ROUTES_TOPIC_CONFIGS
-from millrace.mirror.topics.routes import SourcePartition, positions_topic
+from millrace.mirror.topics.internal_topics import why_internal
+from millrace.mirror.topics.own_topics import OFFSET_MAP, OWN_TOPICS, POSITIONS, OwnTopic
+from millrace.mirror.topics.routes import SourcePartition
 from tests.unit.client.test_read_to_end import Topic
 from tests.unit.mirror.pipeline_stage import ORIGIN, answer, batch, started
 
@@ -53,7 +44,7 @@ def on_record(offset: int, next_offset: int) -> bytes:
 
 def test_positions_of_an_open_transaction_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be about to be committed: who went on at the position before it would carry it all again."""
-    topic = Topic({0: on_record(0, 10), 1: on_record(1, 20)}, 0, 2, positions_topic(CONFIG.name))
+    topic = Topic({0: on_record(0, 10), 1: on_record(1, 20)}, 0, 2, POSITIONS.of(CONFIG.name))
     topic.stable_ends = [1, 1, 1, 1, 2]
 
     async def read() -> Positions:
@@ -108,21 +99,20 @@ def test_of_a_key_that_was_written_often_the_newest_record_alone_is_decoded(
     assert len(decoded) == 4
 
 
-@pytest.mark.parametrize(
-    "configs",
-    [
-        POSITIONS_TOPIC_CONFIGS,
-        STARTS_TOPIC_CONFIGS,
-        ROUTES_TOPIC_CONFIGS,
-        CONTROL_TOPIC_CONFIGS,
-        OFFSETS_TOPIC_CONFIGS,
-    ],
-)
-def test_topics_that_are_read_as_tables_are_compacted_early(configs: dict[str, str]) -> None:
+@pytest.mark.parametrize("topic", OWN_TOPICS)
+def test_topics_that_are_read_as_tables_are_compacted_early(topic: OwnTopic) -> None:
     """By a cluster's defaults a reader of the positions goes through a gigabyte that says one thing."""
-    assert configs["cleanup.policy"] == "compact"
-    assert int(configs["segment.bytes"]) <= 32 << 20
-    assert float(configs["min.cleanable.dirty.ratio"]) <= 0.1
+    assert topic.configs["cleanup.policy"] == "compact"
+    assert int(topic.configs["segment.bytes"]) <= 32 << 20
+    assert float(topic.configs["min.cleanable.dirty.ratio"]) <= 0.1
+
+
+def test_own_topics_have_their_names_for_good_and_are_never_carried() -> None:
+    """What is on record under another name would be lost; no mirror may go by another's records."""
+    names = {topic.of("m") for topic in OWN_TOPICS}
+    assert names == {f"millrace.{kind}.m" for kind in ("positions", "starts", "routes", "control", "offsets")}
+    assert [name for name in names if why_internal(name) is None] == []
+    assert why_internal("millrace.audit") is None, "what the audit is told goes to the aggregate"
 
 
 def test_at_least_once_the_offset_map_is_on_record_before_the_position() -> None:
@@ -142,4 +132,4 @@ def test_at_least_once_the_offset_map_is_on_record_before_the_position() -> None
             await delivery.settle([pipeline])
 
     asyncio.run(story())
-    assert written == [offsets_topic(CONFIG.name), positions_topic(CONFIG.name)]
+    assert written == [OFFSET_MAP.of(CONFIG.name), POSITIONS.of(CONFIG.name)]

@@ -9,7 +9,7 @@ import pytest
 from millrace.mirror.config import parse_config
 from millrace.mirror.delivery import positions_keeper
 from millrace.mirror.delivery.positions_keeper import PositionsKeeper
-from millrace.mirror.topics.routes import positions_topic
+from millrace.mirror.topics.own_topics import POSITIONS
 from tests.unit.client.test_open_transactions import Brokers
 from tests.waiting import until_async as until
 
@@ -20,7 +20,7 @@ CONFIG = parse_config(
         "sources": [{"cluster": "ewr", "bootstrap": ["127.0.0.1:2"], "topics": {"include": ["flights"]}}],
     }
 )
-TOPIC = positions_topic("aggregate")
+TOPIC = POSITIONS.of("aggregate")
 
 
 def told(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> str:

@@ -15,10 +15,11 @@ from millrace.broker.client.metadata import ClusterMetadata
 from millrace.mirror.config import parse_config
 from millrace.mirror.delivery.system_records import SystemRecords
 from millrace.mirror.topics import route_guard
+from millrace.mirror.topics.own_topics import ROUTES
 from millrace.mirror.topics.proposals import DEAD_AFTER_MS
 from millrace.mirror.topics.route_guard import TOLD_AT_ONCE, RouteGuard
 from millrace.mirror.topics.route_records import WITHDRAWN, RouteKey, encode_key, encode_value, read_routes
-from millrace.mirror.topics.routes import Route, routes_topic
+from millrace.mirror.topics.routes import Route
 from tests.waiting import patience
 
 BACK = {("agg", "flights"): Route("id-agg", "flights", "id-ewr", "flights", "back", 5)}
@@ -29,7 +30,7 @@ class FakeCluster:
         self.name = name
 
     async def metadata(self, topics: Sequence[str] | None = None, *, max_age_ms: float = 0) -> Any:
-        tells = cast(Any, {routes_topic("back"): None})
+        tells = cast(Any, {ROUTES.of("back"): None})
         return ClusterMetadata(f"id-{self.name}", 0, {}, tells)
 
 
@@ -49,7 +50,7 @@ class Clusters:
     async def write(
         self, topic: str, records: Sequence[tuple[bytes, bytes | None]], *, configs: Mapping[str, str]
     ) -> None:
-        assert topic == routes_topic("there")
+        assert topic == ROUTES.of("there")
         await asyncio.sleep(0)
         self.told += records
 

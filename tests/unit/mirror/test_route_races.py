@@ -25,10 +25,11 @@ from millrace.broker.errors import RequestTimedOut
 from millrace.mirror.config import parse_config
 from millrace.mirror.delivery.system_records import SystemRecords
 from millrace.mirror.topics import route_guard, routes
+from millrace.mirror.topics.own_topics import ROUTES
 from millrace.mirror.topics.proposals import DEAD_AFTER_MS, LEASE_MS, RENEW_AFTER_MS, Leases, ProposalWatch
 from millrace.mirror.topics.route_guard import RouteGuard
 from millrace.mirror.topics.route_records import RouteKey, encode_key, encode_value, read_routes
-from millrace.mirror.topics.routes import Answer, KnownRoutes, Loop, Route, routes_topic
+from millrace.mirror.topics.routes import Answer, KnownRoutes, Loop, Route
 from tests import seeds
 
 HISTORIES = seeds.runs(2000)
@@ -108,7 +109,7 @@ class Place:
 
     async def metadata(self, _topics: Sequence[str] | None = None, *, max_age_ms: float = 0) -> Any:
         (writer,) = (mirror for mirror, (_, target) in ENDS.items() if target == self.name)
-        tells = cast(Any, {routes_topic(writer): None})
+        tells = cast(Any, {ROUTES.of(writer): None})
         return ClusterMetadata(self.name, 0, {}, tells)
 
 

@@ -12,8 +12,9 @@ from millrace.broker.client.raw_produce import ProduceOutcome
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.mirror.delivery import sink as sink_module
 from millrace.mirror.delivery.lane import REPLAYED_AFTER_MS, Identity
+from millrace.mirror.delivery.outgoing import Outgoing
 from millrace.mirror.delivery.progress import Span
-from millrace.mirror.delivery.sink import Outgoing, Sink
+from millrace.mirror.delivery.sink import Sink
 from millrace.mirror.topics.routes import TargetPartition
 from tests.waiting import until_async
 
@@ -25,8 +26,9 @@ def make_sink() -> Sink:
         return SimpleNamespace(leader=lambda *_: 1)
 
     cluster: Any = SimpleNamespace(metadata=metadata, close_purpose=lambda _: None)
-    transaction: Any = SimpleNamespace(lets=lambda _: True, only_again=False, sent=lambda *_: None)
-    sink = Sink(cluster, lambda: 0, transaction=transaction, transactional_id="m.0", wake=lambda: None)
+    filling = SimpleNamespace(lets=lambda _: True, only_again=False, sent=lambda *_: None)
+    alternation: Any = SimpleNamespace(filling=filling)
+    sink = Sink(cluster, lambda: 0, alternation=alternation, transactional_id="m.0", wake=lambda: None)
     sink.renew(Identity(7, 0))
     return sink
 
@@ -79,7 +81,7 @@ def test_batch_is_replayed_by_its_newest_timestamp_where_no_transaction_keeps_it
         sink = make_sink()
         sink._now_ms = lambda: 2 * REPLAYED_AFTER_MS
         if not is_transactional:
-            sink._transaction = None
+            sink._alternation = None
         batch = memoryview(build_batch([Record(b"k", b"v", (), timestamp_ms)]))
         span = Span(0, 1, 1, len(batch), -1)
         sink.enqueue(TARGET, Outgoing(batch, [0], span, SimpleNamespace(), 0, "seen"))  # type: ignore[arg-type]

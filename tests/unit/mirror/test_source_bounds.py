@@ -18,7 +18,7 @@ from tests.unit.mirror.source_stage import NEW, OLD, Source, logs_of, pipeline_a
 def begun(source: Source, known: Position, **more: Any) -> Any:
     pipeline = pipeline_at(0, state=State.STARTING)
 
-    def ready(offset: int, epoch: int, origin: Origin, began: int) -> None:
+    def ready(offset: int, epoch: int, origin: Origin, began: int, _at_ms: int = -1) -> None:
         pipeline.began, pipeline.first = (offset, epoch, origin), began
         pipeline.state = State.RUNNING
 

@@ -28,14 +28,13 @@ from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.sources import source as source_module
 from millrace.mirror.sources import source_logs as logs_module
 from millrace.mirror.sources import survey as survey_module
-from millrace.mirror.sources.doubt import TOLD_DAMAGE_LASTS_MS, Question
-from millrace.mirror.sources.survey import MAX_UNREADABLE
+from millrace.mirror.sources.doubt import MAX_REFUSALS, TOLD_DAMAGE_LASTS_MS, Question
 from millrace.mirror.steady import steady_ms
 from millrace.mirror.topics.routes import SourcePartition
+from tests.unit.mirror.look_stage import refused
 from tests.unit.mirror.pipeline_stage import ORIGIN, started
 from tests.unit.mirror.source_stage import OLD, Source, answered, pipeline_at, reader_of, surveyor_of, taken
 from tests.unit.mirror.test_batches_without_neighbours import IndexedLog
-from tests.unit.mirror.test_looks_at_lone_batches import refused
 from tests.unit.mirror.test_misplaced_batches import LARGE, MERGED_BELOW, SMALL, collect
 
 PARTITION = SourcePartition("ewr", "flights", 0)
@@ -128,8 +127,8 @@ def test_store_that_is_away_makes_no_gap_however_long_and_what_it_has_is_carried
         log.goes_away(how)
         await history.passes(LONG_MS)
         assert (history.around.events, history.pipeline.gap, history.found) == ([], None, {})
-        if how is not NOTHING:
-            assert "the source refuses the fetch" in history.trouble()
+        said = "the source gives nothing at offset 0" if how is NOTHING else "the source refuses the fetch"
+        assert said in history.trouble()
         log.is_away = False
         await history.passes(LONG_MS, lambda: len(history.found) == END)
         assert history.found == {offset: offset for offset in range(END)}
@@ -232,7 +231,7 @@ def test_lone_batch_waits_for_what_lies_behind_it_while_the_store_is_away(
 
         monkeypatch.setattr(TieredLog, "answer", answer)
         await history.passes(LONG_MS)
-        assert history.looks > 2 * MAX_UNREADABLE
+        assert history.looks > 4 * MAX_REFUSALS
         assert (history.found, history.around.events) == ({offset: offset for offset in range(6)}, [])
         assert "to look at it fails" in history.trouble()
         log.away = 0

@@ -10,7 +10,7 @@ import pytest
 
 from millrace.broker.client.admin import ConfigValue
 from millrace.broker.client.cluster import Cluster
-from millrace.broker.errors import RecordTooLarge, TopicAuthorizationFailed
+from millrace.broker.errors import RecordTooLarge, RequestTimedOut, TopicAuthorizationFailed
 from millrace.mirror.checks.findings import Selected, settings
 from millrace.mirror.config import parse_config
 from millrace.mirror.gaps.gaps import GapClass
@@ -52,6 +52,28 @@ def test_limit_that_is_not_known_is_none(monkeypatch: pytest.MonkeyPatch) -> Non
     assert min(before, after) > LARGE
     before, after = limit_of(monkeypatch, {"max.message.bytes": ConfigValue("2000000", False)})
     assert (before > LARGE, after) == (True, 2_000_000)
+
+
+def test_limit_is_asked_for_until_the_target_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the try of a partition that is stopped at a gap would end in silence."""
+    answers = [RequestTimedOut("away"), {"flights": {"max.message.bytes": ConfigValue("2000000", False)}}]
+
+    async def describe(*_: object) -> Any:
+        found = answers.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    async def story() -> int:
+        async with Cluster("agg", ["127.0.0.1:1"]) as target:
+            topics = TargetTopics(CONFIG, target, lambda: 0, lambda: 0)
+            topics._partition_counts["flights"] = 1
+            await topics.refresh_limits("flights")
+            return topics.max_batch_size("flights")
+
+    monkeypatch.setattr(topics_module, "describe_topics_configs", describe)
+    monkeypatch.setattr(topics_module, "LIMITS_PAUSE_S", 0)
+    assert asyncio.run(story()) == 2_000_000
 
 
 def test_record_over_an_unknown_limit_is_the_targets_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:

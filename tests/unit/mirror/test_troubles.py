@@ -53,18 +53,18 @@ class Scene:
         self.sink: Any = self.worker.delivery.sink_of(WHERE)
         self.sink.is_connected = True
         self.sink._identity = Identity(1, 0)
-        target = self.worker._naming.target_partition(*WHERE)
-        self.pipeline = PartitionPipeline(WHERE, target, self.sink, self.worker)
+        target = self.worker.discovery.target_of(WHERE)
+        self.pipeline = PartitionPipeline(WHERE, target, self.sink, self.worker._shared, lambda _: None)
         self.pipeline.ready(0, -1, ORIGIN)
         self.worker.owned[WHERE] = self.pipeline
         self.reader = self.worker.readers["ewr"]
-        assert self.worker.is_ready()
+        assert self.worker.status.is_ready()
 
     def passes(self, ms: int) -> None:
         self.now_ms += ms
 
     def told(self) -> list[tuple[str, int | None, str, int]]:
-        status = self.worker.operators.status()
+        status = self.worker.status.document()
         StatusAnswer.model_validate(status)
         return [
             (each["topic"], each["partition"], each["reason"], each["since_ms"])
@@ -99,10 +99,10 @@ async def until_lasting(scene: Scene, reason: str, labels: str = LABELS) -> None
     ((topic, number, told, since_ms),) = scene.told()
     assert (topic, number, since_ms) == ("flights", partition, began_ms)
     assert reason in told
-    assert scene.worker.is_ready(), "a leader that moves is no trouble"
+    assert scene.worker.status.is_ready(), "a leader that moves is no trouble"
     scene.passes(LASTING_AFTER_MS)
-    assert not scene.worker.is_ready()
-    (line,) = scene.worker.waits_for()
+    assert not scene.worker.status.is_ready()
+    (line,) = scene.worker.status.waits_for()
     assert "for 30 s: " in line and reason in line
     assert scene.gauge("millrace_mirror_trouble_seconds") == {labels: LASTING_AFTER_MS / 1000}
 
@@ -117,7 +117,7 @@ def test_fetches_that_the_source_refuses_show_until_one_is_answered() -> None:
         assert scene.told()[0][3] == began_ms, "since the first of them"
         await taken(scene.reader, scene.pipeline, replace(answered(), topic="flights"))
         assert scene.told() == []
-        assert scene.worker.is_ready()
+        assert scene.worker.status.is_ready()
 
     with_scene(story)
 
@@ -134,7 +134,7 @@ def test_batches_that_the_target_refuses_show_until_one_is_taken() -> None:
         item = lane.next_to_send(1 << 40)
         scene.sink._answered(target, item, ProduceOutcome(0, 0), scene.now_ms)
         assert scene.told() == []
-        assert scene.worker.is_ready()
+        assert scene.worker.status.is_ready()
 
     with_scene(story)
 
@@ -157,17 +157,17 @@ def test_topic_that_the_target_does_not_take_shows_until_it_does(monkeypatch: py
         monkeypatch.setattr(topics_module, "create_topic", refuse)
         topic = TopicMetadata("flights", ORIGIN.topic_id, False, {})
         wanted = [WantedTopic(topic, "flights", 1)]
-        await scene.worker._topics.ensure(scene.source, wanted)
+        await scene.worker.discovery.topics.ensure(scene.source, wanted)
         await until_lasting(
             scene, "the target has not taken flights: no", '{partition="",source="ewr",topic="flights"}'
         )
         monkeypatch.setattr(topics_module, "create_topic", take)
-        await scene.worker._topics.ensure(scene.source, wanted)
+        await scene.worker.discovery.topics.ensure(scene.source, wanted)
         assert scene.told() == []
         monkeypatch.setattr(topics_module, "create_topic", refuse)
-        await scene.worker._topics.ensure(scene.source, wanted)
+        await scene.worker.discovery.topics.ensure(scene.source, wanted)
         assert scene.told() != []
-        await scene.worker._topics.ensure(scene.source, [])
+        await scene.worker.discovery.topics.ensure(scene.source, [])
         assert scene.told() == [], "it is not wanted any more"
 
     with_scene(story)
@@ -185,10 +185,31 @@ def test_transaction_that_nobody_ends_at_the_source_is_lag_and_trouble() -> None
         ((_, _, reason, since_ms),) = scene.told()
         assert "holds back what follows offset 4" in reason
         assert since_ms == began_ms
-        assert not scene.worker.is_ready()
+        assert not scene.worker.status.is_ready()
         empty = replace(held, records=memoryview(b""), last_stable_offset=10)
         scene.pipeline.accept(empty)
         assert scene.told() == []
+
+    with_scene(story)
+
+
+def test_source_that_gives_nothing_though_its_log_goes_on_is_trouble_until_it_gives() -> None:
+    async def story(scene: Scene) -> None:
+        nothing = replace(answered(), topic="flights")
+        began_ms = scene.now_ms
+        for ms in (0, 1, LASTING_AFTER_MS - 2):
+            scene.passes(ms)
+            await taken(scene.reader, scene.pipeline, nothing)
+            assert scene.told() == []
+        scene.passes(1)
+        await taken(scene.reader, scene.pipeline, nothing)
+        ((_, partition, reason, since_ms),) = scene.told()
+        assert (partition, since_ms) == (0, began_ms) and "gives nothing at offset 0" in reason
+        assert not scene.worker.status.is_ready()
+        assert scene.gauge("millrace_mirror_trouble_seconds") == {LABELS: LASTING_AFTER_MS / 1000}
+        given = replace(answer(batch(0, [5] * 4), end=4))
+        await taken(scene.reader, scene.pipeline, given)
+        assert scene.told() == [] and scene.worker.status.is_ready()
 
     with_scene(story)
 

@@ -41,7 +41,7 @@ def looks(trust: Trust) -> None:
     question = trust.take_question(4)
     assert question is not None and question.suspect is not None
     assert trust.take_question(4) is None, "one look at a time"
-    assert trust.looked(question, Found(is_in_order=True, mark=question.suspect.mark), 4)
+    assert trust.looked(question, Found(is_in_order=True, mark=question.suspect.mark), 4, 0)
 
 
 @pytest.mark.parametrize(("meanwhile", "is_taken"), [(nothing, False), (forgets, True), (looks, True)])
@@ -71,7 +71,7 @@ def test_what_a_look_found_is_nothing_once_the_offset_is_another() -> None:
     trust.at(4).refused(Unvouched("alone"), 0)
     question = trust.take_question(4)
     assert question is not None
-    assert not trust.looked(question, Found(5, misplaced_up_to=90), 7)
+    assert not trust.looked(question, Found(5, misplaced_up_to=90), 7, 0)
     assert taken(trust, answer(batch(7, [LARGE])), 7) == [7], "nor is one known to be misplaced"
 
 

@@ -120,7 +120,7 @@ def test_work_that_comes_late_to_a_deleted_log_changes_no_file(manager: LogManag
 
 def test_log_that_failed_and_was_deleted_leaves_the_next_of_its_name_alone(manager: LogManager) -> None:
     log = first(manager)
-    log._fail("a write could not be taken back", None)
+    log.health.fail("a write could not be taken back", None)
     assert KEY in manager.offline
     manager.delete(KEY)
     before = files(second(manager))

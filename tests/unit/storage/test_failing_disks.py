@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -22,6 +23,8 @@ from millrace.broker.protocol.batch import parse_header
 from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.storage import checkpoints
 from millrace.broker.storage.checkpoints import RECOVERY_POINT_CHECKPOINT
+from millrace.broker.storage.data_folder import PROBE_FILE
+from millrace.broker.storage.disk_room import QUIET_MS
 from millrace.broker.storage.log import Log
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
@@ -144,6 +147,45 @@ def test_full_disk_leaves_the_folder_in_use(
         assert caught.value.retriable
     assert not told
     assert append(log).base_offset == 2
+
+
+def test_folder_that_refuses_writes_is_told_once_and_when_it_takes_them_again(
+    two: tuple[LogManager, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager, _ = two
+    log, later = (manager.logs()["t", number] for number in (0, 2))
+    folder = log.directory.parent
+    assert later.directory.parent == folder
+    room = manager.rooms[folder]
+    assert (manager.look_at_room(0), room.is_refusing) == ([], False)
+    assert room.free_bytes is not None and room.free_bytes > 0
+    with monkeypatch.context() as patch:
+        patch.setattr(LogFile, "write", _raise(errno.ENOSPC))
+        for each in (log, later):
+            with pytest.raises(KafkaStorageError):
+                append(each)
+    (began,) = manager.look_at_room(1_000)
+    assert (began.folder, began.is_refusing, began.refusals) == (folder, True, 2)
+    assert "No space left on device" in began.reason and "\n" not in began.reason
+    assert [one.is_refusing for one in manager.rooms.values()].count(True) == 1, "the other folder's disk"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", _raise(errno.EDQUOT))
+        with pytest.raises(KafkaStorageError):
+            later.flush(0)
+    assert manager.look_at_room(2_000) == [], "it is said once"
+    assert manager.look_at_room(2_000 + QUIET_MS - 1) == [], "producers may not have tried again yet"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", _raise(errno.ENOSPC))
+        assert manager.look_at_room(3_000 + QUIET_MS) == [], "that nobody writes is no sign of room"
+    assert room.is_refusing
+    (ended,) = manager.look_at_room(4_000 + QUIET_MS)
+    assert (ended.folder, ended.is_refusing, ended.refusals) == (folder, False, 3)
+    assert not (folder / PROBE_FILE).exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints.os, "open", _raise(errno.ENOSPC))
+        made = manager.create_all({("new", number): True for number in range(2)}, topic_id=uuid4())
+    assert all(isinstance(each, KafkaStorageError) for each in made.values())
+    assert {change.is_refusing for change in manager.look_at_room(20_000)} == {True}, "a new count begins"
 
 
 def test_what_follows_a_refused_batch_of_a_producer_waits_for_it(

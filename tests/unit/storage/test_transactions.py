@@ -12,11 +12,13 @@ from millrace.broker.errors import (
     InvalidProducerEpoch,
     InvalidRecord,
     InvalidTxnState,
+    RecordListTooLarge,
     TransactionCoordinatorFenced,
 )
 from millrace.broker.protocol.batch import parse_header
 from millrace.broker.protocol.control_records import Marker, build_marker, control_type, parse_marker
 from millrace.broker.storage.log import Log
+from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.producer_state import _UNREPLICATED_COUNT, ProducerState
 from tests.stored_batches import batches_of
 
@@ -70,6 +72,27 @@ def test_aborted_transactions_have_kafka_s_file(open_log: OpenLog) -> None:
     assert log.aborted_transactions(6, END) == ()
     assert log.aborted_transactions(0, 3) == ((7, 2),)
     assert log.aborted_transactions(0, 2) == ()
+
+
+def test_marker_that_is_larger_than_a_segment_has_one_for_itself(open_log: OpenLog) -> None:
+    log = open_log()
+    begin(log, 7, 0)
+    begin(log, 8, 0)
+    log.config = LogConfig(segment_bytes=14)
+    with pytest.raises(RecordListTooLarge):
+        begin(log, 9, 0)
+    try:
+        markers = [end(log, 7, committed=False), end(log, 8, committed=True)]
+    except RecordListTooLarge as error:
+        pytest.fail(f"the transaction never ends: {error}")
+    assert markers == [2, 3]
+    assert log.last_stable_offset(4) == 4
+    assert log.aborted_transactions(0, END) == ((7, 0),)
+    assert [segment.base_offset for segment in log.segments] == [0, 2, 3]
+    log.close()
+    again = open_log(segment_bytes=14)
+    assert (again.end_offset, again.last_stable_offset(4), again.notes) == (4, 4, [])
+    assert [parse_header(batch).base_offset for batch in batches_of(again)] == [0, 1, 2, 3]
 
 
 def test_search_for_aborts_goes_on_into_later_segments(open_log: OpenLog) -> None:

@@ -105,9 +105,9 @@ def test_what_a_worker_waits_for_is_told_where_it_is_not_ready() -> None:
         wishes = "the wishes of operators have not been read yet"
         assert await told() == (f"not ready; {wishes}", [wishes])
         worker.operators.reader._ready.set()
-        worker._member._trouble = "cluster agg: no coordinator of group millrace-mirror.aggregate"
-        worker._keeper._trouble[worker] = "an open transaction"
-        seat = worker._member._trouble
+        worker.member._trouble = "cluster agg: no coordinator of group millrace-mirror.aggregate"
+        worker.keeper._trouble[worker] = "an open transaction"
+        seat = worker.member._trouble
         assert await told() == (f"not ready; {seat}; an open transaction", [seat, "an open transaction"])
 
     with_control(story)
@@ -149,7 +149,7 @@ def test_a_defect_of_a_handler_is_an_answer_and_no_end() -> None:
         def broken() -> dict[str, Any]:
             raise KeyError("a secret of the inside")
 
-        control._operators.status = broken  # type: ignore[method-assign]
+        worker.status.document = broken  # type: ignore[method-assign]
         answer = await get(control, "/status")
         assert answer.status == 500
         assert b"secret" not in answer.body
@@ -221,7 +221,7 @@ def test_status_has_nothing_that_is_not_described() -> None:
     async def story(control: Control, worker: Worker) -> None:
         description = json.loads((await get(control, "/openapi.json")).body)
         worker.operators.crew = Crew((Peer("gone", "http://127.0.0.1:1"),))
-        worker._guard.refused["ewr", "flights"] = "it would go round"
+        worker.discovery.guard.refused["ewr", "flights"] = "it would go round"
         group = {
             "source": "ewr",
             "group": "g",
@@ -230,7 +230,7 @@ def test_status_has_nothing_that_is_not_described() -> None:
             "committed": 0,
             "at_ms": 1,
         }
-        worker._group_sync.status = lambda: [group | {"reason": "away"}]  # type: ignore[method-assign]
+        worker.group_sync.status = lambda: [group | {"reason": "away"}]  # type: ignore[method-assign]
         status = json.loads((await get(control, "/status")).body)
         assert status["refused_topics"] and status["groups"]
         assert undescribed(description, "StatusAnswer", status) == []
@@ -335,7 +335,7 @@ def test_every_transaction_is_counted_once_and_alike_on_both_surfaces() -> None:
     async def story(control: Control, worker: Worker) -> None:
         assert isinstance(worker.delivery, ExactlyOnce)
         for seconds, committed in ((0.25, True), (0.5, True), (4.0, False)):
-            worker.delivery.transaction_ended(seconds, committed=committed)
+            worker.delivery._transaction_ended(seconds, committed)
         status = json.loads((await get(control, "/status")).body)["transactions"]
         metrics = (await get(control, "/metrics")).body.decode()
         found = {
@@ -360,9 +360,9 @@ def test_a_drained_worker_tells_of_no_route() -> None:
 
     async def story(control: Control, worker: Worker) -> None:
         assert worker._leads_if_known() is None
-        worker._stopping = True
+        worker.is_stopping = True
         assert worker._leads_if_known() is False
-        worker._stopping = False
+        worker.is_stopping = False
 
     with_control(story)
 
@@ -377,14 +377,14 @@ def test_what_is_delivered_weighs_in_the_claim_of_the_worker(monkeypatch: pytest
         monkeypatch.setattr(worker_module, "steady_ms", lambda: now_ms)
         worker.is_assigned = True
         worker.owned = dict.fromkeys((busy, idle))  # type: ignore[arg-type]
-        monkeypatch.setattr(worker._member, "rejoin", asked_again.set)
+        monkeypatch.setattr(worker.member, "rejoin", asked_again.set)
         sleep = asyncio.sleep
 
         async def pass_time(seconds: float) -> None:
             nonlocal now_ms
             await sleep(0)
             if worker._workload._meters:  # what is delivered before a partition is watched is not counted
-                worker.count_delivered(busy, 1, int(rate * seconds), "seen", 0.1)
+                worker._workload.add(busy, int(rate * seconds))
             now_ms += int(seconds * 1000)
             pauses.append(seconds)
 
