@@ -97,7 +97,7 @@ class Worker:
             RouteGuard(config, target, self._system, now_ms, leads=self._leads_if_known),
             TargetTopics(config, target, steady_ms, now_ms),
         )
-        keeper = self.keeper = PositionsKeeper(config, target)
+        keeper = self.keeper = PositionsKeeper(config, target, self._system)
         self.delivery: Delivery = (
             ExactlyOnce(config, target, keeper, now_ms, self.metrics.count_transaction)
             if config.delivery == "exactly_once"

@@ -58,16 +58,14 @@ async def read_topic_to_end(
     topic: str,
     *,
     read_committed: bool = True,
-    past_open: bool = False,
     since: Mapping[int, int] | None = None,
     until: Mapping[int, int] | None = None,
 ) -> AsyncIterator[TopicRecord]:
     """Every record of the topic up to the ends of its partitions at the time of the call.
 
-    With `read_committed` these are the last stable offsets: what is in an open transaction is left out. With
-    `past_open` they are the high watermarks, and the reading waits until every transaction that had written
-    below them is decided; only committed records are given. `since` {partition: offset} begins later, `until`
-    has the ends that the caller pinned before, of the partitions that it wants.
+    With `read_committed` these are the last stable offsets: what is in an open transaction is left out.
+    `since` {partition: offset} begins later. `until` has the ends that the caller pinned before, of the
+    partitions that it wants: every transaction that has written below them is waited for.
 
     In order within a partition, partitions mixed. CRCs are checked. Retries through leader changes and lost
     connections as long as the cluster answers at all within its request timeout; records are given once.
@@ -84,7 +82,7 @@ async def read_topic_to_end(
         ends = {key: until[key[1]] for key in partitions if key[1] in until}
     else:
         latest = dict.fromkeys(partitions, LATEST)
-        told = await cluster.list_offsets(latest, read_committed and not past_open)
+        told = await cluster.list_offsets(latest, read_committed)
         ends = {key: each.offset for key, each in told.items()}
     begins = await cluster.list_offsets(dict.fromkeys(partitions, EARLIEST))
     first = {key: max(begins[key].offset, (since or {}).get(key[1], 0)) for key in partitions}

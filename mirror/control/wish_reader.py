@@ -57,7 +57,7 @@ class WriteRecords(Protocol):
         *,
         partition_of: bytes | None = None,
         configs: Mapping[str, str],
-    ) -> Awaitable[None]: ...
+    ) -> Awaitable[object]: ...
 
 
 class WishReader:

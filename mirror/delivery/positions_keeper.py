@@ -1,16 +1,20 @@
 """The positions topic and the offset map's topic, as the worker's deliveries use them: made, read, encoded.
 
 Called by `at_least_once`, `exactly_once` and its lanes. Who writes when is theirs to say; here is what is
-written, where, and how it is read back: to the end that the topic had when the reading began, past every
-transaction that was open then. A transaction that its writer can still commit would otherwise be missed, and
-what it held carried twice. Usually it is over within its timeout; one that nobody ends holds up everything,
-so what is waited for is told (`trouble`), in the log at intervals.
+written, where, and how it is read back: up to a record that the reader itself has just put there, past every
+transaction that was open then.
+
+- The end that a broker tells may be too low: one that was replaced as leader, and does not know it, answers
+  as before. But it acknowledges no write for all in-sync replicas. So whatever was on record when the
+  reader's own record (the *barrier*) was written stands before that one.
+- A transaction that its writer can still commit would otherwise be missed, and what it held carried twice.
+  Usually it is over within its timeout; one that nobody ends holds up everything, so what is waited for is
+  told (`trouble`), in the log at intervals.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -42,6 +46,8 @@ READ_PAUSE_S = 0.2
 # The mirror's own transactions end within 15 s at the latest, by their timeout.
 TOLD_AFTER_S = 10.0
 TOLD_AGAIN_AFTER_S = 30.0
+# Of no partition, so nobody takes it for a position; a tombstone, so nothing of it stays.
+BARRIER: KeyAndValue = (b'{"barrier":1}', None)
 Records = list[KeyAndValue]
 
 
@@ -56,8 +62,9 @@ class Writing:
 class PositionsKeeper:
     """See the module's text. Holds no positions itself."""
 
-    def __init__(self, config: MirrorConfig, target: Cluster) -> None:
+    def __init__(self, config: MirrorConfig, target: Cluster, system: SystemRecords) -> None:
         self._target = target
+        self._system = system
         self._replication_factor = config.target.replication_factor
         self.positions = TargetPartition(POSITIONS.of(config.name), 0)
         self._offsets_topic = OFFSET_MAP.of(config.name)
@@ -102,6 +109,8 @@ class PositionsKeeper:
 
     async def _waits_for(self) -> str:
         topic, partition = self.positions.topic, self.positions.partition
+        if refused := self._system.refused.get(topic):
+            return f"{topic}-{partition} takes no record ({refused})"
         try:
             found = await open_transactions(self._target, topic, partition)
         except CLUSTER_FAILURES as error:
@@ -126,7 +135,9 @@ class PositionsKeeper:
             newest: dict[bytes | None, bytes | None] = {}
             try:
                 await self.make_topics()
-                async for record in read_topic_to_end(self._target, self.positions.topic, past_open=True):
+                topic = self.positions.topic
+                end = {self.positions.partition: await self._write([BARRIER])}
+                async for record in read_topic_to_end(self._target, topic, until=end):
                     newest.pop(record.key, None)
                     newest[record.key] = record.value
                 for key, value in newest.items():
@@ -152,10 +163,12 @@ class PositionsKeeper:
         if not lost:
             return
         log.error("the positions are gone", topic=self.positions.topic, partitions=len(lost))
-        system = SystemRecords(self._target, lambda: time.time_ns() // 1_000_000, self._replication_factor)
-        marks = [(encode_key(partition), LOST) for partition in sorted(lost)]
-        await system.write(self.positions.topic, marks, configs=POSITIONS.configs)
+        await self._write([(encode_key(partition), LOST) for partition in sorted(lost)])
         positions.unreadable |= lost
+
+    async def _write(self, records: Records) -> int:
+        """Outside of any transaction; gives the offset behind them."""
+        return await self._system.write(self.positions.topic, records, configs=POSITIONS.configs)
 
     def map_of(self, partition: SourcePartition) -> TargetPartition:
         """Where the offset map of a source partition is written."""

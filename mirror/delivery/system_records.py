@@ -1,9 +1,12 @@
 """Writing the mirror's own records to the target: positions and gap events.
 
 Called by `worker`. These topics are compacted and the newest record of a key wins, so a write that is
-repeated after an uncertain failure does no harm; writes of one partition go out one after the other, in
-batches that are cut by size, smaller ones where the target says that one is too large. An answer that will be
-the same for ever ends the process (FatalError): whoever waits for the partition would wait for nothing.
+repeated does no harm, as long as nothing newer stands before it. So writes of one partition go out one after
+the other, and after an uncertain failure again under the same producer id and sequence: a request that was
+long on its way is a duplicate then, and not the newest record of its keys (KIP-98).
+
+Batches are cut by size, smaller ones where the target says that one is too large. An answer that will be the
+same for ever ends the process (FatalError): whoever waits for the partition would wait for nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import binascii
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import TypeAlias
 
@@ -20,9 +24,10 @@ import structlog
 
 from millrace.broker.client.admin import create_topic, describe_configs
 from millrace.broker.client.cluster import Cluster
-from millrace.broker.client.raw_produce import produce
+from millrace.broker.client.raw_produce import init_producer_id, produce
 from millrace.broker.client.retry import BackOff
 from millrace.broker.errors import (
+    ClusterAuthorizationFailed,
     ClusterUnreachable,
     FatalError,
     InvalidRecord,
@@ -38,7 +43,9 @@ from millrace.broker.errors import (
     UnsupportedForMessageFormat,
     error_for_code,
 )
+from millrace.broker.protocol.batch import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE
 from millrace.broker.protocol.records import Record, build_batch
+from millrace.broker.protocol.topic_partition import TopicPartition
 
 log = structlog.get_logger("millrace.mirror.delivery.system_records")
 
@@ -141,6 +148,25 @@ async def refuse_expiring_topic(cluster: Cluster, topic: str) -> None:
         )
 
 
+@dataclass(slots=True)
+class _Producer:
+    """Of one partition: the producer id with its epoch, the sequence of what is written next, and the batch
+    that may have been written under it already."""
+
+    identity: tuple[int, int]
+    next_sequence: int = 0
+    in_doubt: Sequence[KeyAndValue] | None = None
+
+    def written(self, count: int) -> None:
+        self.next_sequence = (self.next_sequence + count) & 0x7FFFFFFF
+        self.in_doubt = None
+
+
+# Where the target gives nobody an id who may not write idempotently (before Apache Kafka 2.8 a right of its
+# own): as well as can be without.
+_NOBODY = (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
+
+
 class SystemRecords:
     """Writes records, in small batches, and does not give up for want of patience."""
 
@@ -149,8 +175,10 @@ class SystemRecords:
         self._now_ms = now_ms
         self._replication_factor = replication_factor
         self._locks: dict[str, asyncio.Lock] = {}
+        self._producers: dict[TopicPartition, _Producer] = {}
         self._partition_counts: dict[str, int] = {}
         self._limits: dict[str, int] = {}  # of a batch's size, where a topic takes less than usual
+        self.refused: dict[str, str] = {}  # why a topic does not take what is being written, until it does
 
     async def write(
         self,
@@ -161,27 +189,34 @@ class SystemRecords:
         partition: int = 0,
         partitions: int = 1,
         configs: Mapping[str, str],
-    ) -> None:
-        """Returns when all in-sync replicas have the records. The topic is created when it is missing, with
-        `partitions` partitions. With `partition_of` the partition follows from that key, otherwise it is
-        `partition`."""
+    ) -> int:
+        """Returns when all in-sync replicas have the records; gives the offset behind the last of them. The
+        topic is created when it is missing, with `partitions` partitions. With `partition_of` the partition
+        follows from that key, otherwise it is `partition`."""
         lock = self._locks.setdefault(f"{topic}-{partition}", asyncio.Lock())
-        failures, failure_count = NewFailures(), 0
+        failures, failure_count, end = NewFailures(), 0, 0
         async with lock:
             limit = self._limits.get(topic, BATCH_SIZE)
             left = deque(cut_by_size(records, limit))
-            while left:
-                try:
-                    await self._attempt(topic, left[0], partition_of, partition, partitions, configs)
-                    left.popleft()
-                except CLUSTER_FAILURES as error:
-                    if (lower := self._limits.get(topic, BATCH_SIZE)) < limit:
-                        limit, left = lower, deque(cut_by_size(chain.from_iterable(left), lower))
-                    if failures.is_news(error):
-                        log.warning("writing again later", topic=topic, error=str(error))
-                    failure_count += 1
-                    self._partition_counts.pop(topic, None)
-                    await asyncio.sleep(WRITE_BACK_OFF.delay_ms(failure_count, random.random()) / 1000)
+            try:
+                while left:
+                    try:
+                        end = await self._attempt(
+                            topic, left[0], partition_of, partition, partitions, configs
+                        )
+                        left.popleft()
+                    except CLUSTER_FAILURES as error:
+                        if (lower := self._limits.get(topic, BATCH_SIZE)) < limit:
+                            limit, left = lower, deque(cut_by_size(chain.from_iterable(left), lower))
+                        if failures.is_news(error):
+                            log.warning("writing again later", topic=topic, error=str(error))
+                        failure_count += 1
+                        self.refused[topic] = str(error)
+                        self._partition_counts.pop(topic, None)
+                        await asyncio.sleep(WRITE_BACK_OFF.delay_ms(failure_count, random.random()) / 1000)
+            finally:
+                self.refused.pop(topic, None)
+        return end
 
     async def _attempt(
         self,
@@ -191,7 +226,8 @@ class SystemRecords:
         partition: int,
         partitions: int,
         configs: Mapping[str, str],
-    ) -> None:
+    ) -> int:
+        """Writes one batch, the same one until it is written or refused; gives the offset behind it."""
         count = self._partition_counts.get(topic)
         if count is None:
             count = await ensure_topic(self._cluster, topic, partitions, self._replication_factor, configs)
@@ -203,13 +239,39 @@ class SystemRecords:
         if leader is None:
             self._cluster.invalidate()
             raise LeaderNotAvailable(f"{topic}-{partition} has no leader now")
+        producer = await self._producer((topic, partition), records)
         now_ms = self._now_ms()
-        batch = build_batch([Record(key, value, timestamp_ms=now_ms) for key, value in records])
+        batch = build_batch(
+            [Record(key, value, timestamp_ms=now_ms) for key, value in records],
+            producer_id=producer.identity[0],
+            producer_epoch=producer.identity[1],
+            base_sequence=NO_SEQUENCE if producer.identity == _NOBODY else producer.next_sequence,
+        )
         outcomes = await produce(self._cluster, leader, {(topic, partition): batch})
-        code = outcomes[topic, partition].error_code
-        if code:
+        outcome = outcomes[topic, partition]
+        if code := outcome.error_code:
             self._cluster.observe(code)
-            error = error_for_code(code, outcomes[topic, partition].error_message or "")
+            error = error_for_code(code, outcome.error_message or "")
+            if not error.retriable:
+                # Refused, but an earlier try may have been taken: its sequence is not to be another batch's.
+                del self._producers[topic, partition]
             if isinstance(error, LASTING):
                 self._limits[topic] = smaller_limit(self._cluster.name, topic, records, error)
             raise error
+        producer.written(len(records))
+        return outcome.base_offset + len(records)
+
+    async def _producer(self, where: TopicPartition, records: Sequence[KeyAndValue]) -> _Producer:
+        """For this batch: with the sequence that it had before, or one that no other batch ever had. One of
+        equal records is another batch: a duplicate's answer is the place of the first."""
+        producer = self._producers.get(where)
+        if producer is None or not (producer.in_doubt is None or producer.in_doubt is records):
+            producer = self._producers[where] = _Producer(await self._new_identity())
+        producer.in_doubt = records
+        return producer
+
+    async def _new_identity(self) -> tuple[int, int]:
+        try:
+            return await init_producer_id(self._cluster)
+        except ClusterAuthorizationFailed:
+            return _NOBODY

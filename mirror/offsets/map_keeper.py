@@ -44,7 +44,7 @@ class WriteRecords(Protocol):
         partition: int = 0,
         partitions: int = 1,
         configs: Mapping[str, str],
-    ) -> Awaitable[None]: ...
+    ) -> Awaitable[object]: ...
 
 
 class MapKeeper:

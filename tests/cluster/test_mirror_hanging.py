@@ -11,6 +11,7 @@ from millrace.broker.client.open_transactions import open_transactions
 from millrace.mirror.config import parse_config
 from millrace.mirror.delivery import positions_keeper
 from millrace.mirror.delivery.positions_keeper import PositionsKeeper
+from millrace.mirror.delivery.system_records import SystemRecords
 from tests.cluster.mirror_process import until
 from tests.pairs import Pair, in_pairs
 
@@ -32,7 +33,7 @@ def test_the_transaction_that_holds_up_the_positions_is_named(
     async def story() -> None:
         writer = Producer({"bootstrap.servers": pair.target.bootstrap, "transactional.id": f"{mirror}.id"})
         async with pair.target.cluster() as target:
-            keeper = PositionsKeeper(config, target)
+            keeper = PositionsKeeper(config, target, SystemRecords(target, lambda: 1, 1))
             await keeper.make_topics()
             topic = keeper.positions.topic
             await asyncio.to_thread(writer.init_transactions, 120)

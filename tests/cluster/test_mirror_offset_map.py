@@ -151,7 +151,7 @@ async def small_topic(pair: Pair) -> None:
     async with pair.target.cluster() as target:
         await create_topic(target, OFFSET_MAP.of(config.name), 1, 1)
         with pytest.raises(FatalError, match=r"has 1 partition and needs 4; add the others"):
-            await PositionsKeeper(config, target).make_topics()
+            await PositionsKeeper(config, target, SystemRecords(target, lambda: 1, 1)).make_topics()
 
 
 async def write_map(system: SystemRecords, mirror: str, partition: SourcePartition) -> None:

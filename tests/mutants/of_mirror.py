@@ -611,9 +611,46 @@ OF_MIRROR = (
         name="positions-read-below-open-transaction",
         promise="Who takes over reads the positions until every open transaction in them is decided.",
         file="mirror/delivery/positions_keeper.py",
-        rule="read_topic_to_end(self._target, self.positions.topic, past_open=True)",
-        instead="read_topic_to_end(self._target, self.positions.topic)",
+        rule="read_topic_to_end(self._target, topic, until=end)",
+        instead="read_topic_to_end(self._target, topic)",
         red=(f"{UNIT}/test_positions_keeper.py::test_positions_of_an_open_transaction_are_waited_for",),
+    ),
+    Mutant(
+        name="end-that-a-replaced-leader-tells",
+        promise="Who takes over reads the positions up to a record that it has put there itself.",
+        file="mirror/delivery/positions_keeper.py",
+        rule="read_topic_to_end(self._target, topic, until=end)",
+        instead="read_topic_to_end(self._target, topic, read_committed=False)",
+        red=(f"{UNIT}/test_positions_keeper.py::test_end_that_a_replaced_leader_tells_is_not_believed",),
+    ),
+    Mutant(
+        name="own-record-late-behind-a-newer-one",
+        promise="What the mirror writes of itself again goes under the sequence that it had.",
+        file="mirror/delivery/system_records.py",
+        rule="producer.in_doubt is None or producer.in_doubt is records",
+        instead="producer.in_doubt is None",
+        red=(
+            f"{UNIT}/test_own_sequences.py::test_what_is_late_on_its_way_does_not_come_behind_what_is_newer",
+        ),
+    ),
+    Mutant(
+        name="sequence-of-a-cancelled-own-record",
+        promise="A sequence that may have been used is no other batch's, not one of the same records.",
+        file="mirror/delivery/system_records.py",
+        rule="producer.in_doubt is records",
+        instead="producer.in_doubt == records",
+        red=(f"{UNIT}/test_own_sequences.py::test_cancelled_write_leaves_its_sequence_to_nobody",),
+    ),
+    Mutant(
+        name="sequence-of-a-refused-own-record",
+        promise="The sequence of a refused batch that an earlier try may have written is not used again.",
+        file="mirror/delivery/system_records.py",
+        rule="                del self._producers[topic, partition]\n",
+        instead="                pass\n",
+        red=(
+            f"{UNIT}/test_own_sequences.py"
+            "::test_refused_after_an_unknown_outcome_its_sequence_is_never_used_again",
+        ),
     ),
     Mutant(
         name="position-before-its-offset-map",

@@ -26,6 +26,7 @@ from millrace.broker.protocol.records import Record, build_batch
 from millrace.mirror.config import parse_config
 from millrace.mirror.delivery.checkpoints import Position, Positions, encode_records
 from millrace.mirror.delivery.positions_keeper import PositionsKeeper
+from millrace.mirror.delivery.system_records import SystemRecords
 from millrace.mirror.topics.own_topics import POSITIONS
 from millrace.mirror.topics.routes import SourcePartition
 from tests.servers import BrokerProcess, ZooKeeper
@@ -103,7 +104,8 @@ async def measure(bootstrap: str, records: int) -> None:
             left = await count(cluster, POSITIONS.of(OURS))
         print(f"{OURS}: compacted to {left:,} after {time.perf_counter() - began:.0f} s", flush=True)
         for name in (OURS, DEFAULTS):
-            keeper = PositionsKeeper(config(name, bootstrap), cluster)
+            system = SystemRecords(cluster, lambda: time.time_ns() // 1_000_000, 1)
+            keeper = PositionsKeeper(config(name, bootstrap), cluster, system)
             read = await count(cluster, POSITIONS.of(name))
             seconds, longest = await timed(keeper.read)
             print(f"{name}: {read:,} records read in {seconds:.1f} s, longest turn {longest * 1000:.0f} ms")

@@ -256,5 +256,5 @@ def test_open_transaction_is_left_out_unless_it_is_to_be_waited_for() -> None:
 
     assert [record.offset for record in asyncio.run(topic().read())] == list(range(5))
     waited = topic()
-    assert [record.offset for record in asyncio.run(waited.read(past_open=True))] == list(range(8))
+    assert [record.offset for record in asyncio.run(waited.read(until={0: 8}))] == list(range(8))
     assert waited.asked.count(5) >= 4, "it was waited for"

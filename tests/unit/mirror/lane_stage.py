@@ -33,6 +33,7 @@ from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.mirror.delivery import lane_producer, sink
 from millrace.mirror.delivery.checkpoints import Position, Positions, encode_records
 from millrace.mirror.delivery.positions_keeper import PositionsKeeper
+from millrace.mirror.delivery.system_records import SystemRecords
 from millrace.mirror.delivery.transaction import Phase, Seat
 from millrace.mirror.delivery.transactional_lane import TransactionalLane
 from millrace.mirror.gaps.gaps import GapClass
@@ -228,7 +229,7 @@ class Keeper(PositionsKeeper):
     """The real one, but for the client that reads a topic to its end."""
 
     def __init__(self, config: Any, target: Any) -> None:
-        super().__init__(config, target)
+        super().__init__(config, target, SystemRecords(target, now_ms, 1))
         self._stand_in: Target = target
 
     async def read(self) -> Positions:

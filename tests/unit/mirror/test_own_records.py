@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from itertools import accumulate
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -51,6 +51,7 @@ class Target:
 
         no_sleep = asyncio.sleep
         monkeypatch.setattr(system_records, "produce", Target.produce)
+        monkeypatch.setattr(system_records, "init_producer_id", Target.new_identity)
         monkeypatch.setattr(system_records, "ensure_topic", ensure_topic)
         monkeypatch.setattr(system_records.asyncio, "sleep", at_once)
 
@@ -58,6 +59,9 @@ class Target:
         return SimpleNamespace(leader=lambda *_: 1)
 
     def observe(self, _code: int) -> None: ...
+
+    async def new_identity(self) -> tuple[int, int]:
+        return 1, 0
 
     async def produce(self, _node: int, batches: dict[Any, Any]) -> dict[Any, ProduceOutcome]:
         ((key, batch),) = batches.items()
@@ -193,11 +197,11 @@ def test_marks_of_lost_positions_that_are_a_part_of_them_are_completed(
     written: list[bytes] = []
 
     class Records:
-        def __init__(self, *_: object) -> None: ...
-
-        async def write(self, _topic: str, records: list[tuple[bytes, bytes]], **_: object) -> None:
-            assert {value for _, value in records} == {LOST}
-            written.extend(key for key, _ in records)
+        async def write(self, _topic: str, records: list[tuple[bytes, bytes | None]], **_: object) -> int:
+            if records != [positions_keeper.BARRIER]:
+                assert {value for _, value in records} == {LOST}
+                written.extend(key for key, _ in records)
+            return 1
 
     async def read(_cluster: object, topic: str, **_: object) -> Any:
         keys = [(encode_key(partition(0)), LOST)]
@@ -211,13 +215,12 @@ def test_marks_of_lost_positions_that_are_a_part_of_them_are_completed(
         runs.add([0], 0)
         return runs.take_until(1)
 
-    monkeypatch.setattr(positions_keeper, "SystemRecords", Records)
     monkeypatch.setattr(positions_keeper, "read_topic_to_end", read)
 
     async def story() -> Positions:
         config: Any = SimpleNamespace(name="m", target=SimpleNamespace(replication_factor=1))
         target: Any = SimpleNamespace(name="agg")
-        keeper = positions_keeper.PositionsKeeper(config, target)
+        keeper = positions_keeper.PositionsKeeper(config, target, cast(SystemRecords, Records()))
 
         async def there() -> None: ...
 

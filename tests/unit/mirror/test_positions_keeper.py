@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from millrace.broker.client.cluster import Cluster
+from millrace.broker.errors import OffsetOutOfRange
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.mirror.config import parse_config
 from millrace.mirror.delivery import positions_keeper
 from millrace.mirror.delivery.at_least_once import AtLeastOnce
 from millrace.mirror.delivery.checkpoints import LOST, Position, Positions, encode_key, encode_records
-from millrace.mirror.delivery.positions_keeper import PositionsKeeper
+from millrace.mirror.delivery.positions_keeper import BARRIER, PositionsKeeper
+from millrace.mirror.delivery.system_records import SystemRecords
 from millrace.mirror.topics.internal_topics import why_internal
 from millrace.mirror.topics.own_topics import OFFSET_MAP, OWN_TOPICS, POSITIONS, OwnTopic
 from millrace.mirror.topics.routes import SourcePartition
@@ -37,6 +39,19 @@ def at(next_offset: int) -> Position:
     return Position(next_offset, ORIGIN.cluster_id, ORIGIN.topic_id, 0, 0)
 
 
+class Writing:
+    """`SystemRecords` over a topic written out by hand; `ends` are the offsets behind what is written."""
+
+    def __init__(self, *ends: int) -> None:
+        self.ends = list(ends)
+        self.written: list[tuple[str, object]] = []
+        self.refused: dict[str, str] = {}
+
+    async def write(self, topic: str, records: object, **_: object) -> int:
+        self.written.append((topic, records))
+        return self.ends.pop(0)
+
+
 def on_record(offset: int, next_offset: int) -> bytes:
     rows = encode_records([(WHERE, at(next_offset))])
     return bytes(build_batch([Record(key, value) for key, value in rows], base_offset=offset))
@@ -46,10 +61,34 @@ def test_positions_of_an_open_transaction_are_waited_for(monkeypatch: pytest.Mon
     """It may be about to be committed: who went on at the position before it would carry it all again."""
     topic = Topic({0: on_record(0, 10), 1: on_record(1, 20)}, 0, 2, POSITIONS.of(CONFIG.name))
     topic.stable_ends = [1, 1, 1, 1, 2]
+    assert read_from(topic, Writing(2), monkeypatch).known == {WHERE: at(20)}
 
+
+def test_end_that_a_replaced_leader_tells_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not know of what was written since, and answers as before. Who went on at a position before
+    the newest one would carry the same records again."""
+    topic = Topic({0: on_record(0, 10), 1: on_record(1, 20)}, 0, 1, POSITIONS.of(CONFIG.name))
+    topic.grown_end = 3
+    topic.batches[2] = bytes(build_batch([Record(*BARRIER)], base_offset=2))
+    writing = Writing(3)
+    assert read_from(topic, writing, monkeypatch) == Positions({WHERE: at(20)})
+    assert writing.written == [(topic.name, [BARRIER])]
+
+
+def test_barrier_that_is_lost_is_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With it may have gone what stood before it: an election that was not clean."""
+    monkeypatch.setattr(positions_keeper, "READ_PAUSE_S", 0)
+    topic = Topic({0: on_record(0, 10), 1: on_record(1, 20)}, 0, 2, POSITIONS.of(CONFIG.name))
+    topic.errors = [OffsetOutOfRange.code]
+    writing = Writing(3, 2)
+    assert read_from(topic, writing, monkeypatch) == Positions({WHERE: at(20)})
+    assert len(writing.written) == 2
+
+
+def read_from(topic: Topic, writing: Writing, monkeypatch: pytest.MonkeyPatch) -> Positions:
     async def read() -> Positions:
         async with topic.serve() as target:
-            keeper = PositionsKeeper(CONFIG, target)
+            keeper = PositionsKeeper(CONFIG, target, cast(SystemRecords, writing))
 
             async def made() -> None:
                 """The topics are there."""
@@ -57,7 +96,7 @@ def test_positions_of_an_open_transaction_are_waited_for(monkeypatch: pytest.Mon
             monkeypatch.setattr(keeper, "make_topics", made)
             return await keeper.read()
 
-    assert asyncio.run(read()).known == {WHERE: at(20)}
+    return asyncio.run(read())
 
 
 def test_of_a_key_that_was_written_often_the_newest_record_alone_is_decoded(
@@ -85,7 +124,7 @@ def test_of_a_key_that_was_written_often_the_newest_record_alone_is_decoded(
 
     async def story() -> Positions:
         async with Cluster("agg", ["127.0.0.1:1"]) as agg:
-            keeper = PositionsKeeper(CONFIG, agg)
+            keeper = PositionsKeeper(CONFIG, agg, cast(SystemRecords, Writing(1)))
             monkeypatch.setattr(keeper, "make_topics", made)
             return await keeper.read()
 
@@ -128,7 +167,7 @@ def test_at_least_once_the_offset_map_is_on_record_before_the_position() -> None
         target.acknowledge()
         async with Cluster("agg", ["127.0.0.1:1"]) as agg:
             system: Any = SimpleNamespace(write=write)
-            delivery = AtLeastOnce(CONFIG, agg, PositionsKeeper(CONFIG, agg), system, lambda: 0)
+            delivery = AtLeastOnce(CONFIG, agg, PositionsKeeper(CONFIG, agg, system), system, lambda: 0)
             await delivery.settle([pipeline])
 
     asyncio.run(story())

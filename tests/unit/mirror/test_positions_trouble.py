@@ -9,6 +9,7 @@ import pytest
 from millrace.mirror.config import parse_config
 from millrace.mirror.delivery import positions_keeper
 from millrace.mirror.delivery.positions_keeper import PositionsKeeper
+from millrace.mirror.delivery.system_records import SystemRecords
 from millrace.mirror.topics.own_topics import POSITIONS
 from tests.unit.client.test_open_transactions import Brokers
 from tests.waiting import until_async as until
@@ -23,13 +24,15 @@ CONFIG = parse_config(
 TOPIC = POSITIONS.of("aggregate")
 
 
-def told(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What is told while a reading hangs."""
+def told(brokers: Brokers, monkeypatch: pytest.MonkeyPatch, refused: dict[str, str] | None = None) -> str:
+    """What is told while a reading hangs; `refused`: what the target does not take, and why."""
     monkeypatch.setattr(positions_keeper, "TOLD_AFTER_S", 0.01)
 
     async def main() -> str:
         async with brokers.serve() as target:
-            keeper = PositionsKeeper(CONFIG, target)
+            system = SystemRecords(target, lambda: 0, 1)
+            system.refused.update(refused or {})
+            keeper = PositionsKeeper(CONFIG, target, system)
 
             async def hang() -> None:
                 await asyncio.Event().wait()
@@ -78,3 +81,9 @@ def test_an_answer_about_nothing_does_not_end_the_telling(monkeypatch: pytest.Mo
     said = told(brokers, monkeypatch)
     assert said.startswith(f"{TOPIC}-0 has not been read to its end (")
     assert f"says nothing of the producers of {TOPIC}-0" in said
+
+
+def test_a_target_that_takes_no_record_of_the_reader_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its own record behind them nobody knows that these are the newest positions."""
+    said = told(Brokers(TOPIC), monkeypatch, {TOPIC: "NOT_ENOUGH_REPLICAS", "other": "another"})
+    assert said == f"{TOPIC}-0 takes no record (NOT_ENOUGH_REPLICAS)"
