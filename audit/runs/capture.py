@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -46,11 +45,10 @@ from millrace.audit.runs.told_routes import ToldRoutes
 from millrace.audit.spark.partition_sizes import bytes_per_offset
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.group_offsets import CommittedOffset, fetch_offsets
-from millrace.broker.client.metadata import NO_TOPIC_ID, ClusterMetadata
+from millrace.broker.client.metadata import ClusterMetadata
 from millrace.broker.client.read_to_end import read_topic_to_end
-from millrace.broker.errors import (
-    ConfigError,
-)
+from millrace.broker.errors import ConfigError, UnreadableRecord
+from millrace.broker.protocol.mirror_positions import NO_TOPIC_ID, decode_key, decode_value
 from millrace.broker.protocol.system_topics import POSITIONS_TOPIC_PREFIX, ROUTES_TOPIC_PREFIX
 
 MAX_UNTRUSTED_POSITIONS = 100
@@ -310,11 +308,11 @@ async def _newest_positions(
         async for record in read_topic_to_end(cluster, positions_topic):
             try:
                 position = _parse_position(record.key, record.value, aggregate, mirror, name_of_id)
-                said = str(json.loads(record.key or b"")["source"]) if position is not None else ""
-            except (ValueError, KeyError, TypeError) as problem:
+            except UnreadableRecord as problem:
                 _distrust_position(captured, aggregate, positions_topic, record.offset, problem)
                 continue
-            if position is not None:
+            if position is not None and (named := decode_key(record.key)) is not None:
+                said = named.source
                 captured.source_names[mirror, said] = position.source
                 newest[said, position.topic, position.partition] = position
     return newest
@@ -340,39 +338,29 @@ def _parse_position(
 ) -> MirrorPosition | None:
     """One record of a positions topic; None for a tombstone, and for offsets of a cluster that is gone.
 
-    Raises ValueError, KeyError or TypeError.
+    Raises UnreadableRecord.
     """
     if value is None:
         return None
-    where, what = json.loads(key or b""), json.loads(value)
-    if what["version"] != 1:
-        raise ValueError(f"version {what['version']}")
-    partition, next_offset = where["partition"], what["next_offset"]
-    if type(partition) is not int or type(next_offset) is not int or next_offset < 0:
-        raise ValueError("partition and next_offset are whole numbers")
-    leader_epoch = what.get("leader_epoch", -1)
-    if type(leader_epoch) is not int:
-        raise ValueError("leader_epoch is a whole number")
-    began = what.get("began", 0)
-    if type(began) is not int:
-        raise ValueError("began is a whole number")
-    topic_id = what.get("topic_id") or ""
+    where, what = decode_key(key), decode_value(value)
+    if where is None:
+        raise UnreadableRecord("not the key of a position")
     # The mirror and the audit may call a cluster by different names: its own id decides.
-    cluster_id, source = what.get("cluster_id"), str(where["source"])
-    if cluster_id in name_of_id:
-        source = name_of_id[cluster_id]
-    elif cluster_id and source in name_of_id.values():
+    source = where.source
+    if what.cluster_id in name_of_id:
+        source = name_of_id[what.cluster_id]
+    elif what.cluster_id and source in name_of_id.values():
         return None
     return MirrorPosition(
         aggregate=aggregate,
         mirror=mirror,
         source=source,
-        topic=str(where["topic"]),
-        partition=partition,
-        next_offset=next_offset,
-        topic_id="" if topic_id == str(NO_TOPIC_ID) else str(topic_id),
-        leader_epoch=leader_epoch,
-        began=max(began, 0),
+        topic=where.topic,
+        partition=where.partition,
+        next_offset=what.next_offset,
+        topic_id="" if what.topic_id == NO_TOPIC_ID else str(what.topic_id),
+        leader_epoch=what.leader_epoch,
+        began=max(what.began, 0),
     )
 
 

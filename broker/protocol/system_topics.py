@@ -1,8 +1,8 @@
 """Topics that programs keep for themselves, by name: Kafka's, and those through which mirror and audit speak
 to each other without knowing each other. Pure.
 
-The records' formats are those of EVENTS.md (events, gaps among them) and of the mirror's `checkpoints.py`
-(positions) and `route_records.py`; `tests/unit/test_mirror_to_audit.py` holds the audit to what one writes.
+The records' formats are those of EVENTS.md (events, gaps among them), of `mirror_positions.py` and of the
+mirror's `route_records.py`; `tests/unit/test_mirror_to_audit.py` holds the audit to what one writes.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
 """Positions: how far each source partition is delivered, as records in a compacted topic of the target.
 
-Called by `worker`: read to the end when partitions are assigned, written for the acknowledged prefix.
-The format is final:
-
-    topic  millrace.positions.<mirror>, one partition, cleanup.policy=compact
-    key    {"source":"ewr","topic":"flights","partition":0}
-    value  {"version":1,"next_offset":n,"cluster_id":…,"topic_id":"uuid","leader_epoch":n,"at_ms":…,
-            "log_end":n,"waiting_since_ms":n,"began":n}
+Called by `worker`: read to the end when partitions are assigned, written for the acknowledged prefix. The
+format is `mirror_positions`, which the audit reads too.
 
 Kafka refuses committed offsets for topics that its cluster does not have, and forgets those of an empty
 group; records in a compacted topic do neither.
@@ -20,41 +15,31 @@ Invariants:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from uuid import UUID
 
 from millrace.broker.errors import UnreadableRecord
+from millrace.broker.protocol import mirror_positions
+from millrace.broker.protocol.mirror_positions import (
+    LOST,
+    NO_TOPIC_ID,
+    Position,
+    decode_value,
+    encode_value,
+)
 from millrace.mirror.topics.routes import SourcePartition
 
-VERSION = 1
-NO_TOPIC_ID = UUID(int=0)
-# Says of a partition that it was mirrored, and that nobody knows how far.
-LOST = b'{"version":1,"lost":true}'
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """`next_offset` is the source offset to fetch next; `leader_epoch` that of the last batch before it.
-
-    Of the source's log when this was written, as far as it was known (-1): `log_end`, and since when a record
-    has been waiting at `next_offset`. The next owner's lag and gaps begin with them.
-
-    `at_ms` is when this was written. It never goes back from one owner to the next, whatever their clocks
-    say: the offset map's chunks are put in order by it (`offset_map`).
-
-    `began` is the source offset at which this topic's mirroring began: below it nothing was carried by this
-    mirror. -1 where it is not known, in positions of older programs."""
-
-    next_offset: int
-    cluster_id: str
-    topic_id: UUID
-    leader_epoch: int
-    at_ms: int
-    log_end: int = -1
-    waiting_since_ms: int = -1
-    began: int = -1
+__all__ = [
+    "LOST",
+    "NO_TOPIC_ID",
+    "Position",
+    "Positions",
+    "decode_key",
+    "decode_value",
+    "encode_key",
+    "encode_records",
+    "encode_value",
+]
 
 
 @dataclass
@@ -82,59 +67,13 @@ class Positions:
 
 
 def encode_key(partition: SourcePartition) -> bytes:
-    key = {"source": partition.source, "topic": partition.topic, "partition": partition.partition}
-    return json.dumps(key, separators=(",", ":")).encode()
+    return mirror_positions.encode_key(partition.source, partition.topic, partition.partition)
 
 
 def decode_key(key: bytes | None) -> SourcePartition | None:
     """The partition that a key names, or None when it is no key of this format."""
-    try:
-        fields = json.loads(key or b"")
-        source, topic, partition = fields["source"], fields["topic"], fields["partition"]
-    except (ValueError, TypeError, KeyError):
-        return None
-    if not (isinstance(source, str) and isinstance(topic, str) and type(partition) is int):
-        return None
-    return SourcePartition(source, topic, partition)
-
-
-def encode_value(position: Position) -> bytes:
-    value = {
-        "version": VERSION,
-        "next_offset": position.next_offset,
-        "cluster_id": position.cluster_id,
-        "topic_id": str(position.topic_id),
-        "leader_epoch": position.leader_epoch,
-        "at_ms": position.at_ms,
-        "log_end": position.log_end,
-        "waiting_since_ms": position.waiting_since_ms,
-    }
-    if position.began >= 0:
-        value["began"] = position.began
-    return json.dumps(value, separators=(",", ":")).encode()
-
-
-def decode_value(value: bytes) -> Position:
-    """Raises UnreadableRecord when the value is not a position of a version known here."""
-    try:
-        fields = json.loads(value)
-        if fields["version"] != VERSION:
-            raise UnreadableRecord(f"a position of version {fields['version']!r}")
-        position = Position(
-            int(fields["next_offset"]),
-            str(fields["cluster_id"]),
-            UUID(fields["topic_id"]),
-            int(fields["leader_epoch"]),
-            int(fields["at_ms"]),
-            int(fields.get("log_end", -1)),
-            int(fields.get("waiting_since_ms", -1)),
-            int(fields.get("began", -1)),
-        )
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-        raise UnreadableRecord(f"not a position: {error}") from None
-    if position.next_offset < 0:
-        raise UnreadableRecord(f"a position before the log: {position.next_offset}")
-    return position
+    named = mirror_positions.decode_key(key)
+    return None if named is None else SourcePartition(*named)
 
 
 def encode_records(positions: Iterable[tuple[SourcePartition, Position]]) -> list[tuple[bytes, bytes]]:

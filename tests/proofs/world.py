@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import shutil
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from confluent_kafka import Producer
 
+from millrace.broker.protocol.mirror_positions import NO_TOPIC_ID, Position, encode_key, encode_value
 from tests.proofs.hashed_load import (
     MERGED,
     POSITIONS_TOPIC,
@@ -86,10 +86,8 @@ class World:
         """What a mirror that has carried so much keeps in the aggregate."""
         producer = Producer({"bootstrap.servers": self.bootstraps["agg"]})
         for partition, next_offset in next_offsets.items():
-            key = {"source": "src", "topic": TOPIC, "partition": partition}
-            value = {"version": 1, "next_offset": next_offset, "cluster_id": "", "topic_id": ""}
-            value["leader_epoch"] = -1
-            producer.produce(POSITIONS_TOPIC, json.dumps(value).encode(), key=json.dumps(key).encode())
+            value = encode_value(Position(next_offset, "", NO_TOPIC_ID, -1, 0))
+            producer.produce(POSITIONS_TOPIC, value, key=encode_key("src", TOPIC, partition))
         if producer.flush(60.0):
             raise RuntimeError("positions were not acknowledged within 60 s")
 

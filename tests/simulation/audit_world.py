@@ -21,6 +21,7 @@ from millrace.audit.contract.content_digest import digest_sum
 from millrace.audit.contract.event_values import GapEvent, TierEvent
 from millrace.audit.contract.events import Event, decode_event, encode_event
 from millrace.audit.contract.group_counts import commit_mark
+from millrace.broker.protocol.mirror_positions import Position, encode_key, encode_value
 from tests.simulation.audit_logs import LEASE_MS, NO_IDENTITY, WINDOW_MS, Log, Rec, Sent
 from tests.simulation.audit_producers import CountingProducer, Producer
 
@@ -534,15 +535,10 @@ def positions_of(world: World, aggregate: str) -> list[tuple[bytes, bytes]]:
     for log in world.source_logs():
         told = mirror.position(log)
         if told is not None:
-            key = {"source": log.cluster, "topic": log.name, "partition": log.partition}
-            value = {
-                "version": 1,
-                "cluster_id": f"id-{log.cluster}",
-                "next_offset": told[0],
-                "topic_id": told[1],
-                "leader_epoch": mirror.epoch_of(log),
-            }
-            records.append((json.dumps(key).encode(), json.dumps(value).encode()))
+            position = Position(
+                told[0], f"id-{log.cluster}", uuid.UUID(told[1]), mirror.epoch_of(log), world.now_ms
+            )
+            records.append((encode_key(log.cluster, log.name, log.partition), encode_value(position)))
     return records
 
 

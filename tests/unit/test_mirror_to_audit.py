@@ -14,6 +14,7 @@ from millrace.audit.contract.event_ledger import EventLedger
 from millrace.audit.contract.event_values import GapEvent
 from millrace.audit.runs.capture import MirrorPosition, _parse_position
 from millrace.audit.runs.told_routes import ToldRoutes
+from millrace.broker.errors import UnreadableRecord
 from millrace.mirror.delivery import checkpoints
 from millrace.mirror.gaps.gaps import Gap, GapClass, gap_event
 from millrace.mirror.topics import route_records
@@ -41,7 +42,7 @@ def test_position_that_a_mirror_writes_is_read_whole() -> None:
 
 
 def test_position_that_a_mirror_lost_is_refused() -> None:
-    with pytest.raises((ValueError, KeyError, TypeError)):
+    with pytest.raises(UnreadableRecord, match="its mirror lost"):
         _parse_position(checkpoints.encode_key(PARTITION), checkpoints.LOST, "agg", "m", {})
 
 

@@ -48,6 +48,7 @@ from millrace.audit.scanning.cells import Cell
 from millrace.broker.client.metadata import NO_TOPIC_ID
 from millrace.broker.client.offsets import EARLIEST
 from millrace.broker.errors import ConfigError, MillraceError
+from millrace.broker.protocol.mirror_positions import Position, encode_key, encode_value
 from tests.cells import encode_bitmaps, table_of
 from tests.settling import OnePart
 from tests.verdicts import overall_verdict
@@ -222,23 +223,25 @@ def read_positions(monkeypatch, records, ids):
     return captured
 
 
-POSITION_KEY = b'{"source":"ewr","topic":"flights","partition":0}'
+POSITION_KEY = encode_key("ewr", "flights", 0)
+
+
+def position_in(cluster_id, next_offset):
+    return encode_value(Position(next_offset, cluster_id, NO_TOPIC_ID, -1, 0))
 
 
 def test_the_position_in_another_cluster_of_the_same_name_says_nothing(monkeypatch):
     """The cluster was replaced by a new one: the old one's offsets mean nothing in it."""
-    value = b'{"version":1,"next_offset":5000,"cluster_id":"%s"}'
     ids = {"ewr": "E2", "agg": "A"}
-    assert read_positions(monkeypatch, [(POSITION_KEY, value % b"E1")], ids).positions == []
-    assert len(read_positions(monkeypatch, [(POSITION_KEY, value % b"E2")], ids).positions) == 1
+    assert read_positions(monkeypatch, [(POSITION_KEY, position_in("E1", 5000))], ids).positions == []
+    assert len(read_positions(monkeypatch, [(POSITION_KEY, position_in("E2", 5000))], ids).positions) == 1
     unknown = {"ewr": None, "agg": "A"}
-    assert len(read_positions(monkeypatch, [(POSITION_KEY, value % b"E1")], unknown).positions) == 1
+    assert len(read_positions(monkeypatch, [(POSITION_KEY, position_in("E1", 5000))], unknown).positions) == 1
 
 
 def test_the_gap_of_a_mirror_that_calls_the_cluster_otherwise_is_understood(monkeypatch):
-    key = b'{"source":"newark","topic":"flights","partition":0}'
-    value = b'{"version":1,"next_offset":2,"cluster_id":"E"}'
-    captured = read_positions(monkeypatch, [(key, value)], {"ewr": "E", "agg": "A"})
+    key = encode_key("newark", "flights", 0)
+    captured = read_positions(monkeypatch, [(key, position_in("E", 2))], {"ewr": "E", "agg": "A"})
     captured.ledger.learn(GapEvent("m", "newark", "flights", 0, 0, 2, "too_large", 0))
     captured.pins = [pin(topic_id=""), pin("agg")]
     rows = verdicts(captured, [cell("ewr", [1, 2])])

@@ -4,7 +4,6 @@ again to those who read them: told as what they are, never as losses."""
 from __future__ import annotations
 
 import asyncio
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -22,7 +21,8 @@ from millrace.audit.runs.capture import Capture, settle_claims
 from millrace.audit.runs.reading_plan import plan_backfill, plan_ranges
 from millrace.audit.runs.reconciling import groups_of
 from millrace.broker.client.group_offsets import CommittedOffset
-from millrace.broker.errors import ClusterUnreachable
+from millrace.broker.errors import ClusterUnreachable, UnreadableRecord
+from millrace.broker.protocol.mirror_positions import NO_TOPIC_ID, Position, encode_key, encode_value
 from tests.cells import table_of
 from tests.unit.audit_job.test_doubtful_captures import (
     PLACE,
@@ -255,19 +255,14 @@ def test_a_newer_epoch_of_the_log_that_is_gone_does_not_cut_off_what_was_in_it()
 
 
 def test_a_position_tells_its_epoch_and_one_that_is_none_is_not_trusted():
-    key = b'{"source":"ewr","topic":"flights","partition":0}'
-    body = {"version": 1, "next_offset": 5, "cluster_id": "E", "leader_epoch": 4}
-    told = capture_module._parse_position(key, json.dumps(body).encode(), "agg", "m", {"E": "ewr"})
+    key = encode_key("ewr", "flights", 0)
+    value = encode_value(Position(5, "E", NO_TOPIC_ID, 4, 0))
+    told = capture_module._parse_position(key, value, "agg", "m", {"E": "ewr"})
     assert told.leader_epoch == 4
-    body.pop("leader_epoch")
-    told = capture_module._parse_position(key, json.dumps(body).encode(), "agg", "m", {"E": "ewr"})
-    assert told.leader_epoch == -1
-    body["leader_epoch"] = "4"
-    try:
-        capture_module._parse_position(key, json.dumps(body).encode(), "agg", "m", {"E": "ewr"})
-    except ValueError:
-        return
-    raise AssertionError("a text is no epoch")
+    for not_one in (b'"4"', b"4.0", b"true"):
+        with pytest.raises(UnreadableRecord, match="leader_epoch is no whole number"):
+            wrong = value.replace(b'"leader_epoch":4', b'"leader_epoch":' + not_one)
+            capture_module._parse_position(key, wrong, "agg", "m", {"E": "ewr"})
 
 
 def test_a_group_whose_member_left_nothing_but_its_commit_is_doubtful_and_not_a_loser():

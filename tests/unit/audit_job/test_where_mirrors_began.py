@@ -3,8 +3,6 @@ passed what its predecessor still owes."""
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from millrace.audit.keeping.state import Commit
@@ -14,6 +12,8 @@ from millrace.audit.reconciliation.verdicts import Verdict
 from millrace.audit.report.reasons import BEFORE, advice, reasons_of
 from millrace.audit.runs.capture import _parse_position
 from millrace.audit.runs.reading_plan import passages, plan_ranges
+from millrace.broker.errors import UnreadableRecord
+from millrace.broker.protocol.mirror_positions import NO_TOPIC_ID, Position, encode_key, encode_value
 from tests.unit.audit_job.test_doubtful_captures import (
     PLACE,
     captured_of,
@@ -70,14 +70,13 @@ def test_no_cell_lies_across_a_place_where_a_mirror_began():
     assert [each.first_offset for each in ranges] == [0, 50, 100, 150]
 
 
-def told(**more):
-    key = {"source": "ewr", "topic": "flights", "partition": 0}
-    value = {"version": 1, "next_offset": 150, "cluster_id": "A", "topic_id": "new", **more}
-    return _parse_position(json.dumps(key).encode(), json.dumps(value).encode(), "agg", "m", {"A": "ewr"})
+def told(began=b"-1"):
+    value = encode_value(Position(150, "A", NO_TOPIC_ID, -1, 0, began=7)).replace(b":7}", b":" + began + b"}")
+    return _parse_position(encode_key("ewr", "flights", 0), value, "agg", "m", {"A": "ewr"})
 
 
 def test_a_position_tells_where_its_mirror_began():
-    assert told(began=100).began == 100
-    assert told().began == 0 and told(began=-1).began == 0, "an older mirror does not say"
-    with pytest.raises(ValueError, match="began is a whole number"):
-        told(began="100")
+    assert told(b"100").began == 100
+    assert told(b"-1").began == 0, "an older mirror does not say"
+    with pytest.raises(UnreadableRecord, match="began is no whole number"):
+        told(b'"100"')
