@@ -158,26 +158,27 @@ class ClusterWatcher:
                     self._wake.set()
 
     async def _read_marked(self) -> None:
-        """Read until nothing is marked but what rests: reading a topic marks its partitions, and so on."""
-        try:
-            while marks := [mark for mark in self._marks if not self._rests(mark)]:
-                for mark in marks:
-                    del self._marks[mark]
-                results = await asyncio.gather(
-                    *(self._readers[mark[0]](*mark[1:]) for mark in marks), return_exceptions=True
-                )
-                for mark, result in zip(marks, results, strict=True):
-                    if isinstance(result, SessionError):
-                        self._marks[mark] = None
-                    elif isinstance(result, ValueError):
-                        log.error("a znode could not be understood", what="/".join(mark), error=str(result))
-                    elif isinstance(result, BaseException):
-                        raise result
-                interrupted = next((result for result in results if isinstance(result, SessionError)), None)
-                if interrupted is not None:
-                    raise interrupted
-        finally:
-            self._tell()
+        """Read until nothing is marked but what rests: reading a topic marks its partitions, and so on. Only
+        then is anything told. Who hears that it leads has then heard of all that was there before: of a round
+        that was interrupted it might be told to coordinate transactions whose topics it does not know, and
+        take them for deleted."""
+        while marks := [mark for mark in self._marks if not self._rests(mark)]:
+            for mark in marks:
+                del self._marks[mark]
+            results = await asyncio.gather(
+                *(self._readers[mark[0]](*mark[1:]) for mark in marks), return_exceptions=True
+            )
+            for mark, result in zip(marks, results, strict=True):
+                if isinstance(result, SessionError):
+                    self._marks[mark] = None
+                elif isinstance(result, ValueError):
+                    log.error("a znode could not be understood", what="/".join(mark), error=str(result))
+                elif isinstance(result, BaseException):
+                    raise result
+            interrupted = next((result for result in results if isinstance(result, SessionError)), None)
+            if interrupted is not None:
+                raise interrupted
+        self._tell()
 
     def _tell(self) -> None:
         changes, self._changes = self._changes, ClusterChanges()

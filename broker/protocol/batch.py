@@ -32,6 +32,7 @@ LOG_OVERHEAD = 12  # base offset and batch length, which batch length does not c
 MAGIC = 2
 
 NO_TIMESTAMP = -1
+MAX_LEADER_EPOCH = 0x7FFFFFFF
 NO_PRODUCER_ID = -1
 NO_PRODUCER_EPOCH = -1
 NO_SEQUENCE = -1

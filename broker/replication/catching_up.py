@@ -80,9 +80,9 @@ class CatchingUp:
             async with local.turn:
                 if not _is_current(local, answer.leader_epoch):
                     return
-                await self._on_disk(self._append_now, local, records)
+                await self._on_disk(self._append_now, local, records, answer.leader_epoch)
         elif len(records):
-            self._append_now(local, records)
+            self._append_now(local, records, answer.leader_epoch)
         replica, partition_log = local.replica, local.log
         if not _is_current(local, answer.leader_epoch):
             return
@@ -93,10 +93,10 @@ class CatchingUp:
         if partition_log.end_offset - partition_log.recovery_point >= local.flush_messages:
             self._flusher.soon(local)
 
-    def _append_now(self, local: LocalPartition, records: Buffer) -> None:
+    def _append_now(self, local: LocalPartition, records: Buffer, leader_epoch: int) -> None:
         partition_log = local.log
         try:
-            partition_log.append_as_follower(records, self._clock_ms())
+            partition_log.append_as_follower(records, self._clock_ms(), leader_epoch)
         except OffsetOutOfRange:
             first = parse_header(records)
             end_offset = partition_log.end_offset
@@ -105,7 +105,7 @@ class CatchingUp:
                 raise
             # The leader's log begins within this batch; an empty log takes it whole, and its start follows.
             partition_log.start_anew(first.base_offset, self._clock_ms())
-            partition_log.append_as_follower(records, self._clock_ms())
+            partition_log.append_as_follower(records, self._clock_ms(), leader_epoch)
 
     async def _truncate(self, local: LocalPartition, leader_epoch: int, offset: int) -> float:
         async with local.turn:

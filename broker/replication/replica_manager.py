@@ -19,8 +19,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +30,7 @@ import structlog
 
 from millrace.broker.client.broker_connections import BrokerConnections
 from millrace.broker.errors import (
+    InconsistentTopicId,
     KafkaError,
     KafkaStorageError,
     NotEnoughReplicas,
@@ -47,6 +50,7 @@ from millrace.broker.replication.local_partition import (
     Appended,
     FollowerFetch,
     LocalPartition,
+    MustReadCold,
     PartitionRead,
     retrieve,
 )
@@ -314,13 +318,18 @@ class ReplicaManager:
         current_leader_epoch: int = ANY_EPOCH,
         last_fetched_epoch: int = NO_EPOCH,
         follower: FollowerFetch | None = None,
+        topic_id: uuid.UUID | None = None,
     ) -> PartitionRead:
         """Whole batches from `offset` on, from the page cache. Raises MustReadCold and KafkaErrors.
 
         A consumer sees up to the high watermark, with `read_committed` up to the last stable offset. A
-        `follower` sees all there is; that it asks for `offset` says that it has everything below.
+        `follower` sees all there is; that it asks for `offset` says that it has everything below. With a
+        `topic_id` only the log of that very topic is read: one of the same name that is deleted may still be
+        here, and its leader epochs may be the same.
         """
         local = self.leader_of(topic, partition, current_leader_epoch)
+        if topic_id is not None and topic_id != local.topic_id:
+            raise InconsistentTopicId(f"{topic}-{partition} is here of another topic of that name")
         partition_log, replica = local.log, local.replica
         progress = None
         if follower is not None:
@@ -342,15 +351,28 @@ class ReplicaManager:
             visible = local.last_stable_offset if read_committed else replica.high_watermark
         if offset >= visible or (max_bytes <= 0 and not at_least_one):
             return bounds_of(local)
-        return read_batches(
-            local,
-            offset,
-            max_bytes,
-            visible,
-            at_least_one=at_least_one,
-            with_aborted=read_committed and follower is None,
-            on_disk=self.on_disk,
-        )
+        try:
+            return read_batches(
+                local,
+                offset,
+                max_bytes,
+                visible,
+                at_least_one=at_least_one,
+                with_aborted=read_committed and follower is None,
+                on_disk=self.on_disk,
+            )
+        except MustReadCold as cold:
+            raise MustReadCold(partial(self._read_cold, local, replica.leader_epoch, cold)) from None
+
+    async def _read_cold(self, local: LocalPartition, leader_epoch: int, cold: MustReadCold) -> PartitionRead:
+        """What a disk had is the answer only of the leader that was asked: meanwhile another may lead, and
+        this log may have been cut and have gone on with what is not ours to tell."""
+        read = await cold.read()
+        replica = local.replica
+        is_same = self._partitions.get((local.topic, local.partition)) is local
+        if not is_same or replica.role is not Role.LEADER or replica.leader_epoch != leader_epoch:
+            raise NotLeaderOrFollower(f"{local} has changed while its records were read")
+        return read
 
     def read_all(self, topic: str, partition: int) -> AsyncIterator[memoryview]:
         """Every batch that the log holds now, in order, in runs of whole batches, for loading internal state.

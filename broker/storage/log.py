@@ -39,6 +39,7 @@ from millrace.broker.errors import (
     OffsetOutOfRange,
 )
 from millrace.broker.protocol.batch import (
+    MAX_LEADER_EPOCH,
     NO_TIMESTAMP,
     BatchHeader,
     iterate_batches,
@@ -344,8 +345,9 @@ class Log:
             self.flush(now_ms)
         return AppendResult(base_offset, last_offset, append_time_ms)
 
-    def append_as_follower(self, batches: Buffer, now_ms: int) -> None:
-        """Appends batches that a leader has checked and stamped, offsets and epochs as they are.
+    def append_as_follower(self, batches: Buffer, now_ms: int, leader_epoch: int = MAX_LEADER_EPOCH) -> None:
+        """Appends batches that a leader has checked and stamped, offsets and epochs as they are. It leads in
+        `leader_epoch`: a batch of a later one is not its own, and is left with all behind it.
 
         Raises CorruptMessage when one is damaged, OffsetOutOfRange when one does not lie beyond the end;
         batches before it are in the log then.
@@ -355,6 +357,8 @@ class Log:
             self.health.check()
             for position, header in iterate_batches(view):
                 verify_crc(view, position, header)
+                if header.leader_epoch > leader_epoch:
+                    return
                 if header.base_offset < self.end_offset:
                     raise OffsetOutOfRange(
                         f"{self.directory.name}: a batch at offset {header.base_offset} does not follow "

@@ -179,7 +179,7 @@ class TransactionGate:
             return errors
         tokens = self._begin(producer, unknown)
         verified = await self._ask(transactional_id, producer, list(unknown))
-        return errors | self._settle(producer, unknown, tokens, verified)
+        return self._still(producer, errors) | self._settle(producer, unknown, tokens, verified)
 
     def appended(self, partition: TopicPartition, producer_id: int) -> None:
         """A batch of the transaction is in the log: from now on the log itself knows."""
@@ -212,6 +212,20 @@ class TransactionGate:
             except KafkaError as error:
                 errors[partition] = ErrorCode(error.code)
         return errors, unknown
+
+    def _still(self, producer: ProducerIdentity, errors: Errors) -> Errors:
+        """What was open before the coordinator was asked, and whether it is still: its client may have given
+        up and ended the transaction meanwhile, and a batch behind the marker would open one that nobody
+        ends."""
+        found = dict(errors)
+        for partition, error in errors.items():
+            if error is ErrorCode.none and self.enabled:
+                try:
+                    if not self.is_open(partition, producer):
+                        found[partition] = ErrorCode.invalid_txn_state
+                except KafkaError as problem:
+                    found[partition] = ErrorCode(problem.code)
+        return found
 
     def _begin(
         self, producer: ProducerIdentity, sequences: Mapping[TopicPartition, int]

@@ -13,6 +13,40 @@ COMMITTED_READER = (
 
 OF_REPLICATION = (
     Mutant(
+        name="read-of-another-topic-of-that-name",
+        promise="Who asks for a topic by its id gets no record of another topic of that name.",
+        file="broker/replication/replica_manager.py",
+        rule="        if topic_id is not None and topic_id != local.topic_id:\n",
+        instead="        if topic_id == 0:\n",
+        red=(
+            f"{REPLICATION}/test_replicated_partitions.py::test_only_the_log_of_the_very_topic_is_read",
+            "tests/unit/server/test_fetch_handler.py"
+            "::test_a_topic_that_is_known_by_its_new_id_is_not_read_from_the_old_ones_log",
+        ),
+    ),
+    Mutant(
+        name="cold-read-of-a-leader-that-was-replaced",
+        promise="What a disk had is told by who leads in the same epoch as when it was asked.",
+        file="broker/replication/replica_manager.py",
+        rule="if not is_same or replica.role is not Role.LEADER or replica.leader_epoch != leader_epoch:",
+        instead="if replica is None:",
+        red=(
+            f"{REPLICATION}/test_replicated_partitions.py"
+            "::test_what_a_disk_had_is_no_answer_of_a_leader_that_was_replaced_meanwhile",
+        ),
+    ),
+    Mutant(
+        name="batches-of-another-leader-taken",
+        promise="A follower takes no batch of a later epoch than that of the leader which it follows.",
+        file="broker/storage/log.py",
+        rule="                if header.leader_epoch > leader_epoch:\n",
+        instead="                if header.leader_epoch < -9:\n",
+        red=(
+            f"{REPLICATION}/test_catching_up.py"
+            "::test_batches_of_a_later_epoch_than_the_leaders_are_another_leaders",
+        ),
+    ),
+    Mutant(
         name="follower-cuts-at-high-watermark",
         promise="A follower cuts its log where epochs part from its leader's, never by the high watermark.",
         file="broker/replication/follower.py",
@@ -193,6 +227,28 @@ OF_REPLICATION = (
 )
 
 OF_COORDINATORS = (
+    Mutant(
+        name="admitted-before-the-transaction-ended",
+        promise="A batch that was let in before the coordinator was asked is looked at again after it.",
+        file="broker/transactions/verification.py",
+        rule="self._still(producer, errors) | self._settle(",
+        instead="errors | self._settle(",
+        red=(
+            "tests/unit/transactions/test_verification.py"
+            "::test_what_was_open_before_the_question_is_looked_at_again_after_it",
+        ),
+    ),
+    Mutant(
+        name="half-a-round-told",
+        promise="Nobody hears of a reading of the cluster that was interrupted.",
+        file="broker/coordination/cluster_watcher.py",
+        rule="                raise interrupted\n",
+        instead="                self._tell()\n                raise interrupted\n",
+        red=(
+            "tests/unit/coordination/test_cluster_watcher.py"
+            "::test_of_a_round_that_was_interrupted_nothing_is_told",
+        ),
+    ),
     Mutant(
         name="removed-offset-comes-back-with-its-transaction",
         promise="A removal takes what is pending from before it, also when the log is read anew.",

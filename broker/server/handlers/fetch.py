@@ -344,9 +344,10 @@ class _Fetch:
 
     def _read_one(self, asked: PartitionFetch, broker: BrokerServices) -> PartitionData:
         topic: Any = asked.topic
+        topic_id: UUID | None = None
         try:
             if isinstance(topic, UUID):
-                topic = broker.metadata_cache.name_of(topic)
+                topic_id, topic = topic, broker.metadata_cache.name_of(topic)
                 if topic is None:
                     raise UnknownTopicId("no topic has this id")
             read = broker.replica_manager.read_now(
@@ -359,6 +360,7 @@ class _Fetch:
                 current_leader_epoch=asked.current_leader_epoch,
                 last_fetched_epoch=asked.last_fetched_epoch,
                 follower=None if self.request.replica_id < 0 else self._follower(asked),
+                topic_id=topic_id,
             )
         except KafkaError as error:
             return self._refused(asked, error)

@@ -10,12 +10,13 @@ from uuid import UUID, uuid4
 import pytest
 
 from millrace.broker.coordination import paths
-from millrace.broker.coordination.cluster_watcher import ClusterWatcher
+from millrace.broker.coordination.cluster_watcher import ClusterChanges, ClusterWatcher
 from millrace.broker.coordination.metadata_cache import MetadataCache
-from millrace.broker.coordination.paths import TopicAssignment
-from millrace.broker.coordination.session import Node, NodeMissing
+from millrace.broker.coordination.paths import BrokerRegistration, TopicAssignment
+from millrace.broker.coordination.session import Node, NodeMissing, SessionError, SessionState
 from millrace.broker.errors import InvalidConfig
 from millrace.broker.storage.log_config import UNREADABLE, LogConfig
+from tests.waiting import until_async
 
 TOPIC, SETTINGS = paths.topic_path("t"), paths.topic_config_path("t")
 OLD, NEW = uuid4(), uuid4()
@@ -34,6 +35,8 @@ class Tree:
         self.unheard: set[str] = set()
         self._zxid = 0
         self._watches: dict[str, list[Callable[[], None]]] = {}
+
+    state = SessionState.CONNECTED
 
     def on_state(self, _listener: object) -> None:
         return
@@ -93,7 +96,12 @@ class Watched:
         self.cache = MetadataCache()
         self.shown: list[Shown] = []
         session: Any = self.tree
-        self.watcher = ClusterWatcher(session, self.cache, lambda _changes: self.look())
+        self.watcher = ClusterWatcher(session, self.cache, self.told)
+        self.known: list[tuple[set[int], set[str]]] = []  # brokers and topics, whenever something was told
+
+    def told(self, _changes: ClusterChanges) -> None:
+        self.look()
+        self.known.append((set(self.cache.brokers), set(self.cache.topics)))
 
     def look(self) -> None:
         info = self.cache.topic("t")
@@ -242,3 +250,33 @@ def test_settings_that_are_spoilt_later_leave_those_that_were_known() -> None:
         assert watched.cache.topic("t") is not None
 
     assert story(told).shown == [(OLD, OF_OLD)]
+
+
+def test_of_a_round_that_was_interrupted_nothing_is_told() -> None:
+    """Who hears half of it may begin to coordinate transactions of topics that it takes for deleted."""
+    lost = 2
+
+    async def told(watched: Watched) -> None:
+        nonlocal lost
+        await watched.watcher.start()
+
+        def before(path: str) -> None:
+            nonlocal lost
+            if path == TOPIC and lost:
+                lost -= 1
+                raise SessionError("the connection is lost")
+
+        tree = watched.tree
+        tree.before_read = before
+        registration = paths.encode_broker(BrokerRegistration(1, "h", 1, None), 0)
+        tree.nodes[paths.broker_path(1)] = Node(registration, 0, 0, 1)
+        tree.make(NEW, OF_NEW)
+        tree.tell(paths.BROKER_IDS)
+        await until_async(lambda: "t" in watched.cache.topics)
+
+    watched = story(told)
+    assert lost == 0
+    assert watched.known[0] == (set(), set())
+    assert {(frozenset(brokers), frozenset(topics)) for brokers, topics in watched.known[1:]} == {
+        (frozenset({1}), frozenset({"t"}))
+    }

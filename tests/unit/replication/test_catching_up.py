@@ -96,6 +96,7 @@ def test_follower_takes_batches_epochs_high_watermark_and_start(tmp_path: Path) 
         pair.write(pair.leader, b"c", epoch=3)
         pair.leader.advance_start_offset(1)
         pair.write(pair.local.log, b"a", b"b")
+        pair.follow(3)
         assert await pair.fetch(high_watermark=2) == AT_ONCE
         assert pair.content(pair.local.log) == pair.content(pair.leader)
         assert pair.local.log.leader_epochs.entries[-1] == (3, 2)
@@ -166,6 +167,22 @@ def test_follower_behind_the_leaders_start_begins_anew_even_within_a_batch(tmp_p
         assert (pair.local.log.start_offset, pair.local.log.end_offset) == (5, 10)
         assert pair.local.replica.high_watermark == 10
         assert pair.content(pair.local.log) == pair.content(pair.leader)[-len(pair.content(pair.local.log)) :]
+
+    run(tmp_path, scenario)
+
+
+def test_batches_of_a_later_epoch_than_the_leaders_are_another_leaders(tmp_path: Path) -> None:
+    """A leader that was deposed while it read, and follows by now, may answer with them: taken behind records
+    that the later leader has not, they would hide for good that the histories part."""
+
+    async def scenario(pair: Pair) -> None:
+        pair.write(pair.leader, b"of 1", epoch=1)
+        pair.write(pair.leader, b"of 2", epoch=2)
+        await pair.fetch()
+        assert (pair.local.log.end_offset, pair.local.log.leader_epochs.latest_epoch) == (1, 1)
+        pair.follow(2)
+        await pair.fetch()
+        assert pair.content(pair.local.log) == pair.content(pair.leader)
 
     run(tmp_path, scenario)
 

@@ -13,6 +13,7 @@ import pytest
 
 from millrace.broker.coordination.metadata_cache import MetadataCache
 from millrace.broker.errors import (
+    InconsistentTopicId,
     KafkaStorageError,
     NotEnoughReplicasAfterAppend,
     NotLeaderOrFollower,
@@ -24,7 +25,12 @@ from millrace.broker.protocol.batch import iterate_batches
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.broker.replication import hosting
 from millrace.broker.replication.in_sync_sets import StateConflict
-from millrace.broker.replication.local_partition import FollowerFetch, LocalPartition, PartitionRead
+from millrace.broker.replication.local_partition import (
+    FollowerFetch,
+    LocalPartition,
+    MustReadCold,
+    PartitionRead,
+)
 from millrace.broker.replication.partition import PartitionState
 from millrace.broker.replication.replica_fetcher import FetchLimits
 from millrace.broker.replication.replica_manager import ACKS_ALL, ReplicaManager
@@ -94,7 +100,14 @@ class Bench:
         return self.manager.append_now("t", 0, batch(*values), acks)[1]
 
     def fetch(
-        self, follower: int, offset: int, *, epoch: int = 0, start: int = 0, last: int = -1
+        self,
+        follower: int,
+        offset: int,
+        *,
+        epoch: int = 0,
+        start: int = 0,
+        last: int = -1,
+        topic_id: uuid.UUID | None = None,
     ) -> PartitionRead:
         return self.manager.read_now(
             "t",
@@ -105,6 +118,7 @@ class Bench:
             current_leader_epoch=epoch,
             last_fetched_epoch=last,
             follower=FollowerFetch(follower, follower * 10, start),
+            topic_id=topic_id,
         )
 
     @property
@@ -565,5 +579,48 @@ def test_one_replica_makes_nobody_wait(tmp_path: Path) -> None:
         await bench.manager.hosted.apply_topic("t", TOPIC_ID, {0: state}, {}, {0: (1,)})
         assert bench.append(b"x") is None
         assert bench.high_watermark == 1
+
+    run(tmp_path, scenario)
+
+
+# -- what a leader reads for others ------------------------------------------------------------------
+
+
+def test_only_the_log_of_the_very_topic_is_read(tmp_path: Path) -> None:
+    """A topic that was made anew begins with the same epochs: a follower that knows it already, and asks by
+    its id, would fill its log with the records of the one that is deleted here next."""
+
+    async def scenario(bench: Bench) -> None:
+        await bench.lead(1, 2, 3)
+        bench.append(b"old", acks=1)
+        with pytest.raises(InconsistentTopicId):
+            bench.fetch(2, 0, topic_id=uuid.UUID(int=8))
+        assert bench.fetch(2, 0, topic_id=TOPIC_ID).records
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("change", ["deposed", "another epoch", "made anew"])
+def test_what_a_disk_had_is_no_answer_of_a_leader_that_was_replaced_meanwhile(
+    tmp_path: Path, change: str
+) -> None:
+    """The log may have been cut on the way, and have gone on with another leader's records, or with its list
+    of aborted transactions in pieces."""
+
+    async def scenario(bench: Bench) -> None:
+        await bench.lead(1, 2, 3, epoch=1)
+        bench.append(b"old", acks=1)
+        file = bench.manager.leader_of("t", 0).log._segments.active.file
+        file.was_used()
+        file.rest()
+        with pytest.raises(MustReadCold) as cold:
+            bench.fetch(3, 0, epoch=1)
+        state = PartitionState(1 if change == "another epoch" else 2, 2, (1, 2, 3), 1, 1)
+        if change == "made anew":
+            state = PartitionState(1, 1, (1, 2, 3), 1, 0)
+        topic_id = uuid.UUID(int=8) if change == "made anew" else TOPIC_ID
+        await bench.manager.hosted.apply_topic("t", topic_id, {0: state}, {}, REPLICAS)
+        with pytest.raises((NotLeaderOrFollower, KafkaStorageError)):
+            await cold.value.read()
 
     run(tmp_path, scenario)

@@ -15,7 +15,13 @@ import pytest
 
 from millrace.broker.coordination.metadata_cache import MetadataCache
 from millrace.broker.coordination.paths import BrokerRegistration, TopicAssignment
-from millrace.broker.errors import FencedLeaderEpoch, NotLeaderOrFollower, ProtocolError
+from millrace.broker.errors import (
+    FencedLeaderEpoch,
+    InconsistentTopicId,
+    NotLeaderOrFollower,
+    ProtocolError,
+    UnknownTopicId,
+)
 from millrace.broker.protocol import hot_fetch, hot_produce
 from millrace.broker.protocol.frames import decode_request
 from millrace.broker.protocol.hot_fetch import PartitionFetch
@@ -314,6 +320,30 @@ def test_a_fetch_of_more_partitions_than_any_cluster_has_is_refused(monkeypatch:
         _, frame, position = _frame(hot_fetch.encode_request(VERSION, 1, "raw", request))
         with pytest.raises(ProtocolError) if is_refused else nullcontext():
             hot_fetch.decode_request(frame, position, VERSION)
+
+
+def test_a_topic_that_is_known_by_its_new_id_is_not_read_from_the_old_ones_log(tmp_path: Path) -> None:
+    """Between the picture of the cluster and the replicas there is time, with many partitions seconds."""
+
+    async def scenario() -> list[tuple[int, int]]:
+        version, anew = 13, uuid.UUID(int=2)
+        async with _broker(tmp_path) as services:
+            services.replica_manager.append_now("t", 0, _batch(), 1)
+            cache = services.metadata_cache
+            cache.remove_topic("t")
+            cache.set_assignment("t", TopicAssignment(anew, {0: (1,)}))
+            told = []
+            for topic_id in (anew, uuid.UUID(int=1)):
+                part = PartitionFetch(topic_id, 0, 0, 1 << 20)
+                request = hot_fetch.FetchRequest(0, 1, 1 << 20, False, (part,))
+                head, frame, position = _frame(hot_fetch.encode_request(version, 1, "raw", request))
+                context: Any = SimpleNamespace(broker=services)
+                answer: Any = fetch.handle_frame(head, frame, position, context)
+                (found,) = _decoded(answer, version).partitions
+                told.append((found.error_code, len(found.records or b"")))
+            return told
+
+    assert asyncio.run(scenario()) == [(InconsistentTopicId.code, 0), (UnknownTopicId.code, 0)]
 
 
 def test_lost_leadership_ends_a_wait_and_is_told(tmp_path: Path) -> None:

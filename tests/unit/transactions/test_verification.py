@@ -214,6 +214,34 @@ def test_a_marker_that_comes_before_the_answer_makes_it_worthless(coordinator):
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("found", "error"),
+    [
+        (SimpleNamespace(epoch=2, transaction_start_offset=-1), ErrorCode.invalid_txn_state),
+        (SimpleNamespace(epoch=3, transaction_start_offset=9), ErrorCode.invalid_txn_state),
+        (None, ErrorCode.not_leader_or_follower),
+    ],
+)
+def test_what_was_open_before_the_question_is_looked_at_again_after_it(found, error):
+    """The client has given up and aborted while another partition was asked for: a batch behind the marker
+    would open a transaction that the producer's next commit publishes."""
+
+    async def scenario() -> None:
+        around = Surroundings(THERE)
+        around.opened(A)
+        around.gate_of_answers.clear()
+        asking = asyncio.ensure_future(around.gate.admit("orders", PRODUCER, {A: 3, B: 0}))
+        await asyncio.sleep(0)
+        if found is None:
+            del around.entries[A]
+        else:
+            around.entries[A][7] = found
+        around.gate_of_answers.set()
+        assert await asking == {A: error, B: NONE}
+
+    asyncio.run(scenario())
+
+
 def test_a_lost_leadership_makes_the_answer_worthless():
     async def scenario() -> None:
         around = Surroundings(THERE)
