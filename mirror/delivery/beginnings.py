@@ -15,7 +15,8 @@ gap, not a new beginning, which would skip or repeat in silence. The format is f
 
 Order, none of it can be left out: a source's first look is durable before a partition of it has a first
 position; the mark of a partition is written when that position is durable, and before a record of it is
-carried. A reader reads marks before positions, so each mark that it has seen has its position to be seen.
+carried. A reader reads marks before positions, so each mark that it has seen has its position to be seen; and
+where it sees positions of a source without a first look, it looks for that once more.
 """
 
 from __future__ import annotations
@@ -160,8 +161,12 @@ class Beginnings:
         if lost:
             log.error("positions are gone", topic=self._topic, partitions=len(lost))
             positions.unreadable |= lost
-        seen = {*positions.known, *positions.unreadable}
-        new = {each.source for each in coming} - {each.source for each in seen} - begun.first_looks.keys()
+        sources = {each.source for each in coming}
+        seen = {each.source for each in (*positions.known, *positions.unreadable)}
+        if (sources & seen) - begun.first_looks.keys():
+            # Another worker may have begun between the reading of this and of the positions.
+            begun.first_looks.update((await self.read()).first_looks)
+        new = sources - seen - begun.first_looks.keys()
         for source, topics in sorted((await look(new)).items() if new else ()):
             first = FirstLook(self._now_ms(), dict(topics))
             await self._write(encode_first_look(source, first))

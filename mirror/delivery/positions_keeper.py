@@ -130,36 +130,47 @@ class PositionsKeeper:
     async def _read(self) -> Positions:
         failures = NewFailures()
         while True:
-            positions = Positions()
-            # In the order of the newest records: of a key that was written a thousand times one is decoded.
-            newest: dict[bytes | None, bytes | None] = {}
             try:
                 await self.make_topics()
-                topic = self.positions.topic
-                end = {self.positions.partition: await self._write([BARRIER])}
-                async for record in read_topic_to_end(self._target, topic, until=end):
-                    newest.pop(record.key, None)
-                    newest[record.key] = record.value
-                for key, value in newest.items():
-                    positions.apply(key, value)
-                if not positions.known:
-                    await self._find_lost(positions)
+                positions = await self._on_record()
+                if not positions.known and (mapped := await self._mapped() - positions.unreadable):
+                    # Another worker of a mirror that begins now may have begun since: its first position
+                    # stands before its first chunk of the map.
+                    positions = await self._on_record()
+                    await self._mark_lost(positions, mapped)
                 return positions
             except CLUSTER_FAILURES as error:
                 if failures.is_news(error):
                     log.warning("cannot read the positions yet", error=str(error))
                 await asyncio.sleep(READ_PAUSE_S)
 
-    async def _find_lost(self, positions: Positions) -> None:
+    async def _on_record(self) -> Positions:
+        """Up to a barrier that is written now."""
+        topic, positions = self.positions.topic, Positions()
+        end = {self.positions.partition: await self._write([BARRIER])}
+        # In the order of the newest records: of a key that was written a thousand times one is decoded.
+        newest: dict[bytes | None, bytes | None] = {}
+        async for record in read_topic_to_end(self._target, topic, until=end):
+            newest.pop(record.key, None)
+            newest[record.key] = record.value
+        for key, value in newest.items():
+            positions.apply(key, value)
+        return positions
+
+    async def _mapped(self) -> set[SourcePartition]:
+        """The partitions that the offset map knows of: they were mirrored."""
+        found: set[SourcePartition] = set()
+        async for record in read_topic_to_end(self._target, self._offsets_topic):
+            if (key := decode_key(record.key)) is not None:
+                found.add(key.partition)
+        return found
+
+    async def _mark_lost(self, positions: Positions, mapped: set[SourcePartition]) -> None:
         """Positions are gone, all of them, when the offset map knows of partitions: somebody deleted the
         topic, or emptied it. To begin anew in silence would lose records or repeat them all. That they are
         lost is put on record before any is written anew: so whoever finds no position, but marks of another
         worker, which may be a part of them, adds what is missing, and nobody takes them for the whole."""
-        lost: set[SourcePartition] = set()
-        async for record in read_topic_to_end(self._target, self._offsets_topic):
-            if (key := decode_key(record.key)) is not None:
-                lost.add(key.partition)
-        lost -= positions.unreadable
+        lost = mapped - positions.known.keys() - positions.unreadable
         if not lost:
             return
         log.error("the positions are gone", topic=self.positions.topic, partitions=len(lost))

@@ -624,6 +624,25 @@ OF_MIRROR = (
         red=(f"{UNIT}/test_positions_keeper.py::test_end_that_a_replaced_leader_tells_is_not_believed",),
     ),
     Mutant(
+        name="position-of-a-beginning-worker-taken-for-lost",
+        promise="Lost is only a position that is not there when the map is known to have its partition.",
+        file="mirror/delivery/positions_keeper.py",
+        rule="                    positions = await self._on_record()\n                    await self._mark_lost(",
+        instead="                    await self._mark_lost(",
+        red=(
+            f"{UNIT}/test_own_records.py"
+            "::test_worker_that_begins_while_another_does_takes_nothing_of_it_for_lost",
+        ),
+    ),
+    Mutant(
+        name="first-look-that-is-older-than-the-positions",
+        promise="Where a source has positions its first look is read behind them.",
+        file="mirror/delivery/beginnings.py",
+        rule="        if (sources & seen) - begun.first_looks.keys():\n",
+        instead="        if not sources:\n",
+        red=(f"{UNIT}/test_beginnings.py::test_worker_that_begins_while_another_does_begins_as_the_other",),
+    ),
+    Mutant(
         name="own-record-late-behind-a-newer-one",
         promise="What the mirror writes of itself again goes under the sequence that it had.",
         file="mirror/delivery/system_records.py",

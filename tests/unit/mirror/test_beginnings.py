@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,6 +50,7 @@ class Stage:
         self.positions: list[tuple[bytes, bytes]] = []
         self.done: list[str] = []
         self.is_killed_before_marks = False
+        self.before_positions: Callable[[], Awaitable[object]] | None = None
         self.looks_after_s = 0.0
 
         async def nothing(*_: object) -> int:
@@ -70,6 +71,9 @@ class Stage:
         self.starts += records
 
     async def read_positions(self) -> Positions:
+        if (act := self.before_positions) is not None:
+            self.before_positions = None
+            await act()
         self.done.append("positions read")
         positions = Positions()
         for key, value in self.positions:
@@ -174,6 +178,18 @@ def test_second_wave_of_a_first_run_begins_when_that_did(monkeypatch: pytest.Mon
             part(2): "earliest",
             part(0, "new"): "earliest",
         }
+
+    asyncio.run(story())
+
+
+def test_worker_that_begins_while_another_does_begins_as_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has read what was begun before the other wrote its first look, and the positions after its first."""
+
+    async def story() -> None:
+        stage = Stage(monkeypatch, "latest")
+        stage.before_positions = lambda: stage.assigned(part(0))
+        stage.now_ms += 5
+        assert await stage.assigned(part(1)) == {part(1): stage.now_ms}
 
     asyncio.run(story())
 

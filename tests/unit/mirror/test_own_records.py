@@ -190,6 +190,45 @@ def test_lane_whose_positions_are_never_taken_ends_with_the_reason(monkeypatch: 
 # --- positions that are gone ------------------------------------------------------------------------
 
 
+def test_worker_that_begins_while_another_does_takes_nothing_of_it_for_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two workers of a new mirror: the other puts its first position on record, and carries, between this
+    one's reading of the positions and of the map."""
+    logs: dict[str, list[tuple[bytes, bytes | None]]] = {TOPIC: [], "millrace.offsets.m": []}
+    other = partition(0)
+
+    class Records:
+        async def write(self, topic: str, records: list[tuple[bytes, bytes | None]], **_: object) -> int:
+            logs[topic] += records
+            return len(logs[topic])
+
+    async def read(_cluster: object, topic: str, *, until: dict[int, int] | None = None) -> Any:
+        if topic != TOPIC:
+            runs = Runs(other, 0, 0)
+            runs.add([0], 0)
+            logs[TOPIC] += encode_records([(other, position(0)), (other, position(1))])
+            logs[topic] += runs.take_until(1)
+        end = len(logs[topic]) if until is None else until[0]
+        for key, value in logs[topic][:end]:
+            yield SimpleNamespace(key=key, value=value)
+
+    monkeypatch.setattr(positions_keeper, "read_topic_to_end", read)
+
+    async def story() -> Positions:
+        config: Any = SimpleNamespace(name="m", target=SimpleNamespace(replication_factor=1))
+        target: Any = SimpleNamespace(name="agg")
+        keeper = positions_keeper.PositionsKeeper(config, target, cast(SystemRecords, Records()))
+
+        async def there() -> None: ...
+
+        monkeypatch.setattr(keeper, "make_topics", there)
+        return await keeper.read()
+
+    assert asyncio.run(story()) == Positions({other: position(1)})
+    assert LOST not in [value for _, value in logs[TOPIC]]
+
+
 def test_marks_of_lost_positions_that_are_a_part_of_them_are_completed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
