@@ -590,6 +590,7 @@ def _summary(job: Run, after: Commit, cells: RunCells, found: Findings) -> dict[
         in_doubt=any(each.what not in waived for each in doubts.deciding()),
         older=found.older,
         older_untrusted=doubts.older(),
+        holds=doubts.holds(job.config.topics),
         since_ms=job.since_ms,
         untrusted_waivers=[each.told() for each in doubts.waivers],
         waivers=[each.told() for each in found.waivers],

@@ -92,6 +92,11 @@ class Doubts:
                 found[topic] = None if at_ms is None or last_ms is None else min(at_ms, last_ms)
         return found
 
+    def holds(self, topics: Collection[str]) -> dict[str, list[str]]:
+        """{what stands in the report: those of `topics` whose watermark it holds while nobody waives it}"""
+        free = [each for each in self.told() if not each.in_rows]
+        return {each.what: [topic for topic in topics if each.topic in ("", topic)] for each in free}
+
     def notes(self) -> list[str]:
         """A sentence for each that was waived and is pruned."""
         found = []

@@ -569,8 +569,8 @@ OF_AUDIT = (
         name="waived-window-over-an-open-row",
         promise="A row of a waived window that is still open holds the watermark.",
         file="audit/reconciliation/watermark.py",
-        rule="held = still_open | (doubtful - waived)",
-        instead="held = (still_open | doubtful) - waived",
+        rule="held = still_open | {start_ms: row for start_ms, row in doubtful.items() if",
+        instead="held = {start_ms: row for start_ms, row in (still_open | doubtful).items() if",
         red=(
             f"{UNIT}/test_watermark.py"
             "::test_a_waiver_of_a_window_waives_neither_a_streams_own_doubt_nor_a_promise_nor_an_open_row",
