@@ -2,8 +2,8 @@
 
 Headers of an unknown version, batches and events that cannot be read, records for windows whose evidence is
 pruned, streams whose own events contradict each other, topics that are nowhere or that a cluster does not
-tell of: each is a `Doubt`, counted by its name. Called by `job`; the names stand in the summary as
-`untrusted`.
+tell of: each is a `Doubt`, counted by its name. Called by `job` and `watermark_holds`; the names stand in the
+summary as `untrusted`.
 
 What must stay true:
 

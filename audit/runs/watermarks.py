@@ -7,7 +7,7 @@
 
 Everything of the topic created before the watermark is proven, or waived by a person. It may move back only
 when late data takes a proof away; the summary says so then (`watermark_steps_back`), and a downstream job
-that read the later one has read something that is no longer proven. Called by `job`.
+that read the later one has read something that is no longer proven. Called by `job` and `watermark_holds`.
 """
 
 from __future__ import annotations

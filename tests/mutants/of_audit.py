@@ -520,7 +520,7 @@ OF_AUDIT = (
     Mutant(
         name="roster-owes-a-pruned-window-twice",
         promise="What is left of a pruned window is one line, with what the roster owed of it.",
-        file="audit/job.py",
+        file="audit/runs/next_commit.py",
         rule="but(job.pruned_lines, pruned), but(job.owed, pruned)",
         instead="but(job.pruned_lines, pruned), job.owed",
         red=(
