@@ -35,7 +35,7 @@ from millrace.audit.contract.sequence_set import to_ranges
 from millrace.audit.keeping.state import StateFolder
 from millrace.audit.keeping.state_files import open_files
 from millrace.audit.keeping.verdict_files import own_lines
-from millrace.audit.keeping.waivers import is_stream, read_waivers, standing_waivers
+from millrace.audit.keeping.waivers import is_stream, pruned_beside, read_waivers, standing_waivers
 from millrace.audit.reconciliation.neighbours import Neighbourhood
 from millrace.audit.reconciliation.settled import COUNTS
 from millrace.audit.reconciliation.verdict_rows import iso_time
@@ -101,7 +101,7 @@ def _explained(config: AuditConfig, topic: str, window: str, report: Path) -> di
         "verdict": max(verdicts, key=lambda word: Verdict[word]),
         "waivers": [
             each
-            for each in state.waivers(path) or summary.get("waivers", ())
+            for each in state.waivers(path, summary.get("at")) or summary.get("waivers", ())
             if each["topic"] == topic and (each.get("stream") in streams or each["window_start"] == asked_for)
         ],
         "pruned": None if pruned is None else _pruned(pruned),
@@ -193,14 +193,13 @@ class _State:
             None,
         )
 
-    def waivers(self, report: Path) -> list[dict[str, Any]]:
+    def waivers(self, report: Path, report_at: str | None) -> list[dict[str, Any]]:
         """What people waived until now, by what the last report says of it and what is left of pruned
         windows: as the run judges them."""
         try:
             rows = pq.read_table(report, columns=[*COLUMNS, "state"])
             folder = self._open()
-            latest = folder.latest()
-            _, pruned = own_lines(folder, latest.verdicts)
+            pruned = pruned_beside(folder, folder.latest(), report_at)
             return [each.told() for each in standing_waivers(read_waivers(folder), rows, pruned)]
         except (MillraceError, OSError) as problem:
             self.problem = str(problem)

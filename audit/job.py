@@ -6,8 +6,8 @@
   would read the clusters again for each action.
 - Cells below the mirrors' positions are committed together with the offsets; the *tail* above them is
   reconciled too, but read again next time, so that no kept cell lies across a position.
-- A job that fails or is killed commits nothing; the next one starts where the last good one ended. What is
-  written after the commit (report, watermarks) is written anew by every run.
+- A job that fails or is killed commits nothing (`runs.next_commit`); the next one starts where the last good
+  one ended. What is written after the commit (report, watermarks) is written anew by every run.
 - With `only`, a *backfill*: the windows of a time range are computed anew from what the clusters hold, as if
   there were no cells; the state is neither used for them nor changed, and the report lies in a folder of its
   own below the report's.
@@ -31,33 +31,27 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from millrace.audit.config import AuditConfig
-from millrace.audit.contract.events import EventLedger, event_to_keep, kept_event
-from millrace.audit.contract.group_counts import open_claims
-from millrace.audit.keeping import uniting, upkeep
+from millrace.audit.contract.events import EventLedger, kept_event
+from millrace.audit.keeping import upkeep
 from millrace.audit.keeping.state import Commit, StateFolder, UnreadNote
 from millrace.audit.keeping.state_files import is_remote
 from millrace.audit.keeping.untrusted_waivers import read_accepted
-from millrace.audit.keeping.verdict_files import LINES, PRUNED, own_lines
-from millrace.audit.keeping.waivers import Standing, Target, read_waivers, standing_waivers, waived_targets
+from millrace.audit.keeping.verdict_files import own_lines
+from millrace.audit.keeping.waivers import read_waivers, standing_waivers
 from millrace.audit.reconciliation.horizon import DEFAULT_HORIZON_MS, split_older
 from millrace.audit.reconciliation.reconcile import ClusterPartition, Passage
 from millrace.audit.reconciliation.row_parts import Beside, Rows, View
 from millrace.audit.reconciliation.settled import (
     LINE_COLUMNS,
     NUMBERED_SCHEMA,
-    SETTLED_SCHEMA,
-    but,
-    lines_but,
-    lines_digest,
     lines_of,
     number_rows,
     revisions_of,
@@ -73,18 +67,20 @@ from millrace.audit.report.summary import Cost, exit_status, summarise
 from millrace.audit.runs import backfill, fact_rows
 from millrace.audit.runs.arrivals import arrival_passages
 from millrace.audit.runs.backfill import TimeRange
-from millrace.audit.runs.capture import Capture, capture, settle_claims
-from millrace.audit.runs.copied_headers import Foreign, foreign_counts, foreign_notes
-from millrace.audit.runs.event_reading import Told, events_known, lost_counts, to_keep
+from millrace.audit.runs.capture import capture, settle_claims
+from millrace.audit.runs.copied_headers import foreign_counts, foreign_notes
+from millrace.audit.runs.event_reading import Told, events_known
 from millrace.audit.runs.fact_rows import PrunedWindows
-from millrace.audit.runs.reading_plan import plan_backfill, plan_ranges, read_until
+from millrace.audit.runs.next_commit import keep_verdicts, kept_facts, leaving_no_trace, next_commit
+from millrace.audit.runs.reading_plan import plan_backfill, plan_ranges
 from millrace.audit.runs.reconciling import reconciler_of, roster_of, streams_of, tiers_of
+from millrace.audit.runs.run import Findings, Run
 from millrace.audit.runs.state_checks import check_clusters, check_names, check_place, check_window
 from millrace.audit.runs.untrusted import Doubts, doubts_of
 from millrace.audit.runs.watermarks import FILE_NAME as WATERMARKS_FILE
 from millrace.audit.runs.watermarks import document, steps_back, watermarks_of
 from millrace.audit.scanning.cell_notes import counts_of, unaudited_of, unread_of
-from millrace.audit.scanning.cell_rows import NOTE_UNAUDITED, NOTE_UNTRUSTED
+from millrace.audit.scanning.cell_rows import NOTE_UNTRUSTED
 from millrace.audit.spark.masters import is_elsewhere
 from millrace.audit.spark.read_meter import ReadMeter
 from millrace.audit.spark.run_steps import RunSteps
@@ -96,7 +92,6 @@ from millrace.audit.spark.spark_session import (
     require_master,
     submitted,
 )
-from millrace.audit.spark.task_plan import OffsetRange
 from millrace.audit.spark.workers import check_workers
 from millrace.broker.errors import MillraceError, ZooKeeperUnreachable
 
@@ -116,58 +111,6 @@ class JobResult:
     summary: dict[str, Any] | None
     problem: str = ""
     cost: Cost | None = None
-
-
-@dataclass(slots=True)
-class Run:
-    """One run's working values, handed from step to step. `pruned` is what is left of pruned windows by
-    stream, `pruned_lines` the lines that earlier runs left of them by window, `late` counts what came for
-    them (`late_again` what of it the next run reads again), `foreign` what lies in another topic than its
-    stream's, `row_files` have this run's rows, `owed` are the roster's lines, `only` is the backfill's range,
-    `since_ms` the verdict's horizon."""
-
-    config: AuditConfig
-    state: StateFolder
-    before: Commit
-    captured: Capture
-    now_ms: int
-    number: int
-    name: str
-    ranges: list[OffsetRange]
-    unread: list[UnreadNote]
-    facts: pa.Table
-    pruned: dict[str, PrunedWindows] = field(default_factory=dict)
-    late: dict[str, int] = field(default_factory=dict)
-    late_again: dict[str, int] = field(default_factory=dict)
-    pruned_lines: pa.Table = field(default_factory=SETTLED_SCHEMA.empty_table)
-    foreign: Foreign = field(default_factory=dict)
-    row_files: list[str] = field(default_factory=list)
-    owed: pa.Table = field(default_factory=SETTLED_SCHEMA.empty_table)
-    only: TimeRange | None = None
-    since_ms: int | None = None
-
-    @property
-    def kept(self) -> Commit:
-        """The state whose cells and offsets this run goes on from."""
-        return self.before if self.only is None else Commit()
-
-
-@dataclass(slots=True)
-class Findings:
-    """What a run has found: `rows` of the report (`deciding` the verdict, or `older` than its horizon),
-    `numbered` those and the lines that the state keeps, waivers and watermarks."""
-
-    rows: Rows
-    deciding: Rows
-    older: Rows
-    numbered: Rows
-    waivers: list[Standing]
-    watermarks: dict[str, int | None]
-    doubts: Doubts = field(default_factory=Doubts)
-
-    @property
-    def waived(self) -> set[Target]:
-        return waived_targets(self.waivers)
 
 
 def run(
@@ -248,14 +191,14 @@ def _run(
         step("reading events and pinning offsets")  # while Spark starts
         job = _prepare(config, state, before, clock_ms, only)
         job.since_ms = None if horizon_ms is None or only is not None else job.now_ms - horizon_ms
-        with _leaving_no_trace(job):
+        with leaving_no_trace(job):
             session = spark.session()
             step(f"counting {sum(each.size for each in job.ranges):,} records")
             meter = ReadMeter(session, job.ranges, by_records=config.reader == "spark-kafka")
             with meter.telling(step.tell):
                 cells = _count(session, job, meter, work)
             step("reconciling")
-            after = _next_commit(job, cells)
+            after = next_commit(job, cells)
             rows = _reconcile(session, job, after, cells)
             tail = counts_of(cells.notes(tail=True), NOTE_UNTRUSTED)
             accepted, now_ms = read_accepted(state), job.now_ms
@@ -267,7 +210,7 @@ def _run(
             summary = _summary(job, after, cells, found)
             if only is None:
                 step("keeping the state")
-                _keep_verdicts(job, after, cells, found)
+                keep_verdicts(job, after, cells, found)
             read = meter.records, meter.bytes
             count, size = state.size(before if only is not None else after)
             spark.release()
@@ -332,16 +275,11 @@ def _prepare(
         name=f"{number:08d}-{uuid.uuid4().hex[:8]}",
         ranges=ranges,
         unread=unread,
-        facts=_facts_table(config, captured, pruned),
+        facts=kept_facts(config, captured, pruned),
         pruned=pruned,
         late=late,
         only=only,
     )
-
-
-def _facts_table(config: AuditConfig, captured: Capture, pruned: Mapping[str, PrunedWindows]) -> pa.Table:
-    groups, told = config.group_names(), captured.events.told
-    return fact_rows.facts_table(captured.ledger, captured.origins, pruned, groups, told)
 
 
 @contextlib.contextmanager
@@ -358,36 +296,6 @@ def _work_folder(state: Path | str) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def _leaving_no_trace(job: Run) -> Iterator[None]:
-    """Remove what the run wrote when no commit names it: it failed, or learnt nothing.
-
-    What stays because the state cannot be reached is swept in a day, and hides neither why a run ended nor
-    what a committed one found.
-    """
-    try:
-        yield
-    finally:
-        with contextlib.suppress(MillraceError, OSError):
-            _tidy(job)
-
-
-def _tidy(job: Run) -> None:
-    newest = job.state.latest()
-    named = newest.rooms()
-    for room, entry in (
-        ("cells", job.name),
-        ("cells", f"{job.name}-folded"),
-        ("events", f"{job.name}.parquet"),
-        ("events", f"{job.name}-folded.parquet"),
-        ("events", f"{job.name}-plan.parquet"),
-        ("verdicts", job.name),
-    ):
-        if (room, entry) not in named:
-            job.state.files.remove(f"{room}/{entry}")
-    job.state.sweep(newest)
-
-
 def _count(spark: SparkSession, job: Run, meter: ReadMeter, work: Path) -> RunCells:
     """Write the facts and scan the pinned ranges into Parquet."""
     facts = job.before.events
@@ -397,47 +305,6 @@ def _count(spark: SparkSession, job: Run, meter: ReadMeter, work: Path) -> RunCe
     cells = RunCells(spark, job.state, job.name, job.kept.cells, facts, work)
     cells.count(job.config, job.ranges, meter)
     return cells
-
-
-def _next_commit(job: Run, cells: RunCells) -> Commit:
-    """The state as this run found it, but for its verdicts; not yet visible."""
-    before = job.kept
-    ledger = job.captured.ledger
-    kept = {each for each in job.ranges if not each.tail}
-    offsets = {**before.offsets, **read_until(job.captured, kept, before.offsets)}
-    notes = cells.notes(tail=False)
-    untrusted, ages = upkeep.aged(before.untrusted, before.untrusted_at, job.config.keep_ms, job.now_ms)
-    found = Counter(counts_of(notes, NOTE_UNTRUSTED))
-    found.update({f"{NOTE_UNAUDITED}/{tier}": n for tier, n in unaudited_of(notes).items()})
-    found.update(job.late)
-    found.update(lost_counts(job.captured.events_lost))
-    for what, count in found.items():
-        untrusted[what] = untrusted.get(what, 0) + count
-        ages[what] = job.now_ms
-    learnt = any(each.size for each in kept)
-    events = to_keep(job.captured.events, ledger)
-    return Commit(
-        number=job.number,
-        at_ms=job.now_ms,
-        window_ms=job.config.window_ms,
-        cells=[*before.cells, *(cells.new_files() if learnt else ())],
-        events=cells.facts,
-        events_digest=fact_rows.digest(job.facts),
-        offsets=offsets,
-        unread=[*before.unread, *job.unread, *unread_of(notes, job.captured.vanished_ms)],
-        gaps=[event_to_keep(gap) for _, gap in sorted(ledger.gaps.items())],
-        untrusted=untrusted,
-        untrusted_at=ages,
-        claims=[(*place, each) for place, each in sorted(open_claims(ledger, job.captured.claims).items())],
-        clusters={**before.clusters, **{name: id_ for name, id_ in job.captured.cluster_ids.items() if id_}},
-        answered=[(*place, count) for place, count in sorted(job.captured.answered.items())],
-        verdicts=before.verdicts,
-        verdicts_digest=before.verdicts_digest,
-        folded_ms=before.folded_ms or job.now_ms,
-        events_read=events.positions,
-        events_ways=events.ways,
-        events_doubted=events.doubts(),
-    )
 
 
 def _reconcile(spark: SparkSession, job: Run, after: Commit, cells: RunCells) -> Rows:
@@ -500,72 +367,6 @@ def _judge(job: Run, numbered: Rows, doubts: Doubts) -> Findings:
     return Findings(rows, deciding, older, numbered, standing, watermarks, doubts)
 
 
-def _keep_verdicts(job: Run, after: Commit, cells: RunCells, found: Findings) -> None:
-    """Put the settled verdicts into the commit, and fold what may be folded."""
-    config = job.config
-    pruned = SETTLED_SCHEMA.empty_table()
-    loose_count = len(cells.loose_files())
-    if upkeep.is_due(job.before, loose_count, config.keep_ms, job.now_ms):
-        pruned = _fold(job, after, cells, found, loose_count)
-    after.claims = upkeep.claims_to_keep(
-        after.claims, found.rows, config.grace_ms, config.keep_ms, job.now_ms
-    )
-    after.watermarks = {topic: at for topic, at in found.watermarks.items() if at is not None}
-    earlier, owed = but(job.pruned_lines, pruned), but(job.owed, pruned)
-    of_rows = View(found.numbered, partial(lines_but, pruned=pruned), LINE_COLUMNS, makes=True)
-    after.verdicts_digest = lines_digest(earlier, pruned, of_rows)
-    if after.verdicts_digest == job.before.verdicts_digest and job.before.verdicts:
-        return
-    folder = f"verdicts/{job.name}"
-    after.verdicts = [*job.row_files, f"{folder}/{LINES}"]
-    job.state.write_table(f"{folder}/{LINES}", pa.concat_tables([earlier, owed]))
-    if pruned.num_rows:
-        after.verdicts.append(f"{folder}/{PRUNED}")
-        job.state.write_table(f"{folder}/{PRUNED}", pruned)
-
-
-def _fold(job: Run, after: Commit, cells: RunCells, found: Findings, loose_count: int) -> pa.Table:
-    """Prune what the policy lets go, unite cells of what is proven, and make the files of many runs few.
-    Returns the lines of the windows that were pruned."""
-    config, ledger = job.config, job.captured.ledger
-    pruned = {stream: each.copy() for stream, each in job.pruned.items()}
-    lines = SETTLED_SCHEMA.empty_table()
-    may_unite = uniting.may_unite(config, job.captured)
-    if config.keep_ms is not None:
-        lines = upkeep.prune(
-            found.numbered,
-            job.pruned_lines,
-            pruned,
-            found.waived,
-            cells.windows_of_tail,
-            config.keep_ms,
-            job.now_ms,
-            config.window_ms,
-            places_decide=not may_unite,
-        )
-    if not lines.num_rows and loose_count < upkeep.FOLD_FILES:
-        return lines
-    upkeep.forget_pruned(ledger, pruned, learn=True)
-    # The fold goes by all that is pruned, also of streams that are forgotten now: no commit names this table.
-    told = uniting.fold_plan(pruned)
-    plan = f"events/{job.name}-plan.parquet" if told.num_rows else ""
-    if plan:
-        job.state.write_table(plan, told)
-    proven = job.row_files if may_unite else ()
-    # Cells of a window that is pruned now may be in any file; of one that was before, only in loose ones.
-    after.cells = cells.fold(plan, proven, whole=lines.num_rows > 0)
-    doubted = upkeep.doubted_streams(found.rows, found.waived)
-    upkeep.forget_streams(ledger, pruned, job.captured.told, doubted, config.grace_ms, job.now_ms)
-    facts = _facts_table(config, job.captured, pruned)
-    after.events, after.events_digest = f"events/{job.name}-folded.parquet", fact_rows.digest(facts)
-    job.state.write_table(after.events, facts)
-    after.folded_ms = job.now_ms
-    for what, count in upkeep.late_to_keep(job.late, job.late_again).items():
-        after.untrusted[what] = after.untrusted.get(what, 0) + count
-        after.untrusted_at[what] = job.now_ms
-    return lines
-
-
 def _summary(job: Run, after: Commit, cells: RunCells, found: Findings) -> dict[str, Any]:
     unaudited = Counter(unaudited_of(cells.notes(tail=True)))
     for what, count in after.untrusted.items():
@@ -590,6 +391,7 @@ def _summary(job: Run, after: Commit, cells: RunCells, found: Findings) -> dict[
         in_doubt=any(each.what not in waived for each in doubts.deciding()),
         older=found.older,
         older_untrusted=doubts.older(),
+        holds=doubts.holds(job.config.topics),
         since_ms=job.since_ms,
         untrusted_waivers=[each.told() for each in doubts.waivers],
         waivers=[each.told() for each in found.waivers],

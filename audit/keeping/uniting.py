@@ -1,9 +1,9 @@
 """Which windows' cells lose their places when cells are folded (`cell_union` does it). Pure.
 
-Called by `job`. A window is united when its row of this very run is SETTLED and PROVEN: every record that was
-acknowledged was seen once in every tier, and no more is to come as far as anybody promised. A mirror that
-keeps no positions is judged by arrivals, for which the offsets of *all* cells count, so nothing is united
-where such a mirror carries, nor while an aggregate has no positions at all.
+Called by `next_commit`. A window is united when its row of this very run is SETTLED and PROVEN: every record
+that was acknowledged was seen once in every tier, and no more is to come as far as anybody promised. A mirror
+that keeps no positions is judged by arrivals, for which the offsets of *all* cells count, so nothing is
+united where such a mirror carries, nor while an aggregate has no positions at all.
 """
 
 from __future__ import annotations

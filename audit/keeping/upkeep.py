@@ -1,7 +1,7 @@
 """Upkeep of the state: which windows' evidence may go, and when cells are folded into few files. Pure.
 
-Called by `job` after it reconciled, so that whatever the run saw is in the verdicts that stay. The policy
-(`keep:` of audit.yaml):
+Called by `job`, and by `next_commit` after the run reconciled, so that whatever it saw is in the verdicts
+that stay. The policy (`keep:` of audit.yaml):
 
 - a window of a topic is *pruned* when all its streams' rows are settled, proven (or matched by count) or
   waived by a waiver that stands, and none was revised for `keep`. Its cells and reports go; one line with the

@@ -12,7 +12,7 @@ Up to version 5 of the state `verdicts/<run>.parquet` had all lines, those of st
 read as a file of lines. Within a file rows are in the order of their windows, so that a stretch of time is
 read without the rest. Whoever reads holds one part: some `PART_ROWS` rows, or one window.
 
-Called by `job`, `spark_cells`, `status`, `explain` and `waivers`.
+Called by `job`, `next_commit`, `spark_cells`, `status`, `explain` and `waivers`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ that. Nothing is ever waived again by itself.
 What a standing waiver does: the completeness watermark passes the window, and it no longer decides the job's
 exit status. The verdict in the report stays what it is.
 
-Called by `job`, `status` and the command line.
+Called by `job`, `status`, `explain`, `runs.watermark_holds` and the command line.
 """
 
 from __future__ import annotations
@@ -28,8 +28,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millrace.audit.keeping.state import StateDamaged, StateFolder, guard_fits, guarded, guarded_body
-from millrace.audit.keeping.verdict_files import SettledLines
+from millrace.audit.keeping.state import (
+    Commit,
+    StateDamaged,
+    StateFolder,
+    guard_fits,
+    guarded,
+    guarded_body,
+)
+from millrace.audit.keeping.verdict_files import SettledLines, own_lines, pruned_files
 from millrace.audit.reconciliation.row_parts import Rows, parts_of
 from millrace.audit.reconciliation.verdict_rows import iso_time
 from millrace.audit.reconciliation.verdicts import VERDICTS, Verdict
@@ -156,6 +163,16 @@ def standing_waivers(
     told: list[Rows] = [rows] if settled is None else [rows, settled.filter(settled["folded"])]
     worst = _by_target(told, newest)
     return [Standing(waiver, _covers(waiver, worst.get(target))) for target, waiver in newest.items()]
+
+
+def pruned_beside(state: StateFolder, latest: Commit, report_at: str | None) -> pa.Table:
+    """The lines of pruned windows (SETTLED_SCHEMA) that the report of that time has no rows of. What the
+    `latest` commit's own run pruned is still among that run's rows."""
+    names = latest.verdicts
+    if report_at == iso_time(latest.at_ms):
+        own = pruned_files(names)
+        names = [name for name in names if name not in own]
+    return own_lines(state, names)[1]
 
 
 def _covers(waiver: Waiver, now: Mapping[str, Any] | None) -> bool:

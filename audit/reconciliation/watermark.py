@@ -7,12 +7,13 @@ moves beyond what every known stream has promised, and is None while nothing is 
 
 A waiver is for what it names: the settled rows of a window, or a stream's own row. A waived window holds the
 watermark all the same while a row of it is open, while a stream may still write into it, and while a stream's
-own doubt reaches into it: that is another finding, which nobody has waived.
+own doubt reaches into it: that is another finding, which nobody has waived. `completeness` tells by name what
+holds it, for `millrace audit waive` (`runs.watermark_holds`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from millrace.audit.contract.events import CLOSED, StreamFacts
@@ -36,67 +37,108 @@ class Waiver:
     doubtful: int = 0
 
 
-def completeness_watermark(
+@dataclass(frozen=True, slots=True)
+class Completeness:
+    """Everything of the topic created before `watermark_ms` is accounted for; None: nothing is known to be.
+    And all that can hold it:
+
+    windows    {start in ms: the worst row of it that nobody waived, or an open one}
+    doubts     streams' own rows that nobody waived, each from its `not_before_ms` on (None: in all windows)
+    promise    the living stream that promised least: windows that end after its `no_earlier_than_ms` wait
+    """
+
+    watermark_ms: int | None
+    windows: Mapping[int, WindowVerdict]
+    doubts: Sequence[WindowVerdict]
+    promise: StreamFacts | None
+
+    def until(self, end_ms: int) -> Completeness:
+        """What of it holds windows that end at `end_ms` or before."""
+        waits = self.promise is not None and _reaches(end_ms, self.promise.no_earlier_than_ms)
+        return Completeness(
+            self.watermark_ms,
+            {start_ms: row for start_ms, row in self.windows.items() if start_ms < end_ms},
+            [row for row in self.doubts if _reaches(end_ms, row.not_before_ms)],
+            self.promise if waits else None,
+        )
+
+    @property
+    def is_held(self) -> bool:
+        return bool(self.windows or self.doubts or self.promise)
+
+
+def completeness(
     topic: str,
     rows: Iterable[WindowVerdict],
     streams: Iterable[StreamFacts],
     waivers: Collection[Waiver] = (),
-) -> int | None:
-    """Everything of the topic created before this time (ms) is accounted for; None: nothing is known to be.
-
-    `rows` are all rows of the topic, of all its streams; `streams` everything that events told of them.
-    """
+) -> Completeness:
+    """`rows` are all rows of the topic, of all its streams; `streams` everything that events told of them."""
     waived = {waiver.window_start_ms for waiver in waivers if waiver.topic == topic}
     silenced = {waiver.stream: waiver.at_ms for waiver in waivers if waiver.topic == topic and waiver.stream}
     rows = list(rows)
     # A stream that fell silent promises no more; who waives its silence goes on without it. One that lives
     # has its promise, whatever else of it was waived, and so has one that spoke again after the waiver.
     ended = {row.stream for row in rows if row.window_start_ms is None and FELL_SILENT in row.reasons}
-    bound_ms = _promised_bound(
+    promise = _least_promise(
         topic,
         [each for each in streams if each.stream not in ended or each.at_ms > silenced.get(each.stream, -1)],
     )
     ends: dict[int, int] = {}
-    still_open: set[int] = set()
-    doubtful: set[int] = set()
-    first_doubt_ms: int | None = None
+    still_open: dict[int, WindowVerdict] = {}
+    doubtful: dict[int, WindowVerdict] = {}
+    doubts: list[WindowVerdict] = []
     for row in rows:
         if row.topic != topic:
             continue
         if row.window_start_ms is None:
-            if row.stream in silenced:
-                continue
-            from_ms = -1 if row.not_before_ms is None else row.not_before_ms
-            first_doubt_ms = from_ms if first_doubt_ms is None else min(first_doubt_ms, from_ms)
+            if row.stream not in silenced:
+                doubts.append(row)
             continue
         start_ms = row.window_start_ms
         ends[start_ms] = max(ends.get(start_ms, 0), start_ms + row.window_ms)
         if row.state is not WindowState.SETTLED:
-            still_open.add(start_ms)
+            still_open[start_ms] = _worse(still_open.get(start_ms), row)
         elif row.verdict > Verdict.COUNT_MATCH:
-            doubtful.add(start_ms)
-    held = still_open | (doubtful - waived)
+            doubtful[start_ms] = _worse(doubtful.get(start_ms), row)
+    held = still_open | {start_ms: row for start_ms, row in doubtful.items() if start_ms not in waived}
+    first_doubt = min(doubts, key=lambda row: _from_ms(row.not_before_ms), default=None)
     watermark: int | None = None
     for start_ms in sorted(ends):
         end_ms = ends[start_ms]
-        in_doubt = first_doubt_ms is not None and end_ms > first_doubt_ms
-        beyond = bound_ms is not None and end_ms > bound_ms
+        in_doubt = first_doubt is not None and _reaches(end_ms, first_doubt.not_before_ms)
+        beyond = promise is not None and _reaches(end_ms, promise.no_earlier_than_ms)
         if start_ms in held or in_doubt or beyond:
             # A longer window that is proven may reach beyond this one.
-            return None if watermark is None else min(watermark, start_ms)
+            watermark = None if watermark is None else min(watermark, start_ms)
+            break
         watermark = end_ms
-    return watermark
+    return Completeness(watermark, held, doubts, promise)
 
 
-def _promised_bound(topic: str, streams: Iterable[StreamFacts]) -> int | None:
-    """No stream will create a record before this time; None when none of them can create any more.
+def _worse(held: WindowVerdict | None, row: WindowVerdict) -> WindowVerdict:
+    return row if held is None or row.verdict > held.verdict else held
+
+
+def _from_ms(not_before_ms: int | None) -> int:
+    return -1 if not_before_ms is None else not_before_ms
+
+
+def _reaches(end_ms: int, not_before_ms: int | None) -> bool:
+    """Whether what begins then is in a window that ends at `end_ms`."""
+    return end_ms > _from_ms(not_before_ms)
+
+
+def _least_promise(topic: str, streams: Iterable[StreamFacts]) -> StreamFacts | None:
+    """The stream of which the next record may be the earliest: none will create one before its promise. None
+    when no stream can create any more.
 
     A stream that has not promised anything bounds nothing here: its own rows stay open and stop the
     watermark, and while it has none, nobody knows that it will ever write.
     """
-    promises = [
-        facts.no_earlier_than_ms
+    living = [
+        facts
         for facts in streams
         if facts.topic == topic and facts.state != CLOSED and facts.no_earlier_than_ms is not None
     ]
-    return min(promises, default=None)
+    return min(living, key=lambda facts: _from_ms(facts.no_earlier_than_ms), default=None)

@@ -181,6 +181,9 @@ class Untrusted(_Part):
     count: Count
     waived: Annotated[bool, Field(description="A standing waiver accepts it.")] = False
     older: Annotated[bool, Field(description="Of before the horizon: it decides no more.")] = False
+    holds: Annotated[
+        list[str], Field(description="Topics whose watermark waits until it is gone or waived.")
+    ] = []
 
 
 class UntrustedWaiver(_Part):

@@ -38,8 +38,9 @@ told in full, with every field's type, by `summary.schema.json` beside this file
                     stream where window_start is null; `stands` is false once the window has got worse
     revisions       [{topic, producer, window_start, revision, before, after}]
     revisions_more  how many there are beyond those that were made last; only where there are any
-    untrusted       [{what, count, waived, older}]    what was read and could not be believed; `waived` where
-                    a standing waiver accepts it
+    untrusted       [{what, count, waived, older, holds [topics]}]    what was read and could not be believed;
+                    `waived` where a standing waiver accepts it; `holds` the topics whose watermark waits
+                    until it is gone or waived
     untrusted_waivers  [{untrusted, count, who, why, at, stands}]: for what has these words in its name; only
                     where there are any. `stands` is false once more of it came
     reasons         [{reason, count}]                 why windows are unknown, the commonest first
@@ -109,6 +110,7 @@ def summarise(
     in_doubt: bool | None = None,
     older: Rows | None = None,
     older_untrusted: Collection[str] = (),
+    holds: Mapping[str, Sequence[str]] | None = None,
     since_ms: int | None = None,
     untrusted_waivers: Sequence[Mapping[str, Any]] = (),
     waivers: Sequence[Mapping[str, Any]] = (),
@@ -123,8 +125,9 @@ def summarise(
     waived; `waived` (topic, window's start or stream) what standing waivers cover and `in_doubt` whether
     anything of `untrusted` counts all the same, both for the exit status alone, and `doubted` whether
     anything of it does for the verdict (None: all of it does); `older` the rows that are older than
-    `since_ms` (`horizon.split_older`), and `older_untrusted` what is; `waivers`, `untrusted_waivers`,
-    `watermarks` and `revisions` as they stand in the summary.
+    `since_ms` (`horizon.split_older`), and `older_untrusted` what is; `holds` {what of `untrusted`: topics
+    whose watermark it holds}; `waivers`, `untrusted_waivers`, `watermarks` and `revisions` as they stand in
+    the summary.
     """
     order = [_tier(each) for each in tiers]
     tally = Tally(order, at_ms, grace_ms)
@@ -160,6 +163,7 @@ def summarise(
             {"what": what, "count": count}
             | ({"waived": True} if what in accepted else {})
             | ({"older": True} if what in older_untrusted else {})
+            | ({"holds": list(holds[what])} if holds and holds.get(what) else {})
             for what, count in sorted(untrusted.items())
         ],
         "reasons": [{"reason": reason, "count": count} for reason, count in tally.reasons()],

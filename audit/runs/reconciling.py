@@ -5,7 +5,7 @@ Called by `job`. A `Reconciler` (`verdict_rows`) travels to Spark's workers with
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -305,11 +305,19 @@ def tiers_of(config: AuditConfig) -> list[dict[str, object]]:
 
 
 def streams_of(config: AuditConfig, captured: Capture) -> list[StreamFacts]:
-    """What events told, by the audited topics: a producer knows its topic by its own cluster's name. One of
-    an audited topic's name in a cluster where another topic is the audited one has none."""
+    """What events told, by the audited topics (`by_audited_topic`)."""
+    return by_audited_topic(config, captured.ledger.streams.values(), captured.origins)
+
+
+def by_audited_topic(
+    config: AuditConfig, streams: Iterable[StreamFacts], origins_of: Mapping[str, Collection[str]]
+) -> list[StreamFacts]:
+    """A producer knows its topic by its own cluster's name: the streams by the audited one. One of an audited
+    topic's name in a cluster where another topic is the audited one has none. `origins_of` {stream: clusters
+    that told of it}."""
     found = []
-    for facts in captured.ledger.streams.values():
-        origins = captured.origins.get(facts.stream, set()) & set(config.sources())
+    for facts in streams:
+        origins = set(origins_of.get(facts.stream, ())) & set(config.sources())
         named = [
             topic
             for name, cluster in config.sources().items()

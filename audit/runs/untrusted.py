@@ -2,8 +2,8 @@
 
 Headers of an unknown version, batches and events that cannot be read, records for windows whose evidence is
 pruned, streams whose own events contradict each other, topics that are nowhere or that a cluster does not
-tell of: each is a `Doubt`, counted by its name. Called by `job`; the names stand in the summary as
-`untrusted`.
+tell of: each is a `Doubt`, counted by its name. Called by `job` and `watermark_holds`; the names stand in the
+summary as `untrusted`.
 
 What must stay true:
 
@@ -91,6 +91,11 @@ class Doubts:
                 last_ms = before.get(topic)
                 found[topic] = None if at_ms is None or last_ms is None else min(at_ms, last_ms)
         return found
+
+    def holds(self, topics: Collection[str]) -> dict[str, list[str]]:
+        """{what stands in the report: those of `topics` whose watermark it holds while nobody waives it}"""
+        free = [each for each in self.told() if not each.in_rows]
+        return {each.what: [topic for topic in topics if each.topic in ("", topic)] for each in free}
 
     def notes(self) -> list[str]:
         """A sentence for each that was waived and is pruned."""

@@ -7,7 +7,7 @@
 
 Everything of the topic created before the watermark is proven, or waived by a person. It may move back only
 when late data takes a proof away; the summary says so then (`watermark_steps_back`), and a downstream job
-that read the later one has read something that is no longer proven. Called by `job`.
+that read the later one has read something that is no longer proven. Called by `job` and `watermark_holds`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import pyarrow.compute as pc
 from millrace.audit.contract.events import StreamFacts
 from millrace.audit.reconciliation.row_parts import Rows, parts_of
 from millrace.audit.reconciliation.verdict_rows import iso_time
-from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
-from millrace.audit.reconciliation.watermark import Waiver, completeness_watermark
+from millrace.audit.reconciliation.verdicts import VERDICTS, Verdict, WindowState, WindowVerdict
+from millrace.audit.reconciliation.watermark import Completeness, Waiver, completeness
 from millrace.audit.reconciliation.window_totals import COLUMNS, window_totals
 
 FILE_NAME = "watermarks.json"
@@ -37,8 +37,20 @@ def watermarks_of(
     waivers: Iterable[Waiver],
     topics: Iterable[str],
 ) -> dict[str, int | None]:
-    """{topic: ms or None}. `settled` has the lines of pruned windows, which were proven or waived; `waivers`
-    are those that stand. What is held is a verdict a topic and window, and rows without a window."""
+    """{topic: ms or None}, as `completeness_of` finds them."""
+    found = completeness_of(rows, settled, streams, waivers, topics)
+    return {topic: each.watermark_ms for topic, each in found.items()}
+
+
+def completeness_of(
+    rows: Rows,
+    settled: pa.Table,
+    streams: Iterable[StreamFacts],
+    waivers: Iterable[Waiver],
+    topics: Iterable[str],
+) -> dict[str, Completeness]:
+    """By topic. `settled` has the lines of pruned windows, which were proven or waived; `waivers` are those
+    that stand. What is held is a verdict or two a topic and window, and rows without a window."""
     streams, waivers = list(streams), list(waivers)
     verdicts: dict[str, list[WindowVerdict]] = {topic: [] for topic in topics}
     for part in parts_of(rows, list(dict.fromkeys([*COLUMNS, *_OWN]))):
@@ -52,17 +64,17 @@ def watermarks_of(
     for window in _pruned(settled):
         if window.topic in verdicts:
             verdicts[window.topic].append(window)
-    return {
-        topic: completeness_watermark(topic, found, streams, waivers) for topic, found in verdicts.items()
-    }
+    return {topic: completeness(topic, found, streams, waivers) for topic, found in verdicts.items()}
 
 
 def _windows(rows: pa.Table) -> Iterator[WindowVerdict]:
-    """What the rows of each window come to: one that is settled and good, as long as all of them are."""
+    """What the rows of each window come to: one that is settled and good, as long as all of them are. One
+    with an open row is open, and what is found in it by now is beside that."""
     for window in window_totals(rows).to_pylist():
-        is_good = window["worst"] <= Verdict.COUNT_MATCH
         state = WindowState.OPEN if window["open"] else WindowState.SETTLED
-        yield _window(window, Verdict.PROVEN if is_good else Verdict.UNKNOWN, state)
+        yield _window(window, Verdict[VERDICTS[window["worst"]]], state)
+        if window["open"] and window["worst_told"] > Verdict.COUNT_MATCH:
+            yield _window(window, Verdict[VERDICTS[window["worst_told"]]])
 
 
 def _pruned(settled: pa.Table) -> Iterator[WindowVerdict]:

@@ -240,12 +240,14 @@ def waive(
 
     The waiver is for the verdict of the last run. When late data makes that worse, it no longer stands. With
     --untrusted it is for what the last report could not trust, and no longer stands when more of it comes.
+    Where the watermark still cannot pass, what holds it is told, by the last run's report and state.
     """
     from millrace.audit.config import load_config
     from millrace.audit.explain import parse_window
     from millrace.audit.keeping.state import StateFolder
     from millrace.audit.keeping.waivers import give_waiver, here, is_stream, newest_waiver
     from millrace.audit.reconciliation.verdict_rows import iso_time
+    from millrace.audit.runs.watermark_holds import still_held
 
     if (topic is None or window is None) == (untrusted is None) or (topic and untrusted is not None):
         raise typer.BadParameter("either a topic and a window, or --untrusted")
@@ -263,6 +265,8 @@ def waive(
         typer.echo(f"waived: {topic} {window}, {given.verdict}, by {given.who}: {given.why}")
         if before is not None:
             typer.echo(f"replaces the waiver of {before.who} at {iso_time(before.at_ms)}: {before.why}")
+        for line in still_held(loaded, state, (topic, target)):
+            typer.echo(line)
 
 
 def _accept(config: AuditConfig, named: str, who: str, why: str, at_ms: int) -> None:
@@ -271,6 +275,7 @@ def _accept(config: AuditConfig, named: str, who: str, why: str, at_ms: int) -> 
     from millrace.audit.report.folder import read_told
     from millrace.audit.report.place import report_at
     from millrace.audit.report.text import sentence_text
+    from millrace.audit.runs.watermark_holds import still_held_topics
 
     state = StateFolder.open(config.state, config.spark)
     with report_at(config.report, config.spark).reading(("summary.json",)) as folder:
@@ -279,6 +284,8 @@ def _accept(config: AuditConfig, named: str, who: str, why: str, at_ms: int) -> 
     given = accept(state, named, untrusted, who, why, at_ms)
     for what, count in sorted(given.covers.items()):
         typer.echo(f"waived: {sentence_text(what)} ({count:,}), by {given.who}: {given.why}")
+    for line in still_held_topics(config, state, given.covers):
+        typer.echo(line)
 
 
 @app.command("explain")

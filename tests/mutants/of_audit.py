@@ -520,7 +520,7 @@ OF_AUDIT = (
     Mutant(
         name="roster-owes-a-pruned-window-twice",
         promise="What is left of a pruned window is one line, with what the roster owed of it.",
-        file="audit/job.py",
+        file="audit/runs/next_commit.py",
         rule="but(job.pruned_lines, pruned), but(job.owed, pruned)",
         instead="but(job.pruned_lines, pruned), job.owed",
         red=(
@@ -569,8 +569,8 @@ OF_AUDIT = (
         name="waived-window-over-an-open-row",
         promise="A row of a waived window that is still open holds the watermark.",
         file="audit/reconciliation/watermark.py",
-        rule="held = still_open | (doubtful - waived)",
-        instead="held = (still_open | doubtful) - waived",
+        rule="held = still_open | {start_ms: row for start_ms, row in doubtful.items() if",
+        instead="held = {start_ms: row for start_ms, row in (still_open | doubtful).items() if",
         red=(
             f"{UNIT}/test_watermark.py"
             "::test_a_waiver_of_a_window_waives_neither_a_streams_own_doubt_nor_a_promise_nor_an_open_row",

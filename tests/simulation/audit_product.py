@@ -24,7 +24,6 @@ from pyroaring import BitMap64
 
 from millrace.audit.config import AuditConfig, parse_config
 from millrace.audit.contract.events import EventLedger, event_to_keep, kept_event
-from millrace.audit.job import Findings
 from millrace.audit.keeping import upkeep
 from millrace.audit.keeping.state import Commit, StateFolder
 from millrace.audit.keeping.uniting import fold_plan, may_unite, proven_windows
@@ -52,6 +51,7 @@ from millrace.audit.runs.event_reading import EventsRead, events_known, stream_o
 from millrace.audit.runs.fact_rows import PrunedWindows, facts_table, pruned_of, restore, restore_pruned
 from millrace.audit.runs.reading_plan import plan_ranges, read_until
 from millrace.audit.runs.reconciling import reconciler_of, roster_of, streams_of, tiers_of
+from millrace.audit.runs.run import Findings
 from millrace.audit.runs.untrusted import doubts_of
 from millrace.audit.runs.watermarks import watermarks_of
 from millrace.audit.scanning import stream_cells

@@ -282,7 +282,7 @@ def test_what_is_not_understood_holds_the_watermark_until_a_person_accepts_it(sp
     first = audit(world)
     assert first.exit_status == 2 and first.summary["verdict"] == "UNKNOWN" and watermark(world) is None
     header = "header of an unknown version, in ewr, topic flights"
-    assert first.summary["untrusted"] == [{"what": header, "count": 100}]
+    assert first.summary["untrusted"] == [{"what": header, "count": 100, "holds": ["flights"]}]
     accept(StateFolder.open(world.config.state), "unknown version", {header: 100}, "ops", "a trial", NOW_MS)
     # However old it gets; what was accepted is no doubt, and pruned.
     late_ms = NOW_MS + world.config.keep_ms + DAY_MS
@@ -292,7 +292,8 @@ def test_what_is_not_understood_holds_the_watermark_until_a_person_accepts_it(sp
     strange(1)  # one more than was accepted
     third = audit(world, late_ms)
     assert third.exit_status == 2 and not third.summary["untrusted_waivers"][0]["stands"]
-    assert third.summary["untrusted"] == [{"what": header, "count": 101}], "the pruned ones come back"
+    back = [{"what": header, "count": 101, "holds": ["flights"]}]
+    assert third.summary["untrusted"] == back, "the pruned ones come back"
     assert watermark(world) == "2013-01-05T00:00:00Z", "it goes on no further, and not back"
 
 

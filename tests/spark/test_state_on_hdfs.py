@@ -263,7 +263,7 @@ def test_a_name_node_that_dies_in_the_middle_is_one_line_and_the_next_run_goes_o
     world.report(stream, report=2)
     world.carry(stream, lose=range(1, 61))
     world.position("ewr", 70)
-    for step in ("_count", "_reconcile", "_keep_verdicts"):
+    for step in ("_count", "_reconcile", "keep_verdicts"):
         original = getattr(job, step)
 
         def dies(*given, original=original):
@@ -302,7 +302,7 @@ def test_safe_mode_stops_the_job_with_one_line_and_no_question(hdfs, world, stre
 
 
 def test_safe_mode_that_begins_in_the_middle(hdfs, world, stream, monkeypatch):
-    for step in ("_count", "_keep_verdicts"):
+    for step in ("_count", "keep_verdicts"):
         original = getattr(job, step)
 
         def begins(*given, original=original):

@@ -127,7 +127,7 @@ TRAPS: list[tuple[str, Callable[[Scene], None], Breakage]] = [
      scanning("if sequence < 0:  #", "created_ms = append_ms if append_ms >= 0 else created_ms\n"
               "            if sequence < 0:  #")),
     ("back-dated creation times", back_dated, replacing(stream_case.StreamCase, "settled", settled_by_time)),
-    ("clock behind", clocks_apart, replacing(watermark, "_promised_bound", nothing)),
+    ("clock behind", clocks_apart, replacing(watermark, "_least_promise", nothing)),
     ("clock far ahead", clock_far_ahead, replacing(stream_case.StreamCase, "settled", settled_by_promise)),
     ("two processes with one stream", two_processes, replacing(StreamFacts, "conflict", nothing)),
     ("a journal copied", journal_copied, replacing(FilePlace, "is_copied_to", lambda *_: False)),

@@ -4,7 +4,7 @@ from millrace.audit.contract.events import CLOSED, HEARTBEAT, StreamFacts
 from millrace.audit.reconciliation.settled import SETTLED_SCHEMA, without
 from millrace.audit.reconciliation.verdict_rows import verdict_rows
 from millrace.audit.reconciliation.verdicts import FELL_SILENT, Verdict, WindowState, WindowVerdict
-from millrace.audit.reconciliation.watermark import Waiver, completeness_watermark
+from millrace.audit.reconciliation.watermark import Waiver, completeness
 from millrace.audit.runs.watermarks import watermarks_of
 from tests.settling import settle
 
@@ -14,6 +14,10 @@ def row(start_ms, verdict=Verdict.PROVEN, state=WindowState.SETTLED, **changes):
     return WindowVerdict(
         **{**fields, "window_start_ms": start_ms, "verdict": verdict, "state": state, **changes}
     )
+
+
+def completeness_watermark(topic, rows, streams, waivers=()):
+    return completeness(topic, rows, streams, waivers).watermark_ms
 
 
 def closed():

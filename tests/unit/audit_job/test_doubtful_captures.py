@@ -22,12 +22,7 @@ from millrace.audit.contract.events import (
     TierEvent,
     encode_event,
 )
-from millrace.audit.job import (
-    Run,
-    _judge,
-    _reconcile,
-    _reconciler,
-)
+from millrace.audit.job import _judge, _reconcile, _reconciler
 from millrace.audit.keeping.state import Commit, ReadPosition, StateFolder, UnreadNote
 from millrace.audit.reconciliation.reconcile import Passage
 from millrace.audit.reconciliation.settled import unnumbered
@@ -41,6 +36,7 @@ from millrace.audit.runs.fact_rows import facts_table
 from millrace.audit.runs.partition_pins import PartitionPin
 from millrace.audit.runs.reading_plan import passages, plan_ranges
 from millrace.audit.runs.reconciling import streams_of
+from millrace.audit.runs.run import Run
 from millrace.audit.runs.state_checks import check_clusters, check_names, check_window
 from millrace.audit.runs.untrusted import Doubts
 from millrace.audit.scanning.cell_rows import CELL_SCHEMA

@@ -22,7 +22,6 @@ from millrace.audit.contract.events import (
     encode_event,
 )
 from millrace.audit.contract.group_counts import Claim, group_doubts
-from millrace.audit.job import _next_commit
 from millrace.audit.keeping import upkeep
 from millrace.audit.keeping.state import Commit, ReadPosition, StateFolder
 from millrace.audit.reconciliation.verdict_rows import ROW_SCHEMA
@@ -30,6 +29,7 @@ from millrace.audit.runs import event_reading, fact_rows, partition_pins
 from millrace.audit.runs.capture import Capture
 from millrace.audit.runs.event_reading import EventsRead, events_known, lost_counts, read_events, to_keep
 from millrace.audit.runs.fact_rows import PrunedWindows, facts_table, restore, restore_pruned
+from millrace.audit.runs.next_commit import next_commit
 from millrace.audit.runs.untrusted import doubts_of
 from millrace.audit.scanning.cell_notes import NOTE_SCHEMA
 from tests.unit.audit_job.test_doubtful_captures import SESSION, STREAM, config, events, pin, run_of
@@ -257,7 +257,7 @@ def test_events_that_were_never_read_hold_every_watermark_until_a_person_accepts
     captured.pins = [pin(), pin("agg")]
     cells = SimpleNamespace(notes=lambda tail: NOTE_SCHEMA.empty_table(), new_files=list, facts="")
     job = run_of(captured)
-    after = _next_commit(job, cells)
+    after = next_commit(job, cells)
     what = "events that had expired before they were read, in cluster ewr, millrace.audit-0"
     assert after.untrusted == {what: 1} and after.events_read[PLACE].next_offset == 3
     doubts = doubts_of(job.config, captured, after, {}, {}, ROW_SCHEMA.empty_table(), [], job.now_ms)

@@ -14,7 +14,6 @@ from millrace.audit import job as job_module
 from millrace.audit.config import parse_config
 from millrace.audit.contract.events import CLOSED, CountEvent, EventLedger, StreamEvent, TierEvent
 from millrace.audit.contract.group_counts import Claim, group_doubts
-from millrace.audit.job import Findings, Run, _keep_verdicts, _leaving_no_trace
 from millrace.audit.keeping import upkeep
 from millrace.audit.keeping.state import Commit, StateFolder
 from millrace.audit.keeping.verdict_files import SettledLines
@@ -34,6 +33,8 @@ from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowV
 from millrace.audit.reconciliation.watermark import Waiver
 from millrace.audit.runs.capture import Capture
 from millrace.audit.runs.fact_rows import PrunedWindows, facts_of, facts_table, restore_pruned, stream_events
+from millrace.audit.runs.next_commit import keep_verdicts, leaving_no_trace
+from millrace.audit.runs.run import Findings, Run
 from millrace.audit.scanning.cell_rows import CELL_SCHEMA
 from millrace.audit.spark.spark_cells import folded, verdicts_of
 from tests.settling import OnePart, Windows, settle
@@ -352,7 +353,7 @@ def test_what_the_roster_owes_of_a_pruned_window_is_in_its_line_and_nowhere_else
     captured = Capture(10**12, ledger_of((0, [1, 2, 3]), last=3))
     of_roster = lines_of(number_rows(owed, LINE_SCHEMA.empty_table(), 0))
     after = Commit(number=2, cells=["cells/new"])
-    _keep_verdicts(run_of(state, captured, owed=of_roster), after, Cells(), findings)
+    keep_verdicts(run_of(state, captured, owed=of_roster), after, Cells(), findings)
     kept = pa.concat_tables(parts_of(SettledLines(state, after.verdicts), ["window_start_ms", "folded"]))
     assert [tuple(line.values()) for line in kept.to_pylist()] == [(10, False), (0, True)]
 
@@ -377,10 +378,10 @@ def test_the_cells_of_a_stream_that_is_forgotten_go_with_it(tmp_path):
     job, after = run_of(state, captured), Commit(cells=["cells/new"])
     ended, lasting = (("billing", "0" * 16, Claim(5, 0, at_ms)) for at_ms in (-(10**9), 10**12))
     after.claims = [ended, lasting]
-    _keep_verdicts(job, after, Folded(), findings)
+    keep_verdicts(job, after, Folded(), findings)
     assert [each.num_rows for each in left] == [0] and after.claims == [lasting]
     assert after.cells == ["cells/folded"] and state.read_table(after.events).num_rows == 0
-    with _leaving_no_trace(job):
+    with leaving_no_trace(job):
         state.commit(replace(after, number=2))
     assert len(list((tmp_path / "events").iterdir())) == 1
 

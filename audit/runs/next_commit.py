@@ -1,0 +1,180 @@
+"""The commit that a run makes: what of it the next run goes on from.
+
+`job` calls these in the order in which they stand here: the state as the run found it (`next_commit`), then
+its verdicts, with what is pruned and folded (`keep_verdicts`), both before anything is visible; and around
+all of it `leaving_no_trace`, for a run that no commit names in the end.
+
+Must stay true: whatever the commit names is written before it is made, under names that have the run's own,
+so that no other run's files are touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+import pyarrow as pa
+
+from millrace.audit.config import AuditConfig
+from millrace.audit.contract.events import event_to_keep
+from millrace.audit.contract.group_counts import open_claims
+from millrace.audit.keeping import uniting, upkeep
+from millrace.audit.keeping.state import Commit
+from millrace.audit.keeping.verdict_files import LINES, PRUNED
+from millrace.audit.reconciliation.row_parts import View
+from millrace.audit.reconciliation.settled import LINE_COLUMNS, SETTLED_SCHEMA, but, lines_but, lines_digest
+from millrace.audit.runs import fact_rows
+from millrace.audit.runs.capture import Capture
+from millrace.audit.runs.event_reading import lost_counts, to_keep
+from millrace.audit.runs.fact_rows import PrunedWindows
+from millrace.audit.runs.reading_plan import read_until
+from millrace.audit.runs.run import Findings, Run
+from millrace.audit.scanning.cell_notes import counts_of, unaudited_of, unread_of
+from millrace.audit.scanning.cell_rows import NOTE_UNAUDITED, NOTE_UNTRUSTED
+from millrace.audit.spark.spark_cells import RunCells
+from millrace.broker.errors import MillraceError
+
+
+def next_commit(job: Run, cells: RunCells) -> Commit:
+    """The state as this run found it, but for its verdicts; not yet visible."""
+    before = job.kept
+    ledger = job.captured.ledger
+    kept = {each for each in job.ranges if not each.tail}
+    offsets = {**before.offsets, **read_until(job.captured, kept, before.offsets)}
+    notes = cells.notes(tail=False)
+    untrusted, ages = upkeep.aged(before.untrusted, before.untrusted_at, job.config.keep_ms, job.now_ms)
+    found = Counter(counts_of(notes, NOTE_UNTRUSTED))
+    found.update({f"{NOTE_UNAUDITED}/{tier}": n for tier, n in unaudited_of(notes).items()})
+    found.update(job.late)
+    found.update(lost_counts(job.captured.events_lost))
+    for what, count in found.items():
+        untrusted[what] = untrusted.get(what, 0) + count
+        ages[what] = job.now_ms
+    learnt = any(each.size for each in kept)
+    events = to_keep(job.captured.events, ledger)
+    return Commit(
+        number=job.number,
+        at_ms=job.now_ms,
+        window_ms=job.config.window_ms,
+        cells=[*before.cells, *(cells.new_files() if learnt else ())],
+        events=cells.facts,
+        events_digest=fact_rows.digest(job.facts),
+        offsets=offsets,
+        unread=[*before.unread, *job.unread, *unread_of(notes, job.captured.vanished_ms)],
+        gaps=[event_to_keep(gap) for _, gap in sorted(ledger.gaps.items())],
+        untrusted=untrusted,
+        untrusted_at=ages,
+        claims=[(*place, each) for place, each in sorted(open_claims(ledger, job.captured.claims).items())],
+        clusters={**before.clusters, **{name: id_ for name, id_ in job.captured.cluster_ids.items() if id_}},
+        answered=[(*place, count) for place, count in sorted(job.captured.answered.items())],
+        verdicts=before.verdicts,
+        verdicts_digest=before.verdicts_digest,
+        folded_ms=before.folded_ms or job.now_ms,
+        events_read=events.positions,
+        events_ways=events.ways,
+        events_doubted=events.doubts(),
+    )
+
+
+def keep_verdicts(job: Run, after: Commit, cells: RunCells, found: Findings) -> None:
+    """Put the settled verdicts into the commit, and fold what may be folded."""
+    config = job.config
+    pruned = SETTLED_SCHEMA.empty_table()
+    loose_count = len(cells.loose_files())
+    if upkeep.is_due(job.before, loose_count, config.keep_ms, job.now_ms):
+        pruned = _fold(job, after, cells, found, loose_count)
+    after.claims = upkeep.claims_to_keep(
+        after.claims, found.rows, config.grace_ms, config.keep_ms, job.now_ms
+    )
+    after.watermarks = {topic: at for topic, at in found.watermarks.items() if at is not None}
+    earlier, owed = but(job.pruned_lines, pruned), but(job.owed, pruned)
+    of_rows = View(found.numbered, partial(lines_but, pruned=pruned), LINE_COLUMNS, makes=True)
+    after.verdicts_digest = lines_digest(earlier, pruned, of_rows)
+    if after.verdicts_digest == job.before.verdicts_digest and job.before.verdicts:
+        return
+    folder = f"verdicts/{job.name}"
+    after.verdicts = [*job.row_files, f"{folder}/{LINES}"]
+    job.state.write_table(f"{folder}/{LINES}", pa.concat_tables([earlier, owed]))
+    if pruned.num_rows:
+        after.verdicts.append(f"{folder}/{PRUNED}")
+        job.state.write_table(f"{folder}/{PRUNED}", pruned)
+
+
+def _fold(job: Run, after: Commit, cells: RunCells, found: Findings, loose_count: int) -> pa.Table:
+    """Prune what the policy lets go, unite cells of what is proven, and make the files of many runs few.
+    Returns the lines of the windows that were pruned."""
+    config, ledger = job.config, job.captured.ledger
+    pruned = {stream: each.copy() for stream, each in job.pruned.items()}
+    lines = SETTLED_SCHEMA.empty_table()
+    may_unite = uniting.may_unite(config, job.captured)
+    if config.keep_ms is not None:
+        lines = upkeep.prune(
+            found.numbered,
+            job.pruned_lines,
+            pruned,
+            found.waived,
+            cells.windows_of_tail,
+            config.keep_ms,
+            job.now_ms,
+            config.window_ms,
+            places_decide=not may_unite,
+        )
+    if not lines.num_rows and loose_count < upkeep.FOLD_FILES:
+        return lines
+    upkeep.forget_pruned(ledger, pruned, learn=True)
+    # The fold goes by all that is pruned, also of streams that are forgotten now: no commit names this table.
+    told = uniting.fold_plan(pruned)
+    plan = f"events/{job.name}-plan.parquet" if told.num_rows else ""
+    if plan:
+        job.state.write_table(plan, told)
+    proven = job.row_files if may_unite else ()
+    # Cells of a window that is pruned now may be in any file; of one that was before, only in loose ones.
+    after.cells = cells.fold(plan, proven, whole=lines.num_rows > 0)
+    doubted = upkeep.doubted_streams(found.rows, found.waived)
+    upkeep.forget_streams(ledger, pruned, job.captured.told, doubted, config.grace_ms, job.now_ms)
+    facts = kept_facts(config, job.captured, pruned)
+    after.events, after.events_digest = f"events/{job.name}-folded.parquet", fact_rows.digest(facts)
+    job.state.write_table(after.events, facts)
+    after.folded_ms = job.now_ms
+    for what, count in upkeep.late_to_keep(job.late, job.late_again).items():
+        after.untrusted[what] = after.untrusted.get(what, 0) + count
+        after.untrusted_at[what] = job.now_ms
+    return lines
+
+
+def kept_facts(config: AuditConfig, captured: Capture, pruned: Mapping[str, PrunedWindows]) -> pa.Table:
+    """Every stream's facts as the state keeps them (`fact_rows.KEPT_SCHEMA`)."""
+    groups, told = config.group_names(), captured.events.told
+    return fact_rows.facts_table(captured.ledger, captured.origins, pruned, groups, told)
+
+
+@contextlib.contextmanager
+def leaving_no_trace(job: Run) -> Iterator[None]:
+    """Remove what the run wrote when no commit names it: it failed, or learnt nothing.
+
+    What stays because the state cannot be reached is swept in a day, and hides neither why a run ended nor
+    what a committed one found.
+    """
+    try:
+        yield
+    finally:
+        with contextlib.suppress(MillraceError, OSError):
+            _tidy(job)
+
+
+def _tidy(job: Run) -> None:
+    newest = job.state.latest()
+    named = newest.rooms()
+    for room, entry in (
+        ("cells", job.name),
+        ("cells", f"{job.name}-folded"),
+        ("events", f"{job.name}.parquet"),
+        ("events", f"{job.name}-folded.parquet"),
+        ("events", f"{job.name}-plan.parquet"),
+        ("verdicts", job.name),
+    ):
+        if (room, entry) not in named:
+            job.state.files.remove(f"{room}/{entry}")
+    job.state.sweep(newest)

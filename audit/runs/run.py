@@ -1,0 +1,74 @@
+"""One run's working values: what it goes on from, and what it has found.
+
+Made and handed from step to step by `job`; read by `next_commit`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from millrace.audit.config import AuditConfig
+from millrace.audit.keeping.state import Commit, StateFolder, UnreadNote
+from millrace.audit.keeping.waivers import Standing, Target, waived_targets
+from millrace.audit.reconciliation.row_parts import Rows
+from millrace.audit.reconciliation.settled import SETTLED_SCHEMA
+from millrace.audit.runs.backfill import TimeRange
+from millrace.audit.runs.capture import Capture
+from millrace.audit.runs.copied_headers import Foreign
+from millrace.audit.runs.fact_rows import PrunedWindows
+from millrace.audit.runs.untrusted import Doubts
+from millrace.audit.spark.task_plan import OffsetRange
+
+
+@dataclass(slots=True)
+class Run:
+    """One run's working values, handed from step to step. `pruned` is what is left of pruned windows by
+    stream, `pruned_lines` the lines that earlier runs left of them by window, `late` counts what came for
+    them (`late_again` what of it the next run reads again), `foreign` what lies in another topic than its
+    stream's, `row_files` have this run's rows, `owed` are the roster's lines, `only` is the backfill's range,
+    `since_ms` the verdict's horizon."""
+
+    config: AuditConfig
+    state: StateFolder
+    before: Commit
+    captured: Capture
+    now_ms: int
+    number: int
+    name: str
+    ranges: list[OffsetRange]
+    unread: list[UnreadNote]
+    facts: pa.Table
+    pruned: dict[str, PrunedWindows] = field(default_factory=dict)
+    late: dict[str, int] = field(default_factory=dict)
+    late_again: dict[str, int] = field(default_factory=dict)
+    pruned_lines: pa.Table = field(default_factory=SETTLED_SCHEMA.empty_table)
+    foreign: Foreign = field(default_factory=dict)
+    row_files: list[str] = field(default_factory=list)
+    owed: pa.Table = field(default_factory=SETTLED_SCHEMA.empty_table)
+    only: TimeRange | None = None
+    since_ms: int | None = None
+
+    @property
+    def kept(self) -> Commit:
+        """The state whose cells and offsets this run goes on from."""
+        return self.before if self.only is None else Commit()
+
+
+@dataclass(slots=True)
+class Findings:
+    """What a run has found: `rows` of the report (`deciding` the verdict, or `older` than its horizon),
+    `numbered` those and the lines that the state keeps, waivers and watermarks."""
+
+    rows: Rows
+    deciding: Rows
+    older: Rows
+    numbered: Rows
+    waivers: list[Standing]
+    watermarks: dict[str, int | None]
+    doubts: Doubts = field(default_factory=Doubts)
+
+    @property
+    def waived(self) -> set[Target]:
+        return waived_targets(self.waivers)
