@@ -128,18 +128,30 @@ class PartitionPipeline:
     # --- life ------------------------------------------------------------------------------------
 
     def ready(
-        self, position: int, leader_epoch: int, origin: Origin, began: int = -1, recorded_at_ms: int = -1
+        self,
+        position: int,
+        leader_epoch: int,
+        origin: Origin,
+        began: int = -1,
+        recorded_at_ms: int = -1,
+        epoch_from: int = -1,
     ) -> None:
-        """The position is known (and written): fetching may begin. `began` is as in `Position`,
-        `recorded_at_ms` its `at_ms` where another assignment wrote it."""
+        """The position is known (and written): fetching may begin. `began` and `epoch_from` are as in
+        `Position`, `recorded_at_ms` its `at_ms` where another assignment wrote it."""
         if self.state is State.STARTING:
             self.progress = PartitionProgress(
-                position, leader_epoch, transactional=self._sink.is_transactional
+                position, leader_epoch, epoch_from=epoch_from, transactional=self._sink.is_transactional
             )
             self.origin = origin
             self._began = began
             self._written = Position(
-                position, origin.cluster_id, origin.topic_id, leader_epoch, 0, began=began
+                position,
+                origin.cluster_id,
+                origin.topic_id,
+                leader_epoch,
+                0,
+                began=began,
+                epoch_from=epoch_from,
             )
             # The map tells younger from older by this, whatever the clocks of two workers say.
             began_ms = max(self._now_ms(), recorded_at_ms + 1)
@@ -259,7 +271,9 @@ class PartitionPipeline:
             and self.progress.fetch_offset == back_to.next_offset
         )
         self.progress.close()
-        self.progress = PartitionProgress(back_to.next_offset, back_to.leader_epoch, transactional=True)
+        self.progress = PartitionProgress(
+            back_to.next_offset, back_to.leader_epoch, epoch_from=back_to.epoch_from, transactional=True
+        )
         self.origin = Origin(back_to.cluster_id, back_to.topic_id)
         self._trust.forget_order()
         self._began = back_to.began
@@ -297,6 +311,7 @@ class PartitionPipeline:
             lag.log_end,
             -1 if waiting_since_ms is None else waiting_since_ms,
             self._began,
+            self.progress.epochs.begin_of(epoch),
         )
 
     # --- from the source -------------------------------------------------------------------------

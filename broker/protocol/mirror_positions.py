@@ -5,11 +5,11 @@ Written and read by mirrors (`mirror/delivery/checkpoints.py`), read by the audi
     topic  millrace.positions.<mirror>, one partition, cleanup.policy=compact
     key    {"source":"ewr","topic":"flights","partition":0}
     value  {"version":1,"next_offset":n,"cluster_id":…,"topic_id":"uuid","leader_epoch":n,"at_ms":…,
-            "log_end":n,"waiting_since_ms":n,"began":n}
+            "log_end":n,"waiting_since_ms":n,"began":n,"epoch_from":n}
            {"version":1,"lost":true}: it was mirrored, and nobody knows how far
 
-A key of another kind is no position. `log_end`, `waiting_since_ms` and `began` are missing in positions of
-older programs.
+A key of another kind is no position. `log_end`, `waiting_since_ms`, `began` and `epoch_from` are missing in
+positions of older programs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ class Position:
     say: the offset map's chunks are put in order by it (`offset_map`).
 
     `began` is the source offset at which this topic's mirroring began: below it nothing was carried by this
-    mirror. -1 where it is not known, in positions of older programs."""
+    mirror. -1 where it is not known, in positions of older programs.
+
+    `epoch_from` is the first offset that was fetched in `leader_epoch`, -1 where it is not known: where the
+    source's history went on differently from before that epoch, what it has from there on is another's."""
 
     next_offset: int
     cluster_id: str
@@ -55,6 +58,7 @@ class Position:
     log_end: int = -1
     waiting_since_ms: int = -1
     began: int = -1
+    epoch_from: int = -1
 
 
 def encode_key(source: str, topic: str, partition: int) -> bytes:
@@ -87,6 +91,8 @@ def encode_value(position: Position) -> bytes:
     }
     if position.began >= 0:
         value["began"] = position.began
+    if position.epoch_from >= 0:
+        value["epoch_from"] = position.epoch_from
     return json.dumps(value, separators=(",", ":")).encode()
 
 
@@ -106,7 +112,7 @@ def decode_value(value: bytes) -> Position:
             cluster_id,
             UUID(fields["topic_id"]),
             *(_whole(fields, name) for name in ("leader_epoch", "at_ms")),
-            *(_whole(fields, name, -1) for name in ("log_end", "waiting_since_ms", "began")),
+            *(_whole(fields, name, -1) for name in ("log_end", "waiting_since_ms", "began", "epoch_from")),
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UnreadableRecord(f"not a position: {error}") from None

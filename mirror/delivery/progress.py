@@ -55,8 +55,10 @@ class Span:
 class PartitionProgress:
     """What one assignment of one source partition has fetched, delivered and may write down."""
 
-    def __init__(self, position: int, leader_epoch: int = -1, *, transactional: bool = False) -> None:
-        """`position` is what the positions topic says."""
+    def __init__(
+        self, position: int, leader_epoch: int = -1, *, epoch_from: int = -1, transactional: bool = False
+    ) -> None:
+        """`position`, its `leader_epoch` and `epoch_from` are what the positions topic says."""
         self.is_transactional = transactional
         self._spans: deque[Span] = deque()
         self._position = position
@@ -66,7 +68,7 @@ class PartitionProgress:
         self._written = position
         self._fetch_offset = position
         self._fetched_epoch = leader_epoch
-        self.epochs = EpochHistory(leader_epoch, position)
+        self.epochs = EpochHistory(leader_epoch, epoch_from if 0 <= epoch_from <= position else position)
         self._outstanding_size = 0
         self._unrecorded_gaps = 0
         self._closed = False

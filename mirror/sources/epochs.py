@@ -17,11 +17,16 @@ MAX_EPOCHS = 256
 
 
 class EpochHistory:
-    """(epoch, first offset fetched in it), ascending. What was fetched before this assignment is not known:
-    its last epoch is taken to begin at the position, an upper bound."""
+    """(epoch, first offset fetched in it), ascending. Of what was fetched before this assignment the last
+    epoch alone is known, and where it began if the position tells; else it is taken to begin at the position,
+    an upper bound."""
 
     def __init__(self, epoch: int, offset: int) -> None:
         self._starts: list[tuple[int, int]] = [(epoch, offset)]
+
+    def begin_of(self, epoch: int) -> int:
+        """The first offset that was fetched in it; -1 where that is not known."""
+        return next((start for each, start in self._starts if each == epoch >= 0), -1)
 
     def fetched(self, epoch: int, offset: int) -> None:
         """A batch of another epoch than the last one begins at `offset`."""

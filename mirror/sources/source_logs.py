@@ -94,7 +94,9 @@ class SourceLogs:
             recorded = Origin(known.cluster_id, known.topic_id)
             is_other = is_other_log(recorded, origin)
             now = recorded if is_other else joined(recorded, origin)
-            pipeline.ready(known.next_offset, known.leader_epoch, now, known.began, known.at_ms)
+            pipeline.ready(
+                known.next_offset, known.leader_epoch, now, known.began, known.at_ms, known.epoch_from
+            )
             if is_other:
                 reason = "the position is of another topic or cluster of this name"
                 following = max(known.next_offset, known.log_end)

@@ -627,8 +627,8 @@ OF_MIRROR = (
         name="position-of-a-beginning-worker-taken-for-lost",
         promise="Lost is only a position that is not there when the map is known to have its partition.",
         file="mirror/delivery/positions_keeper.py",
-        rule="                    positions = await self._on_record()\n                    await self._mark_lost(",
-        instead="                    await self._mark_lost(",
+        rule="positions = await self._on_record()\n                    await self._mark_lost(",
+        instead="await self._mark_lost(",
         red=(
             f"{UNIT}/test_own_records.py"
             "::test_worker_that_begins_while_another_does_takes_nothing_of_it_for_lost",
@@ -641,6 +641,16 @@ OF_MIRROR = (
         rule="        if (sources & seen) - begun.first_looks.keys():\n",
         instead="        if not sources:\n",
         red=(f"{UNIT}/test_beginnings.py::test_worker_that_begins_while_another_does_begins_as_the_other",),
+    ),
+    Mutant(
+        name="epoch-taken-to-begin-at-the-position",
+        promise="The next owner knows where the last epoch of what was carried began.",
+        file="mirror/delivery/progress.py",
+        rule="EpochHistory(leader_epoch, epoch_from if 0 <= epoch_from <= position else position)",
+        instead="EpochHistory(leader_epoch, position)",
+        red=(
+            f"{UNIT}/test_epochs.py::test_the_next_owner_and_a_rewound_lane_know_where_the_last_epoch_began",
+        ),
     ),
     Mutant(
         name="own-record-late-behind-a-newer-one",

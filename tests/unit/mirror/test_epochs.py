@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import random
 
+from millrace.broker.protocol.mirror_positions import decode_value, encode_value
+from millrace.mirror.pipeline import PartitionPipeline
 from millrace.mirror.sources.epochs import MAX_EPOCHS, EpochHistory
+from tests.unit.mirror.pipeline_stage import (
+    ORIGIN,
+    SECOND,
+    Around,
+    Target,
+    answer,
+    batch,
+    pipeline_of,
+    started,
+)
 
 
 def test_histories_part_where_the_first_of_them_leaves_the_common_epoch() -> None:
@@ -22,6 +34,29 @@ def test_the_leader_is_asked_again_with_our_own_epoch() -> None:
     history.fetched(6, 20)
     # In our log epoch 4 comes before 20; whether the leader has it, is not said yet.
     assert history.parts_at(5, 25, 30) == (20, 4)
+
+
+def test_the_next_owner_and_a_rewound_lane_know_where_the_last_epoch_began() -> None:
+    """A replica that left epoch 5 at 60 and leads by an election that was not clean has other records from 50
+    on, where ours went on in epoch 7: whoever took its word would never carry 50..59."""
+
+    def parted(pipeline: PartitionPipeline) -> tuple[int, int]:
+        return pipeline.progress.epochs.parts_at(5, 60, pipeline.progress.fetch_offset)
+
+    first, target, _ = started()
+    first.accept(answer(batch(0, [5] * 50, epoch=5), batch(50, [5] * 50, epoch=7)))
+    target.acknowledge(2)
+    position = first.position_to_write(SECOND)
+    assert position is not None
+    assert (position.next_offset, position.leader_epoch, position.epoch_from) == (100, 7, 50)
+    second = pipeline_of(first.partition, first.target, Target(), Around())
+    known = decode_value(encode_value(position))
+    second.ready(known.next_offset, known.leader_epoch, ORIGIN, 0, known.at_ms, known.epoch_from)
+    assert parted(first) == parted(second) == (50, 5)
+    second.rewind()
+    assert parted(second) == (50, 5)
+    first.rewind(known)
+    assert parted(first) == (50, 5)
 
 
 def test_what_was_fetched_before_the_assignment_bounds_the_answer() -> None:

@@ -18,8 +18,10 @@ from tests.unit.mirror.source_stage import NEW, OLD, Source, logs_of, pipeline_a
 def begun(source: Source, known: Position, **more: Any) -> Any:
     pipeline = pipeline_at(0, state=State.STARTING)
 
-    def ready(offset: int, epoch: int, origin: Origin, began: int, _at_ms: int = -1) -> None:
-        pipeline.began, pipeline.first = (offset, epoch, origin), began
+    def ready(
+        offset: int, epoch: int, origin: Origin, began: int, _at_ms: int = -1, epoch_from: int = -1
+    ) -> None:
+        pipeline.began, pipeline.first, pipeline.epoch_from = (offset, epoch, origin), began, epoch_from
         pipeline.state = State.RUNNING
 
     pipeline.ready = ready
@@ -66,6 +68,10 @@ def test_a_position_keeps_the_place_where_the_mirroring_began() -> None:
     asyncio.run(logs.begin(pipeline, None, is_lost=False, start="latest"))
     assert [(each.next_offset, each.began) for each in recorded] == [(100, 100)]
     assert begun(source, Position(100, "c", OLD, 2, 0, began=40)).first == 40
+
+
+def test_a_position_tells_the_next_owner_where_its_epoch_began() -> None:
+    assert begun(Source(latest=100), Position(100, "c", OLD, 2, 0, epoch_from=40)).epoch_from == 40
 
 
 def test_position_without_an_id_takes_the_one_that_the_source_has_by_now() -> None:
