@@ -189,6 +189,8 @@ def _covers(waiver: Waiver, now: Mapping[str, Any] | None) -> bool:
 def _by_target(rows: Iterable[Rows], targets: Collection[Target]) -> dict[Target, dict[str, Any]]:
     """The worst verdict and the sums of these targets, over all streams of a window, or of a stream's own
     row; of what is open, only losses and duplicates."""
+    if not targets:
+        return {}  # as in most audits: no row need be read
     topics, starts, streams = (
         {topic for topic, _ in targets},
         {target for _, target in targets if isinstance(target, int)},
@@ -202,7 +204,8 @@ def _by_target(rows: Iterable[Rows], targets: Collection[Target]) -> dict[Target
             pc.is_in(table["stream"], pa.array(sorted(streams), pa.string())),
         )
         is_theirs = pc.is_in(table["topic"], pa.array(sorted(topics), pa.string()))
-        for line in window_totals(table.filter(pc.and_(is_theirs, pc.or_(is_window, is_own)))).to_pylist():
+        theirs = table.filter(pc.and_(is_theirs, pc.or_(is_window, is_own)))
+        for line in window_totals(theirs).to_pylist() if theirs.num_rows else ():
             start_ms = line["window_start_ms"]
             target: Target = (line["topic"], line["stream"] if start_ms is None else start_ms)
             if not line["telling"]:

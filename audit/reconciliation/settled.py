@@ -75,6 +75,8 @@ that is open again. No such row is in the report."""
 
 MOST_REVISED = 10_000  # revisions that the summary names
 
+_NO_ROWS = NUMBERED_SCHEMA.empty_table()
+
 LINE_COLUMNS = ["said", "state", *(each for each in SETTLED_SCHEMA.names if each in NUMBERED_SCHEMA.names)]
 """What `lines_of` reads of rows."""
 
@@ -142,6 +144,8 @@ def _without_rows(lines: pa.Table, line_of: pa.ChunkedArray) -> pa.Table:
 
 def _carried(lines: pa.Table, is_open: Any) -> pa.Table:
     """Lines as rows (NUMBERED_SCHEMA), for `lines_of`."""
+    if not lines.num_rows:
+        return _NO_ROWS  # as of most streams, one after the other
     told: dict[str, Any] = {name: lines[name] for name in SETTLED_SCHEMA.names}
     told |= {"state": pc.if_else(is_open, REOPENED, KEPT), "said": lines["content"]}
     for name, value in _NOTHING.items():

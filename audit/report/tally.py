@@ -156,6 +156,8 @@ class Tally:
 
     def _add_calm(self, rows: pa.Table) -> None:
         """Rows that only count (`is_calm`), summed by Arrow."""
+        if not rows.num_rows:
+            return
         tiers = tier_names(rows, self._tiers)
         sums = [(column, "sum") for column in TOTALS.values()]
         for group in rows.group_by(["topic", "verdict"]).aggregate([*sums, ("topic", "count")]).to_pylist():

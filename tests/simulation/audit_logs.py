@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from millrace.audit.contract.content_digest import record_digest
-from millrace.audit.contract.events import Event
+from millrace.audit.contract.events import Event, encode_event
 from millrace.audit.contract.header import HEADER_KEY, encode_identity, encode_prefix
 from millrace.broker.protocol.batch import seal, stamp_timestamps
 from millrace.broker.protocol.records import Record, build_batch
@@ -173,3 +173,7 @@ class Sent:
     event: Event
     where: str
     lost: bool = False
+    record: tuple[bytes, bytes] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.record = encode_event(self.event)

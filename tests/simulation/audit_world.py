@@ -19,7 +19,7 @@ from pyroaring import BitMap64
 
 from millrace.audit.contract.content_digest import digest_sum
 from millrace.audit.contract.event_values import GapEvent, TierEvent
-from millrace.audit.contract.events import Event, decode_event, encode_event
+from millrace.audit.contract.events import Event, decode_event
 from millrace.audit.contract.group_counts import commit_mark
 from millrace.broker.protocol.mirror_positions import Position, encode_key, encode_value
 from tests.simulation.audit_logs import LEASE_MS, NO_IDENTITY, WINDOW_MS, Log, Rec, Sent
@@ -384,8 +384,7 @@ class World:
 
     def told_in(self, cluster: str, first: int = 0) -> list[tuple[bytes, bytes]]:
         """The records of a cluster's events topic, from the first event on, of any cluster, that was sent."""
-        told = [each for each in self.sent[first:] if each.where == cluster and not each.lost]
-        return [encode_event(each.event) for each in told]
+        return [each.record for each in self.sent[first:] if each.where == cluster and not each.lost]
 
     def publish_owed(self, producer: Producer, owed: dict[str, str]) -> None:
         for value in owed.values():

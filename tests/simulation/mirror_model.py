@@ -49,6 +49,10 @@ class Log:
     entries: list[tuple[Transaction, list[Record] | None]] = field(default_factory=list)
     sequences: dict[tuple[int, int], deque[tuple[int, int]]] = field(default_factory=dict)
     forgotten: set[tuple[int, int]] = field(default_factory=set)
+    # What has been looked at: entries are only ever added, so that no more is looked at twice.
+    _marked: set[int] = field(default_factory=set)
+    _seen_count: int = 0
+    _stable: int = 0
 
     def forget_idle(self) -> None:
         """Producers that have no transaction open here are known no more: any sequence of theirs fits."""
@@ -59,11 +63,18 @@ class Log:
             self.forgotten.add(holder)
 
     def last_stable_offset(self) -> int:
-        marked = {id(transaction) for transaction, records in self.entries if records is None}
-        for offset, (transaction, records) in enumerate(self.entries):
-            if records is not None and id(transaction) not in marked:
-                return offset
-        return len(self.entries)
+        """Where the first transaction begins that has no marker yet."""
+        entries = self.entries
+        if self._seen_count < len(entries):
+            new = entries[self._seen_count :]
+            self._marked.update(id(transaction) for transaction, records in new if records is None)
+            self._seen_count = len(entries)
+            while self._stable < len(entries):
+                transaction, records = entries[self._stable]
+                if records is not None and id(transaction) not in self._marked:
+                    break
+                self._stable += 1
+        return self._stable
 
     def committed(self, end: int | None = None) -> Iterable[Record]:
         for transaction, records in self.entries[:end]:
@@ -80,7 +91,10 @@ class Target:
         self.generation = 0
 
     def log(self, partition: TargetPartition) -> Log:
-        return self.logs.setdefault(partition, Log())
+        log = self.logs.get(partition)
+        if log is None:
+            log = self.logs[partition] = Log()
+        return log
 
     # --- transactions ----------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ HISTORY_COUNT = seeds.runs(500)
 # A rule whose absence these many histories do not show is not tested.
 MUTATION_HISTORY_COUNT = 500
 PARTITIONS = [SourcePartition(source, "t", number) for source in ("ewr", "jfk") for number in range(2)]
+TARGETS = [TargetPartition("t", number) for number in range(2)]
 
 
 class History:
@@ -351,8 +352,7 @@ class History:
         return all(positions.get(partition, 0) >= end for partition, end in self.ends.items())
 
     def check(self) -> None:
-        for number in range(2):
-            target = TargetPartition("t", number)
+        for target in TARGETS:
             log = self.target.log(target)
             stable = log.last_stable_offset()
             if self.checked.get(target) == stable:
@@ -567,12 +567,22 @@ MUTATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "drags_nothing": _lost_one_drags_nothing_along,
     "rewinds_meanwhile": _rewinds_while_the_first_commits,
 }
+SHOWN_BY = {
+    "guess_committed": 50,
+    "guess_aborted": 251,
+    "late_end": 154,
+    "opens_unread": 33,
+    "drags_nothing": 50,
+}
+"""Seeds that showed it, where it takes many to find one: they are looked at first. All others follow when the
+rules have changed and one shows it no more."""
 
 
 @pytest.mark.parametrize("broken", MUTATIONS)
 def test_history_fails_when_a_rule_is_left_out(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     MUTATIONS[broken](monkeypatch)
-    for seed in range(MUTATION_HISTORY_COUNT):
+    first = SHOWN_BY.get(broken, 0)
+    for seed in (*range(first, MUTATION_HISTORY_COUNT), *range(first)):
         try:
             run(seed, broken)
         except AssertionError:

@@ -9,7 +9,7 @@ from typing import Any
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.group_member import GroupMember
 from millrace.broker.protocol.frames import Api, RequestHead
-from tests.unit.client.scripted_server import nested, response
+from tests.unit.client.scripted_server import coordinator_answer, nested, response
 from tests.unit.client.test_cluster import FakeBroker
 
 
@@ -43,16 +43,7 @@ class Coordinator:
 
     def find(self, head: RequestHead, request: Any) -> Any:
         self.asked.append("find")
-        port = self.broker.server.port
-        return response(
-            Api.FIND_COORDINATOR,
-            head.version,
-            error_code=0,
-            error_message=None,
-            node_id=1,
-            host="127.0.0.1",
-            port=port,
-        )
+        return coordinator_answer(head.version, self.broker.server.port)
 
     async def join(self, head: RequestHead, request: Any) -> Any:
         self.asked.append("join")

@@ -101,6 +101,12 @@ def _error(code: int) -> Any:
     return ErrorCode(code)
 
 
+def coordinator_answer(version: int, port: int, **more: Any) -> Any:
+    """To FindCoordinator: it is node 1, at this port. `more` are further fields of the answer."""
+    where = {"node_id": 1, "host": "127.0.0.1", "port": port}
+    return response(Api.FIND_COORDINATOR, version, error_code=0, error_message=None, **where, **more)
+
+
 def metadata_answer(
     version: int,
     brokers: Mapping[int, int],

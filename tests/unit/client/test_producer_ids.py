@@ -10,7 +10,7 @@ import pytest
 from millrace.broker.client.raw_produce import init_producer_id
 from millrace.broker.errors import UnsupportedVersion
 from millrace.broker.protocol.frames import Api, RequestHead
-from tests.unit.client.scripted_server import response
+from tests.unit.client.scripted_server import coordinator_answer, response
 from tests.unit.client.test_cluster import FakeBroker, cluster
 
 
@@ -26,15 +26,7 @@ class Coordinator:
         return response(Api.INIT_PRODUCER_ID, head.version, error_code=0, producer_id=7, producer_epoch=5)
 
     def find(self, head: RequestHead, request: Any) -> Any:
-        return response(
-            Api.FIND_COORDINATOR,
-            head.version,
-            error_code=0,
-            error_message=None,
-            node_id=1,
-            host="127.0.0.1",
-            port=self.broker.server.port,
-        )
+        return coordinator_answer(head.version, self.broker.server.port)
 
     def ask(self, **how: Any) -> tuple[int, int]:
         async def main() -> tuple[int, int]:

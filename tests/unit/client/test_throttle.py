@@ -22,6 +22,7 @@ from millrace.broker.protocol.records import Record, build_batch
 from tests.unit.client.scripted_server import (
     ScriptedServer,
     brokerlike,
+    coordinator_answer,
     metadata_answer,
     nested,
     response,
@@ -75,16 +76,8 @@ class Throttling:
         return bytes(frame)
 
     def find(self, head: RequestHead, request: Any) -> Any:
-        return response(
-            Api.FIND_COORDINATOR,
-            head.version,
-            error_code=0,
-            error_message=None,
-            node_id=1,
-            host="127.0.0.1",
-            port=self.server.port,
-            throttle_time=i32Timedelta.parse(datetime.timedelta(milliseconds=self._next_ms())),
-        )
+        throttle_time = i32Timedelta.parse(datetime.timedelta(milliseconds=self._next_ms()))
+        return coordinator_answer(head.version, self.server.port, throttle_time=throttle_time)
 
     def offsets(self, head: RequestHead, request: Any) -> Any:
         is_end = request.topics[0].partitions[0].timestamp == -1

@@ -95,6 +95,14 @@ def check_layout(dashboard: dict[str, Any]) -> None:
                 taken[x, y] = panel["title"]
 
 
+def check_alerts_fire(alerts: Path, cases_file: Path, folder: Path) -> None:
+    """Each case of the rules comes out as it says. The cases name the rules' file beside them: both are
+    copied to the folder."""
+    for path in (alerts, cases_file):
+        shutil.copy(path, folder)
+    promtool("test", "rules", cases_file.name, cwd=folder)
+
+
 def check_alerts_are_tested(alerts: Path, cases_file: Path) -> None:
     """Each rule has a case in which it fires and one in which it is silent, and words for people."""
     rules = [rule for group in yaml.safe_load(alerts.read_text())["groups"] for rule in group["rules"]]

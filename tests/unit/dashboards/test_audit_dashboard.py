@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from tests.browser.report_data import TOPICS, rich
 from tests.unit.dashboards.grafana import (
     ROOT,
     check_alerts_are_tested,
+    check_alerts_fire,
     check_importable,
     check_layout,
     check_queries,
@@ -110,9 +110,7 @@ def test_prometheus_takes_the_rules() -> None:
 
 
 def test_each_alert_fires_when_it_should_and_only_then(tmp_path: Path) -> None:
-    for path in (ALERTS, CASES):
-        shutil.copy(path, tmp_path)
-    promtool("test", "rules", CASES.name, cwd=tmp_path)
+    check_alerts_fire(ALERTS, CASES, tmp_path)
 
 
 def test_each_alert_is_tested() -> None:

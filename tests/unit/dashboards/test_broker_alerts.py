@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 
-from tests.unit.dashboards.grafana import ROOT, check_alerts_are_tested, promtool
+from tests.unit.dashboards.grafana import ROOT, check_alerts_are_tested, check_alerts_fire, promtool
 
 ALERTS = ROOT / "dashboards" / "broker-alerts.yaml"
 CASES = Path(__file__).with_name("broker-alerts-test.yaml")
@@ -18,9 +17,7 @@ def test_prometheus_takes_the_rules() -> None:
 
 
 def test_each_alert_fires_when_it_should_and_only_then(tmp_path: Path) -> None:
-    for path in (ALERTS, CASES):
-        shutil.copy(path, tmp_path)
-    promtool("test", "rules", CASES.name, cwd=tmp_path)
+    check_alerts_fire(ALERTS, CASES, tmp_path)
 
 
 def test_each_alert_is_tested() -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from tests.unit.dashboards.exposition import metric_names, sample_text
 from tests.unit.dashboards.grafana import (
     ROOT,
     check_alerts_are_tested,
+    check_alerts_fire,
     check_importable,
     check_layout,
     check_queries,
@@ -26,6 +26,7 @@ from tests.unit.dashboards.grafana import (
 
 DASHBOARD = ROOT / "dashboards" / "mirror-lag.json"
 ALERTS = ROOT / "dashboards" / "mirror-alerts.yaml"
+CASES = Path(__file__).with_name("mirror-alerts-test.yaml")
 METRIC = re.compile(r"\bmillrace_mirror_\w+")
 # What Grafana fills in before it asks.
 VARIABLES = {"$__rate_interval": "1m", "$job": ".*", "$source": ".*"}
@@ -41,13 +42,11 @@ def test_prometheus_takes_the_rules() -> None:
 
 
 def test_each_alert_fires_when_it_should_and_only_then(tmp_path: Path) -> None:
-    for path in (ALERTS, Path(__file__).with_name("mirror-alerts-test.yaml")):
-        shutil.copy(path, tmp_path)
-    promtool("test", "rules", "mirror-alerts-test.yaml", cwd=tmp_path)
+    check_alerts_fire(ALERTS, CASES, tmp_path)
 
 
 def test_each_alert_is_tested() -> None:
-    check_alerts_are_tested(ALERTS, Path(__file__).with_name("mirror-alerts-test.yaml"))
+    check_alerts_are_tested(ALERTS, CASES)
 
 
 def test_every_metric_that_is_asked_for_exists(dashboard: dict[str, Any]) -> None:

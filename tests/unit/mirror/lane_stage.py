@@ -276,6 +276,12 @@ class Stage:
         self.lane.add(pipeline)
         return pipeline
 
+    def carries(self, partition: SourcePartition, target: TargetPartition) -> PartitionPipeline:
+        """It is assigned, and begins at the start of its log."""
+        pipeline = self.joins(partition, target)
+        pipeline.ready(0, -1, ORIGIN)
+        return pipeline
+
     def leaves(self, pipeline: PartitionPipeline) -> None:
         self.lane.remove(pipeline)
         pipeline.close()

@@ -11,6 +11,14 @@ from tests.unit.mirror.test_misplaced_batches import Log
 Looked = Callable[[FetchPosition, FetchedPartition], FetchedPartition]
 
 
+class Looks(list[int]):
+    """The offsets that looks have asked for; each is answered as the log has it."""
+
+    def __call__(self, asked: FetchPosition, given: FetchedPartition) -> FetchedPartition:
+        self.append(asked.offset)
+        return given
+
+
 def refused(given: FetchedPartition, code: int) -> FetchedPartition:
     nothing = memoryview(b"")
     return replace(given, error_code=code, high_watermark=-1, last_stable_offset=-1, records=nothing)

@@ -13,7 +13,7 @@ import pytest
 
 from millrace.broker.client.raw_fetch import FetchedPartition, FetchPosition
 from millrace.broker.errors import CorruptMessage, NotLeaderOrFollower, OffsetOutOfRange
-from tests.unit.mirror.look_stage import lone, refused, told
+from tests.unit.mirror.look_stage import Looks, lone, refused, told
 from tests.unit.mirror.test_batches_without_neighbours import LogOfFiles, like
 from tests.unit.mirror.test_misplaced_batches import LARGE, SMALL, Log, carried
 
@@ -141,17 +141,12 @@ def test_wire_fault_at_a_look_at_what_stands_before_a_hole_makes_no_gap(
 def test_holes_within_answers_and_behind_what_an_answer_shows_cost_no_look(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    looks: list[int] = []
-
-    def looked(asked: FetchPosition, given: FetchedPartition) -> FetchedPartition:
-        looks.append(asked.offset)
-        return given
-
+    looks = Looks()
     log = Log(300)
     for offset in range(0, 300, 3):
         log.add(range(offset, offset + 1), LARGE)
     log.end = 298
-    found, around = asyncio.run(carried(log, monkeypatch, 5 * LARGE - 100, looked=looked))
+    found, around = asyncio.run(carried(log, monkeypatch, 5 * LARGE - 100, looked=looks))
     assert (around.events, looks, len(found)) == ([], [], 100)
 
 

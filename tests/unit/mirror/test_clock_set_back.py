@@ -25,7 +25,7 @@ from millrace.mirror.steady import steady_ms
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
 from tests.unit.mirror import lane_stage
 from tests.unit.mirror.lane_stage import Stage
-from tests.unit.mirror.pipeline_stage import ORIGIN, answer, batch, started
+from tests.unit.mirror.pipeline_stage import answer, batch, started
 from tests.unit.mirror.source_stage import Source, answered, pipeline_at, reader_of, taken
 from tests.unit.mirror.test_group_sync import settings
 from tests.waiting import until_async as until
@@ -52,8 +52,7 @@ def test_a_lane_whose_coordinator_was_away_goes_on_in_time(monkeypatch: pytest.M
         monkeypatch.setattr(lane_stage, "now_ms", wall)
         async with Stage(monkeypatch) as stage:
             stage.target.away |= {"m.0", "m.0.b"}
-            pipeline = stage.joins(EWR, TARGET)
-            pipeline.ready(0, -1, ORIGIN)
+            pipeline = stage.carries(EWR, TARGET)
             pipeline.accept(answer(batch(0, [9] * 10), end=10))
             await until(lambda: all(each._not_before_ms for each in stage.lane.rules.both))
             wall.shift_ms -= HOUR_MS

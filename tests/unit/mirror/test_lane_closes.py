@@ -8,7 +8,7 @@ import pytest
 
 from millrace.broker.client.transactions import TransactionalProducer
 from tests.unit.mirror.lane_stage import Stage
-from tests.unit.mirror.pipeline_stage import ORIGIN, answer, batch
+from tests.unit.mirror.pipeline_stage import answer, batch
 from tests.unit.mirror.test_lane_shell import EWR, TARGET
 from tests.waiting import until_async as until
 
@@ -21,8 +21,7 @@ def test_a_batch_that_arrives_after_the_lane_was_closed_opens_no_transaction(
 
     async def story() -> None:
         async with Stage(monkeypatch) as stage:
-            pipeline = stage.joins(EWR, TARGET)
-            pipeline.ready(0, -1, ORIGIN)
+            pipeline = stage.carries(EWR, TARGET)
             produce = stage.target.hold("produce")
             pipeline.accept(answer(batch(0, [9] * 10), end=10))
             await until(lambda: bool(stage.lane.sink._tasks))
@@ -42,8 +41,7 @@ def test_a_lane_that_is_closed_late_ends_nothing_of_who_has_its_id_by_now(
 ) -> None:
     async def story() -> None:
         async with Stage(monkeypatch) as stage:
-            pipeline = stage.joins(EWR, TARGET)
-            pipeline.ready(0, -1, ORIGIN)
+            pipeline = stage.carries(EWR, TARGET)
             stage.target.hold("produce")
             pipeline.accept(answer(batch(0, [9] * 10), end=10))
             await until(lambda: bool(stage.lane.sink._tasks))

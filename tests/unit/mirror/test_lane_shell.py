@@ -48,8 +48,7 @@ def test_log_created_again_is_on_record_though_its_offsets_are_those_of_the_old_
 ) -> None:
     async def story() -> None:
         async with Stage(monkeypatch, GapClass.RECREATED) as stage:
-            pipeline = stage.joins(EWR, TARGET)
-            pipeline.ready(0, -1, ORIGIN)
+            pipeline = stage.carries(EWR, TARGET)
             end = stage.target.hold("end")
             pipeline.accept(answer(batch(0, [9] * 10), end=10))
             await stage.reaches(Phase.ENDING)
@@ -70,8 +69,7 @@ def test_log_created_again_is_on_record_though_its_offsets_are_those_of_the_old_
 def test_offset_map_has_no_hole_behind_a_log_that_was_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         async with Stage(monkeypatch, GapClass.TRUNCATED) as stage:
-            pipeline = stage.joins(EWR, TARGET)
-            pipeline.ready(0, -1, ORIGIN)
+            pipeline = stage.carries(EWR, TARGET)
             end = stage.target.hold("end")
             pipeline.accept(answer(batch(0, [9] * 10), end=10))
             await stage.reaches(Phase.ENDING)
@@ -101,8 +99,7 @@ def test_late_refusal_aborts_what_may_hold_the_batch_and_tells_no_gap(
 
     async def story() -> None:
         async with Stage(monkeypatch, GapClass.TOO_LARGE) as stage:
-            pipeline = stage.joins(EWR, TARGET)
-            pipeline.ready(0, -1, ORIGIN)
+            pipeline = stage.carries(EWR, TARGET)
             stage.target.script = ["lost", "refused"]
             pipeline.accept(answer(batch(0, [9]), end=2))
             await until(lambda: stage.target.script == [] and pipeline.progress.fetch_offset == 0)
@@ -126,8 +123,7 @@ def test_position_behind_what_is_not_carried_is_committed_by_a_lane_at_rest(
 
     async def story() -> None:
         async with Stage(monkeypatch) as stage:
-            pipeline = stage.joins(EWR, TARGET)
-            pipeline.ready(0, -1, ORIGIN)
+            pipeline = stage.carries(EWR, TARGET)
             pipeline.accept(answer(batch(0, [9] * 10), end=12))
             await until(lambda: pipeline.progress.position == 10)
             await stage.rest()
@@ -143,8 +139,7 @@ def test_gap_that_an_operator_lets_pass_is_behind_the_position_on_record(
 ) -> None:
     async def story() -> None:
         async with Stage(monkeypatch) as stage:
-            pipeline = stage.joins(EWR, TARGET)
-            pipeline.ready(0, -1, ORIGIN)
+            pipeline = stage.carries(EWR, TARGET)
             stage.around.limit = 1
             pipeline.accept(answer(batch(0, [9]), end=1))
             assert pipeline.state is State.STOPPED
@@ -198,8 +193,7 @@ def test_positions_read_after_an_unknown_outcome_leave_alone_who_joined_meanwhil
                 stage.target.committed_by_another(JFK, position(100))
             read = stage.target.hold("read")
             stage.target.refuses_ends = True
-            pipeline = stage.joins(EWR, TARGET)
-            pipeline.ready(0, -1, ORIGIN)
+            pipeline = stage.carries(EWR, TARGET)
             pipeline.accept(answer(batch(0, [9])))
             await until(lambda: stage.target.read_count == 1)
             stage.target.committed_by_another(JFK, position(500))
@@ -220,8 +214,7 @@ def test_own_partitions_are_in_the_transaction_also_of_a_partition_that_joins_la
         async with Stage(monkeypatch) as stage:
             for each in stage.lane.rules.both:
                 each.allowance = 1_000
-            pipeline = stage.joins(EWR, TARGET)
-            pipeline.ready(0, -1, ORIGIN)
+            pipeline = stage.carries(EWR, TARGET)
             pipeline.accept(answer(batch(0, [9])))
             await until(lambda: stage.target.committed_count == 1)
             produce = stage.target.hold("produce")
@@ -231,8 +224,7 @@ def test_own_partitions_are_in_the_transaction_also_of_a_partition_that_joins_la
             )
             await stage.rest()
             assert stage.keeper.map_of(JFK) != stage.keeper.map_of(EWR)
-            joined = stage.joins(JFK, TARGET)
-            joined.ready(0, -1, ORIGIN)
+            joined = stage.carries(JFK, TARGET)
             joined.accept(answer(batch(0, [900])))  # fills the transaction: nothing is asked in between
             produce.set()
             await until(lambda: stage.target.committed_count == 2)
@@ -253,8 +245,7 @@ def test_transaction_that_fills_up_within_a_request_takes_nothing_more(
                 each.allowance = 1
             stage.target.hold("produce")
             for partition, target in ((EWR, TARGET), (JFK, ELSEWHERE)):
-                pipeline = stage.joins(partition, target)
-                pipeline.ready(0, -1, ORIGIN)
+                pipeline = stage.carries(partition, target)
                 pipeline.accept(answer(batch(0, [9])))
             await until(lambda: any(lane.in_flight for lane in stage.lane.sink._lanes.values()))
             await stage.rest()
@@ -268,8 +259,7 @@ def test_partition_that_has_left_is_nothing_to_its_lane_any_more(monkeypatch: py
 
     async def story() -> None:
         async with Stage(monkeypatch) as stage:
-            pipeline = stage.joins(EWR, TARGET)
-            pipeline.ready(0, -1, ORIGIN)
+            pipeline = stage.carries(EWR, TARGET)
             stage.leaves(pipeline)
             pipeline.position_written(position(0))
             assert stage.lane._moved == set()

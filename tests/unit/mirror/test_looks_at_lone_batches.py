@@ -17,7 +17,7 @@ from millrace.mirror.sources import survey as survey_module
 from millrace.mirror.sources.doubt import MAX_REFUSALS, TOLD_DAMAGE_LASTS_MS, Found, Question
 from millrace.mirror.steady import steady_ms
 from millrace.mirror.topics.routes import SourcePartition
-from tests.unit.mirror.look_stage import lone, told
+from tests.unit.mirror.look_stage import Looks, lone, told
 from tests.unit.mirror.old_entries import entry
 from tests.unit.mirror.pipeline_stage import answer, batch, started
 from tests.unit.mirror.source_stage import OLD, Source, look, surveyor_of
@@ -365,23 +365,18 @@ def test_partition_that_gets_nothing_needs_no_answer_for_itself() -> None:
 
 
 def test_healthy_lone_batch_costs_two_fetches_and_three_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks: list[int] = []
-
-    def looked(asked: FetchPosition, given: FetchedPartition) -> FetchedPartition:
-        looks.append(asked.offset)
-        return given
-
+    looks = Looks()
     log = Log(60)
     for offset in range(1, 60, 3):
         log.add(range(offset, offset + 1), LARGE)
     log.end = 59
-    found, around = asyncio.run(carried(lone(log), monkeypatch, looked=looked))
+    found, around = asyncio.run(carried(lone(log), monkeypatch, looked=looks))
     assert around.events == [] and len(found) == 20
     assert len(looks) <= 3 * len(found)
     # Where the source gives what follows, that says it at once; what stands before is asked for all the same.
     looks.clear()
     log = in_files(LARGE, 3)
-    asyncio.run(carried(log, monkeypatch, 1, looked=looked))
+    asyncio.run(carried(log, monkeypatch, 1, looked=looks))
     assert looks == [9, 4, 19, 14]
 
 
