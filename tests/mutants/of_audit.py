@@ -182,6 +182,39 @@ OF_AUDIT = (
         ),
     ),
     Mutant(
+        name="moved-below-what-expired",
+        promise="A number in another window than its report is in proves neither, whatever lies between.",
+        file="audit/reconciliation/reconcile.py",
+        rule="filed = {start_ms: case.members(start_ms) for",
+        instead="filed = {start_ms: case.members(start_ms) - case.acknowledged for",
+        red=(
+            f"{UNIT}/test_false_proofs.py"
+            "::test_a_number_in_another_window_than_its_report_proves_neither_though_the_source_expired",
+        ),
+    ),
+    Mutant(
+        name="late-number-of-a-pruned-window-proven",
+        promise="A window with a late record that has the number of one in a pruned window is not proven.",
+        file="audit/reconciliation/reconcile.py",
+        rule="                rows[start_ms].doubt(PRUNED_BEFORE)\n",
+        instead="",
+        red=(
+            f"{UNIT}/test_false_proofs.py"
+            "::test_a_late_record_with_the_number_of_a_pruned_window_proves_nothing_and_is_missing_nowhere",
+        ),
+    ),
+    Mutant(
+        name="late-number-of-a-pruned-window-lost",
+        promise="Nobody misses a late record that has the number of one in a pruned window.",
+        file="audit/reconciliation/missing.py",
+        rule="case.arrived[tier.name] - case.accounted",
+        instead="case.arrived[tier.name]",
+        red=(
+            f"{UNIT}/test_false_proofs.py"
+            "::test_a_late_record_with_the_number_of_a_pruned_window_proves_nothing_and_is_missing_nowhere",
+        ),
+    ),
+    Mutant(
         name="passage-of-a-deleted-topic",
         promise="A mirror's position in a deleted topic has passed nothing of the new one.",
         file="audit/runs/reading_plan.py",
