@@ -686,6 +686,36 @@ OF_AUDIT = (
         red=(f"{JOB}/test_upkeep.py::test_only_what_is_proven_or_waived_for_long_enough_may_go",),
     ),
     Mutant(
+        name="pruned-without-what-it-hangs-on",
+        promise="Windows in which a stream has numbers in common go together or not at all.",
+        file="audit/keeping/upkeep.py",
+        rule="if len(each - stay) not in (0, count)]",
+        instead="if not count]",
+        red=(f"{JOB}/test_upkeep.py::test_windows_that_have_numbers_in_common_go_together_or_not_at_all",),
+    ),
+    Mutant(
+        name="pruned-report-forgets-who-was-unsure",
+        promise="A record that a pruned window's report called ambiguous may lie in another window.",
+        file="audit/runs/fact_rows.py",
+        rule="self.ambiguous |= unsure & report.ambiguous",
+        instead="self.ambiguous |= BitMap64()",
+        red=(
+            f"{JOB}/test_upkeep.py"
+            "::test_how_a_number_was_reported_in_a_pruned_window_still_counts_for_another_one",
+        ),
+    ),
+    Mutant(
+        name="pruned-by-an-older-program-may-be-there",
+        promise="Of numbers that an older program pruned none is taken for one that may be there.",
+        file="audit/runs/fact_rows.py",
+        rule='body.get("failed", body["sequences"])',
+        instead='body.get("failed", [])',
+        red=(
+            f"{JOB}/test_upkeep.py"
+            "::test_of_numbers_that_an_older_program_pruned_none_is_taken_for_one_that_may_be_there",
+        ),
+    ),
+    Mutant(
         name="pruned-though-it-tells-of-a-loss",
         promise="Where a mirror keeps no positions, a topic with a loss keeps what arrived after it.",
         file="audit/keeping/upkeep.py",

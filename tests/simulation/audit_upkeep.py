@@ -4,6 +4,7 @@
 
 - a window is pruned only when all that is said of it is settled, and proven or waived, for as long as `keep`;
   from then on no row speaks of it. Nothing else that is said changes: no other row, and not the watermark.
+  So windows that have a number of one stream in common go together.
 - What comes later for it is told as what could not be trusted, to the record: copies by tier, and each report
   that tells of a sequence which was not accounted for.
 - A finding decides until it was told, as it is, for as long as the horizon reaches back, and its window has
@@ -16,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from tests.simulation.audit_case import Case
 from tests.simulation.audit_expected import Expected, Told
 from tests.simulation.audit_logs import WINDOW_MS
 from tests.simulation.audit_oracle import Oracle, Shown
@@ -114,6 +116,14 @@ class Upkeep:
             if row.start_ms is not None:
                 by_window.setdefault((row.topic, row.start_ms), []).append(row)
         kept = {_place(each) for each in oracle.kept}
+        going = list(going)
+        for stream in {stream for stream, _ in going}:
+            left = self.windows.get(stream, set())
+            for number, windows in Case(oracle, told.get(stream, Told(stream))).windows_of().items():
+                apart = {(stream, start_ms) in going for start_ms in windows - left}
+                assert len(apart) < 2, (
+                    f"{number} of {stream} is in {sorted(windows)}: some of them are pruned"
+                )
         for stream, start_ms in going:
             (row,) = [each for each in rows if (each.stream, each.start_ms) == (stream, start_ms)]
             for each in by_window[row.topic, start_ms]:
