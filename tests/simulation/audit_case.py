@@ -7,6 +7,7 @@ records.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 
 from millrace.audit.contract.content_digest import digest_sum
 from tests.simulation.audit_arrivals import Counted, counted_together
@@ -17,12 +18,13 @@ from tests.simulation.audit_world import Mirror
 
 
 class Case:
-    """One stream: its tiers and what each holds, as single records."""
+    """One stream: its tiers and what each holds, as single records. What came `late` for a window whose
+    evidence was pruned is told as that alone: it proves nothing, and fills no hole in the reports."""
 
-    def __init__(self, oracle: Oracle, told: Told):
+    def __init__(self, oracle: Oracle, told: Told, late: Collection[Shown] = ()):
         self.oracle, self.told, self.world = oracle, told, oracle.world
         world = self.world
-        own = [each for each in oracle.shown if each.rec.stream == told.stream]
+        own = [each for each in oracle.shown if each.rec.stream == told.stream and each not in late]
         clusters = {each.cluster for each in own} | told.clusters
         sources = [name for name in world.sources if name in clusters]
         self.source = "+".join(sources) if sources else PRODUCED

@@ -535,6 +535,16 @@ def test_a_late_record_of_a_pruned_window_is_counted_and_makes_no_verdict():
     assert [(each["window_start_ms"], each["verdict"]) for each in rows.to_pylist()] == [(10, "PROVEN")]
 
 
+def test_a_late_record_fills_no_hole_in_the_reports():
+    """It is counted, and its number is not kept: the next run would see the hole again."""
+    ledger = ledger_of((0, [1, 2, 3]), (10, [5, 6]))
+    table = facts_table(ledger, {STREAM: {"ewr"}}, pruned_at_0(ledger))
+    told = verdict_table(table, [cell(0, [4]), cell(10, [5, 6])])
+    assert upkeep.late_counts(told) == {f"{upkeep.LATE}, in ewr, topic flights": 1}
+    holes = [json.loads(each["detail"]).get("unknown") for each in rows_of(told).to_pylist()]
+    assert holes == [None, [[4, 4]]]
+
+
 def test_late_records_where_topics_are_merged_are_counted_once_and_under_the_audited_topics_name():
     """The cluster is read for each of the topics, and shows each record under either; and the producer may
     call its topic by another name, of which no watermark would wait for them."""
