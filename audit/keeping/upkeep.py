@@ -34,6 +34,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyroaring import BitMap64
 
 from millrace.audit.config import audited_topic
 from millrace.audit.contract.events import CLOSED, EventLedger, StreamFacts
@@ -44,6 +45,7 @@ from millrace.audit.keeping.waivers import Target
 from millrace.audit.reconciliation.row_keys import WINDOW, is_among, keys_of
 from millrace.audit.reconciliation.row_parts import Rows, parts_of
 from millrace.audit.reconciliation.settled import LINE_COLUMNS, SETTLED_SCHEMA, lines_of, rows_of, without
+from millrace.audit.reconciliation.stream_case import TOLD_TWICE
 from millrace.audit.reconciliation.verdict_rows import counting_row
 from millrace.audit.reconciliation.verdicts import GOOD, WindowState
 from millrace.audit.runs.fact_rows import PrunedWindows
@@ -236,18 +238,23 @@ def forget_pruned(
     {stream: audited topic}: a producer may call it by another name.
 
     Returns {what: count} of reports that tell of sequences which were not accounted for when their window was
-    pruned; with `learn` they are, from now on.
+    pruned; with `learn` they are, from now on, and that a sequence was acknowledged in two of them is not
+    forgotten with their reports.
     """
     late: Counter[str] = Counter()
     for stream, left in pruned.items():
         facts = ledger.streams.get(stream)
         if facts is None:
             continue
+        acknowledged = BitMap64()
         for start_ms in [start for start in facts.windows if left.has(start)]:
             report = facts.windows.pop(start_ms)
             told = report.acknowledged | report.ambiguous | report.failed
             if not learn and not told.issubset(left.sequences):
                 late[_of_topic(LATE_REPORT, (topic_of or {}).get(stream, ""))] += 1
+            if learn and not acknowledged.isdisjoint(report.acknowledged):
+                facts.conflict(TOLD_TWICE)  # two windows with one number go together
+            acknowledged |= report.acknowledged
             left.account_for(report)
             left.counted = left.counted or not report.sequenced
             if not report.sequenced and left.told is not None:

@@ -705,6 +705,17 @@ OF_AUDIT = (
         ),
     ),
     Mutant(
+        name="two-producers-forgotten",
+        promise="Two producers of one stream id stay in doubt when the reports that showed it are pruned.",
+        file="audit/keeping/upkeep.py",
+        rule="                facts.conflict(TOLD_TWICE)  #",
+        instead="                pass  #",
+        red=(
+            f"{JOB}/test_upkeep.py"
+            "::test_that_two_producers_used_one_stream_id_is_not_forgotten_with_the_reports_that_showed_it",
+        ),
+    ),
+    Mutant(
         name="pruned-by-an-older-program-may-be-there",
         promise="Of numbers that an older program pruned none is taken for one that may be there.",
         file="audit/runs/fact_rows.py",

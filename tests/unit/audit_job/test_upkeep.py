@@ -30,6 +30,7 @@ from millrace.audit.reconciliation.settled import (
     rows_of,
     unnumbered,
 )
+from millrace.audit.reconciliation.stream_case import TOLD_TWICE
 from millrace.audit.reconciliation.verdict_rows import ClusterReading, Reconciler, verdict_rows
 from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
 from millrace.audit.reconciliation.watermark import Waiver
@@ -281,6 +282,14 @@ def verdicts_beside(ledger, pruned, sequences):
     ]
 
 
+def stream_verdicts(ledger, pruned, *cells):
+    """{window: (verdict, reasons)}"""
+    rows = verdict_table(facts_table(ledger, {STREAM: {"ewr"}}, pruned), cells).to_pylist()
+    return {
+        each["window_start_ms"]: (each["verdict"], json.loads(each["detail"]).get("reasons")) for each in rows
+    }
+
+
 def test_how_a_number_was_reported_in_a_pruned_window_still_counts_for_another_one():
     """A record of unknown fate may lie in another window than it was reported in; one that failed must not
     be there, and a late copy of one that was acknowledged is told as that."""
@@ -293,6 +302,19 @@ def test_how_a_number_was_reported_in_a_pruned_window_still_counts_for_another_o
     denied = "records are there that the producer reported as never sent"
     assert verdicts_beside(*after_pruning(), [4, 5, 6]) == [("UNKNOWN", 1, [denied])]
     assert verdicts_beside(*after_pruning(), [2, 5, 6]) == [("UNKNOWN", 0, [PRUNED_BEFORE])]
+
+
+def test_that_two_producers_used_one_stream_id_is_not_forgotten_with_the_reports_that_showed_it():
+    def after_pruning(second):
+        ledger = ledger_of((0, [1]), (10, second), (20, [3]), last=3)
+        before = stream_verdicts(ledger, {}, cell(0, [1]), cell(10, second), cell(20, [3]))
+        pruned = restore_pruned(facts_table(ledger, {}, pruned_at(ledger, 0, 10)))
+        return before, stream_verdicts(ledger, pruned, cell(20, [3]))
+
+    before, after = after_pruning([1, 2])
+    doubt = ("UNKNOWN", [TOLD_TWICE])
+    assert (before[20], before[None], after) == (doubt, doubt, {20: doubt, None: doubt})
+    assert after_pruning([2])[1] == {20: ("PROVEN", None)}
 
 
 def test_a_newer_report_of_a_pruned_window_knows_more():
