@@ -83,6 +83,8 @@ class Outcome:
     """{(topic, window): what was said of it when it was waived}"""
     gone: list[RowSaid] = field(default_factory=list)
     """rows of windows that were pruned: nobody is told of them any more"""
+    carried: list[RowSaid] = field(default_factory=list)
+    """rows that were settled once, of which nothing is said now: who waives a window waives them, too"""
     older: set[RowSaid] = field(default_factory=set)
     """those of `rows` that decide no more"""
 
@@ -98,7 +100,11 @@ class Outcome:
         """Windows that a person may go on without, and what is settled of them."""
         targets = {(row.topic, row.start_ms) for row in self.rows if row.start_ms is not None}
         settled = {
-            target: sums_of(row for row in self._telling(target) if row.state == "SETTLED")
+            target: sums_of(
+                row
+                for row in [*self._telling(target), *self.carried]
+                if row.state == "SETTLED" and (row.topic, row.start_ms) == target
+            )
             for target in targets
         }
         return {target: told for target, told in settled.items() if told[0] >= len(PROVEN)}

@@ -58,6 +58,15 @@ class Upkeep:
         pruned = self.windows.get(stream, ())
         return {start_ms: each for start_ms, each in expected.items() if start_ms not in pruned}
 
+    def carried(self, rows: Iterable[RowSaid]) -> list[RowSaid]:
+        """What was said last of windows that are not pruned and have no row now."""
+        now = {(row.stream, row.start_ms) for row in rows}
+        return [
+            row
+            for (stream, start_ms), row in self.settled.items()
+            if (stream, start_ms) not in now and start_ms not in self.windows.get(stream, ())
+        ]
+
     def late_copies(self, oracle: Oracle) -> list[Shown]:
         return [
             each

@@ -341,6 +341,7 @@ def check_run(
         for topic in world.topics.audited
         for each in outcome.owed(topic, world.members, world.name_of)
     ]
+    outcome.carried = upkeep.carried(outcome.rows)
     outcome.older = {row for row in outcome.rows if is_older(row, result.since_ms)}
     due = [row for row in outcome.rows if not row.stream]
     assert said_of_roster == Counter((row.topic, row.start_ms, row.not_before_ms) for row in due), "roster"
