@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from pyroaring import AbstractBitMap64, FrozenBitMap64
+
 from millrace.audit.contract.event_json import decode_event
 from millrace.audit.contract.event_values import (
     CLOSED,
@@ -32,6 +34,7 @@ UNANNOUNCED = "unannounced"
 MAX_UNTRUSTED_KEPT = 1000
 MAX_SENTENCES_A_STREAM = 10
 MAX_NAME_KEPT = 1024
+_NOTHING = FrozenBitMap64()
 
 
 @dataclass(slots=True)
@@ -41,7 +44,8 @@ class StreamFacts:
 
     `conflicts` are sentences; any of them makes the stream's windows UNKNOWN at best. `distrusted` tells of
     its events that could not be read: for numbered records a hole in the reports shows what they hid, but
-    for a count-only producer nothing else would.
+    for a count-only producer nothing else would. `accounted` are numbers of windows whose evidence is pruned:
+    who reconciles knows no more of them.
     """
 
     stream: str
@@ -64,6 +68,7 @@ class StreamFacts:
     windows: WindowReports = field(default_factory=WindowReports)
     conflicts: list[str] = field(default_factory=list)
     distrusted: list[str] = field(default_factory=list)
+    accounted: AbstractBitMap64 = _NOTHING
     _numbered: bool = False
     _only_counted: bool = False
     _window_ms: int | None = None

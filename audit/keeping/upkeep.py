@@ -8,6 +8,8 @@ that stay. The policy (`keep:` of audit.yaml):
   sums stays (`settled`), and per stream which sequences are accounted for (`fact_rows.PrunedWindows`);
 - what is not proven stays with all its evidence until a person has waived it; where a mirror keeps no
   positions, that is all of its topic, since a later record that arrived is what calls an earlier one lost;
+- windows in which a stream has numbers in common (a time that was changed on the way) go together or not at
+  all: what is said of such a number in one of them hangs on the other's evidence;
 - a window with cells above the mirrors' positions stays: they would be read again, and look like late ones;
 - a stream is forgotten when all its windows are pruned, it has ended, no row of its own is in doubt that
   nobody waived, and no cluster's events tell of it any more: else they would bring it back without its cells,
@@ -32,6 +34,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyroaring import BitMap64
 
 from millrace.audit.config import audited_topic
 from millrace.audit.contract.events import CLOSED, EventLedger, StreamFacts
@@ -42,6 +45,7 @@ from millrace.audit.keeping.waivers import Target
 from millrace.audit.reconciliation.row_keys import WINDOW, is_among, keys_of
 from millrace.audit.reconciliation.row_parts import Rows, parts_of
 from millrace.audit.reconciliation.settled import LINE_COLUMNS, SETTLED_SCHEMA, lines_of, rows_of, without
+from millrace.audit.reconciliation.stream_case import TOLD_TWICE
 from millrace.audit.reconciliation.verdict_rows import counting_row
 from millrace.audit.reconciliation.verdicts import GOOD, WindowState
 from millrace.audit.runs.fact_rows import PrunedWindows
@@ -89,25 +93,57 @@ def prune(
     """
     asked = functools.cache(held_back)
     whole = undecided_topics(numbered, waived) if places_decide else set()
+
+    def may_go(part: pa.Table) -> pa.Table:
+        here, rows = lines_of(part), rows_of(part)
+        going = prunable(here, rows, waived, (), keep_ms, now_ms)
+        if going.num_rows:
+            going = prunable(here, rows, waived, asked(), keep_ms, now_ms)
+        return going.filter(pc.invert(pc.is_in(going["topic"], pa.array(whole, pa.string()))))
+
+    staying = tied_windows(numbered, waived, may_go)
     lines = [SETTLED_SCHEMA.empty_table()]
     waived_ones = []
     for part in parts_of(numbered, LINE_COLUMNS):
-        here, rows = lines_of(part), rows_of(part)
-        if not prunable(here, rows, waived, (), keep_ms, now_ms).num_rows:
-            continue
-        going = prunable(here, rows, waived, asked(), keep_ms, now_ms)
-        going = going.filter(pc.invert(pc.is_in(going["topic"], pa.array(whole, pa.string()))))
+        going = may_go(part)
+        going = going.filter(pc.invert(is_among(going.select(WINDOW), staying)))
         if not going.num_rows:
             continue
         _add_windows(pruned, going, window_ms)
         waived_ones.append(going.filter(pc.greater(going["unreported"], 0)).select(_PLACE))
         windows = going.group_by(WINDOW).aggregate([]).to_pylist()
         left = without(
-            pa.concat_tables([earlier, here]), [(each["topic"], each["window_start_ms"]) for each in windows]
+            pa.concat_tables([earlier, lines_of(part)]),
+            [(each["topic"], each["window_start_ms"]) for each in windows],
         )
         lines.append(left.filter(is_among(left.select(WINDOW), going.select(WINDOW))))
     _add_unreported(pruned, numbered, waived_ones)
     return pa.concat_tables(lines)
+
+
+def tied_windows(
+    numbered: Rows, waived: Collection[Target], may_go: Callable[[pa.Table], pa.Table]
+) -> pa.Table:
+    """(topic, window_start_ms) of those waived that would go and stay, because a stream has numbers of theirs
+    in another window that stays (`WindowVerdict.shared`). None of these is proven: what goes is waived."""
+    windows = keys_of([(topic, at) for topic, at in waived if isinstance(at, int)], WINDOW)
+    ties: dict[tuple[Any, ...], set[tuple[str, int]]] = {}
+    for part in parts_of(numbered, [*LINE_COLUMNS, "detail"]) if windows.num_rows else ():
+        part = part.filter(is_among(part.select(WINDOW), windows))
+        told = rows_of(part).filter(pc.match_substring(rows_of(part)["detail"], '"shared":'))
+        told = told.filter(is_among(told.select(WINDOW), may_go(part).select(WINDOW)))
+        for row in told.to_pylist():
+            together = json.loads(row["detail"]).get("shared")  # a tier may have that name, too
+            if together:
+                window = (row["topic"], row["window_start_ms"])
+                ties.setdefault((row["stream"], *together), set()).add(window)
+    stay: set[tuple[str, int]] = set()
+    apart = True
+    while apart:  # what stays for one stream, stays for all
+        halves = [each for (*_, count), each in ties.items() if len(each - stay) not in (0, count)]
+        stay.update(*halves)
+        apart = bool(halves)
+    return keys_of(stay, WINDOW)
 
 
 def undecided_topics(rows: Rows, waived: Collection[Target]) -> set[str]:
@@ -202,19 +238,24 @@ def forget_pruned(
     {stream: audited topic}: a producer may call it by another name.
 
     Returns {what: count} of reports that tell of sequences which were not accounted for when their window was
-    pruned; with `learn` they are, from now on.
+    pruned; with `learn` they are, from now on, and that a sequence was acknowledged in two of them is not
+    forgotten with their reports.
     """
     late: Counter[str] = Counter()
     for stream, left in pruned.items():
         facts = ledger.streams.get(stream)
         if facts is None:
             continue
+        acknowledged = BitMap64()
         for start_ms in [start for start in facts.windows if left.has(start)]:
             report = facts.windows.pop(start_ms)
             told = report.acknowledged | report.ambiguous | report.failed
             if not learn and not told.issubset(left.sequences):
                 late[_of_topic(LATE_REPORT, (topic_of or {}).get(stream, ""))] += 1
-            left.sequences |= told
+            if learn and not acknowledged.isdisjoint(report.acknowledged):
+                facts.conflict(TOLD_TWICE)  # two windows with one number go together
+            acknowledged |= report.acknowledged
+            left.account_for(report)
             left.counted = left.counted or not report.sequenced
             if not report.sequenced and left.told is not None:
                 left.told[start_ms] = max(left.told.get(start_ms, 0), report.count + report.ambiguous_count)

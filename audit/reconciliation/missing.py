@@ -31,7 +31,7 @@ class _Fate:
 def file_missing(case: StreamCase, rows: dict[int, WindowFindings]) -> None:
     """Find what each tier lacks of what its upstream had, and say for every sequence why."""
     for tier in case.tiers:
-        missing = case.expected(tier) - case.arrived[tier.name]
+        missing = case.expected(tier) - case.arrived[tier.name] - case.accounted
         if not missing:
             continue
         fate = _Fate(missing) if tier.upstream == PRODUCED else _fate_by_offsets(case, tier, missing)

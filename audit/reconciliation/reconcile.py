@@ -7,14 +7,15 @@ a loss never cancels a duplicate. What the job must supply, and in which order i
 
 - expected in the first tier: A. Expected in a tier with an upstream tier: S(upstream), so that a record is
   missing in one hop only, and an ambiguous or unreported one that was lost later is named as well;
-- missing = expected - S(t): lost, in flight, explained by a gap, or unknown where the tier could not be read
-  (`missing`);
-- unreported = S - (A + U): also what the producer called failed, and what is there all the same;
-- every sequence up to the last one assigned must be in A + U + F, or seen, or still pending in a living
+- missing = expected - S(t) - P: lost, in flight, explained by a gap, or unknown where the tier could not be
+  read (`missing`); what became of the numbers of pruned windows was told when they were pruned;
+- unreported = S - (A + U + P): also what the producer called failed, and what is there all the same;
+- every sequence up to the last one assigned must be in A + U + F + P, or seen, or still pending in a living
   stream;
   what is not is a hole in the reports, UNKNOWN, in the stream's own row because its window is not known
   either;
-- a record lies in the same window at every tier; where it does not, its identity was changed on the way;
+- a record lies in one window, in its producer's report and at every tier; where it does not, its identity was
+  changed on the way, and no window is proven that has a number of another one;
 - a producer that does not number its records is judged by its counts (`count_only`);
 - contents are compared where digests are given (`content_check`).
 """
@@ -22,7 +23,7 @@ a loss never cancels a duplicate. What the job must supply, and in which order i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pyroaring import BitMap64
 
@@ -54,6 +55,9 @@ from millrace.audit.scanning.repeats import Repeats
 
 NOT_COVERED = "no report covers these sequences"
 TOO_LARGE_TO_TELL = "a report was too large for the events topic: its counts were never told"
+IN_BOTH = "has a sequence of this window in another one as well"
+MOVED = "has records of this window in another one: their time was changed"
+PRUNED_BEFORE = "a record came late that has the number of one in a window whose evidence is pruned (keep)"
 
 __all__ = [
     "ClusterPartition",
@@ -193,32 +197,74 @@ def _file_unnumbered(case: StreamCase, rows: dict[int, WindowFindings]) -> None:
 
 
 def _file_moved(case: StreamCase, rows: dict[int, WindowFindings]) -> None:
-    """Records that a tier files in another window than its upstream: the time in their identity was changed,
-    or two records have one number and one of them is gone. Nothing is proven of either window. Nor is it
-    where a tier has one number in two windows: which of them has the record, nobody can tell."""
-    reported = {
-        start_ms: union(report.acknowledged for report in reports)
-        for start_ms, reports in case.reports.items()
-    }
+    """Numbers that are filed in two windows, by a report or any tier: the time in a record's identity was
+    changed, or two records have one number and one of them is gone. Which window has the record nobody can
+    tell, so nothing is proven of either. What retention took from the tiers between makes no difference.
+
+    The same goes for a number of a window whose evidence is pruned."""
+    filed = {start_ms: case.members(start_ms) for start_ms in sorted(rows)}
+    if case.accounted:
+        for start_ms, numbers in filed.items():
+            if not numbers.isdisjoint(case.accounted):
+                rows[start_ms].doubt(PRUNED_BEFORE)
+                numbers -= case.accounted
+    twice = _in_several_windows(filed.values())
+    if not twice:
+        return
+    shared = {start_ms: numbers & twice for start_ms, numbers in filed.items()}
+    shared = {start_ms: numbers for start_ms, numbers in shared.items() if numbers}
+    for start_ms, together in _sharing(shared):
+        rows[start_ms].shared = together
+    told = _where_moved(case, shared, twice)
+    for start_ms in shared:
+        rows[start_ms].doubt(*told.get(start_ms, ()))
+
+
+def _sharing(shared: Mapping[int, BitMap64]) -> Iterator[tuple[int, tuple[int, int, int]]]:
+    """(window, (first, last, count) of the windows that go with it). `shared` are their numbers, ascending;
+    they are cut wherever no number lies on both sides."""
+    ends: dict[int, BitMap64] = {}
+    later = BitMap64()
+    for start_ms in reversed(list(shared)):
+        ends[start_ms] = shared[start_ms] - later
+        later |= shared[start_ms]
+    pending, stretch = BitMap64(), list[int]()
+    for start_ms, numbers in shared.items():
+        stretch.append(start_ms)
+        pending |= numbers
+        pending -= ends[start_ms]
+        if not pending:
+            for each in stretch:
+                yield each, (stretch[0], start_ms, len(stretch))
+            stretch = []
+
+
+def _where_moved(case: StreamCase, shared: Mapping[int, BitMap64], twice: BitMap64) -> dict[int, list[str]]:
+    """By window: which tiers file its numbers in two windows, or in another one than their upstream; where
+    that lacks them, every tier that has them."""
+    reasons: dict[int, list[str]] = {}
+    holders: dict[int, list[str]] = {}
     nothing = BitMap64()
+    reported = {
+        start_ms: union(report.acknowledged for report in case.reports.get(start_ms, ())) & twice
+        for start_ms in shared
+    }
+    filed = {PRODUCED: reported}
     for tier in case.tiers:
-        here = {start_ms: window.sequences for start_ms, window in case.seen[tier.name].items()}
-        above = reported
-        if tier.upstream != PRODUCED:
-            windows = case.seen[tier.upstream]
-            above = {start_ms: window.sequences for start_ms, window in windows.items()}
+        windows = case.seen[tier.name]
+        filed[tier.name] = {each: windows[each].sequences & twice for each in shared if each in windows}
+        here, above = filed[tier.name], filed[tier.upstream]
         all_here, all_above = union(here.values()), union(above.values())
-        twice = _in_several_windows(here.values())
-        for start_ms, row in rows.items():
+        in_both = _in_several_windows(here.values())
+        for start_ms, numbers in shared.items():
             mine, theirs = here.get(start_ms, nothing), above.get(start_ms, nothing)
-            if not mine.isdisjoint(twice):
-                row.doubt(f"tier {tier.name} has a sequence of this window in another one as well")
-            if mine == theirs:
-                continue
+            if not mine.isdisjoint(in_both):
+                reasons.setdefault(start_ms, []).append(f"tier {tier.name} {IN_BOTH}")
             if not ((theirs - mine).isdisjoint(all_here) and (mine - theirs).isdisjoint(all_above)):
-                row.doubt(
-                    f"tier {tier.name} has records of this window in another one: their time was changed"
-                )
+                reasons.setdefault(start_ms, []).append(f"tier {tier.name} {MOVED}")
+            if not numbers.isdisjoint(all_here):
+                holders.setdefault(start_ms, []).append(f"tier {tier.name} {MOVED}")
+    return holders | reasons
 
 
 def _in_several_windows(windows: Iterable[BitMap64]) -> BitMap64:

@@ -4,7 +4,8 @@ Built by `reconcile` once a stream; its rules, here and in `missing`, `count_onl
 `StreamCase` and write into `WindowFindings`. Pure.
 
 A acknowledged, U ambiguous, F failed; S(t) seen in tier t or in any tier below it: who arrived in the
-aggregate was in the source, even if retention took it from there since.
+aggregate was in the source, even if retention took it from there since. P the numbers of windows whose
+evidence is pruned, of which there were records.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class WindowFindings:
     content_lost: bool = False
     content_checked: str = ""
     differing: dict[str, Ranges] = field(default_factory=dict)
+    shared: tuple[int, int, int] | None = None
 
     def doubt(self, *reasons: str) -> None:
         """Nothing is proven here, for these reasons; what was found stands."""
@@ -93,7 +95,9 @@ class StreamCase:
             if not self.acknowledged.isdisjoint(report.acknowledged) and TOLD_TWICE not in self.conflicts:
                 self.conflicts.append(TOLD_TWICE)
             self.acknowledged |= report.acknowledged
+        self.accounted = stream.accounted
         self.reportable = self.acknowledged | union(report.ambiguous for report in told)
+        self.reportable |= self.accounted
         self.reported = self.reportable | union(report.failed for report in told)
         self.arrived: dict[str, BitMap64] = {}
         for tier in reversed(tiers):
@@ -218,6 +222,7 @@ class StreamCase:
             missing_count=found.missing_count,
             content_checked=found.content_checked,
             differing=found.differing,
+            shared=found.shared,
             promised=self.settled(start_ms),
             reasons=tuple(sorted(found.reasons)),
         )

@@ -13,7 +13,8 @@ the pure `reconcile.reconcile_stream`. The rows are `reconciliation.parquet`:
     revision                  1 for the first settled verdict of the window, +1 whenever late data changed it,
                               0 while nobody has numbered it
     detail                    JSON: the same by name, as ranges, with hops, reasons, append times, and for
-                              what is lost where it was last had and which neighbours arrived
+                              what is lost where it was last had and which neighbours arrived; `shared`
+                              [first start in ms, last start, count] of windows that have numbers in common
 """
 
 from __future__ import annotations
@@ -408,6 +409,7 @@ def _row(verdict: WindowVerdict, evidence: Evidence = _NO_EVIDENCE) -> dict[str,
         "append_ms": dict(evidence.append_ms),
         "not_before_ms": verdict.not_before_ms,
         "unpromised": not verdict.promised,
+        "shared": list(verdict.shared or ()),
     }
     detail = {name: value for name, value in detail.items() if value}
     return {

@@ -110,7 +110,9 @@ class WindowVerdict:
     where no tier and no report told a digest, else COMPARED (every hop into a tier that has records held the
     same content), NOT_COMPARED (some hop could not be compared: repeats, other sets, a producer without
     digests; no proof where contents are audited) or DIFFERS (the verdict is LOSS). `differing` names by tier
-    the sequences of which it holds copies that are not alike.
+    the sequences of which it holds copies that are not alike. `shared` (first start in ms, last, count): so
+    many windows of the stream in this stretch have numbers in common, this one among them, and the evidence
+    of none of them says anything without the others.
     `revision` numbers the settled verdicts of a window, from 1; 0 while nobody has numbered them.
     """
 
@@ -138,6 +140,7 @@ class WindowVerdict:
     content_checked: str = ""
     differing: Mapping[str, Ranges] = field(default_factory=dict)
     revision: int = 0
+    shared: tuple[int, int, int] | None = None
     promised: bool = True
 
 

@@ -104,6 +104,11 @@ _ADVICE = (
         "Its report and the clusters disagree: look at the producer's log of that time.",
     ),
     (
+        "a record came late that has the number",
+        "A copy whose time was changed on the way, most likely: nobody can tell any more. Look for what "
+        f"carries or sends again what is older than `keep`, and {_WAIVE}",
+    ),
+    (
         f"tier {TIER_PREFIX}",
         "What the group's consumers report disagrees with their cluster: are all of them of one version?",
     ),

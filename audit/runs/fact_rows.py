@@ -109,7 +109,8 @@ def restore_merged(facts: StreamFacts, content: bytes | None) -> dict[str, int]:
 @dataclass(slots=True)
 class PrunedWindows:
     """What is left of a stream's windows whose evidence was folded away: their numbers, and the sequences
-    that were accounted for in them, so that no hole shows. `window_ms` is the audit's; `counted` marks a
+    that were accounted for in them, so that no hole shows. Of these `ambiguous` and `failed` were reported as
+    that; all others were acknowledged, or there unreported. `window_ms` is the audit's; `counted` marks a
     producer that does not number its records; `topic` is the audited one, which of a stream that no event
     tells of only its cells did."""
 
@@ -119,6 +120,8 @@ class PrunedWindows:
     counted: bool = False
     told: dict[int, int] | None = field(default_factory=dict)
     topic: str = ""
+    ambiguous: BitMap64 = field(default_factory=BitMap64)
+    failed: BitMap64 = field(default_factory=BitMap64)
 
     def add(self, start_ms: int, length_ms: int) -> None:
         """A row's window, which may be several of the audit's."""
@@ -127,7 +130,26 @@ class PrunedWindows:
     def copy(self) -> PrunedWindows:
         told = None if self.told is None else dict(self.told)
         windows, sequences = self.windows.copy(), self.sequences.copy()
-        return PrunedWindows(self.window_ms, windows, sequences, self.counted, told, self.topic)
+        ambiguous, failed = self.ambiguous.copy(), self.failed.copy()
+        return PrunedWindows(
+            self.window_ms, windows, sequences, self.counted, told, self.topic, ambiguous, failed
+        )
+
+    def account_for(self, report: CountEvent) -> None:
+        """The sequences of a pruned window's report, as it tells them: a newer one may know more."""
+        unsure = (report.ambiguous | report.failed) - report.acknowledged
+        unsure -= (self.sequences & unsure) - self.ambiguous - self.failed  # there are records of these
+        self.sequences |= report.acknowledged | unsure
+        self.ambiguous -= report.acknowledged
+        self.failed -= report.acknowledged
+        self.ambiguous |= unsure & report.ambiguous
+        self.failed |= unsure - report.ambiguous
+        self.failed -= self.ambiguous
+
+    @property
+    def certain(self) -> BitMap64:
+        """Those that there are records of, whatever became of them: acknowledged, or seen."""
+        return self.sequences - self.ambiguous - self.failed
 
     def has(self, start_ms: int) -> bool:
         return start_ms // self.window_ms in self.windows
@@ -145,6 +167,8 @@ class PrunedWindows:
             "counted": self.counted,
             "told": None if self.told is None else sorted(self.told.items()),
             "topic": self.topic,
+            "ambiguous": sequence_set.to_json(self.ambiguous),
+            "failed": sequence_set.to_json(self.failed),
         }
         return json.dumps(body, separators=(",", ":")).encode()
 
@@ -158,14 +182,17 @@ class PrunedWindows:
             body["counted"],
             None if body.get("told") is None else dict(body["told"]),
             body.get("topic", ""),  # an older program kept none
+            sequence_set.from_json(body.get("ambiguous", [])),
+            # Nor did it keep apart how they were reported: none of them is taken for one that may be there.
+            sequence_set.from_json(body.get("failed", body["sequences"])),
         )
 
 
 def facts_of(row: Mapping[str, Any]) -> StreamFacts:
     """A stream's facts as reconciliation wants them: pruned sequences count as accounted for.
 
-    They are put in as one report of records that failed, in the first pruned window; who reconciles leaves
-    the rows of pruned windows out (`pruned_of`).
+    Those that were not acknowledged are put in as one report, in the first pruned window; who reconciles
+    leaves the rows of pruned windows out (`pruned_of`).
     """
     facts = decode_facts(row["stream"], row["facts"], row.get("reports"))
     pruned = pruned_of(row)
@@ -180,6 +207,7 @@ def facts_of(row: Mapping[str, Any]) -> StreamFacts:
         facts.last_settled = max(facts.last_settled - gone, 0)
     if pruned is not None and pruned.sequences and facts.sequenced:
         start_ms = pruned.windows.min() * pruned.window_ms
+        facts.accounted = pruned.certain
         facts.windows[start_ms] = CountEvent(
             stream=facts.stream,
             session=facts.session,
@@ -191,8 +219,8 @@ def facts_of(row: Mapping[str, Any]) -> StreamFacts:
             count=0,
             byte_count=0,
             acknowledged=BitMap64(),
-            ambiguous=BitMap64(),
-            failed=pruned.sequences,
+            ambiguous=pruned.ambiguous,
+            failed=pruned.failed,
             at_ms=0,
         )
     return facts

@@ -182,6 +182,39 @@ OF_AUDIT = (
         ),
     ),
     Mutant(
+        name="moved-below-what-expired",
+        promise="A number in another window than its report is in proves neither, whatever lies between.",
+        file="audit/reconciliation/reconcile.py",
+        rule="filed = {start_ms: case.members(start_ms) for",
+        instead="filed = {start_ms: case.members(start_ms) - case.acknowledged for",
+        red=(
+            f"{UNIT}/test_false_proofs.py"
+            "::test_a_number_in_another_window_than_its_report_proves_neither_though_the_source_expired",
+        ),
+    ),
+    Mutant(
+        name="late-number-of-a-pruned-window-proven",
+        promise="A window with a late record that has the number of one in a pruned window is not proven.",
+        file="audit/reconciliation/reconcile.py",
+        rule="                rows[start_ms].doubt(PRUNED_BEFORE)\n",
+        instead="",
+        red=(
+            f"{UNIT}/test_false_proofs.py"
+            "::test_a_late_record_with_the_number_of_a_pruned_window_proves_nothing_and_is_missing_nowhere",
+        ),
+    ),
+    Mutant(
+        name="late-number-of-a-pruned-window-lost",
+        promise="Nobody misses a late record that has the number of one in a pruned window.",
+        file="audit/reconciliation/missing.py",
+        rule="case.arrived[tier.name] - case.accounted",
+        instead="case.arrived[tier.name]",
+        red=(
+            f"{UNIT}/test_false_proofs.py"
+            "::test_a_late_record_with_the_number_of_a_pruned_window_proves_nothing_and_is_missing_nowhere",
+        ),
+    ),
+    Mutant(
         name="passage-of-a-deleted-topic",
         promise="A mirror's position in a deleted topic has passed nothing of the new one.",
         file="audit/runs/reading_plan.py",
@@ -651,6 +684,47 @@ OF_AUDIT = (
         rule="may_go = pc.and_not(pc.and_(good, is_old), ",
         instead="may_go = pc.and_not(is_old, ",
         red=(f"{JOB}/test_upkeep.py::test_only_what_is_proven_or_waived_for_long_enough_may_go",),
+    ),
+    Mutant(
+        name="pruned-without-what-it-hangs-on",
+        promise="Windows in which a stream has numbers in common go together or not at all.",
+        file="audit/keeping/upkeep.py",
+        rule="if len(each - stay) not in (0, count)]",
+        instead="if not count]",
+        red=(f"{JOB}/test_upkeep.py::test_windows_that_have_numbers_in_common_go_together_or_not_at_all",),
+    ),
+    Mutant(
+        name="pruned-report-forgets-who-was-unsure",
+        promise="A record that a pruned window's report called ambiguous may lie in another window.",
+        file="audit/runs/fact_rows.py",
+        rule="self.ambiguous |= unsure & report.ambiguous",
+        instead="self.ambiguous |= BitMap64()",
+        red=(
+            f"{JOB}/test_upkeep.py"
+            "::test_how_a_number_was_reported_in_a_pruned_window_still_counts_for_another_one",
+        ),
+    ),
+    Mutant(
+        name="two-producers-forgotten",
+        promise="Two producers of one stream id stay in doubt when the reports that showed it are pruned.",
+        file="audit/keeping/upkeep.py",
+        rule="                facts.conflict(TOLD_TWICE)  #",
+        instead="                pass  #",
+        red=(
+            f"{JOB}/test_upkeep.py"
+            "::test_that_two_producers_used_one_stream_id_is_not_forgotten_with_the_reports_that_showed_it",
+        ),
+    ),
+    Mutant(
+        name="pruned-by-an-older-program-may-be-there",
+        promise="Of numbers that an older program pruned none is taken for one that may be there.",
+        file="audit/runs/fact_rows.py",
+        rule='body.get("failed", body["sequences"])',
+        instead='body.get("failed", [])',
+        red=(
+            f"{JOB}/test_upkeep.py"
+            "::test_of_numbers_that_an_older_program_pruned_none_is_taken_for_one_that_may_be_there",
+        ),
     ),
     Mutant(
         name="pruned-though-it-tells-of-a-loss",

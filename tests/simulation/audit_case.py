@@ -7,6 +7,7 @@ records.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 
 from millrace.audit.contract.content_digest import digest_sum
 from tests.simulation.audit_arrivals import Counted, counted_together
@@ -17,12 +18,13 @@ from tests.simulation.audit_world import Mirror
 
 
 class Case:
-    """One stream: its tiers and what each holds, as single records."""
+    """One stream: its tiers and what each holds, as single records. What came `late` for a window whose
+    evidence was pruned is told as that alone: it proves nothing, and fills no hole in the reports."""
 
-    def __init__(self, oracle: Oracle, told: Told):
+    def __init__(self, oracle: Oracle, told: Told, late: Collection[Shown] = ()):
         self.oracle, self.told, self.world = oracle, told, oracle.world
         world = self.world
-        own = [each for each in oracle.shown if each.rec.stream == told.stream]
+        own = [each for each in oracle.shown if each.rec.stream == told.stream and each not in late]
         clusters = {each.cluster for each in own} | told.clusters
         sources = [name for name in world.sources if name in clusters]
         self.source = "+".join(sources) if sources else PRODUCED
@@ -203,6 +205,18 @@ class Case:
                 here = [copy.rec.sequence for copy in copies if copy.rec.window == window]
                 row.consumed[tier] = len(here)
                 row.seen[tier] = len(set(here) - {0}) + here.count(0)
+
+    def windows_of(self) -> dict[int, set[int]]:
+        """{sequence: windows that a report acknowledges it in, or that anybody has it in}"""
+        found: dict[int, set[int]] = {}
+        for window, report in self.told.reports.items():
+            for sequence in report.acknowledged:
+                found.setdefault(sequence, set()).add(window)
+        for by_sequence in self.by_sequence.values():
+            for sequence, copies in by_sequence.items():
+                found.setdefault(sequence, set()).update(copy.rec.window for copy in copies)
+        found.pop(0, None)
+        return found
 
     def _windows_of(self, sequence: int) -> set[int]:
         found = {w for w, report in self.told.reports.items() if sequence in report.acknowledged}
@@ -390,21 +404,9 @@ class Case:
         for sequence in set().union(*self.arrived.values()) - known - {0}:
             for window in self._windows_of(sequence):
                 rows[window].unreported.add(sequence)
-        above: dict[str, dict[int, set[int]]] = {PRODUCED: {}}
-        for window, report in told.reports.items():
-            for sequence in report.acknowledged:
-                above[PRODUCED].setdefault(sequence, set()).add(window)
-        for tier, upstream in self.upstream.items():
-            here: dict[int, set[int]] = {}
-            for sequence, copies in self.by_sequence[tier].items():
-                here[sequence] = {copy.rec.window for copy in copies}
-                if sequence and len(here[sequence]) > 1:  # which of them is the record, nobody can tell
-                    for window in here[sequence]:
-                        rows[window].undecided = True
-            above[tier] = here
-            for sequence in set(here) & set(above[upstream]) - {0}:
-                for window in here[sequence] ^ above[upstream][sequence]:
-                    rows[window].undecided = True
+        for windows in self.windows_of().values():
+            for window in windows if len(windows) > 1 else ():  # which has the record, nobody can tell
+                rows[window].undecided = True
         for copies in self.copies.values():
             for copy in copies:
                 if copy.rec.sequence == 0:

@@ -4,7 +4,7 @@ Made by the mutation run from what was expected of each row; knows nothing of th
 those of its design: a topic's watermark is the end of the longest prefix of windows of which every stream's
 row is settled and proven, or settled and waived; it jumps no hole, goes beyond no promise of a stream that
 may still write and into no doubt of a stream's own (whatever windows are waived), and does not move forward
-while something that could belong to the topic could not be trusted.
+while something that could belong to the topic could not be trusted: what names no topic could to any.
 """
 
 from __future__ import annotations
@@ -83,6 +83,8 @@ class Outcome:
     """{(topic, window): what was said of it when it was waived}"""
     gone: list[RowSaid] = field(default_factory=list)
     """rows of windows that were pruned: nobody is told of them any more"""
+    carried: list[RowSaid] = field(default_factory=list)
+    """rows that were settled once, of which nothing is said now: who waives a window waives them, too"""
     older: set[RowSaid] = field(default_factory=set)
     """those of `rows` that decide no more"""
 
@@ -98,7 +100,11 @@ class Outcome:
         """Windows that a person may go on without, and what is settled of them."""
         targets = {(row.topic, row.start_ms) for row in self.rows if row.start_ms is not None}
         settled = {
-            target: sums_of(row for row in self._telling(target) if row.state == "SETTLED")
+            target: sums_of(
+                row
+                for row in [*self._telling(target), *self.carried]
+                if row.state == "SETTLED" and (row.topic, row.start_ms) == target
+            )
             for target in targets
         }
         return {target: told for target, told in settled.items() if told[0] >= len(PROVEN)}
@@ -168,7 +174,7 @@ class Outcome:
     def watermark(self, topic: str, before_ms: int | None) -> int | None:
         """Of this topic, whose last one was told as `before_ms`."""
         found = self.proven_to(topic)
-        if any(what.endswith(f", topic {topic}") for what in self.untrusted):
+        if any(what.endswith(f", topic {topic}") or ", topic " not in what for what in self.untrusted):
             return None if found is None or before_ms is None else min(found, before_ms)
         return found
 

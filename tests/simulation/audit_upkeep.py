@@ -4,8 +4,10 @@
 
 - a window is pruned only when all that is said of it is settled, and proven or waived, for as long as `keep`;
   from then on no row speaks of it. Nothing else that is said changes: no other row, and not the watermark.
+  So windows that have a number of one stream in common go together. Of one of which nothing is said any more
+  (a log was shortened, and what was read again each time is gone) counts what was said last.
 - What comes later for it is told as what could not be trusted, to the record: copies by tier, and each report
-  that tells of a sequence which was not accounted for.
+  that tells of a sequence which was not accounted for. No row is made of it.
 - A finding decides until it was told, as it is, for as long as the horizon reaches back, and its window has
   been over for as long.
 """
@@ -16,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from tests.simulation.audit_case import Case
 from tests.simulation.audit_expected import Expected, Told
 from tests.simulation.audit_logs import WINDOW_MS
 from tests.simulation.audit_oracle import Oracle, Shown
@@ -48,10 +51,21 @@ class Upkeep:
     late_reports: Counter[str] = field(default_factory=Counter)
     said: dict[tuple[str, int | None], tuple[str, int]] = field(default_factory=dict)
     """{(stream, window): (what its settled row said last, when that was made)}"""
+    settled: dict[tuple[str, int | None], RowSaid] = field(default_factory=dict)
+    """the rows themselves"""
 
     def remaining(self, stream: str, expected: Mapping[int | None, Expected]) -> dict[int | None, Expected]:
         pruned = self.windows.get(stream, ())
         return {start_ms: each for start_ms, each in expected.items() if start_ms not in pruned}
+
+    def carried(self, rows: Iterable[RowSaid]) -> list[RowSaid]:
+        """What was said last of windows that are not pruned and have no row now."""
+        now = {(row.stream, row.start_ms) for row in rows}
+        return [
+            row
+            for (stream, start_ms), row in self.settled.items()
+            if (stream, start_ms) not in now and start_ms not in self.windows.get(stream, ())
+        ]
 
     def late_copies(self, oracle: Oracle) -> list[Shown]:
         return [
@@ -98,6 +112,7 @@ class Upkeep:
             assert row.made_ms in (before[1], now_ms), f"made at {row.made_ms}, {before[1]} before"
         if not dies:
             self.said[row.stream, row.start_ms] = (told, row.made_ms)
+            self.settled[row.stream, row.start_ms] = row
 
     def prune(
         self,
@@ -114,9 +129,18 @@ class Upkeep:
             if row.start_ms is not None:
                 by_window.setdefault((row.topic, row.start_ms), []).append(row)
         kept = {_place(each) for each in oracle.kept}
+        going, late = list(going), set(self.late_copies(oracle))
+        for stream in {stream for stream, _ in going}:
+            left = self.windows.get(stream, set())
+            for number, windows in Case(oracle, told.get(stream, Told(stream)), late).windows_of().items():
+                apart = {(stream, start_ms) in going for start_ms in windows - left}
+                assert len(apart) < 2, (
+                    f"{number} of {stream} is in {sorted(windows)}: some of them are pruned"
+                )
         for stream, start_ms in going:
-            (row,) = [each for each in rows if (each.stream, each.start_ms) == (stream, start_ms)]
-            for each in by_window[row.topic, start_ms]:
+            now = [each for each in rows if (each.stream, each.start_ms) == (stream, start_ms)]
+            row = now[0] if now else self.settled[stream, start_ms]
+            for each in {row, *by_window.get((row.topic, start_ms), ())}:
                 good = each.verdict in PROVEN or (row.topic, start_ms) in waived
                 assert each.state == "SETTLED" and good, f"{row} is pruned, beside {each}"
                 is_old = each.made_ms is not None and now_ms - each.made_ms >= (self.keep_ms or 0)

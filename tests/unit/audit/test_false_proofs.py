@@ -18,6 +18,7 @@ from millrace.audit.contract.events import (
     StreamFacts,
 )
 from millrace.audit.reconciliation.reconcile import (
+    PRUNED_BEFORE,
     Passage,
     TierReading,
     UnreadRange,
@@ -227,6 +228,45 @@ def test_a_number_that_stands_in_two_windows_of_a_tier_proves_neither_of_them():
     source = [cell("source", [1, 2]), cell("source", [3], first=2, window=MINUTE_MS)]
     changed = [cell("aggregate", [1, 2]), cell("aggregate", [2], first=2, window=MINUTE_MS)]
     assert [row.verdict for row in audit(facts, *source, *changed)] == [Verdict.UNKNOWN, Verdict.LOSS]
+
+
+@pytest.mark.parametrize("arrived", [{MINUTE_MS: [1, 2]}, {0: [1], MINUTE_MS: [1, 2]}])
+def test_a_number_in_another_window_than_its_report_proves_neither_though_the_source_expired(arrived):
+    """The first window's record was lost, and one of the second came with its number: of what the source had
+    nothing is left to compare with."""
+    facts = told(count_event([1]), count_event([2], window=MINUTE_MS), stream_event(CLOSED, 2))
+    there = [cell("aggregate", members, window=window) for window, members in arrived.items()]
+    rows = audit(facts, *there)
+    assert [row.verdict <= Verdict.COUNT_MATCH for row in rows] == [False, False]
+    moved = "tier aggregate has records of this window in another one: their time was changed"
+    assert moved in rows[0].reasons or len(arrived) > 1
+
+
+def test_windows_that_have_numbers_in_common_are_named_together():
+    """As short a stretch as can be, and whoever has none in common with another is in none."""
+    windows = [[1], [2], [3], [4], [5], [6], [7]]
+    reports = [count_event(each, window=number * MINUTE_MS) for number, each in enumerate(windows)]
+    moved = [[1, 2], [2], [3], [4, 6], [5], [6], [7, 5]]
+    there = [
+        cell(tier, each, first=10 * number, window=number * MINUTE_MS)
+        for tier, filed in (("source", windows), ("aggregate", moved))
+        for number, each in enumerate(filed)
+    ]
+    rows = audit(told(*reports, stream_event(CLOSED, 7)), *there)
+    around, further = (0, MINUTE_MS, 2), (3 * MINUTE_MS, 6 * MINUTE_MS, 4)
+    assert [row.shared for row in rows] == [around, around, None, further, further, further, further]
+
+
+def test_a_late_record_with_the_number_of_a_pruned_window_proves_nothing_and_is_missing_nowhere():
+    """It may be a copy of one that had arrived; whether it was nobody can know any more."""
+    facts = told(count_event([4], window=MINUTE_MS), stream_event(CLOSED, 4))
+    facts.accounted = BitMap64([1, 2, 3])
+    for here in ("source", "aggregate"):
+        own = [cell(tier, [4], first=9, window=MINUTE_MS) for tier in ("source", "aggregate")]
+        assert overall_verdict(audit(facts, *own)) is Verdict.PROVEN
+        (row,) = audit(facts, *own, cell(here, [2], window=MINUTE_MS))
+        assert (row.verdict, row.reasons) == (Verdict.UNKNOWN, (PRUNED_BEFORE,))
+        assert (row.missing, row.unreported, row.unknown, row.shared) == ({}, (), (), None)
 
 
 def test_a_producer_clock_a_little_ahead_does_not_turn_an_unread_part_into_a_loss():

@@ -19,6 +19,7 @@ from millrace.audit.keeping.state import Commit, StateFolder
 from millrace.audit.keeping.verdict_files import SettledLines
 from millrace.audit.keeping.waivers import Standing
 from millrace.audit.reconciliation.online_tiers import OnlineGroup
+from millrace.audit.reconciliation.reconcile import PRUNED_BEFORE
 from millrace.audit.reconciliation.row_parts import parts_of
 from millrace.audit.reconciliation.settled import (
     LINE_SCHEMA,
@@ -28,6 +29,7 @@ from millrace.audit.reconciliation.settled import (
     rows_of,
     unnumbered,
 )
+from millrace.audit.reconciliation.stream_case import TOLD_TWICE
 from millrace.audit.reconciliation.verdict_rows import ClusterReading, Reconciler, verdict_rows
 from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
 from millrace.audit.reconciliation.watermark import Waiver
@@ -142,6 +144,24 @@ def test_what_no_report_told_of_in_a_waived_window_is_accounted_for():
     assert [each["verdict"] for each in lines] == ["UNKNOWN"]
 
 
+def test_windows_that_have_numbers_in_common_go_together_or_not_at_all():
+    """Whatever stays for one stream, stays for all, and with what these have in common with it."""
+    together, further = {"shared": (0, 10, 2)}, {"shared": (10, 20, 2)}
+    moved = [row(start_ms, Verdict.UNKNOWN, **together) for start_ms in (0, 10)]
+    beside = [row(start_ms, Verdict.UNKNOWN, stream="02", **further) for start_ms in (10, 20)]
+    alone = row(30, Verdict.UNKNOWN, reasons=('"shared":',), duplicates={"shared": ((1, 1),)})
+    waived = [("flights", start_ms) for start_ms in (0, 10, 20, 30)]
+
+    def going(*waived, **more):
+        pruned = pruned_of(*moved, *beside, alone, waived=waived, **more)[0]
+        return {stream: list(left.windows) for stream, left in pruned.items()}
+
+    assert going(*waived) == {STREAM: [0, 1, 3], "02": [1, 2]}
+    assert going(*waived[:2], waived[3]) == {STREAM: [3]}
+    assert going(*waived[1:]) == {STREAM: [3]}
+    assert going(*waived, held_back=[(STREAM, 0)]) == {STREAM: [3]}
+
+
 def test_a_revision_begins_the_time_anew():
     before = settle(verdict_rows([row(0)]), None, ["flights"], 0).table
     changed = row(0, published=3)
@@ -204,7 +224,7 @@ def test_pruned_reports_leave_no_hole_behind():
     table = facts_table(ledger, {STREAM: {"ewr"}}, pruned)
     assert restore_pruned(table)[STREAM].has(5) and not restore_pruned(table)[STREAM].has(10)
     facts = facts_of(table.to_pylist()[0])
-    assert facts.windows[0].failed == BitMap64([1, 2, 3]) and not facts.windows[0].acknowledged
+    assert facts.accounted == BitMap64([1, 2, 3]) and not facts.windows[0].acknowledged
 
 
 def verdict_table(table, cells=(), groups=(), names=None):
@@ -243,6 +263,81 @@ def test_what_is_left_after_pruning_is_proven_as_before():
     pruned = pruned_at_0(ledger)
     rows = verdict_table(facts_table(ledger, {STREAM: {"ewr"}}, pruned), [cell(10, [4, 5, 6])]).to_pylist()
     assert [(each["window_start_ms"], each["verdict"]) for each in rows] == [(10, "PROVEN")]
+
+
+def unsure_of(ledger, start_ms, *, ambiguous=(), failed=()):
+    """The ledger, whose report tells of these as well."""
+    report = ledger.streams[STREAM].windows[start_ms]
+    sets = {"ambiguous": BitMap64(ambiguous), "failed": BitMap64(failed)}
+    ledger.streams[STREAM].windows[start_ms] = replace(report, **sets)
+    return ledger
+
+
+def verdicts_beside(ledger, pruned, sequences):
+    """Of the window at 10, where these are: (verdict, unreported, reasons)"""
+    rows = verdict_table(facts_table(ledger, {STREAM: {"ewr"}}, pruned), [cell(10, sequences)]).to_pylist()
+    return [
+        (each["verdict"], each["unreported"], json.loads(each["detail"]).get("reasons"))
+        for each in rows
+        if each["window_start_ms"] == 10
+    ]
+
+
+def stream_verdicts(ledger, pruned, *cells):
+    """{window: (verdict, reasons)}"""
+    rows = verdict_table(facts_table(ledger, {STREAM: {"ewr"}}, pruned), cells).to_pylist()
+    return {
+        each["window_start_ms"]: (each["verdict"], json.loads(each["detail"]).get("reasons")) for each in rows
+    }
+
+
+def test_how_a_number_was_reported_in_a_pruned_window_still_counts_for_another_one():
+    """A record of unknown fate may lie in another window than it was reported in; one that failed must not
+    be there, and a late copy of one that was acknowledged is told as that."""
+
+    def after_pruning():
+        ledger = unsure_of(ledger_of((0, [1, 2]), (10, [5, 6])), 0, ambiguous=[3], failed=[4])
+        return ledger, restore_pruned(facts_table(ledger, {}, pruned_at_0(ledger)))
+
+    assert verdicts_beside(*after_pruning(), [3, 5, 6]) == [("PROVEN", 0, None)]
+    denied = "records are there that the producer reported as never sent"
+    assert verdicts_beside(*after_pruning(), [4, 5, 6]) == [("UNKNOWN", 1, [denied])]
+    assert verdicts_beside(*after_pruning(), [2, 5, 6]) == [("UNKNOWN", 0, [PRUNED_BEFORE])]
+
+
+def test_that_two_producers_used_one_stream_id_is_not_forgotten_with_the_reports_that_showed_it():
+    def after_pruning(second):
+        ledger = ledger_of((0, [1]), (10, second), (20, [3]), last=3)
+        before = stream_verdicts(ledger, {}, cell(0, [1]), cell(10, second), cell(20, [3]))
+        pruned = restore_pruned(facts_table(ledger, {}, pruned_at(ledger, 0, 10)))
+        return before, stream_verdicts(ledger, pruned, cell(20, [3]))
+
+    before, after = after_pruning([1, 2])
+    doubt = ("UNKNOWN", [TOLD_TWICE])
+    assert (before[20], before[None], after) == (doubt, doubt, {20: doubt, None: doubt})
+    assert after_pruning([2])[1] == {20: ("PROVEN", None)}
+
+
+def test_a_newer_report_of_a_pruned_window_knows_more():
+    def kinds(left):
+        return [set(each) for each in (left.certain, left.ambiguous, left.failed)]
+
+    left = PrunedWindows(WINDOW_MS)
+    first = unsure_of(ledger_of((0, [1, 2])), 0, ambiguous=[3, 4], failed=[5, 6]).streams[STREAM].windows[0]
+    left.account_for(first)
+    assert kinds(left) == [{1, 2}, {3, 4}, {5, 6}]
+    left.account_for(replace(first, acknowledged=BitMap64([3, 5]), ambiguous=BitMap64([2, 6])))
+    assert kinds(left) == [{1, 2, 3, 5}, {4, 6}, set()]
+    assert kinds(PrunedWindows.decode(left.encode()).copy()) == kinds(left)
+
+
+def test_of_numbers_that_an_older_program_pruned_none_is_taken_for_one_that_may_be_there():
+    ledger = ledger_of((0, [1, 2]), (10, [5, 6]))
+    body = json.loads(pruned_at_0(ledger)[STREAM].encode())
+    del body["ambiguous"], body["failed"]
+    pruned = {STREAM: PrunedWindows.decode(json.dumps(body).encode())}
+    ((verdict, unreported, _),) = verdicts_beside(ledger, pruned, [2, 5, 6])
+    assert (verdict, unreported) == ("UNKNOWN", 1)
 
 
 def test_a_lost_report_of_a_producer_that_only_counts_shows_when_other_windows_are_pruned():
@@ -461,6 +556,16 @@ def test_a_late_record_of_a_pruned_window_is_counted_and_makes_no_verdict():
     rows, late = rows_of(told), upkeep.late_counts(told)
     assert late == {f"{upkeep.LATE}, in ewr, topic flights": 1}
     assert [(each["window_start_ms"], each["verdict"]) for each in rows.to_pylist()] == [(10, "PROVEN")]
+
+
+def test_a_late_record_fills_no_hole_in_the_reports():
+    """It is counted, and its number is not kept: the next run would see the hole again."""
+    ledger = ledger_of((0, [1, 2, 3]), (10, [5, 6]))
+    table = facts_table(ledger, {STREAM: {"ewr"}}, pruned_at_0(ledger))
+    told = verdict_table(table, [cell(0, [4]), cell(10, [5, 6])])
+    assert upkeep.late_counts(told) == {f"{upkeep.LATE}, in ewr, topic flights": 1}
+    holes = [json.loads(each["detail"]).get("unknown") for each in rows_of(told).to_pylist()]
+    assert holes == [None, [[4, 4]]]
 
 
 def test_late_records_where_topics_are_merged_are_counted_once_and_under_the_audited_topics_name():
