@@ -86,6 +86,27 @@ OF_STORAGE = (
         ),
     ),
     Mutant(
+        name="compaction-beside-a-replay",
+        promise="A compaction knows every aborted transaction, also where it begins during a truncation.",
+        file="broker/storage/log_reshaping.py",
+        rule="    with log._shape_lock:\n        segments = log._segments.all\n",
+        instead="    if True:\n        segments = log._segments.all\n",
+        red=(
+            f"{STORAGE}/test_compaction_runs.py"
+            "::test_compaction_during_a_truncation_knows_of_every_aborted_transaction",
+        ),
+    ),
+    Mutant(
+        name="compaction-over-a-truncation",
+        promise="What was compacted before a truncation takes no segment's place after it.",
+        file="broker/storage/log_reshaping.py",
+        rule="            is_outdated = truncation_count != log.truncation_count\n",
+        instead="            is_outdated = False\n",
+        red=(
+            f"{STORAGE}/test_compaction_runs.py::test_segment_that_was_cut_and_filled_anew_is_not_replaced",
+        ),
+    ),
+    Mutant(
         name="mark-of-a-clean-end-comes-back",
         promise="The mark of a clean end is gone for good before anything is written behind it.",
         file="broker/storage/data_folder.py",
