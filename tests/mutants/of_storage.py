@@ -67,6 +67,17 @@ OF_STORAGE = (
         red=(f"{STORAGE}/test_synced.py::test_flush_syncs_all_that_the_recovery_point_vouches_for",),
     ),
     Mutant(
+        name="aborted-transaction-written-beside-a-sync",
+        promise="An aborted transaction that is written beside a sync is on the disk after the next one.",
+        file="broker/storage/transaction_index.py",
+        rule="        self._synced = written\n",
+        instead="        self._synced = self._written\n",
+        red=(
+            f"{STORAGE}/test_changes_meanwhile.py"
+            "::test_aborted_transaction_that_is_written_beside_a_sync_is_left_to_the_next",
+        ),
+    ),
+    Mutant(
         name="new-segment-unlisted",
         promise="A new segment's name is on the disk before the recovery point passes its batches.",
         file="broker/storage/log_durability.py",
