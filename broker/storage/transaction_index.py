@@ -22,6 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from millrace.broker.storage.disk_errors import syncing
+
 SUFFIX = ".txnindex"
 ENTRY_SIZE = 34
 _VERSION = 0
@@ -92,14 +94,15 @@ class TransactionIndex:
 
     def sync(self) -> None:
         """Makes durable what has been written, if that has changed since the last time. From any thread: what
-        is written meanwhile is left to the next call. Raises OSError."""
+        is written meanwhile is left to the next call. Raises SyncFailed, OSError."""
         written = self._written
         if written == self._synced:
             return
         with suppress(FileNotFoundError):  # no entries, no file
             fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
             try:
-                os.fdatasync(fd)
+                with syncing():
+                    os.fdatasync(fd)
             finally:
                 os.close(fd)
         self._synced = written

@@ -86,6 +86,14 @@ OF_STORAGE = (
         red=(f"{STORAGE}/test_synced.py::test_flush_syncs_all_that_the_recovery_point_vouches_for",),
     ),
     Mutant(
+        name="new-segment-unlisted-after-a-refused-flush",
+        promise="A flush that could not be tried leaves the folder's new names to the next one.",
+        file="broker/storage/log_durability.py",
+        rule="                log._has_new_files = True  # the directory may not have been synced\n",
+        instead="",
+        red=(f"{STORAGE}/test_failed_logs.py::test_flush_without_a_free_descriptor_is_tried_again",),
+    ),
+    Mutant(
         name="compacted-segment-unsynced",
         promise="A compacted segment is on the disk before it takes the place of those that it replaces.",
         file="broker/storage/segment_swap.py",
