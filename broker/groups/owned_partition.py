@@ -104,19 +104,18 @@ class OwnedPartition:
         return [*removals, self._group_removal(entry, now_ms)]
 
     def removal_of_topics(self, topics: Collection[str]) -> list[Removal]:
-        """Every offset in these topics. Out of memory as soon as the log has taken the removal: a new topic
-        of the same name may be there already. While the log is being read, this is kept for afterwards."""
+        """Every offset in these topics. Out of memory at once, as in Apache Kafka, also if the log does not
+        take the removal: a new topic of the same name may be there already. While the log is being read, this
+        is kept for afterwards."""
         if not self.loaded:
             self._forgotten_while_loading.update(topics)
             return []
-        return [
-            replace(
-                offset_removal(group_id, entry.offsets, gone),
-                appended=partial(entry.offsets.remove, gone),
-            )
-            for group_id, entry in self.groups.items()
-            for gone in entry.offsets.partitions_of(topics)
-        ]
+        removals = []
+        for group_id, entry in self.groups.items():
+            for gone in entry.offsets.partitions_of(topics):
+                entry.offsets.remove(gone)
+                removals.append(offset_removal(group_id, entry.offsets, gone))
+        return removals
 
     def expired(self, group_ids: Iterable[str], now_ms: int) -> list[Removal]:
         """Of these groups, offsets that nobody has used for the retention time, and groups with nothing

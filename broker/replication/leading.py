@@ -75,6 +75,19 @@ class Leading:
             self.flusher.soon(local)
         return local.waiting.wait_for(last_offset + 1, until_certain=is_internal)
 
+    def with_flush(
+        self, local: LocalPartition, committed: asyncio.Future[None] | None, *, is_internal: bool = False
+    ) -> asyncio.Future[Any]:
+        """What an append waits for where `flush.messages` is reached: a flush, besides `committed`. For one
+        of the broker's own it is enough that the flush was tried, as long as the log is in use: the batch is
+        in the log, and what follows from it has to follow."""
+        flush = self.flusher.soon(local)
+        if is_internal:
+            flush = asyncio.ensure_future(_tried(local, flush))
+        both: asyncio.Future[Any] = flush if committed is None else asyncio.gather(committed, flush)
+        both.add_done_callback(retrieve)
+        return both
+
     def advance(self, local: LocalPartition) -> None:
         """Move a led partition's high watermark as far as it goes, and tell who waits for it."""
         replica = local.replica
@@ -161,9 +174,21 @@ class Leading:
     def _flush_failed(self, local: LocalPartition, error: KafkaStorageError) -> None:
         if not local.log.is_retired:  # deleted meanwhile: nobody misses it
             log.error("a flush failed", topic=local.topic, partition=local.partition, error=str(error))
-        if self._only_flushed:
+        if self._only_flushed and local.log.failure is None:
+            # It is tried again, and may well be committed then.
+            local.waiting.dismiss(error)
+        elif self._only_flushed:
             local.waiting.fail(error)
 
     async def close(self) -> None:
         """Change no in-sync set any more."""
         await self._in_sync_sets.close()
+
+
+async def _tried(local: LocalPartition, flush: asyncio.Future[None]) -> None:
+    """Until the flush has succeeded, or was refused and the log is in use nevertheless."""
+    try:
+        await asyncio.shield(flush)
+    except KafkaStorageError:
+        if local.log.failure is not None:
+            raise

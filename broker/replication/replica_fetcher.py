@@ -376,6 +376,10 @@ class LaneFetcher:
         connection = await owner.connections.get(self.leader.leader, PURPOSES[self.lane])
         if self.wake.is_set():
             return  # there is more to ask for than was known
+        # A flush and the connection were waited for: some may have been let go of, or be another lane's.
+        due = [each for each in due if self.partitions.get(each.local.key) is each]
+        if not due:
+            return
         asked: dict[tuple[hot_fetch.Topic, int], tuple[Following, hot_fetch.PartitionFetch]] = {
             (each.local.topic_id, each.local.partition): (each, self._question(each)) for each in due
         }

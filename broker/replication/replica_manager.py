@@ -52,7 +52,6 @@ from millrace.broker.replication.local_partition import (
     LocalPartition,
     MustReadCold,
     PartitionRead,
-    retrieve,
 )
 from millrace.broker.replication.partition import (
     ANY_EPOCH,
@@ -248,8 +247,7 @@ class ReplicaManager:
         elif replica.advance(partition_log.end_offset):
             self.waiting_fetches.appended((topic, partition), size)
         if partition_log.end_offset - partition_log.recovery_point >= local.flush_messages:
-            flush = self._leading.flusher.soon(local)
-            wait = flush if wait is None else _both(wait, flush)
+            wait = self._leading.with_flush(local, wait, is_internal=origin == "internal")
         return appended, wait
 
     async def check(
@@ -543,9 +541,3 @@ class ReplicaManager:
         self._checks.shutdown(wait=True)
         self._flushes.shutdown(wait=True)
         self._disk.shutdown(wait=True)
-
-
-def _both(committed: asyncio.Future[None], flushed: asyncio.Future[None]) -> asyncio.Future[Any]:
-    both = asyncio.gather(committed, flushed)
-    both.add_done_callback(retrieve)
-    return both

@@ -2,13 +2,15 @@
 
 `changed` is told of every round of changes that the cluster watcher has read; `follow` applies them. At the
 start everything is applied once before the broker registers, and logs that nobody wants here are set
-aside. What this broker cannot open is reported to the controller. Called by `server/broker.py`.
+aside. What this broker cannot open is reported to the controller; what could not be made for now, on a disk
+without room, is tried again. Called by `server/broker.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import structlog
 
@@ -29,6 +31,10 @@ NOT_REGISTERED = -1
 
 LOGS_MADE_AT_ONCE = 16
 """Of one topic, before others have their turn: making one waits for the disk."""
+
+FIRST_RETRY_SECONDS = 1.0
+LONGEST_RETRY_SECONDS = 60.0
+"""Each time that something is still missing, twice as long is waited."""
 
 
 class LocalReplicas:
@@ -55,6 +61,10 @@ class LocalReplicas:
         self._to_forget: set[str] = set()
         self._to_make: dict[str, list[int]] = {}
         self._wake = asyncio.Event()
+        self._unmade: set[str] = set()
+        """Topics some of whose logs could not be made, and are not given up as offline."""
+        self._pause_seconds = FIRST_RETRY_SECONDS
+        self._again_at: float | None = None
 
     def changed(self, changes: ClusterChanges) -> None:
         """Note what is to be applied; brokers and throttles count at once."""
@@ -83,11 +93,25 @@ class LocalReplicas:
         self._wake.set()
 
     async def follow(self) -> None:
-        """Apply what changes, for ever."""
+        """Apply what changes, for ever, and again what is missing."""
         while True:
-            await self._wake.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(self._when_again()):
+                    await self._wake.wait()
             self._wake.clear()
+            if self._again_at is not None and asyncio.get_running_loop().time() >= self._again_at:
+                self._again_at = None
+                self._to_apply |= dict.fromkeys(sorted(self._unmade))
             await self.apply()
+
+    def _when_again(self) -> float | None:
+        """By the loop's clock, when what is missing is due."""
+        if not self._unmade:
+            self._pause_seconds, self._again_at = FIRST_RETRY_SECONDS, None
+        elif self._again_at is None:
+            self._again_at = asyncio.get_running_loop().time() + self._pause_seconds
+            self._pause_seconds = min(2 * self._pause_seconds, LONGEST_RETRY_SECONDS)
+        return self._again_at
 
     async def apply(self) -> None:
         """Apply what has changed up to now."""
@@ -113,6 +137,7 @@ class LocalReplicas:
             # Also when a topic of the same name is there by now: what is known of the old one is not its.
             self._to_forget.discard(topic)
             await self._forget_topic(topic)
+        self._unmade.discard(topic)
         info = self._cache.topic(topic)
         if info is None:
             await self._replicas.hosted.remove_topic(topic)
@@ -134,7 +159,10 @@ class LocalReplicas:
             del states[number]
         assigned = {number: part.replicas for number, part in info.partitions.items()}
         await self._replicas.hosted.apply_topic(topic, info.topic_id, states, info.config, assigned)
-        for number in self._replicas.hosted.partitions_of(topic):
+        hosted = self._replicas.hosted.partitions_of(topic)
+        if any((topic, number) not in self._logs.offline for number in states.keys() - set(hosted)):
+            self._unmade.add(topic)
+        for number in hosted:
             if self._broker_id not in assigned.get(number, ()):
                 log.info("a replica that is kept elsewhere now is removed", topic=topic, partition=number)
                 await self._replicas.hosted.drop_partition(topic, number)

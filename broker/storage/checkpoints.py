@@ -20,6 +20,7 @@ from pathlib import Path
 from uuid import UUID
 
 from millrace.broker.protocol.topic_partition import TopicPartition
+from millrace.broker.storage.disk_errors import syncing
 
 RECOVERY_POINT_CHECKPOINT = "recovery-point-offset-checkpoint"
 LOG_START_OFFSET_CHECKPOINT = "log-start-offset-checkpoint"
@@ -37,16 +38,19 @@ _CHUNK_SIZE = 1 << 16
 
 
 def sync_directory(directory: Path) -> None:
-    """Makes creations, renames and removals in a directory survive a power loss."""
+    """Makes creations, renames and removals in a directory survive a power loss. Raises SyncFailed where it
+    does not, OSError where it could not be tried."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(fd)
+        with syncing():
+            os.fsync(fd)
     finally:
         os.close(fd)
 
 
 def replace_file(path: Path, content: bytes, *, sync: bool) -> None:
-    """Puts `content` in place of the file in one step; with `sync`, it is on the disk on return."""
+    """Puts `content` in place of the file in one step; with `sync`, it is on the disk on return. Raises
+    OSError; SyncFailed only of the directory: a file that was not synced takes no other's place."""
     temporary = path.with_name(path.name + ".tmp")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     try:

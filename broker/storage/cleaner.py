@@ -14,8 +14,9 @@ batch then gets bit 6 of its attributes and the time as its base timestamp (KIP-
 whose transaction is gone.
 
 Called by the log manager on a thread; reads hold no lock. Invariants: a batch is read only after its CRC was
-checked; a log in which one is damaged is left as it is. Raises CorruptMessage, RecordTooLarge (a
-decompression bomb), CompactionAbandoned, KafkaStorageError, OSError.
+checked; a log in which one is damaged is left as it is; which transactions were aborted is known before the
+first batch is read, and nothing is replaced once a truncation has come after that. Raises CorruptMessage,
+RecordTooLarge (a decompression bomb), CompactionAbandoned, KafkaStorageError, OSError.
 """
 
 from __future__ import annotations
@@ -52,9 +53,10 @@ from millrace.broker.storage.compaction_plan import (
 )
 from millrace.broker.storage.key_map import KeyMap, Sifted, copy_records
 from millrace.broker.storage.log import Log
-from millrace.broker.storage.log_reshaping import CompactionAbandoned
+from millrace.broker.storage.log_reshaping import BeforeCompaction, CompactionAbandoned
 from millrace.broker.storage.producer_recovery import read_marker
 from millrace.broker.storage.segment import Segment, newest_timestamp, newest_timestamp_of
+from millrace.broker.storage.transaction_index import AbortedTransaction
 
 _WINDOW_SIZE = 1 << 20
 _WRITE_SIZE = 1 << 20
@@ -116,12 +118,12 @@ class Cleaner:
     def clean(self, log: Log, plan: Plan, now_ms: int) -> CleanResult:
         """Compacts what the plan says; see the module for what is raised."""
         self._paced_size, self._paced_since = 0, time.monotonic()
-        truncation_count = log.truncation_count
+        found = log.before_compaction()
         result = CleanResult()
-        segments = [s for s in log.segments[:-1] if s.base_offset < plan.first_uncleanable]
+        segments = [s for s in found.segments[:-1] if s.base_offset < plan.first_uncleanable]
         if not segments or segments[-1].next_offset > plan.first_uncleanable:
             raise CompactionAbandoned(f"{log.directory}: its segments have changed meanwhile")
-        keys = self._map_keys(log, segments, plan)
+        keys = self._map_keys(log, segments, plan, found.aborted)
         result.end_offset = keys.latest_offset + 1
         segments = [s for s in segments if s.base_offset < result.end_offset]
         groups = group_segments(
@@ -132,18 +134,20 @@ class Cleaner:
         transactions = TransactionFilter()
         for start, count in groups:
             group = segments[start : start + count]
-            _Rewrite(self, log, group, keys, transactions, now_ms, result).run()
+            _Rewrite(self, log, found, group, keys, transactions, now_ms, result).run()
         result.segments_before, result.segments_after = len(segments), len(groups)
-        log.note_cleaned(result.end_offset, truncation_count)
+        log.note_cleaned(result.end_offset, found.truncation_count)
         return result
 
-    def _map_keys(self, log: Log, segments: Sequence[Segment], plan: Plan) -> KeyMap:
+    def _map_keys(
+        self, log: Log, segments: Sequence[Segment], plan: Plan, aborted: Sequence[AbortedTransaction]
+    ) -> KeyMap:
         dirty = [segment for segment in segments if segment.next_offset > plan.first_dirty]
         span = plan.first_uncleanable - plan.first_dirty
         keys = KeyMap(span, self.config.map_size)
         keys.reach(plan.first_dirty - 1)
         transactions = TransactionFilter()
-        transactions.expect(t for s in log.segments for t in s.aborted.entries())
+        transactions.expect(aborted)
         for segment in dirty:
             for batch, header in self.batches(log, segment, _position_of(segment, plan.first_dirty)):
                 if header.is_control:
@@ -202,6 +206,7 @@ class _Rewrite:
         self,
         cleaner: Cleaner,
         log: Log,
+        found: BeforeCompaction,
         group: Sequence[Segment],
         keys: KeyMap,
         transactions: TransactionFilter,
@@ -210,6 +215,7 @@ class _Rewrite:
     ):
         self._cleaner = cleaner
         self._log = log
+        self._found = found
         self._group = group
         self._keys = keys
         self._transactions = transactions
@@ -228,8 +234,7 @@ class _Rewrite:
             base_offset, end_offset = group[0].base_offset, group[-1].next_offset
             transactions.expect(
                 transaction
-                for segment in self._log.segments
-                for transaction in segment.aborted.entries()
+                for transaction in self._found.aborted
                 if transaction.first_offset < end_offset and transaction.last_offset >= base_offset
             )
             last_offset = _last_offset(group)
@@ -249,7 +254,7 @@ class _Rewrite:
         except BaseException:
             segment_swap.abandon(self._target)
             raise
-        self._log.replace_segments(group, self._target)
+        self._log.replace_segments(group, self._target, self._found.truncation_count)
 
     def _take(self, batch: memoryview, header: BatchHeader, is_last_of_group: bool) -> None:
         result = self._result

@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from millrace.broker.storage.disk_errors import WouldBlock
+from millrace.broker.storage.disk_errors import WouldBlock, syncing
 
 _TAIL_SIZE = 4096
 
@@ -68,13 +68,14 @@ class IndexFile:
         self._state = (written_count + len(tail) // self._entry_size, bytearray())
 
     def sync(self) -> None:
-        """Makes what is in the file durable."""
+        """Makes what is in the file durable. Raises SyncFailed, OSError."""
         try:
             fd = os.open(self.path, os.O_WRONLY)
         except FileNotFoundError:
             return
         try:
-            os.fdatasync(fd)
+            with syncing():
+                os.fdatasync(fd)
         finally:
             os.close(fd)
 

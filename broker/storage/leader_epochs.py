@@ -24,6 +24,7 @@ from millrace.broker.storage.checkpoints import (
     sync_directory,
     write_epochs,
 )
+from millrace.broker.storage.disk_errors import syncing
 
 NO_EPOCH = -1
 NO_OFFSET = -1
@@ -115,13 +116,14 @@ class LeaderEpochCache:
 
     def sync(self) -> None:
         """Makes durable what has been written, if that has changed since the last time. From any thread: what
-        is written meanwhile is left to the next call. Raises OSError."""
+        is written meanwhile is left to the next call. Raises SyncFailed, OSError."""
         written = self._written
         if written == self._synced:
             return
         fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            os.fsync(fd)
+            with syncing():
+                os.fsync(fd)
         finally:
             os.close(fd)
         sync_directory(self._path.parent)

@@ -448,6 +448,11 @@ class Log:
                     raise self.health.refused("no new segment", error) from error
             return is_due
 
+    def before_compaction(self) -> log_reshaping.BeforeCompaction:
+        """What a compaction goes by. Waits for a truncation under way: while that replays the producers,
+        aborted transactions are missing from the indexes, and their records would count as committed."""
+        return log_reshaping.before_compaction(self)
+
     def note_cleaned(self, offset: int, truncation_count: int) -> None:
         """Compaction has been through below `offset`; says nothing when the log was truncated meanwhile."""
         with self._shape_lock:
@@ -459,14 +464,14 @@ class Log:
         with self._lock:
             return self.producers.last_batches()
 
-    def replace_segments(self, old: Sequence[Segment], compacted: Segment) -> None:
+    def replace_segments(self, old: Sequence[Segment], compacted: Segment, truncation_count: int) -> None:
         """Puts a compacted segment in the place of `old`, for good when this returns (`segment_swap.py`).
 
-        Raises CompactionAbandoned when they are not the log's any more (a truncation or retention came
-        first), and KafkaStorageError when the disk fails; the log is offline then if it failed halfway.
-        Where nothing was replaced, the compacted segment is removed.
+        Raises CompactionAbandoned when they are not the log's any more (retention came first) or the log was
+        truncated since `truncation_count` was read, and KafkaStorageError when the disk fails; the log is
+        offline then if it failed halfway. Where nothing was replaced, the compacted segment is removed.
         """
-        log_reshaping.replace_segments(self, old, compacted)
+        log_reshaping.replace_segments(self, old, compacted, truncation_count)
 
     # -- read
 

@@ -8,7 +8,8 @@ this order: `_flush_lock`, `_shape_lock` (a close), `_name_lock`, `_lock`.
 
 Invariants: the recovery point moves only after everything below it has been synced (batches, indexes of
 closed segments, leader epochs, the directory where files are new); after a failed sync nothing is promised
-any more, the log takes no appends, and the next start is told (`LogHealth.on_failed_sync`).
+any more, the log takes no appends, and the next start is told (`LogHealth.on_failed_sync`); a flush that
+could not open or write a file has promised nothing, and is tried again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 from millrace.broker.errors import KafkaStorageError
 from millrace.broker.storage import producer_snapshot
 from millrace.broker.storage.checkpoints import sync_directory, write_topic_id
-from millrace.broker.storage.disk_errors import is_beyond_trust, is_no_room
+from millrace.broker.storage.disk_errors import SyncFailed, is_beyond_trust, is_no_room
 
 if TYPE_CHECKING:
     from millrace.broker.storage.log import Log
@@ -56,11 +57,20 @@ def flush(log: Log, now_ms: int) -> None:
             if log.failure is not None and not is_beyond_trust(error):
                 # It is offline by another's hand already.
                 raise KafkaStorageError(log.failure) from error
+            if not _is_failed_sync(error):
+                log._has_new_files = True  # the directory may not have been synced
+                raise log.health.refused("not all could be synced", error) from error
             log.health.sync_failed()
             reason = f"{log.directory} is offline, a flush failed: {error}"
             # A full disk may take back what it had promised to this file; others may still be sound.
             log.health.fail(reason, error, folder=not is_no_room(error))
             raise KafkaStorageError(reason) from error
+
+
+def _is_failed_sync(error: OSError) -> bool:
+    """Whether what was to be synced may be lost. Where a file could not even be opened, or there was no room
+    to write one, all is as before, and the next flush tries again."""
+    return isinstance(error, SyncFailed) or is_beyond_trust(error)
 
 
 def confirm(log: Log, now_ms: int) -> None:
@@ -170,7 +180,8 @@ def close(log: Log, now_ms: int) -> None:
             log._segments.active.sync(with_indexes=True)
             sync_directory(log.directory)
     except OSError as error:
-        log.health.sync_failed()
+        if _is_failed_sync(error):
+            log.health.sync_failed()
         reason = f"{log.directory} was not closed cleanly: {error}"
         log.health.end(reason)
         raise KafkaStorageError(reason) from error

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from millrace.broker.errors import KafkaStorageError, MillraceError
 from millrace.broker.storage import producer_snapshot, retention, segment_swap
@@ -22,6 +22,7 @@ from millrace.broker.storage.producer_recovery import load_producers
 from millrace.broker.storage.producer_state import ProducerState
 from millrace.broker.storage.segment import Segment
 from millrace.broker.storage.segment_list import remove_files
+from millrace.broker.storage.transaction_index import AbortedTransaction
 
 if TYPE_CHECKING:
     from millrace.broker.storage.log import Log
@@ -31,11 +32,30 @@ class CompactionAbandoned(MillraceError):
     """The segments that were being compacted are no longer the log's; nothing was changed."""
 
 
-def replace_segments(log: Log, old: Sequence[Segment], compacted: Segment) -> None:
+class BeforeCompaction(NamedTuple):
+    """A log as a compaction of it finds it: its segments, the active one last, every aborted transaction,
+    and how many truncations had been."""
+
+    segments: tuple[Segment, ...]
+    aborted: list[AbortedTransaction]
+    truncation_count: int
+
+
+def before_compaction(log: Log) -> BeforeCompaction:
+    """As `Log.before_compaction`."""
+    with log._shape_lock:
+        segments = log._segments.all
+        aborted = [transaction for segment in segments for transaction in segment.aborted.entries()]
+        return BeforeCompaction(segments, aborted, log.truncation_count)
+
+
+def replace_segments(log: Log, old: Sequence[Segment], compacted: Segment, truncation_count: int) -> None:
     """As `Log.replace_segments`."""
     with log._shape_lock:
         try:
-            if log.failure is not None or not log._segments.holds_run(old):
+            # The segments may be the log's again, written anew after they were cut.
+            is_outdated = truncation_count != log.truncation_count
+            if is_outdated or log.failure is not None or not log._segments.holds_run(old):
                 raise CompactionAbandoned(f"{log.directory}: its segments have changed meanwhile")
             log._is_as_opened = False
             log._note_holes()

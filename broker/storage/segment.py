@@ -29,7 +29,7 @@ from millrace.broker.protocol.batch import (
     parse_header,
 )
 from millrace.broker.protocol.checksum import Buffer
-from millrace.broker.storage.disk_errors import WouldBlock
+from millrace.broker.storage.disk_errors import WouldBlock, syncing
 from millrace.broker.storage.offset_index import ENTRY_SIZE as OFFSET_ENTRY_SIZE
 from millrace.broker.storage.offset_index import OffsetIndex
 from millrace.broker.storage.time_index import TimeEntry, TimeIndex
@@ -180,9 +180,10 @@ class LogFile:
         os.ftruncate(self._file().number, size)
 
     def sync(self) -> None:
-        """Makes what was written durable. Raises OSError."""
+        """Makes what was written durable. Raises SyncFailed, OSError."""
         file = self._file()  # held: nobody closes it meanwhile
-        os.fdatasync(file.number)
+        with syncing():
+            os.fdatasync(file.number)
 
     def stat(self) -> os.stat_result:
         """Opens nothing. Raises OSError."""

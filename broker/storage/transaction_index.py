@@ -9,7 +9,8 @@ one), so it is made durable before the recovery point passes its markers, and wh
 the replay of the producer state (`recovery.py`).
 
 Aborts are few and entries small: the content stays in memory, so that a fetch never waits for it. Called by
-the segment, the log, recovery, the cleaner and `millrace log`.
+the segment, the log, recovery, the cleaner and `millrace log`. Whoever changes it or writes it holds the
+log's lock; `sync` and look-ups need none.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
+
+from millrace.broker.storage.disk_errors import syncing
 
 SUFFIX = ".txnindex"
 ENTRY_SIZE = 34
@@ -60,7 +63,9 @@ class TransactionIndex:
             with suppress(FileNotFoundError):
                 self._content += path.read_bytes()
         self._written_size = len(self._content)
-        self._is_synced = True
+        # What the file's states are counted by: as written, and as on the disk for good. A state counts once
+        # it is in the file: a sync that comes between was for the one before.
+        self._written = self._synced = 0
 
     def __len__(self) -> int:
         return len(self._content) // ENTRY_SIZE
@@ -68,7 +73,6 @@ class TransactionIndex:
     def append(self, transaction: AbortedTransaction) -> None:
         """Adds an entry, at once to the file where that succeeds; otherwise `write_tail` tries again."""
         self._content += _ENTRY.pack(_VERSION, *transaction)
-        self._is_synced = False
         try:
             self.write_tail()
         except OSError:
@@ -86,23 +90,22 @@ class TransactionIndex:
                 self._written_size += os.pwrite(fd, tail, self._written_size)
         finally:
             os.close(fd)
+        self._written += 1
 
     def sync(self) -> None:
-        """Makes the file durable. Raises OSError."""
-        if self._is_synced:
+        """Makes durable what has been written, if that has changed since the last time. From any thread: what
+        is written meanwhile is left to the next call. Raises SyncFailed, OSError."""
+        written = self._written
+        if written == self._synced:
             return
-        self._is_synced = True
-        try:
+        with suppress(FileNotFoundError):  # no entries, no file
             fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return
-        try:
-            os.fdatasync(fd)
-        except OSError:
-            self._is_synced = False
-            raise
-        finally:
-            os.close(fd)
+            try:
+                with syncing():
+                    os.fdatasync(fd)
+            finally:
+                os.close(fd)
+        self._synced = written
 
     def entries(self) -> list[AbortedTransaction]:
         """Every entry, in the order of markers."""
@@ -118,11 +121,11 @@ class TransactionIndex:
     def _cut_file(self) -> None:
         if self._written_size > len(self._content):
             self._written_size = len(self._content)
-            self._is_synced = False
             if self._content:
                 os.truncate(self.path, self._written_size)
             else:
                 self.path.unlink(missing_ok=True)
+            self._written += 1
 
     def collect(self, from_offset: int, end_offset: int) -> tuple[list[AbortedTransaction], bool]:
         """Transactions that touch `from_offset` up to `end_offset`, and whether later segments can have no

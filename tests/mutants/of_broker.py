@@ -47,6 +47,17 @@ OF_REPLICATION = (
         ),
     ),
     Mutant(
+        name="refused-flush-ends-a-coordinators-append",
+        promise="What a coordinator does upon its append follows also where a flush between was refused.",
+        file="broker/replication/leading.py",
+        rule="            local.waiting.dismiss(error)\n",
+        instead="            local.waiting.fail(error)\n",
+        red=(
+            "tests/unit/replication/test_replica_manager.py"
+            "::test_refused_flush_is_told_to_clients_and_does_not_end_the_brokers_own_appends",
+        ),
+    ),
+    Mutant(
         name="follower-cuts-at-high-watermark",
         promise="A follower cuts its log where epochs part from its leader's, never by the high watermark.",
         file="broker/replication/follower.py",

@@ -67,12 +67,31 @@ OF_STORAGE = (
         red=(f"{STORAGE}/test_synced.py::test_flush_syncs_all_that_the_recovery_point_vouches_for",),
     ),
     Mutant(
+        name="aborted-transaction-written-beside-a-sync",
+        promise="An aborted transaction that is written beside a sync is on the disk after the next one.",
+        file="broker/storage/transaction_index.py",
+        rule="        self._synced = written\n",
+        instead="        self._synced = self._written\n",
+        red=(
+            f"{STORAGE}/test_changes_meanwhile.py"
+            "::test_aborted_transaction_that_is_written_beside_a_sync_is_left_to_the_next",
+        ),
+    ),
+    Mutant(
         name="new-segment-unlisted",
         promise="A new segment's name is on the disk before the recovery point passes its batches.",
         file="broker/storage/log_durability.py",
         rule="        if has_new_files:\n            sync_directory(log.directory)\n",
         instead="",
         red=(f"{STORAGE}/test_synced.py::test_flush_syncs_all_that_the_recovery_point_vouches_for",),
+    ),
+    Mutant(
+        name="new-segment-unlisted-after-a-refused-flush",
+        promise="A flush that could not be tried leaves the folder's new names to the next one.",
+        file="broker/storage/log_durability.py",
+        rule="                log._has_new_files = True  # the directory may not have been synced\n",
+        instead="",
+        red=(f"{STORAGE}/test_failed_logs.py::test_flush_without_a_free_descriptor_is_tried_again",),
     ),
     Mutant(
         name="compacted-segment-unsynced",
@@ -83,6 +102,27 @@ OF_STORAGE = (
         red=(
             f"{STORAGE}/test_synced.py"
             "::test_compacted_segment_is_durable_before_it_counts_and_counts_before_the_old_ones_go",
+        ),
+    ),
+    Mutant(
+        name="compaction-beside-a-replay",
+        promise="A compaction knows every aborted transaction, also where it begins during a truncation.",
+        file="broker/storage/log_reshaping.py",
+        rule="    with log._shape_lock:\n        segments = log._segments.all\n",
+        instead="    if True:\n        segments = log._segments.all\n",
+        red=(
+            f"{STORAGE}/test_compaction_runs.py"
+            "::test_compaction_during_a_truncation_knows_of_every_aborted_transaction",
+        ),
+    ),
+    Mutant(
+        name="compaction-over-a-truncation",
+        promise="What was compacted before a truncation takes no segment's place after it.",
+        file="broker/storage/log_reshaping.py",
+        rule="            is_outdated = truncation_count != log.truncation_count\n",
+        instead="            is_outdated = False\n",
+        red=(
+            f"{STORAGE}/test_compaction_runs.py::test_segment_that_was_cut_and_filled_anew_is_not_replaced",
         ),
     ),
     Mutant(

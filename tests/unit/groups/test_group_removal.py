@@ -162,6 +162,22 @@ def test_offsets_of_deleted_topics_are_forgotten(offsets_log):
 
 
 @pytest.mark.safety
+def test_offsets_of_a_deleted_topic_are_forgotten_also_if_the_log_takes_no_removal(offsets_log):
+    async def scenario():
+        bench = await Bench(offsets_log).start()
+        await bench.commit(1)
+        await bench.commit(2, topic="other")
+        offsets_log.failure = NotEnoughReplicas()
+        await bench.groups.forget_topics(["flights"])
+        assert (bench.committed(), bench.committed("other")) == (None, 2)
+        offsets_log.failure = None
+        await bench.commit(3)
+        assert bench.committed() == 3
+
+    run(scenario())
+
+
+@pytest.mark.safety
 def test_a_topic_that_is_deleted_while_its_offsets_are_loaded_is_forgotten(offsets_log):
     """Or who reads a new topic of this name would begin in the middle of it."""
 

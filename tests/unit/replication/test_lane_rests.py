@@ -1,4 +1,5 @@
-"""When a lane of the replica fetcher asks again for a partition that rests, whatever its clock does."""
+"""When a lane of the replica fetcher asks again for a partition that rests, whatever its clock does, and for
+which it asks no more."""
 
 from __future__ import annotations
 
@@ -39,9 +40,11 @@ class Connections:
         raise NetworkException("the leader is away")
 
 
-def partition() -> Any:
+def partition(number: int = 0) -> Any:
     replica = SimpleNamespace(role=Role.FOLLOWER, leader=LEADER)
-    return SimpleNamespace(key=("t", 0), replica=replica, turn=asyncio.Lock())
+    return SimpleNamespace(
+        key=("t", number), topic_id="t", partition=number, replica=replica, turn=asyncio.Lock()
+    )
 
 
 def lane_with(following: Following, clock: Clock) -> tuple[LaneFetcher, Any]:
@@ -109,3 +112,41 @@ def test_a_lane_that_is_woken_and_cancelled_at_once_ends() -> None:
             await asyncio.gather(lane.task, return_exceptions=True)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("forgotten", [{0}, {0, 1}])
+def test_what_was_let_go_of_while_the_connection_was_waited_for_is_not_asked_for(
+    monkeypatch: pytest.MonkeyPatch, forgotten: set[int]
+) -> None:
+    """The answer would be passed over, and the question says what this broker has of another's partition."""
+    asked: list[list[tuple[str, int]]] = []
+
+    async def exchange(_lane: LaneFetcher, _connection: object, questions: list[tuple[str, int]]) -> Any:
+        asked.append(questions)
+        raise NetworkException("the leader is away")
+
+    monkeypatch.setattr(LaneFetcher, "_question", lambda _lane, each: each.local.key)
+    monkeypatch.setattr(LaneFetcher, "_exchange", exchange)
+
+    async def run() -> None:
+        lane, owner = lane_with(Following(partition()), Clock(1.0))
+        lane.partitions["t", 1] = Following(partition(1))
+        is_over = asyncio.Event()
+
+        async def get(*_: object) -> None:
+            for number in forgotten:
+                lane.partitions.pop(("t", number), None)
+
+        async def rests(*_: object) -> None:
+            is_over.set()
+            await asyncio.Event().wait()
+
+        owner.connections.get = get
+        lane.leader.interrupted = lambda error: is_over.set()  # type: ignore[method-assign]
+        monkeypatch.setattr(lane, "_rest", rests)
+        async with asyncio.timeout(patience()):
+            await is_over.wait()
+        await ended(lane)
+
+    asyncio.run(run())
+    assert asked == [[("t", 1)]][: 2 - len(forgotten)]

@@ -30,6 +30,7 @@ from millrace.broker.storage.disk_errors import WouldBlock
 from millrace.broker.storage.log import Log
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
+from millrace.broker.storage.segment import Segment
 from millrace.broker.telemetry.metrics import BrokerMetrics
 
 TOPIC_ID = uuid.UUID(int=7)
@@ -228,9 +229,53 @@ def test_failed_flush_fails_those_who_wait_for_it(tmp_path: Path, monkeypatch: p
         with monkeypatch.context() as patch:
             patch.setattr(Log, "flush", broken)
             with pytest.raises(KafkaError, match="the disk is gone"):
-                await manager.append(("t", 0), batch(b"a"))
+                await manager.append(("t", 0), batch(b"a"), origin="client")
 
     run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(("visibility", "config"), [("flushed", {}), ("replicated", {"flush.messages": "1"})])
+def test_refused_flush_is_told_to_clients_and_does_not_end_the_brokers_own_appends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visibility: str, config: dict[str, str]
+) -> None:
+    """They are in the log and will be committed, so what a coordinator does upon that must follow."""
+
+    async def scenario(manager: ReplicaManager) -> None:
+        await manager.hosted.apply_topic("t", TOPIC_ID, led(), config)
+        with monkeypatch.context() as patch:
+            patch.setattr(Segment, "write_index_tails", full)
+            _, of_client = manager.append_now("t", 0, batch(b"a"), ACKS_ALL)
+            _, internal = manager.append_now("t", 0, batch(b"b"), ACKS_ALL, "internal")
+            assert of_client is not None and internal is not None
+            with pytest.raises(KafkaStorageError):
+                await of_client
+            await manager.flush_due()
+            assert visibility != "flushed" or not internal.done()
+        assert manager.leader_of("t", 0).log.failure is None
+        await manager.flush_due()
+        await internal
+        assert manager.high_watermark(("t", 0)) == 2
+
+    def full(_segment: Segment) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    run(tmp_path, scenario, visibility=visibility)
+
+
+@pytest.mark.parametrize(("visibility", "config"), [("flushed", {}), ("replicated", {"flush.messages": "1"})])
+def test_failed_sync_ends_the_brokers_own_appends_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visibility: str, config: dict[str, str]
+) -> None:
+    async def scenario(manager: ReplicaManager) -> None:
+        await manager.hosted.apply_topic("t", TOPIC_ID, led(), config)
+        monkeypatch.setattr(os, "fdatasync", fails)
+        with pytest.raises(KafkaStorageError):
+            await manager.append(("t", 0), batch(b"a"))
+
+    def fails(_fd: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    run(tmp_path, scenario, visibility=visibility)
 
 
 def test_after_a_failed_flush_nothing_is_acknowledged_and_no_mark_moves(

@@ -11,7 +11,8 @@ from millrace.broker.coordination.cluster_watcher import ClusterChanges
 from millrace.broker.coordination.metadata_cache import MetadataCache
 from millrace.broker.coordination.paths import TopicAssignment
 from millrace.broker.replication.partition import PartitionState
-from millrace.broker.server.local_replicas import LOGS_MADE_AT_ONCE, LocalReplicas
+from millrace.broker.server.local_replicas import LOGS_MADE_AT_ONCE, LONGEST_RETRY_SECONDS, LocalReplicas
+from tests import virtual_clock
 from tests.waiting import patience
 
 
@@ -30,7 +31,8 @@ class Parts:
         )
         replicas: Any = SimpleNamespace(hosted=hosted, set_replication_throttle=lambda *_: None)
         self.opened: dict[tuple[str, int], object] = {}
-        logs: Any = SimpleNamespace(get=self.opened.get)
+        self.offline: dict[tuple[str, int], str] = {}
+        logs: Any = SimpleNamespace(get=self.opened.get, offline=self.offline)
         session: Any = SimpleNamespace()
         self.local = LocalReplicas(1, session, self.cache, replicas, logs, self._forget)
 
@@ -108,3 +110,34 @@ def test_a_large_new_topic_does_not_hold_up_the_leaders_of_others() -> None:
     assert order.count("large") == 5
     assert parts.made["large"] == set(range(5 * LOGS_MADE_AT_ONCE)) - parts.unopenable
     assert parts.local.is_applied("large")
+
+
+def test_what_could_not_be_made_is_tried_again_and_what_is_offline_is_not() -> None:
+    """A disk without room refuses a new log for now; nothing in the cluster changes when there is room."""
+
+    async def scenario() -> tuple[Parts, list[tuple[str, str]], list[tuple[str, str]]]:
+        parts = Parts()
+        parts.cache.set_assignment("t", TopicAssignment(uuid4(), {0: (1,), 1: (1,)}))
+        for number in (0, 1):
+            parts.cache.set_state("t", number, PartitionState(1, 0, (1,), 1), 0)
+        parts.unopenable = {0, 1}
+        following = asyncio.create_task(parts.local.follow())
+        parts.local.changed(ClusterChanges(topics={"t"}))
+        await asyncio.sleep(0.5)
+        assert parts.done == [("apply", "t")]
+        assert parts.local.is_applied("t"), "who waits for the topic does not wait for the disk"
+        parts.local.changed(ClusterChanges())
+        await asyncio.sleep(10 * LONGEST_RETRY_SECONDS)
+        without_room = list(parts.done)
+        parts.unopenable, parts.offline["t", 1] = {1}, "its disk has failed"
+        await asyncio.sleep(LONGEST_RETRY_SECONDS)
+        with_room = list(parts.done)
+        await asyncio.sleep(10 * LONGEST_RETRY_SECONDS)
+        following.cancel()
+        return parts, without_room, with_room
+
+    parts, without_room, with_room = virtual_clock.run(scenario())
+    assert 10 <= len(without_room) <= 16, "with growing pauses"
+    assert len(with_room) == len(without_room) + 1
+    assert parts.made["t"] == {0}
+    assert parts.done == with_room

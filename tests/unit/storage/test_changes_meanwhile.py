@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from millrace.broker.storage import checkpoints, leader_epochs
 from millrace.broker.storage.checkpoints import LEADER_EPOCH_CHECKPOINT
 from millrace.broker.storage.log import Log
 from millrace.broker.storage.segment import LogFile
+from millrace.broker.storage.transaction_index import ENTRY_SIZE, AbortedTransaction, TransactionIndex
 from tests.stored_batches import batches_of
 from tests.waiting import patience
 
@@ -98,3 +101,33 @@ def test_epochs_are_changed_one_after_the_other(
     loop.join()
     assert log.leader_epochs.entries == expected
     assert checkpoints.read_epochs(log.directory / LEADER_EPOCH_CHECKPOINT) == expected
+
+
+@pytest.mark.safety
+def test_aborted_transaction_that_is_written_beside_a_sync_is_left_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One flush comes to the index while an append is about to open it; during the next, another is made."""
+    index = TransactionIndex(tmp_path / "0.txnindex")
+    index.append(AbortedTransaction(1, 0, 5, 6))
+    original, original_sync = os.open, os.fdatasync
+    synced_sizes: list[int] = []
+
+    def open_(*given: Any) -> int:
+        monkeypatch.setattr(os, "open", original)
+        index.sync()
+        return original(*given)
+
+    def fdatasync(fd: int) -> None:
+        synced_sizes.append(os.fstat(fd).st_size // ENTRY_SIZE)
+        original_sync(fd)
+        if len(synced_sizes) == 2:
+            index.append(AbortedTransaction(3, 11, 12, 13))
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    monkeypatch.setattr(os, "open", open_)
+    index.append(AbortedTransaction(2, 6, 9, 10))
+    assert synced_sizes == [1]
+    for expected in ([1, 2], [1, 2, 3], [1, 2, 3]):
+        index.sync()
+        assert synced_sizes == expected

@@ -15,8 +15,8 @@ import pytest
 from millrace.broker.errors import OffsetOutOfRange
 from millrace.broker.protocol.batch import iterate_batches
 from millrace.broker.protocol.records import Record, build_batch, read_records
-from millrace.broker.storage import checkpoints, log_check, segment_swap
-from millrace.broker.storage.cleaner import CleanerConfig, CleanResult
+from millrace.broker.storage import checkpoints, log_check, producer_recovery, segment_swap
+from millrace.broker.storage.cleaner import Cleaner, CleanerConfig, CleanResult
 from millrace.broker.storage.log import Log
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
@@ -267,6 +267,86 @@ def test_compaction_that_others_overtake_changes_nothing(
     assert [offset for offset, _, _ in pairs(log)] == left
     assert not [name for name in os.listdir(log.directory) if name.endswith((".swap", ".cleaned"))]
     assert log.cleaned_offset <= log.end_offset
+
+
+def test_segment_that_was_cut_and_filled_anew_is_not_replaced(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the log's again by then, and closed: only that a truncation has been tells it from before."""
+    put(log, ("same", "0"))
+    put(log, ("same", "1"))
+    put(log, ("cut", "2"))
+    roll(log)
+    put(log, ("cut", "3"))
+
+    def overtake(*_: Any, **__: Any) -> None:
+        monkeypatch.undo()
+        log.truncate_to(2, NOW_MS)
+        put(log, ("new", "2"))
+        roll(log)
+        put(log, ("new", "3"))
+
+    monkeypatch.setattr(os, "utime", overtake)
+    with pytest.raises(CompactionAbandoned):
+        clean(log)
+    assert pairs(log) == [(0, "same", "0"), (1, "same", "1"), (2, "new", "2"), (3, "new", "3")]
+    clean(log)
+    assert pairs(log) == [(1, "same", "1"), (2, "new", "2"), (3, "new", "3")]
+
+
+class _ToldOf:
+    """A lock that says when one thread is about to wait for it."""
+
+    def __init__(self, lock: Any, waits: Callable[[], None]) -> None:
+        self._lock, self._waits = lock, waits
+
+    def __enter__(self) -> None:
+        self._waits()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_compaction_during_a_truncation_knows_of_every_aborted_transaction(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The replay drops an index's entries before it writes them anew: an aborted record of "k" would count as
+    its newest until then, and in the end neither would be left."""
+    put(log, ("k", "committed"))
+    put(log, ("k", "aborted"), producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
+    roll(log)
+    end(log, 7, False)
+    put(log, ("x", "1"))
+    put(log, ("cut", "1"))
+    is_replaying, may_go_on = threading.Event(), threading.Event()
+    marker_at, map_keys = producer_recovery._marker_at, Cleaner._map_keys
+
+    def slow_marker_at(*given: Any) -> Any:
+        is_replaying.set()
+        waiting.until(may_go_on.is_set, "the compaction waits for the truncation, or knows its keys")
+        return marker_at(*given)
+
+    def mapped(*given: Any) -> Any:
+        keys = map_keys(*given)
+        may_go_on.set()
+        return keys
+
+    def waits() -> None:
+        if threading.current_thread() is compacting:
+            may_go_on.set()
+
+    monkeypatch.setattr(producer_recovery, "_marker_at", slow_marker_at)
+    monkeypatch.setattr(Cleaner, "_map_keys", mapped)
+    monkeypatch.setattr(log, "_shape_lock", _ToldOf(log._shape_lock, waits))
+    truncating = threading.Thread(target=log.truncate_to, args=(4, NOW_MS))
+    compacting = threading.Thread(target=clean, args=(log,), kwargs={"stable_offset": 4})
+    truncating.start()
+    waiting.until(is_replaying.is_set, "the truncation has dropped what it is to write anew")
+    compacting.start()
+    truncating.join()
+    compacting.join()
+    assert pairs(log) == [(0, "k", "committed"), (3, "x", "1")]
 
 
 # -- the manager's part

@@ -9,12 +9,19 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from millrace.broker.errors import KafkaStorageError
+from millrace.broker.protocol.control_records import build_marker
 from millrace.broker.storage import checkpoints, leader_epochs, log_durability
-from millrace.broker.storage.checkpoints import LEADER_EPOCH_CHECKPOINT, RECOVERY_POINT_CHECKPOINT
+from millrace.broker.storage.checkpoints import (
+    LEADER_EPOCH_CHECKPOINT,
+    PARTITION_METADATA,
+    RECOVERY_POINT_CHECKPOINT,
+)
+from millrace.broker.storage.data_folder import CLEAN_SHUTDOWN_MARKER, FAILED_SYNC_MARKER
 from millrace.broker.storage.log import Log
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
@@ -24,6 +31,7 @@ from .conftest import append
 
 OpenLog = Callable[..., Log]
 KEY = ("t", 0)
+TOPIC_ID = UUID(int=1)
 
 
 def _raise(number: int) -> Callable[..., Any]:
@@ -134,6 +142,108 @@ def test_log_that_is_deleted_during_a_flush_is_gone_after_it(
     assert manager.get(KEY) is None and not log.directory.exists()
     assert not manager.failed_folders
     assert not manager.offline
+
+
+# -- a flush that could not try
+
+
+def _when_opened(name: str, number: int, patch: pytest.MonkeyPatch) -> None:
+    """Opening a file or folder whose name ends like `name` fails."""
+    original = os.open
+
+    def open_(path: Any, *given: Any) -> int:
+        if str(path).endswith(name):
+            raise OSError(number, os.strerror(number), str(path))
+        return original(path, *given)
+
+    patch.setattr(os, "open", open_)
+
+
+@pytest.fixture
+def quiet(manager: LogManager) -> Iterator[LogManager]:
+    """A manager of which no log and no folder goes offline until the end of the test, and no sync fails."""
+    told: list[Any] = []
+    manager.on_folder_failure = lambda *given: told.append(given)
+    manager.on_log_failure = lambda *given: told.append(given)
+    yield manager
+    assert told == []
+    assert not manager.failed_folders
+    assert not manager.offline
+    assert not list(manager.logs_by_folder().popitem()[0].glob(FAILED_SYNC_MARKER))
+
+
+@pytest.mark.parametrize("name", [LEADER_EPOCH_CHECKPOINT, ".txnindex", "/t-0"])
+def test_flush_without_a_free_descriptor_is_tried_again(
+    quiet: LogManager, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Connections have taken them all: nothing was synced, so nothing is known to be lost."""
+    log = quiet.create(KEY, topic_id=TOPIC_ID)
+    append(log)
+    log.flush(0)
+    log.config = LogConfig(segment_ms=1)
+    epoch = int(name == LEADER_EPOCH_CHECKPOINT)  # else its sync would sync the folder, too
+    append(log, leader_epoch=epoch, producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
+    marker = build_marker(7, 0, 0, committed=False, now_ms=0)
+    log.append(memoryview(marker), leader_epoch=epoch, now_ms=0, origin="internal")
+    assert log.roll_if_due(10**9)
+    append(log, leader_epoch=epoch)
+    with monkeypatch.context() as patch, pytest.raises(KafkaStorageError) as caught:
+        _when_opened(name, errno.EMFILE, patch)
+        log.flush(1)
+    assert caught.value.retriable
+    assert (log.recovery_point, log.failure) == (1, None)
+    append(log, leader_epoch=epoch)
+    synced: list[str] = []
+    for function in ("fsync", "fdatasync"):
+        monkeypatch.setattr(os, function, lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    log.flush(2)
+    assert log.recovery_point == log.end_offset == 5
+    assert [path for path in synced if path.endswith(name)]
+    assert str(log.directory) in synced, "the new segment's name"
+
+
+@pytest.mark.parametrize("call", ["open", "fsync"])
+def test_first_flush_that_has_no_room_for_the_topic_id_is_tried_again(
+    quiet: LogManager, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    log = quiet.create(KEY, topic_id=TOPIC_ID)
+    append(log)
+    temporary = PARTITION_METADATA + ".tmp"
+    original = os.fsync
+
+    def fsync(fd: int) -> None:
+        if os.readlink(f"/proc/self/fd/{fd}").endswith(temporary):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        original(fd)
+
+    with monkeypatch.context() as patch, pytest.raises(KafkaStorageError):
+        if call == "open":
+            _when_opened(temporary, errno.ENOSPC, patch)
+        else:
+            patch.setattr(os, "fsync", fsync)
+        log.flush(0)
+    assert (log.recovery_point, log.failure, log.is_anchored) == (0, None, False)
+    append(log)
+    log.flush(1)
+    assert (log.recovery_point, log.is_anchored) == (2, True)
+
+
+def test_close_without_a_free_descriptor_is_not_clean_and_no_failed_sync(
+    manager: LogManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = manager.create(KEY, topic_id=TOPIC_ID)
+    append(log, leader_epoch=1)
+    with monkeypatch.context() as patch:
+        _when_opened(LEADER_EPOCH_CHECKPOINT, errno.EMFILE, patch)
+        manager.close(1)
+    folder = log.directory.parent
+    assert not (folder / CLEAN_SHUTDOWN_MARKER).exists()
+    assert not (folder / FAILED_SYNC_MARKER).exists()
+    again = LogManager([folder], LogConfig())
+    again.start(0)
+    recovered = again.get(KEY)
+    assert recovered is not None and recovered.end_offset == 1
+    again.close()
 
 
 # -- leader epochs
