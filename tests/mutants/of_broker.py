@@ -173,8 +173,8 @@ OF_REPLICATION = (
         name="answer-before-flush",
         promise="Where flush.messages asks for it, a produce request is answered after its flush.",
         file="broker/replication/replica_manager.py",
-        rule="            wait = flush if wait is None else _both(wait, flush)\n",
-        instead="            flush.add_done_callback(retrieve)\n",
+        rule='            wait = self._leading.with_flush(local, wait, is_internal=origin == "internal")\n',
+        instead='            self._leading.with_flush(local, None, is_internal=origin == "internal")\n',
         red=(
             f"{REPLICATION}/test_replica_manager.py"
             "::test_flush_messages_is_awaited_and_never_on_the_event_loop",
