@@ -7,7 +7,6 @@ record by record, so that every test knows the truth that the audit must find.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from millrace.audit.config import AuditConfig, parse_config
 from millrace.audit.contract.events import CLOSED, CountEvent, Event, StreamEvent, encode_event
 from millrace.audit.contract.header import encode_identity, encode_prefix
 from millrace.audit.contract.sequence_set import from_ranges
+from millrace.broker.protocol.mirror_positions import NO_TOPIC_ID, Position, encode_key, encode_value
 from tests.waiting import patience
 
 DAY_MS = 86_400_000
@@ -165,17 +165,9 @@ class World:
 
     def position(self, source: str, next_offset: int, partition: int = 0, topic: str = "flights") -> None:
         """What the mirror keeps in the aggregate."""
-        key = {"source": source, "topic": topic, "partition": partition}
-        value = {
-            "version": 1,
-            "next_offset": next_offset,
-            "cluster_id": "",
-            "topic_id": "",
-            "leader_epoch": 0,
-        }
-        self.clusters["agg"].produce(
-            "millrace.positions.test", json.dumps(value).encode(), key=json.dumps(key).encode()
-        )
+        value = encode_value(Position(next_offset, "", NO_TOPIC_ID, 0, 0))
+        key = encode_key(source, topic, partition)
+        self.clusters["agg"].produce("millrace.positions.test", value, key=key)
 
     def flush(self) -> None:
         for cluster in self.clusters.values():
