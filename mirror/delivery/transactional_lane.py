@@ -12,7 +12,7 @@ when there may be something to decide, so that a batch costs nothing here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 import structlog
 
@@ -34,6 +34,7 @@ from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.pipeline import PartitionPipeline, State
 from millrace.mirror.steady import steady_ms
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
+from millrace.mirror.troubles import Failure, Failures
 
 log = structlog.get_logger("millrace.mirror.delivery.transactional_lane")
 
@@ -63,6 +64,8 @@ class TransactionalLane:
         self.pipelines: set[PartitionPipeline] = set()
         # The target partitions, each of some pipeline here, that block its transactions.
         self.isolated: frozenset[TargetPartition] = frozenset()
+        self._blamed: frozenset[TargetPartition] = frozenset()  # of these, those that blocked the last one
+        self._standing: Failures[SourcePartition] = Failures()  # until a position of it is committed
         self._cluster = cluster
         self._keeper = keeper
         self._group_id = group_id
@@ -125,7 +128,12 @@ class TransactionalLane:
             start[1].set_exception(UnknownMemberId(f"{pipeline.partition} is not assigned any more"))
         self._maps = frozenset(self._keeper.map_of(each.partition) for each in self.pipelines)
         # Whoever blocked the lane is gone: it is as good as new.
-        self.isolated &= {each.target for each in self.pipelines}
+        targets = {each.target for each in self.pipelines}
+        self.isolated &= targets
+        self._blamed &= targets
+        self._standing.over(pipeline.partition)
+        if pipeline.target not in targets:
+            self.sink.failures.over(pipeline.target)  # no batch of it will be acknowledged here
         # A start that is being written would stand behind what the next owner writes.
         begins = any(pipeline.partition in each.written_starts for each in self._producers)
         if self.rules.holds_records and (begins or not _is_settled(pipeline)):
@@ -154,6 +162,13 @@ class TransactionalLane:
 
     def wake(self) -> None:
         self._changed.set()
+
+    def standing(self) -> Iterator[tuple[SourcePartition, Failure]]:
+        """See `delivery.Delivery`."""
+        for pipeline in self.pipelines:
+            failure = self._standing.get(pipeline.partition)
+            if failure is not None and self._is_waiting(pipeline):
+                yield pipeline.partition, failure
 
     async def settle(self, pipelines: Iterable[PartitionPipeline]) -> None:
         """Returns when everything that these have settled is committed, or forgotten with an abort."""
@@ -242,6 +257,9 @@ class TransactionalLane:
     def failing(self) -> frozenset[TargetPartition]:
         return frozenset(self.sink.failing_targets())
 
+    def holding_up(self) -> frozenset[TargetPartition]:
+        return frozenset(self.sink.unsettled_targets())
+
     def _on_answer(self) -> None:
         """Wakes the driver where an answer may change what is to be done; most change nothing."""
         rules = self.rules
@@ -329,17 +347,20 @@ class TransactionalLane:
                 producer.rules.doom(str(error))
 
     def _rewind(self, blamed: frozenset[TargetPartition]) -> None:
+        reason = self.rules.lost_by
         log.warning(
             "carrying again what was not committed",
             lane=self.name,
-            reason=" | ".join(each.doomed_by for each in self.rules.both if each.must_rewind),
+            reason=reason,
             partitions=len(self.pipelines),
+            blamed=sorted(map(str, blamed)),
         )
+        self._stands([each for each in self.pipelines if each.target in blamed], reason)
         self._forget()
         for pipeline in self.pipelines:
             pipeline.rewind()
         self.rules.rewound()
-        self.isolated = blamed & {each.target for each in self.pipelines}
+        self.isolated = self._blamed = blamed & {each.target for each in self.pipelines}
         if blamed:
             self._isolate(self, blamed)
         self._ended.set()
@@ -383,14 +404,26 @@ class TransactionalLane:
             return  # the whole target is away
         targets = {each.target for each in self.pipelines}
         leaderless = {each for each in targets if view.leader(each.topic, each.partition) is None}
-        if leaderless != targets and self._is_halted:
-            self.isolated = frozenset(leaderless) or self.isolated or frozenset(targets)
+        # The marker may also be kept from a leader that is there and answers nothing.
+        blocking = self._blamed | leaderless
+        if blocking != targets and self._is_halted:
+            self.isolated = blocking or self.isolated or frozenset(targets)
             # What was fetched meanwhile is queued here, and would be left behind.
             self.sink.reset()
             self._moved.clear()
             for pipeline in self.pipelines:
                 pipeline.rewind()
-            self._isolate(self, frozenset(leaderless))
+            self._isolate(self, blocking)
+
+    def _stands(self, pipelines: Iterable[PartitionPipeline], reason: str) -> None:
+        text, now_ms = f"no transaction that holds it is committed: {reason}", self._now_ms()
+        for pipeline in pipelines:
+            self._standing.failed(pipeline.partition, text, now_ms)
+
+    @staticmethod
+    def _is_waiting(pipeline: PartitionPipeline) -> bool:
+        """Whether something of it is to be committed."""
+        return not _is_settled(pipeline) or _lags(pipeline)
 
     @property
     def _is_halted(self) -> bool:
@@ -479,8 +512,9 @@ class TransactionalLane:
         producer.unanswered_ends = 0
         self._on_ended(self._age_s(producer), True)
         self.rules.committed(producer.index, self._steady_ms(), is_certain=is_certain)
-        self.isolated = frozenset()
+        self.isolated = self._blamed = frozenset()
         for pipeline, position in producer.written.moved:
+            self._standing.over(pipeline.partition)
             if pipeline in self.pipelines:
                 pipeline.position_written(position)
                 if _is_settled(pipeline) and not _lags(pipeline):

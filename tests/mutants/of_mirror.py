@@ -608,6 +608,27 @@ OF_MIRROR = (
         red=(f"{UNIT}/test_transaction.py::test_refused_end_is_never_guessed",),
     ),
     Mutant(
+        name="silence-of-a-leader-blames-nobody",
+        promise="A leader that answers no batch holds up its own partitions alone.",
+        file="mirror/delivery/transaction.py",
+        rule="lane.failing() | lane.holding_up()\n",
+        instead="lane.failing()\n",
+        red=(
+            f"{UNIT}/test_transaction.py"
+            "::test_silence_is_blamed_when_the_transaction_is_given_up_and_not_before",
+        ),
+    ),
+    Mutant(
+        name="who-blocked-a-lane-leaves-it",
+        promise="Who blocked a lane does not go on to block the next one, whatever kept the marker away.",
+        file="mirror/delivery/transactional_lane.py",
+        rule="        blocking = self._blamed | leaderless\n",
+        instead="        blocking = frozenset(leaderless)\n",
+        red=(
+            f"{UNIT}/test_lane_stands.py::test_leader_that_answers_nothing_holds_up_its_own_partitions_alone",
+        ),
+    ),
+    Mutant(
         name="positions-read-below-open-transaction",
         promise="Who takes over reads the positions until every open transaction in them is decided.",
         file="mirror/delivery/positions_keeper.py",
