@@ -165,7 +165,7 @@ class LaneView(Protocol):
 
     def holding_up(self) -> frozenset[TargetPartition]:
         """The target partitions for which the positions wait, whatever the reason: what was sent there is not
-        acknowledged."""
+        acknowledged, or it is beyond the position that would be written now."""
         ...
 
 
@@ -361,7 +361,8 @@ class LaneTransaction:
         if age_ms >= GIVE_UP_AFTER_MS:
             self.allowance = max(MIN_SIZE, self.allowance // 4)
             blamed = lane.failing() | lane.holding_up()
-            self.doom("the target does not acknowledge what was sent", blamed)
+            what = "the event of a gap" if lane.is_settled else "what was sent"
+            self.doom(f"the target does not acknowledge {what}", blamed)
             return None
         if age_ms < FAILING_AFTER_MS:
             return Step(Act.WAIT, self.opened_at_ms + FAILING_AFTER_MS)

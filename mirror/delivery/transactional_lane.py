@@ -258,7 +258,8 @@ class TransactionalLane:
         return frozenset(self.sink.failing_targets())
 
     def holding_up(self) -> frozenset[TargetPartition]:
-        return frozenset(self.sink.unsettled_targets())
+        inexact = {each.target for each in self._moved if not each.progress.is_exact}
+        return frozenset(self.sink.unsettled_targets() | inexact)
 
     def _on_answer(self) -> None:
         """Wakes the driver where an answer may change what is to be done; most change nothing."""

@@ -619,6 +619,17 @@ OF_MIRROR = (
         ),
     ),
     Mutant(
+        name="gap-not-on-record-blames-nobody",
+        promise="A gap whose event is not taken holds up its own partition alone.",
+        file="mirror/delivery/transactional_lane.py",
+        rule="        return frozenset(self.sink.unsettled_targets() | inexact)\n",
+        instead="        return frozenset(self.sink.unsettled_targets())\n",
+        red=(
+            f"{UNIT}/test_lane_stands.py"
+            "::test_skipped_gap_whose_event_is_not_taken_holds_up_its_own_partition_alone",
+        ),
+    ),
+    Mutant(
         name="who-blocked-a-lane-leaves-it",
         promise="Who blocked a lane does not go on to block the next one, whatever kept the marker away.",
         file="mirror/delivery/transactional_lane.py",

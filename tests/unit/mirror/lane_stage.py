@@ -73,6 +73,7 @@ class Target:
         # Written to, but not part of the writer's transaction, or when that was over.
         self.strays: list[TargetPartition] = []
         self.own_limit = 1 << 20  # the largest batch of the mirror's own records
+        self.data_limit = 1 << 20  # and of data
         self.own_batches: list[tuple[int, int]] = []  # of positions, as taken: sequence and count
         self.read_count = 0
         self.committed_count = 0
@@ -212,7 +213,7 @@ class Target:
             return {key: ProduceOutcome(RecordTooLarge.code) for key in batches}
         for key, sent in batches.items():
             partition = TargetPartition(*key)
-            if is_own and len(sent) > self.own_limit:
+            if len(sent) > (self.own_limit if is_own else self.data_limit):
                 outcomes[key] = ProduceOutcome(RecordTooLarge.code)
                 continue
             if partition == self.keeper().positions:
