@@ -165,9 +165,8 @@ class TransactionalLane:
 
     def standing(self) -> Iterator[tuple[SourcePartition, Failure]]:
         """See `delivery.Delivery`."""
-        for pipeline in self.pipelines:
-            failure = self._standing.get(pipeline.partition)
-            if failure is not None and self._is_waiting(pipeline):
+        for pipeline in self._waiting_pipelines():
+            if (failure := self._standing.get(pipeline.partition)) is not None:
                 yield pipeline.partition, failure
 
     async def settle(self, pipelines: Iterable[PartitionPipeline]) -> None:
@@ -185,12 +184,14 @@ class TransactionalLane:
     def hand_over(self, pipeline: PartitionPipeline, other: TransactionalLane) -> None:
         """The partition goes on in another lane. Nothing of it is in a transaction of this one that can
         still be committed: it has been rewound, or has not begun."""
-        start = self._starts.pop(pipeline.partition, None)
+        start, stands = self._starts.pop(pipeline.partition, None), self._standing.get(pipeline.partition)
         self.remove(pipeline)
         pipeline.carry_by(other.sink)
         other.add(pipeline)
         if start is not None:
             other._starts[pipeline.partition] = start
+        if stands is not None:
+            other._standing.failed(pipeline.partition, *stands)  # until it is committed there
         other.moved(pipeline)
         other.wake()
 
@@ -341,11 +342,12 @@ class TransactionalLane:
                 case _:
                     raise RuntimeError(f"not a step within a transaction: {step.act}")
         except CLUSTER_FAILURES as error:
-            log.warning("the transaction is aborted", id=producer.transactional_id, error=str(error))
+            reason = str(error) or type(error).__name__
+            log.warning("the transaction is aborted", id=producer.transactional_id, error=reason)
             if isinstance(error, KafkaError) and not error.retriable:
-                producer.rules.fenced(self._steady_ms(), str(error))
+                producer.rules.fenced(self._steady_ms(), reason)
             else:
-                producer.rules.doom(str(error))
+                producer.rules.doom(reason)
 
     def _rewind(self, blamed: frozenset[TargetPartition]) -> None:
         reason = self.rules.lost_by
@@ -356,7 +358,7 @@ class TransactionalLane:
             partitions=len(self.pipelines),
             blamed=sorted(map(str, blamed)),
         )
-        self._stands([each for each in self.pipelines if each.target in blamed], reason)
+        self._stands(f"{reason} ({_some(blamed)})" if blamed else reason)
         self._forget()
         for pipeline in self.pipelines:
             pipeline.rewind()
@@ -385,6 +387,8 @@ class TransactionalLane:
                     id=producer.transactional_id,
                     error=str(error),
                 )
+            before = f" (before that: {_some(self._blamed)} did not get through)" if self._blamed else ""
+            self._stands(f"no producer id: {error}{before}")
             producer.rules.producer_refused(self._steady_ms(), PRODUCER_PAUSE_MS)
             await self._let_go()
             return
@@ -416,15 +420,17 @@ class TransactionalLane:
                 pipeline.rewind()
             self._isolate(self, blocking)
 
-    def _stands(self, pipelines: Iterable[PartitionPipeline], reason: str) -> None:
+    def _stands(self, reason: str) -> None:
+        """What is to be committed here is not, for this reason."""
         text, now_ms = f"no transaction that holds it is committed: {reason}", self._now_ms()
-        for pipeline in pipelines:
+        for pipeline in self._waiting_pipelines():
             self._standing.failed(pipeline.partition, text, now_ms)
 
-    @staticmethod
-    def _is_waiting(pipeline: PartitionPipeline) -> bool:
-        """Whether something of it is to be committed."""
-        return not _is_settled(pipeline) or _lags(pipeline)
+    def _waiting_pipelines(self) -> Iterator[PartitionPipeline]:
+        """Those of which something is to be committed."""
+        for pipeline in self.pipelines:
+            if not _is_settled(pipeline) or _lags(pipeline) or pipeline.partition in self._starts:
+                yield pipeline
 
     @property
     def _is_halted(self) -> bool:
@@ -451,10 +457,12 @@ class TransactionalLane:
     async def _add(self, producer: LaneProducer, partitions: frozenset[TargetPartition]) -> None:
         refused = await producer.add(partitions)
         if refused:
-            log.warning("the target refuses partitions", error=str(next(iter(refused.values()))))
+            first = next(iter(refused.values()))
+            log.warning("the target refuses partitions", error=str(first))
             for target, error in refused.items():
                 self.sink.failures.failed(target, f"the target refuses {target}: {error}", self._now_ms())
-            producer.rules.doom("the target refuses partitions", refused.keys() - self.own_partitions)
+            reason = f"the target refuses partitions: {first}"
+            producer.rules.doom(reason, refused.keys() - self.own_partitions)
             producer.rules.producer_refused(self._steady_ms(), PRODUCER_PAUSE_MS)
             self._cluster.invalidate()
             return
@@ -494,6 +502,7 @@ class TransactionalLane:
                     error=str(error),
                 )
                 producer.unanswered_ends = 0
+                self._stands(f"nobody knows the outcome of the last one: {error}")
                 producer.rules.outcome_unknown(str(error))
             else:
                 self._end_unanswered(producer, error)
@@ -507,6 +516,7 @@ class TransactionalLane:
             log.warning(
                 "the end of the transaction is not answered", id=producer.transactional_id, error=str(error)
             )
+        self._stands(f"its end is not answered: {error}")
         producer.unanswered_ends += 1
 
     def _committed(self, producer: LaneProducer, *, is_certain: bool) -> None:
@@ -523,11 +533,26 @@ class TransactionalLane:
         for partition in producer.written_starts:
             if (start := self._starts.pop(partition, None)) is not None and not start[1].done():
                 start[1].set_result(None)
+        self._forget_who_stands_no_more()
         producer.forget()
         self._ended.set()
 
+    def _forget_who_stands_no_more(self) -> None:
+        """Of what was to be committed when it failed nothing may be left: paused, or gone at the source."""
+        if told := [partition for partition, _ in self._standing]:
+            waiting = {each.partition for each in self._waiting_pipelines()}
+            for partition in told:
+                if partition not in waiting:
+                    self._standing.over(partition)
+
     def _age_s(self, producer: LaneProducer) -> float:
         return max(0, self._steady_ms() - producer.rules.opened_at_ms) / 1000
+
+
+def _some(targets: Collection[TargetPartition], most: int = 3) -> str:
+    names = sorted(map(str, targets))
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def _lags(pipeline: PartitionPipeline) -> bool:

@@ -630,6 +630,25 @@ OF_MIRROR = (
         ),
     ),
     Mutant(
+        name="lane-that-commits-nothing-untold",
+        promise="A lane that goes back again and again is a trouble of the partitions that wait for it.",
+        file="mirror/delivery/transactional_lane.py",
+        rule='        self._stands(f"{reason} ({_some(blamed)})" if blamed else reason)\n',
+        instead="",
+        red=(
+            f"{UNIT}/test_lane_stands.py"
+            "::test_positions_that_are_not_taken_are_told_of_whoever_waits_for_them",
+        ),
+    ),
+    Mutant(
+        name="refusal-of-positions-forgotten",
+        promise="Positions that are refused until the time is over end with what the target said.",
+        file="mirror/delivery/lane_producer.py",
+        rule="            if refusals:\n",
+        instead="            if not going:\n",
+        red=(f"{UNIT}/test_lane_producer.py::test_write_ends_when_nothing_more_is_acknowledged",),
+    ),
+    Mutant(
         name="who-blocked-a-lane-leaves-it",
         promise="Who blocked a lane does not go on to block the next one, whatever kept the marker away.",
         file="mirror/delivery/transactional_lane.py",

@@ -74,6 +74,7 @@ class Target:
         self.strays: list[TargetPartition] = []
         self.own_limit = 1 << 20  # the largest batch of the mirror's own records
         self.data_limit = 1 << 20  # and of data
+        self.own_refusal = 0  # the code by which the mirror's own records are refused
         self.own_batches: list[tuple[int, int]] = []  # of positions, as taken: sequence and count
         self.read_count = 0
         self.committed_count = 0
@@ -209,6 +210,8 @@ class Target:
         current = self._transactions[transactional_id]
         outcomes = {}
         fate = self.script.pop(0) if self.script and not is_own else ""
+        if is_own and self.own_refusal:
+            return {key: ProduceOutcome(self.own_refusal) for key in batches}
         if fate == "refused":
             return {key: ProduceOutcome(RecordTooLarge.code) for key in batches}
         for key, sent in batches.items():
@@ -330,10 +333,10 @@ def loop_ms() -> int:
 
 
 async def carry(pipelines: Callable[[], Iterable[PartitionPipeline]], every_s: float) -> None:
-    """A record for each that has nothing under way, for ever."""
+    """A record for each that has nothing under way, for ever; more is known to come."""
     while True:
         for pipeline in pipelines():
             if pipeline.state is State.RUNNING and pipeline.progress.outstanding_size == 0:
                 offset = pipeline.progress.fetch_offset
-                pipeline.accept(answer(batch(offset, [100]), end=offset + 1))
+                pipeline.accept(answer(batch(offset, [100]), end=offset + 1_000))
         await asyncio.sleep(every_s)

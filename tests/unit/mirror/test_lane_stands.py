@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from millrace.broker.errors import CoordinatorNotAvailable, NotEnoughReplicas
+from millrace.mirror.delivery import lane_producer
 from millrace.mirror.delivery.exactly_once import ExactlyOnce
 from millrace.mirror.delivery.transaction import GIVE_UP_AFTER_MS, Seat
 from millrace.mirror.delivery.transactional_lane import TransactionalLane
@@ -17,11 +19,11 @@ from millrace.mirror.pipeline import PartitionPipeline, State
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
 from millrace.mirror.troubles import LASTING_AFTER_MS
 from tests import virtual_clock
-from tests.unit.mirror.lane_stage import INTERVAL_MS, MIRROR, Target, carry, loop_ms, now_ms
+from tests.unit.mirror.lane_stage import INTERVAL_MS, MIRROR, Target, carry, loop_ms, now_ms, position
 from tests.unit.mirror.pipeline_stage import ORIGIN, Around, answer, batch, pipeline_of
 from tests.waiting import until_async
 
-SILENT, GOOD = TargetPartition("silent", 0), TargetPartition("good", 0)
+SILENT, GOOD, IDLE = (TargetPartition(name, 0) for name in ("silent", "good", "idle"))
 EVERY_S = 0.5
 
 
@@ -101,7 +103,7 @@ def test_leader_that_answers_nothing_holds_up_its_own_partitions_alone(
         await until(lambda: worker.lane_of(good) is not worker.lane_of(silent))
         blocked, (reason, since_ms) = worker.lane_of(silent), worker.told()["silent"]
         assert blocked.isolated == {SILENT}
-        assert "does not acknowledge" in reason
+        assert "silent-0" in reason
         await worker.gets_on(good)
         # Nobody writes the marker, so neither id goes on; its partition stays all the same.
         await until(lambda: blocked.is_stuck)
@@ -148,6 +150,110 @@ def test_skipped_gap_whose_event_is_not_taken_holds_up_its_own_partition_alone(
         assert worker.told() == {}
         assert worker.target.carried(SILENT) == [b"x" * 40_000]
         source.cancel()
+
+    with_worker(monkeypatch, story)
+
+
+def test_positions_that_are_not_taken_are_told_of_whoever_waits_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story(worker: Worker) -> None:
+        good = worker.carries(GOOD)
+        worker.takes(IDLE)
+        await worker.gets_on(good)
+        worker.target.own_refusal = NotEnoughReplicas.code
+        await until(worker.told)
+        ((_, since_ms),) = worker.told().values()
+        await passes(LASTING_AFTER_MS)
+        ((topic, (reason, told_ms)),) = worker.told().items()
+        assert (topic, told_ms) == ("good", since_ms)
+        assert ": not enough replicas" in reason
+        worker.target.own_refusal = 0
+        await worker.gets_on(good)
+        assert worker.told() == {}
+
+    with_worker(monkeypatch, story)
+
+
+@pytest.mark.parametrize("step", ["init_producer_id", "add_group", "commit_offsets_as", "end_transaction"])
+def test_step_that_is_refused_without_end_is_told(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = asyncio.Event()
+
+    async def story(worker: Worker) -> None:
+        let = getattr(lane_producer, step)
+
+        async def refuse(*args: object, **named: object) -> object:
+            if answers.is_set():
+                return await let(*args, **named)
+            await asyncio.sleep(1)
+            raise CoordinatorNotAvailable("the coordinator is away")
+
+        monkeypatch.setattr(lane_producer, step, refuse)
+        good = worker.carries(GOOD)
+        await until(worker.told)
+        ((_, since_ms),) = worker.told().values()
+        await passes(LASTING_AFTER_MS)
+        reason, told_ms = worker.told()["good"]
+        assert told_ms == since_ms and "the coordinator is away" in reason
+        answers.set()
+        await worker.gets_on(good)
+        assert worker.told() == {}
+
+    with_worker(monkeypatch, story)
+
+
+def test_partition_that_has_left_for_another_lane_stands_until_it_is_committed_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story(worker: Worker) -> None:
+        worker.target.leaders[SILENT] = 2
+        worker.target.silent = {2}
+        worker.target.own_refusal = NotEnoughReplicas.code
+        worker.carries(SILENT)
+        good = worker.carries(GOOD)
+        blocked = worker.lane_of(good)
+        await until(lambda: worker.lane_of(good) is not blocked)
+        since_ms = {failure.since_ms for _, failure in worker.delivery.standing()}
+        assert sorted(worker.told()) == ["good", "silent"] and len(since_ms) == 1
+        await passes(LASTING_AFTER_MS)
+        assert {failure.since_ms for _, failure in worker.delivery.standing()} == since_ms
+        worker.target.own_refusal = 0
+        await worker.gets_on(good)
+        assert list(worker.told()) == ["silent"]
+
+    with_worker(monkeypatch, story)
+
+
+def test_partition_that_is_paused_stands_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(worker: Worker) -> None:
+        good, other = worker.carries(GOOD), worker.carries(IDLE)
+        await worker.gets_on(good)
+        worker.target.own_refusal = NotEnoughReplicas.code
+        await until(lambda: sorted(worker.told()) == ["good", "idle"])
+        other.pause()
+        await until(lambda: list(worker.told()) == ["good"])
+        worker.target.own_refusal = 0
+        await worker.gets_on(good)
+        worker.target.own_refusal = NotEnoughReplicas.code
+        begun_ms = now_ms()
+        other.unpause()
+        await until(lambda: sorted(worker.told()) == ["good", "idle"])
+        assert worker.told()["idle"][1] >= begun_ms, "not since it stood before the pause"
+
+    with_worker(monkeypatch, story)
+
+
+def test_start_that_cannot_be_put_on_record_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(worker: Worker) -> None:
+        worker.target.own_refusal = NotEnoughReplicas.code
+        partition = SourcePartition("ewr", *GOOD)
+        worker.delivery.began(pipeline_of(partition, GOOD, worker.delivery.sink_of(partition), worker.around))
+        start = asyncio.create_task(worker.delivery.record_start(partition, position(0)))
+        await until(worker.told)
+        assert "millrace.positions.m-0: not enough replicas" in worker.told()["good"][0]
+        worker.target.own_refusal = 0
+        await start
+        assert worker.told() == {}
 
     with_worker(monkeypatch, story)
 
