@@ -23,17 +23,19 @@ def troubles_of(
     owned: Mapping[SourcePartition, PartitionPipeline],
     readers: Mapping[str, SourceReader],
     refused: Mapping[TargetPartition, Failure],
+    standing: Mapping[SourcePartition, Failure],
     topics: Iterable[tuple[tuple[str, str], Failure]],
     now_ms: int,
 ) -> list[Trouble]:
-    """The oldest first. `refused`: batches that the target refuses; `topics`: what it does not take as a
-    whole."""
+    """The oldest first. `refused`: batches that the target refuses; `standing`: what is not committed;
+    `topics`: what the target does not take as a whole."""
     found = topic_troubles(topics)
     for key, pipeline in owned.items():
         reader, lag = readers.get(key.source), pipeline.lag
         failures = (
             None if reader is None else reader.failures.get((key.topic, key.partition)),
             refused.get(pipeline.target),
+            standing.get(key),
             held_back(lag.held_ms(now_ms), lag.stable_end, now_ms),
         )
         found += [Trouble(*key, *failure) for failure in failures if failure is not None]

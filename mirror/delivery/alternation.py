@@ -26,7 +26,15 @@ Rules, and why:
 
 from __future__ import annotations
 
-from millrace.mirror.delivery.transaction import CLOSING, Act, LaneTransaction, LaneView, Phase, Step
+from millrace.mirror.delivery.transaction import (
+    CLOSING,
+    DRAGGED,
+    Act,
+    LaneTransaction,
+    LaneView,
+    Phase,
+    Step,
+)
 from millrace.mirror.topics.routes import TargetPartition
 
 
@@ -76,6 +84,14 @@ class Alternation:
             self._spread()
             return self._rewinding() or Step(Act.WAIT)
         return step
+
+    @property
+    def lost_by(self) -> str:
+        """Why what REWIND is about was lost."""
+        reasons = {each.doomed_by: None for each in self.both if each.must_rewind}
+        if len(reasons) > 1:
+            reasons.pop(DRAGGED, None)
+        return " | ".join(reasons)
 
     def committed(self, index: int, steady_ms: int, *, is_certain: bool = True) -> None:
         self.both[index].committed(steady_ms, is_certain=is_certain)

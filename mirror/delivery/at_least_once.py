@@ -6,7 +6,7 @@ Made by `worker`. A worker that is killed leaves records behind its last written
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from millrace.broker.client.cluster import Cluster
 from millrace.mirror.config import MirrorConfig
@@ -19,6 +19,7 @@ from millrace.mirror.delivery.transaction import Seat
 from millrace.mirror.pipeline import PartitionPipeline
 from millrace.mirror.topics.own_topics import OFFSET_MAP, POSITIONS
 from millrace.mirror.topics.routes import SourcePartition
+from millrace.mirror.troubles import Failure
 
 
 class AtLeastOnce:
@@ -84,6 +85,9 @@ class AtLeastOnce:
 
     async def fence(self, slots: Mapping[int, int], timeout_s: float) -> dict[int, int]:
         return {}
+
+    def standing(self) -> Iterator[tuple[SourcePartition, Failure]]:
+        return iter(())
 
     def transactions(self) -> TransactionCounts:
         return TransactionCounts()

@@ -6,7 +6,7 @@ when a position is on record.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from millrace.mirror.delivery.sink import Sink
 from millrace.mirror.delivery.transaction import Seat
 from millrace.mirror.pipeline import PartitionPipeline
 from millrace.mirror.topics.routes import SourcePartition
+from millrace.mirror.troubles import Failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,10 @@ class Delivery(Protocol):
     async def fence(self, slots: Mapping[int, int], timeout_s: float) -> dict[int, int]:
         """Ends what was open under the slots (and their lane counts) of workers that left; gives back those
         for which that is not known to be done."""
+        ...
+
+    def standing(self) -> Iterator[tuple[SourcePartition, Failure]]:
+        """The partitions of which nothing is committed though there is something: why, and since when."""
         ...
 
     def transactions(self) -> TransactionCounts: ...

@@ -12,7 +12,7 @@ is made where no healthy one is left.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import structlog
@@ -29,7 +29,9 @@ from millrace.mirror.delivery.system_records import CLUSTER_FAILURES
 from millrace.mirror.delivery.transaction import TRANSACTION_TIMEOUT_MS, Seat
 from millrace.mirror.delivery.transactional_lane import TransactionalLane
 from millrace.mirror.pipeline import PartitionPipeline
+from millrace.mirror.steady import steady_ms
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
+from millrace.mirror.troubles import Failure
 
 log = structlog.get_logger("millrace.mirror.delivery.exactly_once")
 
@@ -53,6 +55,7 @@ class ExactlyOnce:
         keeper: PositionsKeeper,
         now_ms: Callable[[], int],
         on_transaction: Callable[[float, bool], None] = lambda seconds, committed: None,
+        steady_ms: Callable[[], int] = steady_ms,
     ) -> None:
         """`on_transaction` hears of every transaction that ended: how long it was open, and whether it was
         committed."""
@@ -63,6 +66,7 @@ class ExactlyOnce:
         self._keeper = keeper
         self._now_ms = now_ms
         self._on_transaction = on_transaction
+        self._steady_ms = steady_ms
         self._seat: Callable[[], Seat | None] = lambda: None
         self._lanes: list[TransactionalLane] = []
         self._running: dict[TransactionalLane, asyncio.Task[None]] = {}
@@ -182,6 +186,7 @@ class ExactlyOnce:
             self._config.position_interval_ms,
             self.isolate,
             self._transaction_ended,
+            self._steady_ms,
         )
         self._next_number += 1
         self._lanes.append(lane)
@@ -245,6 +250,10 @@ class ExactlyOnce:
             )
         else:
             self.counts = replace(counts, aborted=counts.aborted + 1)
+
+    def standing(self) -> Iterator[tuple[SourcePartition, Failure]]:
+        for lane in self._lanes:
+            yield from lane.standing()
 
     def transactions(self) -> TransactionCounts:
         return self.counts

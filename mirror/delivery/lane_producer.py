@@ -29,6 +29,7 @@ from millrace.broker.errors import (
     DuplicateSequence,
     FatalError,
     KafkaError,
+    LeaderNotAvailable,
     UnsupportedVersion,
     error_for_code,
 )
@@ -162,29 +163,38 @@ class LaneProducer:
         self, records: Mapping[TargetPartition, Records], now_ms: int
     ) -> dict[TargetPartition, int]:
         """The mirror's own records in the transaction, in batches cut by size; the base offsets of the last
-        ones. Repeated with the same sequences until all are acknowledged. Raises TimeoutError when none is
-        for STEP_TIMEOUT_MS, however many have been; a batch that is too large raises too, and the next
-        transaction cuts smaller ones (FatalError: it is one record)."""
+        ones. Repeated with the same sequences until all are acknowledged. When none is for STEP_TIMEOUT_MS,
+        however many have been, raises what a partition last said (TimeoutError: none said anything); a batch
+        that is too large raises too, and the next transaction cuts smaller ones (FatalError: it is one
+        record)."""
         left = {target: cut_by_size(rows, self._limit(target)) for target, rows in records.items() if rows}
         going = {target: self._build(target, batches[0], now_ms) for target, batches in left.items()}
         base_offsets: dict[TargetPartition, int] = {}
+        refusals: dict[TargetPartition, Exception] = {}
         loop, limit_s = asyncio.get_running_loop(), STEP_TIMEOUT_MS / 1000
-        async with asyncio.timeout(limit_s) as limit:
-            while going:
-                waiting = set(going)
-                for target, outcome in (await self._attempt(going)).items():
-                    code = outcome.error_code
-                    if code and code != DuplicateSequence.code:
-                        self._refused(target, left[target][0], outcome)
-                        continue
-                    base_offsets[target] = outcome.base_offset
-                    limit.reschedule(loop.time() + limit_s)
-                    waiting.discard(target)
-                    del left[target][0], going[target]
-                    if left[target]:
-                        going[target] = self._build(target, left[target][0], now_ms)
-                if waiting:
-                    await asyncio.sleep(WRITE_PAUSE_S * random.uniform(0.5, 1.0))
+        try:
+            async with asyncio.timeout(limit_s) as limit:
+                while going:
+                    waiting = set(going)
+                    for target, outcome in (await self._attempt(going, refusals)).items():
+                        code = outcome.error_code
+                        if code and code != DuplicateSequence.code:
+                            refusals[target] = self._refused(target, left[target][0], outcome)
+                            continue
+                        base_offsets[target] = outcome.base_offset
+                        limit.reschedule(loop.time() + limit_s)
+                        waiting.discard(target)
+                        refusals.pop(target, None)
+                        del left[target][0], going[target]
+                        if left[target]:
+                            going[target] = self._build(target, left[target][0], now_ms)
+                    if waiting:
+                        await asyncio.sleep(WRITE_PAUSE_S * random.uniform(0.5, 1.0))
+        except TimeoutError:
+            if refusals:
+                raise next(iter(refusals.values())) from None
+            silent = ", ".join(map(str, sorted(going)))
+            raise TimeoutError(f"no answer for {limit_s:g} s from the leader of {silent}") from None
         return base_offsets
 
     def _limit(self, target: TargetPartition) -> int:
@@ -201,8 +211,8 @@ class LaneProducer:
             transactional=True,
         )
 
-    def _refused(self, target: TargetPartition, rows: Records, outcome: ProduceOutcome) -> None:
-        """Raises what ends the transaction; returns where the same batch goes out again."""
+    def _refused(self, target: TargetPartition, rows: Records, outcome: ProduceOutcome) -> KafkaError:
+        """Raises what ends the transaction; returns what it is where the same batch goes out again."""
         code = outcome.error_code
         error = error_for_code(code, f"{target}: {outcome.error_message or error_for_code(code)}")
         if isinstance(error, LASTING):
@@ -210,15 +220,19 @@ class LaneProducer:
         if code in LOST_SEQUENCE or not error.retriable:
             raise error
         log.debug("writing again", to=str(target), error=str(error))
+        return error
 
     async def _attempt(
-        self, batches: Mapping[TargetPartition, bytearray]
+        self, batches: Mapping[TargetPartition, bytearray], refusals: dict[TargetPartition, Exception]
     ) -> dict[TargetPartition, ProduceOutcome]:
-        """One produce request to every leader; what was answered."""
+        """One produce request to every leader; what was answered. Of others, `refusals` has why not."""
         view = await self._cluster.metadata(sorted({target.topic for target in batches}))
         groups = view.by_leader((target.topic, target.partition) for target in batches)
-        if groups.pop(None, None):
+        if leaderless := groups.pop(None, None):
             self._cluster.invalidate()
+            for key in leaderless:
+                target = TargetPartition(*key)
+                refusals[target] = LeaderNotAvailable(f"{target}: it has no leader")
         answers = await asyncio.gather(
             *(
                 produce(
@@ -235,9 +249,11 @@ class LaneProducer:
             return_exceptions=True,
         )
         outcomes: dict[TargetPartition, ProduceOutcome] = {}
-        for answer in answers:
+        for keys, answer in zip(groups.values(), answers, strict=True):
             if isinstance(answer, dict):
                 outcomes |= {TargetPartition(*key): outcome for key, outcome in answer.items()}
-            elif not isinstance(answer, CLUSTER_FAILURES):
+            elif isinstance(answer, CLUSTER_FAILURES):
+                refusals |= dict.fromkeys((TargetPartition(*key) for key in keys), answer)
+            else:
                 raise answer
         return outcomes

@@ -220,6 +220,11 @@ class Sink:
             if self._lanes[target].is_failing or target not in self._leaders
         }
 
+    def unsettled_targets(self) -> set[TargetPartition]:
+        """The target partitions where something was sent that is not acknowledged, refused or not."""
+        rows = ((target, self._lanes[target]) for target in self._waiting)
+        return {target for target, row in rows if row.in_flight or row.is_unsettled}
+
     def poke(self) -> None:
         """What the transaction lets through has changed."""
         self._schedule()

@@ -35,7 +35,8 @@ Rules, and why:
 - *A size that takes the target too long is made smaller*, so that a slow target gets small transactions
   instead of ones that time out for ever.
 - *Whoever blocks a transaction stays alone with it*: partitions whose batches do not get through are named,
-  and the lane's other partitions leave for another lane.
+  and the lane's other partitions leave for another lane. A leader that answers nothing says nothing either:
+  when a transaction is given up, silence is blamed like a refusal.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ QUICK_MS = 1_000
 # A generation that the coordinator has and the member not yet: the answer to its join is under way.
 GENERATION_WAIT_MS = 20
 FENCED_PAUSE_MS = 1_000
+DRAGGED = "the transaction before it is not committed"
 
 
 class Phase(StrEnum):
@@ -159,6 +161,11 @@ class LaneView(Protocol):
 
     def failing(self) -> frozenset[TargetPartition]:
         """The target partitions whose batches do not get through now."""
+        ...
+
+    def holding_up(self) -> frozenset[TargetPartition]:
+        """The target partitions for which the positions wait, whatever the reason: what was sent there is not
+        acknowledged, or it is beyond the position that would be written now."""
         ...
 
 
@@ -353,7 +360,9 @@ class LaneTransaction:
         age_ms = steady_ms - self.opened_at_ms
         if age_ms >= GIVE_UP_AFTER_MS:
             self.allowance = max(MIN_SIZE, self.allowance // 4)
-            self.doom("the target takes too long", lane.failing())
+            blamed = lane.failing() | lane.holding_up()
+            what = "the event of a gap" if lane.is_settled else "what was sent"
+            self.doom(f"the target does not acknowledge {what}", blamed)
             return None
         if age_ms < FAILING_AFTER_MS:
             return Step(Act.WAIT, self.opened_at_ms + FAILING_AFTER_MS)
@@ -417,7 +426,7 @@ class LaneTransaction:
         """The transaction before it is not committed, or not known to be: what this one holds must not be
         either, and its sequences are forgotten with the rows."""
         if self.holds_records:
-            self.doom("the transaction before it is not committed")
+            self.doom(DRAGGED)
         elif self.phase is Phase.IDLE:
             self.phase = Phase.NO_PRODUCER
 

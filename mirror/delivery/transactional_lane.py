@@ -12,7 +12,7 @@ when there may be something to decide, so that a batch costs nothing here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 import structlog
 
@@ -34,6 +34,7 @@ from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.pipeline import PartitionPipeline, State
 from millrace.mirror.steady import steady_ms
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
+from millrace.mirror.troubles import Failure, Failures
 
 log = structlog.get_logger("millrace.mirror.delivery.transactional_lane")
 
@@ -63,6 +64,8 @@ class TransactionalLane:
         self.pipelines: set[PartitionPipeline] = set()
         # The target partitions, each of some pipeline here, that block its transactions.
         self.isolated: frozenset[TargetPartition] = frozenset()
+        self._blamed: frozenset[TargetPartition] = frozenset()  # of these, those that blocked the last one
+        self._standing: Failures[SourcePartition] = Failures()  # until a position of it is committed
         self._cluster = cluster
         self._keeper = keeper
         self._group_id = group_id
@@ -125,7 +128,12 @@ class TransactionalLane:
             start[1].set_exception(UnknownMemberId(f"{pipeline.partition} is not assigned any more"))
         self._maps = frozenset(self._keeper.map_of(each.partition) for each in self.pipelines)
         # Whoever blocked the lane is gone: it is as good as new.
-        self.isolated &= {each.target for each in self.pipelines}
+        targets = {each.target for each in self.pipelines}
+        self.isolated &= targets
+        self._blamed &= targets
+        self._standing.over(pipeline.partition)
+        if pipeline.target not in targets:
+            self.sink.failures.over(pipeline.target)  # no batch of it will be acknowledged here
         # A start that is being written would stand behind what the next owner writes.
         begins = any(pipeline.partition in each.written_starts for each in self._producers)
         if self.rules.holds_records and (begins or not _is_settled(pipeline)):
@@ -155,6 +163,12 @@ class TransactionalLane:
     def wake(self) -> None:
         self._changed.set()
 
+    def standing(self) -> Iterator[tuple[SourcePartition, Failure]]:
+        """See `delivery.Delivery`."""
+        for pipeline in self._waiting_pipelines():
+            if (failure := self._standing.get(pipeline.partition)) is not None:
+                yield pipeline.partition, failure
+
     async def settle(self, pipelines: Iterable[PartitionPipeline]) -> None:
         """Returns when everything that these have settled is committed, or forgotten with an abort."""
         waited = list(pipelines)
@@ -170,12 +184,14 @@ class TransactionalLane:
     def hand_over(self, pipeline: PartitionPipeline, other: TransactionalLane) -> None:
         """The partition goes on in another lane. Nothing of it is in a transaction of this one that can
         still be committed: it has been rewound, or has not begun."""
-        start = self._starts.pop(pipeline.partition, None)
+        start, stands = self._starts.pop(pipeline.partition, None), self._standing.get(pipeline.partition)
         self.remove(pipeline)
         pipeline.carry_by(other.sink)
         other.add(pipeline)
         if start is not None:
             other._starts[pipeline.partition] = start
+        if stands is not None:
+            other._standing.failed(pipeline.partition, *stands)  # until it is committed there
         other.moved(pipeline)
         other.wake()
 
@@ -241,6 +257,10 @@ class TransactionalLane:
 
     def failing(self) -> frozenset[TargetPartition]:
         return frozenset(self.sink.failing_targets())
+
+    def holding_up(self) -> frozenset[TargetPartition]:
+        inexact = {each.target for each in self._moved if not each.progress.is_exact}
+        return frozenset(self.sink.unsettled_targets() | inexact)
 
     def _on_answer(self) -> None:
         """Wakes the driver where an answer may change what is to be done; most change nothing."""
@@ -322,24 +342,28 @@ class TransactionalLane:
                 case _:
                     raise RuntimeError(f"not a step within a transaction: {step.act}")
         except CLUSTER_FAILURES as error:
-            log.warning("the transaction is aborted", id=producer.transactional_id, error=str(error))
+            reason = str(error) or type(error).__name__
+            log.warning("the transaction is aborted", id=producer.transactional_id, error=reason)
             if isinstance(error, KafkaError) and not error.retriable:
-                producer.rules.fenced(self._steady_ms(), str(error))
+                producer.rules.fenced(self._steady_ms(), reason)
             else:
-                producer.rules.doom(str(error))
+                producer.rules.doom(reason)
 
     def _rewind(self, blamed: frozenset[TargetPartition]) -> None:
+        reason = self.rules.lost_by
         log.warning(
             "carrying again what was not committed",
             lane=self.name,
-            reason=" | ".join(each.doomed_by for each in self.rules.both if each.must_rewind),
+            reason=reason,
             partitions=len(self.pipelines),
+            blamed=sorted(map(str, blamed)),
         )
+        self._stands(f"{reason} ({_some(blamed)})" if blamed else reason)
         self._forget()
         for pipeline in self.pipelines:
             pipeline.rewind()
         self.rules.rewound()
-        self.isolated = blamed & {each.target for each in self.pipelines}
+        self.isolated = self._blamed = blamed & {each.target for each in self.pipelines}
         if blamed:
             self._isolate(self, blamed)
         self._ended.set()
@@ -363,6 +387,8 @@ class TransactionalLane:
                     id=producer.transactional_id,
                     error=str(error),
                 )
+            before = f" (before that: {_some(self._blamed)} did not get through)" if self._blamed else ""
+            self._stands(f"no producer id: {error}{before}")
             producer.rules.producer_refused(self._steady_ms(), PRODUCER_PAUSE_MS)
             await self._let_go()
             return
@@ -383,14 +409,28 @@ class TransactionalLane:
             return  # the whole target is away
         targets = {each.target for each in self.pipelines}
         leaderless = {each for each in targets if view.leader(each.topic, each.partition) is None}
-        if leaderless != targets and self._is_halted:
-            self.isolated = frozenset(leaderless) or self.isolated or frozenset(targets)
+        # The marker may also be kept from a leader that is there and answers nothing.
+        blocking = self._blamed | leaderless
+        if blocking != targets and self._is_halted:
+            self.isolated = blocking or self.isolated or frozenset(targets)
             # What was fetched meanwhile is queued here, and would be left behind.
             self.sink.reset()
             self._moved.clear()
             for pipeline in self.pipelines:
                 pipeline.rewind()
-            self._isolate(self, frozenset(leaderless))
+            self._isolate(self, blocking)
+
+    def _stands(self, reason: str) -> None:
+        """What is to be committed here is not, for this reason."""
+        text, now_ms = f"no transaction that holds it is committed: {reason}", self._now_ms()
+        for pipeline in self._waiting_pipelines():
+            self._standing.failed(pipeline.partition, text, now_ms)
+
+    def _waiting_pipelines(self) -> Iterator[PartitionPipeline]:
+        """Those of which something is to be committed."""
+        for pipeline in self.pipelines:
+            if not _is_settled(pipeline) or _lags(pipeline) or pipeline.partition in self._starts:
+                yield pipeline
 
     @property
     def _is_halted(self) -> bool:
@@ -417,10 +457,12 @@ class TransactionalLane:
     async def _add(self, producer: LaneProducer, partitions: frozenset[TargetPartition]) -> None:
         refused = await producer.add(partitions)
         if refused:
-            log.warning("the target refuses partitions", error=str(next(iter(refused.values()))))
+            first = next(iter(refused.values()))
+            log.warning("the target refuses partitions", error=str(first))
             for target, error in refused.items():
                 self.sink.failures.failed(target, f"the target refuses {target}: {error}", self._now_ms())
-            producer.rules.doom("the target refuses partitions", refused.keys() - self.own_partitions)
+            reason = f"the target refuses partitions: {first}"
+            producer.rules.doom(reason, refused.keys() - self.own_partitions)
             producer.rules.producer_refused(self._steady_ms(), PRODUCER_PAUSE_MS)
             self._cluster.invalidate()
             return
@@ -460,6 +502,7 @@ class TransactionalLane:
                     error=str(error),
                 )
                 producer.unanswered_ends = 0
+                self._stands(f"nobody knows the outcome of the last one: {error}")
                 producer.rules.outcome_unknown(str(error))
             else:
                 self._end_unanswered(producer, error)
@@ -473,14 +516,16 @@ class TransactionalLane:
             log.warning(
                 "the end of the transaction is not answered", id=producer.transactional_id, error=str(error)
             )
+        self._stands(f"its end is not answered: {error}")
         producer.unanswered_ends += 1
 
     def _committed(self, producer: LaneProducer, *, is_certain: bool) -> None:
         producer.unanswered_ends = 0
         self._on_ended(self._age_s(producer), True)
         self.rules.committed(producer.index, self._steady_ms(), is_certain=is_certain)
-        self.isolated = frozenset()
+        self.isolated = self._blamed = frozenset()
         for pipeline, position in producer.written.moved:
+            self._standing.over(pipeline.partition)
             if pipeline in self.pipelines:
                 pipeline.position_written(position)
                 if _is_settled(pipeline) and not _lags(pipeline):
@@ -488,11 +533,26 @@ class TransactionalLane:
         for partition in producer.written_starts:
             if (start := self._starts.pop(partition, None)) is not None and not start[1].done():
                 start[1].set_result(None)
+        self._forget_who_stands_no_more()
         producer.forget()
         self._ended.set()
 
+    def _forget_who_stands_no_more(self) -> None:
+        """Of what was to be committed when it failed nothing may be left: paused, or gone at the source."""
+        if told := [partition for partition, _ in self._standing]:
+            waiting = {each.partition for each in self._waiting_pipelines()}
+            for partition in told:
+                if partition not in waiting:
+                    self._standing.over(partition)
+
     def _age_s(self, producer: LaneProducer) -> float:
         return max(0, self._steady_ms() - producer.rules.opened_at_ms) / 1000
+
+
+def _some(targets: Collection[TargetPartition], most: int = 3) -> str:
+    names = sorted(map(str, targets))
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def _lags(pipeline: PartitionPipeline) -> bool:

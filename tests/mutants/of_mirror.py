@@ -608,6 +608,57 @@ OF_MIRROR = (
         red=(f"{UNIT}/test_transaction.py::test_refused_end_is_never_guessed",),
     ),
     Mutant(
+        name="silence-of-a-leader-blames-nobody",
+        promise="A leader that answers no batch holds up its own partitions alone.",
+        file="mirror/delivery/transaction.py",
+        rule="lane.failing() | lane.holding_up()\n",
+        instead="lane.failing()\n",
+        red=(
+            f"{UNIT}/test_transaction.py"
+            "::test_silence_is_blamed_when_the_transaction_is_given_up_and_not_before",
+        ),
+    ),
+    Mutant(
+        name="gap-not-on-record-blames-nobody",
+        promise="A gap whose event is not taken holds up its own partition alone.",
+        file="mirror/delivery/transactional_lane.py",
+        rule="        return frozenset(self.sink.unsettled_targets() | inexact)\n",
+        instead="        return frozenset(self.sink.unsettled_targets())\n",
+        red=(
+            f"{UNIT}/test_lane_stands.py"
+            "::test_skipped_gap_whose_event_is_not_taken_holds_up_its_own_partition_alone",
+        ),
+    ),
+    Mutant(
+        name="lane-that-commits-nothing-untold",
+        promise="A lane that goes back again and again is a trouble of the partitions that wait for it.",
+        file="mirror/delivery/transactional_lane.py",
+        rule='        self._stands(f"{reason} ({_some(blamed)})" if blamed else reason)\n',
+        instead="",
+        red=(
+            f"{UNIT}/test_lane_stands.py"
+            "::test_positions_that_are_not_taken_are_told_of_whoever_waits_for_them",
+        ),
+    ),
+    Mutant(
+        name="refusal-of-positions-forgotten",
+        promise="Positions that are refused until the time is over end with what the target said.",
+        file="mirror/delivery/lane_producer.py",
+        rule="            if refusals:\n",
+        instead="            if not going:\n",
+        red=(f"{UNIT}/test_lane_producer.py::test_write_ends_when_nothing_more_is_acknowledged",),
+    ),
+    Mutant(
+        name="who-blocked-a-lane-leaves-it",
+        promise="Who blocked a lane does not go on to block the next one, whatever kept the marker away.",
+        file="mirror/delivery/transactional_lane.py",
+        rule="        blocking = self._blamed | leaderless\n",
+        instead="        blocking = frozenset(leaderless)\n",
+        red=(
+            f"{UNIT}/test_lane_stands.py::test_leader_that_answers_nothing_holds_up_its_own_partitions_alone",
+        ),
+    ),
+    Mutant(
         name="positions-read-below-open-transaction",
         promise="Who takes over reads the positions until every open transaction in them is decided.",
         file="mirror/delivery/positions_keeper.py",

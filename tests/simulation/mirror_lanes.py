@@ -134,6 +134,10 @@ class Lane:
     def failing(self) -> frozenset[TargetPartition]:
         return frozenset(target for target in self.waiting if self.rows[target].is_failing)
 
+    def holding_up(self) -> frozenset[TargetPartition]:
+        inexact = {each.target for each in self.pipelines.values() if not each.progress.is_exact}
+        return inexact | {target for target, row in self.rows.items() if row.in_flight or row.is_unsettled}
+
     # --- batches ---------------------------------------------------------------------------------
 
     def fetch(self, pipeline: Pipeline) -> None:

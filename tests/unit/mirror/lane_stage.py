@@ -3,14 +3,14 @@
 `Target` stands for the target cluster: its transaction coordinators and its partitions' leaders, as far as a
 lane asks them. It keeps what was written, and by which transaction, so that a test reads what a reader of
 committed records would. A test may hold back requests of one kind (`hold`): they take effect, and are
-answered, when it lets them. `Stage` is one lane over it, and stands for the worker and the lane's sources.
+answered, when it lets them; a leader may be `silent`. `Stage` is one lane over it, and stands for the worker
+and the lane's sources; `carry` stands for sources that never end. Time is the event loop's.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Self
@@ -21,6 +21,7 @@ import pytest
 from millrace.broker.client.raw_produce import ProduceOutcome
 from millrace.broker.client.transactions import TransactionalProducer
 from millrace.broker.errors import (
+    ConcurrentTransactions,
     CoordinatorNotAvailable,
     InvalidProducerEpoch,
     NetworkException,
@@ -40,7 +41,7 @@ from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.offsets.offset_map import decode_chunk, decode_key, decode_runs
 from millrace.mirror.pipeline import PartitionPipeline, State
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
-from tests.unit.mirror.pipeline_stage import ORIGIN, Around, answer, pipeline_of
+from tests.unit.mirror.pipeline_stage import ORIGIN, Around, answer, batch, pipeline_of
 from tests.waiting import patience
 from tests.waiting import until_async as until
 
@@ -64,12 +65,16 @@ class Target:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.away: set[str] = set()  # ids whose coordinator does not answer
         self.refuses_ends = False  # the coordinators have aborted by themselves what a lane wants to commit
+        self.leaders: dict[TargetPartition, int] = {}  # of those that node 1 does not lead
+        self.silent: set[int] = set()  # nodes that take requests and markers, and answer nothing
         self.script: list[
             str
         ] = []  # what becomes of the next batches of data: lost (taken, not answered), refused
         # Written to, but not part of the writer's transaction, or when that was over.
         self.strays: list[TargetPartition] = []
         self.own_limit = 1 << 20  # the largest batch of the mirror's own records
+        self.data_limit = 1 << 20  # and of data
+        self.own_refusal = 0  # the code by which the mirror's own records are refused
         self.own_batches: list[tuple[int, int]] = []  # of positions, as taken: sequence and count
         self.read_count = 0
         self.committed_count = 0
@@ -140,16 +145,22 @@ class Target:
     def _committed(self, partition: TargetPartition) -> Iterable[Record]:
         return [record for by, record in self._log.get(partition, ()) if by.is_committed]
 
+    def _meets_silence(self, transaction: Transaction) -> bool:
+        return any(self.leader(*each) in self.silent for each in transaction.partitions)
+
     # --- what a lane asks ------------------------------------------------------------------------
 
     async def metadata(self, *_: object, **__: object) -> Target:
         return self
 
-    def leader(self, _topic: str, _partition: int) -> int:
-        return 1
+    def leader(self, topic: str, partition: int) -> int:
+        return self.leaders.get(TargetPartition(topic, partition), 1)
 
     def by_leader(self, partitions: Iterable[TopicPartition]) -> dict[int | None, list[TopicPartition]]:
-        return {1: list(partitions)}
+        groups: dict[int | None, list[TopicPartition]] = {}
+        for each in partitions:
+            groups.setdefault(self.leader(*each), []).append(each)
+        return groups
 
     def invalidate(self) -> None: ...
 
@@ -162,7 +173,10 @@ class Target:
             raise CoordinatorNotAvailable("away")
         if holder is not None and holder[1] != self._epochs.get(transactional_id):
             raise ProducerFenced("another has the id")
-        if (left := self._transactions.get(transactional_id)) is not None and left.is_committed is None:
+        left = self._transactions.get(transactional_id)
+        if left is not None and not left.is_committed and self._meets_silence(left):
+            raise ConcurrentTransactions("its markers are not written yet")
+        if left is not None and left.is_committed is None:
             left.is_committed = False
             self._marked[transactional_id] = self._epochs[transactional_id] + 1
         epoch = self._epochs[transactional_id] = self._epochs.get(transactional_id, -1) + 1
@@ -187,32 +201,36 @@ class Target:
         return True
 
     async def produce(
-        self, _node: int, batches: Mapping[TopicPartition, Any], *, transactional_id: str, **_: object
+        self, node: int, batches: Mapping[TopicPartition, Any], *, transactional_id: str, **_: object
     ) -> dict[TopicPartition, ProduceOutcome]:
+        if node in self.silent:
+            await asyncio.Event().wait()
         is_own = any(topic.startswith("millrace.") for topic, _ in batches)
         await self._let("write" if is_own else "produce")
         current = self._transactions[transactional_id]
         outcomes = {}
         fate = self.script.pop(0) if self.script and not is_own else ""
+        if is_own and self.own_refusal:
+            return {key: ProduceOutcome(self.own_refusal) for key in batches}
         if fate == "refused":
             return {key: ProduceOutcome(RecordTooLarge.code) for key in batches}
-        for key, batch in batches.items():
+        for key, sent in batches.items():
             partition = TargetPartition(*key)
-            if is_own and len(batch) > self.own_limit:
+            if len(sent) > (self.own_limit if is_own else self.data_limit):
                 outcomes[key] = ProduceOutcome(RecordTooLarge.code)
                 continue
             if partition == self.keeper().positions:
-                header = next(iterate_batches(batch))[1]
+                header = next(iterate_batches(sent))[1]
                 self.own_batches.append((header.base_sequence, header.record_count))
             # Leaders before Apache Kafka 3.6 ask nobody: what is of no older epoch than they know is taken.
-            if next(iterate_batches(batch))[1].producer_epoch < self._marked.get(transactional_id, 0):
+            if next(iterate_batches(sent))[1].producer_epoch < self._marked.get(transactional_id, 0):
                 outcomes[key] = ProduceOutcome(InvalidProducerEpoch.code)
                 continue
             if partition not in current.partitions or current.is_committed is not None:
                 self.strays.append(partition)
             rows = self._log.setdefault(partition, [])
             outcomes[key] = ProduceOutcome(0, len(rows))
-            rows += [(current, record) for record in read_records(batch)]
+            rows += [(current, record) for record in read_records(sent)]
         if fate == "lost":
             raise NetworkException("the connection is lost")
         return outcomes
@@ -254,6 +272,7 @@ class Stage:
             INTERVAL_MS,
             isolate=lambda *_: None,  # there are no other lanes
             on_ended=lambda *_: None,
+            steady_ms=loop_ms,
         )
         self.around = Around(*skipped)
         self._running: asyncio.Task[None] | None = None
@@ -312,4 +331,18 @@ def position(offset: int) -> Position:
 
 
 def now_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
+    return loop_ms()
+
+
+def loop_ms() -> int:
+    return int(asyncio.get_running_loop().time() * 1000)
+
+
+async def carry(pipelines: Callable[[], Iterable[PartitionPipeline]], every_s: float) -> None:
+    """A record for each that has nothing under way, for ever; more is known to come."""
+    while True:
+        for pipeline in pipelines():
+            if pipeline.state is State.RUNNING and pipeline.progress.outstanding_size == 0:
+                offset = pipeline.progress.fetch_offset
+                pipeline.accept(answer(batch(offset, [100]), end=offset + 1_000))
+        await asyncio.sleep(every_s)

@@ -97,6 +97,7 @@ def test_lost_first_takes_the_second_along() -> None:
     open_one(pair, SECOND, View(waiting=[A]))
     pair.both[FIRST].doom("the coordinator is away", {A})
     assert pair.next_step(SECOND, View(), 1) == Step(Act.REWIND, blamed=frozenset({A}))
+    assert pair.lost_by == "the coordinator is away", "the second one's reason is none"
     pair.rewound()
     for index in (FIRST, SECOND):
         assert pair.next_step(index, View(), 2).act is Act.BEGIN_PRODUCER

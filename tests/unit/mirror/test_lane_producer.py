@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from millrace.broker.client.raw_produce import ProduceOutcome
-from millrace.broker.errors import NotLeaderOrFollower
+from millrace.broker.errors import ClusterUnreachable, LeaderNotAvailable, NotLeaderOrFollower
 from millrace.mirror.delivery import lane_producer
 from millrace.mirror.delivery.lane_producer import STEP_TIMEOUT_MS, LaneProducer
 from millrace.mirror.topics.routes import TargetPartition
@@ -43,7 +43,8 @@ async def written(producer: LaneProducer, *targets: TargetPartition) -> float:
     began = loop.time()
     try:
         assert await producer.write(dict.fromkeys(targets, ROWS), 0) == dict.fromkeys(targets, 7)
-    except TimeoutError:
+    except NotLeaderOrFollower as error:
+        assert str(MAP) in str(error), "what it said last, and who"
         return -(loop.time() - began)
     return loop.time() - began
 
@@ -62,3 +63,32 @@ def test_write_ends_when_nothing_more_is_acknowledged(monkeypatch: pytest.Monkey
     took_s = virtual_clock.run(written(producer, MAP, POSITIONS))
     # The last of the other's four batches, with the pauses between.
     assert -(4 * 0.6 + limit_s) < took_s < -(4 * 0.5 + limit_s)
+
+
+def test_write_that_nobody_answers_says_who_did_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    producer = producer_over(monkeypatch, 2 * STEP_TIMEOUT_MS / 1000)
+    with pytest.raises(TimeoutError, match=f"no answer for 5 s from the leader of {MAP}, {POSITIONS}"):
+        virtual_clock.run(written(producer, POSITIONS, MAP))
+
+
+def test_write_whose_requests_fail_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    producer = producer_over(monkeypatch, 0.5)
+
+    async def produce(*_: object, **__: object) -> None:
+        raise ClusterUnreachable("agg: connection refused")
+
+    monkeypatch.setattr(lane_producer, "produce", produce)
+    with pytest.raises(ClusterUnreachable, match="connection refused"):
+        virtual_clock.run(written(producer, POSITIONS))
+
+
+def test_write_to_a_partition_without_a_leader_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    producer = producer_over(monkeypatch, 0.5)
+
+    async def metadata(*_: object) -> Any:
+        return SimpleNamespace(by_leader=lambda keys: {None: list(keys)})
+
+    cluster: Any = SimpleNamespace(name="agg", metadata=metadata, invalidate=lambda: None)
+    producer._cluster = cluster
+    with pytest.raises(LeaderNotAvailable, match=f"{POSITIONS}: it has no leader"):
+        virtual_clock.run(written(producer, POSITIONS))

@@ -11,7 +11,7 @@ import pytest
 from millrace.broker.client.raw_produce import ProduceOutcome
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.mirror.delivery import sink as sink_module
-from millrace.mirror.delivery.lane import REPLAYED_AFTER_MS, Identity
+from millrace.mirror.delivery.lane import REPLAYED_AFTER_MS, Identity, Outcome
 from millrace.mirror.delivery.outgoing import Outgoing
 from millrace.mirror.delivery.progress import Span
 from millrace.mirror.delivery.sink import Sink
@@ -63,6 +63,28 @@ def test_batch_whose_transaction_was_aborted_before_it_left_is_not_sent(
 
     asyncio.run(scenario())
     assert sent == []
+
+
+def test_what_is_on_its_way_behind_a_refused_batch_is_not_settled() -> None:
+    """It may never be answered, and its row waits for the answer."""
+
+    async def scenario() -> None:
+        sink = make_sink()
+        for _ in range(3):
+            sink.enqueue(TARGET, outgoing())
+        row = sink._lane(TARGET)
+        first = row.next_to_send(0)
+        assert first is not None
+        row.answered(first, Outcome.ACKNOWLEDGED, 0)
+        assert sink.unsettled_targets() == set()
+        second, third = row.next_to_send(0), row.next_to_send(0)
+        assert second is not None and third is not None
+        row.answered(second, Outcome.REFUSED, 0)
+        assert sink.unsettled_targets() == {TARGET}
+        row.answered(third, Outcome.OUT_OF_ORDER, 0)
+        assert sink.unsettled_targets() == set()
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(

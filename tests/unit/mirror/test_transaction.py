@@ -37,9 +37,13 @@ class View:
     has_news: bool = False
     is_urgent: bool = False
     blocked: frozenset[TargetPartition] = frozenset()
+    silent: frozenset[TargetPartition] = frozenset()
 
     def failing(self) -> frozenset[TargetPartition]:
         return self.blocked
+
+    def holding_up(self) -> frozenset[TargetPartition]:
+        return self.silent
 
 
 def begun() -> LaneTransaction:
@@ -205,6 +209,16 @@ def test_partition_that_blocks_stays_alone_only_where_others_suffer() -> None:
     alone.next_step(view, 1_000 + MAX_AGE_MS)
     assert alone.next_step(view, 1_000 + FAILING_AFTER_MS).act is Act.WAIT
     assert alone.next_step(view, 1_000 + GIVE_UP_AFTER_MS).act is Act.REWIND
+
+
+def test_silence_is_blamed_when_the_transaction_is_given_up_and_not_before() -> None:
+    view = View(waiting=[A, B], is_settled=False, silent=frozenset({A}))
+    rules = opened(view)
+    rules.next_step(view, 1_000 + MAX_AGE_MS)
+    assert rules.next_step(view, 1_000 + GIVE_UP_AFTER_MS - 1).act is Act.WAIT, "it may just be slow"
+    view.blocked = frozenset({B})
+    step = rules.next_step(view, 1_000 + GIVE_UP_AFTER_MS)
+    assert step == Step(Act.REWIND, blamed=frozenset({A, B}))
 
 
 def test_slow_target_gets_smaller_transactions_and_a_quick_one_larger() -> None:

@@ -139,6 +139,18 @@ def test_batches_that_the_target_refuses_show_until_one_is_taken() -> None:
     with_scene(story)
 
 
+def test_what_no_transaction_commits_shows_until_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(scene: Scene) -> None:
+        standing = {WHERE: Failure("the target does not acknowledge", scene.now_ms)}
+        monkeypatch.setattr(scene.worker.delivery, "standing", lambda: iter(standing.items()))
+        await until_lasting(scene, "the target does not acknowledge")
+        standing.clear()
+        assert scene.told() == []
+        assert scene.worker.status.is_ready()
+
+    with_scene(story)
+
+
 def test_topic_that_the_target_does_not_take_shows_until_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(scene: Scene) -> None:
         async def metadata(*_: object, **__: object) -> Any:

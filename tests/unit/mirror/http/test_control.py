@@ -287,7 +287,7 @@ def test_what_has_answered_once_is_down_when_it_does_not() -> None:
         reader = worker.readers["ewr"]
         sink = Sink(worker.target, lambda: 0)
         worker.delivery = SimpleNamespace(  # type: ignore[assignment]
-            sinks=[sink], transactions=TransactionCounts
+            sinks=[sink], transactions=TransactionCounts, standing=tuple
         )
 
         async def words() -> tuple[bool, ...]:
