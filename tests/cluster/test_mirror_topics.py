@@ -204,9 +204,9 @@ def test_start_at_a_time_and_what_is_found_later_from_its_first_record(pair: Pai
 
             async def positions_say_so() -> bool:
                 async for record in read_topic_to_end(target, POSITIONS.of(mirror.settings["name"])):
-                    of, at = decode_key(record.key), decode_value(record.value or b"")
-                    assert of is not None
-                    told[of.topic, of.partition] = (at.began, at.next_offset)
+                    if (of := decode_key(record.key)) is not None:  # or a reader's barrier
+                        at = decode_value(record.value or b"")
+                        told[of.topic, of.partition] = (at.began, at.next_offset)
                 return told == {(topic, 0): (1, 3), (topic, 1): (1, 2), (later, 0): (0, 1)}
 
             # From where on, for whoever must know that the rest was never carried.
