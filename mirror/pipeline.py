@@ -33,11 +33,11 @@ from millrace.broker.errors import (
     RecordListTooLarge,
     RecordTooLarge,
 )
+from millrace.broker.protocol.mirror_positions import NO_TOPIC_ID, Position
 from millrace.mirror.batches.between import BetweenHook, put_between
 from millrace.mirror.batches.coalesce import BatchWalk
 from millrace.mirror.batches.intake import Prepared
 from millrace.mirror.batches.rebatch import split
-from millrace.mirror.delivery.checkpoints import NO_TOPIC_ID, Position
 from millrace.mirror.delivery.gap_records import GapRecords
 from millrace.mirror.delivery.outgoing import Outgoing, latency_start, to_be_stamped
 from millrace.mirror.delivery.progress import PartitionProgress, Span
@@ -127,36 +127,25 @@ class PartitionPipeline:
 
     # --- life ------------------------------------------------------------------------------------
 
-    def ready(
-        self,
-        position: int,
-        leader_epoch: int,
-        origin: Origin,
-        began: int = -1,
-        recorded_at_ms: int = -1,
-        epoch_from: int = -1,
-    ) -> None:
-        """The position is known (and written): fetching may begin. `began` and `epoch_from` are as in
-        `Position`, `recorded_at_ms` its `at_ms` where another assignment wrote it."""
+    def ready(self, start: Position) -> None:
+        """`start` is on record: fetching may begin there."""
         if self.state is State.STARTING:
-            self.progress = PartitionProgress(
-                position, leader_epoch, epoch_from=epoch_from, transactional=self._sink.is_transactional
-            )
-            self.origin = origin
-            self._began = began
-            self._written = Position(
-                position,
-                origin.cluster_id,
-                origin.topic_id,
-                leader_epoch,
-                0,
-                began=began,
-                epoch_from=epoch_from,
-            )
+            self.progress = self._progress_from(start)
+            self.origin = Origin.of(start)
+            self._began = start.began
+            self._written = start
             # The map tells younger from older by this, whatever the clocks of two workers say.
-            began_ms = max(self._now_ms(), recorded_at_ms + 1)
-            self.runs = Runs(self.partition, position, began_ms, origin.topic_id)
+            began_ms = max(self._now_ms(), start.at_ms + 1)
+            self.runs = Runs(self.partition, start.next_offset, began_ms, start.topic_id)
             self._run()
+
+    def _progress_from(self, start: Position) -> PartitionProgress:
+        return PartitionProgress(
+            start.next_offset,
+            start.leader_epoch,
+            epoch_from=start.epoch_from,
+            transactional=self._sink.is_transactional,
+        )
 
     def wants_fetch(self, steady_ms: int, cap: int) -> bool:
         """Whether to fetch now (by the steady clock), with at most `cap` bytes outstanding."""
@@ -271,10 +260,8 @@ class PartitionPipeline:
             and self.progress.fetch_offset == back_to.next_offset
         )
         self.progress.close()
-        self.progress = PartitionProgress(
-            back_to.next_offset, back_to.leader_epoch, epoch_from=back_to.epoch_from, transactional=True
-        )
-        self.origin = Origin(back_to.cluster_id, back_to.topic_id)
+        self.progress = self._progress_from(back_to)
+        self.origin = Origin.of(back_to)
         self._trust.forget_order()
         self._began = back_to.began
         self.runs.restart(back_to.next_offset, self._now_ms(), back_to.topic_id)

@@ -22,6 +22,7 @@ from typing import Any
 import structlog
 
 from millrace.broker.client.cluster import Cluster
+from millrace.broker.protocol.mirror_positions import Position
 from millrace.mirror.assignor import Assignor, read_claims
 from millrace.mirror.batches.between import BetweenHook
 from millrace.mirror.batches.coalesce import BatchWalk
@@ -31,7 +32,7 @@ from millrace.mirror.control.operators import Operators
 from millrace.mirror.control.status import WorkerStatus
 from millrace.mirror.delivery.at_least_once import AtLeastOnce
 from millrace.mirror.delivery.beginnings import Beginnings, Begun
-from millrace.mirror.delivery.checkpoints import Position, Positions
+from millrace.mirror.delivery.checkpoints import Positions
 from millrace.mirror.delivery.delivery import Delivery
 from millrace.mirror.delivery.exactly_once import ExactlyOnce
 from millrace.mirror.delivery.gap_records import GapRecords

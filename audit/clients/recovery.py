@@ -26,6 +26,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -62,6 +63,9 @@ class _DeadStream:
     windows: dict[int, _DeadWindow] = field(default_factory=dict)
 
 
+_own = partial(sequence_set.from_json, is_own=True)
+
+
 def recover(blocks: Iterable[dict[str, Any]], now_ms: int) -> dict[str, str]:
     """{key: value} of the events that the dead session still owes, in sending order."""
     streams: dict[str, _DeadStream] = {}
@@ -73,7 +77,7 @@ def recover(blocks: Iterable[dict[str, Any]], now_ms: int) -> dict[str, str]:
         elif kind == "carried":
             owed.pop(block["key"], None)
         elif kind == "stream":
-            settled = sequence_set.from_json(block["settled"])
+            settled = _own(block["settled"])
             streams[block["stream"]] = _DeadStream(block, 0, settled)
         elif block["stream"] in streams:
             _apply(streams, block)
@@ -99,14 +103,14 @@ def _apply(streams: dict[str, _DeadStream], block: dict[str, Any]) -> None:
     if kind == "report":
         window.report = block["report"]
     elif kind == "window":
-        window.acknowledged = sequence_set.from_json(block["acknowledged"])
-        window.ambiguous = sequence_set.from_json(block["ambiguous"])
-        window.failed = sequence_set.from_json(block["failed"])
+        window.acknowledged = _own(block["acknowledged"])
+        window.ambiguous = _own(block["ambiguous"])
+        window.failed = _own(block["failed"])
         window.byte_count, window.digest = block["bytes"], block["digest"]
         window.report = block["report"]
         stream.settled |= window.acknowledged | window.ambiguous | window.failed
     elif kind == "ack":
-        sequences = sequence_set.from_json(block["sequences"])
+        sequences = _own(block["sequences"])
         if sequences.issubset(window.acknowledged):
             return  # the window's block was written after this fold, and has it
         window.acknowledged |= sequences

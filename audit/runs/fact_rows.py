@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -106,6 +107,9 @@ def restore_merged(facts: StreamFacts, content: bytes | None) -> dict[str, int]:
     return dict(body["told"])
 
 
+_own = partial(sequence_set.from_json, is_own=True)
+
+
 @dataclass(slots=True)
 class PrunedWindows:
     """What is left of a stream's windows whose evidence was folded away: their numbers, and the sequences
@@ -178,13 +182,13 @@ class PrunedWindows:
         return PrunedWindows(
             body["window_ms"],
             sequence_set.from_ranges(tuple((first, last) for first, last in body["windows"])),
-            sequence_set.from_json(body["sequences"]),
+            _own(body["sequences"]),
             body["counted"],
             None if body.get("told") is None else dict(body["told"]),
             body.get("topic", ""),  # an older program kept none
-            sequence_set.from_json(body.get("ambiguous", [])),
+            _own(body.get("ambiguous", [])),
             # Nor did it keep apart how they were reported: none of them is taken for one that may be there.
-            sequence_set.from_json(body.get("failed", body["sequences"])),
+            _own(body.get("failed", body["sequences"])),
         )
 
 

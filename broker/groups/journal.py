@@ -10,11 +10,14 @@ Invariants:
    client that asked has gone, and also when it was told that this takes too long. So memory never differs
    from what a new coordinator would read.
 3. A write always has an outcome: whatever goes wrong becomes an error code.
+4. So many writes of a partition wait for the in-sync set, and no more (`MOST_UNCERTAIN`): the next one is
+   refused before it is in the log, with what it would have heard in the end.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +37,11 @@ TOMBSTONES_PER_BATCH = 1_000
 
 COMMIT_TIMEOUT_MS = 5_000
 """How long a client waits for the in-sync set: Apache Kafka's `offsets.commit.timeout.ms`."""
+
+MOST_UNCERTAIN = 5_000
+"""Writes of a partition that wait for the in-sync set. Each holds some 5 KB until it is certain, also when
+the client that asked has given up and asks again: while the high watermark stands, memory would grow with
+every try."""
 
 Result = TypeVar("Result")
 
@@ -97,6 +105,7 @@ class Journal:
         self._clock_ms = clock_ms
         self._commit_timeout_ms = commit_timeout_ms
         self._under_way: set[asyncio.Task[object]] = set()
+        self._uncertain_count: Counter[int] = Counter()  # by partition
 
     def partition_count(self) -> int:
         return self._log.partition_count()
@@ -117,6 +126,8 @@ class Journal:
         follows when it is committed, and `ended()` after that, or when it is certain that it will not be;
         both also when the task has long ended with REQUEST_TIMED_OUT.
         """
+        if self._uncertain_count[partition] >= MOST_UNCERTAIN:
+            return self.start(_refused(ErrorCode.request_timed_out))
         now_ms = self._clock_ms()
         batch = bytes(
             build_batch(
@@ -151,6 +162,7 @@ class Journal:
         return following if committed is None else self.start(self._in_time(following))
 
     async def _outcome(self, partition: int, committed: asyncio.Future[None]) -> ErrorCode:
+        self._uncertain_count[partition] += 1
         try:
             await asyncio.shield(committed)
         except KafkaError as error:
@@ -158,6 +170,8 @@ class Journal:
         except Exception:
             log.exception("write to the offsets topic failed", partition=partition)
             return ErrorCode.unknown_server_error
+        finally:
+            self._uncertain_count[partition] -= 1
         return ErrorCode.none
 
     async def _in_time(self, following: asyncio.Task[ErrorCode]) -> ErrorCode:

@@ -9,8 +9,9 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from millrace.broker.client.cluster import Cluster
+from millrace.broker.protocol.mirror_positions import Position
 from millrace.mirror.config import MirrorConfig
-from millrace.mirror.delivery.checkpoints import Position, Positions, encode_records
+from millrace.mirror.delivery.checkpoints import Positions, encode_records
 from millrace.mirror.delivery.delivery import TransactionCounts
 from millrace.mirror.delivery.positions_keeper import PositionsKeeper
 from millrace.mirror.delivery.sink import Sink

@@ -21,25 +21,11 @@ from dataclasses import dataclass, field
 from millrace.broker.errors import UnreadableRecord
 from millrace.broker.protocol import mirror_positions
 from millrace.broker.protocol.mirror_positions import (
-    LOST,
-    NO_TOPIC_ID,
     Position,
     decode_value,
     encode_value,
 )
 from millrace.mirror.topics.routes import SourcePartition
-
-__all__ = [
-    "LOST",
-    "NO_TOPIC_ID",
-    "Position",
-    "Positions",
-    "decode_key",
-    "decode_value",
-    "encode_key",
-    "encode_records",
-    "encode_value",
-]
 
 
 @dataclass

@@ -10,8 +10,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from millrace.broker.protocol.mirror_positions import Position
 from millrace.mirror.config import MirrorConfig
-from millrace.mirror.delivery.checkpoints import Position, Positions
+from millrace.mirror.delivery.checkpoints import Positions
 from millrace.mirror.delivery.sink import Sink
 from millrace.mirror.delivery.transaction import Seat
 from millrace.mirror.pipeline import PartitionPipeline

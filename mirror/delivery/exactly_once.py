@@ -20,8 +20,9 @@ import structlog
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.raw_produce import init_producer_id
 from millrace.broker.errors import UnknownMemberId
+from millrace.broker.protocol.mirror_positions import Position
 from millrace.mirror.config import MirrorConfig
-from millrace.mirror.delivery.checkpoints import Position, Positions
+from millrace.mirror.delivery.checkpoints import Positions
 from millrace.mirror.delivery.delivery import TransactionCounts
 from millrace.mirror.delivery.positions_keeper import PositionsKeeper
 from millrace.mirror.delivery.sink import Sink

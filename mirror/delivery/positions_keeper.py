@@ -24,9 +24,10 @@ from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.open_transactions import open_transactions
 from millrace.broker.client.read_to_end import read_topic_to_end
 from millrace.broker.errors import FatalError
+from millrace.broker.protocol.mirror_positions import LOST, Position
 from millrace.broker.wording import count_of
 from millrace.mirror.config import MirrorConfig
-from millrace.mirror.delivery.checkpoints import LOST, Position, Positions, encode_key, encode_records
+from millrace.mirror.delivery.checkpoints import Positions, encode_key, encode_records
 from millrace.mirror.delivery.system_records import (
     CLUSTER_FAILURES,
     KeyAndValue,

@@ -23,8 +23,8 @@ from millrace.broker.errors import (
     error_for_code,
 )
 from millrace.broker.protocol.batch import verify_crc
+from millrace.broker.protocol.mirror_positions import NO_TOPIC_ID
 from millrace.broker.protocol.records import Record, read_records
-from millrace.mirror.delivery.checkpoints import NO_TOPIC_ID
 
 MAX_WAIT_MS = 100
 PARTITION_MAX_BYTES = 4 << 20

@@ -23,8 +23,9 @@ from millrace.broker.errors import (
     RebalanceInProgress,
     UnknownMemberId,
 )
+from millrace.broker.protocol.mirror_positions import Position
 from millrace.mirror.delivery.alternation import Alternation
-from millrace.mirror.delivery.checkpoints import Position, Positions
+from millrace.mirror.delivery.checkpoints import Positions
 from millrace.mirror.delivery.lane_producer import WRITE_PAUSE_S, LaneProducer
 from millrace.mirror.delivery.positions_keeper import PositionsKeeper
 from millrace.mirror.delivery.sink import Sink

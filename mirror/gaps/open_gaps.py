@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from uuid import UUID
 
-from millrace.mirror.delivery.checkpoints import NO_TOPIC_ID
+from millrace.broker.protocol.mirror_positions import NO_TOPIC_ID, Position
 from millrace.mirror.delivery.progress import Span
 from millrace.mirror.gaps.gaps import Gap
 
@@ -23,6 +23,10 @@ class Origin:
 
     cluster_id: str
     topic_id: UUID = NO_TOPIC_ID
+
+    @classmethod
+    def of(cls, position: Position) -> Origin:
+        return cls(position.cluster_id, position.topic_id)
 
 
 @dataclass(frozen=True, slots=True)

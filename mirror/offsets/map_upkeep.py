@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from millrace.mirror.delivery.checkpoints import NO_TOPIC_ID
+from millrace.broker.protocol.mirror_positions import NO_TOPIC_ID
 from millrace.mirror.offsets.offset_map import Chunk, encode_key, encode_value, joined
 from millrace.mirror.offsets.translation import living
 

@@ -56,7 +56,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from millrace.broker.errors import UnreadableRecord
-from millrace.mirror.delivery.checkpoints import NO_TOPIC_ID
+from millrace.broker.protocol.mirror_positions import NO_TOPIC_ID
 from millrace.mirror.offsets.offset_runs import ranges_of
 from millrace.mirror.topics.routes import SourcePartition
 

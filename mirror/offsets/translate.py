@@ -23,10 +23,10 @@ from millrace.broker.client.group_offsets import CommittedOffset, commit_offsets
 from millrace.broker.client.groups import describe_group
 from millrace.broker.client.offsets import EARLIEST, LATEST
 from millrace.broker.errors import FatalError, NonEmptyGroup, UnknownTopicOrPartition
+from millrace.broker.protocol.mirror_positions import NO_TOPIC_ID
 from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.wording import count_of
 from millrace.mirror.config import ClusterConfig, MirrorConfig, load_config
-from millrace.mirror.delivery.checkpoints import NO_TOPIC_ID
 from millrace.mirror.delivery.system_records import CLUSTER_FAILURES
 from millrace.mirror.offsets.map_reader import MapReader
 from millrace.mirror.offsets.translation import Answer, PartitionMap, Translation

@@ -22,7 +22,7 @@ from itertools import accumulate
 from uuid import UUID
 
 from millrace.broker.errors import UnreadableRecord
-from millrace.mirror.delivery.checkpoints import NO_TOPIC_ID
+from millrace.broker.protocol.mirror_positions import NO_TOPIC_ID
 from millrace.mirror.offsets.offset_map import Chunk, ChunkKey, Run, decode_runs
 
 NO_LIMIT = 1 << 63

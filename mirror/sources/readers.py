@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 import structlog
 
 from millrace.broker.client.cluster import Cluster
+from millrace.broker.protocol.mirror_positions import Position
 from millrace.mirror.config import MirrorConfig, SourceConfig
-from millrace.mirror.delivery.checkpoints import Position
 from millrace.mirror.sources.fetch_memory import FetchBudget
 from millrace.mirror.sources.source import SourceReader
 from millrace.mirror.topics.routes import SourcePartition

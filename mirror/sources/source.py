@@ -38,8 +38,8 @@ from millrace.broker.errors import (
     UnknownTopicId,
     error_for_code,
 )
+from millrace.broker.protocol.mirror_positions import NO_TOPIC_ID, Position
 from millrace.mirror.config import FetchConfig, SourceConfig
-from millrace.mirror.delivery.checkpoints import NO_TOPIC_ID, Position
 from millrace.mirror.delivery.system_records import CLUSTER_FAILURES, NewFailures
 from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.gaps.open_gaps import Origin
@@ -53,8 +53,7 @@ from millrace.mirror.sources.histories import Histories
 from millrace.mirror.sources.rate import TokenBucket
 from millrace.mirror.sources.silence import Silences
 from millrace.mirror.sources.source_logs import (
-    FIRST_PAUSE_S,
-    MAX_PAUSE_S,
+    SOURCE_BACK_OFF,
     SourceLogs,
     is_other_log,
     joined,
@@ -68,6 +67,8 @@ log = structlog.get_logger("millrace.mirror.sources.source")
 
 # While a partition waits for room, the others' long poll is kept short: room may come at any moment.
 CROWDED_WAIT_MS = 20
+# Looks that somebody asked for are so far apart at least.
+LOOK_APART_S = 0.05
 ERROR_PAUSE_MS = 250
 MANY_REFUSALS = 40
 # A partition that is not fetched (paused, stopped, waiting for room) is asked for its log end this often.
@@ -229,7 +230,7 @@ class SourceReader:
             try:
                 async with asyncio.timeout(pause_s):
                     await self._look_again.wait()
-                await asyncio.sleep(min(pause_s, FIRST_PAUSE_S * (1 + failure_count)))
+                await asyncio.sleep(min(pause_s, LOOK_APART_S * (1 + failure_count)))
             except TimeoutError:
                 continue
 
@@ -363,8 +364,7 @@ class SourceReader:
                 loop.tells_where_histories_part = None
                 failure_count += 1
                 self._look_again.set()
-                pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** min(failure_count, 10))
-                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+                await asyncio.sleep(SOURCE_BACK_OFF.delay_ms(failure_count, random.random()) / 1000)
                 continue
             failure_count = 0
             self.is_connected = self.was_connected = True

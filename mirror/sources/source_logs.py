@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 
 import structlog
 
@@ -17,10 +18,9 @@ from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.leader_epochs import epoch_ends
 from millrace.broker.client.metadata import ClusterMetadata
 from millrace.broker.client.offsets import EARLIEST, LATEST
-from millrace.broker.errors import (
-    UnknownTopicOrPartition,
-)
-from millrace.mirror.delivery.checkpoints import NO_TOPIC_ID, Position
+from millrace.broker.client.retry import BackOff
+from millrace.broker.errors import UnknownTopicOrPartition
+from millrace.broker.protocol.mirror_positions import NO_TOPIC_ID, Position
 from millrace.mirror.delivery.system_records import CLUSTER_FAILURES, NewFailures
 from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.gaps.open_gaps import Origin
@@ -31,8 +31,8 @@ from millrace.mirror.troubles import Failures
 
 log = structlog.get_logger("millrace.mirror.sources.source_logs")
 
-FIRST_PAUSE_S = 0.05
-MAX_PAUSE_S = 5.0
+# After a question that the source did not answer, until the next one.
+SOURCE_BACK_OFF = BackOff(first_ms=100, limit_ms=5_000)
 SAMPLE_TIMEOUT_S = 5.0
 # An offset within the log that is said to be out of range: the log may have moved between the two answers.
 # Said this often in a row, it is the epoch of what was fetched that the source does not know.
@@ -78,8 +78,7 @@ class SourceLogs:
                 if failures.is_news(error):
                     log.warning("cannot begin yet", of=str(pipeline.partition), error=str(error))
                 failure_count += 1
-                pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** min(failure_count, 10))
-                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+                await asyncio.sleep(SOURCE_BACK_OFF.delay_ms(failure_count, random.random()) / 1000)
 
     async def _begin(
         self, pipeline: PartitionPipeline, known: Position | None, is_lost: bool, start: str | int
@@ -87,16 +86,14 @@ class SourceLogs:
         partition = pipeline.partition
         origin, earliest, latest = await self._log_of(partition)
         if is_lost:
-            pipeline.ready(earliest, -1, origin)
+            pipeline.ready(_start(earliest, origin))
             reason = "the positions topic holds no readable position of it"
             pipeline.at_gap(GapClass.POSITION_LOST, latest, reason, resume_at=latest)
         elif known is not None:
-            recorded = Origin(known.cluster_id, known.topic_id)
+            recorded = Origin.of(known)
             is_other = is_other_log(recorded, origin)
             now = recorded if is_other else joined(recorded, origin)
-            pipeline.ready(
-                known.next_offset, known.leader_epoch, now, known.began, known.at_ms, known.epoch_from
-            )
+            pipeline.ready(replace(known, cluster_id=now.cluster_id, topic_id=now.topic_id))
             if is_other:
                 reason = "the position is of another topic or cluster of this name"
                 following = max(known.next_offset, known.log_end)
@@ -113,11 +110,9 @@ class SourceLogs:
                 return
             # Durable before the first record is carried: otherwise a crash could make `latest` mean a
             # later offset the next time, and what lies between would be lost.
-            first = Position(
-                offset, origin.cluster_id, origin.topic_id, -1, self._now_ms(), latest, began=offset
-            )
+            first = replace(_start(offset, origin), at_ms=self._now_ms(), log_end=latest, began=offset)
             await self._record_start(partition, first)
-            pipeline.ready(offset, -1, origin, offset)
+            pipeline.ready(first)
         if known is not None:
             pipeline.lag.resume(known.next_offset, known.waiting_since_ms, known.log_end)
         if not is_other_log(pipeline.origin, origin) and not _may_be_another(pipeline, origin, latest):
@@ -288,6 +283,11 @@ def joined(before: Origin, now: Origin) -> Origin:
     """The same log, with what either side knows of it."""
     topic_id = before.topic_id if now.topic_id == NO_TOPIC_ID else now.topic_id
     return Origin(now.cluster_id or before.cluster_id, topic_id)
+
+
+def _start(offset: int, origin: Origin) -> Position:
+    """A place in this log that nobody has put on record yet."""
+    return Position(offset, origin.cluster_id, origin.topic_id, -1, -1)
 
 
 def _may_be_another(pipeline: PartitionPipeline, now: Origin, end: int) -> bool:

@@ -21,9 +21,10 @@ from millrace.broker.client.offsets import LATEST
 from millrace.broker.client.raw_produce import init_producer_id
 from millrace.broker.client.read_to_end import read_topic_to_end
 from millrace.broker.errors import KafkaError, TopicAlreadyExists
+from millrace.broker.protocol.mirror_positions import decode_value
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.broker.protocol.system_topics import AUDIT_TOPIC
-from millrace.mirror.delivery.checkpoints import decode_key, decode_value
+from millrace.mirror.delivery.checkpoints import decode_key
 from millrace.mirror.topics.own_topics import POSITIONS
 from tests.cluster.mirror_calls import command
 from tests.cluster.mirror_process import send, until

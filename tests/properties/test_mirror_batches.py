@@ -37,7 +37,7 @@ from tests.unit.mirror.fetch_answers import (
     marker,
     raw_batch,
 )
-from tests.unit.mirror.pipeline_stage import pipeline_of, started
+from tests.unit.mirror.pipeline_stage import at, pipeline_of, started
 from tests.unit.mirror.source_stage import OLD, Source, surveyor_of
 
 MOST_ANSWERS = 2_000
@@ -163,7 +163,7 @@ def carried(log: Log, sizes: list[int], limit: int, walk: BatchWalk) -> list[Con
     plain, target, around = started()
     around.limit, around.walk = limit, walk
     pipeline = pipeline_of(plain.partition, plain.target, target, around)
-    pipeline.ready(3, -1, plain.origin)
+    pipeline.ready(at(3))
     found: list[Content] = []
     for number in range(MOST_ANSWERS):
         if pipeline.progress.settled_position == log.end:

@@ -24,6 +24,7 @@ from pyroaring import BitMap64
 
 from millrace.audit.config import AuditConfig, parse_config
 from millrace.audit.contract.events import EventLedger, event_to_keep, kept_event
+from millrace.audit.contract.group_counts import open_claims
 from millrace.audit.keeping import upkeep
 from millrace.audit.keeping.state import Commit, StateFolder
 from millrace.audit.keeping.uniting import fold_plan, may_unite, proven_windows
@@ -46,6 +47,7 @@ from millrace.audit.report.summary import summarise
 from millrace.audit.runs import capture as capture_module
 from millrace.audit.runs import event_reading, partition_pins
 from millrace.audit.runs.arrivals import of_pinned, stream_passages
+from millrace.audit.runs.capture import settle_claims
 from millrace.audit.runs.event_reading import EventsRead, events_known, stream_of_key
 from millrace.audit.runs.fact_rows import PrunedWindows, facts_table, pruned_of, restore, restore_pruned
 from millrace.audit.runs.reading_plan import plan_ranges, read_until
@@ -199,6 +201,7 @@ class Audit:
         checks = self.check_luck.random() < CHECKS
         if checks:
             self._require_all_events(captured, pruned)
+        settle_claims(captured, self.commit)
         topic_of = {each.stream: each.topic for each in streams_of(config, captured)}
         late = Counter(upkeep.forget_pruned(captured.ledger, pruned, topic_of))
         ranges, lost = plan_ranges(captured, config, self.commit)
@@ -210,6 +213,7 @@ class Audit:
         notes = settled.filter(pc.is_valid(settled["note"]))
         commit = Commit(
             number=self.commit.number + 1,
+            at_ms=captured.taken_ms,
             window_ms=WINDOW_MS,
             offsets=offsets,
             unread=[*self.commit.unread, *lost, *unread_of(notes, captured.vanished_ms)],
@@ -218,6 +222,8 @@ class Audit:
             events_read=captured.events.positions,
             events_ways=captured.events.ways,
             events_doubted=captured.events.doubts(),
+            claims=[(*place, each) for place, each in sorted(open_claims(ledger, captured.claims).items())],
+            answered=[(*place, count) for place, count in sorted(captured.answered.items())],
         )
         facts = self._facts(captured.ledger, captured, pruned)
         tail_notes = tail.filter(pc.is_valid(tail["note"]))
@@ -232,6 +238,9 @@ class Audit:
         since_ms = None if horizon_ms is None else captured.taken_ms - horizon_ms
         found, summary = self._judge(
             config, captured, commit, numbered, lines, tail_notes, notes, late, since_ms
+        )
+        commit.claims = upkeep.claims_to_keep(
+            commit.claims, found.rows, config.grace_ms, config.keep_ms, captured.taken_ms
         )
         commit.watermarks = {topic: at for topic, at in found.watermarks.items() if at is not None}
         going: list[tuple[str, int]] = []

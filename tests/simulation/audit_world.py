@@ -244,6 +244,8 @@ class Group:
             self.told[key] = len(recs)
             copies = Counter(rec.sequence for rec in recs)
             seen = BitMap64(s for s in copies if s)
+            digests = [rec.digest for rec in recs if not rec.sequence]
+            digests += {rec.sequence: rec.digest for rec in recs if rec.sequence}.values()
             self.world.publish(
                 TierEvent(
                     tier=self.name, stream=stream, topic=topic, producer=recs[0].producer,
@@ -251,8 +253,7 @@ class Group:
                     byte_count=0, seen=seen,
                     at_ms=self.world.now_ms, session=f"{number + 1:016x}", session_count=total,
                     repeats=BitMap64(s for s, n in copies.items() if s and n > 1), unsequenced=copies[0],
-                    digest=digest_sum({rec.sequence: rec.digest for rec in recs}.values())
-                    if self.world.content and not copies[0] else None,
+                    digest=digest_sum(digests) if self.world.content else None,
                     began=tuple(sorted(self.began.get(key, {}).items())),
                 ),
                 self.cluster, surely=True,

@@ -15,6 +15,7 @@ from millrace.audit.contract.event_values import GapEvent
 from millrace.audit.runs.capture import MirrorPosition, _parse_position
 from millrace.audit.runs.told_routes import ToldRoutes
 from millrace.broker.errors import UnreadableRecord
+from millrace.broker.protocol.mirror_positions import LOST, Position, encode_value
 from millrace.mirror.delivery import checkpoints
 from millrace.mirror.gaps.gaps import Gap, GapClass, gap_event
 from millrace.mirror.topics import route_records
@@ -25,8 +26,8 @@ TOPIC_ID = UUID(int=7)
 
 
 def test_position_that_a_mirror_writes_is_read_whole() -> None:
-    position = checkpoints.Position(12, "E", TOPIC_ID, 4, 1_000, log_end=20, waiting_since_ms=900, began=5)
-    key, value = checkpoints.encode_key(PARTITION), checkpoints.encode_value(position)
+    position = Position(12, "E", TOPIC_ID, 4, 1_000, log_end=20, waiting_since_ms=900, began=5)
+    key, value = checkpoints.encode_key(PARTITION), encode_value(position)
     read = _parse_position(key, value, "agg", "m", {"E": "newark"})
     assert read == MirrorPosition(
         aggregate="agg",
@@ -43,7 +44,7 @@ def test_position_that_a_mirror_writes_is_read_whole() -> None:
 
 def test_position_that_a_mirror_lost_is_refused() -> None:
     with pytest.raises(UnreadableRecord, match="its mirror lost"):
-        _parse_position(checkpoints.encode_key(PARTITION), checkpoints.LOST, "agg", "m", {})
+        _parse_position(checkpoints.encode_key(PARTITION), LOST, "agg", "m", {})
 
 
 @pytest.mark.parametrize("gap_class", GapClass)

@@ -21,11 +21,12 @@ from millrace.broker.client.committed import committed_batches
 from millrace.broker.client.raw_fetch import FetchedPartition
 from millrace.broker.protocol.batch import verify_crc
 from millrace.broker.protocol.compression import CODEC_NAMES
+from millrace.broker.protocol.mirror_positions import NO_TOPIC_ID, Position
 from millrace.broker.protocol.records import Record, build_batch, read_records
 from millrace.mirror.batches.coalesce import BatchWalk
 from millrace.mirror.batches.intake import prepare
 from millrace.mirror.gaps.gaps import GapPolicy
-from millrace.mirror.pipeline import Origin, PartitionPipeline
+from millrace.mirror.pipeline import PartitionPipeline
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
 
 NOW_MS = 1_700_000_000_000
@@ -154,7 +155,7 @@ def by_accept(case: Case) -> None:
         around,
         lambda _: None,
     )
-    pipeline.ready(0, -1, Origin("c"))
+    pipeline.ready(Position(0, "c", NO_TOPIC_ID, -1, -1))
     pipeline.accept(
         FetchedPartition("flights", 0, 0, case.records, case.records, 0, (), None, memoryview(case.data))
     )

@@ -22,9 +22,10 @@ from millrace.broker.client.admin import create_topic
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.raw_produce import produce
 from millrace.broker.client.read_to_end import read_topic_to_end
+from millrace.broker.protocol.mirror_positions import Position
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.mirror.config import parse_config
-from millrace.mirror.delivery.checkpoints import Position, Positions, encode_records
+from millrace.mirror.delivery.checkpoints import Positions, encode_records
 from millrace.mirror.delivery.positions_keeper import PositionsKeeper
 from millrace.mirror.delivery.system_records import SystemRecords
 from millrace.mirror.topics.own_topics import POSITIONS

@@ -339,6 +339,18 @@ class Producer:
         return {sequence for event in facts.windows.values() for sequence in getattr(event, fate)}
 
 
+def test_the_journal_of_a_stream_of_months_is_read(tmp_path, monkeypatch):
+    """What it has settled is more than anybody is believed to have sent in one window."""
+    producer = Producer(tmp_path / "j")
+    for _ in range(5):
+        producer.acknowledge(*producer.assign(0))
+    producer.journal.settle()
+    producer.journal.close()
+    monkeypatch.setattr("millrace.audit.contract.sequence_set.MAX_TRUSTED_CARDINALITY", 3)
+    told = "".join(recover(reopen(tmp_path / "j"), 5).values())
+    assert '"acknowledged":[[1,5]]' in told
+
+
 def test_unreported_acknowledgements_survive_and_pending_ones_become_ambiguous(tmp_path):
     producer = Producer(tmp_path / "j")
     for created_ms in (0, 0, 1000):

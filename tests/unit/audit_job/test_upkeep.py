@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pytest
 from pyroaring import BitMap64
 
 from millrace.audit import job as job_module
@@ -329,6 +330,18 @@ def test_a_newer_report_of_a_pruned_window_knows_more():
     left.account_for(replace(first, acknowledged=BitMap64([3, 5]), ambiguous=BitMap64([2, 6])))
     assert kinds(left) == [{1, 2, 3, 5}, {4, 6}, set()]
     assert kinds(PrunedWindows.decode(left.encode()).copy()) == kinds(left)
+
+
+@pytest.mark.parametrize("step", [1, 3], ids=["as one range", "as many"])
+def test_a_stream_of_months_is_pruned_and_read_again(step, monkeypatch):
+    """What anybody may claim in an event has bounds that a long stream goes beyond."""
+    monkeypatch.setattr("millrace.audit.contract.sequence_set.MAX_READ_RANGES", 100)
+    left = PrunedWindows(WINDOW_MS)
+    left.sequences.add_range(1, (1 << 33) + 3)
+    left.ambiguous = BitMap64(range((1 << 33) + 3, (1 << 33) + 3 + 200 * step, step))
+    left.failed = BitMap64(range(1, 200, 2)) | BitMap64([1 << 34])
+    pruned = restore_pruned(facts_table(EventLedger(), {}, {STREAM: left}))
+    assert pruned == {STREAM: left}
 
 
 def test_of_numbers_that_an_older_program_pruned_none_is_taken_for_one_that_may_be_there():

@@ -231,6 +231,25 @@ def test_write_that_takes_too_long_is_refused_and_comes_true_when_the_log_has_it
     run(scenario())
 
 
+def test_so_many_writes_wait_for_the_in_sync_set_and_no_more(offsets_log, monkeypatch):
+    """Clients that give up ask again, for as long as the high watermark stands."""
+    monkeypatch.setattr("millrace.broker.groups.journal.MOST_UNCERTAIN", 3)
+
+    async def scenario():
+        bench = await Bench(offsets_log, commit_timeout_ms=5).start()
+        offsets_log.gate.clear()
+        for offset in range(5):
+            assert await bench.commit(offset) is ErrorCode.coordinator_not_available
+        assert sum(map(len, offsets_log.batches.values())) == 3
+        offsets_log.gate.set()
+        await until(lambda: bench.committed() == 2)
+        assert await bench.commit(9) is ErrorCode.none
+        await bench.restart()
+        assert bench.committed() == 9
+
+    run(scenario())
+
+
 def test_write_that_only_too_few_replicas_have_is_refused_but_kept(offsets_log):
     async def scenario():
         bench = await Bench(offsets_log).start()

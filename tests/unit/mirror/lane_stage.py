@@ -29,10 +29,11 @@ from millrace.broker.errors import (
     RecordTooLarge,
 )
 from millrace.broker.protocol.batch import iterate_batches
+from millrace.broker.protocol.mirror_positions import Position
 from millrace.broker.protocol.records import Record, read_records
 from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.mirror.delivery import lane_producer, sink
-from millrace.mirror.delivery.checkpoints import Position, Positions, encode_records
+from millrace.mirror.delivery.checkpoints import Positions, encode_records
 from millrace.mirror.delivery.positions_keeper import PositionsKeeper
 from millrace.mirror.delivery.system_records import SystemRecords
 from millrace.mirror.delivery.transaction import Phase, Seat
@@ -41,7 +42,7 @@ from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.offsets.offset_map import decode_chunk, decode_key, decode_runs
 from millrace.mirror.pipeline import PartitionPipeline, State
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
-from tests.unit.mirror.pipeline_stage import ORIGIN, Around, answer, batch, pipeline_of
+from tests.unit.mirror.pipeline_stage import ORIGIN, Around, answer, at, batch, pipeline_of
 from tests.waiting import patience
 from tests.waiting import until_async as until
 
@@ -298,7 +299,7 @@ class Stage:
     def carries(self, partition: SourcePartition, target: TargetPartition) -> PartitionPipeline:
         """It is assigned, and begins at the start of its log."""
         pipeline = self.joins(partition, target)
-        pipeline.ready(0, -1, ORIGIN)
+        pipeline.ready(at(0))
         return pipeline
 
     def leaves(self, pipeline: PartitionPipeline) -> None:

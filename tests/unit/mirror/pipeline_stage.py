@@ -10,6 +10,7 @@ from uuid import UUID
 from millrace.broker.client.raw_fetch import FetchedPartition
 from millrace.broker.errors import KafkaError
 from millrace.broker.protocol.batch import stamp_offset_and_epoch
+from millrace.broker.protocol.mirror_positions import Position
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.mirror.batches.coalesce import BatchWalk
 from millrace.mirror.delivery.outgoing import Outgoing
@@ -119,12 +120,17 @@ def pipeline_of(where: SourcePartition, target: TargetPartition, sink: Any, arou
     return PartitionPipeline(where, target, sink, around, lambda _: None)
 
 
+def at(offset: int, began: int = -1) -> Position:
+    """Where a pipeline is to begin."""
+    return Position(offset, ORIGIN.cluster_id, ORIGIN.topic_id, -1, -1, began=began)
+
+
 def started(*skipped: GapClass, began: int = 0) -> tuple[PartitionPipeline, Target, Around]:
     target, around = Target(), Around(*skipped)
     pipeline = pipeline_of(
         SourcePartition("ewr", "flights", 0), TargetPartition("flights", 0), target, around
     )
-    pipeline.ready(began, -1, ORIGIN, began)
+    pipeline.ready(at(began, began))
     return pipeline, target, around
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from millrace.broker.client.cluster import Cluster
+from millrace.broker.protocol.mirror_positions import Position
 from millrace.mirror.config import MirrorConfig, parse_config
 from millrace.mirror.delivery import beginnings as module
 from millrace.mirror.delivery.beginnings import (
@@ -18,7 +19,7 @@ from millrace.mirror.delivery.beginnings import (
     encode_first_look,
     encode_marks,
 )
-from millrace.mirror.delivery.checkpoints import Position, Positions, encode_records
+from millrace.mirror.delivery.checkpoints import Positions, encode_records
 from millrace.mirror.sharing.assignment import Share, encode_share
 from millrace.mirror.sources import readers as readers_module
 from millrace.mirror.topics.routes import SourcePartition

@@ -6,14 +6,8 @@ from uuid import UUID
 import pytest
 
 from millrace.broker.errors import UnreadableRecord
-from millrace.mirror.delivery.checkpoints import (
-    LOST,
-    Position,
-    Positions,
-    decode_value,
-    encode_key,
-    encode_value,
-)
+from millrace.broker.protocol.mirror_positions import LOST, Position, decode_value, encode_value
+from millrace.mirror.delivery.checkpoints import Positions, encode_key
 from millrace.mirror.topics.routes import SourcePartition
 
 WHERE = SourcePartition("ewr", "flights", 0)

@@ -8,7 +8,6 @@ from millrace.broker.protocol.mirror_positions import decode_value, encode_value
 from millrace.mirror.pipeline import PartitionPipeline
 from millrace.mirror.sources.epochs import MAX_EPOCHS, EpochHistory
 from tests.unit.mirror.pipeline_stage import (
-    ORIGIN,
     SECOND,
     Around,
     Target,
@@ -51,7 +50,7 @@ def test_the_next_owner_and_a_rewound_lane_know_where_the_last_epoch_began() -> 
     assert (position.next_offset, position.leader_epoch, position.epoch_from) == (100, 7, 50)
     second = pipeline_of(first.partition, first.target, Target(), Around())
     known = decode_value(encode_value(position))
-    second.ready(known.next_offset, known.leader_epoch, ORIGIN, 0, known.at_ms, known.epoch_from)
+    second.ready(known)
     assert parted(first) == parted(second) == (50, 5)
     second.rewind()
     assert parted(second) == (50, 5)

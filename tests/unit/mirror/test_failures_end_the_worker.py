@@ -11,10 +11,10 @@ import pytest
 
 from millrace.broker.client.raw_fetch import FetchedPartition
 from millrace.broker.client.raw_produce import ProduceOutcome
+from millrace.broker.protocol.mirror_positions import Position
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.mirror.config import FetchConfig
 from millrace.mirror.delivery import sink as sink_module
-from millrace.mirror.delivery.checkpoints import Position
 from millrace.mirror.delivery.outgoing import Outgoing
 from millrace.mirror.delivery.progress import BrokenCommitRule, Span
 from millrace.mirror.delivery.sink import Sink

@@ -13,13 +13,12 @@ from millrace.broker.client.raw_fetch import FetchedPartition
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.mirror.delivery.lane import Identity, Outcome
 from millrace.mirror.delivery.sink import Sink
-from millrace.mirror.gaps.open_gaps import Origin
 from millrace.mirror.pipeline import STANDING_AFTER_MS, PartitionPipeline, State
 from millrace.mirror.sources import source as source_module
 from millrace.mirror.sources.fetch_loop import FetchLoop, Way
 from millrace.mirror.sources.fetch_memory import MIN_FETCH_SIZE, FetchBudget, Frame, HeldMemory
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
-from tests.unit.mirror.pipeline_stage import Around, pipeline_of
+from tests.unit.mirror.pipeline_stage import Around, at, pipeline_of
 from tests.unit.mirror.source_stage import Source, pipeline_at, reader_of
 from tests.waiting import patience
 
@@ -58,7 +57,7 @@ class TwoInOneAnswer:
         pipeline = pipeline_of(
             SourcePartition("ewr", "t", number), TargetPartition("t", number), self.sink, around
         )
-        pipeline.ready(0, -1, Origin("c"))
+        pipeline.ready(at(0))
         return pipeline
 
 

@@ -7,14 +7,14 @@ import pytest
 from millrace.mirror.handover import LEAVE_S, Handover, WorkLeft, drain_times, is_handed_over
 from millrace.mirror.pipeline import PartitionPipeline
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
-from tests.unit.mirror.pipeline_stage import ORIGIN, Around, Target, answer, batch, pipeline_of
+from tests.unit.mirror.pipeline_stage import Around, Target, answer, at, batch, pipeline_of
 
 
 def carried(number: int) -> tuple[PartitionPipeline, Target]:
     target = Target()
     partition = SourcePartition("ewr", "flights", number)
     pipeline = pipeline_of(partition, TargetPartition("flights", number), target, Around())
-    pipeline.ready(0, -1, ORIGIN)
+    pipeline.ready(at(0))
     return pipeline, target
 
 

@@ -30,7 +30,7 @@ from tests.unit.mirror.lane_stage import (
     now_ms,
     position,
 )
-from tests.unit.mirror.pipeline_stage import ORIGIN, Around, answer, batch, pipeline_of
+from tests.unit.mirror.pipeline_stage import ORIGIN, Around, answer, at, batch, pipeline_of
 from tests.waiting import until_async as until
 
 EWR = SourcePartition("ewr", "flights", 0)
@@ -198,7 +198,7 @@ def test_positions_read_after_an_unknown_outcome_leave_alone_who_joined_meanwhil
             await until(lambda: stage.target.read_count == 1)
             stage.target.committed_by_another(JFK, position(500))
             joined = stage.joins(JFK, ELSEWHERE)
-            joined.ready(500, -1, ORIGIN)
+            joined.ready(at(500))
             read.set()
             await until(lambda: not any(each.is_unread for each in stage.lane.rules.both))
             assert (joined.progress.fetch_offset, joined.state) == (500, State.RUNNING)
@@ -285,7 +285,7 @@ def test_lanes_that_all_partitions_have_left_are_used_again(monkeypatch: pytest.
             sink = delivery.sink_of(partition)
             pipeline = pipeline_of(partition, TargetPartition("flights", number), sink, around)
             delivery.began(pipeline)
-            pipeline.ready(0, -1, ORIGIN)
+            pipeline.ready(at(0))
             return pipeline
 
         running = asyncio.create_task(delivery.run())

@@ -20,7 +20,7 @@ from millrace.mirror.topics.routes import SourcePartition, TargetPartition
 from millrace.mirror.troubles import LASTING_AFTER_MS
 from tests import virtual_clock
 from tests.unit.mirror.lane_stage import INTERVAL_MS, MIRROR, Target, carry, loop_ms, now_ms, position
-from tests.unit.mirror.pipeline_stage import ORIGIN, Around, answer, batch, pipeline_of
+from tests.unit.mirror.pipeline_stage import Around, answer, at, batch, pipeline_of
 
 SILENT, GOOD, IDLE = (TargetPartition(name, 0) for name in ("silent", "good", "idle"))
 EVERY_S = 0.5
@@ -48,7 +48,7 @@ class Worker:
         partition = SourcePartition("ewr", *target)
         pipeline = pipeline_of(partition, target, self.delivery.sink_of(partition), self.around)
         self.delivery.began(pipeline)
-        pipeline.ready(0, -1, ORIGIN)
+        pipeline.ready(at(0))
         return pipeline
 
     def lane_of(self, pipeline: PartitionPipeline) -> TransactionalLane:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 
-from millrace.mirror.delivery.checkpoints import Position, decode_value, encode_value
+from millrace.broker.protocol.mirror_positions import Position, decode_value, encode_value
 from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.offsets.map_upkeep import plan_upkeep
 from millrace.mirror.offsets.offset_map import decode_chunk, decode_key

@@ -11,13 +11,15 @@ import pytest
 
 from millrace.broker.client.raw_produce import ProduceOutcome
 from millrace.broker.errors import FatalError, InvalidTimestamp, PolicyViolation, RecordTooLarge
+from millrace.broker.protocol.mirror_positions import LOST
 from millrace.broker.protocol.records import read_records
-from millrace.mirror.delivery import positions_keeper, system_records
-from millrace.mirror.delivery.checkpoints import LOST, Positions, encode_key, encode_records
+from millrace.mirror.delivery import positions_keeper
+from millrace.mirror.delivery.checkpoints import Positions, encode_key, encode_records
 from millrace.mirror.delivery.system_records import BATCH_SIZE, SystemRecords, cut_by_size
 from millrace.mirror.offsets.offset_map import Runs
 from millrace.mirror.topics.routes import SourcePartition
 from tests.unit.mirror.lane_stage import Stage, position, until
+from tests.unit.mirror.own_records_stage import OwnTarget
 
 TOPIC = "millrace.positions.m"
 MANY = 5_000
@@ -31,37 +33,14 @@ def partition(number: int) -> SourcePartition:
 POSITIONS = list(encode_records([(partition(number), position(number)) for number in range(MANY)]))
 
 
-class Target:
+class Target(OwnTarget):
     """Takes batches up to `limit` bytes, and refuses all others with `code`."""
 
-    name = "agg"
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch, limit: int, code: int = RecordTooLarge.code) -> None:
+        super().__init__(monkeypatch)
         self.limit, self.code = limit, code
         self.taken: list[tuple[bytes | None, bytes | None]] = []
         self.asked_count = 0
-
-        async def ensure_topic(*_: object) -> int:
-            return 1
-
-        async def at_once(_seconds: float) -> None:
-            if self.asked_count > 1_000:
-                raise AssertionError("asked without end")
-            await no_sleep(0)
-
-        no_sleep = asyncio.sleep
-        monkeypatch.setattr(system_records, "produce", Target.produce)
-        monkeypatch.setattr(system_records, "init_producer_id", Target.new_identity)
-        monkeypatch.setattr(system_records, "ensure_topic", ensure_topic)
-        monkeypatch.setattr(system_records.asyncio, "sleep", at_once)
-
-    async def metadata(self, *_: object) -> Any:
-        return SimpleNamespace(leader=lambda *_: 1)
-
-    def observe(self, _code: int) -> None: ...
-
-    async def new_identity(self) -> tuple[int, int]:
-        return 1, 0
 
     async def produce(self, _node: int, batches: dict[Any, Any]) -> dict[Any, ProduceOutcome]:
         ((key, batch),) = batches.items()
@@ -190,6 +169,19 @@ def test_lane_whose_positions_are_never_taken_ends_with_the_reason(monkeypatch: 
 # --- positions that are gone ------------------------------------------------------------------------
 
 
+def kept(records: object, read: object, monkeypatch: pytest.MonkeyPatch) -> Positions:
+    """What a keeper makes of the topics, which it reads by `read` and writes by `records`."""
+    config: Any = SimpleNamespace(name="m", target=SimpleNamespace(replication_factor=1))
+    target: Any = SimpleNamespace(name="agg")
+    keeper = positions_keeper.PositionsKeeper(config, target, cast(SystemRecords, records))
+
+    async def there() -> None: ...
+
+    monkeypatch.setattr(positions_keeper, "read_topic_to_end", read)
+    monkeypatch.setattr(keeper, "make_topics", there)
+    return asyncio.run(keeper.read())
+
+
 def test_worker_that_begins_while_another_does_takes_nothing_of_it_for_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -213,19 +205,7 @@ def test_worker_that_begins_while_another_does_takes_nothing_of_it_for_lost(
         for key, value in logs[topic][:end]:
             yield SimpleNamespace(key=key, value=value)
 
-    monkeypatch.setattr(positions_keeper, "read_topic_to_end", read)
-
-    async def story() -> Positions:
-        config: Any = SimpleNamespace(name="m", target=SimpleNamespace(replication_factor=1))
-        target: Any = SimpleNamespace(name="agg")
-        keeper = positions_keeper.PositionsKeeper(config, target, cast(SystemRecords, Records()))
-
-        async def there() -> None: ...
-
-        monkeypatch.setattr(keeper, "make_topics", there)
-        return await keeper.read()
-
-    assert asyncio.run(story()) == Positions({other: position(1)})
+    assert kept(Records(), read, monkeypatch) == Positions({other: position(1)})
     assert LOST not in [value for _, value in logs[TOPIC]]
 
 
@@ -254,18 +234,6 @@ def test_marks_of_lost_positions_that_are_a_part_of_them_are_completed(
         runs.add([0], 0)
         return runs.take_until(1)
 
-    monkeypatch.setattr(positions_keeper, "read_topic_to_end", read)
-
-    async def story() -> Positions:
-        config: Any = SimpleNamespace(name="m", target=SimpleNamespace(replication_factor=1))
-        target: Any = SimpleNamespace(name="agg")
-        keeper = positions_keeper.PositionsKeeper(config, target, cast(SystemRecords, Records()))
-
-        async def there() -> None: ...
-
-        monkeypatch.setattr(keeper, "make_topics", there)
-        return await keeper.read()
-
-    positions = asyncio.run(story())
+    positions = kept(Records(), read, monkeypatch)
     assert positions.unreadable == {partition(0), partition(1), partition(2)}
     assert written == [encode_key(partition(1)), encode_key(partition(2))]

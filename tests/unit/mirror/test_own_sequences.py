@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,8 +19,8 @@ from millrace.broker.errors import (
 )
 from millrace.broker.protocol.batch import NO_SEQUENCE, parse_header
 from millrace.broker.protocol.records import read_records
-from millrace.mirror.delivery import system_records
 from millrace.mirror.delivery.system_records import SystemRecords
+from tests.unit.mirror.own_records_stage import OwnTarget
 from tests.waiting import until_async as until
 
 TOPIC = "millrace.offsets.m"
@@ -29,39 +28,20 @@ LOST = "taken, and the answer lost"
 HELD = "taken, and not answered"
 
 
-class Leader:
+class Leader(OwnTarget):
     """A partition's log as Apache Kafka keeps it: of a producer id the newest sequence is known, and told as
     written where it was. `plan` is what becomes of the next requests: an error code, `LOST` or `HELD`; `late`
     is what a connection that is closed long since brings after all."""
 
-    name = "agg"
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *plan: int | str) -> None:
+        super().__init__(monkeypatch)
         self.plan = list(plan)
         self.values: list[bytes | None] = []
         self.asked: list[tuple[int, int]] = []  # producer id and sequence of each request
         self.identities = 0
         self.gives_ids = True
-        self.partitions = 1
         self._known: dict[int, tuple[int, int, int]] = {}  # producer id -> sequence, count, offset
         self.late: Callable[[], ProduceOutcome] | None = None
-
-        async def ensure_topic(*_: object) -> int:
-            return self.partitions
-
-        async def at_once(_seconds: float) -> None:
-            await no_sleep(0)
-
-        no_sleep = asyncio.sleep
-        monkeypatch.setattr(system_records, "produce", Leader.produce)
-        monkeypatch.setattr(system_records, "init_producer_id", Leader.new_identity)
-        monkeypatch.setattr(system_records, "ensure_topic", ensure_topic)
-        monkeypatch.setattr(system_records.asyncio, "sleep", at_once)
-
-    async def metadata(self, *_: object) -> Any:
-        return SimpleNamespace(leader=lambda *_: 1)
-
-    def observe(self, _code: int) -> None: ...
 
     async def new_identity(self) -> tuple[int, int]:
         if not self.gives_ids:

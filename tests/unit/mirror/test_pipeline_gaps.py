@@ -7,7 +7,7 @@ import asyncio
 from millrace.broker.errors import InvalidTimestamp, RecordTooLarge
 from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.pipeline import State
-from tests.unit.mirror.pipeline_stage import ORIGIN, SECOND, answer, batch, pipeline_of, started
+from tests.unit.mirror.pipeline_stage import SECOND, answer, at, batch, pipeline_of, started
 
 
 def test_paused_partition_fetches_nothing_and_what_is_under_way_arrives() -> None:
@@ -49,7 +49,7 @@ def test_pause_outlives_a_start_a_drain_and_a_gap() -> None:
         other = pipeline_of(pipeline.partition, pipeline.target, target, around)
         other.pause()
         assert other.state is State.STARTING
-        other.ready(3, -1, ORIGIN)
+        other.ready(at(3))
         assert other.state is State.PAUSED
 
     asyncio.run(story())

@@ -11,11 +11,12 @@ import pytest
 
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.errors import OffsetOutOfRange
+from millrace.broker.protocol.mirror_positions import LOST, Position
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.mirror.config import parse_config
 from millrace.mirror.delivery import positions_keeper
 from millrace.mirror.delivery.at_least_once import AtLeastOnce
-from millrace.mirror.delivery.checkpoints import LOST, Position, Positions, encode_key, encode_records
+from millrace.mirror.delivery.checkpoints import Positions, encode_key, encode_records
 from millrace.mirror.delivery.positions_keeper import BARRIER, PositionsKeeper
 from millrace.mirror.delivery.system_records import SystemRecords
 from millrace.mirror.topics.internal_topics import why_internal

@@ -5,7 +5,8 @@ import json
 from dataclasses import replace
 from uuid import uuid4
 
-from millrace.mirror.delivery.checkpoints import Position, Positions
+from millrace.broker.protocol.mirror_positions import Position
+from millrace.mirror.delivery.checkpoints import Positions
 from millrace.mirror.topics.route_records import (
     WITHDRAWN,
     encode_key,

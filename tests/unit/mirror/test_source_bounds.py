@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from millrace.broker.client.metadata import NO_TOPIC_ID
-from millrace.mirror.delivery.checkpoints import Position
+from millrace.broker.protocol.mirror_positions import Position
 from millrace.mirror.gaps.open_gaps import Origin
 from millrace.mirror.pipeline import State
 from millrace.mirror.sources.source_logs import SourceLogs

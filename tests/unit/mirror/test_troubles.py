@@ -17,7 +17,6 @@ from millrace.broker.errors import TopicAuthorizationFailed
 from millrace.mirror.config import parse_config
 from millrace.mirror.control.http.bodies import StatusAnswer
 from millrace.mirror.control.sight import trouble_gauges
-from millrace.mirror.delivery.checkpoints import Position
 from millrace.mirror.delivery.lane import Identity
 from millrace.mirror.pipeline import PartitionPipeline, State
 from millrace.mirror.topics import topics as topics_module
@@ -25,7 +24,7 @@ from millrace.mirror.topics.routes import SourcePartition
 from millrace.mirror.topics.topics import WantedTopic
 from millrace.mirror.troubles import HANGING_AFTER_MS, LASTING_AFTER_MS, Failure, Failures, Trouble
 from millrace.mirror.worker import Worker
-from tests.unit.mirror.pipeline_stage import ORIGIN, answer, batch
+from tests.unit.mirror.pipeline_stage import ORIGIN, answer, at, batch
 from tests.unit.mirror.source_stage import answered, taken
 from tests.waiting import until_async as until
 
@@ -55,7 +54,7 @@ class Scene:
         self.sink._identity = Identity(1, 0)
         target = self.worker.discovery.target_of(WHERE)
         self.pipeline = PartitionPipeline(WHERE, target, self.sink, self.worker._shared, lambda _: None)
-        self.pipeline.ready(0, -1, ORIGIN)
+        self.pipeline.ready(at(0))
         self.worker.owned[WHERE] = self.pipeline
         self.reader = self.worker.readers["ewr"]
         assert self.worker.status.is_ready()
@@ -261,7 +260,7 @@ def test_partition_that_cannot_begin_says_why(monkeypatch: pytest.MonkeyPatch) -
 
         monkeypatch.setattr(scene.reader._logs, "_log_of", log_of)
         scene.pipeline.state = State.STARTING
-        known = Position(0, ORIGIN.cluster_id, ORIGIN.topic_id, -1, 0)
+        known = at(0)
         beginning = asyncio.create_task(
             scene.reader.begin(scene.pipeline, known, is_lost=False, start="earliest")
         )
