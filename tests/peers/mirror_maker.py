@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from millrace.deploy.processes import spawn
-from tests.peers.kafka import TEST_JVM_OPTIONS, gather_jars
+from tests.peers.kafka import TEST_JVM_OPTIONS, class_options, gather_jars
 from tests.ports import free_port
 from tests.waiting import patience
 
@@ -45,7 +45,7 @@ class MirrorMaker:
         properties.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
         logging = folder / "log4j2.properties"
         logging.write_text(_LOG4J)
-        command = ["java", *TEST_JVM_OPTIONS, f"-Dlog4j2.configurationFile={logging}"]
+        command = ["java", *TEST_JVM_OPTIONS, *class_options(), f"-Dlog4j2.configurationFile={logging}"]
         command += ["-cp", f"{gather_jars()}/*", MAIN_CLASS, str(properties)]
         self.process = spawn(command, log=self.log_file, die_with_parent=True)
 

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.peers.kafka import gather_jars
+from tests.peers.kafka import class_options, gather_jars
 from tests.waiting import patience
 
 TIMEOUT_S = 240.0
@@ -82,7 +82,15 @@ class JavaTools:
 
     def command(self, tool: str, *arguments: str) -> list[str]:
         logging = f"-Dlog4j2.configurationFile={self._logging}"
-        start = ["java", *_JVM_OPTIONS, logging, "-cp", f"{self._libs}/*", MAIN_CLASSES[tool]]
+        start = [
+            "java",
+            *_JVM_OPTIONS,
+            *class_options(),
+            logging,
+            "-cp",
+            f"{self._libs}/*",
+            MAIN_CLASSES[tool],
+        ]
         return [*start, *arguments]
 
     def raw(self, tool: str, *arguments: str, given: str = "") -> Outcome:
