@@ -50,6 +50,9 @@ SETTINGS = SAME_SETTINGS | {"group.min.session.timeout.ms": "1000"}
 MORTAL_KAFKA = SETTINGS | {"broker.session.timeout.ms": "3000", "broker.heartbeat.interval.ms": "300"}
 """A killed broker is let in again when its session is over, which is 9 s otherwise."""
 
+MORTAL_MILLRACE = SETTINGS | {"log.retention.check.interval.ms": "3600000"}
+"""Nothing is flushed before it is lost: a look at what is idle would."""
+
 EARLY_RETENTION = {"log.initial.task.delay.ms": "1000"}
 """Apache Kafka first looks for what has expired 30 s after its start otherwise."""
 
@@ -215,12 +218,14 @@ def pair_kafka_second_source(kafka_peer: KafkaPeer) -> End:
 
 @pytest.fixture(scope="module")
 def mortal_millrace_source(zookeeper: ZooKeeper, tmp_path_factory: pytest.TempPathFactory) -> Iterator[End]:
-    yield from _millrace(zookeeper, tmp_path_factory.mktemp("mortal-source"), SOURCE_NAME)
+    folder = tmp_path_factory.mktemp("mortal-source")
+    yield from _millrace(zookeeper, folder, SOURCE_NAME, MORTAL_MILLRACE)
 
 
 @pytest.fixture(scope="module")
 def mortal_millrace_target(zookeeper: ZooKeeper, tmp_path_factory: pytest.TempPathFactory) -> Iterator[End]:
-    yield from _millrace(zookeeper, tmp_path_factory.mktemp("mortal-target"), TARGET_NAME)
+    folder = tmp_path_factory.mktemp("mortal-target")
+    yield from _millrace(zookeeper, folder, TARGET_NAME, MORTAL_MILLRACE)
 
 
 @pytest.fixture(scope="module")
@@ -233,8 +238,10 @@ def mortal_kafka_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[En
     yield from _kafka(tmp_path_factory.mktemp("mortal-kafka-target"), TARGET_NAME, MORTAL_KAFKA)
 
 
-def _millrace(zookeeper: ZooKeeper, folder: Path, name: str) -> Iterator[End]:
-    broker = BrokerProcess(zookeeper.chroot(), folder, settings=SETTINGS)
+def _millrace(
+    zookeeper: ZooKeeper, folder: Path, name: str, settings: Mapping[str, str] = SETTINGS
+) -> Iterator[End]:
+    broker = BrokerProcess(zookeeper.chroot(), folder, settings=settings)
     try:
         broker.start()
         yield End("millrace", name, broker.bootstrap, broker.data, broker)
