@@ -359,6 +359,10 @@ def leading_batches(records: memoryview | bytes | bytearray, offset: int) -> Fet
     follows[0] &= bool(lasts[0] >= offset)
     follows[1:] &= bases[1:] > lasts[:-1]
     count = len(index) if follows.all() else int(np.argmin(follows))
+    if 0 < count < len(index):
+        # Of the two that do not fit, the former is misplaced where it alone seems to leave out offsets.
+        before = int(lasts[count - 2]) if count > 1 else offset - 1
+        count -= bool(bases[count - 1] > before + 1 and bases[count] > before)
     while count and index[count - 1, B_CHECK] == CRC_WRONG:
         count -= 1
     if not count:

@@ -394,6 +394,19 @@ def test_a_header_that_cannot_be_believed_does_not_say_where_to_read_on(build, e
     assert unread == [(at, at + 1, "damaged")] and distrusted == [reason]
 
 
+@pytest.mark.parametrize("at", [0, 1, 3, 4])
+def test_a_batch_whose_own_offset_was_changed_hides_none_of_those_that_follow(build, at):
+    """No CRC covers it. The batches behind say that it is not where it claims to be."""
+    raw = bytearray(answer(build, at).records)
+    raw[4] ^= 0x40
+    reader = Odd(build, at, bytes(raw))
+    unread: list[tuple] = []
+    whole = replace(RANGE, end_offset=100)
+    read = reader.read(whole, lambda reason: None, lambda *hole: unread.append(hole))
+    seen = {int(offset) for batches in read for offset in batches.index[:, range_reader.B_BASE_OFFSET]}
+    assert seen == set(range(100)) - {at} and unread == [(at, at + 1, "damaged")]
+
+
 def test_a_batch_with_a_wrong_crc_is_read_past_up_to_the_next_one(build):
     """What compaction left of it is not known: its own word on its records tells of no hole."""
     two = [build.stamped(0, 1, 1), build.stamped(1, 1, 2)]
