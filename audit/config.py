@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -35,6 +35,7 @@ _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"(\d+)\s*(ms|s|m|h|d)")
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _DURATION_EXPECTED = "a duration such as 60s, 10m or 1d"
+Names = TypeVar("Names", tuple[str, ...], list[str])
 _TIME_EXPECTED = "a time such as 2013-01-01T00:00:00Z, or milliseconds since 1970"
 
 
@@ -92,7 +93,7 @@ def _topic_names(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-def _distinct(value: tuple[str, ...]) -> tuple[str, ...]:
+def _distinct(value: Names) -> Names:
     if not value or len(set(value)) != len(value):
         raise ValueError("one or several names, each once")
     return value
@@ -163,7 +164,7 @@ GraceMs = Annotated[int, BeforeValidator(_grace_ms)]
 Name = Annotated[str, Field(min_length=1, max_length=249, pattern=r"^[A-Za-z0-9._-]+$")]
 TopicNames = Annotated[tuple[Name, ...], BeforeValidator(_topic_names), AfterValidator(_distinct)]
 Folder = Annotated[Path | str, BeforeValidator(_folder_place)]
-Topics = Annotated[list[Name], BeforeValidator(_topic_list), Field(min_length=1)]
+Topics = Annotated[list[Name], BeforeValidator(_topic_list), Field(min_length=1), AfterValidator(_distinct)]
 SparkSetting = Annotated[str, Field(pattern=r"^spark\.\S+$")]
 KeepMs = Annotated[int | None, BeforeValidator(_keep_ms)]
 

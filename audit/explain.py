@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from millrace.audit.config import AuditConfig, time_ms
+from millrace.audit.config import NAME_MARK, AuditConfig, time_ms
 from millrace.audit.contract.group_counts import TIER_PREFIX
 from millrace.audit.contract.sequence_set import to_ranges
 from millrace.audit.keeping.state import StateFolder
@@ -208,7 +208,7 @@ class _State:
     def cells(self, topic: str, start_ms: int, window_ms: int, streams: Sequence[str]) -> list[Cell]:
         """The kept cells of the window (a row's window may span several of the audit's own)."""
         wanted = (
-            (pc.field("topic") == topic)
+            ((pc.field("topic") == topic) | pc.starts_with(pc.field("topic"), f"{topic}{NAME_MARK}"))
             & (pc.field("window_start_ms") >= start_ms)
             & (pc.field("window_start_ms") < start_ms + window_ms)
             & pc.field("stream").isin(streams)

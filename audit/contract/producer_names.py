@@ -19,6 +19,9 @@ from millrace.audit.contract.header import InvalidIdentity, decode_producer_name
 SEPARATOR = "\n"
 UNSHOWN = "\t"
 ONE_STREAM = "two producers use one stream id: "
+MORE_PAIRS = "two producers use one stream id, and more such pairs"
+MOST_PAIRS_NAMED = 20
+"""of one partition's range in a run, and of one topic in a cluster in the state; more are only counted"""
 NO_NAME = "record headers carry a producer name that cannot be shown: "
 _SHOWN_BYTES = 16
 _MOST_DOUBTS = 10  # one is enough; a header may name anybody

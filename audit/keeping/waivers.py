@@ -3,7 +3,7 @@
 `millrace audit waive` gives one for a settled window of a topic, or for a stream's own row (a producer that
 fell silent, a hole in its reports), for which the stream's id is named instead of a window. It is kept in the
 state as `waivers/<topic>-<window or stream>.<n>.json`, made only if absent and never changed: a second one
-for the same window is number 2 beside it.
+for the same window is number 2 beside it. A long topic has a digest in place of its end.
 
 A waiver names what it was given for: the verdict of the last run and its counts. It *stands* while the window
 is no worse than that. When late data makes it worse (a later revision with a worse verdict, or more records
@@ -19,6 +19,7 @@ Called by `job`, `status`, `explain`, `runs.watermark_holds` and the command lin
 from __future__ import annotations
 
 import getpass
+import hashlib
 import re
 import socket
 from collections.abc import Collection, Iterable, Mapping
@@ -44,6 +45,8 @@ from millrace.audit.reconciliation.watermark import Waiver
 from millrace.audit.reconciliation.window_totals import COLUMNS, window_totals
 from millrace.broker.errors import ConfigError
 
+MOST_OF_TOPIC = 150
+"""characters of a topic in a file's name: Kafka allows 249, and 255 are all that a file's name may have"""
 _STREAM = re.compile(r"[0-9a-f]{16}")
 
 Target = tuple[str, int | str]
@@ -138,9 +141,16 @@ def give_waiver(state: StateFolder, topic: str, target: int | str, who: str, why
     )
     content = guarded("waiver", asdict(waiver))
     number = 1
-    while not state.files.create(f"waivers/{topic}-{target}.{number}.json", content):
+    while not state.files.create(f"waivers/{_short(topic)}-{target}.{number}.json", content):
         number += 1
     return waiver
+
+
+def _short(topic: str) -> str:
+    """The topic as a part of a file's name."""
+    if len(topic) <= MOST_OF_TOPIC:
+        return topic
+    return f"{topic[:MOST_OF_TOPIC]}-{hashlib.sha256(topic.encode()).hexdigest()[:16]}"
 
 
 def is_stream(text: str) -> bool:

@@ -20,6 +20,7 @@ import pyarrow as pa
 from millrace.audit.config import AuditConfig
 from millrace.audit.contract.events import event_to_keep
 from millrace.audit.contract.group_counts import open_claims
+from millrace.audit.contract.producer_names import MORE_PAIRS, MOST_PAIRS_NAMED, ONE_STREAM
 from millrace.audit.keeping import uniting, upkeep
 from millrace.audit.keeping.state import Commit
 from millrace.audit.keeping.verdict_files import LINES, PRUNED
@@ -31,7 +32,7 @@ from millrace.audit.runs.event_reading import lost_counts, to_keep
 from millrace.audit.runs.fact_rows import PrunedWindows
 from millrace.audit.runs.reading_plan import read_until
 from millrace.audit.runs.run import Findings, Run
-from millrace.audit.scanning.cell_notes import counts_of, unaudited_of, unread_of
+from millrace.audit.scanning.cell_notes import IN_CLUSTER, counts_of, unaudited_of, united_notes, unread_of
 from millrace.audit.scanning.cell_rows import NOTE_UNAUDITED, NOTE_UNTRUSTED
 from millrace.audit.spark.spark_cells import RunCells
 from millrace.broker.errors import MillraceError
@@ -49,7 +50,8 @@ def next_commit(job: Run, cells: RunCells) -> Commit:
     found.update({f"{NOTE_UNAUDITED}/{tier}": n for tier, n in unaudited_of(notes).items()})
     found.update(job.late)
     found.update(lost_counts(job.captured.events_lost))
-    for what, count in found.items():
+    for named, count in found.items():
+        what = _named_or_counted(named, untrusted)
         untrusted[what] = untrusted.get(what, 0) + count
         ages[what] = job.now_ms
     learnt = any(each.size for each in kept)
@@ -62,7 +64,7 @@ def next_commit(job: Run, cells: RunCells) -> Commit:
         events=cells.facts,
         events_digest=fact_rows.digest(job.facts),
         offsets=offsets,
-        unread=[*before.unread, *job.unread, *unread_of(notes, job.captured.vanished_ms)],
+        unread=united_notes([*before.unread, *job.unread, *unread_of(notes, job.captured.vanished_ms)]),
         gaps=[event_to_keep(gap) for _, gap in sorted(ledger.gaps.items())],
         untrusted=untrusted,
         untrusted_at=ages,
@@ -76,6 +78,16 @@ def next_commit(job: Run, cells: RunCells) -> Commit:
         events_ways=events.ways,
         events_doubted=events.doubts(),
     )
+
+
+def _named_or_counted(what: str, untrusted: Mapping[str, int]) -> str:
+    """The name under which the state keeps it: what is in the state stays, and whoever writes headers could
+    name new producers in every run."""
+    if not what.startswith(ONE_STREAM) or what in untrusted:
+        return what
+    place = what[what.rindex(IN_CLUSTER) :]
+    named = sum(each.startswith(ONE_STREAM) and each.endswith(place) for each in untrusted)
+    return what if named < MOST_PAIRS_NAMED else f"{MORE_PAIRS}{place}"
 
 
 def keep_verdicts(job: Run, after: Commit, cells: RunCells, found: Findings) -> None:

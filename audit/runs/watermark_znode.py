@@ -2,7 +2,9 @@
 
 The value is JSON: {"version": 1, "watermark": ISO time or null, "watermark_ms", "at", "run"}. It is written
 by compare-and-set on the znode's version and only when it changes, so that a watch fires for news alone. What
-a later run told is never overwritten by an earlier one: of two jobs at once the newer run's word stays.
+a later run told is never overwritten by an earlier one: of two jobs at once the newer run's word stays. Later
+is what has the higher number and the later time: by the number alone a new state would be silent for as many
+runs as the old one had, by the time alone a host whose clock is behind would be.
 
 The only module of the audit that imports kazoo. Called by `job`; a ZooKeeper that is away fails no audit: the
 old watermark stays, which claims less.
@@ -20,7 +22,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError
 
-from millrace.audit.config import ZooKeeperConfig
+from millrace.audit.config import ZooKeeperConfig, time_ms
 from millrace.audit.reconciliation.verdict_rows import iso_time
 from millrace.broker.errors import ZooKeeperUnreachable
 
@@ -59,12 +61,19 @@ def _put(client: KazooClient, path: str, body: Mapping[str, Any], limit_s: float
         known = _body(held)
         if known.get("watermark_ms") == body["watermark_ms"] and "watermark_ms" in known:
             return True
-        if isinstance(known.get("run"), int) and known["run"] > body["run"]:
+        if _is_later(known, body):
             return False
         with contextlib.suppress(BadVersionError):
             client.set_async(path, content, version=stat.version).get(timeout=limit_s)
             return True
     return False
+
+
+def _is_later(known: Mapping[str, Any], body: Mapping[str, Any]) -> bool:
+    try:
+        return bool(known["run"] > body["run"] and time_ms(known["at"]) > time_ms(body["at"]))
+    except (KeyError, TypeError, ValueError):  # a stranger's
+        return False
 
 
 def _body(content: bytes) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from millrace.audit.scanning.cell_rows import CELL_SCHEMA, NOTE_READ, NOTE_UNAUD
 from millrace.audit.spark.task_plan import OffsetRange
 
 _ROWS_AT_ONCE = 1 << 16
+IN_CLUSTER = ", in "
 NOTE_SCHEMA = pa.schema(
     [
         each
@@ -47,7 +48,7 @@ def counts_of(notes: pa.Table, prefix: str) -> dict[str, int]:
     for row in notes.select(["note", "count", "cluster", "topic"]).to_pylist():
         if row["note"].startswith(prefix):
             reason, topic = row["note"].removeprefix(prefix), audited_topic(row["topic"])
-            found[f"{reason}, in {row['cluster']}, topic {topic}"] += row["count"]
+            found[f"{reason}{IN_CLUSTER}{row['cluster']}, topic {topic}"] += row["count"]
     return dict(found)
 
 
@@ -128,3 +129,21 @@ def unread_of(notes: pa.Table, now_ms: int) -> list[UnreadNote]:
         UnreadNote(cluster, topic, partition, first, end, cause, now_ms)
         for (cluster, topic, partition, cause), (first, end) in sorted(found.items())
     ]
+
+
+def united_notes(notes: Iterable[UnreadNote]) -> list[UnreadNote]:
+    """One for each cluster, topic and cause, the one that reaches furthest in time: where in the log it was
+    says nothing of a stream, and there is a new one with every run. But those of logs that were another
+    before are of their own places, and stay, in their order."""
+    kept: list[UnreadNote] = []
+    last: dict[tuple[str, str, str], int] = {}
+    for note in notes:
+        key = (note.cluster, note.topic, note.cause)
+        if note.cause in ("truncated", "recreated"):
+            kept.append(note)
+        elif key not in last:
+            last[key] = len(kept)
+            kept.append(note)
+        elif note.until_ms > kept[last[key]].until_ms:
+            kept[last[key]] = note
+    return kept

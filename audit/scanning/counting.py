@@ -21,7 +21,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.audit.contract.producer_names import disagreement, is_shown, join_names, kept_name
+from millrace.audit.contract.producer_names import (
+    MORE_PAIRS,
+    MOST_PAIRS_NAMED,
+    disagreement,
+    is_shown,
+    join_names,
+    kept_name,
+)
 from millrace.audit.scanning.copy_ranges import COPY_COLUMNS, copies_of, encode_copies, summed
 from millrace.audit.scanning.scan import (
     G_COUNT,
@@ -44,13 +51,14 @@ from millrace.audit.scanning.scan import (
     S_RECORDS,
     S_RUNS,
     S_UNAUDITED,
+    SMALLEST_RECORD,
     STATE_SIZE,
     count_records,
     rebuild_table,
 )
 from millrace.audit.scanning.set_kernels import RUN_COLUMNS, merge_runs
 from millrace.audit.scanning.united_sets import Bitmaps, encode_sets, in_order
-from millrace.broker.protocol.batch_kernels import B_COUNT
+from millrace.broker.protocol.batch_kernels import B_COUNT, B_END, B_RECORDS
 
 # A fold sorts its runs once: a million keeps the arrays near 24 MB.
 RUNS_PER_FOLD = 1 << 20
@@ -59,8 +67,12 @@ GROUPS_PER_EMIT = 1 << 17
 RECORDS_PER_EMIT = 1 << 25
 UNSHOWN_NAME = "producer name that cannot be shown"
 MOST_NAMES_KEPT = 1 << 16
-MOST_PAIRS_NAMED = 20  # of producers that share a stream id; more are counted without their names
 _NAME_WORDS = (G_NAME_SIZE, G_NAME_LAST, G_NAME_FIRST, G_NAME_MIDDLE)
+
+
+def most_records(batch: NDArray[np.int64]) -> int:
+    """How many the batch can have: its header may claim any number. The kernel goes by the same bound."""
+    return min(int(batch[B_COUNT]), int(batch[B_END] - batch[B_RECORDS]) // SMALLEST_RECORD + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +142,7 @@ class CellCounter:
             )  # fmt: skip
             self._capture_names(buffer)
             if done < last:
-                self._make_room(int(index[done, B_COUNT]))
+                self._make_room(most_records(index[done]))
             batch = done
 
     def distrust(self, reason: str, count: int = 1) -> None:
@@ -253,7 +265,7 @@ class CellCounter:
             elif is_shown(first):
                 pair = disagreement(*sorted((first, other)))
                 if pair not in self._pairs and len(self._pairs) >= MOST_PAIRS_NAMED:
-                    pair = "two producers use one stream id, and more such pairs"
+                    pair = MORE_PAIRS
                 else:
                     self._pairs.add(pair)
                 found[pair] += records

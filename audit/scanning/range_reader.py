@@ -11,8 +11,10 @@ Invariants:
 - a batch whose CRC is wrong, or of an old format, is marked as skipped and told to `distrust`; so are bytes
   that are no batch at all, or that the broker itself finds damaged, and reading goes on at the first offset
   behind them that has one;
+- no header that cannot be believed says where to read on, nor what is aborted behind it;
 - every offset of the range is read or told to `unread`; a partition that stops answering raises one
-  `ClusterUnreachable` line, so that a job never takes silence for an empty log.
+  `ClusterUnreachable` line, so that a job never takes silence for an empty log; so does one of another topic
+  than was pinned, under the same name.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, TypeVar
+from uuid import UUID
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +35,7 @@ from numpy.typing import NDArray
 from millrace.audit.scanning.credentials import Login, security_of
 from millrace.audit.spark.task_plan import OffsetRange
 from millrace.broker.client.cluster import Cluster
+from millrace.broker.client.metadata import NO_TOPIC_ID
 from millrace.broker.client.offsets import EARLIEST
 from millrace.broker.client.raw_fetch import FetchedPartition, FetchPosition, fetch
 from millrace.broker.errors import ClusterUnreachable, KafkaError, ProtocolError, error_for_code
@@ -40,11 +44,13 @@ from millrace.broker.protocol.batch_index import damaged_rows, index_of
 from millrace.broker.protocol.batch_kernels import (
     B_ATTRIBUTES,
     B_BASE_OFFSET,
+    B_CHECK,
     B_COUNT,
     B_LAST_OFFSET,
     B_MAGIC,
     B_POSITION,
     B_PRODUCER_ID,
+    CRC_WRONG,
 )
 
 FETCH_WAIT_MS = 500
@@ -62,6 +68,8 @@ _CORRUPT_MESSAGE = 2
 _ABORT_MARKER = 0
 COMPACTED, DAMAGED = "compacted", "damaged"
 REFUSED = "stretch of bytes that its broker finds corrupt"
+NO_BATCH = "stretch of bytes that is no batch"
+WRONG_CRC = "batch with a wrong CRC"
 UNSENT = "stretch of offsets for which its broker sends nothing, and has records behind it"
 
 T = TypeVar("T")
@@ -121,6 +129,7 @@ class RangeReader:
         try:
             while True:
                 fetched = pending.result()
+                is_damaged_at_end = True
                 if fetched is None:
                     # Compaction leaves nothing up to the end, or damage hides what is behind it: to Apache
                     # Kafka a batch that would reach beyond its file is the end of the file.
@@ -142,15 +151,18 @@ class RangeReader:
                     batches = leading_batches(fetched.records, offset)
                     if batches is None:
                         is_refused = fetched.error_code == _CORRUPT_MESSAGE
-                        distrust(REFUSED if is_refused else "stretch of bytes that is no batch")
+                        distrust(REFUSED if is_refused else what_is_damaged(fetched.records))
                         resume = self._submit(self._first_readable(range_, offset)).result()
                         unread(offset, resume, DAMAGED)
                         offset = resume
                     else:
+                        if fetched.aborted or aborted:
+                            batches = until_damage(batches)
+                        is_damaged_at_end = not is_believed(batches.index)[-1]
                         hole = hole_within(batches.index, offset, range_.end_offset)
                         if hole is not None:
                             unread(*hole, COMPACTED)
-                        # A damaged header may name any last offset; never fetch this one again.
+                        # Whatever it says, never fetch this one again.
                         offset = max(offset + 1, int(batches.index[-1, B_LAST_OFFSET]) + 1)
                 if offset < range_.end_offset:
                     pending = self._submit(self._fetch(range_, offset))
@@ -158,6 +170,9 @@ class RangeReader:
                     aborted.learn(fetched.aborted)
                     mark_skipped(batches, aborted, distrust, unread)
                     yield batches
+                if is_damaged_at_end:
+                    # A marker may be among what is damaged: the broker tells anew what is aborted behind it.
+                    aborted = AbortedTransactions()
                 if offset >= range_.end_offset:
                     return
         finally:
@@ -237,6 +252,12 @@ class RangeReader:
         else:
             metadata = await cluster.metadata([range_.topic_here])
         topic = metadata.topics.get(range_.topic_here)
+        pinned_id = UUID(range_.topic_id) if range_.topic_id else NO_TOPIC_ID
+        if topic is not None and NO_TOPIC_ID != topic.topic_id != pinned_id != NO_TOPIC_ID:
+            raise ClusterUnreachable(
+                range_.cluster,
+                f"topic {range_.topic_here} was deleted and made anew while it was read; run the audit again",
+            )
         partition = topic.partitions.get(range_.partition) if topic else None
         if partition is None or partition.leader < 0:
             raise error_for_code(5, f"{range_.place} has no leader")
@@ -245,7 +266,7 @@ class RangeReader:
         answers = await fetch(
             cluster,
             partition.leader,
-            {key: FetchPosition(offset)},
+            {key: FetchPosition(offset, topic_id=pinned_id)},
             min_bytes=1,
             max_wait_ms=FETCH_WAIT_MS,
             max_bytes=asked_bytes,
@@ -294,7 +315,7 @@ def hole_within(index: NDArray[np.int64], first_offset: int, end_offset: int) ->
     expected = np.concatenate(([first_offset], lasts[:-1] + 1))
     before = bases > expected
     hollow = index[:, B_COUNT] < lasts - bases + 1
-    rows = np.flatnonzero((before | hollow) & (index[:, B_MAGIC] == 2))
+    rows = np.flatnonzero((before & (index[:, B_MAGIC] == 2)) | (hollow & is_believed(index)))
     if not len(rows):
         return None
     first, last = int(rows[0]), int(rows[-1])
@@ -320,19 +341,54 @@ def leading_batches(records: memoryview | bytes | bytearray, offset: int) -> Fet
 
     What comes behind is asked for again, and begins the next answer. None where nothing does: the bytes are
     damaged. A batch's CRC does not cover its offset and length, so that a damaged one may look whole.
+
+    What a header that cannot be believed names as its last offset is replaced by what is known: it reaches to
+    the batch that follows. Where none does, one of an old format ends with its own offset, and one with a
+    wrong CRC is left for the next answer.
     """
     batches = index_fetched(records)
     index = batches.index
     if not len(index):
         return None
-    old = index[:, B_MAGIC] != 2
-    bases = index[:, B_BASE_OFFSET]
-    lasts = np.where(old, bases, index[:, B_LAST_OFFSET])
+    damaged_rows(batches.buffer, index)  # fills B_CHECK
+    doubted = ~is_believed(index)
+    bases, lasts = index[:, B_BASE_OFFSET], index[:, B_LAST_OFFSET]
+    nexts = np.append(bases[1:], 0)
+    lasts[doubted] = np.maximum(bases, nexts - 1)[doubted]
     follows = (lasts >= bases) & (bases >= 0)
-    follows[0] &= bool(lasts[0] >= offset or old[0])
-    follows[1:] &= (bases[1:] > lasts[:-1]) | old[1:]
+    follows[0] &= bool(lasts[0] >= offset)
+    follows[1:] &= bases[1:] > lasts[:-1]
     count = len(index) if follows.all() else int(np.argmin(follows))
-    return FetchedBatches(batches.buffer, index[:count]) if count else None
+    if 0 < count < len(index):
+        # Of the two that do not fit, the former is misplaced where it alone seems to leave out offsets.
+        before = int(lasts[count - 2]) if count > 1 else offset - 1
+        count -= bool(bases[count - 1] > before + 1 and bases[count] > before)
+    while count and index[count - 1, B_CHECK] == CRC_WRONG:
+        count -= 1
+    if not count:
+        return None
+    if doubted[count - 1]:
+        lasts[count - 1] = bases[count - 1]
+    return FetchedBatches(batches.buffer, index[:count])
+
+
+def is_believed(index: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Of each row whose B_CHECK is known: whether its header says what it was written with."""
+    return (index[:, B_MAGIC] == 2) & (index[:, B_CHECK] != CRC_WRONG)
+
+
+def until_damage(batches: FetchedBatches) -> FetchedBatches:
+    """Up to where a batch follows on one that cannot be believed, which may have been a marker."""
+    believed = is_believed(batches.index)
+    ends = np.flatnonzero(believed[1:] & ~believed[:-1])
+    return FetchedBatches(batches.buffer, batches.index[: ends[0] + 1]) if len(ends) else batches
+
+
+def what_is_damaged(records: memoryview | bytes | bytearray) -> str:
+    """What an answer begins with whose first bytes cannot be read."""
+    batches = index_fetched(records)
+    damaged = damaged_rows(batches.buffer, batches.index)
+    return WRONG_CRC if len(damaged) and damaged[0] == 0 else NO_BATCH
 
 
 def offsets_of(batch: NDArray[np.int64]) -> tuple[int, int]:
@@ -388,7 +444,7 @@ def mark_skipped(
     view = batches.buffer.data
     old = np.flatnonzero(index[:, B_MAGIC] != 2)
     for row in np.union1d(old, damaged_rows(batches.buffer, index)).tolist():
-        distrust("batch of an old format" if index[row, B_MAGIC] != 2 else "batch with a wrong CRC")
+        distrust("batch of an old format" if index[row, B_MAGIC] != 2 else WRONG_CRC)
         index[row, B_MAGIC] = 0
         if unread is not None:
             unread(*offsets_of(index[row]), DAMAGED)

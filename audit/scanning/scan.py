@@ -59,6 +59,7 @@ R_GROUP, R_FIRST, R_LAST = range(3)
 S_GROUPS, S_RUNS, S_RECORDS, S_UNAUDITED, S_BAD_VERSION, S_BAD_HEADER, S_MALFORMED = range(7)
 S_NAMES = 7  # names met in groups that had been made before: the caller reads them and sets it to 0
 STATE_SIZE = 8
+SMALLEST_RECORD = 7  # bytes
 
 COUNT_ONLY = -1  # in G_HIGH: the producer does not number its records
 
@@ -267,8 +268,7 @@ def count_records(  # type: ignore[no-untyped-def]
         if index[batch, B_MAGIC] != 2:
             continue
         record_count = index[batch, B_COUNT]
-        # No record is smaller than 7 bytes.
-        size_limit = (index[batch, B_END] - index[batch, B_RECORDS]) // 7 + 1
+        size_limit = (index[batch, B_END] - index[batch, B_RECORDS]) // SMALLEST_RECORD + 1
         most = min(record_count, size_limit)
         if state[S_GROUPS] + most > groups.shape[0] or state[S_RUNS] + most > runs.shape[0]:
             return np.int64(batch)

@@ -265,7 +265,12 @@ class RunCells:
         large: set[str] = set()
         for folder in {name.rpartition("/")[0] for name in names}:
             if folder.endswith(_FOLDED):
-                sizes = [entry.size for entry in self._state.files.entries(folder)]
+                # Hadoop lays a checksum beside each file, and a mark of success.
+                sizes = [
+                    entry.size
+                    for entry in self._state.files.entries(folder)
+                    if entry.name.endswith(".parquet") and not entry.name.startswith((".", "_"))
+                ]
                 if sum(sizes) >= len(sizes) * FOLDED_FILE_BYTES // 2:
                     large.add(folder)
         return [name for name in names if name.rpartition("/")[0] not in large]

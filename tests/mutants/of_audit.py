@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 UNIT = "tests/unit/audit"
 JOB = "tests/unit/audit_job"
 READ_ON = f"{JOB}/test_events_read_on.py"
+READER = f"{JOB}/test_range_reader.py"
 ORDER = f"{JOB}/test_doubtful_captures.py::test_what_is_read_when_makes_a_missing_record_a_loss_and_not_lag"
 
 EVENTS = "        await read_events(captured, config, clusters, known or EventsRead(), before or Commit())\n"
@@ -764,6 +765,67 @@ OF_AUDIT = (
         instead="Fold(settled=fold.settled)",
         red=(
             f"{JOB}/test_overall_verdict.py::test_what_is_waived_keeps_its_word_and_does_not_decide_the_status",
+        ),
+    ),
+    Mutant(
+        name="damaged-header-says-where-to-read-on",
+        promise="A batch with a wrong CRC reaches to the one that follows, whatever it says itself.",
+        file="audit/scanning/range_reader.py",
+        rule="    lasts[doubted] = np.maximum(bases, nexts - 1)[doubted]\n",
+        instead="",
+        red=(f"{READER}::test_a_batch_with_a_wrong_crc_is_read_past_up_to_the_next_one",),
+    ),
+    Mutant(
+        name="old-message-says-where-to-read-on",
+        promise="An entry of an old format at an answer's end ends with its own offset.",
+        file="audit/scanning/range_reader.py",
+        rule="        lasts[count - 1] = bases[count - 1]\n",
+        instead="        lasts[count - 1] = bases[count - 1] + (1 << 30)\n",
+        red=(f"{READER}::test_a_header_that_cannot_be_believed_does_not_say_where_to_read_on",),
+    ),
+    Mutant(
+        name="damaged-batch-ends-an-answer",
+        promise="Reading goes on behind a damaged batch only where one is seen that follows.",
+        file="audit/scanning/range_reader.py",
+        rule="    while count and index[count - 1, B_CHECK] == CRC_WRONG:\n",
+        instead="    while False:\n",
+        red=(f"{READER}::test_a_header_that_cannot_be_believed_does_not_say_where_to_read_on",),
+    ),
+    Mutant(
+        name="aborted-across-damage",
+        promise="A damaged abort marker hides nothing that its producer committed behind it.",
+        file="audit/scanning/range_reader.py",
+        rule="                if is_damaged_at_end:\n",
+        instead="                if False:\n",
+        red=(f"{READER}::test_a_damaged_abort_marker_hides_nothing_that_was_committed_behind_it",),
+    ),
+    Mutant(
+        name="topic-made-anew-read-for-the-pinned",
+        promise="Records of a topic that was made anew since are not counted as the pinned one's.",
+        file="audit/scanning/range_reader.py",
+        rule="if topic is not None and NO_TOPIC_ID != topic.topic_id != pinned_id != NO_TOPIC_ID:",
+        instead="if False:",
+        red=(f"{READER}::test_a_topic_that_was_made_anew_since_it_was_pinned_is_not_read_for_the_old_one",),
+    ),
+    Mutant(
+        name="earlier-runs-watermark-told-last",
+        promise="What a later run told of a watermark is never overwritten by an earlier one.",
+        file="audit/runs/watermark_znode.py",
+        rule="        if _is_later(known, body):\n",
+        instead="        if False:\n",
+        red=(
+            f"{JOB}/test_watermark_znode.py::test_only_a_run_that_is_later_by_number_and_time_has_the_last_word",
+        ),
+    ),
+    Mutant(
+        name="notes-of-shortened-logs-united",
+        promise="Notes on logs that were shortened or made anew stay in their places and their order.",
+        file="audit/scanning/cell_notes.py",
+        rule='        if note.cause in ("truncated", "recreated"):\n',
+        instead="        if False:\n",
+        red=(
+            f"{JOB}/test_state_stays_small.py"
+            "::test_notes_on_logs_that_were_another_stay_in_their_places_and_their_order",
         ),
     ),
 )

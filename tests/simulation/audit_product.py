@@ -56,7 +56,7 @@ from millrace.audit.runs.run import Findings
 from millrace.audit.runs.untrusted import doubts_of
 from millrace.audit.runs.watermarks import watermarks_of
 from millrace.audit.scanning import stream_cells
-from millrace.audit.scanning.cell_notes import counts_of, unaudited_of, unread_of
+from millrace.audit.scanning.cell_notes import counts_of, unaudited_of, united_notes, unread_of
 from millrace.audit.scanning.cell_rows import CELL_SCHEMA, NOTE_UNTRUSTED, cells_of
 from millrace.audit.spark.read_options import parse_options
 from millrace.audit.spark.spark_cells import folded, unpruned
@@ -216,7 +216,7 @@ class Audit:
             at_ms=captured.taken_ms,
             window_ms=WINDOW_MS,
             offsets=offsets,
-            unread=[*self.commit.unread, *lost, *unread_of(notes, captured.vanished_ms)],
+            unread=united_notes([*self.commit.unread, *lost, *unread_of(notes, captured.vanished_ms)]),
             gaps=[event_to_keep(gap) for gap in ledger.gaps.values()],
             untrusted=dict(Counter(self.commit.untrusted) + Counter(counts_of(notes, NOTE_UNTRUSTED)) + late),
             events_read=captured.events.positions,

@@ -71,6 +71,14 @@ def test_wrong_config_is_one_line_that_says_what_was_expected(tmp_path, text, me
         ("topics: {orders: x}\n", "a list of topics"),
         ("topics: []\n", "topics.*at least one"),
         (
+            "topics: [flights, flights]\n",
+            r"audit\.yaml:3: topics: .* several names, each once",
+        ),
+        (
+            "topics: [flights]\ngroups:\n  ewr: [{name: g, topics: [flights, flights]}]\n",
+            r"audit\.yaml:5: groups\.ewr\[0\]\.topics: got .*each once",
+        ),
+        (
             "topics: [flights]\ngroups: {lax: [g]}\n",
             r"audit\.yaml:4: groups\.lax: got 'lax'.*of clusters: ewr",
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 from collections import Counter
 
 import numpy as np
@@ -13,6 +14,7 @@ from millrace.audit.contract.producer_names import is_shown, name_doubts, names_
 from millrace.audit.scanning import counting
 from millrace.audit.scanning.counting import CellCounter
 from millrace.audit.scanning.range_reader import index_fetched
+from millrace.broker.protocol.checksum import crc32c_reference
 from tests import seeds
 from tests.cells import CountedRow, rows_of
 
@@ -270,3 +272,14 @@ def test_a_stream_of_which_every_record_comes_twice_is_held_as_one_range(build):
     counter._fold()
     assert counter._repeats.tolist() == [[0, 1, 1_000, 1]]
     assert only(counter).repeats == dict.fromkeys(range(1, 1_001), 1)
+
+
+def test_a_header_that_claims_all_records_there_can_be_makes_no_room_for_them(build):
+    """Its CRC is right: whoever wrote it lies, or is broken."""
+    body = bytes(8192)
+    tail = bytearray(build.batch(0, [body])[21:])
+    tail[36:40] = (2**31 - 1).to_bytes(4, "big")
+    head = struct.pack(">qiibI", 0, len(tail) + 9, -1, 2, crc32c_reference(bytes(tail)))
+    counter = count(head + bytes(tail) + build.batch(1, [build.stamped(0, 1, 1)]))
+    assert counter.totals().untrusted == {"malformed batch": 1}
+    assert counter.totals().records == 1 and len(counter._groups) <= 2048

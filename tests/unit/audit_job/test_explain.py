@@ -132,6 +132,26 @@ def test_a_loss_tells_the_hop_the_offsets_and_the_neighbours(tmp_path: Path) -> 
         assert words in told, told
 
 
+def test_a_topic_with_several_names_in_a_cluster_is_told_with_the_cells_of_all(
+    tmp_path: Path,
+) -> None:
+    """Also of the ranges whose places the run did not keep: they are found in the cells."""
+    lost = tuple((n, n) for n in range(2, 13, 2))
+    there = {"topic": "orders@ewr.orders"}
+    config = written(
+        tmp_path,
+        mine(verdict=Verdict.LOSS, missing={HOP: lost}),
+        cells=[
+            cell("ewr", range(1, 14), 100, 140),
+            cell("agg", range(1, 14, 2), 7, 9, **there),
+            cell("agg", lost[-1], 90, 91, topic="orders-of-another@ewr.orders"),
+        ],
+    )
+    told = "\n".join(run(config, "orders", iso_time(START_MS) or ""))
+    before = "before it 11 was seen (partition 3, offsets 7-9)"
+    assert before in told and told.count("was seen") >= 2 * len(lost) and "offsets 90-91" not in told, told
+
+
 def test_a_united_cell_is_told_without_a_place(tmp_path: Path) -> None:
     nowhere = replace(cell("ewr", range(1, 10), -1, -1), partition=-1)
     config = written(tmp_path, mine(), cells=[nowhere, cell("ewr", [10], 7, 7)])

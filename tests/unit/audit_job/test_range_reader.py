@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import struct
+import uuid
+import zlib
 from collections import Counter
 from concurrent.futures import Future
 from dataclasses import replace
@@ -22,7 +25,10 @@ from millrace.audit.scanning.range_reader import (
 )
 from millrace.audit.spark.task_plan import OffsetRange
 from millrace.audit.spark.task_reader import count_batches
+from millrace.broker.client.metadata import NO_TOPIC_ID
 from millrace.broker.client.raw_fetch import FetchedPartition
+from millrace.broker.errors import ClusterUnreachable
+from millrace.broker.protocol.checksum import crc32c_reference
 from millrace.broker.protocol.compression import CODEC_IDS, compress
 from tests.cells import rows_of
 
@@ -114,6 +120,7 @@ def test_offsets_without_a_record_are_told_because_only_compaction_makes_them(bu
     assert found(build.batch(0, one) + build.batch(3, one), end=2) == (1, 2)
     hollow = bytearray(build.batch(4, two))
     hollow[23:27] = (5).to_bytes(4, "big")  # last offset delta: the batch once had six records
+    hollow[17:21] = crc32c_reference(bytes(hollow[21:])).to_bytes(4, "big")
     assert found(bytes(hollow), first=4) == (4, 10)
     control = marker(build, 1, 7, 0)
     assert found(build.batch(0, one) + control + build.batch(2, one)) is None
@@ -168,6 +175,14 @@ def test_the_next_fetch_is_under_way_while_one_is_counted_and_no_more_than_that(
     assert next(batches, None) is None and reader.asked == [0, 1, 2, 3]
 
 
+def cluster_of(topic_id) -> SimpleNamespace:
+    async def metadata(topics, **age):
+        topic = SimpleNamespace(topic_id=topic_id, partitions={0: SimpleNamespace(leader=1)})
+        return SimpleNamespace(topics={"flights": topic})
+
+    return SimpleNamespace(metadata=metadata)
+
+
 def test_the_broker_is_asked_to_wait_for_records_rather_than_asked_again_and_again(build, monkeypatch):
     """Every request lets it wait; the reader itself then waits for nothing more between two."""
     asked: list[dict] = []
@@ -180,14 +195,10 @@ def test_the_broker_is_asked_to_wait_for_records_rather_than_asked_again_and_aga
     async def sleep(seconds):
         raise AssertionError("the broker has waited already")
 
-    async def metadata(topics):
-        partition = SimpleNamespace(leader=1)
-        return SimpleNamespace(topics={"flights": SimpleNamespace(partitions={0: partition})})
-
     monkeypatch.setattr(range_reader, "fetch", fetch)
     monkeypatch.setattr(range_reader, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
     reader = range_reader.RangeReader({"ewr": ["h:1"]}, 1 << 20)
-    reader._clusters["ewr"] = SimpleNamespace(metadata=metadata)
+    reader._clusters["ewr"] = cluster_of(NO_TOPIC_ID)
     try:
         assert len(asyncio.run(reader._fetch(RANGE, 0)).records) > 0
     finally:
@@ -321,3 +332,140 @@ def test_bytes_that_another_leader_has_whole_are_read(build, monkeypatch):
     monkeypatch.setattr(reader, "_fetch_once", fetch_once)
     unread: list[tuple] = []
     assert len(list(reader.read(RANGE, print, lambda *hole: unread.append(hole)))) == 4 and not unread
+
+
+def v1(offset: int) -> bytes:
+    """A message of the format before batches, long enough to be taken for one."""
+    body = struct.pack(">bbqii", 1, 0, 1700000000000, -1, 60) + b"x" * 60
+    message = struct.pack(">I", zlib.crc32(body)) + body
+    return struct.pack(">qi", offset, len(message)) + message
+
+
+def reaching_far(build, offset: int) -> bytes:
+    """One flipped bit in the last offset delta: it seems to reach over all that follows."""
+    raw = bytearray(answer(build, offset).records)
+    raw[23] ^= 0x40
+    return bytes(raw)
+
+
+def reaching_nowhere(build, offset: int) -> bytes:
+    """A page of a disk was lost from the middle of its offset on."""
+    raw = bytearray(answer(build, offset).records)
+    raw[2:8], raw[23:] = b"\x7f" * 6, bytes(len(raw) - 23)
+    return bytes(raw)
+
+
+class Odd(Counted):
+    """A log of one record a batch, three of them an answer, with something else at offset `at`."""
+
+    def __init__(self, build, at: int, instead: bytes) -> None:
+        super().__init__(build)
+        self.at, self.instead = at, instead
+
+    async def _fetch(self, range_, offset):
+        self.asked.append(offset)
+        records = b"".join(
+            self.instead if each == self.at else bytes(answer(self.build, each).records)
+            for each in range(offset, min(offset + 3, range_.end_offset))
+        )
+        return replace(answer(self.build, offset, empty=True), records=memoryview(records))
+
+
+@pytest.mark.parametrize("at", [0, 2, 3, 4, 99])
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        (lambda build, at: v1(at), "batch of an old format"),
+        (reaching_far, "batch with a wrong CRC"),
+        (reaching_nowhere, "batch with a wrong CRC"),
+    ],
+)
+def test_a_header_that_cannot_be_believed_does_not_say_where_to_read_on(build, entry, reason, at):
+    """Wherever in an answer it stands: all the others are read, and no more than its own offset is told."""
+    reader = Odd(build, at, entry(build, at))
+    distrusted: list[str] = []
+    unread: list[tuple] = []
+    counter = CellCounter(1000, 1 << 20)
+    whole = replace(RANGE, end_offset=100)
+    for batches in reader.read(whole, distrusted.append, lambda *hole: unread.append(hole)):
+        count_batches(counter, batches, 0, 100)
+    seen = {sequence - 1 for row in rows_of(counter.take()) for sequence in row.sequences}
+    assert seen == set(range(100)) - {at}
+    assert unread == [(at, at + 1, "damaged")] and distrusted == [reason]
+
+
+@pytest.mark.parametrize("at", [0, 1, 3, 4])
+def test_a_batch_whose_own_offset_was_changed_hides_none_of_those_that_follow(build, at):
+    """No CRC covers it. The batches behind say that it is not where it claims to be."""
+    raw = bytearray(answer(build, at).records)
+    raw[4] ^= 0x40
+    reader = Odd(build, at, bytes(raw))
+    unread: list[tuple] = []
+    whole = replace(RANGE, end_offset=100)
+    read = reader.read(whole, lambda reason: None, lambda *hole: unread.append(hole))
+    seen = {int(offset) for batches in read for offset in batches.index[:, range_reader.B_BASE_OFFSET]}
+    assert seen == set(range(100)) - {at} and unread == [(at, at + 1, "damaged")]
+
+
+def test_a_batch_with_a_wrong_crc_is_read_past_up_to_the_next_one(build):
+    """What compaction left of it is not known: its own word on its records tells of no hole."""
+    two = [build.stamped(0, 1, 1), build.stamped(1, 1, 2)]
+    damaged = bytearray(build.batch(0, two))
+    damaged[26] = 0  # the last offset delta
+    found = leading_batches(bytes(damaged) + build.batch(5, two), 0)
+    assert found is not None and found.index[:, range_reader.B_LAST_OFFSET].tolist() == [4, 6]
+    assert hole_within(found.index, 0, 7) is None
+
+
+class WithMarkers(Counted):
+    """One record of producer 7 a transaction, each with its marker behind it; the first is aborted, and its
+    marker was damaged. As Kafka's broker does, it tells with each answer what is aborted within that."""
+
+    def _batches(self) -> list[bytes]:
+        whole = []
+        for n in range(10):
+            whole += [data(self.build, 2 * n, 7, n + 1), marker(self.build, 2 * n + 1, 7, 0 if not n else 1)]
+        whole[1] = whole[1][:-1] + bytes([whole[1][-1] ^ 1])
+        return whole
+
+    async def _fetch(self, range_, offset):
+        self.asked.append(offset)
+        told = answer(self.build, offset, empty=True)
+        aborted = ((7, 0),) if offset <= 1 else ()
+        return replace(told, aborted=aborted, records=memoryview(b"".join(self._batches()[offset:])))
+
+
+def test_a_damaged_abort_marker_hides_nothing_that_was_committed_behind_it(build):
+    reader = WithMarkers(build)
+    unread: list[tuple] = []
+    counter = CellCounter(1000, 1 << 20)
+    for batches in reader.read(replace(RANGE, end_offset=20), print, lambda *hole: unread.append(hole)):
+        count_batches(counter, batches, 0, 20)
+    assert sorted(n for row in rows_of(counter.take()) for n in row.sequences) == list(range(2, 11))
+    assert unread == [(1, 2, "damaged")] and reader.asked == [0, 2]
+
+
+@pytest.mark.parametrize("tells_ids", [True, False])
+def test_a_topic_that_was_made_anew_since_it_was_pinned_is_not_read_for_the_old_one(
+    build, monkeypatch, tells_ids
+):
+    old, new = uuid.uuid4(), uuid.uuid4()
+    asked: list[uuid.UUID] = []
+
+    async def fetch(cluster, leader, positions, **settings):
+        asked.extend(each.topic_id for each in positions.values())
+        return [answer(build, 0)]
+
+    monkeypatch.setattr(range_reader, "fetch", fetch)
+    reader = range_reader.RangeReader({"ewr": ["h:1"]}, 1 << 20)
+    reader._clusters["ewr"] = cluster_of(new if tells_ids else NO_TOPIC_ID)
+    try:
+        pinned = replace(RANGE, topic_id=str(new if tells_ids else ""))
+        assert asyncio.run(reader._fetch(pinned, 0)).records
+        assert asked == [new if tells_ids else NO_TOPIC_ID]
+        if tells_ids:
+            with pytest.raises(ClusterUnreachable, match="topic flights was deleted and made anew"):
+                asyncio.run(reader._fetch(replace(RANGE, topic_id=str(old)), 0))
+        assert len(asked) == 1
+    finally:
+        reader._loop.close()

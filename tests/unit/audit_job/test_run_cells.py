@@ -101,8 +101,11 @@ def test_a_fold_leaves_large_files_of_earlier_folds_as_they_are(tmp_path, monkey
         "cells/5/a.parquet": 1,
     }
     for name, size in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(b"x" * size)
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"x" * size)
+        for beside in (f".{path.name}.crc", "_SUCCESS", "._SUCCESS.crc"):  # as Hadoop leaves them
+            (path.parent / beside).touch()
     kept = [name for name in files if "/5/" not in name]
     cells = RunCells(None, state, "5", kept, "")  # type: ignore[arg-type]
     assert cells.loose_files() == [name for name in files if "/1-folded/" not in name]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from millrace.audit.config import parse_config
@@ -35,9 +37,9 @@ def settled_of(*verdicts):
     return settle(verdict_rows(verdicts), None, ["flights"], 1).table
 
 
-def state_of(tmp_path, *verdicts):
+def state_of(tmp_path, *verdicts, topic="flights"):
     state = StateFolder.open(tmp_path / "state")
-    table = settle(verdict_rows(verdicts), None, ["flights"], 1).table
+    table = settle(verdict_rows(verdicts), None, [topic], 1).table
     state.write_table("verdicts/run.parquet", table)
     state.commit(
         Commit(
@@ -55,6 +57,17 @@ def test_a_waiver_is_kept_with_what_it_was_given_for(tmp_path):
     assert read_waivers(state) == [given]
     standing = standing_waivers(read_waivers(state), verdict_rows([row()]))
     assert waived_targets(standing) == {("flights", 0)}
+
+
+def test_a_window_of_a_topic_with_the_longest_name_can_be_waived(tmp_path):
+    """A file's name has 255 bytes, that of a temporary one too. Topics that begin alike are told apart."""
+    for topic in ("t" * 249, "t" * 248 + "u"):
+        state = state_of(tmp_path / topic[-1], replace(row(1_357_084_800_000), topic=topic), topic=topic)
+        given = give_waiver(state, topic, 1_357_084_800_000, "ops", "known", 5)
+        give_waiver(state, topic, 1_357_084_800_000, "ops", "again", 6)
+        assert given.topic == topic and given in read_waivers(state)
+    names = {path.name for each in "tu" for path in (tmp_path / each / "state" / "waivers").iterdir()}
+    assert len(names) == 4
 
 
 @pytest.mark.parametrize(
