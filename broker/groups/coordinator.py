@@ -404,9 +404,10 @@ class GroupCoordinator:
         error = await self._commits.remove(self.partition_of(group_id), group_id, store, going)
         return error, answers if error is ErrorCode.none else {}
 
-    async def forget_topics(self, topics: Collection[str]) -> None:
+    def forget_topics(self, topics: Collection[str]) -> None:
         """Topics were deleted: offsets in them mean nothing to a new topic of the same name.
 
+        To be called before such a topic is shown to anybody: a commit in it is not told from an earlier one.
         The removals are in the log when this returns, those of a partition that is being loaded before
         anybody is answered from it; nobody waits for the other replicas to have them.
         """

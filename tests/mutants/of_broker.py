@@ -239,6 +239,17 @@ OF_REPLICATION = (
 
 OF_COORDINATORS = (
     Mutant(
+        name="deleted-topic-forgotten-later",
+        promise="What groups committed in a deleted topic is forgotten before another of its name is shown.",
+        file="broker/coordination/cluster_watcher.py",
+        rule="            self._topics_gone(gone)\n",
+        instead="            asyncio.get_running_loop().call_later(1, self._topics_gone, gone)\n",
+        red=(
+            "tests/unit/coordination/test_cluster_watcher.py"
+            "::test_a_topic_has_gone_before_another_of_its_name_is_shown",
+        ),
+    ),
+    Mutant(
         name="admitted-before-the-transaction-ended",
         promise="A batch that was let in before the coordinator was asked is looked at again after it.",
         file="broker/transactions/verification.py",

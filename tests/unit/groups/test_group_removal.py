@@ -154,7 +154,7 @@ def test_offsets_of_deleted_topics_are_forgotten(offsets_log):
         bench = await Bench(offsets_log).start()
         await bench.commit(1)
         await bench.commit(2, topic="other")
-        await bench.groups.forget_topics(["flights"])
+        bench.groups.forget_topics(["flights"])
         await bench.restart()
         assert (bench.committed(), bench.committed("other")) == (None, 2)
 
@@ -168,7 +168,7 @@ def test_offsets_of_a_deleted_topic_are_forgotten_also_if_the_log_takes_no_remov
         await bench.commit(1)
         await bench.commit(2, topic="other")
         offsets_log.failure = NotEnoughReplicas()
-        await bench.groups.forget_topics(["flights"])
+        bench.groups.forget_topics(["flights"])
         assert (bench.committed(), bench.committed("other")) == (None, 2)
         offsets_log.failure = None
         await bench.commit(3)
@@ -191,7 +191,7 @@ def test_a_topic_that_is_deleted_while_its_offsets_are_loaded_is_forgotten(offse
         loading = asyncio.create_task(bench.groups.load(coordinator_partition(GROUP, 4)))
         await asyncio.sleep(0)
         assert bench.groups.fetch_offsets(GROUP, None)[0] is ErrorCode.coordinator_load_in_progress
-        await bench.groups.forget_topics(["flights"])
+        bench.groups.forget_topics(["flights"])
         offsets_log.gate.set()
         await loading
         assert (bench.committed(), bench.committed("other")) == (None, 2)
@@ -209,14 +209,15 @@ def test_removal_takes_a_first_commit_that_is_under_way_with_it(offsets_log, rem
         offsets_log.gate.clear()
         committing = asyncio.create_task(bench.commit(1))
         await asyncio.sleep(0)
+        removing = []
         if removal == "topic":
-            removing = asyncio.create_task(bench.groups.forget_topics(["flights"]))
+            bench.groups.forget_topics(["flights"])
         else:
-            removing = asyncio.create_task(bench.groups.delete_group(GROUP))
+            removing.append(asyncio.create_task(bench.groups.delete_group(GROUP)))
         await asyncio.sleep(0)
         offsets_log.gate.set()
         assert await committing is ErrorCode.none
-        await removing
+        await asyncio.gather(*removing)
         await bench.groups._journal.drain()
         assert bench.committed() is None
         await bench.restart()
