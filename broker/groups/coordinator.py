@@ -359,7 +359,7 @@ class GroupCoordinator:
         """The committed offset of each partition asked for (None: all that have one).
 
         With `require_stable` a partition whose offset is about to change, because a transaction on it is
-        open, has UNSTABLE_OFFSET_COMMIT instead (KIP-447).
+        open or a commit is under way, has UNSTABLE_OFFSET_COMMIT instead (KIP-447).
         """
         entry, error = self._find(group_id)
         if error is not ErrorCode.none:
@@ -399,7 +399,7 @@ class GroupCoordinator:
         going = [
             each
             for each, answer in answers.items()
-            if answer is ErrorCode.none and (store.get(each) or store.is_unstable(each))
+            if answer is ErrorCode.none and (store.get(each) or store.may_change(each))
         ]
         error = await self._commits.remove(self.partition_of(group_id), group_id, store, going)
         return error, answers if error is ErrorCode.none else {}

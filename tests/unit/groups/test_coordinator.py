@@ -231,6 +231,35 @@ def test_write_that_takes_too_long_is_refused_and_comes_true_when_the_log_has_it
     run(scenario())
 
 
+def test_commit_is_unstable_until_its_client_has_been_answered_and_no_longer(offsets_log):
+    """The in-sync set may be too small for days; readers go on from what was committed before."""
+
+    def stable(bench):
+        _, found = bench.groups.fetch_offsets(GROUP, [("flights", 0)], require_stable=True)
+        return getattr(found["flights", 0], "offset", found["flights", 0])
+
+    async def scenario():
+        bench = await Bench(offsets_log, commit_timeout_ms=20).start()
+        await bench.commit(1)
+        assert stable(bench) == 1
+        offsets_log.gate.clear()
+        committing = asyncio.create_task(bench.commit(42))
+        await asyncio.sleep(0)
+        assert stable(bench) is ErrorCode.unstable_offset_commit
+        assert await committing is ErrorCode.coordinator_not_available
+        assert stable(bench) == 1
+        again = asyncio.create_task(bench.commit(43))
+        await asyncio.sleep(0)
+        assert stable(bench) is ErrorCode.unstable_offset_commit
+        offsets_log.gate.set()
+        assert await again is ErrorCode.none
+        assert stable(bench) == 43
+        (owned,) = [each for each in bench.groups._partitions.values() if each.groups]
+        assert not owned.groups[GROUP].offsets._awaited
+
+    virtual_clock.run(scenario())
+
+
 def test_so_many_writes_wait_for_the_in_sync_set_and_no_more(offsets_log, monkeypatch):
     """Clients that give up ask again, for as long as the high watermark stands."""
     monkeypatch.setattr("millrace.broker.groups.journal.MOST_UNCERTAIN", 3)
