@@ -427,26 +427,29 @@ class GroupCoordinator:
             return GroupDescription(ErrorCode.none, group_id, GroupState.DEAD.value)
         return entry.group.describe()
 
-    def list_groups(
+    async def list_groups(
         self, states: Collection[str] = (), types: Collection[str] = ()
     ) -> tuple[ErrorCode, list[GroupListing]]:
         """Groups of this broker; empty filters let everything through, letter case does not matter, nor
-        do spaces around a state."""
+        do spaces around a state. Groups that come meanwhile may be missing."""
         wanted_states = {state.lower().strip() for state in states}
         wanted_types = {group_type.lower() for group_type in types}
-        listings = [
-            GroupListing(group_id, entry.group.protocol_type or "", entry.group.state.value)
-            for owned in self._partitions.values()
-            for group_id, entry in owned.groups.items()
-            if entry.group.state is not GroupState.DEAD
-        ]
         loading = any(not owned.loaded for owned in self._partitions.values())
-        return ErrorCode.coordinator_load_in_progress if loading else ErrorCode.none, [
-            listing
-            for listing in listings
-            if (not wanted_states or listing.state.lower() in wanted_states)
-            and (not wanted_types or listing.group_type in wanted_types)
-        ]
+        groups = [entry.group for owned in self._partitions.values() for entry in owned.groups.values()]
+        listings: list[GroupListing] = []
+        async for some in slices(groups):
+            of_these = (
+                GroupListing(group.group_id, group.protocol_type or "", group.state.value)
+                for group in some
+                if group.state is not GroupState.DEAD
+            )
+            listings += [
+                listing
+                for listing in of_these
+                if (not wanted_states or listing.state.lower() in wanted_states)
+                and (not wanted_types or listing.group_type in wanted_types)
+            ]
+        return ErrorCode.coordinator_load_in_progress if loading else ErrorCode.none, listings
 
     async def delete_group(self, group_id: str) -> ErrorCode:
         """Forget an empty group and its offsets."""

@@ -96,7 +96,7 @@ def test_commit_of_a_member_to_an_unknown_group_is_an_old_generation(offsets_log
     async def scenario():
         bench = await Bench(offsets_log).start()
         assert await bench.commit(1, "m", 3) is ErrorCode.illegal_generation
-        assert bench.groups.list_groups()[1] == []
+        assert (await bench.groups.list_groups())[1] == []
 
     run(scenario())
 
@@ -114,7 +114,7 @@ def test_requests_for_groups_of_other_brokers_and_while_loading(offsets_log):
         await asyncio.sleep(0)
         bench.groups._partitions[coordinator_partition(GROUP, 4)].loaded = False
         assert await bench.commit(1) is ErrorCode.coordinator_load_in_progress
-        assert bench.groups.list_groups()[0] is ErrorCode.coordinator_load_in_progress
+        assert (await bench.groups.list_groups())[0] is ErrorCode.coordinator_load_in_progress
         assert bench.groups.heartbeat(GROUP, "m", None, 1) is ErrorCode.none
         sync = SyncRequest("m", None, 1, None, None, {})
         assert (await bench.groups.sync(GROUP, sync)).error is ErrorCode.rebalance_in_progress
@@ -182,14 +182,14 @@ def test_list_filters_by_state_and_type_without_regard_to_case(offsets_log):
         await bench.stable_member(group="a")
         await bench.commit(1, group="b")
 
-        def listed(**filters):
-            return sorted(g.group_id for g in bench.groups.list_groups(**filters)[1])
+        async def listed(**filters):
+            return sorted(g.group_id for g in (await bench.groups.list_groups(**filters))[1])
 
-        assert listed() == ["a", "b"]
-        assert listed(states=["stable"]) == ["a"]
-        assert listed(states=["Empty", "Dead"]) == ["b"]
-        assert listed(types=["Classic"]) == ["a", "b"]
-        assert listed(types=["consumer"]) == []
+        assert await listed() == ["a", "b"]
+        assert await listed(states=["stable"]) == ["a"]
+        assert await listed(states=["Empty", "Dead"]) == ["b"]
+        assert await listed(types=["Classic"]) == ["a", "b"]
+        assert await listed(types=["consumer"]) == []
 
     run(scenario())
 

@@ -94,7 +94,7 @@ def test_sweep_forgets_what_nobody_used_for_the_retention_time(offsets_log):
         await bench.groups.sweep(bench.now_ms)
         assert bench.committed() is None
         assert bench.committed(group="living") == 2
-        assert [g.group_id for g in bench.groups.list_groups()[1]] == ["living"]
+        assert [g.group_id for g in (await bench.groups.list_groups())[1]] == ["living"]
         await bench.restart()
         assert bench.committed() is None
 
@@ -144,7 +144,7 @@ def test_offsets_of_an_emptied_group_age_from_the_day_it_emptied(offsets_log):
         bench.now_ms += 1_000
         await bench.groups.sweep(bench.now_ms)
         assert bench.committed() is None
-        assert bench.groups.list_groups()[1] == []
+        assert (await bench.groups.list_groups())[1] == []
 
     run(scenario())
 
@@ -259,7 +259,7 @@ def test_nobody_joins_a_group_whose_removal_is_being_written(offsets_log):
         deleting = asyncio.create_task(bench.groups.delete_group(GROUP))
         await asyncio.sleep(0.01)
         assert (await bench.join()).error is ErrorCode.coordinator_not_available
-        assert bench.groups.list_groups()[1] == []
+        assert (await bench.groups.list_groups())[1] == []
         offsets_log.gate.set()
         assert await deleting is ErrorCode.none
         assert (await bench.join()).generation == 1
