@@ -8,6 +8,7 @@ import struct
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from millrace.broker.protocol.batch import seal
 from millrace.broker.protocol.control_records import build_marker
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.broker.storage import log_check
+from millrace.broker.storage.leader_epochs import LeaderEpochCache
 from millrace.broker.storage.log import Log
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
@@ -243,6 +245,34 @@ def test_nothing_is_found_while_a_broker_is_at_work(tmp_path: Path) -> None:
     manager.close()
     facts, problems = log_check.FolderFacts.read(tmp_path)
     assert problems + log_check.check_partition(log.directory, facts, totals) == []
+
+
+@pytest.mark.parametrize("looks", [1, 2])
+def test_election_while_a_partition_is_read_is_no_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: int
+) -> None:
+    """The checkpoint was read before it, or between the batch and what the broker writes down of it."""
+    log = Log.open(tmp_path / "t-0", LogConfig(), recovery_point=None, start_offset=0, now_ms=TIME_MS)
+    batch = bytes(build_batch([Record(b"k", b"v", (), TIME_MS)]))
+    for _ in range(3):
+        log.append(memoryview(bytearray(batch)), leader_epoch=0, now_ms=TIME_MS)
+    before = LeaderEpochCache.load(log.directory)
+    left = looks
+
+    def load(directory: Path) -> LeaderEpochCache:
+        nonlocal left
+        if left == looks:
+            log.begin_epoch(1)
+            log.append(memoryview(bytearray(batch)), leader_epoch=1, now_ms=TIME_MS)
+        left -= 1
+        return before if left >= 0 else LeaderEpochCache(directory, [(0, 0), (1, 3)])
+
+    monkeypatch.setattr(log_check, "LeaderEpochCache", SimpleNamespace(load=load))
+    facts, _ = log_check.FolderFacts.read(tmp_path)
+    totals = log_check.Totals()
+    assert log_check.check_partition(tmp_path / "t-0", facts, totals) == []
+    assert totals.batches == 4
+    log.close()
 
 
 def test_partition_of_apache_kafka_s_kind_is_understood(tmp_path: Path) -> None:
