@@ -68,6 +68,23 @@ def test_commit_that_cannot_be_written_is_refused_and_forgotten(offsets_log):
     run(scenario())
 
 
+def test_write_that_is_too_large_for_the_topic_is_refused_and_a_removal_never_is(offsets_log):
+    async def scenario():
+        bench = await Bench(offsets_log).start()
+        joined = await bench.join()
+        assignments = {joined.member_id: b"x" * 300}
+        sync = SyncRequest(joined.member_id, None, joined.generation, None, None, assignments)
+        await bench.commit(1, group="g" * 300)
+        offsets_log.most_bytes = 350
+        assert (await bench.groups.sync(GROUP, sync)).error is ErrorCode.unknown_server_error
+        assert await bench.commit(2, group="g" * 300) is ErrorCode.invalid_commit_offset_size
+        assert bench.committed(group="g" * 300) == 1
+        assert await bench.groups.delete_group("g" * 300) is ErrorCode.none
+        assert bench.committed(group="g" * 300) is None
+
+    run(scenario())
+
+
 def test_write_that_fails_unexpectedly_is_answered(offsets_log):
     async def scenario():
         bench = await Bench(offsets_log).start()
