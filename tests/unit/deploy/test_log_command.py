@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from millrace.broker.protocol.batch import seal
+from millrace.broker.protocol.batch import HEADER_SIZE, seal
 from millrace.broker.protocol.control_records import build_marker
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.broker.storage import log_check
@@ -120,6 +120,21 @@ def test_damage_is_shown_and_ends_with_status_1(data: Path, capsys: pytest.Captu
     assert "WRONG CRC" in lines[1]
     assert "is cut at" in error
     assert lines[-1].endswith("1 with problems")
+
+
+@pytest.mark.parametrize("options", [["--records"], ["--records", "--json"]])
+def test_records_that_cannot_be_read_are_damage_as_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    batch = bytearray(build_batch([Record(b"k", b"v" * 20, (), TIME_MS)]))
+    batch[HEADER_SIZE] = 0x7E  # the record's own length; the CRC is right
+    seal(batch)
+    path = tmp_path / f"{SEGMENT}.log"
+    path.write_bytes(batch)
+    assert _dump(capsys, path)[0] == 0, "not looked at"
+    status, lines, _ = _dump(capsys, path, *options)
+    assert status == 1
+    assert "--json" in options or lines[-1].endswith("1 with problems")
 
 
 def test_what_cannot_be_shown_is_said_in_one_line(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
