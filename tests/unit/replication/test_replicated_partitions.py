@@ -18,7 +18,6 @@ from millrace.broker.errors import (
     NotEnoughReplicasAfterAppend,
     NotLeaderOrFollower,
     OffsetOutOfRange,
-    RecordTooLarge,
     RequestTimedOut,
     UnknownLeaderEpoch,
 )
@@ -570,21 +569,6 @@ def test_a_coordinator_that_loads_from_an_in_sync_set_that_is_too_small(
         bench.fetch(2, 1, epoch=2)
         await bench.lead(1, 2, epoch=2, version=3, min_insync_replicas="2")
         await asyncio.wait_for(loading, patience())
-
-    run(tmp_path, scenario)
-
-
-def test_a_coordinators_write_for_a_client_is_no_larger_than_a_clients_own(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
-        state = PartitionState(1, 0, (1,), 1, 0)
-        limits = {"max.message.bytes": "100"}
-        await bench.manager.hosted.apply_topic("t", TOPIC_ID, {0: state}, limits, {0: (1,)})
-        log = InternalTopicLog("t", bench.manager, MetadataCache(), 1)
-        large, small = bytes(batch(b"x" * 100)), bytes(batch(b"x"))
-        with pytest.raises(RecordTooLarge):
-            log.append_now(0, large, is_limited=True)
-        assert log.append_now(0, small, is_limited=True)[0] == 0
-        assert log.append_now(0, large)[0] == 1
 
     run(tmp_path, scenario)
 
