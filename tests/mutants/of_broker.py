@@ -398,6 +398,17 @@ OF_COORDINATORS = (
         ),
     ),
     Mutant(
+        name="overdue-commit-outlives-its-removal",
+        promise="A removal takes a commit whose client was told that it takes too long, too.",
+        file="broker/groups/coordinator.py",
+        rule="(store.get(each) or store.may_change(each))",
+        instead="(store.get(each) or store.is_unstable(each))",
+        red=(
+            "tests/unit/groups/test_group_removal.py"
+            "::test_deletion_takes_a_first_commit_with_it_whose_client_was_told_that_it_takes_too_long",
+        ),
+    ),
+    Mutant(
         name="commit-under-way-outlives-its-removal",
         promise="A removal takes a commit that is not in memory yet, too.",
         file="broker/groups/offsets.py",

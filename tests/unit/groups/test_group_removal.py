@@ -62,6 +62,23 @@ def test_offsets_of_members_of_another_kind_cannot_be_deleted(offsets_log):
     run(scenario())
 
 
+def test_deletion_takes_a_first_commit_with_it_whose_client_was_told_that_it_takes_too_long(offsets_log):
+    async def scenario():
+        bench = await Bench(offsets_log, commit_timeout_ms=20).start()
+        offsets_log.gate.clear()
+        assert await bench.commit(1) is ErrorCode.coordinator_not_available
+        deleting = asyncio.create_task(bench.groups.delete_offsets(GROUP, [("flights", 0)]))
+        await asyncio.sleep(0)
+        offsets_log.gate.set()
+        assert (await deleting)[0] is ErrorCode.none
+        await bench.groups._journal.drain()
+        assert bench.committed() is None
+        await bench.restart()
+        assert bench.committed() is None
+
+    virtual_clock.run(scenario())
+
+
 def test_commit_made_while_a_deletion_is_written_wins(offsets_log):
     async def scenario():
         bench = await Bench(offsets_log).start()
