@@ -2,13 +2,16 @@
 
 Functions on a `Cluster`. Topic changes go to the controller and are repeated while there is none; an
 answer of "already exists" after a lost connection is left to the caller, who alone knows whether that is
-fine. Every refusal is a KafkaError whose message names cluster and topic.
+fine. After an answer of REQUEST_TIMED_OUT, which says that the change is under way, it is the change's own
+trace that the next attempt meets, and no refusal, where the topic is as it was asked for. Every refusal is
+a KafkaError whose message names cluster and topic.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.connection import request_schema
@@ -21,8 +24,11 @@ from millrace.broker.client.controller_requests import (
 )
 from millrace.broker.client.metadata import TopicMetadata
 from millrace.broker.errors import (
+    InvalidPartitions,
     KafkaError,
     LeaderNotAvailable,
+    RequestTimedOut,
+    TopicAlreadyExists,
     UnknownTopicOrPartition,
     error_for_code,
 )
@@ -40,6 +46,21 @@ _SET_ON_TOPIC = 1
 # So that an answer about thousands of topics stays within what a client accepts in one frame.
 _TOPICS_A_REQUEST = 200
 _SET, _DELETE = 0, 1
+_ANY_COUNT = -1
+
+
+class _UnderWay:
+    """Whether the server has said of a change that it goes on, and only takes longer than was waited for."""
+
+    is_known = False
+
+    def check(self, cluster: Cluster, what: str, result: Any) -> None:
+        """As `controller_requests.check`."""
+        try:
+            check(cluster, what, result)
+        except RequestTimedOut:
+            self.is_known = True
+            raise
 
 
 async def create_topic(
@@ -57,6 +78,7 @@ async def create_topic(
 
     Raises TopicAlreadyExists, InvalidTopic, InvalidPartitions, InvalidReplicationFactor, InvalidConfig, …
     """
+    under_way = _UnderWay()
 
     async def attempt() -> None:
         node_id = await controller_id(cluster)
@@ -76,11 +98,19 @@ async def create_topic(
             topics=(topic,), timeout=server_timeout(cluster), validate_only=validate_only
         )
         answer = await cluster.request(request, node_id=node_id)
-        check(cluster, f"topic {name}", answer.topics[0])
+        under_way.check(cluster, f"topic {name}", answer.topics[0])
 
-    await cluster.retrying(attempt)
+    refused: TopicAlreadyExists | None = None
+    try:
+        await cluster.retrying(attempt)
+    except TopicAlreadyExists as error:
+        if validate_only or not under_way.is_known:
+            raise
+        refused = error
     if not validate_only:
-        await wait_for_topic(cluster, name)
+        topic = await wait_for_topic(cluster, name)
+        if refused is not None and partitions not in (_ANY_COUNT, len(topic.partitions)):
+            raise refused
 
 
 async def wait_for_topic(cluster: Cluster, name: str) -> TopicMetadata:
@@ -101,6 +131,7 @@ async def wait_for_topic(cluster: Cluster, name: str) -> TopicMetadata:
 
 async def delete_topic(cluster: Cluster, name: str) -> None:
     """Delete a topic. Raises UnknownTopicOrPartition when there is none."""
+    under_way = _UnderWay()
 
     async def attempt() -> None:
         node_id = await controller_id(cluster)
@@ -108,10 +139,14 @@ async def delete_topic(cluster: Cluster, name: str) -> None:
         schema = request_schema(Api.DELETE_TOPICS, version)
         request = schema.DeleteTopicsRequest(topic_names=(name,), timeout=server_timeout(cluster))
         answer = await cluster.request(request, node_id=node_id)
-        check(cluster, f"topic {name}", answer.responses[0])
+        under_way.check(cluster, f"topic {name}", answer.responses[0])
 
     # Retriable for producers and consumers, who may be early; to delete it is an answer.
-    await cluster.retrying(attempt, final=(UnknownTopicOrPartition,))
+    try:
+        await cluster.retrying(attempt, final=(UnknownTopicOrPartition,))
+    except UnknownTopicOrPartition:
+        if not under_way.is_known:
+            raise
     cluster.invalidate()
 
 
@@ -119,6 +154,7 @@ async def create_partitions(
     cluster: Cluster, name: str, total_count: int, *, validate_only: bool = False
 ) -> None:
     """Widen a topic to `total_count` partitions; with `validate_only` only ask whether that would go."""
+    under_way = _UnderWay()
 
     async def attempt() -> None:
         node_id = await controller_id(cluster)
@@ -129,9 +165,15 @@ async def create_partitions(
             topics=(topic,), timeout=server_timeout(cluster), validate_only=validate_only
         )
         answer = await cluster.request(request, node_id=node_id)
-        check(cluster, f"topic {name}", answer.results[0])
+        under_way.check(cluster, f"topic {name}", answer.results[0])
 
-    await cluster.retrying(attempt)
+    try:
+        await cluster.retrying(attempt)
+    except InvalidPartitions:
+        if validate_only or not under_way.is_known:
+            raise
+        if len((await wait_for_topic(cluster, name)).partitions) != total_count:
+            raise
     cluster.invalidate()
 
 

@@ -40,6 +40,10 @@ class Moving:
     def target(self) -> tuple[int, ...]:
         return tuple(broker for broker in self.replicas if broker not in self.removing)
 
+    @property
+    def origin(self) -> tuple[int, ...]:
+        return tuple(broker for broker in self.replicas if broker not in self.adding)
+
 
 async def alter_reassignments(
     cluster: Cluster, targets: Mapping[TopicPartition, tuple[int, ...] | None]
@@ -105,7 +109,8 @@ async def set_throttle(
 ) -> None:
     """Let the replicas that these moves add be fetched no faster than this, by each broker.
 
-    `moves` has the old and the new replicas of every partition. Set before the moves begin.
+    `moves` has the old and the new replicas of every partition. Set before the moves begin. A broker is asked
+    itself: one that is not there, off which partitions are moved perhaps, gets no rate.
     """
     brokers: set[int] = set()
     leaders: dict[str, list[str]] = {}
@@ -115,7 +120,8 @@ async def set_throttle(
         leaders.setdefault(topic, []).extend(f"{partition}:{broker}" for broker in old)
         followers.setdefault(topic, []).extend(f"{partition}:{broker}" for broker in new if broker not in old)
     rate = str(bytes_per_second)
-    for broker in sorted(brokers):
+    present = (await cluster.metadata([], max_age_ms=0)).brokers.keys()
+    for broker in sorted(brokers & present):
         await alter_configs(cluster, _BROKER_RESOURCE, str(broker), {LEADER_RATE: rate, FOLLOWER_RATE: rate})
     for topic in leaders:
         await alter_configs(

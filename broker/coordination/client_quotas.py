@@ -6,13 +6,16 @@ The name is URL-encoded, as a client id may hold anything; `<default>` (not enco
 a znode of its own. Other keys (such as `request_percentage`) are left alone and not told.
 
 `ClientQuotaStore` follows the folder by watches and tells its listener the whole of it, and carries out
-AlterClientQuotas by compare-and-set. Wired by `server/broker.py`; the listener is `ClientQuotas.apply`.
+AlterClientQuotas by compare-and-set. What a watch has told of is read, and nothing else: there may be a quota
+for each of thousands of clients, and a watch that is set before the last one was heard stays beside it.
+Wired by `server/broker.py`; the listener is `ClientQuotas.apply`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from urllib.parse import quote, unquote
 
 import structlog
@@ -55,6 +58,11 @@ class ClientQuotaStore:
         self._keys = keys
         self._listener = listener
         self._limits: Limits = {}
+        self._read_values: dict[str, dict[str, float]] = {}
+        """By znode; nothing of one that could not be understood."""
+        self._names_changed = True
+        self._changed_names: set[str] = set()
+        self._reading = asyncio.Lock()
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -73,7 +81,17 @@ class ClientQuotaStore:
 
     def _on_state(self, state: SessionState) -> None:
         if state is SessionState.CONNECTED:
-            self._changed.set()  # watches do not outlive a connection
+            # Watches do not outlive a connection.
+            self._changed_names |= self._read_values.keys()
+            self._mark_names()
+
+    def _mark_names(self) -> None:
+        self._names_changed = True
+        self._changed.set()
+
+    def _mark(self, name: str) -> None:
+        self._changed_names.add(name)
+        self._changed.set()
 
     async def _follow(self) -> None:
         while True:
@@ -88,18 +106,42 @@ class ClientQuotaStore:
                     self._changed.set()
 
     async def _read(self) -> None:
-        limits: Limits = {}
-        for name in sorted(await self._session.children(CLIENTS, self._changed.set)):
-            try:
-                node = await self._session.get(f"{CLIENTS}/{name}", self._changed.set)
-                values = self._values(paths.decode_config(node.data))
-            except NodeMissing:
-                continue
-            except ValueError as error:
-                log.error("a client's quota could not be understood", client=name, error=str(error))
-                continue
-            if values:
-                limits[decode_name(name)] = values
+        """What is marked as changed; one at a time, so that nothing older is taken in after it."""
+        async with self._reading:
+            if self._names_changed:
+                self._names_changed = False
+                try:
+                    names = set(await self._session.children(CLIENTS, self._mark_names))
+                except BaseException:
+                    self._names_changed = True
+                    raise
+                for gone in self._read_values.keys() - names:
+                    del self._read_values[gone]
+                self._changed_names |= names - self._read_values.keys()
+            while self._changed_names:
+                name = min(self._changed_names)
+                self._changed_names.discard(name)
+                try:
+                    await self._read_one(name)
+                except BaseException:
+                    self._changed_names.add(name)
+                    raise
+            self._tell()
+
+    async def _read_one(self, name: str) -> None:
+        try:
+            node = await self._session.get(f"{CLIENTS}/{name}", partial(self._mark, name))
+            values = self._values(paths.decode_config(node.data))
+        except NodeMissing:
+            self._read_values.pop(name, None)
+            return
+        except ValueError as error:
+            log.error("a client's quota could not be understood", client=name, error=str(error))
+            values = {}
+        self._read_values[name] = values
+
+    def _tell(self) -> None:
+        limits = {decode_name(name): values for name, values in sorted(self._read_values.items()) if values}
         if limits != self._limits:
             self._limits = limits
             log.info("quotas changed", clients=len(limits))
@@ -127,12 +169,14 @@ class ClientQuotaStore:
                         await self._session.create(path, paths.encode_config(wanted))
                     except NodeExists:
                         continue
+                    self._mark_names()
                     break
                 wanted = _changed(_read_config(node.data), changes)
                 try:
                     await self._session.set(path, paths.encode_config(wanted), node.version)
                 except (VersionConflict, NodeMissing):
                     continue
+                self._mark(encode_name(client_id))
                 break
             await self._read()
         except SessionError as error:

@@ -17,14 +17,17 @@ belong to the topic that was there before they were read and is there afterwards
 the topic is shown all the same, with a mark in their place (`log_config.UNREADABLE`): its replicas are here,
 and whoever restarts, serves or mends it must see it. Those that were known before stay until they can be.
 
+That a topic has gone is told in the moment in which it is no longer shown, and not with the round: what is
+known of it by its name would be taken for what is known of the next of that name, and wiped out with it.
+
 Called by `server/broker.py`, which passes the listener that applies changes to the local replicas and
-wakes the controller.
+wakes the controller, and the one that forgets what groups have committed in a topic.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -59,14 +62,20 @@ ELECTION_PATHS = {"preferred": paths.PREFERRED_ELECTION, "unclean": paths.UNCLEA
 
 
 class ClusterWatcher:
-    """Reads the cluster into `cache` and calls `listener` after every round that changed something."""
+    """Reads the cluster into `cache` and calls `listener` after every round that changed something;
+    `topics_gone` hears the names of deleted topics at once, before another of their name is shown."""
 
     def __init__(
-        self, session: Session, cache: MetadataCache, listener: Callable[[ClusterChanges], None]
+        self,
+        session: Session,
+        cache: MetadataCache,
+        listener: Callable[[ClusterChanges], None],
+        topics_gone: Callable[[Collection[str]], None] = lambda _names: None,
     ) -> None:
         self._session = session
         self._cache = cache
         self._listener = listener
+        self._topics_gone = topics_gone
         self._marks: dict[Mark, None] = {}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -255,26 +264,28 @@ class ClusterWatcher:
 
     async def _read_topics(self) -> None:
         names = set(await self._session.children(paths.TOPICS, partial(self._mark, ("topics",))))
-        for name in set(self._cache.topics) - names:
-            self._drop(name)
+        self._drop(set(self._cache.topics) - names)
         for name in names - set(self._cache.topics):
             self._mark(("topic", name))
 
-    def _drop(self, name: str) -> None:
-        if name in self._cache.topics:
+    def _drop(self, names: Collection[str]) -> None:
+        gone = [name for name in names if name in self._cache.topics]
+        for name in gone:
             self._cache.remove_topic(name)
-            self._changes.removed_topics.add(name)
+        if gone:
+            self._changes.removed_topics.update(gone)
+            self._topics_gone(gone)
 
     async def _read_topic(self, name: str) -> None:
         try:
             node = await self._session.get(paths.topic_path(name), partial(self._mark, ("topic", name)))
         except NodeMissing:
-            self._drop(name)
+            self._drop([name])
             return
         assignment = paths.decode_topic(node.data)
         old = self._cache.topic(name)
         if old is not None and old.topic_id != assignment.topic_id:
-            self._drop(name)
+            self._drop([name])
             old = None
         config = None
         if old is None:

@@ -359,7 +359,7 @@ class GroupCoordinator:
         """The committed offset of each partition asked for (None: all that have one).
 
         With `require_stable` a partition whose offset is about to change, because a transaction on it is
-        open, has UNSTABLE_OFFSET_COMMIT instead (KIP-447).
+        open or a commit is under way, has UNSTABLE_OFFSET_COMMIT instead (KIP-447).
         """
         entry, error = self._find(group_id)
         if error is not ErrorCode.none:
@@ -399,14 +399,15 @@ class GroupCoordinator:
         going = [
             each
             for each, answer in answers.items()
-            if answer is ErrorCode.none and (store.get(each) or store.is_unstable(each))
+            if answer is ErrorCode.none and (store.get(each) or store.may_change(each))
         ]
         error = await self._commits.remove(self.partition_of(group_id), group_id, store, going)
         return error, answers if error is ErrorCode.none else {}
 
-    async def forget_topics(self, topics: Collection[str]) -> None:
+    def forget_topics(self, topics: Collection[str]) -> None:
         """Topics were deleted: offsets in them mean nothing to a new topic of the same name.
 
+        To be called before such a topic is shown to anybody: a commit in it is not told from an earlier one.
         The removals are in the log when this returns, those of a partition that is being loaded before
         anybody is answered from it; nobody waits for the other replicas to have them.
         """
@@ -426,26 +427,29 @@ class GroupCoordinator:
             return GroupDescription(ErrorCode.none, group_id, GroupState.DEAD.value)
         return entry.group.describe()
 
-    def list_groups(
+    async def list_groups(
         self, states: Collection[str] = (), types: Collection[str] = ()
     ) -> tuple[ErrorCode, list[GroupListing]]:
         """Groups of this broker; empty filters let everything through, letter case does not matter, nor
-        do spaces around a state."""
+        do spaces around a state. Groups that come meanwhile may be missing."""
         wanted_states = {state.lower().strip() for state in states}
         wanted_types = {group_type.lower() for group_type in types}
-        listings = [
-            GroupListing(group_id, entry.group.protocol_type or "", entry.group.state.value)
-            for owned in self._partitions.values()
-            for group_id, entry in owned.groups.items()
-            if entry.group.state is not GroupState.DEAD
-        ]
         loading = any(not owned.loaded for owned in self._partitions.values())
-        return ErrorCode.coordinator_load_in_progress if loading else ErrorCode.none, [
-            listing
-            for listing in listings
-            if (not wanted_states or listing.state.lower() in wanted_states)
-            and (not wanted_types or listing.group_type in wanted_types)
-        ]
+        groups = [entry.group for owned in self._partitions.values() for entry in owned.groups.values()]
+        listings: list[GroupListing] = []
+        async for some in slices(groups):
+            of_these = (
+                GroupListing(group.group_id, group.protocol_type or "", group.state.value)
+                for group in some
+                if group.state is not GroupState.DEAD
+            )
+            listings += [
+                listing
+                for listing in of_these
+                if (not wanted_states or listing.state.lower() in wanted_states)
+                and (not wanted_types or listing.group_type in wanted_types)
+            ]
+        return ErrorCode.coordinator_load_in_progress if loading else ErrorCode.none, listings
 
     async def delete_group(self, group_id: str) -> ErrorCode:
         """Forget an empty group and its offsets."""

@@ -55,8 +55,11 @@ class OffsetsLog(Protocol):
         """How many partitions the topic has; what it would be made with while it does not exist."""
         ...
 
-    def append_now(self, partition: int, batch: bytes) -> tuple[int, asyncio.Future[None] | None]:
+    def append_now(
+        self, partition: int, batch: bytes, *, is_limited: bool = False
+    ) -> tuple[int, asyncio.Future[None] | None]:
         """Append one record batch: its base offset, and what is done once it is committed (None: it is).
+        With `is_limited` one that is too large for the topic is refused.
 
         Raises KafkaError when nothing was appended. A future that fails with NOT_ENOUGH_REPLICAS_AFTER_APPEND
         says that the batch is committed all the same, by fewer than there should be.
@@ -119,12 +122,14 @@ class Journal:
         appended: Callable[[int], None] | None = None,
         ended: Callable[[], None] | None = None,
         producer: Producer | None = None,
+        is_limited: bool = True,
     ) -> asyncio.Task[ErrorCode]:
         """Write keys and values as one batch, now; the task says what to tell who asked for it.
 
         `appended(base offset)` is called at once when the log has taken the batch. Then `apply(base offset)`
         follows when it is committed, and `ended()` after that, or when it is certain that it will not be;
-        both also when the task has long ended with REQUEST_TIMED_OUT.
+        both also when the task has long ended with REQUEST_TIMED_OUT. What a client can make as large as its
+        request is limited by what the topic takes of clients; a removal is not, or it would never succeed.
         """
         if self._uncertain_count[partition] >= MOST_UNCERTAIN:
             return self.start(_refused(ErrorCode.request_timed_out))
@@ -138,7 +143,7 @@ class Journal:
             )
         )
         try:
-            base_offset, committed = self._log.append_now(partition, batch)
+            base_offset, committed = self._log.append_now(partition, batch, is_limited=is_limited)
         except KafkaError as error:
             return self.start(_refused(ErrorCode(error.code)))
         except Exception:
@@ -190,6 +195,7 @@ class Journal:
                     [(removal.key, None) for removal in batch],
                     appended=partial(_appended, batch),
                     apply=partial(_removed, batch),
+                    is_limited=False,
                 )
             )
 

@@ -65,6 +65,8 @@ class OffsetCommits:
             appended=lambda _: store.begin_write(accepted),
             ended=lambda: store.end_write(accepted),
         )
+        store.begin_wait(accepted)
+        written.add_done_callback(lambda _: store.end_wait(accepted))
         error = await asyncio.shield(written)
         return answers | dict.fromkeys(accepted, COMMIT_FAILURES.get(error, error))
 

@@ -42,8 +42,10 @@ class OffsetStore:
     """By producer id: in the log, but their transaction is open."""
     _being_written: dict[TopicPartition, int] = field(default_factory=dict)
     """How many plain commits of a partition are in the leader's log but not yet in every other's."""
+    _awaited: dict[TopicPartition, int] = field(default_factory=dict)
+    """How many plain commits of a partition have a client that has not been answered."""
     _removed_at: dict[TopicPartition, int] = field(default_factory=dict)
-    """Of these, where in the log the last removal stands."""
+    """Of those being written, where in the log the last removal stands."""
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -82,18 +84,19 @@ class OffsetStore:
     # -- under way -------------------------------------------------------------------------------------
 
     def begin_write(self, partitions: Iterable[TopicPartition]) -> None:
-        for partition in partitions:
-            self._being_written[partition] = self._being_written.get(partition, 0) + 1
+        _count(self._being_written, partitions)
 
     def end_write(self, partitions: Iterable[TopicPartition]) -> None:
         """A write has come to its end, whichever: exactly once for each `begin_write`."""
-        for partition in partitions:
-            left = self._being_written[partition] - 1
-            if left:
-                self._being_written[partition] = left
-            else:
-                del self._being_written[partition]
-                self._removed_at.pop(partition, None)
+        for partition in _count_down(self._being_written, partitions):
+            self._removed_at.pop(partition, None)
+
+    def begin_wait(self, partitions: Iterable[TopicPartition]) -> None:
+        _count(self._awaited, partitions)
+
+    def end_wait(self, partitions: Iterable[TopicPartition]) -> None:
+        """A commit's client was answered, be it that this takes too long: once for each `begin_wait`."""
+        _count_down(self._awaited, partitions)
 
     def put_pending(self, producer_id: int, partition: TopicPartition, committed: CommittedOffset) -> None:
         """Keep an offset until its transaction ends; the last one of a transaction counts."""
@@ -113,8 +116,14 @@ class OffsetStore:
         return bool(later)
 
     def is_unstable(self, partition: TopicPartition) -> bool:
-        """Whether the partition's offset may be about to change: a transaction that is open, or a write
-        under way, has one for it (KIP-447's UNSTABLE_OFFSET_COMMIT)."""
+        """Whether who reads the partition's offset had better wait (KIP-447's UNSTABLE_OFFSET_COMMIT): a
+        transaction that is open has one for it, or a write under way whose client is waiting, too. One that
+        was told that it takes too long may come or not, as after any failed commit: the write can hang for as
+        long as the in-sync set is too small, and readers would wait with it."""
+        return self.is_pending(partition) or (partition in self._being_written and partition in self._awaited)
+
+    def may_change(self, partition: TopicPartition) -> bool:
+        """Whether another offset of the partition may be about to come, however long that takes."""
         return partition in self._being_written or self.is_pending(partition)
 
     def is_pending(self, partition: TopicPartition) -> bool:
@@ -133,6 +142,26 @@ class OffsetStore:
     def partitions_of(self, topics: Iterable[str]) -> list[TopicPartition]:
         wanted = set(topics)
         return [partition for partition in self.partitions() if partition[0] in wanted]
+
+
+def _count(counts: dict[TopicPartition, int], partitions: Iterable[TopicPartition]) -> None:
+    for partition in partitions:
+        counts[partition] = counts.get(partition, 0) + 1
+
+
+def _count_down(
+    counts: dict[TopicPartition, int], partitions: Iterable[TopicPartition]
+) -> list[TopicPartition]:
+    """Those of which none is left."""
+    gone = []
+    for partition in partitions:
+        left = counts[partition] - 1
+        if left:
+            counts[partition] = left
+        else:
+            del counts[partition]
+            gone.append(partition)
+    return gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +183,7 @@ def expired_offsets(
     if rule.kept_topics is None:
         return expired
     for partition, committed in store.items():
-        if partition[0] in rule.kept_topics or store.is_unstable(partition):
+        if partition[0] in rule.kept_topics or store.may_change(partition):
             continue
         if committed.expire_timestamp_ms is not None:
             due_ms = committed.expire_timestamp_ms

@@ -268,13 +268,14 @@ class Broker:
             self._cache,
             self._replicas,
             self._logs,
-            forget_topic=self._forget_topic,
         )
         self._dynamic.follow(self._keep_logs_by)
         self._dynamic.follow(self._decide_by)
         # Before the id is free, a broker of this id lives: nothing that it has may be touched.
         await wait_for_id(self._session, self._config.id)
-        self._watcher = ClusterWatcher(self._session, self._cache, self._on_cluster_changes)
+        self._watcher = ClusterWatcher(
+            self._session, self._cache, self._on_cluster_changes, self._groups.forget_topics
+        )
         self._supervisor.watch(await self._watcher.start())
         self._cleanup.append(("watcher", self._watcher.stop))
         if not self._loading.done():
@@ -300,9 +301,6 @@ class Broker:
             lambda: {self._cache.controller_id, self._config.id} <= self._cache.brokers.keys(),
             self._settings.zookeeper_session_timeout_ms,
         )
-
-    async def _forget_topic(self, topic: str) -> None:
-        await self._groups.forget_topics({topic})
 
     def _registration(self) -> BrokerRegistration:
         advertised = self._config.advertised or self.address

@@ -48,7 +48,7 @@ def broker_config_name(resource_name: str) -> str:
     InvalidRequest."""
     if not resource_name:
         return DEFAULT_BROKER
-    if not resource_name.isdigit():
+    if not (resource_name.isascii() and resource_name.isdecimal()):
         raise InvalidRequest(f"{resource_name!r} is no broker id; an empty name stands for every broker")
     return str(int(resource_name))
 

@@ -16,6 +16,7 @@ import structlog
 from millrace.broker.coordination.metadata_cache import MetadataCache
 from millrace.broker.errors import KafkaError, UnreadableRecord
 from millrace.broker.replication.replica_manager import ACKS_ALL, ReplicaManager
+from millrace.broker.storage.batch_validation import check_size
 
 log = structlog.get_logger("millrace.broker")
 
@@ -57,9 +58,14 @@ class InternalTopicLog:
         """The leader epoch in which this broker leads the partition. Raises KafkaErrors when it does not."""
         return self._replica_manager.leader_of(self._topic, partition).replica.leader_epoch
 
-    def append_now(self, partition: int, batch: bytes) -> tuple[int, asyncio.Future[None] | None]:
+    def append_now(
+        self, partition: int, batch: bytes, *, is_limited: bool = False
+    ) -> tuple[int, asyncio.Future[None] | None]:
         """Append one batch at once: its base offset, and what is done when the whole ISR has it (None: it
-        has). Raises KafkaError when nothing was appended; the future fails with one when leadership went."""
+        has). With `is_limited` no larger one than the topic takes of clients. Raises KafkaError when nothing
+        was appended; the future fails with one when leadership went."""
+        if is_limited:
+            check_size(len(batch), self._replica_manager.leader_of(self._topic, partition).log.config)
         writable = memoryview(bytearray(batch))  # the log stamps offsets in place
         appended, committed = self._replica_manager.append_now(
             self._topic, partition, writable, ACKS_ALL, "internal"

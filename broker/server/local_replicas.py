@@ -9,7 +9,6 @@ without room, is tried again. Called by `server/broker.py`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import structlog
@@ -38,7 +37,7 @@ LONGEST_RETRY_SECONDS = 60.0
 
 
 class LocalReplicas:
-    """`forget_topic` is called for every topic that was deleted, also if one of its name is there again."""
+    """What of the cluster's picture is to be applied here, and what of it is missing."""
 
     def __init__(
         self,
@@ -47,18 +46,15 @@ class LocalReplicas:
         cache: MetadataCache,
         replicas: ReplicaManager,
         logs: LogManager,
-        forget_topic: Callable[[str], Awaitable[None]],
     ) -> None:
         self._broker_id = broker_id
         self._session = session
         self._cache = cache
         self._replicas = replicas
         self._logs = logs
-        self._forget_topic = forget_topic
         self._reporter = OfflineReporter(session, broker_id)
         self._to_apply: dict[str, None] = {}
         self._being_applied: str | None = None
-        self._to_forget: set[str] = set()
         self._to_make: dict[str, list[int]] = {}
         self._wake = asyncio.Event()
         self._unmade: set[str] = set()
@@ -70,7 +66,6 @@ class LocalReplicas:
         """Note what is to be applied; brokers and throttles count at once."""
         for topic in (*changes.removed_topics, *changes.topics):
             self._to_apply[topic] = None
-        self._to_forget |= changes.removed_topics
         self._wake.set()
         if changes.brokers:
             brokers = self._cache.brokers
@@ -133,10 +128,6 @@ class LocalReplicas:
     async def _apply_topic(self, topic: str) -> bool:
         """False when some logs have still to be made: that takes the disk's time, and other topics' leaders
         do not wait for it."""
-        if topic in self._to_forget:
-            # Also when a topic of the same name is there by now: what is known of the old one is not its.
-            self._to_forget.discard(topic)
-            await self._forget_topic(topic)
         self._unmade.discard(topic)
         info = self._cache.topic(topic)
         if info is None:

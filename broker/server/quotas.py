@@ -31,6 +31,11 @@ UNLIMITED = 2**63 - 1
 """Apache Kafka's "no limit" in `quota.producer.default` and `quota.consumer.default`."""
 
 
+LONGEST_THROTTLE_MS = 2**31 - 1
+"""What an answer can tell: twenty-four days, which a limit of next to nothing, set to shut a client out, soon
+comes to."""
+
+
 class Window(NamedTuple):
     """What a rate is measured over: `quota.window.num` samples of `quota.window.size.seconds` each."""
 
@@ -135,7 +140,7 @@ class ByteQuota:
         if measured <= limit:
             return 0
         # So long that the same bytes over the window and this time make the limit's rate.
-        return round((measured - limit) / limit * window_ms)
+        return round(min((measured - limit) / limit * window_ms, LONGEST_THROTTLE_MS))
 
     def take_back(self, client_id: str | None, size: int, steady_ms: int) -> None:
         """Bytes that were charged for and are not carried after all."""

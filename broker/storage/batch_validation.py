@@ -103,7 +103,8 @@ def check_batch(
 
     Batches of internal origin (group offsets, transaction markers) are the broker's own: CRC and counts are
     checked, the rest is taken as written, of any size: one that is larger than a segment has one for itself,
-    for a transaction whose marker is refused never ends. With `validation="header"` the records are not
+    for a transaction whose marker is refused never ends (a coordinator limits what clients can make large by
+    `check_size`). With `validation="header"` the records are not
     looked at. A read-only buffer is copied, any other is changed in place.
 
     Raises CorruptMessage, InvalidRecord, InvalidTimestamp, RecordTooLarge, RecordListTooLarge,
@@ -117,7 +118,7 @@ def check_batch(
     if header.batch_length + LOG_OVERHEAD != size:
         raise _not_one_batch(header, size)
     if origin == "client":
-        _check_size(size, config)
+        check_size(size, config)
     if isinstance(batch, bytes) or (isinstance(batch, memoryview) and batch.readonly):
         batch = bytearray(batch)
     view = batch if isinstance(batch, memoryview) else memoryview(batch)
@@ -193,7 +194,8 @@ def _not_one_batch(header: BatchHeader, size: int) -> InvalidRecord:
     return InvalidRecord("a produce request must hold exactly one record batch per partition")
 
 
-def _check_size(size: int, config: LogConfig) -> None:
+def check_size(size: int, config: LogConfig) -> None:
+    """Whether the topic takes a batch of so many bytes. Raises RecordTooLarge, RecordListTooLarge."""
     if size > config.max_message_bytes:
         raise RecordTooLarge(
             f"record batch of {size} bytes exceeds max.message.bytes = {config.max_message_bytes}"

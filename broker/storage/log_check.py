@@ -4,7 +4,7 @@ Everything is read: each batch's CRC, its records (how many, at which offsets), 
 leader epochs, both sparse indexes against their log, the aborted transactions against their markers,
 snapshots, the data folder's checkpoints. Nothing is locked and nothing written. A broker may be at work
 meanwhile: what it removes or replaces while it is read is read again, and the end of the active segment,
-which may be half written, is judged by a second look.
+which may be half written, is judged by a second look, as are leader epochs, which an election adds to.
 
 A problem is a line of text that begins with a file's name.
 """
@@ -25,7 +25,7 @@ from millrace.broker.protocol.control_records import ABORT, control_type
 from millrace.broker.protocol.records import records_section, scan_records
 from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.storage import checkpoints, file_dump, producer_snapshot
-from millrace.broker.storage.leader_epochs import LeaderEpochCache
+from millrace.broker.storage.leader_epochs import NO_EPOCH, LeaderEpochCache
 from millrace.broker.storage.log import parse_directory_name
 from millrace.broker.storage.segment import (
     INDEX_SUFFIX,
@@ -142,9 +142,9 @@ class _Check:
         bases = sorted(
             int(path.stem) for path in self._directory.glob("*" + LOG_SUFFIX) if path.stem.isdigit()
         )
-        epochs: LeaderEpochCache | None = None
+        epochs: _Epochs | None = None
         try:
-            epochs = LeaderEpochCache.load(self._directory)
+            epochs = _Epochs(self._directory)
         except ValueError as error:
             yield str(error)
         end_offset = bases[0] if bases else 0
@@ -199,6 +199,30 @@ class _Check:
                 )
 
 
+class _Epochs:
+    """The leader-epoch checkpoint of a partition. Raises ValueError when it is damaged."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._known = LeaderEpochCache.load(directory)
+        self._has_waited = False
+
+    def other_than(self, epoch: int, offset: int) -> int | None:
+        """What the checkpoint says of an offset, when that is another epoch than its batch has."""
+        if self._is_right(epoch, offset):
+            return None
+        self._known = LeaderEpochCache.load(self._directory)
+        if not self._is_right(epoch, offset) and not self._has_waited:
+            # Batch and checkpoint are not written in one step. One wait is enough for a damaged partition.
+            self._has_waited = True
+            time.sleep(_SECOND_LOOK_S)
+            self._known = LeaderEpochCache.load(self._directory)
+        return None if self._is_right(epoch, offset) else self._known.epoch_at(offset)
+
+    def _is_right(self, epoch: int, offset: int) -> bool:
+        return self._known.epoch_at(offset) in (NO_EPOCH, epoch)
+
+
 def _is_alone(path: Path) -> bool:
     """Whether an index has no log, also at a second look: files are removed and made one after the other."""
     if path.with_suffix(LOG_SUFFIX).exists():
@@ -217,7 +241,7 @@ class _SegmentCheck:
         base: int,
         is_active: bool,
         may_have_holes: Callable[[], bool],
-        epochs: LeaderEpochCache | None,
+        epochs: _Epochs | None,
     ) -> None:
         self._path = path
         self._base = base
@@ -305,9 +329,9 @@ class _SegmentCheck:
         if header.leader_epoch < self._leader_epoch:
             yield f"leader epoch {header.leader_epoch} follows {self._leader_epoch}"
         self._leader_epoch = max(self._leader_epoch, header.leader_epoch)
-        if self._epochs is not None and self._epochs.entries:
-            known = self._epochs.epoch_at(header.base_offset)
-            if known >= 0 and known != header.leader_epoch:
+        if self._epochs is not None:
+            known = self._epochs.other_than(header.leader_epoch, header.base_offset)
+            if known is not None:
                 yield f"it has leader epoch {header.leader_epoch}, the checkpoint says {known}"
         yield from self._check_records(header, batch)
 

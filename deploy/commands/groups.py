@@ -252,9 +252,13 @@ def _targets(
     return targets
 
 
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal()
+
+
 def _milliseconds(text: str) -> int:
     """A time as people write it, in ms since 1970. Raises BadParameter."""
-    if text.isdigit():
+    if _is_number(text):
         return int(text) if int(text) >= _LATEST_SECONDS else int(text) * 1000
     try:
         moment = datetime.datetime.fromisoformat(text)
@@ -265,7 +269,11 @@ def _milliseconds(text: str) -> int:
         ) from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=datetime.UTC)
-    return round(moment.timestamp() * 1000)
+    milliseconds = round(moment.timestamp() * 1000)
+    if milliseconds < 0:
+        # To a cluster these are words: -1 is the end of a partition.
+        raise typer.BadParameter(f"--to-timestamp {text!r}: no record has a time before 1970")
+    return milliseconds
 
 
 def _partitions_by_topic(words: Sequence[str], *, option: str) -> dict[str, set[int] | None]:
@@ -273,7 +281,7 @@ def _partitions_by_topic(words: Sequence[str], *, option: str) -> dict[str, set[
     wanted: dict[str, set[int] | None] = {}
     for word in words:
         topic, colon, numbers = word.partition(":")
-        if not topic or (colon and not all(number.isdigit() for number in numbers.split(","))):
+        if not topic or (colon and not all(map(_is_number, numbers.split(",")))):
             raise typer.BadParameter(
                 f"{option} {word!r}: expected a topic, or partitions of it as orders:0,2"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -33,7 +34,8 @@ def up(file: SandboxFile = None, data: DataFolder = None) -> None:
         typer.echo(f"started {name}")
     for row in sandbox.addresses():
         typer.echo(f"{row['service']:<22}{row['address']}")
-    again = f" --file {file}" if file else ""
+    given = (("--file", file), ("--data", data))
+    again = "".join(f" {option} {shlex.quote(str(path))}" for option, path in given if path)
     typer.echo(f"data and logs in {sandbox.folder}; stop with: millrace local down{again}")
 
 

@@ -37,7 +37,8 @@ def dump(
 ) -> int:
     """Show what is in a file, one line a batch or entry.
 
-    Ends with status 1 where a batch has a wrong CRC or the file is damaged.
+    Ends with status 1 where a batch has a wrong CRC, its records are shown and cannot be read, or the file
+    is damaged.
     """
     from millrace.broker.storage import file_dump
 
@@ -70,7 +71,7 @@ class _Printer:
         self.problem_count = 0
 
     def print(self, row: dict[str, Any]) -> None:
-        if row.get("problem"):
+        if row.get("problem") or any("problem" in record for record in row.get("records", ())):
             self.problem_count += 1
         if self._as_json:
             print(json.dumps(row))

@@ -11,6 +11,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +25,7 @@ from millrace.deploy.commands.output import Format, OutputFormat, print_rows
 if TYPE_CHECKING:
     from millrace.broker.client.cluster import Cluster
     from millrace.broker.client.metadata import ClusterMetadata
+    from millrace.broker.client.reassignments import Moving
 
 Plan = dict[TopicPartition, tuple[int, ...]]
 
@@ -68,6 +70,8 @@ def reassign(
     read = None if plan_file is None else read_plan(plan_file)
 
     async def command(cluster: Cluster) -> None:
+        from millrace.broker.client import reassignments
+
         if listing:
             await _list(cluster, names, output)
         elif cancel:
@@ -75,13 +79,17 @@ def reassign(
         elif broker_ids is None and read is None:
             await _wait(cluster, names)
         else:
+            # In this order: a move that ends in between has come to its target.
+            moving = await reassignments.list_reassignments(cluster)
             view = await cluster.metadata(max_age_ms=0)
             plan = (
                 read
                 if read is not None
-                else _plan(cluster, view, names, broker_ids or [], replication_factor)
+                else _plan(cluster, view, moving, names, broker_ids or [], replication_factor)
             )
-            await _move(cluster, view, plan, throttle=throttle, dry_run=dry_run, wait=wait, output=output)
+            await _move(
+                cluster, view, moving, plan, throttle=throttle, dry_run=dry_run, wait=wait, output=output
+            )
 
     with_cluster(bootstrap, command, command_config)
 
@@ -151,6 +159,7 @@ def read_plan(path: Path) -> Plan:
 def _plan(
     cluster: Cluster,
     view: ClusterMetadata,
+    moving: Mapping[TopicPartition, Moving],
     topics: Sequence[str],
     brokers: Sequence[int],
     replication_factor: int | None,
@@ -169,8 +178,9 @@ def _plan(
             f"{cluster}: no broker {', '.join(map(str, dead))} is alive: there are "
             f"{', '.join(map(str, sorted(view.brokers)))}"
         )
+    # While a partition moves, metadata shows its target and what leaves: more than its replication factor.
     partitions = {
-        (name, number): part.replicas
+        (name, number): _aimed_at(moving, (name, number), part.replicas)
         for name in topics
         for number, part in view.topics[name].partitions.items()
     }
@@ -178,9 +188,18 @@ def _plan(
     return plan_moves(partitions, racks, replication_factor)
 
 
+def _aimed_at(
+    moving: Mapping[TopicPartition, Moving], key: TopicPartition, replicas: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Where a partition is, or is on its way to."""
+    move = moving.get(key)
+    return replicas if move is None else move.target
+
+
 async def _move(
     cluster: Cluster,
     view: ClusterMetadata,
+    moving: Mapping[TopicPartition, Moving],
     plan: Plan,
     *,
     throttle: int | None,
@@ -190,25 +209,26 @@ async def _move(
 ) -> None:
     from millrace.broker.client import reassignments
 
-    now = {
+    shown = {
         (name, number): part.replicas
         for name, topic in view.topics.items()
         for number, part in topic.partitions.items()
     }
-    moves = {key: new for key, new in plan.items() if now.get(key) != new}
+    now = {key: moving[key].origin if key in moving else replicas for key, replicas in shown.items()}
+    moves = {
+        key: new for key, new in plan.items() if key not in shown or _aimed_at(moving, key, shown[key]) != new
+    }
     if dry_run and output is Format.JSON:
         print(json.dumps(_plan_file(moves), indent=2))
         return
     if not moves:
-        typer.echo("every partition is where it should be")
+        typer.echo("every partition is where it should be, or on its way there")
         return
     if dry_run:
         print_rows(_rows(now, moves), ["topic", "partition", "from", "to", "adding", "removing"], output)
         return
     if throttle is not None:
-        await reassignments.set_throttle(
-            cluster, {key: (now.get(key, ()), new) for key, new in moves.items()}, throttle
-        )
+        await _throttle(cluster, {key: (now.get(key, ()), new) for key, new in moves.items()}, throttle)
     refused = await reassignments.alter_reassignments(cluster, moves)
     begun = {key: new for key, new in moves.items() if key not in refused}
     if begun:
@@ -221,6 +241,25 @@ async def _move(
         names = " ".join(sorted({topic for topic, _ in moves}))
         typer.echo(f"the throttle stays until: millrace topics reassign {names} --wait")
     _report_refused(refused)
+
+
+async def _throttle(
+    cluster: Cluster,
+    moves: Mapping[TopicPartition, tuple[tuple[int, ...], tuple[int, ...]]],
+    bytes_per_second: int,
+) -> None:
+    """Set it everywhere, or leave it nowhere: no move follows that would take it off in the end."""
+    from millrace.broker.client import reassignments
+    from millrace.broker.errors import MillraceError
+
+    try:
+        await reassignments.set_throttle(cluster, moves, bytes_per_second)
+    except MillraceError:
+        with suppress(MillraceError):
+            moving = await reassignments.list_reassignments(cluster)
+            resting = {topic for topic, _ in moves} - {topic for topic, _ in moving}
+            await reassignments.remove_throttle(cluster, sorted(resting), rates=not moving)
+        raise
 
 
 async def _wait(

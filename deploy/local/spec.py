@@ -59,7 +59,11 @@ class SandboxSpec(_Section):
 
     @model_validator(mode="after")
     def _references_and_addresses_hold(self) -> SandboxSpec:
+        names_before: set[str] = set()
         for index, mirror in enumerate(self.mirrors):
+            if mirror.name in names_before:
+                raise ConfigError(f"mirrors[{index}].name", mirror.name, "a name that no other mirror has")
+            names_before.add(mirror.name)
             for field, names in (("target", [mirror.target]), ("sources", mirror.sources)):
                 for name in names:
                     if name not in self.clusters:

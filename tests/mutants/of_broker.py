@@ -239,6 +239,17 @@ OF_REPLICATION = (
 
 OF_COORDINATORS = (
     Mutant(
+        name="deleted-topic-forgotten-later",
+        promise="What groups committed in a deleted topic is forgotten before another of its name is shown.",
+        file="broker/coordination/cluster_watcher.py",
+        rule="            self._topics_gone(gone)\n",
+        instead="            asyncio.get_running_loop().call_later(1, self._topics_gone, gone)\n",
+        red=(
+            "tests/unit/coordination/test_cluster_watcher.py"
+            "::test_a_topic_has_gone_before_another_of_its_name_is_shown",
+        ),
+    ),
+    Mutant(
         name="admitted-before-the-transaction-ended",
         promise="A batch that was let in before the coordinator was asked is looked at again after it.",
         file="broker/transactions/verification.py",
@@ -384,6 +395,17 @@ OF_COORDINATORS = (
         red=(
             "tests/unit/groups/test_group_removal.py"
             "::test_a_topic_that_is_deleted_while_its_offsets_are_loaded_is_forgotten",
+        ),
+    ),
+    Mutant(
+        name="overdue-commit-outlives-its-removal",
+        promise="A removal takes a commit whose client was told that it takes too long, too.",
+        file="broker/groups/coordinator.py",
+        rule="(store.get(each) or store.may_change(each))",
+        instead="(store.get(each) or store.is_unstable(each))",
+        red=(
+            "tests/unit/groups/test_group_removal.py"
+            "::test_deletion_takes_a_first_commit_with_it_whose_client_was_told_that_it_takes_too_long",
         ),
     ),
     Mutant(

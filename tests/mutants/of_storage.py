@@ -170,8 +170,8 @@ OF_STORAGE = (
         name="marker-refused-for-its-size",
         promise="A marker is written however small the topic's segments are, so every transaction ends.",
         file="broker/storage/batch_validation.py",
-        rule='    if origin == "client":\n        _check_size(size, config)\n',
-        instead="    _check_size(size, config)\n",
+        rule='    if origin == "client":\n        check_size(size, config)\n',
+        instead="    check_size(size, config)\n",
         red=(
             f"{STORAGE}/test_transactions.py::test_marker_that_is_larger_than_a_segment_has_one_for_itself",
         ),

@@ -8,11 +8,12 @@ addresses) is refused with INVALID_REQUEST rather than taken and not kept.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any
 
 from millrace.broker.errors import InvalidRequest, KafkaError
 from millrace.broker.protocol.frames import Api
-from millrace.broker.server.answers import NO_ERROR, answer
+from millrace.broker.server.answers import NO_ERROR, answer_of
 from millrace.broker.server.context import BrokerServices, RequestContext
 from millrace.broker.server.handlers.describe_client_quotas import CLIENT_ID, ENTITY_TYPES
 from millrace.broker.server.quotas import QUOTA_KEYS, UNLIMITED
@@ -25,6 +26,7 @@ FRACTION = 1e-6
 
 async def handle(request: Any, context: RequestContext) -> Any:
     entities = [tuple((part.entity_type, part.entity_name) for part in e.entity) for e in request.entries]
+    times = Counter(entities)
     entries = []
     for entry, entity in zip(request.entries, entities, strict=True):
         result: dict[str, Any] = {
@@ -33,14 +35,14 @@ async def handle(request: Any, context: RequestContext) -> Any:
             "entity": [{"entity_type": kind, "entity_name": name} for kind, name in entity],
         }
         try:
-            if entities.count(entity) > 1:
+            if times[entity] > 1:
                 raise InvalidRequest("the entity is named more than once")
             await _alter(entity, entry.ops, context.broker, validate_only=request.validate_only)
         except KafkaError as error:
             context.broker.metrics.count_error(error.code)
             result |= {"error_code": error.code, "error_message": str(error)}
         entries.append(result)
-    return answer(API, context.head.version, entries=entries)
+    return await answer_of(len(entries), context.head, entries=entries)
 
 
 async def _alter(

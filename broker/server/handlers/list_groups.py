@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from millrace.broker.protocol.frames import Api
-from millrace.broker.server.answers import answer
+from millrace.broker.server.answers import answer_of
 from millrace.broker.server.context import RequestContext
 
 API = Api.LIST_GROUPS
@@ -17,12 +17,12 @@ VERSIONS = range(6)
 
 
 async def handle(request: Any, context: RequestContext) -> Any:
-    error, listings = context.broker.groups.list_groups(
+    error, listings = await context.broker.groups.list_groups(
         getattr(request, "states_filter", ()), getattr(request, "types_filter", ())
     )
-    return answer(
-        API,
-        context.head.version,
+    return await answer_of(
+        len(listings),
+        context.head,
         error_code=error,
         groups=[
             {

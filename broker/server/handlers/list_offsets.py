@@ -7,7 +7,8 @@ epoch does not know the end yet: OFFSET_NOT_AVAILABLE, and LEADER_NOT_AVAILABLE 
 
 Version 0 is written by hand, as the schemas begin at 1; old monitoring tools speak nothing else. It gives up
 to as many offsets as are asked for, newest first: the end, and the starts of older segments. A time there is
-compared with when a segment was last written, as in Apache Kafka.
+compared with when a segment was last written, as in Apache Kafka. It may name a partition more than once, for
+its beginning and its end, but not very often: each is looked up in, and answered with, all of its segments.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from millrace.broker.protocol.frames import Api
 from millrace.broker.protocol.frames import RequestHead as Head
 from millrace.broker.server.answers import NO_ERROR, answer
 from millrace.broker.server.context import BrokerServices, RequestContext
-from millrace.broker.server.dispatch import Frame
+from millrace.broker.server.dispatch import MOST_ITEMS, Frame
 
 API = Api.LIST_OFFSETS
 VERSIONS = range(10)
@@ -46,6 +47,7 @@ FIRST_VERSION_WITH = {LATEST: 0, EARLIEST: 0, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 
 CONSUMER = -1
 READ_COMMITTED = 1
 FIRST_WITH_OFFSET_NOT_AVAILABLE = 5
+MOST_TIMES_V0 = 10
 
 
 async def handle(request: Any, context: RequestContext) -> Any:
@@ -128,6 +130,7 @@ def handle_frame(
     """Version 0: several offsets where later versions give one."""
     replica_id, topics = decode_v0(frame, position)
     broker = context.broker
+    times = Counter((name, partition) for name, asked in topics for partition, _, _ in asked)
     out = bytearray(struct.pack(">iii", 0, head.correlation_id, len(topics)))
     for name, asked in topics:
         out += wire.string(name) + _INT32.pack(len(asked))
@@ -135,6 +138,8 @@ def handle_frame(
             error_code = NO_ERROR
             offsets: Sequence[int] = ()
             try:
+                if times[name, partition] > MOST_TIMES_V0:
+                    raise InvalidRequest(f"{name}-{partition} is asked for more than {MOST_TIMES_V0} times")
                 offsets = _look_up_v0(name, partition, timestamp, most, replica_id, broker)
             except KafkaError as error:
                 broker.metrics.count_error(error.code)
@@ -148,6 +153,7 @@ def handle_frame(
 def decode_v0(frame: memoryview, position: int) -> tuple[int, list[tuple[str, list[AskedV0]]]]:
     """The replica id (-1 for consumers) and what is asked for by topic. Raises ProtocolError."""
     topics = []
+    items_left = MOST_ITEMS
     try:
         (replica_id,) = _INT32.unpack_from(frame, position)
         topic_count, position = wire.read_array_size(frame, position + _INT32.size, False)
@@ -156,6 +162,9 @@ def decode_v0(frame: memoryview, position: int) -> tuple[int, list[tuple[str, li
             if name is None:
                 raise ProtocolError("topic name is null")
             count, position = wire.read_array_size(frame, position, False)
+            items_left -= 1 + count
+            if items_left < 0:
+                raise ProtocolError("list offsets request holds too many items")
             asked = []
             for _ in range(count):
                 asked.append(_ASKED_V0.unpack_from(frame, position))

@@ -18,6 +18,7 @@ from millrace.broker.protocol.batch import BatchHeader, parse_header, stamp_offs
 from millrace.broker.protocol.control_records import Marker, parse_marker
 from millrace.broker.protocol.records import read_records
 from millrace.broker.storage.leader_epochs import LeaderEpochCache
+from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.producer_state import ProducerState
 from millrace.broker.storage.transaction_index import AbortedTransaction
 
@@ -69,6 +70,8 @@ class Written(NamedTuple):
 
 class VirtualLog:
     """Offsets `start_offset` to `end_offset`; everything below `flushed` survives a loss of power."""
+
+    config = LogConfig()
 
     def __init__(self) -> None:
         self.start_offset = 0

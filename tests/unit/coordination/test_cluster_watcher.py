@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -96,12 +96,16 @@ class Watched:
         self.cache = MetadataCache()
         self.shown: list[Shown] = []
         session: Any = self.tree
-        self.watcher = ClusterWatcher(session, self.cache, self.told)
+        self.gone: list[tuple[str, bool]] = []  # with whether one of that name is shown
+        self.watcher = ClusterWatcher(session, self.cache, self.told, self.told_gone)
         self.known: list[tuple[set[int], set[str]]] = []  # brokers and topics, whenever something was told
 
     def told(self, _changes: ClusterChanges) -> None:
         self.look()
         self.known.append((set(self.cache.brokers), set(self.cache.topics)))
+
+    def told_gone(self, names: Collection[str]) -> None:
+        self.gone.extend((name, self.cache.topic(name) is not None) for name in names)
 
     def look(self) -> None:
         info = self.cache.topic("t")
@@ -280,3 +284,24 @@ def test_of_a_round_that_was_interrupted_nothing_is_told() -> None:
     assert {(frozenset(brokers), frozenset(topics)) for brokers, topics in watched.known[1:]} == {
         (frozenset({1}), frozenset({"t"}))
     }
+
+
+@pytest.mark.safety
+@pytest.mark.parametrize("is_seen_between", [False, True])
+def test_a_topic_has_gone_before_another_of_its_name_is_shown(is_seen_between: bool) -> None:
+    """Whoever forgets by a name what groups committed would forget commits that were made in the new one."""
+
+    async def told(watched: Watched) -> None:
+        tree = watched.tree
+        tree.make(OLD, OF_OLD)
+        await watched.watcher.start()
+        await watched.idle()
+        if is_seen_between:
+            tree.commit(topic=None, settings=None)
+            await watched.idle()
+            assert watched.cache.topic("t") is None
+        tree.make(NEW, OF_NEW)
+
+    watched = story(told)
+    assert [topic_id for topic_id, _ in watched.shown] == [OLD, NEW]
+    assert watched.gone == [("t", False)]

@@ -8,14 +8,16 @@ import struct
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from millrace.broker.protocol.batch import seal
+from millrace.broker.protocol.batch import HEADER_SIZE, seal
 from millrace.broker.protocol.control_records import build_marker
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.broker.storage import log_check
+from millrace.broker.storage.leader_epochs import LeaderEpochCache
 from millrace.broker.storage.log import Log
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
@@ -118,6 +120,21 @@ def test_damage_is_shown_and_ends_with_status_1(data: Path, capsys: pytest.Captu
     assert "WRONG CRC" in lines[1]
     assert "is cut at" in error
     assert lines[-1].endswith("1 with problems")
+
+
+@pytest.mark.parametrize("options", [["--records"], ["--records", "--json"]])
+def test_records_that_cannot_be_read_are_damage_as_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    batch = bytearray(build_batch([Record(b"k", b"v" * 20, (), TIME_MS)]))
+    batch[HEADER_SIZE] = 0x7E  # the record's own length; the CRC is right
+    seal(batch)
+    path = tmp_path / f"{SEGMENT}.log"
+    path.write_bytes(batch)
+    assert _dump(capsys, path)[0] == 0, "not looked at"
+    status, lines, _ = _dump(capsys, path, *options)
+    assert status == 1
+    assert "--json" in options or lines[-1].endswith("1 with problems")
 
 
 def test_what_cannot_be_shown_is_said_in_one_line(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -243,6 +260,34 @@ def test_nothing_is_found_while_a_broker_is_at_work(tmp_path: Path) -> None:
     manager.close()
     facts, problems = log_check.FolderFacts.read(tmp_path)
     assert problems + log_check.check_partition(log.directory, facts, totals) == []
+
+
+@pytest.mark.parametrize("looks", [1, 2])
+def test_election_while_a_partition_is_read_is_no_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: int
+) -> None:
+    """The checkpoint was read before it, or between the batch and what the broker writes down of it."""
+    log = Log.open(tmp_path / "t-0", LogConfig(), recovery_point=None, start_offset=0, now_ms=TIME_MS)
+    batch = bytes(build_batch([Record(b"k", b"v", (), TIME_MS)]))
+    for _ in range(3):
+        log.append(memoryview(bytearray(batch)), leader_epoch=0, now_ms=TIME_MS)
+    before = LeaderEpochCache.load(log.directory)
+    left = looks
+
+    def load(directory: Path) -> LeaderEpochCache:
+        nonlocal left
+        if left == looks:
+            log.begin_epoch(1)
+            log.append(memoryview(bytearray(batch)), leader_epoch=1, now_ms=TIME_MS)
+        left -= 1
+        return before if left >= 0 else LeaderEpochCache(directory, [(0, 0), (1, 3)])
+
+    monkeypatch.setattr(log_check, "LeaderEpochCache", SimpleNamespace(load=load))
+    facts, _ = log_check.FolderFacts.read(tmp_path)
+    totals = log_check.Totals()
+    assert log_check.check_partition(tmp_path / "t-0", facts, totals) == []
+    assert totals.batches == 4
+    log.close()
 
 
 def test_partition_of_apache_kafka_s_kind_is_understood(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from millrace.deploy.cli import run
 from millrace.deploy.local import sandbox as sandbox_module
 from millrace.deploy.local.sandbox import WHY_SLOW, Sandbox, Service
 from millrace.deploy.local.spec import parse_spec
@@ -57,3 +58,14 @@ def test_start_as_usual_says_nothing(
     monkeypatch.setattr(sandbox_module, "SLOW_START_S", 600.0)
     sandbox.up()
     assert said == []
+
+
+def test_command_that_stops_it_names_the_folder_that_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Sandbox, "up", lambda _: [])
+    folder = tmp_path / "of mine"
+    assert run(["local", "up", "--data", str(folder)]) == 0
+    assert capsys.readouterr().out.endswith(f"stop with: millrace local down --data '{folder}'\n")
+    assert run(["local", "up"]) == 0
+    assert capsys.readouterr().out.endswith("stop with: millrace local down\n")

@@ -54,6 +54,7 @@ def test_file_in_the_package_is_good_and_has_three_sources_and_two_mirror_proces
         (["clusters", "a", "color"], "red", "clusters.a.color: got 'red', expected one of listen, settings"),
         (["mirrors", 0, "target"], "c", r"mirrors\[0\].target: got 'c', expected one of a, b"),
         (["mirrors", 0, "sources"], ["x"], r"mirrors\[0\].sources: got 'x'"),
+        (["mirrors"], GOOD["mirrors"] * 2, r"mirrors\[1\].name: got 'm', expected a name that no other"),
         (["mirrors", 0, "topics"], {}, r"mirrors\[0\].topics.include: got nothing"),
         (["clusters"], {}, "clusters: got {}"),
         (["name"], "Not A Name", "name: got 'Not A Name'"),

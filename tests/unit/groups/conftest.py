@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 import pytest
 from kio.schema.errors import ErrorCode
 
-from millrace.broker.errors import KafkaError
+from millrace.broker.errors import KafkaError, RecordTooLarge
 from millrace.broker.groups.config import GroupConfig
 from millrace.broker.groups.membership import Group
 from millrace.broker.groups.values import (
@@ -169,12 +169,17 @@ class MemoryOffsetsLog:
         self.gate = asyncio.Event()
         self.gate.set()
         self.count = partition_count
+        self.most_bytes = 1 << 20
         self._waiting: set[asyncio.Task[None]] = set()
 
     def partition_count(self) -> int:
         return self.count
 
-    def append_now(self, partition: int, batch: bytes) -> tuple[int, asyncio.Future[None] | None]:
+    def append_now(
+        self, partition: int, batch: bytes, *, is_limited: bool = False
+    ) -> tuple[int, asyncio.Future[None] | None]:
+        if is_limited and len(batch) > self.most_bytes:
+            raise RecordTooLarge
         if self.failure is not None:
             raise self.failure
         base_offset = self.next_offset.get(partition, 0)

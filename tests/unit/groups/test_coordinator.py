@@ -68,6 +68,23 @@ def test_commit_that_cannot_be_written_is_refused_and_forgotten(offsets_log):
     run(scenario())
 
 
+def test_write_that_is_too_large_for_the_topic_is_refused_and_a_removal_never_is(offsets_log):
+    async def scenario():
+        bench = await Bench(offsets_log).start()
+        joined = await bench.join()
+        assignments = {joined.member_id: b"x" * 300}
+        sync = SyncRequest(joined.member_id, None, joined.generation, None, None, assignments)
+        await bench.commit(1, group="g" * 300)
+        offsets_log.most_bytes = 350
+        assert (await bench.groups.sync(GROUP, sync)).error is ErrorCode.unknown_server_error
+        assert await bench.commit(2, group="g" * 300) is ErrorCode.invalid_commit_offset_size
+        assert bench.committed(group="g" * 300) == 1
+        assert await bench.groups.delete_group("g" * 300) is ErrorCode.none
+        assert bench.committed(group="g" * 300) is None
+
+    run(scenario())
+
+
 def test_write_that_fails_unexpectedly_is_answered(offsets_log):
     async def scenario():
         bench = await Bench(offsets_log).start()
@@ -96,7 +113,7 @@ def test_commit_of_a_member_to_an_unknown_group_is_an_old_generation(offsets_log
     async def scenario():
         bench = await Bench(offsets_log).start()
         assert await bench.commit(1, "m", 3) is ErrorCode.illegal_generation
-        assert bench.groups.list_groups()[1] == []
+        assert (await bench.groups.list_groups())[1] == []
 
     run(scenario())
 
@@ -114,7 +131,7 @@ def test_requests_for_groups_of_other_brokers_and_while_loading(offsets_log):
         await asyncio.sleep(0)
         bench.groups._partitions[coordinator_partition(GROUP, 4)].loaded = False
         assert await bench.commit(1) is ErrorCode.coordinator_load_in_progress
-        assert bench.groups.list_groups()[0] is ErrorCode.coordinator_load_in_progress
+        assert (await bench.groups.list_groups())[0] is ErrorCode.coordinator_load_in_progress
         assert bench.groups.heartbeat(GROUP, "m", None, 1) is ErrorCode.none
         sync = SyncRequest("m", None, 1, None, None, {})
         assert (await bench.groups.sync(GROUP, sync)).error is ErrorCode.rebalance_in_progress
@@ -182,14 +199,14 @@ def test_list_filters_by_state_and_type_without_regard_to_case(offsets_log):
         await bench.stable_member(group="a")
         await bench.commit(1, group="b")
 
-        def listed(**filters):
-            return sorted(g.group_id for g in bench.groups.list_groups(**filters)[1])
+        async def listed(**filters):
+            return sorted(g.group_id for g in (await bench.groups.list_groups(**filters))[1])
 
-        assert listed() == ["a", "b"]
-        assert listed(states=["stable"]) == ["a"]
-        assert listed(states=["Empty", "Dead"]) == ["b"]
-        assert listed(types=["Classic"]) == ["a", "b"]
-        assert listed(types=["consumer"]) == []
+        assert await listed() == ["a", "b"]
+        assert await listed(states=["stable"]) == ["a"]
+        assert await listed(states=["Empty", "Dead"]) == ["b"]
+        assert await listed(types=["Classic"]) == ["a", "b"]
+        assert await listed(types=["consumer"]) == []
 
     run(scenario())
 
@@ -229,6 +246,35 @@ def test_write_that_takes_too_long_is_refused_and_comes_true_when_the_log_has_it
         assert bench.committed() == 42
 
     run(scenario())
+
+
+def test_commit_is_unstable_until_its_client_has_been_answered_and_no_longer(offsets_log):
+    """The in-sync set may be too small for days; readers go on from what was committed before."""
+
+    def stable(bench):
+        _, found = bench.groups.fetch_offsets(GROUP, [("flights", 0)], require_stable=True)
+        return getattr(found["flights", 0], "offset", found["flights", 0])
+
+    async def scenario():
+        bench = await Bench(offsets_log, commit_timeout_ms=20).start()
+        await bench.commit(1)
+        assert stable(bench) == 1
+        offsets_log.gate.clear()
+        committing = asyncio.create_task(bench.commit(42))
+        await asyncio.sleep(0)
+        assert stable(bench) is ErrorCode.unstable_offset_commit
+        assert await committing is ErrorCode.coordinator_not_available
+        assert stable(bench) == 1
+        again = asyncio.create_task(bench.commit(43))
+        await asyncio.sleep(0)
+        assert stable(bench) is ErrorCode.unstable_offset_commit
+        offsets_log.gate.set()
+        assert await again is ErrorCode.none
+        assert stable(bench) == 43
+        (owned,) = [each for each in bench.groups._partitions.values() if each.groups]
+        assert not owned.groups[GROUP].offsets._awaited
+
+    virtual_clock.run(scenario())
 
 
 def test_so_many_writes_wait_for_the_in_sync_set_and_no_more(offsets_log, monkeypatch):

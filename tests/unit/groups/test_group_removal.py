@@ -62,6 +62,23 @@ def test_offsets_of_members_of_another_kind_cannot_be_deleted(offsets_log):
     run(scenario())
 
 
+def test_deletion_takes_a_first_commit_with_it_whose_client_was_told_that_it_takes_too_long(offsets_log):
+    async def scenario():
+        bench = await Bench(offsets_log, commit_timeout_ms=20).start()
+        offsets_log.gate.clear()
+        assert await bench.commit(1) is ErrorCode.coordinator_not_available
+        deleting = asyncio.create_task(bench.groups.delete_offsets(GROUP, [("flights", 0)]))
+        await asyncio.sleep(0)
+        offsets_log.gate.set()
+        assert (await deleting)[0] is ErrorCode.none
+        await bench.groups._journal.drain()
+        assert bench.committed() is None
+        await bench.restart()
+        assert bench.committed() is None
+
+    virtual_clock.run(scenario())
+
+
 def test_commit_made_while_a_deletion_is_written_wins(offsets_log):
     async def scenario():
         bench = await Bench(offsets_log).start()
@@ -94,7 +111,7 @@ def test_sweep_forgets_what_nobody_used_for_the_retention_time(offsets_log):
         await bench.groups.sweep(bench.now_ms)
         assert bench.committed() is None
         assert bench.committed(group="living") == 2
-        assert [g.group_id for g in bench.groups.list_groups()[1]] == ["living"]
+        assert [g.group_id for g in (await bench.groups.list_groups())[1]] == ["living"]
         await bench.restart()
         assert bench.committed() is None
 
@@ -144,7 +161,7 @@ def test_offsets_of_an_emptied_group_age_from_the_day_it_emptied(offsets_log):
         bench.now_ms += 1_000
         await bench.groups.sweep(bench.now_ms)
         assert bench.committed() is None
-        assert bench.groups.list_groups()[1] == []
+        assert (await bench.groups.list_groups())[1] == []
 
     run(scenario())
 
@@ -154,7 +171,7 @@ def test_offsets_of_deleted_topics_are_forgotten(offsets_log):
         bench = await Bench(offsets_log).start()
         await bench.commit(1)
         await bench.commit(2, topic="other")
-        await bench.groups.forget_topics(["flights"])
+        bench.groups.forget_topics(["flights"])
         await bench.restart()
         assert (bench.committed(), bench.committed("other")) == (None, 2)
 
@@ -168,7 +185,7 @@ def test_offsets_of_a_deleted_topic_are_forgotten_also_if_the_log_takes_no_remov
         await bench.commit(1)
         await bench.commit(2, topic="other")
         offsets_log.failure = NotEnoughReplicas()
-        await bench.groups.forget_topics(["flights"])
+        bench.groups.forget_topics(["flights"])
         assert (bench.committed(), bench.committed("other")) == (None, 2)
         offsets_log.failure = None
         await bench.commit(3)
@@ -191,7 +208,7 @@ def test_a_topic_that_is_deleted_while_its_offsets_are_loaded_is_forgotten(offse
         loading = asyncio.create_task(bench.groups.load(coordinator_partition(GROUP, 4)))
         await asyncio.sleep(0)
         assert bench.groups.fetch_offsets(GROUP, None)[0] is ErrorCode.coordinator_load_in_progress
-        await bench.groups.forget_topics(["flights"])
+        bench.groups.forget_topics(["flights"])
         offsets_log.gate.set()
         await loading
         assert (bench.committed(), bench.committed("other")) == (None, 2)
@@ -209,14 +226,15 @@ def test_removal_takes_a_first_commit_that_is_under_way_with_it(offsets_log, rem
         offsets_log.gate.clear()
         committing = asyncio.create_task(bench.commit(1))
         await asyncio.sleep(0)
+        removing = []
         if removal == "topic":
-            removing = asyncio.create_task(bench.groups.forget_topics(["flights"]))
+            bench.groups.forget_topics(["flights"])
         else:
-            removing = asyncio.create_task(bench.groups.delete_group(GROUP))
+            removing.append(asyncio.create_task(bench.groups.delete_group(GROUP)))
         await asyncio.sleep(0)
         offsets_log.gate.set()
         assert await committing is ErrorCode.none
-        await removing
+        await asyncio.gather(*removing)
         await bench.groups._journal.drain()
         assert bench.committed() is None
         await bench.restart()
@@ -258,7 +276,7 @@ def test_nobody_joins_a_group_whose_removal_is_being_written(offsets_log):
         deleting = asyncio.create_task(bench.groups.delete_group(GROUP))
         await asyncio.sleep(0.01)
         assert (await bench.join()).error is ErrorCode.coordinator_not_available
-        assert bench.groups.list_groups()[1] == []
+        assert (await bench.groups.list_groups())[1] == []
         offsets_log.gate.set()
         assert await deleting is ErrorCode.none
         assert (await bench.join()).generation == 1

@@ -243,6 +243,20 @@ def test_offset_with_an_open_transaction_does_not_expire():
     assert expired_offsets(store, rule, 1_000, 10_000) == [("t", 0)]
 
 
+def test_offset_that_a_write_may_renew_does_not_expire_also_when_nobody_waits_for_the_write():
+    store = OffsetStore()
+    store.put(("t", 0), CommittedOffset(1, -1, "", 0, log_offset=0))
+    store.begin_write([("t", 0)])
+    store.begin_wait([("t", 0)])
+    assert (store.is_unstable(("t", 0)), store.may_change(("t", 0))) == (True, True)
+    store.end_wait([("t", 0)])
+    assert (store.is_unstable(("t", 0)), store.may_change(("t", 0))) == (False, True)
+    rule = ExpiryRule(lambda committed: committed.commit_timestamp_ms)
+    assert expired_offsets(store, rule, 1_000, 10_000) == []
+    store.end_write([("t", 0)])
+    assert expired_offsets(store, rule, 1_000, 10_000) == [("t", 0)]
+
+
 def test_offsets_expire_by_age_by_their_own_expiry_and_not_while_in_use():
     store = OffsetStore()
     store.put(("old", 0), CommittedOffset(1, -1, "", 1_000))

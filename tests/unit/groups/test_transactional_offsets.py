@@ -210,7 +210,7 @@ def test_removal_takes_pending_offsets_with_it(offsets_log, removal):
         elif removal == "offsets":
             assert (await bench.groups.delete_offsets(GROUP, [FLIGHTS]))[0] is ErrorCode.none
         else:
-            await bench.groups.forget_topics({"flights"})
+            bench.groups.forget_topics({"flights"})
         bench.end(committed=True)
         assert bench.fetch() is None
         await bench.restart()

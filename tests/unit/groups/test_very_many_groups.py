@@ -83,3 +83,23 @@ def test_losing_very_many_groups_answers_all_who_wait(offsets_log):
         assert {answer.error for answer in answers} == {ErrorCode.not_coordinator}
 
     run(scenario())
+
+
+@pytest.mark.usefixtures("two_at_once")
+def test_very_many_groups_are_listed_with_others_turns_in_between(offsets_log):
+    async def scenario():
+        bench = await Bench(offsets_log).start()
+        for group in MANY:
+            await bench.commit(1, group=group)
+        turns = [0]
+
+        def next_turn():
+            turns[0] += 1
+            asyncio.get_running_loop().call_soon(next_turn)
+
+        next_turn()
+        error, listed = await bench.groups.list_groups()
+        assert turns[0] == 1 + 2
+        assert (error, sorted(listing.group_id for listing in listed)) == (ErrorCode.none, MANY)
+
+    run(scenario())

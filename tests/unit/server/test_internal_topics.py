@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 from structlog.testing import capture_logs
 
-from millrace.broker.errors import KafkaStorageError, UnreadableRecord
+from millrace.broker.errors import KafkaStorageError, RecordTooLarge, UnreadableRecord
 from millrace.broker.server import internal_topics
 from millrace.broker.server.internal_topics import CoordinatorLoader, InternalTopicLog
+from millrace.broker.storage.log_config import LogConfig
 from tests.waiting import patience, until_async
 
 
@@ -126,3 +127,20 @@ def test_a_coordinator_that_waits_long_for_its_log_to_be_committed_says_so_once(
     (line,) = told
     assert (line["log_level"], line["topic"], line["partition"]) == ("warning", "topic", 3)
     assert (line["in_sync"], line["needed"]) == ([1], 2)
+
+
+def test_a_coordinators_write_for_a_client_is_no_larger_than_a_clients_own():
+    partition = SimpleNamespace(log=SimpleNamespace(config=LogConfig(max_message_bytes=100)))
+    sizes = []
+
+    def append_now(_topic, _partition, batch, *_):
+        sizes.append(len(batch))
+        return SimpleNamespace(base_offset=0), None
+
+    replicas = SimpleNamespace(leader_of=lambda _topic, _partition: partition, append_now=append_now)
+    topic = InternalTopicLog("topic", replicas, None, 1)
+    with pytest.raises(RecordTooLarge):
+        topic.append_now(0, bytes(101), is_limited=True)
+    topic.append_now(0, bytes(100), is_limited=True)
+    topic.append_now(0, bytes(101))
+    assert sizes == [100, 101]

@@ -13,7 +13,13 @@ from millrace.broker.errors import ProtocolError, UnknownTopicOrPartition
 from millrace.broker.protocol.frames import Api, decode_request
 from millrace.broker.server.answers import build_entity, request_type
 from millrace.broker.server.handlers import list_offsets
-from millrace.broker.server.handlers.list_offsets import EARLIEST, LATEST, decode_v0, offsets_before
+from millrace.broker.server.handlers.list_offsets import (
+    EARLIEST,
+    LATEST,
+    MOST_TIMES_V0,
+    decode_v0,
+    offsets_before,
+)
 from millrace.broker.telemetry.metrics import BrokerMetrics
 
 NOW_MS = 10_000
@@ -116,6 +122,20 @@ def test_version_0_shows_consumers_nothing_above_the_high_watermark() -> None:
 
 def test_version_0_refuses_what_it_cannot_mean() -> None:
     assert ask_v0(Replicas(300), (0, -3, 1), (5, LATEST, 1)) == [(35, []), (3, [])]
+
+
+def test_version_0_answers_a_partition_some_times_and_not_a_thousand_times() -> None:
+    """A small request would be answered with megabytes."""
+    some = [(0, LATEST, 9)] * MOST_TIMES_V0
+    assert ask_v0(Replicas(300), *some) == [(0, [300, 250, 100, 0])] * MOST_TIMES_V0
+    assert ask_v0(Replicas(300), *some, (0, EARLIEST, 1)) == [(42, [])] * (MOST_TIMES_V0 + 1)
+
+
+def test_version_0_is_refused_with_more_items_than_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(list_offsets, "MOST_ITEMS", 4)
+    assert len(ask_v0(Replicas(300), *[(0, LATEST, 9)] * 3)) == 3
+    with pytest.raises(ProtocolError, match="too many items"):
+        ask_v0(Replicas(300), *[(0, LATEST, 9)] * 4)
 
 
 @pytest.mark.parametrize("cut", range(1, 30))

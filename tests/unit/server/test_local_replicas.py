@@ -1,4 +1,4 @@
-"""What a broker makes of changes in the cluster: which topics are applied, removed and forgotten."""
+"""What a broker makes of changes in the cluster: which topics are applied and which removed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Parts:
         self.offline: dict[tuple[str, int], str] = {}
         logs: Any = SimpleNamespace(get=self.opened.get, offline=self.offline)
         session: Any = SimpleNamespace()
-        self.local = LocalReplicas(1, session, self.cache, replicas, logs, self._forget)
+        self.local = LocalReplicas(1, session, self.cache, replicas, logs)
 
     async def _apply(self, topic: str, _topic_id: object, states: dict[int, object], *_: object) -> None:
         self.done.append(("apply", topic))
@@ -43,32 +43,27 @@ class Parts:
     async def _remove(self, topic: str) -> None:
         self.done.append(("remove", topic))
 
-    async def _forget(self, topic: str) -> None:
-        self.done.append(("forget", topic))
 
-
-def test_offsets_of_a_deleted_topic_do_not_pass_to_one_made_at_once_in_its_name() -> None:
+def test_topic_that_was_made_anew_at_once_is_applied_and_not_removed() -> None:
     async def scenario() -> list[tuple[str, str]]:
         parts = Parts()
         # Deleted and made again before this broker came to look at it.
         parts.cache.set_assignment("t", TopicAssignment(uuid4(), {0: (1,)}))
         parts.local.changed(ClusterChanges(topics={"t"}, removed_topics={"t"}))
         await parts.local.apply()
-        parts.local.changed(ClusterChanges(topics={"t"}))
-        await parts.local.apply()
         return parts.done
 
-    assert asyncio.run(scenario()) == [("forget", "t"), ("apply", "t"), ("apply", "t")]
+    assert asyncio.run(scenario()) == [("apply", "t")]
 
 
-def test_deleted_topic_is_removed_and_forgotten() -> None:
+def test_deleted_topic_is_removed() -> None:
     async def scenario() -> list[tuple[str, str]]:
         parts = Parts()
         parts.local.changed(ClusterChanges(removed_topics={"t"}))
         await parts.local.apply()
         return parts.done
 
-    assert set(asyncio.run(scenario())) == {("forget", "t"), ("remove", "t")}
+    assert asyncio.run(scenario()) == [("remove", "t")]
 
 
 def test_logs_that_the_start_has_opened_are_taken_over_in_one_go() -> None:

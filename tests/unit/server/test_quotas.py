@@ -7,9 +7,11 @@ from collections import deque
 
 import pytest
 
+from millrace.broker.protocol.hot_produce import encode_response
 from millrace.broker.server.quotas import (
     CONSUMER_BYTE_RATE,
     DEFAULT_WINDOW,
+    LONGEST_THROTTLE_MS,
     PRODUCER_BYTE_RATE,
     UNLIMITED,
     ByteQuota,
@@ -136,3 +138,13 @@ def test_changed_limit_holds_for_what_was_used_already() -> None:
     assert quota.charge("c", 0, 0) == DEFAULT_WINDOW.full_ms
     quota.set_limits(UNLIMITED, {"d": 1.0})
     assert quota.charge("c", 10**9, 0) == 0
+
+
+@pytest.mark.parametrize("limit", [1.0, 5e-324])
+def test_client_that_is_all_but_shut_out_is_told_a_time_that_an_answer_can_carry(limit: float) -> None:
+    """What cannot be encoded would be told as a failure of a produce that is in the log."""
+    quota = ByteQuota()
+    quota.set_limits(UNLIMITED, {"raw": limit})
+    throttled_ms = [quota.charge("raw", 900_000, 5) for _ in range(4)]
+    assert throttled_ms[-1] == LONGEST_THROTTLE_MS
+    encode_response(9, 1, [], throttled_ms[-1])

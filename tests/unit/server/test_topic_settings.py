@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from millrace.broker.errors import InvalidConfig, InvalidRequest
+from millrace.broker.server.broker_settings import broker_config_name
 from millrace.broker.server.topic_settings import (
     APPEND,
     DELETE,
@@ -89,3 +90,10 @@ def test_many_settings_in_one_request_are_compared_a_few_times_each() -> None:
     assert compared < 10 * len(names)
     with pytest.raises(InvalidRequest, match="name-7"):
         increments([(name, SET, "v") for name in [*names, Name("name-7")]], {})
+
+
+def test_brokers_settings_are_of_an_id_in_plain_digits() -> None:
+    assert (broker_config_name(""), broker_config_name("07")) == ("<default>", "7")
+    for name in ("²", "٣", "-1", "one"):
+        with pytest.raises(InvalidRequest, match="no broker id"):
+            broker_config_name(name)
