@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import json
 import ssl
 import time
 import urllib.error
@@ -20,6 +19,7 @@ import urllib.request
 from typing import Any
 
 from millrace.broker.client.security import Secret, SecretUnreadable, TokenConfig
+from millrace.broker.protocol.foreign_json import read_json
 
 COMMAND_TIMEOUT_S = 30.0
 ENDPOINT_TIMEOUT_S = 10.0
@@ -138,7 +138,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 def _reason_of(error: urllib.error.HTTPError) -> str:
     """The `error` word of RFC 6749 (invalid_client and its like), nothing else of the answer."""
     try:
-        word = json.loads(error.read(4096)).get("error")
+        word = read_json(error.read(4096)).get("error")
     except (OSError, ValueError, AttributeError):
         return ""
     return f", {word[:40]!r}" if isinstance(word, str) else ""
@@ -146,10 +146,10 @@ def _reason_of(error: urllib.error.HTTPError) -> str:
 
 def _read_answer(endpoint: str, content: bytes) -> tuple[str, float]:
     try:
-        answer = json.loads(content)
+        answer = read_json(content)
         token, life_s = answer["access_token"], float(answer.get("expires_in", 0))
         if not isinstance(token, str) or not token:
             raise ValueError
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         raise TokenUnavailable(f"no token: the answer of {endpoint} has no access_token") from None
     return token, life_s

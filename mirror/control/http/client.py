@@ -7,12 +7,13 @@ bounded size within a bounded time.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from typing import Any
 from urllib.parse import urlsplit
 
 import h11
+
+from millrace.broker.protocol.foreign_json import read_json
 
 TIMEOUT_S = 2.0
 MAX_ANSWER_SIZE = 32 << 20
@@ -40,7 +41,7 @@ async def get_json(url: str, *, timeout_s: float = TIMEOUT_S) -> Any:
     if status != 200:
         raise NoAnswer(f"it answers with status {status}")
     try:
-        return json.loads(body)
+        return read_json(body)
     except ValueError:
         raise NoAnswer("it answers with something else than JSON") from None
 
