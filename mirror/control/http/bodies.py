@@ -192,7 +192,7 @@ class InternalTopicAnswer(_Answer):
 
 class TroubleAnswer(_Answer):
     """What has been tried in vain since `since_ms`; without a partition it is a whole topic, which the target
-    does not take."""
+    does not take, or all topics of the source (`*`), which cannot be looked after."""
 
     source: str
     topic: str
