@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import http.client
 import ssl
 import time
 import urllib.error
@@ -124,7 +125,7 @@ def _ask_endpoint(config: TokenConfig) -> tuple[str, float]:
             content = answer.read(MAX_TOKEN_SIZE)
     except urllib.error.HTTPError as error:
         raise TokenUnavailable(f"no token: {endpoint} answers HTTP {error.code}{_reason_of(error)}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error
         raise TokenUnavailable(f"no token: {endpoint} cannot be asked: {reason}") from None
     return _read_answer(endpoint, content)
@@ -139,7 +140,7 @@ def _reason_of(error: urllib.error.HTTPError) -> str:
     """The `error` word of RFC 6749 (invalid_client and its like), nothing else of the answer."""
     try:
         word = read_json(error.read(4096)).get("error")
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, http.client.HTTPException):
         return ""
     return f", {word[:40]!r}" if isinstance(word, str) else ""
 
