@@ -10,6 +10,9 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
+ALL_TOPICS = "*"
+"""Stands for the topic where what fails is of all that a source has."""
+
 K = TypeVar("K", bound=Hashable)
 
 # A leader that moves, a broker that restarts: over by then, and nobody's business.
@@ -27,7 +30,7 @@ class Failure(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Of a partition, or of a whole topic (`partition` None)."""
+    """Of a partition, or of a whole topic (`partition` None), or of ALL_TOPICS of a source."""
 
     source: str
     topic: str

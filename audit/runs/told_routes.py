@@ -14,8 +14,9 @@ Called by `capture`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
+
+from millrace.broker.protocol.foreign_json import read_json
 
 VERSION = 1
 
@@ -31,13 +32,13 @@ class ToldRoutes:
 
         A tombstone takes nothing back: what was carried before lies where it was told to lie.
         """
-        where = json.loads(key or b"")
+        where = read_json(key or b"")
         if "proposal" in where:
             return
         told = self._targets.setdefault((str(where["source"]), str(where["topic"])), set())
         if value is None:
             return
-        route = json.loads(value)
+        route = read_json(value)
         if route["version"] != VERSION:
             raise ValueError(f"version {route['version']}")
         told.add(str(route["target_topic"]))

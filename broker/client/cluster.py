@@ -125,6 +125,7 @@ class Cluster:
         is_plain = security is None or security.protocol == "PLAINTEXT"
         self._access = None if security is None or is_plain else Access(security)
         self._refused: AccessRefused | None = None
+        self._unreached: ClusterUnreachable | None = None
         self._max_response_size = max_response_size
         self._frame_memory = frame_memory
         self._rng = rng or random.Random()
@@ -206,18 +207,26 @@ class Cluster:
         """The cluster with these topics, or with all of them (None); from memory when young enough.
 
         Topics that do not exist are absent from `.topics` and have their code in `.topic_errors`; asking
-        never creates one. Keeps trying for `request_timeout_ms`, then raises ClusterUnreachable.
+        never creates one. Keeps trying for `request_timeout_ms`, waiting for others who ask included, then
+        raises ClusterUnreachable.
         """
         self._check_open()
         oldest = self._now() - max_age_ms / 1000
         if not self._known.is_fresh(topics, oldest):
-            refused_before = self._refused
+            refused_before, unreached_before = self._refused, self._unreached
+            deadline = self._now() + self.request_timeout_ms / 1000
             async with self._refreshing:
                 # Whoever held the lock may have read what is wanted here since this was asked.
                 if not self._known.is_fresh(topics, oldest):
                     if self._refused is not None and self._refused is not refused_before:
                         raise self._refused
-                    await self._refresh(topics)
+                    if (
+                        self._unreached is not None
+                        and self._unreached is not unreached_before
+                        and self._now() >= deadline
+                    ):
+                        raise ClusterUnreachable(self.name, self._without_name(self._unreached))
+                    await self._refresh(topics, deadline)
         view = self._known.view
         if view is None:
             raise AssertionError("a refresh leaves a view behind")
@@ -241,14 +250,17 @@ class Cluster:
         if error_code in STALE_METADATA:
             self.invalidate()
 
-    async def _refresh(self, topics: Sequence[str] | None) -> None:
+    async def _refresh(self, topics: Sequence[str] | None, deadline: float) -> None:
         """Read the metadata from whichever server answers first. Holds `_refreshing`."""
 
         read_at = self._now()
         try:
-            news = await self._read_view(topics)
+            news = await self._read_view(topics, deadline)
         except AccessRefused as error:
             self._refused = error
+            raise
+        except ClusterUnreachable as error:
+            self._unreached = error
             raise
         self._retire_moved(self._known.take(news, topics, read_at))
 
@@ -390,11 +402,9 @@ class Cluster:
 
     # --- the way in ---------------------------------------------------------------------------------
 
-    async def _read_view(self, topics: Sequence[str] | None) -> ClusterMetadata:
+    async def _read_view(self, topics: Sequence[str] | None, deadline: float) -> ClusterMetadata:
         """Ask the known brokers in random order, then the bootstrap servers in random order, last those that
-        want nothing more now; then pause and begin again, until `request_timeout_ms` is over (or not, see
-        `awaits_start`)."""
-        deadline = self._now() + self.request_timeout_ms / 1000
+        want nothing more now; then pause and begin again, until the deadline (or not, see `awaits_start`)."""
         reasons: dict[Address, str] = {}
         for pass_count in itertools.count(1):
             refusals: list[AccessRefused] = []

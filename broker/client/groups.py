@@ -16,7 +16,13 @@ from typing import Any
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.connection import request_schema
 from millrace.broker.client.group_offsets import ask_coordinator, group_refusal
-from millrace.broker.errors import KafkaError, MillraceError, error_for_code
+from millrace.broker.errors import (
+    GroupIdNotFound,
+    KafkaError,
+    MillraceError,
+    UnsupportedVersion,
+    error_for_code,
+)
 from millrace.broker.protocol.frames import Api
 from millrace.broker.protocol.topic_partition import TopicPartition
 
@@ -25,6 +31,8 @@ _STATES_FROM = 4
 _TYPES_FROM = 5
 _DESCRIBE_GROUPS_VERSION = 5
 _CONSUMER_GROUP_DESCRIBE_VERSION = 0
+# The second where the server knows the request, and its groups of that kind are switched off.
+_NO_SUCH_GROUP = (GroupIdNotFound.code, UnsupportedVersion.code)
 _DELETE_GROUPS_VERSION = 2
 _OFFSET_DELETE_VERSION = 0
 
@@ -173,8 +181,10 @@ async def _consumer_group(cluster: Cluster, group_id: str, coordinator: int) -> 
     request = schema.ConsumerGroupDescribeRequest(group_ids=(group_id,), include_authorized_operations=False)
     answer = await ask_coordinator(cluster, group_id, request, purpose="control")
     (described,) = answer.groups
-    if described.error_code:
+    if described.error_code in _NO_SUCH_GROUP:
         return absent
+    if described.error_code:
+        raise group_refusal(cluster, group_id, int(described.error_code), "description")
     return Group(
         group_id,
         described.group_state,

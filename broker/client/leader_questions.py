@@ -10,7 +10,13 @@ from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from millrace.broker.client.metadata import ClusterMetadata
-from millrace.broker.errors import KafkaError, LeaderNotAvailable, UnknownTopicOrPartition, error_for_code
+from millrace.broker.errors import (
+    KafkaError,
+    LeaderNotAvailable,
+    ProtocolError,
+    UnknownTopicOrPartition,
+    error_for_code,
+)
 from millrace.broker.protocol.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
@@ -29,7 +35,8 @@ async def ask_leaders(
     """Returns when every wanted partition is in `found`, which `ask` (node id, its part of `wanted`) fills.
 
     Retries for the cluster's request timeout. Raises the KafkaError of the first partition that cannot be
-    answered (UnknownTopicOrPartition for one that does not exist); `what` is the question, for its words.
+    answered (UnknownTopicOrPartition for one that does not exist), and ProtocolError where an answer leaves
+    one out; `what` is the question, for its words.
     """
 
     async def attempt() -> None:
@@ -49,6 +56,9 @@ async def ask_leaders(
         problems.sort(key=lambda error: isinstance(error, KafkaError) and error.retriable)
         if problems:
             raise problems[0]
+        if left_out := [key for key in missing if key not in found]:
+            topic, partition = min(left_out)
+            raise ProtocolError(f"{cluster}: the answer leaves out the {what} of {topic}-{partition}")
 
     await cluster.retrying(attempt)
 

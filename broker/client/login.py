@@ -62,6 +62,10 @@ class Access:
     def logs_in(self) -> bool:
         return self.security.sasl is not None
 
+    @property
+    def uses_tokens(self) -> bool:
+        return self._tokens is not None
+
     def tls_context(self) -> ssl.SSLContext | None:
         """For the next connection; raises ValueError when its files cannot be read now."""
         return self.tls.current() if self.tls is not None else None

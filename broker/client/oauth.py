@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import json
+import http.client
 import ssl
 import time
 import urllib.error
@@ -20,6 +20,7 @@ import urllib.request
 from typing import Any
 
 from millrace.broker.client.security import Secret, SecretUnreadable, TokenConfig
+from millrace.broker.protocol.foreign_json import read_json
 
 COMMAND_TIMEOUT_S = 30.0
 ENDPOINT_TIMEOUT_S = 10.0
@@ -124,7 +125,7 @@ def _ask_endpoint(config: TokenConfig) -> tuple[str, float]:
             content = answer.read(MAX_TOKEN_SIZE)
     except urllib.error.HTTPError as error:
         raise TokenUnavailable(f"no token: {endpoint} answers HTTP {error.code}{_reason_of(error)}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error
         raise TokenUnavailable(f"no token: {endpoint} cannot be asked: {reason}") from None
     return _read_answer(endpoint, content)
@@ -138,18 +139,18 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 def _reason_of(error: urllib.error.HTTPError) -> str:
     """The `error` word of RFC 6749 (invalid_client and its like), nothing else of the answer."""
     try:
-        word = json.loads(error.read(4096)).get("error")
-    except (OSError, ValueError, AttributeError):
+        word = read_json(error.read(4096)).get("error")
+    except (OSError, ValueError, AttributeError, http.client.HTTPException):
         return ""
     return f", {word[:40]!r}" if isinstance(word, str) else ""
 
 
 def _read_answer(endpoint: str, content: bytes) -> tuple[str, float]:
     try:
-        answer = json.loads(content)
+        answer = read_json(content)
         token, life_s = answer["access_token"], float(answer.get("expires_in", 0))
         if not isinstance(token, str) or not token:
             raise ValueError
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         raise TokenUnavailable(f"no token: the answer of {endpoint} has no access_token") from None
     return token, life_s

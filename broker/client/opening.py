@@ -62,13 +62,17 @@ async def open_connection(
         raise AccessRefused(cluster, f"{address}: {error}") from None
     try:
         async with asyncio.timeout(timeout_ms / 1000):
-            await loop.create_connection(
-                lambda: connection,
-                address.host,
-                address.port,
-                ssl=context,
-                server_hostname=address.host if context else None,
-            )
+            try:
+                await loop.create_connection(
+                    lambda: connection,
+                    address.host,
+                    address.port,
+                    ssl=context,
+                    server_hostname=address.host if context else None,
+                )
+            except (ValueError, OverflowError) as error:
+                # An empty or overlong part of the name, a port below 0: also a broker may advertise such.
+                raise NetworkException(f"{connection}: no host and port that there can be: {error}") from None
             connection.versions = await _ask_versions(connection, timeout_ms)
             if access is not None and access.logs_in:
                 await log_in(connection, access, timeout_ms)
@@ -76,6 +80,10 @@ async def open_connection(
         what, hint = "no connection", ""
         if connection.was_made and not connection.versions.ranges:
             what, hint = "no answer to the first request", ": it is stuck, or does not speak Kafka's protocol"
+        elif connection.was_made:
+            what = "the login was not over"
+            if access is not None and access.uses_tokens:
+                hint = "; if its token is slow to come, see security.sasl.token"
         connection.close()
         raise RequestTimedOut(f"{connection}: {what} within {timeout_ms:.0f} ms{hint}") from error
     except OSError as error:  # includes failed TLS handshakes and unknown host names

@@ -15,13 +15,15 @@ from dataclasses import dataclass
 
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.committed import committed_batches
-from millrace.broker.client.offsets import EARLIEST, LATEST
+from millrace.broker.client.offsets import EARLIEST, EARLIEST_LOCAL, LATEST
 from millrace.broker.client.raw_fetch import FetchedPartition, FetchPosition, fetch
 from millrace.broker.errors import (
     KafkaError,
     LeaderNotAvailable,
     OffsetOutOfRange,
+    RequestTimedOut,
     UnknownTopicOrPartition,
+    UnsupportedVersion,
     error_for_code,
 )
 from millrace.broker.protocol.batch import verify_crc
@@ -29,11 +31,14 @@ from millrace.broker.protocol.records import read_records
 from millrace.broker.protocol.topic_partition import TopicPartition
 
 _MAX_WAIT_MS = 100
+# Of what lies in a remote store alone: Apache Kafka gives nothing out of it to those that do not wait (before
+# KIP-1018).
+_STORE_WAIT_MS = 500
 _PARTITION_MAX_BYTES = 4 << 20
 # Who reads a table has other things to do meanwhile: a heartbeat's answer, for one, waits for its turn.
 RECORDS_A_TURN = 500
 # Empty answers in a row from a leader whose high watermark says that there is more, before a hole that
-# reaches the pinned end is believed.
+# reaches the pinned end is believed, if it is one of the leader's own disk: a store that is away is no hole.
 _HOLE_AFTER_EMPTY_COUNT = 3
 # After so long in which a leader has nothing more to give and its high watermark is below the pinned end, it
 # is asked where the log ends.
@@ -69,8 +74,9 @@ async def read_topic_to_end(
 
     In order within a partition, partitions mixed. CRCs are checked. Retries through leader changes and lost
     connections as long as the cluster answers at all within its request timeout; records are given once.
-    Raises UnknownTopicOrPartition, CorruptMessage, ClusterUnreachable, OffsetOutOfRange where a partition has
-    become shorter than it was at the time of the call, …
+    Raises UnknownTopicOrPartition (also for a partition of `until` that is not there), CorruptMessage,
+    ClusterUnreachable, OffsetOutOfRange where a partition has become shorter than it was at the time of the
+    call, RequestTimedOut where a remote store gives nothing for that long, …
     """
     view = await cluster.metadata([topic], max_age_ms=0)
     partitions = view.partitions(topic)
@@ -79,6 +85,9 @@ async def read_topic_to_end(
         raise error_for_code(code, f"{cluster}: topic {topic}: {error_for_code(code)}")
     # The end first: a beginning that moves between the two questions then only skips what has expired.
     if until is not None:
+        if unknown := until.keys() - {partition for _, partition in partitions}:
+            # Its records are wanted, and an answer that does not know it is no word that it has none.
+            raise UnknownTopicOrPartition(f"{cluster}: {topic}-{min(unknown)} does not exist now")
         ends = {key: until[key[1]] for key in partitions if key[1] in until}
     else:
         latest = dict.fromkeys(partitions, LATEST)
@@ -107,6 +116,8 @@ async def read_topic_to_end(
                     await asyncio.sleep(0)
             if reading[key].looks_short(now):
                 await _check_end(cluster, reading[key])
+            if reading[key].looks_like_a_hole:
+                await _check_hole(cluster, reading[key], now)
             if reading[key].is_done:
                 del reading[key]
 
@@ -126,6 +137,26 @@ async def _check_end(cluster: Cluster, reading: _Reading) -> None:
         raise reading.is_short(f"its end is {found[reading.key].offset}")
 
 
+async def _check_hole(cluster: Cluster, reading: _Reading, now: float) -> None:
+    """Takes what is not given up to the pinned end for a hole; raises RequestTimedOut where it lies in a
+    remote store, which has given nothing for the request timeout."""
+    try:
+        starts = await cluster.list_offsets({reading.key: EARLIEST_LOCAL})
+        local_start = starts[reading.key].offset
+    except UnsupportedVersion:
+        local_start = 0  # the server is older than remote stores
+    if reading.position >= local_start:
+        reading.position = reading.end
+        return
+    reading.max_wait_ms = _STORE_WAIT_MS
+    if now - reading.empty_since >= cluster.request_timeout_ms / 1000:
+        topic, partition = reading.key
+        raise RequestTimedOut(
+            f"{cluster}: {topic}-{partition}: nothing is given of its remote store, at offset "
+            f"{reading.position}, within {cluster.request_timeout_ms:.0f} ms"
+        )
+
+
 async def _fetch_round(
     cluster: Cluster, reading: Mapping[TopicPartition, _Reading], read_committed: bool
 ) -> list[FetchedPartition]:
@@ -141,7 +172,7 @@ async def _fetch_round(
             cluster,
             node_id,
             {key: FetchPosition(reading[key].position) for key in keys},
-            max_wait_ms=_MAX_WAIT_MS,
+            max_wait_ms=max(reading[key].max_wait_ms for key in keys),
             partition_max_bytes=_PARTITION_MAX_BYTES,
             read_committed=read_committed,
             purpose="read to end",
@@ -182,6 +213,8 @@ class _Reading:
         self.key = key
         self.position = position
         self.end = end
+        self.max_wait_ms = _MAX_WAIT_MS
+        self.empty_since = 0.0
         self._read_committed = read_committed
         self._empty_count = 0
         self._short_since: float | None = None
@@ -227,17 +260,22 @@ class _Reading:
         )
 
     def _note_progress(self, fetched: FetchedPartition, now: float, moved: bool) -> None:
-        """Believe in a hole up to the end when a leader that has the end keeps sending nothing."""
+        """Counts the answers with nothing from a leader that has the end."""
         if fetched.error_code:
             return
         stable = fetched.last_stable_offset if self._read_committed else fetched.high_watermark
         self._empty_count = 0 if moved or stable < self.end else self._empty_count + 1
-        if self._empty_count >= _HOLE_AFTER_EMPTY_COUNT:
-            self.position = self.end
+        if self._empty_count == 1:
+            self.empty_since = now
         if moved or fetched.high_watermark >= self.end:
             self._short_since = None
         elif self._short_since is None:
             self._short_since = now
+
+    @property
+    def looks_like_a_hole(self) -> bool:
+        """Whether to ask if there is one up to the end."""
+        return self._empty_count >= _HOLE_AFTER_EMPTY_COUNT
 
     def looks_short(self, now: float) -> bool:
         """Whether to ask where the log ends; not again at once."""

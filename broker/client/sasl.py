@@ -16,11 +16,12 @@ import base64
 import binascii
 import hashlib
 import hmac
-import json
 import re
 import secrets
 from collections.abc import Mapping
 from typing import Literal, Protocol, TypeAlias
+
+from millrace.broker.protocol.foreign_json import read_json
 
 MechanismName: TypeAlias = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]
 
@@ -165,7 +166,7 @@ class OAuthBearer:
     def answer(self, challenge: bytes) -> bytes:
         """The server has refused: it says why, and fails the login after this one byte (RFC 7628)."""
         try:
-            status = json.loads(challenge).get("status")
+            status = read_json(challenge).get("status")
             self._status = status[:80] if isinstance(status, str) else ""
         except (ValueError, AttributeError):
             self._status = ""
@@ -192,8 +193,8 @@ def _expiry(token: str) -> float | None:
     """When a JWT expires, in seconds since 1970; None where the token does not tell."""
     try:
         body = token.split(".")[1]
-        return float(json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))["exp"])
-    except (LookupError, ValueError, TypeError):
+        return float(read_json(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))["exp"])
+    except (LookupError, ValueError, TypeError, OverflowError):
         return None
 
 

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from millrace.broker.errors import UnreadableRecord
+from millrace.broker.protocol.foreign_json import read_json
 
 VERSION = 1
 NO_TOPIC_ID = UUID(int=0)
@@ -69,7 +70,7 @@ def encode_key(source: str, topic: str, partition: int) -> bytes:
 def decode_key(key: bytes | None) -> PositionKey | None:
     """The partition that a key names, or None when it is no key of this format."""
     try:
-        fields = json.loads(key or b"")
+        fields = read_json(key or b"")
         source, topic, partition = fields["source"], fields["topic"], fields["partition"]
     except (ValueError, TypeError, KeyError):
         return None
@@ -99,7 +100,7 @@ def encode_value(position: Position) -> bytes:
 def decode_value(value: bytes) -> Position:
     """Raises UnreadableRecord when the value is not a position of a version known here."""
     try:
-        fields = json.loads(value)
+        fields = read_json(value)
         if fields["version"] != VERSION:
             raise UnreadableRecord(f"a position of version {fields['version']!r}")
         if fields.get("lost"):

@@ -30,10 +30,12 @@ def troubles_of(
     """The oldest first. `refused`: batches that the target refuses; `standing`: what is not committed;
     `topics`: what the target does not take as a whole."""
     found = topic_troubles(topics)
+    for source, reader in readers.items():
+        found += [Trouble(source, topic, None, *failure) for topic, failure in reader.view_failures]
     for key, pipeline in owned.items():
-        reader, lag = readers.get(key.source), pipeline.lag
+        of_source, lag = readers.get(key.source), pipeline.lag
         failures = (
-            None if reader is None else reader.failures.get((key.topic, key.partition)),
+            None if of_source is None else of_source.failures.get((key.topic, key.partition)),
             refused.get(pipeline.target),
             standing.get(key),
             held_back(lag.held_ms(now_ms), lag.stable_end, now_ms),

@@ -120,7 +120,9 @@ class WishReader:
         if known is None:
             await ensure_topic(self._target, self._topic, 1, self._replication_factor, WISHES.configs)
             view = await self._target.metadata([self._topic], max_age_ms=0)
-            known = view.topics[self._topic]
+            known = view.topics.get(self._topic)
+        if known is None:
+            raise LeaderNotAvailable(f"{self._topic} was made and is not known everywhere yet")
         leader = view.leader(self._topic, 0)
         if leader is None:
             raise LeaderNotAvailable(f"{self._topic}-0 has no leader now")

@@ -28,10 +28,13 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 
 from millrace.broker.errors import UnreadableRecord
+from millrace.broker.protocol.foreign_json import read_json
 from millrace.mirror.gaps.gaps import Gap
 from millrace.mirror.topics.routes import SourcePartition
 
 VERSION = 1
+# Bytes/s; up to here a float holds every whole number.
+MAX_RATE = 1 << 53
 
 WishRecord: TypeAlias = tuple[bytes, bytes | None]
 """Key and value as they are written; the value None removes the wish."""
@@ -113,7 +116,7 @@ class Wishes:
         try:
             fields = decode_value(value)
             self._remember(kind, scope, fields)
-        except (UnreadableRecord, ValueError, KeyError, TypeError):
+        except (UnreadableRecord, ValueError, KeyError, TypeError, OverflowError):
             return None
         return Wish(kind, scope, fields)
 
@@ -165,8 +168,8 @@ class Wishes:
             self._pauses[scope] = fields["paused"]
         elif kind is WishKind.THROTTLE:
             rate = float(fields["bytes_per_second"])
-            if not rate > 0 or scope.source is None:
-                raise ValueError("a rate above 0, of one source")
+            if not 1 <= rate <= MAX_RATE or scope.source is None:
+                raise ValueError("a rate that can be counted with, of one source")
             self._rates[scope.source] = rate
         elif kind is WishKind.SKIP:
             self._skips[_only_partition(scope)] = (int(fields["from"]), str(fields["class"]))
@@ -212,7 +215,7 @@ def encode_value(at_ms: int, **fields: Any) -> bytes:
 def decode_key(key: bytes | None) -> tuple[WishKind | None, Scope]:
     """The kind None: no key of this format."""
     try:
-        fields = json.loads(key or b"")
+        fields = read_json(key or b"")
         kind = WishKind(fields["wish"])
         source, topic, partition = fields["source"], fields.get("topic"), fields.get("partition")
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -226,7 +229,7 @@ def decode_key(key: bytes | None) -> tuple[WishKind | None, Scope]:
 def decode_value(value: bytes) -> Mapping[str, Any]:
     """Raises UnreadableRecord when the value is not a wish of a version known here."""
     try:
-        fields = json.loads(value)
+        fields = read_json(value)
     except ValueError as error:
         raise UnreadableRecord(f"not a wish: {error}") from None
     if not isinstance(fields, dict) or fields.get("version") != VERSION:

@@ -30,6 +30,7 @@ import structlog
 
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.read_to_end import read_topic_to_end
+from millrace.broker.protocol.foreign_json import read_json
 from millrace.mirror.delivery.checkpoints import Positions, decode_key, encode_key
 from millrace.mirror.delivery.system_records import (
     CLUSTER_FAILURES,
@@ -79,7 +80,7 @@ class Begun:
                 self.partitions.add(partition)
             return
         try:
-            named, told = json.loads(key or b""), json.loads(value or b"")
+            named, told = read_json(key or b""), read_json(value or b"")
             source = str(named["source"])
             if "topic" in named:
                 self._widths.setdefault(source, {})[str(named["topic"])] = int(told["partitions"])

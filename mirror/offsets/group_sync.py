@@ -13,7 +13,8 @@ Rules:
   next leader, or its own consumers, have committed;
 - a position that does not move is committed again once a day, or the target would forget it.
 
-A group that cannot be synced is logged when that begins and shown until it is over; the others go on.
+A group that cannot be synced is logged when that begins and shown until it is over; the others go on. That
+its broker, or its whole source, does not answer is such a reason, and no word that the group is gone.
 """
 
 from __future__ import annotations
@@ -118,7 +119,8 @@ class _Source:
     patterns: GroupPatterns
     interval_ms: int
     due_at: float = 0.0  # in seconds of the monotonic clock
-    failure: str = ""
+    failure: str = ""  # why none of its groups can be read
+    unlisted: str = ""  # why those of some brokers cannot be listed
     groups: dict[str, SyncedGroup] = field(default_factory=dict)
 
 
@@ -220,6 +222,8 @@ class GroupSync:
             if not source.failure:
                 log.warning("groups cannot be read", source=source.name, error=str(error))
             source.failure = str(error)
+            for name in source.groups:
+                self._note(source, name, GroupState.FAILING, reason=str(error))
             return
         source.failure = ""
         for name in source.groups.keys() - commits.keys():
@@ -231,13 +235,22 @@ class GroupSync:
                 self._note(source, name, GroupState.FAILING, reason=str(error))
 
     async def _commits(self, source: _Source) -> dict[str, dict[TopicPartition, CommittedOffset]]:
-        """What the groups that are meant have committed of topics that are carried."""
+        """What the groups that are meant have committed of topics that are carried; nothing of those known
+        ones of which nobody can tell now, which are noted as failing."""
         listed = await list_groups(source.cluster)
         names = [
             each.group_id
             for each in listed.groups
             if source.patterns.selects(each.group_id, each.protocol_type)
         ]
+        commits: dict[str, dict[TopicPartition, CommittedOffset]] = {}
+        if unlisted := "; ".join(listed.unreachable.values()):
+            if not source.unlisted:
+                log.warning("not all groups can be listed", source=source.name, error=unlisted)
+            for name in source.groups.keys() - set(names):
+                self._note(source, name, GroupState.FAILING, reason=unlisted)
+                commits[name] = {}
+        source.unlisted = unlisted
         translator = self._translate()
         limit = asyncio.Semaphore(FETCHES_AT_ONCE)
 
@@ -247,7 +260,6 @@ class GroupSync:
             return {key: at for key, at in found.items() if translator.selects(source.name, key[0])}
 
         answers = await asyncio.gather(*(of(name) for name in names), return_exceptions=True)
-        commits: dict[str, dict[TopicPartition, CommittedOffset]] = {}
         for name, answer in zip(names, answers, strict=True):
             if isinstance(answer, CLUSTER_FAILURES):
                 self._note(source, name, GroupState.FAILING, reason=str(answer))

@@ -2,7 +2,8 @@
 
 Called by `map_keeper`, for one source partition at a time.
 
-- A chunk whose records have all left the target (its log begins behind them) is forgotten.
+- A chunk whose records have all left the target (its log begins behind them) is forgotten. One with a cut
+  stays for as long as an older one does of which the cut makes something void.
 - Neighbours that follow each other are joined into one of at most MAX_CHUNK_SIZE: ten million runs are then
   some two thousand records. Only where at least WORTH_JOINING of them, or half a full one, are together, so
   that what was joined is not written again and again.
@@ -61,7 +62,22 @@ def _expired(chunks: Collection[Chunk], target_start: int) -> list[Chunk]:
             gone.append(chunk)
     # Where one ends at the target that has no runs, or does not know, one behind it tells.
     answers_from = max((chunk.from_offset for chunk in gone), default=-1)
-    return gone + [chunk for chunk in unsure if chunk is not last and chunk.from_offset <= answers_from]
+    gone += [chunk for chunk in unsure if chunk is not last and chunk.from_offset <= answers_from]
+    return _without_cuts_in_force(chunks, gone)
+
+
+def _without_cuts_in_force(chunks: Collection[Chunk], gone: list[Chunk]) -> list[Chunk]:
+    """What stays is not to count again from a cut on, only because that was forgotten first."""
+    are_gone = {chunk.key for chunk in gone}
+    for chunk in sorted(gone, key=lambda chunk: chunk.key.began_ms):  # a cut that stays may be cut itself
+        cut_from = chunk.head.cut_from
+        if cut_from is not None and any(
+            older.key.began_ms < chunk.key.began_ms and older.source_end > cut_from
+            for older in chunks
+            if older.key not in are_gone
+        ):
+            are_gone.discard(chunk.key)
+    return [chunk for chunk in gone if chunk.key in are_gone]
 
 
 def _rows(chunks: list[Chunk], youngest: Chunk) -> Iterator[list[Chunk]]:

@@ -56,6 +56,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from millrace.broker.errors import UnreadableRecord
+from millrace.broker.protocol.foreign_json import read_json
 from millrace.broker.protocol.mirror_positions import NO_TOPIC_ID
 from millrace.mirror.offsets.offset_runs import ranges_of
 from millrace.mirror.topics.routes import SourcePartition
@@ -360,7 +361,7 @@ def encode_key(key: ChunkKey) -> bytes:
 def decode_key(key: bytes | None) -> ChunkKey | None:
     """What a key names, or None when it is no key of this format."""
     try:
-        fields = json.loads(key or b"")
+        fields = read_json(key or b"")
         source, topic = fields["source"], fields["topic"]
         partition, from_offset, began_ms = fields["partition"], fields["from"], fields["began_ms"]
         to_offset = fields.get("to", from_offset)

@@ -26,6 +26,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 
+from millrace.broker.protocol.foreign_json import read_json
 from millrace.mirror.sharing.balance import level_out
 from millrace.mirror.sharing.rates import rate_of
 from millrace.mirror.topics.routes import SourcePartition
@@ -236,7 +237,7 @@ def _encode(message: dict[str, object]) -> bytes:
 
 
 def _decode(data: bytes) -> dict[str, object]:
-    message = json.loads(data)
+    message = read_json(data)
     if not isinstance(message, dict) or message.get("version") != VERSION:
         raise ValueError(f"a group message of another version than {VERSION}: {data[:80]!r}")
     return message

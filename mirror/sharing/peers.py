@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from millrace.broker.protocol.foreign_json import read_json
 from millrace.mirror.topics.routes import SourcePartition
 
 
@@ -82,7 +83,7 @@ def _with(message: bytes, more: Mapping[str, Any]) -> bytes:
 
 def _message(data: bytes) -> dict[str, Any]:
     try:
-        message = json.loads(data)
+        message = read_json(data)
     except ValueError:
         return {}
     return message if isinstance(message, dict) else {}

@@ -61,7 +61,7 @@ from millrace.mirror.sources.source_logs import (
 from millrace.mirror.sources.survey import Surveyor
 from millrace.mirror.steady import steady_ms
 from millrace.mirror.topics.routes import SourcePartition, TopicSelector
-from millrace.mirror.troubles import Failures
+from millrace.mirror.troubles import ALL_TOPICS, Failures
 
 log = structlog.get_logger("millrace.mirror.sources.source")
 
@@ -107,6 +107,7 @@ class SourceReader:
         self._on_view = on_view
         self._refusals: dict[tuple[str, int], int] = {}  # of a partition's fetches, in a row
         self.failures: Failures[tuple[str, int]] = Failures()  # of what is begun and fetched here
+        self.view_failures: Failures[str] = Failures()  # of what follows from a look; by ALL_TOPICS alone
         self._silences: Silences[tuple[str, int]] = Silences()
         self._logs = SourceLogs(config.cluster, cluster, now_ms, record_start, self.failures)
         self._histories = Histories(cluster)
@@ -245,7 +246,10 @@ class SourceReader:
             try:
                 await self._on_view(self)
                 failures.over()
+                self.view_failures.over(ALL_TOPICS)
             except CLUSTER_FAILURES as error:
+                reason = f"no topic can be let in or prepared: {error}"
+                self.view_failures.failed(ALL_TOPICS, reason, self._now_ms())
                 if failures.is_news(error):
                     log.warning("cannot prepare topics; trying again", source=self.name, error=str(error))
 
@@ -298,7 +302,9 @@ class SourceReader:
         wanted: dict[Way, dict[tuple[str, int], PartitionPipeline]] = {}
         for key, pipeline in self._pipelines.items():
             leader = self.view.leader(*key)
-            if leader is not None:
+            if leader is None:
+                self._not_answered(key, pipeline, "the source names no leader of it now")
+            else:
                 way = Way(leader, way_number(*key, self.config.connections))
                 wanted.setdefault(way, {})[key] = pipeline
         for way in list(self._loops):
@@ -361,6 +367,9 @@ class SourceReader:
                 if self.is_connected:
                     log.warning("the source does not answer", source=self.name, error=str(error))
                 self.is_connected = False
+                for key, pipeline in asked.items():
+                    if loop.partitions.get(key) is pipeline:  # nor has left, nor moved to another leader
+                        self._not_answered(key, pipeline, f"its leader does not answer: {error}")
                 loop.tells_where_histories_part = None
                 failure_count += 1
                 self._look_again.set()
@@ -370,6 +379,11 @@ class SourceReader:
             self.is_connected = self.was_connected = True
             self._take_all(loop, asked, positions, answers)
             del answers  # or they would keep their memory until the next ones are there
+
+    def _not_answered(self, key: tuple[str, int], pipeline: PartitionPipeline, reason: str) -> None:
+        """Told of each partition: that others answer says nothing of it. The next answer ends it."""
+        if pipeline.state is State.RUNNING:
+            self.failures.failed(key, reason, self._now_ms())
 
     def _take_all(
         self,

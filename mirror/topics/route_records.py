@@ -26,6 +26,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 
+from millrace.broker.protocol.foreign_json import read_json
 from millrace.mirror.delivery.checkpoints import Positions
 from millrace.mirror.topics.routes import KnownRoutes, Origin, Route, find_origins
 
@@ -78,7 +79,7 @@ def read_routes(
     routes: dict[RouteKey, Route] = {}
     for key, value in records:
         try:
-            where = json.loads(key or b"")
+            where = read_json(key or b"")
             name: RouteKey
             if "proposal" in where:
                 source, topic = where["proposal"]
@@ -88,7 +89,7 @@ def read_routes(
                 name, proposer = (str(where["source"]), str(where["topic"])), ""
             routes.pop(name, None)
             if value is not None:
-                routes[name] = _route(json.loads(value), name[1], mirror, cluster_id, proposer)
+                routes[name] = _route(read_json(value), name[1], mirror, cluster_id, proposer)
         except (ValueError, TypeError, LookupError, OverflowError):
             continue
     return routes

@@ -542,6 +542,27 @@ OF_CLIENTS = (
             "::test_partition_for_which_an_answer_has_no_room_is_read_later",
         ),
     ),
+    Mutant(
+        name="remote-store-that-is-away-taken-for-a-hole",
+        promise="What a remote store does not give for a while is read on, and not taken for a hole.",
+        file="broker/client/read_to_end.py",
+        rule="    if reading.position >= local_start:\n",
+        instead="    if reading.position >= 0:\n",
+        red=(
+            "tests/unit/client/test_read_to_end.py"
+            "::test_remote_store_that_gives_nothing_for_a_while_is_no_hole",
+        ),
+    ),
+    Mutant(
+        name="pinned-partition-that-is-unknown-taken-for-empty",
+        promise="A partition that was pinned and is not known now is no partition that was read.",
+        file="broker/client/read_to_end.py",
+        rule="        if unknown := until.keys() - {partition for _, partition in partitions}:\n",
+        instead="        if unknown := until.keys() - until.keys():\n",
+        red=(
+            "tests/unit/client/test_read_to_end.py::test_pinned_partition_that_is_not_known_is_no_empty_one",
+        ),
+    ),
 )
 
 OF_BROKER = (*OF_REPLICATION, *OF_STORAGE, *OF_COORDINATORS, *OF_SERVER, *OF_CLIENTS)

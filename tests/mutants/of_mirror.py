@@ -763,6 +763,14 @@ OF_MIRROR = (
         ),
     ),
     Mutant(
+        name="cut-of-the-map-forgotten-before-what-it-cut",
+        promise="The offset map keeps a cut for as long as what the cut makes void.",
+        file="mirror/offsets/map_upkeep.py",
+        rule="    return _without_cuts_in_force(chunks, gone)\n",
+        instead="    return gone\n",
+        red=(f"{UNIT}/test_offset_map.py::test_upkeep_changes_no_translation",),
+    ),
+    Mutant(
         name="map-ordered-by-clocks-alone",
         promise="The offset map's chunks are in the order of their assignments, not of two workers' clocks.",
         file="mirror/pipeline.py",

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from millrace.mirror.control.wishes import Scope
+from millrace.mirror.control.wishes import MAX_RATE, Scope
 from millrace.mirror.gaps.gaps import GapClass
 
 
@@ -72,7 +72,7 @@ class ThrottleBody(_Body):
     """Bytes/s of one source, over all workers together; null lifts the limit."""
 
     source: Name
-    bytes_per_second: Annotated[int, Field(ge=1)] | None
+    bytes_per_second: Annotated[int, Field(ge=1, le=MAX_RATE)] | None
 
 
 class NothingBody(_Body):
@@ -192,7 +192,7 @@ class InternalTopicAnswer(_Answer):
 
 class TroubleAnswer(_Answer):
     """What has been tried in vain since `since_ms`; without a partition it is a whole topic, which the target
-    does not take."""
+    does not take, or all topics of the source (`*`), which cannot be looked after."""
 
     source: str
     topic: str

@@ -7,12 +7,13 @@ bounded size within a bounded time.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from typing import Any
 from urllib.parse import urlsplit
 
 import h11
+
+from millrace.broker.protocol.foreign_json import read_json
 
 TIMEOUT_S = 2.0
 MAX_ANSWER_SIZE = 32 << 20
@@ -24,8 +25,8 @@ class NoAnswer(Exception):
 
 async def get_json(url: str, *, timeout_s: float = TIMEOUT_S) -> Any:
     """The JSON document at an http:// URL. Raises NoAnswer."""
-    parts = urlsplit(url)
     try:
+        parts = urlsplit(url)
         async with asyncio.timeout(timeout_s):
             status, body = await _get(parts.hostname or "", parts.port or 80, parts.netloc, parts.path or "/")
     except TimeoutError:
@@ -35,12 +36,14 @@ async def get_json(url: str, *, timeout_s: float = TIMEOUT_S) -> Any:
         number = error.errno or 0
         words = os.strerror(number) if number > 0 else error.strerror or str(error)
         raise NoAnswer(words) from None
+    except (ValueError, OverflowError) as error:  # of the address: a host or port that there cannot be
+        raise NoAnswer(f"nothing can answer at {url}: {error}") from None
     except h11.ProtocolError as error:
         raise NoAnswer(f"it does not speak HTTP as it should: {error}") from None
     if status != 200:
         raise NoAnswer(f"it answers with status {status}")
     try:
-        return json.loads(body)
+        return read_json(body)
     except ValueError:
         raise NoAnswer("it answers with something else than JSON") from None
 

@@ -15,6 +15,7 @@ from millrace.broker.client import opening
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.connection import Connection
 from millrace.broker.client.offsets import LATEST
+from millrace.broker.client.opening import open_connection
 from millrace.broker.client.raw_fetch import FetchPosition, fetch
 from millrace.broker.client.raw_produce import ProduceOutcome, produce
 from millrace.broker.errors import (
@@ -122,6 +123,40 @@ def test_unreachable_cluster_is_named_with_every_address_and_reason() -> None:
         assert f"{dead}: Connection refused" in text
         assert f"{silent.address}: no " in text
         assert "\n" not in text
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("where", [Address("kafka..example.com", 9092), Address("127.0.0.1", -1)])
+def test_address_that_there_cannot_be_is_one_that_is_not_reached(where: Address) -> None:
+    """Whoever writes a config, or a broker that advertises it, has made it up."""
+
+    async def main() -> None:
+        with pytest.raises(NetworkException, match=r"cluster ewr at .*: no host and port that there can be"):
+            await open_connection("ewr", where, client_id="test", timeout_ms=60_000)
+
+    asyncio.run(main())
+
+
+def test_each_of_many_who_ask_waits_no_longer_than_one(tried: list[Address]) -> None:
+    """Of those who wait for another who asks, none begins to wait anew when that has asked in vain."""
+
+    async def main() -> None:
+        dead = cluster(f"127.0.0.1:{free_port()}", request_timeout_ms=300)
+        now, loop = 0.0, asyncio.get_running_loop()
+        dead._now = lambda: loop.time() + now  # type: ignore[method-assign]
+        asked = [asyncio.create_task(dead.metadata([topic])) for topic in "abcdefgh"]
+        await until(lambda: bool(tried))
+        now, tried_count = 1.0, len(tried)  # the time of all is over
+        late = asyncio.create_task(dead.metadata(["late"]))
+        errors = await asyncio.gather(*asked, return_exceptions=True)
+        assert [type(each) for each in errors] == [ClusterUnreachable] * 8
+        assert len({str(each) for each in errors}) == 1 and len(set(map(id, errors))) == 8
+        assert len(tried) <= tried_count + 2, "the first may be about to try, as may the next"
+        assert not late.done(), "who came later has time left"
+        with pytest.raises(ClusterUnreachable):
+            await late
+        await dead.close()
 
     asyncio.run(main())
 

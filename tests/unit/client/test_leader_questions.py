@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from millrace.broker.client.leader_epochs import epoch_histories
 from millrace.broker.errors import (
     LeaderNotAvailable,
     NotLeaderOrFollower,
+    ProtocolError,
     TopicAuthorizationFailed,
     UnknownTopicOrPartition,
 )
@@ -110,6 +112,23 @@ def test_partition_that_stays_without_a_leader_is_named() -> None:
         broker.topics["flights"] = {0: 1, 1: NO_LEADER}
         async with broker, cluster(broker.server.address, request_timeout_ms=300) as ewr:
             with pytest.raises(LeaderNotAvailable, match="flights-1 has no leader now"):
+                await epoch_histories(ewr, {("flights", 0): (2, 0), ("flights", 1): (2, 0)})
+
+    asyncio.run(main())
+
+
+def test_answer_that_leaves_a_partition_out_is_against_the_protocol() -> None:
+    whole = epochs()
+
+    def answer(head: RequestHead, request: Any) -> Any:
+        (topic,) = request.topics
+        return whole(head, replace(request, topics=(replace(topic, partitions=topic.partitions[:1]),)))
+
+    async def main() -> None:
+        broker = FakeBroker({Api.OFFSET_FOR_LEADER_EPOCH: answer})
+        broker.topics["flights"] = {0: 1, 1: 1}
+        async with broker, cluster(broker.server.address) as ewr:
+            with pytest.raises(ProtocolError, match="leaves out the epochs of flights-1"):
                 await epoch_histories(ewr, {("flights", 0): (2, 0), ("flights", 1): (2, 0)})
 
     asyncio.run(main())

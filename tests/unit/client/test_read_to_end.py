@@ -11,11 +11,13 @@ import pytest
 
 from millrace.broker.client import read_to_end
 from millrace.broker.client.cluster import Cluster
+from millrace.broker.client.offsets import EARLIEST, EARLIEST_LOCAL
 from millrace.broker.client.read_to_end import TopicRecord, read_topic_to_end
 from millrace.broker.errors import (
     CorruptMessage,
     OffsetNotAvailable,
     OffsetOutOfRange,
+    RequestTimedOut,
     UnknownTopicOrPartition,
 )
 from millrace.broker.protocol import hot_fetch
@@ -44,6 +46,9 @@ class Topic:
         self.stable_ends: list[int] = []  # of the next fetches, the last for good
         self.errors: list[int] = []
         self.asked: list[int] = []
+        self.local_begin = begin  # before it lies what the remote store has alone
+        self.silent_count = 0  # so many fetches of the first are answered with nothing
+        self.request_timeout_ms: int | None = None
 
     def fetch(self, head: RequestHead, request: hot_fetch.FetchRequest) -> bytes:
         (asked,) = request.partitions
@@ -55,6 +60,8 @@ class Topic:
         if self.stable_ends:
             stable_end = self.stable_ends.pop(0) if len(self.stable_ends) > 1 else self.stable_ends[0]
         found = [data for last, data in sorted(self.batches.items()) if last >= asked.fetch_offset]
+        if len(self.asked) <= self.silent_count:
+            found = []
         if self.stable_ends:
             found = [data for data in found if parse_header(memoryview(data)).last_offset < stable_end]
         given = hot_fetch.PartitionData(
@@ -77,7 +84,7 @@ class Topic:
             partition_index=0,
             error_code=self.end_error,
             timestamp=-1,
-            offset=self.begin if at == -2 else stable_end,
+            offset={EARLIEST: self.begin, EARLIEST_LOCAL: self.local_begin}.get(at, stable_end),
             leader_epoch=0,
         )
         topic = nested(
@@ -90,6 +97,7 @@ class Topic:
         broker = FakeBroker({Api.FETCH: self.fetch, Api.LIST_OFFSETS: self.list_offsets})
         broker.topics = {self.name: {0: 1}}
         async with broker, cluster(broker.server.address) as ewr:
+            ewr.request_timeout_ms = self.request_timeout_ms or ewr.request_timeout_ms
             yield ewr
 
     async def read(self, **options: Any) -> list[TopicRecord]:
@@ -122,7 +130,13 @@ def test_it_may_end_where_the_caller_had_pinned_the_ends() -> None:
     topic = Topic({4: batch(0, 5), 7: batch(5, 3), 8: batch(8)}, 0, 9)
     assert [record.offset for record in asyncio.run(topic.read(since={0: 3}, until={0: 6}))] == [3, 4, 5]
     assert asyncio.run(topic.read(since={0: 6}, until={0: 6})) == []
-    assert asyncio.run(topic.read(until={1: 6})) == [], "of a partition that was not pinned nothing is wanted"
+    assert asyncio.run(topic.read(until={})) == [], "of a partition that was not pinned nothing is wanted"
+
+
+def test_pinned_partition_that_is_not_known_is_no_empty_one() -> None:
+    topic = Topic({4: batch(0, 5)}, 0, 5)
+    with pytest.raises(UnknownTopicOrPartition, match="flights-1 does not exist now"):
+        asyncio.run(topic.read(until={0: 5, 1: 5}))
 
 
 def test_others_have_their_turn_within_one_answer() -> None:
@@ -164,6 +178,23 @@ def test_hole_up_to_the_end_is_believed_when_nothing_comes() -> None:
     topic = Topic({2: batch(2)}, 0, 10)
     assert topic.offsets() == [2]
     assert len(topic.asked) > 2
+
+
+def test_remote_store_that_gives_nothing_for_a_while_is_no_hole() -> None:
+    topic = Topic({4: batch(0, 5), 9: batch(5, 5)}, 0, 10)
+    topic.local_begin, topic.silent_count = 8, 10
+    assert topic.offsets() == list(range(10))
+    # What the leader still has on its own disk it would give: there a hole is one.
+    topic.silent_count = len(topic.asked) + 1_000
+    assert [record.offset for record in asyncio.run(topic.read(since={0: 8}))] == []
+
+
+def test_remote_store_that_stays_away_is_an_error() -> None:
+    topic = Topic({4: batch(0, 5)}, 0, 5)
+    topic.local_begin, topic.silent_count = 5, 1_000_000
+    topic.request_timeout_ms = 50
+    with pytest.raises(RequestTimedOut, match=r"flights-0: nothing .* remote store, at offset 0"):
+        topic.offsets()
 
 
 def test_first_batch_may_begin_before_the_beginning() -> None:

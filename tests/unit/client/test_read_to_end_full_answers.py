@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from millrace.broker.client.offsets import EARLIEST, EARLIEST_LOCAL
 from millrace.broker.client.read_to_end import read_topic_to_end
 from millrace.broker.protocol import hot_fetch
 from millrace.broker.protocol.frames import Api, RequestHead
@@ -49,7 +50,9 @@ class NarrowServer:
                 partition_index=asked.partition_index,
                 error_code=0,
                 timestamp=-1,
-                offset=0 if asked.timestamp == -2 else self.ends[asked.partition_index],
+                offset=0
+                if asked.timestamp in (EARLIEST, EARLIEST_LOCAL)
+                else self.ends[asked.partition_index],
                 leader_epoch=0,
             )
             for asked in request.topics[0].partitions

@@ -9,9 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from millrace.broker.client.group_offsets import CommittedOffset
-from millrace.broker.errors import ConfigError, RequestTimedOut
+from millrace.broker.client.groups import GroupList, ListedGroup
+from millrace.broker.errors import ClusterUnreachable, ConfigError, RequestTimedOut
 from millrace.mirror.config import GroupSyncConfig, parse_config
 from millrace.mirror.offsets import group_sync
 from millrace.mirror.offsets.group_sync import (
@@ -189,3 +191,47 @@ def test_commit_that_is_not_answered_is_given_up_and_not_counted(monkeypatch: py
     with pytest.raises(RequestTimedOut, match="s old"):
         asyncio.run(asyncio.wait_for(late.round(), patience()))
     assert (late.committed, late.source.groups) == ([], {}), "nothing is said of what nobody knows"
+
+
+# --- groups of which nobody can tell ----------------------------------------------------------------------
+
+
+def test_group_whose_broker_or_source_does_not_answer_is_failing_and_not_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def no_pause(_: str) -> None: ...
+
+    listed: GroupList | Exception
+    payments, orders = (
+        ListedGroup(name, "consumer", "Stable", "classic", 1) for name in ("payments", "orders")
+    )
+
+    async def list_groups(_: object) -> GroupList:
+        if isinstance(listed, Exception):
+            raise listed
+        return listed
+
+    late = Late(monkeypatch, no_pause)
+    late.sync._translator.selects = lambda *_: True  # type: ignore[union-attr, method-assign]
+    late.sync._sources = [late.source]
+    monkeypatch.setattr(group_sync, "list_groups", list_groups)
+
+    def told(answer: GroupList | Exception) -> tuple[dict[str, tuple[str, str]], list[str]]:
+        nonlocal listed
+        listed = answer
+        with capture_logs() as lines:
+            asyncio.run(late.sync._sync_source(late.source))
+        states = {each["group"]: (each["state"], each.get("reason", "")) for each in late.sync.status()}
+        return states, [line["event"] for line in lines]
+
+    well = ("synced", "")
+    assert told(GroupList((payments, orders))) == ({"orders": well, "payments": well}, [])
+    away = GroupList((payments,), {1: "broker 1 is away"})
+    failing = ("failing", "broker 1 is away")
+    news = ["not all groups can be listed", "a group cannot be synced"]
+    assert told(away) == ({"orders": failing, "payments": well}, news)
+    assert told(away) == ({"orders": failing, "payments": well}, [])
+    assert told(GroupList((payments, orders)))[0] == {"orders": well, "payments": well}
+    states, _ = told(ClusterUnreachable("ewr", "no server answers"))
+    assert set(states.values()) == {("failing", "cluster ewr: no server answers")}
+    assert told(GroupList((payments,)))[0] == {"payments": well}, "of the other it is known that it is gone"

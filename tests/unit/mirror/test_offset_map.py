@@ -445,6 +445,16 @@ SHAPES: dict[str, tuple[int, list[Shape]]] = {
             (2, 40, [(range(40, 45), 45)], 1, False),
         ],
     ),
+    "cut by one that carried nothing": (
+        0,
+        [
+            (1, 0, [(range(4), 0)], 1, False),
+            (2, 4, [(range(4, 5), 4)], 1, False),
+            (3, 5, [(range(5, 8), 5)], 1, False),
+            (4, 3, [], 1, True),
+            (5, 3, [(range(3, 5), 8)], 1, False),
+        ],
+    ),
     "a target offset that is not known at the end": (
         2,
         [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,7 @@ from millrace.mirror.sources.fetch_loop import FetchLoop, Way
 from millrace.mirror.sources.fetch_memory import MIN_FETCH_SIZE, FetchBudget
 from millrace.mirror.sources.source import SourceReader
 from millrace.mirror.topics.routes import SourcePartition
-from tests.unit.mirror.source_stage import NEW, OLD, Source, pipeline_at, reader_of, with_records
+from tests.unit.mirror.source_stage import NEW, OLD, Source, answered, pipeline_at, reader_of, with_records
 from tests.waiting import until_async as until
 
 
@@ -152,12 +153,84 @@ def test_leader_that_moves_is_followed_while_the_target_does_not_answer(
     asyncio.run(story())
 
 
-def test_target_that_fails_is_asked_again_with_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = 0
+@pytest.mark.parametrize("is_stuck", [True, False])
+def test_partition_whose_leader_is_silent_or_gone_is_told_though_the_others_answer(
+    monkeypatch: pytest.MonkeyPatch, is_stuck: bool
+) -> None:
+    """A broker that is stuck leads it, or none does."""
+    is_well, answer_count = True, 0
 
-    async def on_view(_reader: SourceReader) -> None:
+    async def fetch(_cluster: object, node: int, positions: Any, **_: object) -> Any:
+        nonlocal answer_count
+        await asyncio.sleep(0)
+        if node == 2 and is_stuck and not is_well:
+            raise RequestTimedOut("no answer within 30000 ms")
+        answer_count += 1
+        return [replace(answered(), partition=number) for _, number in positions]
+
+    async def story() -> None:
+        nonlocal is_well
+        source = Source()
+        view = source.view
+        source.view = lambda: SimpleNamespace(  # type: ignore[method-assign]
+            cluster_id="c",
+            topics=view().topics,
+            leader=lambda _, number: number + 1 if number == 0 or is_well or is_stuck else None,
+        )
+        reader = reader_of(source)
+        for number in range(2):
+            pipeline = pipeline_at(100, partition=SourcePartition("ewr", "t", number))
+            reader.add(pipeline)
+        running = asyncio.create_task(reader.run())
+        await until(lambda: answer_count > 4)
+        assert list(reader.failures) == []
+        is_well = False
+        await until(lambda: reader.failures.get(("t", 1)) is not None)
+        before = answer_count
+        await until(lambda: answer_count > before + 4)
+        ((key, failure),) = reader.failures
+        assert key == ("t", 1)
+        reason = "its leader does not answer: no answer" if is_stuck else "names no leader"
+        assert reason in failure.reason
+        is_well = True
+        await until(lambda: list(reader.failures) == [])
+        running.cancel()
+        await asyncio.wait([running])
+
+    monkeypatch.setattr(source_module, "fetch", fetch)
+    asyncio.run(story())
+
+
+def test_leader_that_does_not_answer_is_no_trouble_of_a_partition_that_has_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader, pipeline = reader_of(Source()), pipeline_at(40)
+
+    async def fetch(*_: object, **__: object) -> Any:
+        reader.remove(pipeline)
+        raise RequestTimedOut("no answer within 30000 ms")
+
+    async def story() -> None:
+        async with asyncio.TaskGroup() as reader._tasks:
+            reader.view = reader.cluster.view()
+            reader.add(pipeline)
+            (loop,) = reader._loops.values()
+            assert loop.task is not None
+            await until(reader._look_again.is_set)
+            loop.task.cancel()
+
+    monkeypatch.setattr(source_module, "fetch", fetch)
+    asyncio.run(story())
+    assert list(reader.failures) == []
+
+
+def test_target_that_fails_is_asked_again_with_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, told = 0, list[list[str]]()
+
+    async def on_view(reader: SourceReader) -> None:
         nonlocal looks
         looks += 1
+        told.append([failure.reason for _, failure in reader.view_failures])
         if looks < 3:
             raise RequestTimedOut("the target is away")
 
@@ -167,6 +240,8 @@ def test_target_that_fails_is_asked_again_with_the_next_look(monkeypatch: pytest
         running = asyncio.create_task(reader.run())
         await until(lambda: looks > 3)
         assert (reader.is_connected, reader.failure) == (True, None)
+        reason = "no topic can be let in or prepared: the target is away"
+        assert told[:4] == [[], [reason], [reason], []]
         running.cancel()
         await asyncio.wait([running])
 

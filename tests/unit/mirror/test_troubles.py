@@ -22,7 +22,14 @@ from millrace.mirror.pipeline import PartitionPipeline, State
 from millrace.mirror.topics import topics as topics_module
 from millrace.mirror.topics.routes import SourcePartition
 from millrace.mirror.topics.topics import WantedTopic
-from millrace.mirror.troubles import HANGING_AFTER_MS, LASTING_AFTER_MS, Failure, Failures, Trouble
+from millrace.mirror.troubles import (
+    ALL_TOPICS,
+    HANGING_AFTER_MS,
+    LASTING_AFTER_MS,
+    Failure,
+    Failures,
+    Trouble,
+)
 from millrace.mirror.worker import Worker
 from tests.unit.mirror.pipeline_stage import ORIGIN, answer, at, batch
 from tests.unit.mirror.source_stage import answered, taken
@@ -180,6 +187,17 @@ def test_topic_that_the_target_does_not_take_shows_until_it_does(monkeypatch: py
         assert scene.told() != []
         await scene.worker.discovery.topics.ensure(scene.source, [])
         assert scene.told() == [], "it is not wanted any more"
+
+    with_scene(story)
+
+
+def test_source_whose_topics_cannot_be_let_in_is_told() -> None:
+    async def story(scene: Scene) -> None:
+        scene.reader.view_failures.failed(ALL_TOPICS, "millrace.routes.m cannot be read", scene.now_ms)
+        assert scene.told() == [("*", None, "millrace.routes.m cannot be read", scene.now_ms)]
+        scene.passes(LASTING_AFTER_MS)
+        assert scene.worker.status.waits_for() == ["ewr/* for 30 s: millrace.routes.m cannot be read"]
+        assert not scene.worker.status.is_ready()
 
     with_scene(story)
 

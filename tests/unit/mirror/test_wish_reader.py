@@ -7,10 +7,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+
 from millrace.broker.protocol import hot_fetch
 from millrace.broker.protocol.batch import stamp_offset_and_epoch
 from millrace.broker.protocol.frames import Api, RequestHead
 from millrace.broker.protocol.records import Record, build_batch
+from millrace.mirror.control import wish_reader
 from millrace.mirror.control.wish_reader import WishReader
 from millrace.mirror.control.wishes import Scope, Wishes
 from tests.unit.client.scripted_server import nested, response
@@ -74,7 +77,7 @@ class ControlLog:
         async def write(*_: object, **__: object) -> None:
             raise AssertionError("nothing is written")
 
-        broker = FakeBroker({Api.FETCH: self.fetch, Api.LIST_OFFSETS: self.list_offsets})
+        broker = self.broker = FakeBroker({Api.FETCH: self.fetch, Api.LIST_OFFSETS: self.list_offsets})
         broker.topics = {TOPIC: {0: 1}}
         async with broker, cluster(broker.server.address) as target:
             reader = WishReader(target, TOPIC, 1, write, lambda wishes: None, lambda scope: None)
@@ -111,3 +114,26 @@ def test_wishes_of_a_log_that_was_cut_and_grew_again_are_those_that_are_there() 
             await until(lambda: paused(reader) == ["ewr", "lga1", "lga2", "lga3"])
 
     asyncio.run(main())
+
+
+def test_topic_that_was_made_and_is_not_known_everywhere_yet_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The broker that is asked next may not have heard of it."""
+    control, made_count = ControlLog([pause(0, "ewr", True)]), 0
+
+    async def ensure_topic(target: Any, *_: object) -> None:
+        nonlocal made_count
+        made_count += 1
+        if made_count > 1:
+            control.broker.topics = {TOPIC: {0: 1}}
+
+    async def main() -> None:
+        async with control.read() as reader:
+            control.broker.topics = {}
+            await until(lambda: reader.is_ready)
+            assert paused(reader) == ["ewr"]
+
+    monkeypatch.setattr(wish_reader, "ensure_topic", ensure_topic)
+    asyncio.run(main())
+    assert made_count == 2

@@ -132,6 +132,11 @@ def test_a_mirror_without_a_file_cannot_be_reloaded() -> None:
             {"source": "ewr", "bytes_per_second": "1"},
             "bytes_per_second: expected a whole number",
         ),
+        (
+            "/throttle",
+            {"source": "ewr", "bytes_per_second": 10**400},
+            "bytes_per_second: expected at most 9007199254740992",
+        ),
         ("/skip", {"source": "ewr", "topic": "flights"}, "partition"),
         ("/drain", {"now": True}, "now: expected no such key"),
     ],

@@ -218,6 +218,9 @@ def test_the_client_reads_what_the_server_says_and_names_what_went_wrong() -> No
             await get_json(url)
         with pytest.raises(NoAnswer):
             await get_json("http://127.0.0.1:1/status")
+        for address in ("mirror..example.com:80", "127.0.0.1:70000", "[::1:80"):
+            with pytest.raises(NoAnswer, match="nothing can answer at"):
+                await get_json(f"http://{address}/status")
 
     run(story)
     run(failing, broken)
