@@ -774,7 +774,7 @@ OF_MIRROR = (
         name="map-ordered-by-clocks-alone",
         promise="The offset map's chunks are in the order of their assignments, not of two workers' clocks.",
         file="mirror/pipeline.py",
-        rule="            began_ms = max(self._now_ms(), recorded_at_ms + 1)\n",
+        rule="            began_ms = max(self._now_ms(), start.at_ms + 1)\n",
         instead="            began_ms = self._now_ms()\n",
         red=(
             f"{UNIT}/test_map_order.py::test_a_chunk_that_its_owner_writes_again_is_joined_with_no_other",
