@@ -18,10 +18,9 @@ from tests.unit.mirror.source_stage import NEW, OLD, Source, logs_of, pipeline_a
 def begun(source: Source, known: Position, **more: Any) -> Any:
     pipeline = pipeline_at(0, state=State.STARTING)
 
-    def ready(
-        offset: int, epoch: int, origin: Origin, began: int, _at_ms: int = -1, epoch_from: int = -1
-    ) -> None:
-        pipeline.began, pipeline.first, pipeline.epoch_from = (offset, epoch, origin), began, epoch_from
+    def ready(start: Position) -> None:
+        pipeline.began = (start.next_offset, start.leader_epoch, Origin.of(start))
+        pipeline.first, pipeline.epoch_from = start.began, start.epoch_from
         pipeline.state = State.RUNNING
 
     pipeline.ready = ready
