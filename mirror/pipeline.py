@@ -510,8 +510,9 @@ class PartitionPipeline:
             self.progress.taken_back(outgoing.span)
         if withdrawn:
             first = withdrawn[0]
-            self.progress.cut(max(first.offsets[0], first.span.first_offset))
-            self._gaps.forget_last()
+            cut_at = max(first.offsets[0], first.span.first_offset)
+            self.progress.cut(cut_at)
+            self._gaps.forget_from(cut_at)
 
     async def _pass(self, open_gap: OpenGap) -> None:
         """Goes on behind a gap once its event is durable."""
@@ -569,15 +570,17 @@ class PartitionPipeline:
         if self.state is not State.STOPPED or open_gap not in self._gaps:
             return
         log.warning("trying again", gap=open_gap.gap.describe())
+        cut_at = self.progress.fetch_offset
         if open_gap.span is not None:
             self.progress.tried_again(open_gap.span)
-            self.progress.cut(max(open_gap.gap.from_offset, open_gap.span.first_offset))
-        self._forget_gaps()
+            cut_at = max(open_gap.gap.from_offset, open_gap.span.first_offset)
+            self.progress.cut(cut_at)
+        self._forget_gaps(cut_at)
         self._moved()
 
-    def _forget_gaps(self) -> None:
+    def _forget_gaps(self, from_offset: int = 0) -> None:
         """What they lie in has been forgotten and is fetched again: they will be met again."""
-        self._gaps.forget()
+        self._gaps.forget_from(from_offset)
         self._trust.forget_doubt(self.progress.fetch_offset)
         self.retry_at_ms = 0
         if self.state in (State.SKIPPING, State.STOPPED):

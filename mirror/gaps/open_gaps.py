@@ -72,20 +72,17 @@ class OpenGaps:
         return self._open[-1] if self._open and self._open[-1].span is None else None
 
     def add(self, met: OpenGap) -> None:
-        # A refusal of what was sent before may be heard of after the fetch offset became a gap.
-        is_behind = met.span is not None and self.at_fetch_offset is not None
-        self._open.insert(len(self._open) - is_behind, met)
+        # A refusal of what was sent before may be heard of after a gap behind it was met.
+        self._open.append(met)
+        self._open.sort(key=lambda each: (each.span is None, each.gap.from_offset))
 
     def remove(self, passed: OpenGap) -> None:
         self._open.remove(passed)
 
-    def forget(self) -> None:
-        self._open.clear()
-
-    def forget_last(self) -> None:
-        """What lies before the gap at the fetch offset is fetched again: it must not be passed from there."""
-        if self.at_fetch_offset is not None:
-            self._open.pop()
+    def forget_from(self, offset: int) -> None:
+        """What lies from `offset` on is fetched again, and its gaps are met again: their spans are gone, and
+        the gap at the fetch offset must not be passed from before it."""
+        self._open = [each for each in self._open if each.span is not None and each.gap.from_offset < offset]
 
     def let_pass(self, stopping: OpenGap) -> None:
         """An operator said so."""

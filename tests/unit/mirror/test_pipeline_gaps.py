@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from millrace.broker.errors import InvalidTimestamp, RecordTooLarge
+from millrace.mirror.batches.coalesce import BatchWalk
 from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.pipeline import State
 from tests.unit.mirror.pipeline_stage import SECOND, answer, at, batch, pipeline_of, started
@@ -299,5 +302,61 @@ def test_forgotten_gap_does_not_pass_and_is_not_asked_about_twice() -> None:
         await around.rest()
         assert pipeline.progress.settled_position == 1
         assert set(around.events) == {(0, 1, "refused")}
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("skipped", [(), (GapClass.TOO_LARGE,)], ids=["both stop", "the later passes"])
+@pytest.mark.parametrize("says", ["skip", "retry"])
+def test_gap_behind_one_that_was_heard_of_later_is_met_again(
+    says: str, skipped: tuple[GapClass, ...]
+) -> None:
+    """What lies behind the earlier one is taken back and fetched again, the later gap with it."""
+
+    async def story() -> None:
+        pipeline, target, around = started(*skipped)
+        around.limit, around.walk = 400, BatchWalk(0)
+        around.may_record.clear()
+        pipeline.accept(answer(batch(0, [9]), batch(1, [9]), batch(2, [5_000]), batch(3, [9])))
+        target.refuse(InvalidTimestamp())
+        assert (pipeline.state, pipeline.gap and pipeline.gap.from_offset) == (State.STOPPED, 0)
+        around.may_record.set()
+        await around.rest()
+        assert (pipeline.skip_gap() if says == "skip" else pipeline.retry()) is not None
+        await around.rest()
+        first = 1 if says == "skip" else 0
+        assert (pipeline.state, pipeline.progress.fetch_offset) == (State.RUNNING, first)
+        again = [batch(number, [9]) for number in range(first, 2)]
+        pipeline.accept(answer(*again, batch(2, [5_000]), batch(3, [9])))
+        await around.rest()
+        target.acknowledge(len(again))
+        if not skipped:
+            assert (pipeline.state, pipeline.gap and pipeline.gap.from_offset) == (State.STOPPED, 2)
+            pipeline.skip_gap()
+        await around.rest()
+        assert (pipeline.state, pipeline.progress.position) == (State.RUNNING, 3)
+        assert pipeline.wants_fetch(SECOND, 1 << 20)
+
+    asyncio.run(story())
+
+
+def test_retry_forgets_nothing_of_a_gap_before_it() -> None:
+    """One that passes as soon as its event is durable, which it is not yet."""
+
+    async def story() -> None:
+        pipeline, target, around = started(GapClass.TOO_LARGE)
+        around.walk = BatchWalk(0)
+        around.may_record.clear()
+        pipeline.accept(answer(batch(0, [9]), batch(1, [9]), batch(2, [9])))
+        target.refuse(RecordTooLarge())
+        target.refuse(InvalidTimestamp())
+        assert (pipeline.state, pipeline.gap and pipeline.gap.from_offset) == (State.STOPPED, 1)
+        assert pipeline.retry() is not None
+        await around.rest()
+        assert not pipeline.wants_fetch(SECOND, 1 << 20)
+        around.may_record.set()
+        await around.rest()
+        assert (pipeline.state, pipeline.progress.position) == (State.RUNNING, 1)
+        assert pipeline.wants_fetch(SECOND, 1 << 20)
 
     asyncio.run(story())
