@@ -37,9 +37,8 @@ from typing import Any
 
 from millrace.audit.clients.count_stream import CountStream
 from millrace.audit.clients.interruption import refuse_inside
-from millrace.audit.clients.journal import Journal
 from millrace.audit.clients.producer_config import PREFIX, ProducerConfig, read_config
-from millrace.audit.clients.recovery import ProducerJournal
+from millrace.audit.clients.recovery import open_journal
 from millrace.audit.clients.session import StreamClosed, StreamSession
 from millrace.audit.clients.told_stream import MAX_REFUSALS, UNTOLD, ProducerIdentity
 from millrace.audit.contract.content_digest import record_digest
@@ -188,7 +187,7 @@ class StreamReporter:
         self._lock = threading.Lock()
         self._refusal: str | None = None
         self._unsettled = 0
-        self._journal = self._open_journal(self._config.journal)
+        self._journal = open_journal(self._config.journal, time.time_ns() // 1_000_000)
         self._owed: dict[str, str] = dict(self._journal.owed) if self._journal is not None else {}
         self._owed_refusals: Counter[str] = Counter()
         # Whether counts were given up, because no report of their size is taken.
@@ -318,15 +317,6 @@ class StreamReporter:
         if self._streams.get(topic) is stream:
             del self._streams[topic]
             self._retired.append(stream)
-
-    @staticmethod
-    def _open_journal(path: str | None) -> ProducerJournal | None:
-        if path is None:
-            return None
-        journal = Journal(path)
-        if journal.set_aside is not None:
-            _log.warning("journal %s was set aside as %s: it is not this producer's", path, journal.set_aside)
-        return ProducerJournal(journal, time.time_ns() // 1_000_000)
 
     def _acknowledged(self) -> None:
         if self._journal is not None:

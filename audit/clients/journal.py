@@ -1,13 +1,14 @@
 """The journal: what a producer knows and has not yet reported, kept through kill -9.
 
-Called by `producer`. A memory-mapped file: what was written survives the death of the process (not of the
-machine; for that there is the lease, after which a silent stream is UNKNOWN). Whatever the journal says, it
+Called by `producer`. A memory-mapped file: what was written survives the death of the process, not of the
+machine, with which the newest pages may go. So what was written before the machine's last start is `stale`:
+nothing is said of its streams, and after their lease they are UNKNOWN. Whatever the journal says, it
 errs on one side only: a sequence whose fate it did not learn is reported as ambiguous, never as
 acknowledged.
 
 Byte layout: two halves of equal size, of which the one with the highest generation is in use.
 
-    half        magic "MRJ3", u32 CRC of what follows, u64 generation, u64 each: inode, birth, machine, 0
+    half        magic "MRJ3", u32 CRC of what follows, u64 generation, u64 each: inode, birth, machine, boot (0: unknown)
                 ("MRJ2", which is read too: inode, device, machine, boot)
     then blocks u32 payload size, u32 CRC of (generation, payload), payload (JSON)
 
@@ -107,6 +108,11 @@ def _birth(descriptor: int) -> int:
     return int.from_bytes(told, sys.byteorder) & 0xFFFF_FFFF
 
 
+def boot_id() -> int:
+    """Of this start of the machine, as a 64-bit number; 0 where the system tells none."""
+    return _system_id("/proc/sys/kernel/random/boot_id")
+
+
 def _system_id(path: str) -> int:
     try:
         text = Path(path).read_bytes().strip()
@@ -127,6 +133,8 @@ class Journal:
         self._end = 0
         self.set_aside: Path | None = None
         self.set_aside_because = ""
+        self.stale = False
+        self._boot = boot_id()
         self._key: tuple[int, int] | None = None
         self._file = self._open_locked()
         self._place = place_of(self._file.fileno())
@@ -218,25 +226,26 @@ class Journal:
 
     def _recover(self) -> list[dict[str, Any]]:
         """The blocks of the newer half, in order; empty for a new, a foreign or a copied file."""
-        best: tuple[int, int, FilePlace] | None = None
+        best: tuple[int, int, FilePlace, int] | None = None
         for start in self._possible_starts():
             magic, checksum, *fields = HALF_HEADER.unpack_from(self._map, start)
             if magic not in (MAGIC, OLDER_MAGIC) or checksum != crc32c(_HEADER_FIELDS.pack(*fields)):
                 continue
-            generation, inode, birth, machine, _ = fields
+            generation, inode, birth, machine, boot = fields
             if best is None or generation > best[0]:
                 place = FilePlace(inode, birth if magic == MAGIC else 0, machine)
-                best = (generation, start, place)
+                best = (generation, start, place, boot)
         if best is None:
             if any(
                 self._map[start : start + HALF_HEADER.size].strip(b"\0") for start in (0, self._half_size)
             ):
                 self._put_aside("unknown", "it is not a journal that this release can read")
             return []
-        self._generation, self._start, written_at = best
+        self._generation, self._start, written_at, boot = best
         if written_at.is_copied_to(self._place):
             self._put_aside("copied", "it is a copy of another producer's, which reports it")
             return []
+        self.stale = bool(boot and self._boot and boot != self._boot)
         return self._read_blocks(self._start + HALF_HEADER.size, self._size)
 
     def _possible_starts(self) -> list[int]:
@@ -278,7 +287,7 @@ class Journal:
         return start + len(payload)
 
     def _write_half_header(self, start: int, generation: int) -> None:
-        fields = _HEADER_FIELDS.pack(generation, *astuple(self._place), 0)
+        fields = _HEADER_FIELDS.pack(generation, *astuple(self._place), self._boot)
         self._map[start : start + HALF_HEADER.size] = MAGIC + struct.pack("<I", crc32c(fields)) + fields
 
     def _grow(self) -> None:

@@ -1,6 +1,6 @@
 """What a producer writes into its journal, and what the next start makes of it.
 
-Called by `producer`. `ProducerJournal` turns a session's changes into blocks; `recover` (pure) turns the
+Called by `producer`. `ProducerJournal` turns a session's changes into blocks; `recover` turns the
 blocks of a dead session into its last events. Every block names its stream by id:
 
     stream     the stream's description, and what is settled
@@ -66,8 +66,12 @@ class _DeadStream:
 _own = partial(sequence_set.from_json, is_own=True)
 
 
-def recover(blocks: Iterable[dict[str, Any]], now_ms: int) -> dict[str, str]:
-    """{key: value} of the events that the dead session still owes, in sending order."""
+def recover(blocks: Iterable[dict[str, Any]], now_ms: int, *, stale: bool = False) -> dict[str, str]:
+    """{key: value} of the events that the dead session still owes, in sending order.
+
+    Of the streams of a `stale` journal nothing is told: it may lack numbers that were given out, which a
+    closing would deny, and the events that were sent may say more than it does.
+    """
     streams: dict[str, _DeadStream] = {}
     owed: dict[str, str] = {}
     for block in blocks:
@@ -81,6 +85,13 @@ def recover(blocks: Iterable[dict[str, Any]], now_ms: int) -> dict[str, str]:
             streams[block["stream"]] = _DeadStream(block, 0, settled)
         elif block["stream"] in streams:
             _apply(streams, block)
+    if stale and streams:
+        _log.warning(
+            "the journal was written before the machine's last start, which may have taken its newest pages: "
+            "what %d streams had not reported stays UNKNOWN",
+            len(streams),
+        )
+        return owed
     for stream in streams.values():
         for event in _last_events(stream, now_ms):
             key, value = encode_event(event)
@@ -184,7 +195,7 @@ class ProducerJournal:
         self._streams: dict[str, StreamSession] = {}
         self._limits: dict[str, tuple[int, int]] = {}
         self._closed = False
-        self.owed = recover(journal.recovered, now_ms)
+        self.owed = recover(journal.recovered, now_ms, stale=journal.stale)
         journal.rewrite(self._snapshot())
 
     def opened(self, stream: StreamSession) -> None:

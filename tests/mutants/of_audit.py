@@ -278,6 +278,17 @@ OF_AUDIT = (
         ),
     ),
     Mutant(
+        name="journal-believed-after-power-loss",
+        promise="A journal that may lack its newest pages does not say how far its stream came.",
+        file="audit/clients/recovery.py",
+        rule="stale=journal.stale",
+        instead="stale=False",
+        red=(
+            f"{UNIT}/test_journal_on_its_machine.py"
+            "::test_a_stream_whose_machine_lost_its_power_is_not_closed_by_what_the_disk_still_has",
+        ),
+    ),
+    Mutant(
         name="journal-held-by-a-child",
         promise="A journal whose owner was killed is free, whatever children the owner has forked.",
         file="audit/clients/journal.py",
