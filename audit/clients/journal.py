@@ -8,8 +8,8 @@ acknowledged.
 
 Byte layout: two halves of equal size, of which the one with the highest generation is in use.
 
-    half        magic "MRJ3", u32 CRC of what follows, u64 generation, u64 each: inode, birth, machine, boot (0: unknown)
-                ("MRJ2", which is read too: inode, device, machine, boot)
+    half        magic "MRJ3", u32 CRC of what follows, u64 generation, u64 each: inode, birth, machine, boot
+                (0: unknown; "MRJ2", which is read too: inode, device, machine, boot)
     then blocks u32 payload size, u32 CRC of (generation, payload), payload (JSON)
 
 A half is closed by the first block whose CRC is wrong (bytes of an older generation, or a write cut by the

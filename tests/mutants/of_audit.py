@@ -289,6 +289,25 @@ OF_AUDIT = (
         ),
     ),
     Mutant(
+        name="number-of-a-taken-record-free",
+        promise="A number goes to another record only where the client refused the one that had it.",
+        file="audit/producer.py",
+        rule="            if isinstance(error, _NOT_TAKEN) and is_refusal(error):\n",
+        instead="            if isinstance(error, _NOT_TAKEN):\n",
+        red=(
+            f"{UNIT}/test_interrupted_produce.py"
+            "::test_a_number_is_not_given_away_because_a_handler_raises_what_the_client_raises",
+        ),
+    ),
+    Mutant(
+        name="number-of-a-taken-record-free-in-a-batch",
+        promise="The same in a batch.",
+        file="audit/producer.py",
+        rule="if sequence <= last and not (isinstance(error, _NOT_TAKEN) and is_refusal(error)):",
+        instead="if sequence <= last and not isinstance(error, _NOT_TAKEN):",
+        red=(f"{UNIT}/test_interrupted_produce.py::test_nor_in_a_batch",),
+    ),
+    Mutant(
         name="journal-held-by-a-child",
         promise="A journal whose owner was killed is free, whatever children the owner has forked.",
         file="audit/clients/journal.py",

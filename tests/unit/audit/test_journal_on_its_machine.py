@@ -40,7 +40,7 @@ def a_beat_then_more(path: Path) -> tuple[Producer, bytes]:
 def test_a_stream_whose_machine_lost_its_power_is_not_closed_by_what_the_disk_still_has(
     tmp_path, monkeypatch, machine_started_anew
 ):
-    """It would say that no number above an old limit was given out: those records would be missed by nobody."""
+    """It would say that no number above an old limit was given out, and nobody would miss those records."""
     producer, image = a_beat_then_more(tmp_path / "j")
     if machine_started_anew:
         lose_the_newest_pages(tmp_path / "j", image)
