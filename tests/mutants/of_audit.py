@@ -308,6 +308,22 @@ OF_AUDIT = (
         red=(f"{UNIT}/test_interrupted_produce.py::test_nor_in_a_batch",),
     ),
     Mutant(
+        name="time-of-a-record-no-number",
+        promise="A creation time that is no whole number is refused before it makes a window of its own.",
+        file="audit/stream_reporter.py",
+        rule="            created_ms = operator.index(created_ms)\n",
+        instead="            pass\n",
+        red=(f"{UNIT}/test_refused_calls.py::test_what_is_no_topic_and_no_time_is_refused",),
+    ),
+    Mutant(
+        name="stamp-that-failed-pending",
+        promise="A number of which its caller never heard does not stay pending, and no promise waits for it.",
+        file="audit/stream_reporter.py",
+        rule="                stream.give_back(window, sequence)\n",
+        instead="",
+        red=(f"{UNIT}/test_refused_calls.py::test_whatever_ends_a_stamp_its_number_goes_to_the_next",),
+    ),
+    Mutant(
         name="journal-held-by-a-child",
         promise="A journal whose owner was killed is free, whatever children the owner has forked.",
         file="audit/clients/journal.py",
