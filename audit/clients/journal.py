@@ -35,6 +35,7 @@ that out, when two sessions report one stream, and its windows are UNKNOWN.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -59,6 +60,8 @@ DEFAULT_SIZE = 4 << 20
 MIN_SIZE = 1 << 13
 _FS_IOC_GETVERSION = 0x8000_7601 | struct.calcsize("l") << 16
 
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
 _held: set[tuple[int, int]] = set()
 """(device, inode) of the journals that this process writes"""
 _held_lock = threading.RLock()  # a journal may be collected within it
@@ -71,7 +74,7 @@ class JournalInUse(FatalError):
 
 
 class JournalUnusable(FatalError):
-    """The journal cannot be created, locked or mapped."""
+    """The journal cannot be created, locked or mapped, or its disk has no room for it."""
 
     exit_status = 22
 
@@ -150,7 +153,10 @@ class Journal:
         return True
 
     def rewrite(self, blocks: Iterable[dict[str, Any]]) -> None:
-        """Start the other half with a snapshot; grows the file when that leaves too little room."""
+        """Start the other half with a snapshot; grows the file when that leaves too little room.
+
+        Raises JournalUnusable, and changes nothing, where the disk has no room for that.
+        """
         payloads = [json.dumps(block, separators=(",", ":")).encode() for block in blocks]
         needed = HALF_HEADER.size + sum(BLOCK_HEADER.size + len(payload) for payload in payloads)
         grown = False
@@ -166,6 +172,11 @@ class Journal:
         self._write_half_header(start, generation)
         self._generation, self._start, self._end = generation, start, position
         self._limit = start + self._half_size
+
+    def wipe(self) -> None:
+        """Say nothing at the next start: what is here does not tell any more how far its streams came."""
+        for start in self._possible_starts():
+            self._map[start : start + HALF_HEADER.size] = bytes(HALF_HEADER.size)
 
     def abandon(self) -> None:
         """In a forked child: close its descriptors and the mapping, which are the parent's."""
@@ -218,11 +229,31 @@ class Journal:
 
     def _open_map(self) -> mmap.mmap:
         present = os.fstat(self._file.fileno()).st_size
-        if present >= MIN_SIZE:
-            self._size = present - present % 2
-        else:
-            os.truncate(self._file.fileno(), self._size)
+        try:
+            if present >= MIN_SIZE:
+                self._size = present - present % 2
+            else:
+                os.truncate(self._file.fileno(), self._size)
+            self._take_room()
+        except OSError as error:
+            self._file.close()
+            self._let_go()
+            raise self._without_room(self._size, error) from error
         return mmap.mmap(self._file.fileno(), self._size)
+
+    def _take_room(self) -> None:
+        """Give all of the file its blocks on the disk: a page that finds none when it is written to kills the
+        process. Where the file system cannot do that, it is left to luck."""
+        try:
+            os.posix_fallocate(self._file.fileno(), 0, self._size)
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                raise
+
+    def _without_room(self, size: int, error: OSError) -> JournalUnusable:
+        return JournalUnusable(
+            f"journal {self.path}: {error.strerror} for its {size >> 10} KiB; make room, or take another disk"
+        )
 
     def _recover(self) -> list[dict[str, Any]]:
         """The blocks of the newer half, in order; empty for a new, a foreign or a copied file."""
@@ -292,8 +323,18 @@ class Journal:
 
     def _grow(self) -> None:
         """Double the file; the half in use then lies within the new lower half."""
-        self._size *= 2
+        before, self._size = self._size, 2 * self._size
+        try:
+            self._enlarge()
+        except OSError as error:
+            self._size = before
+            with contextlib.suppress(OSError):
+                self._map.resize(before)
+            raise self._without_room(2 * before, error) from error
+
+    def _enlarge(self) -> None:
         self._map.resize(self._size)  # and not closed and made anew: the lock would go with it
+        self._take_room()
 
 
 def _key_of(status: os.stat_result) -> tuple[int, int]:

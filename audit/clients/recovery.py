@@ -32,7 +32,7 @@ from typing import Any
 
 from pyroaring import BitMap64
 
-from millrace.audit.clients.journal import Journal
+from millrace.audit.clients.journal import Journal, JournalUnusable
 from millrace.audit.clients.session import Fold, StreamSession, WindowCounts, describe
 from millrace.audit.contract import sequence_set
 from millrace.audit.contract.content_digest import DIGEST_MASK
@@ -195,6 +195,8 @@ class ProducerJournal:
         self._streams: dict[str, StreamSession] = {}
         self._limits: dict[str, tuple[int, int]] = {}
         self._closed = False
+        # By stream: windows in which something is known not to be acknowledged, and not written yet.
+        self._doubtful: dict[str, set[WindowCounts]] = {}
         self.owed = recover(journal.recovered, now_ms, stale=journal.stale)
         journal.rewrite(self._snapshot())
 
@@ -224,10 +226,10 @@ class ProducerJournal:
                 self._settle(stream)
 
     def not_acknowledged(self, stream: StreamSession, window: WindowCounts) -> None:
-        """A record of the window became ambiguous or failed."""
+        """A record of the window became ambiguous or failed: written by the next `settle`, for all of them
+        at once. A kill before leaves it pending, which is told as ambiguous."""
         with self._lock:
-            window.journaled = False
-            self._follow(stream, window)
+            self._doubtful.setdefault(stream.stream, set()).add(window)
 
     def reported(self, stream: StreamSession, event: CountEvent) -> None:
         """The report is about to be sent. What it tells is written down first.
@@ -251,6 +253,7 @@ class ProducerJournal:
         with self._lock:
             self._streams.pop(stream.stream, None)
             self._limits.pop(stream.stream, None)
+            self._doubtful.pop(stream.stream, None)
             self._append({"t": "gone", "stream": stream.stream})
 
     def carried(self, key: str) -> None:
@@ -271,6 +274,9 @@ class ProducerJournal:
             self._journal.close()
 
     def _settle(self, stream: StreamSession) -> None:
+        for window in self._doubtful.pop(stream.stream, ()):
+            window.journaled = False
+            self._follow(stream, window)
         for fold in stream.take_folded():
             if fold.window.journaled:
                 self._append(_ack_block(stream, fold))
@@ -284,8 +290,15 @@ class ProducerJournal:
 
     def _append(self, block: dict[str, Any]) -> None:
         # A snapshot already holds what the refused block says: sessions change before their journal does.
-        if not self._closed and not self._journal.append(block):
+        if self._closed or self._journal.append(block):
+            return
+        try:
             self._journal.rewrite(self._snapshot())
+        except JournalUnusable as error:
+            # What it says ends here, and at the next start that would be taken for the streams' end.
+            self._closed = True
+            self._journal.wipe()
+            _log.error("%s; until the next start nothing is kept: a kill leaves UNKNOWN windows", error)
 
     def _snapshot(self) -> list[dict[str, Any]]:
         blocks: list[dict[str, Any]] = [

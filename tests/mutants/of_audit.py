@@ -317,11 +317,35 @@ OF_AUDIT = (
     ),
     Mutant(
         name="stamp-that-failed-pending",
-        promise="A number of which its caller never heard does not stay pending, and no promise waits for it.",
+        promise="A number of which its caller never heard does not stay pending: no promise waits for it.",
         file="audit/stream_reporter.py",
         rule="                stream.give_back(window, sequence)\n",
         instead="",
         red=(f"{UNIT}/test_refused_calls.py::test_whatever_ends_a_stamp_its_number_goes_to_the_next",),
+    ),
+    Mutant(
+        name="journal-kept-though-it-ended",
+        promise="A journal that could not go on does not say how far its streams came.",
+        file="audit/clients/recovery.py",
+        rule="            self._journal.wipe()\n",
+        instead="",
+        red=(
+            f"{UNIT}/test_journal_on_its_machine.py"
+            "::test_a_disk_that_is_full_when_the_journal_must_grow_ends_the_journal_and_not_the_producer",
+        ),
+    ),
+    Mutant(
+        name="told-before-it-was-written",
+        promise="What a report tells was written into the journal before, failures too.",
+        file="audit/clients/recovery.py",
+        rule="        for window in self._doubtful.pop(stream.stream, ()):\n",
+        instead="        for window in ():\n",
+        red=(
+            f"{UNIT}/test_journal_on_its_machine.py"
+            "::test_a_report_does_not_tell_what_the_journal_has_not_written_down",
+            f"{UNIT}/test_journal_on_its_machine.py"
+            "::test_what_was_not_acknowledged_is_written_down_once_for_all_of_it",
+        ),
     ),
     Mutant(
         name="journal-held-by-a-child",
