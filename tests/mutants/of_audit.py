@@ -348,6 +348,28 @@ OF_AUDIT = (
         ),
     ),
     Mutant(
+        name="journal-without-room",
+        promise="A full disk does not kill an application through its producer's journal.",
+        file="audit/clients/journal.py",
+        rule="            os.posix_fallocate(self._file.fileno(), 0, self._size)\n",
+        instead="            pass\n",
+        red=(
+            f"{UNIT}/test_journal_on_its_machine.py"
+            "::test_a_journal_has_its_room_on_the_disk_before_it_is_written_to",
+        ),
+    ),
+    Mutant(
+        name="events-lost-with-their-connection",
+        promise="Events that a connection took before it broke are told again.",
+        file="audit/clients/event_publisher.py",
+        rule="        drain(own, PURGE_TIMEOUT_S, [])\n",
+        instead="",
+        red=(
+            f"{UNIT}/test_refused_reports.py"
+            "::test_a_connection_of_their_own_that_broke_is_followed_by_another",
+        ),
+    ),
+    Mutant(
         name="journal-held-by-a-child",
         promise="A journal whose owner was killed is free, whatever children the owner has forked.",
         file="audit/clients/journal.py",
