@@ -3,11 +3,11 @@
 Called by `producer`. `ProducerJournal` turns a session's changes into blocks; `recover` turns the
 blocks of a dead session into its last events. Every block names its stream by id:
 
-    stream     the stream's description, and what is settled
+    stream     the stream's description, what is settled, and when it told something last
     limit      numbers up to `limit` may be handed out from now on, first in `window`, which is then kept
     window     a window's whole state: when keeping it begins, and when records in it failed
     ack        sequences of a window that were acknowledged since, the `bytes` and the `digest` they add
-    report     the number of a window's report that was sent
+    report     the number of a window's report that was sent, and when
     clear      that report was delivered and nothing has changed since: the window needs no more keeping
     gone       the stream's closing was delivered
     carry, carried           an event of an earlier session that waits for delivery; that was delivered
@@ -60,6 +60,7 @@ class _DeadStream:
     limit: int
     settled: BitMap64
     limit_window_ms: int = 0
+    at_ms: int = 0
     windows: dict[int, _DeadWindow] = field(default_factory=dict)
 
 
@@ -82,7 +83,7 @@ def recover(blocks: Iterable[dict[str, Any]], now_ms: int, *, stale: bool = Fals
             owed.pop(block["key"], None)
         elif kind == "stream":
             settled = _own(block["settled"])
-            streams[block["stream"]] = _DeadStream(block, 0, settled)
+            streams[block["stream"]] = _DeadStream(block, 0, settled, at_ms=block.get("at", 0))
         elif block["stream"] in streams:
             _apply(streams, block)
     if stale and streams:
@@ -113,6 +114,7 @@ def _apply(streams: dict[str, _DeadStream], block: dict[str, Any]) -> None:
     window = stream.windows.setdefault(block["window"], _DeadWindow())
     if kind == "report":
         window.report = block["report"]
+        stream.at_ms = max(stream.at_ms, block.get("at", 0))
     elif kind == "window":
         window.acknowledged = _own(block["acknowledged"])
         window.ambiguous = _own(block["ambiguous"])
@@ -134,6 +136,8 @@ def _apply(streams: dict[str, _DeadStream], block: dict[str, Any]) -> None:
 def _last_events(stream: _DeadStream, now_ms: int) -> list[Event]:
     """The reports of the windows kept, what was pending as ambiguous in one of them, and the closing."""
     about = stream.description
+    # Else a clock that was set back would make the end older than the last sign of life.
+    at_ms = max(now_ms, stream.at_ms)
     pending = sequence_set.from_ranges(sequence_set.complement_ranges(stream.settled, stream.limit))
     if pending:
         stream.windows[stream.limit_window_ms].ambiguous |= pending
@@ -151,7 +155,7 @@ def _last_events(stream: _DeadStream, now_ms: int) -> list[Event]:
             acknowledged=window.acknowledged,
             ambiguous=window.ambiguous,
             failed=window.failed,
-            at_ms=now_ms,
+            at_ms=at_ms,
             digest=window.digest if about["content"] else None,
         )
         for start_ms, window in sorted(stream.windows.items())
@@ -165,7 +169,7 @@ def _last_events(stream: _DeadStream, now_ms: int) -> list[Event]:
             last_settled=stream.limit,
             no_earlier_than_ms=None,
             lease_ms=about["lease_ms"],
-            at_ms=now_ms,
+            at_ms=at_ms,
             **{name: about[name] for name in texts},
         )
     )
@@ -239,7 +243,14 @@ class ProducerJournal:
         with self._lock:
             self._settle(stream)
             self._follow(stream, stream.windows[event.window_start_ms])
-            self._append({**_about(stream, event.window_start_ms), "t": "report", "report": event.report})
+            self._append(
+                {
+                    **_about(stream, event.window_start_ms),
+                    "t": "report",
+                    "report": event.report,
+                    "at": event.at_ms,
+                }
+            )
 
     def delivered(self, stream: StreamSession, window: WindowCounts) -> None:
         """Everything in the window is in a delivered report."""
@@ -321,7 +332,8 @@ def _about(stream: StreamSession, window_start_ms: int) -> dict[str, Any]:
 
 
 def _stream_block(stream: StreamSession) -> dict[str, Any]:
-    return {"t": "stream", **describe(stream), "settled": sequence_set.to_json(stream.settled)}
+    settled = sequence_set.to_json(stream.settled)
+    return {"t": "stream", **describe(stream), "settled": settled, "at": stream.at_ms}
 
 
 def _limit_block(stream: StreamSession, limit: int, window_start_ms: int) -> dict[str, Any]:

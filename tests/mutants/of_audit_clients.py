@@ -128,6 +128,28 @@ OF_AUDIT_CLIENTS = (
         ),
     ),
     Mutant(
+        name="end-before-the-last-beat",
+        promise="A clock that was set back does not make two producers of one.",
+        file="audit/clients/told_stream.py",
+        rule="        self.at_ms = max(self.at_ms, now_ms)\n",
+        instead="        self.at_ms = now_ms\n",
+        red=(
+            f"{UNIT}/test_stream_reporter.py"
+            "::test_a_clock_that_was_set_back_far_does_not_make_two_producers_of_one",
+        ),
+    ),
+    Mutant(
+        name="recovered-end-before-the-last-beat",
+        promise="Nor does the start that tells a killed one's end.",
+        file="audit/clients/recovery.py",
+        rule="    at_ms = max(now_ms, stream.at_ms)\n",
+        instead="    at_ms = now_ms\n",
+        red=(
+            f"{UNIT}/test_journal_on_its_machine.py"
+            "::test_a_stream_does_not_end_before_its_last_sign_of_life_where_the_clock_was_set_back",
+        ),
+    ),
+    Mutant(
         name="journal-without-room",
         promise="A full disk does not kill an application through its producer's journal.",
         file="audit/clients/journal.py",

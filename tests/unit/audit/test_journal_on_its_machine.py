@@ -12,7 +12,7 @@ import pytest
 from millrace.audit.clients import journal as journal_module
 from millrace.audit.clients.journal import MIN_SIZE, Journal, JournalUnusable
 from millrace.audit.clients.recovery import ProducerJournal
-from millrace.audit.contract.events import HEARTBEAT
+from millrace.audit.contract.events import CLOSED, HEARTBEAT, CountEvent
 from tests.unit.audit.test_journal import Producer
 
 
@@ -183,3 +183,18 @@ def test_a_report_does_not_tell_what_the_journal_has_not_written_down(tmp_path):
     assert producer.said("failed") == {sequence}
     (facts,) = producer.ledger.streams.values()
     assert facts.conflicts == []
+
+
+@pytest.mark.parametrize("snapshots", [0, 1])
+def test_a_stream_does_not_end_before_its_last_sign_of_life_where_the_clock_was_set_back(tmp_path, snapshots):
+    producer = Producer(tmp_path / "j")
+    producer.acknowledge(*producer.assign(0))
+    for event in producer.stream.report(10_000_000):
+        if isinstance(event, CountEvent):
+            producer.journal.reported(producer.stream, event)
+        producer.ledger.learn(event)
+    for _ in range(snapshots):
+        producer.journal._journal.rewrite(producer.journal._snapshot())
+    producer.kill_and_restart(tmp_path / "j")
+    (facts,) = producer.ledger.streams.values()
+    assert (facts.state, facts.conflicts) == (CLOSED, [])
