@@ -66,6 +66,7 @@ class AuditedClientProducer(Producer):
         self._reports.begin()
         stamp = self._reporter.stamp(topic, timestamp_ms)
         try:
+            headers = tuple(headers)
             stamp.contains(key, value, headers)
             answer = await super().send(
                 topic,

@@ -201,6 +201,7 @@ class AuditedProducer(Producer):
             told, function = destination.last
             number = sequence
             if does_more and self._content:
+                headers = None if headers is None else without_identity(headers)  # it may be read only once
                 number |= digest_of(sequence, key, value, headers) << DIGEST_SHIFT
             _produce(
                 self,

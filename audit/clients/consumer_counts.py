@@ -37,6 +37,8 @@ FOLD_SIZE = 1 << 16
 MAX_RECENT = 10_000
 NUMBERS_START = 9  # sequence and creation time, up to FIXED_SIZE
 NO_IDENTITY = "record without an identity header"
+MAX_REASONS = 100
+OTHER_REASONS = "other reasons"
 UNREADABLE = "record whose headers the client cannot read: a key is no UTF-8"
 
 Headers = Iterable[tuple[str, bytes | None]]
@@ -281,6 +283,8 @@ class SessionCounts:
             return None
 
     def _distrust(self, reason: str) -> None:
+        if reason not in self.untrusted and len(self.untrusted) >= MAX_REASONS:
+            reason = OTHER_REASONS  # they may hold what a stranger wrote
         self.untrusted[reason] = self.untrusted.get(reason, 0) + 1
 
 

@@ -13,11 +13,13 @@ from confluent_kafka import KafkaError, Producer
 
 from millrace.audit import producer as producer_module
 from millrace.audit.clients import event_publisher, open_streams, recovery
-from millrace.audit.clients.delivery_reports import DeliveryReports, Destination
+from millrace.audit.clients.delivery_reports import DIGEST_SHIFT, DeliveryReports, Destination
 from millrace.audit.clients.events_topic import TopicState
 from millrace.audit.clients.session import StreamSession
 from millrace.audit.clients.told_stream import ProducerIdentity
+from millrace.audit.contract.content_digest import record_digest
 from millrace.audit.contract.events import CountEvent, EventLedger, encode_event
+from millrace.audit.contract.header import HEADER_KEY
 from millrace.audit.producer import _NOT_TAKEN, AuditedProducer
 from tests.unit.audit.interruptions import handled_by, interrupted_after, interrupting
 
@@ -89,6 +91,18 @@ def test_the_number_of_a_record_that_the_client_refused_goes_to_the_next(small, 
         small.produce("flights", **given)
     stream = small._streams["flights"]
     assert stream.assign(int(time.time() * 1000))[1] == taken + 1
+
+
+def test_headers_that_can_be_read_once_are_sent_and_digested(small, monkeypatch):
+    sent = []
+    monkeypatch.setattr(producer_module, "_produce", lambda *given: sent.append(given))
+    for headers in ([("a", b"1"), ("b", "2")], (pair for pair in [("a", b"1"), ("b", "2")])):
+        small.produce("flights", b"v", headers=headers, timestamp=5)
+    for number, given in enumerate(sent, 1):
+        *own, (name, _) = given[-1]
+        assert (own, name) == ([("a", b"1"), ("b", "2")], HEADER_KEY)
+        told = given[5].__self__ >> DIGEST_SHIFT
+        assert told == record_digest(number, None, b"v", [("a", b"1"), ("b", b"2")])
 
 
 class Impatient(Exception):
