@@ -100,12 +100,12 @@ class AuditedAIOKafkaProducer(AIOKafkaProducer):
         headers: Any = None,
     ) -> Any:
         """As aiokafka's `send`; `timestamp_ms` is the record's creation time (now)."""
-        stamp = self._reporter.stamp(topic, timestamp_ms)
         own = list(headers or ())
+        if value is None and key is None:
+            raise AssertionError("Need at least one: key or value")
+        key_bytes, value_bytes = self._serialize_once(key, value)
+        stamp = self._reporter.stamp(topic, timestamp_ms)
         try:
-            if value is None and key is None:
-                raise AssertionError("Need at least one: key or value")
-            key_bytes, value_bytes = self._serialize_once(key, value)
             stamp.contains(key_bytes, value_bytes, own)
             future = await super().send(
                 topic,

@@ -65,8 +65,9 @@ class AuditedClientProducer(Producer):
         """As the plain producer's `send`; `timestamp_ms` is the record's creation time (now)."""
         self._reports.begin()
         stamp = self._reporter.stamp(topic, timestamp_ms)
-        stamp.contains(key, value, headers)
         try:
+            headers = tuple(headers)
+            stamp.contains(key, value, headers)
             answer = await super().send(
                 topic,
                 key=key,

@@ -38,6 +38,7 @@ from __future__ import annotations
 import atexit
 import logging
 import math
+import operator
 import secrets
 import threading
 import time
@@ -66,6 +67,7 @@ _LOCKED = frozenset(
     {
         "_apply_reported",
         "_count",
+        "_has_waiting",
         "_let_go",
         "_patience_s",
         "_publish_report",
@@ -76,6 +78,10 @@ _LOCKED = frozenset(
     }
 )
 """Methods that hold a lock of the consumer's (`interruption`)."""
+
+_headers_of = operator.methodcaller("headers")
+"""And not the method itself: with a key that is no UTF-8 confluent-kafka answers a list that is not whole,
+beside an error. The interpreter's own call takes it (and dies of it), this one raises SystemError."""
 
 _Offsets = dict[tuple[str, int], tuple[int, int | None]]
 """{(topic, partition): (next offset, leader epoch of the record before it, None where it is not told)}"""
@@ -102,9 +108,12 @@ class AuditedConsumer(Consumer):
         self._retired: list[SessionCounts] = []
         self._positions: _Offsets = {}
         self._stored: _Offsets = {}
+        # Behind the records that a `consume` has by now and has not handed out yet.
+        self._fetched: _Offsets = {}
         self._stores: list[list[TopicPartition]] = []
         self._commits: list[list[TopicPartition]] = []
         self._reported: list[_Waiting] = []
+        self._under_way: list[_Waiting] = []
         self._mark = ""
         self._lock = threading.Lock()
         self._report_lock = threading.RLock()
@@ -137,11 +146,17 @@ class AuditedConsumer(Consumer):
         """As confluent-kafka's `consume`; the records are counted as those that the application got."""
         deadline = math.inf if timeout < 0 else time.monotonic() + timeout
         messages: list[Any] = []
+        self._fetched = {}
         while True:
             some = super().consume(num_messages - len(messages), self._patience_s(deadline))
-            self._count(some)
+            ends = len(messages) + len(some) >= num_messages or time.monotonic() >= deadline
+            if ends and not messages:
+                self._count(some)
+                return some
             messages += some
-            if len(messages) >= num_messages or time.monotonic() >= deadline:
+            self._fetched.update(_places_behind(some))
+            if ends:  # not before: what a further call raises keeps all of them from the application
+                self._count(messages, self._fetched)
                 return messages
 
     def commit(  # type: ignore[override]
@@ -275,7 +290,8 @@ class AuditedConsumer(Consumer):
             untrusted=self._untrusted,
         )
 
-    def _count(self, messages: Iterable[Any]) -> None:
+    def _count(self, messages: Iterable[Any], places: _Offsets | None = None) -> None:
+        """`places`: where the application stands behind them, if that is not behind each of them."""
         now_ms = _now_ms()
         with self._lock:
             take, positions = self._counts.take, self._positions
@@ -284,16 +300,25 @@ class AuditedConsumer(Consumer):
                 if message.error() is None:
                     topic, offset = message.topic(), message.offset()
                     place = (topic, message.partition())
-                    take(topic, message.key(), message.value(), message.headers(), now_ms)
-                    positions[place] = (offset + 1, message.leader_epoch())
+                    try:
+                        take(topic, message.key(), message.value(), _headers_of(message), now_ms)
+                    except (SystemError, UnicodeDecodeError):
+                        self._counts.take_unreadable()
+                    if places is None:
+                        positions[place] = (offset + 1, message.leader_epoch())
                     if place not in began:
                         self._counts.begin(*place, offset)
+            positions.update(places or {})
 
     def _before(self, callback: Callable[..., None] | None) -> Callable[..., None]:
         def going(consumer: Any, partitions: list[TopicPartition]) -> None:
             self._let_go(partitions)
             if callback is not None:
-                callback(consumer, partitions)
+                try:
+                    callback(consumer, partitions)
+                finally:
+                    if self._has_waiting(partitions):
+                        self._let_go(partitions)  # what the callback stored and committed, too
 
         return going
 
@@ -331,15 +356,29 @@ class AuditedConsumer(Consumer):
         return _places(places)
 
     def _let_go(self, partitions: Iterable[TopicPartition] | None) -> None:
-        """Report and store before partitions (None: all) go to somebody else; then forget where they were."""
+        """Report and store before partitions (None: all) go to somebody else; then forget where they were.
+
+        And what still waits for a report: sent later, it would set back whoever has gone on from there.
+        """
         if not self._report_now():
             _log.warning("partitions go before a report was acknowledged: their last records will come again")
+        gone = None if partitions is None else {(each.topic, each.partition) for each in partitions}
         with self._lock:
-            for places in (self._positions, self._stored):
-                if partitions is None:
-                    places.clear()
-                for each in partitions or ():
-                    places.pop((each.topic, each.partition), None)
+            waiting = [*self._reported, *self._under_way]
+            for places in (self._positions, self._stored, self._fetched, *(each[0] for each in waiting)):
+                for place in list(places) if gone is None else gone:
+                    places.pop(place, None)
+            for lists in (self._stores, self._commits, *(part for each in waiting for part in each[1:3])):
+                for offsets in lists:
+                    kept = [each for each in offsets if (each.topic, each.partition) not in (gone or ())]
+                    offsets[:] = [] if gone is None else kept
+                lists[:] = filter(None, lists)
+
+    def _has_waiting(self, partitions: Iterable[TopicPartition]) -> bool:
+        gone = {(each.topic, each.partition) for each in partitions}
+        with self._lock:
+            waiting = [each for offsets in (*self._stores, *self._commits) for each in offsets]
+        return any((each.topic, each.partition) in gone for each in waiting)
 
     def _publish_report(self, timeout: float | None = None) -> bool:
         """Publish; what may be stored and committed then waits for the application's thread."""
@@ -366,18 +405,21 @@ class AuditedConsumer(Consumer):
             sessions = [*self._retired, self._counts]
             events = [(session, event) for session in sessions for event in session.report(_now_ms())]
             mark = commit_mark(self._counts.session, self._counts.told_count)
+            self._under_way = [(positions, stores, commits, mark)]
         told = False
         try:
             told = self._publish(events, deadline)
         finally:
-            if not told:
-                with self._lock:
+            with self._lock:
+                covered, self._under_way = self._under_way, []
+                if told:
+                    self._reported += covered
+                else:
                     self._stores = stores + self._stores
                     self._commits = commits + self._commits
         if not told:
             return False
         with self._lock:
-            self._reported.append((positions, stores, commits, mark))
             self._mark = mark
             self._retired = [session for session in self._retired if not session.is_told]
             if self._counts.is_worn(_now_ms()):
@@ -482,6 +524,14 @@ def _place(topic: str, partition: int, offset: int, epoch: int | None, metadata:
     if epoch is None or epoch < 0:
         return TopicPartition(topic, partition, offset, metadata)
     return TopicPartition(topic, partition, offset, metadata, epoch)
+
+
+def _places_behind(messages: Iterable[Any]) -> _Offsets:
+    return {
+        (message.topic(), message.partition()): (message.offset() + 1, message.leader_epoch())
+        for message in messages
+        if message.error() is None
+    }
 
 
 def _places(offsets: _Offsets) -> list[TopicPartition]:

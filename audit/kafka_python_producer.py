@@ -91,8 +91,8 @@ class AuditedKafkaProducer(KafkaProducer):
     ) -> Any:
         """As kafka-python's `send`; `timestamp_ms` is the record's creation time (now)."""
         stamp = self._reporter.stamp(topic, timestamp_ms)
-        stamped = [*(headers or []), stamp.header]
         try:
+            stamped = [*(headers or []), stamp.header]
             future = super().send(topic, value, key, stamped, partition, stamp.created_ms)
         except _NOT_TAKEN:
             stamp.not_taken()
@@ -100,9 +100,13 @@ class AuditedKafkaProducer(KafkaProducer):
         except BaseException:
             stamp.ambiguous()
             raise
-        if stamp.content:
-            key_bytes = self._serialized("key_serializer", key)
-            stamp.contains(key_bytes, self._serialized("value_serializer", value), stamped)
+        try:
+            if stamp.content:
+                key_bytes = self._serialized("key_serializer", key)
+                stamp.contains(key_bytes, self._serialized("value_serializer", value), stamped)
+        except BaseException:
+            stamp.ambiguous()
+            raise
         future.add_callback(_acknowledged, stamp)
         future.add_errback(_unknown, stamp)
         return future

@@ -55,7 +55,7 @@ from millrace.audit.clients.delivery_reports import (
     Destination,
 )
 from millrace.audit.clients.event_publisher import EventPublisher
-from millrace.audit.clients.interruption import refuse_inside
+from millrace.audit.clients.interruption import is_refusal, refuse_inside
 from millrace.audit.clients.open_streams import OpenStreams
 from millrace.audit.clients.preparation import (
     Preparation,
@@ -80,7 +80,7 @@ _log = logging.getLogger("millrace.audit.producer")
 BATCH_RUN = 256
 PURGE_TIMEOUT_S, TOPIC_TIMEOUT_S = 1.0, 5.0
 
-# What confluent-kafka raises before it takes a record.
+# What confluent-kafka raises before it takes a record, and others perhaps after (`is_refusal`).
 _NOT_TAKEN = (BufferError, KafkaException, NotImplementedError, OverflowError, TypeError, ValueError)
 
 _LOCKED = frozenset({"_tell_the_end", "report"})
@@ -201,6 +201,7 @@ class AuditedProducer(Producer):
             told, function = destination.last
             number = sequence
             if does_more and self._content:
+                headers = None if headers is None else without_identity(headers)  # it may be read only once
                 number |= digest_of(sequence, key, value, headers) << DIGEST_SHIFT
             _produce(
                 self,
@@ -215,12 +216,12 @@ class AuditedProducer(Producer):
                 if headers is None
                 else [*without_identity(headers), (HEADER_KEY, identity)],
             )
-        except _NOT_TAKEN:
-            stream.give_back(window, sequence)
-            raise
-        except BaseException:
+        except BaseException as error:
             # A signal's handler may raise after the client took the record: its number is not free.
-            self._delivery_reports.in_doubt(stream, window, sequence)
+            if isinstance(error, _NOT_TAKEN) and is_refusal(error):
+                stream.give_back(window, sequence)
+            else:
+                self._delivery_reports.in_doubt(stream, window, sequence)
             raise
 
     def produce_batch(
@@ -524,12 +525,13 @@ class AuditedProducer(Producer):
                     )
                     sequence += 1
                 except (BufferError, KafkaException) as error:
+                    if not is_refusal(error):
+                        raise
                     message["_error"] = error_of(error)
-        except _NOT_TAKEN:
-            raise
-        except BaseException:
-            self._delivery_reports.in_doubt(stream, window, sequence)
-            sequence += 1
+        except BaseException as error:
+            if sequence <= last and not (isinstance(error, _NOT_TAKEN) and is_refusal(error)):
+                self._delivery_reports.in_doubt(stream, window, sequence)
+                sequence += 1
             raise
         finally:
             if sequence <= last:

@@ -25,6 +25,7 @@ Settings are the `millrace.*` keys of `producer`; `sequenced=False` makes a coun
 from __future__ import annotations
 
 import logging
+import operator
 import os
 import secrets
 import threading
@@ -37,9 +38,8 @@ from typing import Any
 
 from millrace.audit.clients.count_stream import CountStream
 from millrace.audit.clients.interruption import refuse_inside
-from millrace.audit.clients.journal import Journal
-from millrace.audit.clients.producer_config import PREFIX, ProducerConfig, read_config
-from millrace.audit.clients.recovery import ProducerJournal
+from millrace.audit.clients.producer_config import PREFIX, TOPIC_NAME, ProducerConfig, read_config
+from millrace.audit.clients.recovery import open_journal
 from millrace.audit.clients.session import StreamClosed, StreamSession
 from millrace.audit.clients.told_stream import MAX_REFUSALS, UNTOLD, ProducerIdentity
 from millrace.audit.contract.content_digest import record_digest
@@ -188,7 +188,7 @@ class StreamReporter:
         self._lock = threading.Lock()
         self._refusal: str | None = None
         self._unsettled = 0
-        self._journal = self._open_journal(self._config.journal)
+        self._journal = open_journal(self._config.journal, time.time_ns() // 1_000_000)
         self._owed: dict[str, str] = dict(self._journal.owed) if self._journal is not None else {}
         self._owed_refusals: Counter[str] = Counter()
         # Whether counts were given up, because no report of their size is taken.
@@ -217,9 +217,11 @@ class StreamReporter:
     def stamp(self, topic: str, created_ms: int | None = None) -> RecordStamp:
         """Number a record that is about to be handed to the client. `created_ms` is its creation time (now).
 
-        Raises ValueError for an impossible time or the events' own topic, RuntimeError after the end or a
-        fork.
+        Raises TypeError for a time that is no whole number and a topic that is no text, ValueError for an
+        impossible time, an illegal topic and the events' own, RuntimeError after the end or a fork.
         """
+        if created_ms is not None:
+            created_ms = operator.index(created_ms)
         while True:
             stream = self._streams.get(topic) or self._open(topic, clocked=created_ms is None)
             if created_ms is not None:
@@ -235,10 +237,14 @@ class StreamReporter:
                 window, sequence = stream.assign(moment_ms)
             except StreamClosed:
                 continue  # retired, or closed, since it was looked up
-            if self._journal is not None and sequence > stream.reserved:
-                self._journal.reserve(stream, window, sequence)
-            header = encode_identity(stream.prefix, sequence, moment_ms, self._header_name)
-            return RecordStamp(self, stream, window, sequence, moment_ms, header)
+            try:
+                if self._journal is not None and sequence > stream.reserved:
+                    self._journal.reserve(stream, window, sequence)
+                header = encode_identity(stream.prefix, sequence, moment_ms, self._header_name)
+                return RecordStamp(self, stream, window, sequence, moment_ms, header)
+            except BaseException:
+                stream.give_back(window, sequence)
+                raise
 
     def report(self) -> list[OutgoingEvent]:
         """What to publish now; empty after the end.
@@ -256,12 +262,10 @@ class StreamReporter:
                 if stream.is_worn:
                     self._follow(stream)
                 else:
-                    outgoing += self._outgoing(stream, stream.report(self._clock_ms()))
+                    self._tell(stream, stream.report, outgoing)
             for stream in list(self._retired):
                 done = stream.pending_count == 0
-                now_ms = self._clock_ms()
-                outgoing += self._outgoing(stream, stream.close(now_ms) if done else stream.report(now_ms))
-                if done:
+                if self._tell(stream, stream.close if done else stream.report, outgoing) and done:
                     self._retired.remove(stream)
             return outgoing
 
@@ -276,7 +280,7 @@ class StreamReporter:
             self._streams, self._retired = {}, []
             outgoing = self._take_owed()
             for stream in streams:
-                outgoing += self._outgoing(stream, stream.close(self._clock_ms()))
+                self.has_untold |= not self._tell(stream, stream.close, outgoing)
             return outgoing
 
     def finish(self) -> None:
@@ -289,8 +293,12 @@ class StreamReporter:
         with self._lock:
             if self._refusal is not None:
                 raise RuntimeError(self._refusal)
+            if not isinstance(topic, str):
+                raise TypeError(f"a topic's name is a text, not {type(topic).__name__}")
             if topic == self._config.events_topic:
                 raise ValueError(f"topic {topic} is for the audit's own events")
+            if not TOPIC_NAME.fullmatch(topic) or topic in (".", ".."):
+                raise ValueError(f"illegal topic {topic[:40]!r}")
             stream = self._streams.get(topic)
             if stream is None:
                 stream = self._kind(
@@ -318,15 +326,6 @@ class StreamReporter:
         if self._streams.get(topic) is stream:
             del self._streams[topic]
             self._retired.append(stream)
-
-    @staticmethod
-    def _open_journal(path: str | None) -> ProducerJournal | None:
-        if path is None:
-            return None
-        journal = Journal(path)
-        if journal.set_aside is not None:
-            _log.warning("journal %s was set aside as %s: it is not this producer's", path, journal.set_aside)
-        return ProducerJournal(journal, time.time_ns() // 1_000_000)
 
     def _acknowledged(self) -> None:
         if self._journal is not None:
@@ -361,13 +360,24 @@ class StreamReporter:
 
         return OutgoingEvent(key.encode(), value.encode(), delivered, failed, too_large)
 
-    def _outgoing(self, stream: Any, events: Iterable[Event]) -> list[OutgoingEvent]:
-        outgoing: list[OutgoingEvent] = []
-        for event in events:
-            if self._journal is not None and isinstance(event, CountEvent):
-                self._journal.reported(stream, event)
-            outgoing.append(self._outgoing_event(stream, event))
-        return outgoing
+    def _tell(self, stream: Any, make: Callable[[int], list[Event]], outgoing: list[OutgoingEvent]) -> bool:
+        """Add a stream's events. Returns whether they could be made: where not, no other stream is kept back,
+        and what they would have told is told next time."""
+        events: list[Event] = []
+        told: list[OutgoingEvent] = []
+        try:
+            events = make(self._clock_ms())
+            for event in events:
+                if self._journal is not None and isinstance(event, CountEvent):
+                    self._journal.reported(stream, event)
+                told.append(self._outgoing_event(stream, event))
+        except Exception:
+            for event in events:
+                stream.report_again(event)
+            _log.exception("stream %s of topic %s cannot be reported now", stream.stream, stream.topic)
+            return False
+        outgoing += told
+        return True
 
     def _outgoing_event(self, stream: Any, event: Event) -> OutgoingEvent:
         def delivered() -> None:

@@ -37,6 +37,9 @@ FOLD_SIZE = 1 << 16
 MAX_RECENT = 10_000
 NUMBERS_START = 9  # sequence and creation time, up to FIXED_SIZE
 NO_IDENTITY = "record without an identity header"
+MAX_REASONS = 100
+OTHER_REASONS = "other reasons"
+UNREADABLE = "record whose headers the client cannot read: a key is no UTF-8"
 
 Headers = Iterable[tuple[str, bytes | None]]
 
@@ -153,6 +156,12 @@ class SessionCounts:
         if len(window.fresh) >= FOLD_SIZE:
             window.fold()
 
+    def take_unreadable(self) -> None:
+        """Count a record whose headers the client cannot read. It may well have a number, so the session says
+        from now on that it counted more than its reports tell of: what they lack is not lost but unknown."""
+        self._distrust(UNREADABLE)
+        self._told_count += 1
+
     def begin(self, topic: str, partition: int, offset: int) -> None:
         """The first record that the session got of the partition; the next report of the topic tells.
 
@@ -183,7 +192,8 @@ class SessionCounts:
 
     @property
     def told_count(self) -> int:
-        """How many records all reports together tell of, those that are under way included."""
+        """How many records all reports together tell of, those that are under way included; and those that
+        none can tell of (`take_unreadable`)."""
         return self._told_count
 
     @property
@@ -273,6 +283,8 @@ class SessionCounts:
             return None
 
     def _distrust(self, reason: str) -> None:
+        if reason not in self.untrusted and len(self.untrusted) >= MAX_REASONS:
+            reason = OTHER_REASONS  # they may hold what a stranger wrote
         self.untrusted[reason] = self.untrusted.get(reason, 0) + 1
 
 

@@ -1,10 +1,12 @@
 """Sends a producer's events to its cluster, and keeps those that were not delivered for the next time.
 
 Called by `producer` from its reporting thread, and when it closes. The application's client is given with
-every call and never kept. Events go through it but in three cases, for which a second client is opened: an
-event of a transactional producer must not wait for a transaction, nor be aborted with it; a client that
-had a fatal error takes nothing any more, while its counts must still be told; where the cluster refused a
-batch as too large, each event goes in a batch of its own, which shows whose fault it is.
+every call and never kept, nor polled: its callbacks are the application's. Events go through it but in four
+cases, for which a second client is opened: an event of a transactional producer must not wait for a
+transaction, nor be aborted with it; a client that had a fatal error takes nothing any more, while its counts
+must still be told, and the second one is then followed by another; a client whose queue is full has room when
+the application polls, which is as likely to fill it at once; where the cluster refused a batch as too large,
+each event goes in a batch of its own, which shows whose fault it is.
 
 Must stay true: what a report tells is in the journal before it is sent (`ProducerJournal.reported`); an event
 that was not delivered is told again, and one of an earlier session stays owed until it is delivered; one that
@@ -23,6 +25,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from millrace.audit.clients.events_topic import TopicState, connection_settings, ensure_events_topic
+from millrace.audit.clients.producer_life import drain
 from millrace.audit.clients.recovery import ProducerJournal
 from millrace.audit.clients.session import StreamSession
 from millrace.audit.clients.told_stream import MAX_REFUSALS, UNTOLD
@@ -31,6 +34,7 @@ from millrace.audit.contract.events import CLOSED, CountEvent, Event, StreamEven
 _log = logging.getLogger("millrace.audit.clients.event_publisher")
 
 MAX_TOPIC_ATTEMPTS = 3
+PURGE_TIMEOUT_S = 1.0
 OWN_CONNECTION = {"acks": "all", "enable.idempotence": True, "batch.num.messages": 1}
 
 _TOO_LARGE = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
@@ -149,10 +153,18 @@ class EventPublisher:
                 self._topic,
             )
 
-    def serve(self) -> None:
+    def serve(self, timeout_s: float = 0) -> None:
         """Learn what became of events that went through the connection of their own."""
-        if self.own_connection is not None:
-            self.own_connection.poll(0)
+        own = self.own_connection
+        if own is None:
+            return
+        try:
+            own.poll(timeout_s)
+        except KafkaException as error:
+            # Without an `error_cb` the client raises a fatal error from here, once, and works no more.
+            if not _is_fatal(error):
+                raise
+            self._give_up(own, error)
 
     def set_credentials(self, username: str, password: str) -> None:
         if self.own_connection is not None:
@@ -161,15 +173,19 @@ class EventPublisher:
     def _send(
         self, client: Producer, key: bytes, value: bytes, delivered: Delivered, deadline: float | None
     ) -> bool:
-        """Queue an event; False when the queue is full (until the deadline, if there is one)."""
+        """Queue an event; False when the queue is full, of the connection of its own too (until the deadline,
+        if there is one)."""
         while True:
             try:
                 self._hand_over(client, key, value, delivered)
                 return True
             except BufferError:
-                if deadline is None or time.monotonic() >= deadline:
+                if self.own_connection is None:
+                    self._connect()
+                elif deadline is None or time.monotonic() >= deadline:
                     return False
-                (self.own_connection or client).poll(0.1)
+                else:
+                    self.serve(0.1)
 
     def _hand_over(self, client: Producer, key: bytes, value: bytes, delivered: Delivered) -> None:
         own = self.own_connection
@@ -193,7 +209,20 @@ class EventPublisher:
             except BaseException:
                 self._in_flight.discard(token)
                 raise
-        _produce(own, self._topic, value, key, -1, lambda error, _: delivered(error))
+        try:
+            _produce(own, self._topic, value, key, -1, lambda error, _: delivered(error))
+        except KafkaException as error:
+            if not _is_fatal(error):
+                raise
+            self._give_up(own, error)
+            _produce(self._connect(), self._topic, value, key, -1, lambda error, _: delivered(error))
+
+    def _give_up(self, own: Producer, error: KafkaException) -> None:
+        """It works no more. What it had and did not deliver is told again."""
+        _log.warning("reports go through another connection now: %s", error.args[0].str())
+        self.own_connection = None
+        own.purge()
+        drain(own, PURGE_TIMEOUT_S, [])
 
     def _connect(self) -> Producer:
         settings = {**connection_settings(self._settings), **OWN_CONNECTION}
@@ -225,6 +254,10 @@ class EventPublisher:
             self._owe_again(key, value, error)
         elif self._journal is not None:
             self._journal.carried(key)
+
+
+def _is_fatal(error: KafkaException) -> bool:
+    return bool(error.args[0].fatal() or error.args[0].code() == KafkaError._FATAL)
 
 
 def _is_too_large(error: KafkaError | None) -> bool:

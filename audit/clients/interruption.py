@@ -5,8 +5,11 @@ holds together. A handler that then calls for the same lock waits for itself, fo
 would find numbers half given out. So it is refused, with a sentence; the handler may catch it, and otherwise
 what was interrupted ends as with any exception.
 
-Called at the beginning of the rare calls: `close`, `flush`, `report`, commits, those of transactions. The
-stack of the calling thread tells; nothing is kept for it while records are sent or counted.
+Whatever a handler raises comes out of the call that it interrupted, as if that had raised it: `is_refusal`
+tells it from an error of the client's.
+
+`refuse_inside` is called at the beginning of the rare calls: `close`, `flush`, `report`, commits, those of
+transactions. The stack of the calling thread tells; nothing is kept for it while records are sent or counted.
 
 Must stay true: whatever takes a lock of the applications' side lies in one of `GUARDED` or bears a name that
 its class gives here, and no callback of the application's is called from there.
@@ -30,6 +33,17 @@ GUARDED = frozenset(
         "transaction_counts.py",
     )
 )
+_BEFORE_THE_CLIENT = frozenset(str(_HERE / name) for name in ("delivery_reports.py", "preparation.py"))
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether the client refused, as far as the function goes that handles `error`: of what that has called,
+    the client's call is in C and leaves no frame, and what this package does before is no reason to doubt.
+    Anything else ran beside it, perhaps after the client had taken a record.
+    """
+    traceback = error.__traceback__
+    raised_by = traceback.tb_next if traceback is not None else None
+    return raised_by is None or raised_by.tb_frame.f_code.co_filename in _BEFORE_THE_CLIENT
 
 
 def refuse_inside(owner: object, call: str, locked: Set[str]) -> None:

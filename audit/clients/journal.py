@@ -1,14 +1,15 @@
 """The journal: what a producer knows and has not yet reported, kept through kill -9.
 
-Called by `producer`. A memory-mapped file: what was written survives the death of the process (not of the
-machine; for that there is the lease, after which a silent stream is UNKNOWN). Whatever the journal says, it
+Called by `producer`. A memory-mapped file: what was written survives the death of the process, not of the
+machine, with which the newest pages may go. So what was written before the machine's last start is `stale`:
+nothing is said of its streams, and after their lease they are UNKNOWN. Whatever the journal says, it
 errs on one side only: a sequence whose fate it did not learn is reported as ambiguous, never as
 acknowledged.
 
 Byte layout: two halves of equal size, of which the one with the highest generation is in use.
 
-    half        magic "MRJ3", u32 CRC of what follows, u64 generation, u64 each: inode, birth, machine, 0
-                ("MRJ2", which is read too: inode, device, machine, boot)
+    half        magic "MRJ3", u32 CRC of what follows, u64 generation, u64 each: inode, birth, machine, boot
+                (0: unknown; "MRJ2", which is read too: inode, device, machine, boot)
     then blocks u32 payload size, u32 CRC of (generation, payload), payload (JSON)
 
 A half is closed by the first block whose CRC is wrong (bytes of an older generation, or a write cut by the
@@ -34,6 +35,7 @@ that out, when two sessions report one stream, and its windows are UNKNOWN.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -58,6 +60,8 @@ DEFAULT_SIZE = 4 << 20
 MIN_SIZE = 1 << 13
 _FS_IOC_GETVERSION = 0x8000_7601 | struct.calcsize("l") << 16
 
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
 _held: set[tuple[int, int]] = set()
 """(device, inode) of the journals that this process writes"""
 _held_lock = threading.RLock()  # a journal may be collected within it
@@ -70,7 +74,7 @@ class JournalInUse(FatalError):
 
 
 class JournalUnusable(FatalError):
-    """The journal cannot be created, locked or mapped."""
+    """The journal cannot be created, locked or mapped, or its disk has no room for it."""
 
     exit_status = 22
 
@@ -107,6 +111,11 @@ def _birth(descriptor: int) -> int:
     return int.from_bytes(told, sys.byteorder) & 0xFFFF_FFFF
 
 
+def boot_id() -> int:
+    """Of this start of the machine, as a 64-bit number; 0 where the system tells none."""
+    return _system_id("/proc/sys/kernel/random/boot_id")
+
+
 def _system_id(path: str) -> int:
     try:
         text = Path(path).read_bytes().strip()
@@ -127,6 +136,8 @@ class Journal:
         self._end = 0
         self.set_aside: Path | None = None
         self.set_aside_because = ""
+        self.stale = False
+        self._boot = boot_id()
         self._key: tuple[int, int] | None = None
         self._file = self._open_locked()
         self._place = place_of(self._file.fileno())
@@ -142,7 +153,10 @@ class Journal:
         return True
 
     def rewrite(self, blocks: Iterable[dict[str, Any]]) -> None:
-        """Start the other half with a snapshot; grows the file when that leaves too little room."""
+        """Start the other half with a snapshot; grows the file when that leaves too little room.
+
+        Raises JournalUnusable, and changes nothing, where the disk has no room for that.
+        """
         payloads = [json.dumps(block, separators=(",", ":")).encode() for block in blocks]
         needed = HALF_HEADER.size + sum(BLOCK_HEADER.size + len(payload) for payload in payloads)
         grown = False
@@ -158,6 +172,11 @@ class Journal:
         self._write_half_header(start, generation)
         self._generation, self._start, self._end = generation, start, position
         self._limit = start + self._half_size
+
+    def wipe(self) -> None:
+        """Say nothing at the next start: what is here does not tell any more how far its streams came."""
+        for start in self._possible_starts():
+            self._map[start : start + HALF_HEADER.size] = bytes(HALF_HEADER.size)
 
     def abandon(self) -> None:
         """In a forked child: close its descriptors and the mapping, which are the parent's."""
@@ -210,33 +229,54 @@ class Journal:
 
     def _open_map(self) -> mmap.mmap:
         present = os.fstat(self._file.fileno()).st_size
-        if present >= MIN_SIZE:
-            self._size = present - present % 2
-        else:
-            os.truncate(self._file.fileno(), self._size)
+        try:
+            if present >= MIN_SIZE:
+                self._size = present - present % 2
+            else:
+                os.truncate(self._file.fileno(), self._size)
+            self._take_room()
+        except OSError as error:
+            self._file.close()
+            self._let_go()
+            raise self._without_room(self._size, error) from error
         return mmap.mmap(self._file.fileno(), self._size)
+
+    def _take_room(self) -> None:
+        """Give all of the file its blocks on the disk: a page that finds none when it is written to kills the
+        process. Where the file system cannot do that, it is left to luck."""
+        try:
+            os.posix_fallocate(self._file.fileno(), 0, self._size)
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                raise
+
+    def _without_room(self, size: int, error: OSError) -> JournalUnusable:
+        return JournalUnusable(
+            f"journal {self.path}: {error.strerror} for its {size >> 10} KiB; make room, or take another disk"
+        )
 
     def _recover(self) -> list[dict[str, Any]]:
         """The blocks of the newer half, in order; empty for a new, a foreign or a copied file."""
-        best: tuple[int, int, FilePlace] | None = None
+        best: tuple[int, int, FilePlace, int] | None = None
         for start in self._possible_starts():
             magic, checksum, *fields = HALF_HEADER.unpack_from(self._map, start)
             if magic not in (MAGIC, OLDER_MAGIC) or checksum != crc32c(_HEADER_FIELDS.pack(*fields)):
                 continue
-            generation, inode, birth, machine, _ = fields
+            generation, inode, birth, machine, boot = fields
             if best is None or generation > best[0]:
                 place = FilePlace(inode, birth if magic == MAGIC else 0, machine)
-                best = (generation, start, place)
+                best = (generation, start, place, boot)
         if best is None:
             if any(
                 self._map[start : start + HALF_HEADER.size].strip(b"\0") for start in (0, self._half_size)
             ):
                 self._put_aside("unknown", "it is not a journal that this release can read")
             return []
-        self._generation, self._start, written_at = best
+        self._generation, self._start, written_at, boot = best
         if written_at.is_copied_to(self._place):
             self._put_aside("copied", "it is a copy of another producer's, which reports it")
             return []
+        self.stale = bool(boot and self._boot and boot != self._boot)
         return self._read_blocks(self._start + HALF_HEADER.size, self._size)
 
     def _possible_starts(self) -> list[int]:
@@ -278,13 +318,23 @@ class Journal:
         return start + len(payload)
 
     def _write_half_header(self, start: int, generation: int) -> None:
-        fields = _HEADER_FIELDS.pack(generation, *astuple(self._place), 0)
+        fields = _HEADER_FIELDS.pack(generation, *astuple(self._place), self._boot)
         self._map[start : start + HALF_HEADER.size] = MAGIC + struct.pack("<I", crc32c(fields)) + fields
 
     def _grow(self) -> None:
         """Double the file; the half in use then lies within the new lower half."""
-        self._size *= 2
+        before, self._size = self._size, 2 * self._size
+        try:
+            self._enlarge()
+        except OSError as error:
+            self._size = before
+            with contextlib.suppress(OSError):
+                self._map.resize(before)
+            raise self._without_room(2 * before, error) from error
+
+    def _enlarge(self) -> None:
         self._map.resize(self._size)  # and not closed and made anew: the lock would go with it
+        self._take_room()
 
 
 def _key_of(status: os.stat_result) -> tuple[int, int]:

@@ -181,6 +181,9 @@ def _set_defaults(client: dict[str, Any]) -> None:
     of_topics = client.get("default.topic.config")
     settings = [client, of_topics] if isinstance(of_topics, Mapping) else [client]
     acks = [str(each[key]) for each in settings for key in _ACKS_KEYS if key in each]
+    for key in _ACKS_KEYS:
+        if any(0 in _numbers(each, (key,)) for each in settings):
+            raise ConfigError(key, 0, "all or 1: with 0 nobody says that a record arrived")
     if not acks:
         client["acks"] = "all"
     if (

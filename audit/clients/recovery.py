@@ -1,13 +1,13 @@
 """What a producer writes into its journal, and what the next start makes of it.
 
-Called by `producer`. `ProducerJournal` turns a session's changes into blocks; `recover` (pure) turns the
+Called by `producer`. `ProducerJournal` turns a session's changes into blocks; `recover` turns the
 blocks of a dead session into its last events. Every block names its stream by id:
 
-    stream     the stream's description, and what is settled
+    stream     the stream's description, what is settled, and when it told something last
     limit      numbers up to `limit` may be handed out from now on, first in `window`, which is then kept
     window     a window's whole state: when keeping it begins, and when records in it failed
     ack        sequences of a window that were acknowledged since, the `bytes` and the `digest` they add
-    report     the number of a window's report that was sent
+    report     the number of a window's report that was sent, and when
     clear      that report was delivered and nothing has changed since: the window needs no more keeping
     gone       the stream's closing was delivered
     carry, carried           an event of an earlier session that waits for delivery; that was delivered
@@ -32,7 +32,7 @@ from typing import Any
 
 from pyroaring import BitMap64
 
-from millrace.audit.clients.journal import Journal
+from millrace.audit.clients.journal import Journal, JournalUnusable
 from millrace.audit.clients.session import Fold, StreamSession, WindowCounts, describe
 from millrace.audit.contract import sequence_set
 from millrace.audit.contract.content_digest import DIGEST_MASK
@@ -60,14 +60,19 @@ class _DeadStream:
     limit: int
     settled: BitMap64
     limit_window_ms: int = 0
+    at_ms: int = 0
     windows: dict[int, _DeadWindow] = field(default_factory=dict)
 
 
 _own = partial(sequence_set.from_json, is_own=True)
 
 
-def recover(blocks: Iterable[dict[str, Any]], now_ms: int) -> dict[str, str]:
-    """{key: value} of the events that the dead session still owes, in sending order."""
+def recover(blocks: Iterable[dict[str, Any]], now_ms: int, *, stale: bool = False) -> dict[str, str]:
+    """{key: value} of the events that the dead session still owes, in sending order.
+
+    Of the streams of a `stale` journal nothing is told: it may lack numbers that were given out, which a
+    closing would deny, and the events that were sent may say more than it does.
+    """
     streams: dict[str, _DeadStream] = {}
     owed: dict[str, str] = {}
     for block in blocks:
@@ -78,9 +83,16 @@ def recover(blocks: Iterable[dict[str, Any]], now_ms: int) -> dict[str, str]:
             owed.pop(block["key"], None)
         elif kind == "stream":
             settled = _own(block["settled"])
-            streams[block["stream"]] = _DeadStream(block, 0, settled)
+            streams[block["stream"]] = _DeadStream(block, 0, settled, at_ms=block.get("at", 0))
         elif block["stream"] in streams:
             _apply(streams, block)
+    if stale and streams:
+        _log.warning(
+            "the journal was written before the machine's last start, which may have taken its newest pages: "
+            "what %d streams had not reported stays UNKNOWN",
+            len(streams),
+        )
+        return owed
     for stream in streams.values():
         for event in _last_events(stream, now_ms):
             key, value = encode_event(event)
@@ -102,6 +114,7 @@ def _apply(streams: dict[str, _DeadStream], block: dict[str, Any]) -> None:
     window = stream.windows.setdefault(block["window"], _DeadWindow())
     if kind == "report":
         window.report = block["report"]
+        stream.at_ms = max(stream.at_ms, block.get("at", 0))
     elif kind == "window":
         window.acknowledged = _own(block["acknowledged"])
         window.ambiguous = _own(block["ambiguous"])
@@ -123,6 +136,8 @@ def _apply(streams: dict[str, _DeadStream], block: dict[str, Any]) -> None:
 def _last_events(stream: _DeadStream, now_ms: int) -> list[Event]:
     """The reports of the windows kept, what was pending as ambiguous in one of them, and the closing."""
     about = stream.description
+    # Else a clock that was set back would make the end older than the last sign of life.
+    at_ms = max(now_ms, stream.at_ms)
     pending = sequence_set.from_ranges(sequence_set.complement_ranges(stream.settled, stream.limit))
     if pending:
         stream.windows[stream.limit_window_ms].ambiguous |= pending
@@ -140,7 +155,7 @@ def _last_events(stream: _DeadStream, now_ms: int) -> list[Event]:
             acknowledged=window.acknowledged,
             ambiguous=window.ambiguous,
             failed=window.failed,
-            at_ms=now_ms,
+            at_ms=at_ms,
             digest=window.digest if about["content"] else None,
         )
         for start_ms, window in sorted(stream.windows.items())
@@ -154,7 +169,7 @@ def _last_events(stream: _DeadStream, now_ms: int) -> list[Event]:
             last_settled=stream.limit,
             no_earlier_than_ms=None,
             lease_ms=about["lease_ms"],
-            at_ms=now_ms,
+            at_ms=at_ms,
             **{name: about[name] for name in texts},
         )
     )
@@ -184,7 +199,9 @@ class ProducerJournal:
         self._streams: dict[str, StreamSession] = {}
         self._limits: dict[str, tuple[int, int]] = {}
         self._closed = False
-        self.owed = recover(journal.recovered, now_ms)
+        # By stream: windows in which something is known not to be acknowledged, and not written yet.
+        self._doubtful: dict[str, set[WindowCounts]] = {}
+        self.owed = recover(journal.recovered, now_ms, stale=journal.stale)
         journal.rewrite(self._snapshot())
 
     def opened(self, stream: StreamSession) -> None:
@@ -213,10 +230,10 @@ class ProducerJournal:
                 self._settle(stream)
 
     def not_acknowledged(self, stream: StreamSession, window: WindowCounts) -> None:
-        """A record of the window became ambiguous or failed."""
+        """A record of the window became ambiguous or failed: written by the next `settle`, for all of them
+        at once. A kill before leaves it pending, which is told as ambiguous."""
         with self._lock:
-            window.journaled = False
-            self._follow(stream, window)
+            self._doubtful.setdefault(stream.stream, set()).add(window)
 
     def reported(self, stream: StreamSession, event: CountEvent) -> None:
         """The report is about to be sent. What it tells is written down first.
@@ -226,7 +243,14 @@ class ProducerJournal:
         with self._lock:
             self._settle(stream)
             self._follow(stream, stream.windows[event.window_start_ms])
-            self._append({**_about(stream, event.window_start_ms), "t": "report", "report": event.report})
+            self._append(
+                {
+                    **_about(stream, event.window_start_ms),
+                    "t": "report",
+                    "report": event.report,
+                    "at": event.at_ms,
+                }
+            )
 
     def delivered(self, stream: StreamSession, window: WindowCounts) -> None:
         """Everything in the window is in a delivered report."""
@@ -240,6 +264,7 @@ class ProducerJournal:
         with self._lock:
             self._streams.pop(stream.stream, None)
             self._limits.pop(stream.stream, None)
+            self._doubtful.pop(stream.stream, None)
             self._append({"t": "gone", "stream": stream.stream})
 
     def carried(self, key: str) -> None:
@@ -260,6 +285,9 @@ class ProducerJournal:
             self._journal.close()
 
     def _settle(self, stream: StreamSession) -> None:
+        for window in self._doubtful.pop(stream.stream, ()):
+            window.journaled = False
+            self._follow(stream, window)
         for fold in stream.take_folded():
             if fold.window.journaled:
                 self._append(_ack_block(stream, fold))
@@ -273,8 +301,15 @@ class ProducerJournal:
 
     def _append(self, block: dict[str, Any]) -> None:
         # A snapshot already holds what the refused block says: sessions change before their journal does.
-        if not self._closed and not self._journal.append(block):
+        if self._closed or self._journal.append(block):
+            return
+        try:
             self._journal.rewrite(self._snapshot())
+        except JournalUnusable as error:
+            # What it says ends here, and at the next start that would be taken for the streams' end.
+            self._closed = True
+            self._journal.wipe()
+            _log.error("%s; until the next start nothing is kept: a kill leaves UNKNOWN windows", error)
 
     def _snapshot(self) -> list[dict[str, Any]]:
         blocks: list[dict[str, Any]] = [
@@ -297,7 +332,8 @@ def _about(stream: StreamSession, window_start_ms: int) -> dict[str, Any]:
 
 
 def _stream_block(stream: StreamSession) -> dict[str, Any]:
-    return {"t": "stream", **describe(stream), "settled": sequence_set.to_json(stream.settled)}
+    settled = sequence_set.to_json(stream.settled)
+    return {"t": "stream", **describe(stream), "settled": settled, "at": stream.at_ms}
 
 
 def _limit_block(stream: StreamSession, limit: int, window_start_ms: int) -> dict[str, Any]:

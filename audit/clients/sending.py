@@ -34,7 +34,7 @@ class ProducerData:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a record stands. `timestamp_ms` is what the cluster has set or taken; offset -1 with acks=0."""
+    """Where a record stands. `timestamp_ms` is what the cluster has set or taken."""
 
     topic: str
     partition: int

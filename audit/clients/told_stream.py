@@ -79,6 +79,8 @@ class ToldStream:
         self.windows = {}
         self.state = OPENED
         self.promise_ms: int | None = 0 if promises else None
+        # Of its last word. A clock that is set back does not make the next one older.
+        self.at_ms = 0
         self._is_large = False
         self._refusals: dict[int, int] = {}
         self._lock = Lock()
@@ -176,6 +178,7 @@ class ToldStream:
 
     def _stream_event(self, now_ms: int) -> StreamEvent:
         last_assigned, last_settled = self._reach()
+        self.at_ms = max(self.at_ms, now_ms)
         return StreamEvent(
             state=self.state,
             stream=self.stream,
@@ -190,7 +193,7 @@ class ToldStream:
             last_settled=last_settled,
             no_earlier_than_ms=self._promise(now_ms),
             lease_ms=self.lease_ms,
-            at_ms=now_ms,
+            at_ms=self.at_ms,
             untold=self.untold[:MAX_UNTOLD],
         )
 

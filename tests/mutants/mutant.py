@@ -1,7 +1,7 @@
 """What a mutant is: one rule of the product taken out, as data, and what has to turn red without it.
 
-The lists are in `of_broker`, `of_storage`, `of_mirror` and `of_audit`, together in `catalogue`. Pure, but for
-reading the files that a mutant names.
+The lists are in the modules `of_...`, together in `catalogue`. Pure, but for reading the files that a mutant
+names.
 """
 
 from __future__ import annotations

@@ -21,6 +21,18 @@ def interrupting(function: Callable[..., Any], times: int = 1) -> Callable[..., 
     return interrupted
 
 
+def interrupted_after(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, after which a signal arrives: once."""
+    arrive = interrupting(lambda: None)
+
+    def interrupted(*given: Any, **more: Any) -> Any:
+        answer = function(*given, **more)
+        arrive()
+        return answer
+
+    return interrupted
+
+
 @contextlib.contextmanager
 def handled_by(call: Callable[[], Any]) -> Iterator[None]:
     """The signal's handler calls this."""

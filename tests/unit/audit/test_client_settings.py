@@ -45,6 +45,16 @@ def test_unknown_setting_of_a_producer_lists_those_there_are_and_names_the_one_t
     assert said.endswith("(did you mean millrace.window.ms?)")
 
 
+@pytest.mark.parametrize(
+    "given",
+    [{"acks": 0}, {"acks": "00"}, {"request.required.acks": "0"}, {"default.topic.config": {"acks": 0}}],
+)
+def test_no_acknowledgements_at_all_are_refused(given: dict[str, Any]) -> None:
+    """Nobody would say what had arrived: what a broker drops would be told as acknowledged."""
+    with pytest.raises(ConfigError, match=r"acks: got 0, .* with 0 nobody says that a record arrived"):
+        AuditedProducer({"bootstrap.servers": "127.0.0.1:1", **given})
+
+
 def test_unknown_setting_of_a_consumer_lists_its_own() -> None:
     with pytest.raises(ConfigError) as caught:
         AuditedConsumer({"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "millrace.lease.ms": 1})

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap64
 
-from millrace.audit.clients.consumer_counts import NO_IDENTITY, SessionCounts
+from millrace.audit.clients.consumer_counts import MAX_REASONS, NO_IDENTITY, OTHER_REASONS, SessionCounts
 from millrace.audit.consumer import AuditedConsumer
 from millrace.audit.contract.content_digest import digest_sum, record_digest
 from millrace.audit.contract.events import (
@@ -122,6 +122,14 @@ def test_each_record_with_a_second_name_under_one_stream_is_counted_as_not_to_be
     assert member.untrusted == {"two producers use one stream id: UA@ewr and ZZ@lga": 2}
     (event,) = member.report(10)
     assert (event.producer, event.count) == ("UA@ewr", 5)
+
+
+def test_whoever_writes_headers_cannot_make_a_consumer_keep_them_all():
+    member = session()
+    for number in range(3 * MAX_REASONS):
+        member.take("flights", None, b"v", [header((1 << 63) + number)], 5)
+    assert len(member.untrusted) == MAX_REASONS + 1
+    assert member.untrusted[OTHER_REASONS] == 2 * MAX_REASONS
 
 
 def test_what_cannot_be_trusted_is_counted_and_only_a_bad_name_leaves_the_record_countable():

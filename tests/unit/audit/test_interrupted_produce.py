@@ -5,19 +5,23 @@ from __future__ import annotations
 import struct
 import sys
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
+from confluent_kafka import KafkaError, Producer
 
 from millrace.audit import producer as producer_module
 from millrace.audit.clients import event_publisher, open_streams, recovery
-from millrace.audit.clients.delivery_reports import DeliveryReports, Destination
+from millrace.audit.clients.delivery_reports import DIGEST_SHIFT, DeliveryReports, Destination
 from millrace.audit.clients.events_topic import TopicState
 from millrace.audit.clients.session import StreamSession
 from millrace.audit.clients.told_stream import ProducerIdentity
+from millrace.audit.contract.content_digest import record_digest
 from millrace.audit.contract.events import CountEvent, EventLedger, encode_event
-from millrace.audit.producer import AuditedProducer
-from tests.unit.audit.interruptions import handled_by, interrupting
+from millrace.audit.contract.header import HEADER_KEY
+from millrace.audit.producer import _NOT_TAKEN, AuditedProducer
+from tests.unit.audit.interruptions import handled_by, interrupted_after, interrupting
 
 STREAM = "00000000000000ab"
 
@@ -54,17 +58,93 @@ def reported(stream):
     return report
 
 
-@pytest.mark.parametrize("error", [BufferError, TypeError])
-def test_the_number_of_a_record_that_the_client_refused_goes_to_the_next(monkeypatch, error):
-    stream = stream_of()
+@pytest.fixture
+def small(monkeypatch):
+    """A producer with room for two records, whose cluster cannot be reached."""
+    monkeypatch.setattr(event_publisher, "ensure_events_topic", lambda *_: TopicState.UNREACHABLE)
+    made = AuditedProducer(
+        {"bootstrap.servers": "127.0.0.1:1", "log_level": 0, "queue.buffering.max.messages": 2},
+        **{
+            "millrace.report.interval.ms": 3_600_000,
+            "millrace.window.ms": 7 * 24 * 3_600_000,
+            "millrace.content.digest": True,
+        },
+    )
+    yield made
+    made.close(0)
 
-    def refuse():
-        raise error
 
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"value": b"a third one"}, BufferError),
+        ({"value": 5}, TypeError),
+        ({"value": b"v", "headers": 5}, TypeError),
+        ({"value": "\ud800"}, ValueError),
+    ],
+)
+def test_the_number_of_a_record_that_the_client_refused_goes_to_the_next(small, given, error):
+    taken = 2 if error is BufferError else 1
+    for _ in range(taken):
+        small.produce("flights", b"taken")
     with pytest.raises(error):
-        produce(stream, monkeypatch, refuse)
-    produce(stream, monkeypatch, lambda: None)
-    assert stream.last_assigned == 1
+        small.produce("flights", **given)
+    stream = small._streams["flights"]
+    assert stream.assign(int(time.time() * 1000))[1] == taken + 1
+
+
+def test_headers_that_can_be_read_once_are_sent_and_digested(small, monkeypatch):
+    sent = []
+    monkeypatch.setattr(producer_module, "_produce", lambda *given: sent.append(given))
+    for headers in ([("a", b"1"), ("b", "2")], (pair for pair in [("a", b"1"), ("b", "2")])):
+        small.produce("flights", b"v", headers=headers, timestamp=5)
+    for number, given in enumerate(sent, 1):
+        *own, (name, _) = given[-1]
+        assert (own, name) == ([("a", b"1"), ("b", "2")], HEADER_KEY)
+        told = given[5].__self__ >> DIGEST_SHIFT
+        assert told == record_digest(number, None, b"v", [("a", b"1"), ("b", b"2")])
+
+
+class Impatient(Exception):
+    """Of an application's own, and each is a kind of what the client raises, too."""
+
+
+AFTER_ALL = [type(f"Impatient{kind.__name__}", (Impatient, kind), {}) for kind in _NOT_TAKEN]
+
+
+@pytest.fixture(params=AFTER_ALL)
+def handler_raises(request, monkeypatch):
+    """A signal arrives when the client has taken a record."""
+
+    def raising():
+        raise request.param(KafkaError(KafkaError._FAIL))
+
+    monkeypatch.setattr(producer_module, "_produce", interrupted_after(Producer.produce))
+    with handled_by(raising):
+        yield
+
+
+def test_a_number_is_not_given_away_because_a_handler_raises_what_the_client_raises(
+    small, handler_raises, monkeypatch
+):
+    """Two records would bear it, and a loss of one of them would not be seen."""
+    with pytest.raises(Impatient):
+        small.produce("flights", b"taken")
+    small.produce("flights", b"the next one")
+    stream = small._streams["flights"]
+    (window,) = stream.windows.values()
+    assert (stream.last_assigned, set(window.ambiguous)) == (2, {1})
+
+
+def test_nor_in_a_batch(small, handler_raises):
+    small._does_more = small._content = False  # without content, a batch has its numbers in a row
+    small._open_stream("flights", clocked=True).assign(int(time.time() * 1000))
+    with pytest.raises(Impatient):
+        small.produce_batch("flights", [{"value": b"taken"}, {"value": b"not sent"}])
+    stream = small._streams["flights"]
+    (window,) = stream.windows.values()
+    assert set(window.ambiguous) == {2}
+    assert stream.assign(window.start_ms)[1] == 3
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, TimeoutError])

@@ -156,3 +156,105 @@ def test_nor_with_kafka_python(monkeypatch):
     events: Any = [Outgoing("large"), Outgoing("small")]
     futures = made._publish(events)
     assert [each.fate for each in events] == ["too large", "delivered"] and futures[0] is None
+
+
+# --- the connection of their own ----------------------------------------------------------------------
+
+FATAL = KafkaException(KafkaError(KafkaError._FATAL, "on purpose", fatal=True))
+
+
+class Client:
+    """A client that takes events while it has room and no fatal error; what it took waits to be served."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.room, self.is_broken = 100, False
+        self.waiting: list[Any] = []
+        self.served: list[str] = []
+
+    def produce(self, topic: str, value: bytes, key: bytes, partition: int, told: Any) -> None:
+        if self.is_broken:
+            raise FATAL
+        if len(self.waiting) >= self.room:
+            raise BufferError
+        self.waiting.append((key.decode(), told))
+
+    def poll(self, _timeout: float) -> int:
+        if self.is_broken:
+            raise FATAL
+        while self.waiting:
+            key, told = self.waiting.pop(0)
+            self.served.append(key)
+            told(None, None)
+        return 0
+
+    def purge(self) -> None: ...
+
+    def flush(self, _timeout: float) -> int:
+        while self.waiting:
+            self.waiting.pop(0)[1](FATAL.args[0], None)
+        return 0
+
+
+class Applications(Client):
+    """The application's, which it alone may serve."""
+
+    def poll(self, _timeout: float) -> int:
+        raise AssertionError("callbacks of the application's would run here")
+
+
+@pytest.fixture
+def connections(monkeypatch: pytest.MonkeyPatch) -> list[Client]:
+    made: list[Client] = []
+
+    def connect(*settings: Any, **extras: Any) -> Client:
+        made.append(Client())
+        return made[-1]
+
+    monkeypatch.setattr(event_publisher, "Producer", connect)
+    monkeypatch.setattr(event_publisher, "_produce", lambda client, *event: client.produce(*event))
+    return made
+
+
+@pytest.mark.parametrize("deadline", [None, 1e12])
+def test_reports_of_an_application_that_keeps_its_queue_full_go_past_it(connections, deadline):
+    """And serve nothing of it, whoever waits for the last ones."""
+    publisher, stream = EventPublisher("millrace.audit", {}, None), stream_of_two_windows()
+    application: Any = Applications()
+    application.room = 1
+    publisher.publish(application, stream, stream.report(2000), deadline)
+    (own,) = connections
+    publisher.serve()
+    assert own.served == [f"count/{STREAM}/1000", f"stream/{STREAM}"]
+    assert publisher.take_undelivered() == {}
+
+
+def test_last_reports_wait_for_room_in_the_connection_of_their_own(connections):
+    publisher, stream = (
+        EventPublisher("millrace.audit", {}, None, transactional=True),
+        stream_of_two_windows(),
+    )
+    publisher._connect()
+    connections[0].room = 1
+    publisher.publish(Applications(), stream, stream.close(2000), 1e12)  # type: ignore[arg-type]
+    publisher.serve()
+    assert len(connections[0].served) == 3 and stream.is_told
+
+
+@pytest.mark.parametrize("told_by", ["produce", "poll"])
+def test_a_connection_of_their_own_that_broke_is_followed_by_another(connections, told_by):
+    publisher, stream = (
+        EventPublisher("millrace.audit", {}, None, transactional=True),
+        stream_of_two_windows(),
+    )
+    application: Any = Applications()
+    publisher.publish(application, stream, stream.report(2000))
+    connections[0].is_broken = True
+    if told_by == "poll":
+        publisher.serve()
+    publisher.publish(application, stream, stream.report(3000))
+    assert publisher.take_undelivered(), "what the broken one had is told again"
+    publisher.publish(application, stream, stream.report(4000))
+    assert len(connections) == 2 and connections[0].served == []
+    publisher.serve()
+    assert {f"count/{STREAM}/0", f"count/{STREAM}/1000"} <= set(connections[1].served)
+    assert stream.is_told

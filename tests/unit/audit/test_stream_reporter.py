@@ -144,6 +144,22 @@ def test_a_clock_that_was_set_back_opens_a_new_stream_and_changes_no_time(sequen
     assert sorted(promised) == [right_ms + 5000, right_ms + 3_599_000]
 
 
+@pytest.mark.parametrize("sequenced", [True, False])
+@pytest.mark.parametrize("own_times", [True, False])
+def test_a_clock_that_was_set_back_far_does_not_make_two_producers_of_one(sequenced, own_times):
+    """By more than the lease: the end of the stream would be older than its last sign of life."""
+    clock, ledger = Clock(), EventLedger()
+    reporter = StreamReporter(OWN, sequenced=sequenced, clock_ms=clock)
+    for pause_ms in (10_000, 10_000, -3_600_000, 10_000):
+        reporter.stamp("flights", clock.now_ms if own_times else None).acknowledged(1)
+        publish(reporter.report(), ledger)
+        clock.now_ms += pause_ms
+    publish(reporter.close(), ledger)
+    told = ledger.streams.values()
+    assert {(facts.state, *facts.conflicts) for facts in told} == {(CLOSED,)}
+    assert len(told) == (1 if own_times else 2)
+
+
 def test_a_stream_of_very_many_windows_is_replaced_by_a_new_one():
     clock, ledger = Clock(), EventLedger()
     reporter = StreamReporter(OWN, clock_ms=clock)

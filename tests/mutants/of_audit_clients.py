@@ -1,0 +1,174 @@
+"""The audit's rules for what runs beside an application, each taken out."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+UNIT = "tests/unit/audit"
+TESTIMONY = f"{UNIT}/test_consumer_testimony.py"
+CONSUMER = "audit/consumer.py"
+
+OF_AUDIT_CLIENTS = (
+    Mutant(
+        name="consumer-killed-by-a-header",
+        promise="A record with a header's key that is no UTF-8 does not kill the process that gets it.",
+        file=CONSUMER,
+        rule='_headers_of = operator.methodcaller("headers")',
+        instead="_headers_of = lambda message: message.headers()",
+        red=(f"{TESTIMONY}::test_a_header_whose_key_is_no_utf8_kills_no_consumer",),
+    ),
+    Mutant(
+        name="unreadable-record-undoubted",
+        promise="A group that got a record which it could not count is in doubt: what it lacks is not lost.",
+        file="audit/clients/consumer_counts.py",
+        rule="        self._told_count += 1\n",
+        instead="",
+        red=(
+            f"{TESTIMONY}::test_a_group_that_got_a_record_which_nobody_could_count_is_in_doubt",
+            f"{TESTIMONY}::test_and_so_it_is_when_its_session_got_nothing_else",
+        ),
+    ),
+    Mutant(
+        name="fetched-and-told-as-got",
+        promise="What a call had fetched that ended otherwise is neither told as got nor committed.",
+        file=CONSUMER,
+        rule="            self._fetched.update(_places_behind(some))\n",
+        instead="            self._count(some)\n",
+        red=(
+            f"{TESTIMONY}::test_what_was_fetched_by_a_call_that_is_interrupted_the_application_has_not_got",
+        ),
+    ),
+    Mutant(
+        name="commit-outlives-its-partition",
+        promise="A commit that waits for a report is not sent after its partition went to somebody else.",
+        file=CONSUMER,
+        rule="                    offsets[:] = [] if gone is None else kept\n",
+        instead="",
+        red=(
+            f"{TESTIMONY}::test_what_waits_for_a_report_when_its_partition_goes_is_not_committed_after_it",
+            f"{TESTIMONY}::test_nor_what_a_report_that_is_under_way_meanwhile_covers",
+        ),
+    ),
+    Mutant(
+        name="commit-outlives-its-partition-under-way",
+        promise="Nor one whose report is under way when the partition goes.",
+        file=CONSUMER,
+        rule="[*self._reported, *self._under_way]",
+        instead="[*self._reported]",
+        red=(f"{TESTIMONY}::test_nor_what_a_report_that_is_under_way_meanwhile_covers",),
+    ),
+    Mutant(
+        name="journal-believed-after-power-loss",
+        promise="A journal that may lack its newest pages does not say how far its stream came.",
+        file="audit/clients/recovery.py",
+        rule="stale=journal.stale",
+        instead="stale=False",
+        red=(
+            f"{UNIT}/test_journal_on_its_machine.py"
+            "::test_a_stream_whose_machine_lost_its_power_is_not_closed_by_what_the_disk_still_has",
+        ),
+    ),
+    Mutant(
+        name="number-of-a-taken-record-free",
+        promise="A number goes to another record only where the client refused the one that had it.",
+        file="audit/producer.py",
+        rule="            if isinstance(error, _NOT_TAKEN) and is_refusal(error):\n",
+        instead="            if isinstance(error, _NOT_TAKEN):\n",
+        red=(
+            f"{UNIT}/test_interrupted_produce.py"
+            "::test_a_number_is_not_given_away_because_a_handler_raises_what_the_client_raises",
+        ),
+    ),
+    Mutant(
+        name="number-of-a-taken-record-free-in-a-batch",
+        promise="The same in a batch.",
+        file="audit/producer.py",
+        rule="if sequence <= last and not (isinstance(error, _NOT_TAKEN) and is_refusal(error)):",
+        instead="if sequence <= last and not isinstance(error, _NOT_TAKEN):",
+        red=(f"{UNIT}/test_interrupted_produce.py::test_nor_in_a_batch",),
+    ),
+    Mutant(
+        name="time-of-a-record-no-number",
+        promise="A creation time that is no whole number is refused before it makes a window of its own.",
+        file="audit/stream_reporter.py",
+        rule="            created_ms = operator.index(created_ms)\n",
+        instead="            pass\n",
+        red=(f"{UNIT}/test_refused_calls.py::test_what_is_no_topic_and_no_time_is_refused",),
+    ),
+    Mutant(
+        name="stamp-that-failed-pending",
+        promise="A number of which its caller never heard does not stay pending: no promise waits for it.",
+        file="audit/stream_reporter.py",
+        rule="                stream.give_back(window, sequence)\n",
+        instead="",
+        red=(f"{UNIT}/test_refused_calls.py::test_whatever_ends_a_stamp_its_number_goes_to_the_next",),
+    ),
+    Mutant(
+        name="journal-kept-though-it-ended",
+        promise="A journal that could not go on does not say how far its streams came.",
+        file="audit/clients/recovery.py",
+        rule="            self._journal.wipe()\n",
+        instead="",
+        red=(
+            f"{UNIT}/test_journal_on_its_machine.py"
+            "::test_a_disk_that_is_full_when_the_journal_must_grow_ends_the_journal_and_not_the_producer",
+        ),
+    ),
+    Mutant(
+        name="told-before-it-was-written",
+        promise="What a report tells was written into the journal before, failures too.",
+        file="audit/clients/recovery.py",
+        rule="        for window in self._doubtful.pop(stream.stream, ()):\n",
+        instead="        for window in ():\n",
+        red=(
+            f"{UNIT}/test_journal_on_its_machine.py"
+            "::test_a_report_does_not_tell_what_the_journal_has_not_written_down",
+            f"{UNIT}/test_journal_on_its_machine.py"
+            "::test_what_was_not_acknowledged_is_written_down_once_for_all_of_it",
+        ),
+    ),
+    Mutant(
+        name="end-before-the-last-beat",
+        promise="A clock that was set back does not make two producers of one.",
+        file="audit/clients/told_stream.py",
+        rule="        self.at_ms = max(self.at_ms, now_ms)\n",
+        instead="        self.at_ms = now_ms\n",
+        red=(
+            f"{UNIT}/test_stream_reporter.py"
+            "::test_a_clock_that_was_set_back_far_does_not_make_two_producers_of_one",
+        ),
+    ),
+    Mutant(
+        name="recovered-end-before-the-last-beat",
+        promise="Nor does the start that tells a killed one's end.",
+        file="audit/clients/recovery.py",
+        rule="    at_ms = max(now_ms, stream.at_ms)\n",
+        instead="    at_ms = now_ms\n",
+        red=(
+            f"{UNIT}/test_journal_on_its_machine.py"
+            "::test_a_stream_does_not_end_before_its_last_sign_of_life_where_the_clock_was_set_back",
+        ),
+    ),
+    Mutant(
+        name="journal-without-room",
+        promise="A full disk does not kill an application through its producer's journal.",
+        file="audit/clients/journal.py",
+        rule="            os.posix_fallocate(self._file.fileno(), 0, self._size)\n",
+        instead="            pass\n",
+        red=(
+            f"{UNIT}/test_journal_on_its_machine.py"
+            "::test_a_journal_has_its_room_on_the_disk_before_it_is_written_to",
+        ),
+    ),
+    Mutant(
+        name="events-lost-with-their-connection",
+        promise="Events that a connection took before it broke are told again.",
+        file="audit/clients/event_publisher.py",
+        rule="        drain(own, PURGE_TIMEOUT_S, [])\n",
+        instead="",
+        red=(
+            f"{UNIT}/test_refused_reports.py"
+            "::test_a_connection_of_their_own_that_broke_is_followed_by_another",
+        ),
+    ),
+)
