@@ -58,6 +58,8 @@ from millrace.broker.storage.producer_recovery import read_marker
 from millrace.broker.storage.segment import Segment, newest_timestamp, newest_timestamp_of
 from millrace.broker.storage.transaction_index import AbortedTransaction
 
+MIN_LONG, MAX_LONG = -(2**63), 2**63 - 1
+
 _WINDOW_SIZE = 1 << 20
 _WRITE_SIZE = 1 << 20
 _NO_LIMIT = 1 << 40
@@ -199,6 +201,11 @@ class Cleaner:
             early = self._paced_size / limit - (time.monotonic() - self._paced_since)
 
 
+def _as_long(value: int) -> int:
+    """In 64 bits, as arithmetic of that width has it."""
+    return (value - MIN_LONG) % (1 << 64) + MIN_LONG
+
+
 class _Rewrite:
     """Writes what stays of a group of segments into one, and puts it in their place."""
 
@@ -322,7 +329,7 @@ class _Rewrite:
         return self._rebuild(batch, header, sifted, None, section)
 
     def _horizon_ms(self) -> int:
-        return self._now_ms + self._log.config.delete_retention_ms
+        return min(self._now_ms + self._log.config.delete_retention_ms, MAX_LONG)
 
     def _is_last_of_producer(self, header: BatchHeader) -> bool:
         last = self._last_batches.get(header.producer_id) if header.producer_id >= 0 else None
@@ -352,10 +359,10 @@ class _Rewrite:
         if sifted is not None:
             keep, count = sifted.keep, sifted.kept_count
             if not header.is_log_append_time:
-                max_timestamp = header.base_timestamp + sifted.greatest_timestamp_delta
-        records: Buffer = copy_records(
-            section, keep, header.record_count, header.base_timestamp - base_timestamp
-        )
+                max_timestamp = _as_long(header.base_timestamp + sifted.greatest_timestamp_delta)
+        # A producer's base and deltas may each be beyond any time, as long as their sums are none.
+        shift = _as_long(header.base_timestamp - base_timestamp)
+        records: Buffer = copy_records(section, keep, header.record_count, shift)
         if header.compression:
             records = compress(header.compression, records)
         rebuilt = bytearray(

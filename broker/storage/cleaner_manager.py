@@ -15,12 +15,16 @@ from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+import structlog
+
 from millrace.broker.errors import KafkaError, KafkaStorageError
 from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.storage.cleaner import Cleaner, CleanerConfig, CleanResult, view_segments
 from millrace.broker.storage.compaction_plan import Plan, plan_log
 from millrace.broker.storage.log import Log
 from millrace.broker.storage.log_reshaping import CompactionAbandoned
+
+events = structlog.get_logger(__name__)
 
 
 class CleanerManager:
@@ -99,7 +103,11 @@ class CleanerManager:
             if log.failure is None:
                 self._disk_failed(log.directory.parent, f"{log.directory}: {error}", error)
                 self._notes.append(f"{log.directory}: not compacted this time: {error}")
-        except KafkaError as error:
+        except Exception as error:
+            # Also what nobody has thought of: it would end the broker, at the next start again, and those of
+            # all other replicas.
+            if not isinstance(error, KafkaError):
+                events.exception("a log was not compacted", directory=str(log.directory))
             self.uncleanable[tp] = str(error)
             self._notes.append(
                 f"{log.directory} cannot be compacted and grows until it is repaired: {error}; "

@@ -51,6 +51,10 @@ def load_producers(
     if state is None:
         state = ProducerState(end_offset=start_offset)
     from_offset = state.end_offset
+    for segment in segments:
+        # Also where nothing is to be replayed: an index may have outlived the end of its log.
+        if segment.next_offset >= from_offset and segment.aborted.problem() is None:
+            segment.aborted.truncate_from(from_offset)
     if from_offset < end_offset:
         for segment in segments:
             if segment.next_offset > from_offset:

@@ -104,6 +104,7 @@ class ProducerState:
         self._unreplicated_lock = threading.Lock()
         # Producer -> epoch and first sequence of the oldest batch that the disk has refused.
         self._refused: dict[int, tuple[int, int]] = {}
+        self._refused_long_since: set[int] = set()  # before `expire` looked last
 
     def check(self, header: BatchHeader) -> RememberedBatch | None:
         """Decides on a producer's batch before it is stored: None to append it, or the stored batch that
@@ -147,7 +148,9 @@ class ProducerState:
 
     def refused(self, header: BatchHeader) -> None:
         """The disk has not taken this batch: what its producer has sent behind it has to wait for it."""
-        self._refused.setdefault(header.producer_id, (header.producer_epoch, header.base_sequence))
+        epoch, _ = self._refused.get(header.producer_id, (NO_PRODUCER_EPOCH, NO_SEQUENCE))
+        if header.producer_epoch > epoch:
+            self._refused[header.producer_id] = header.producer_epoch, header.base_sequence
 
     def _check_refused(self, header: BatchHeader) -> None:
         epoch, sequence = self._refused.get(header.producer_id, (NO_PRODUCER_EPOCH, NO_SEQUENCE))
@@ -267,7 +270,8 @@ class ProducerState:
 
     def expire(self, now_ms: int, expiration_ms: int) -> int:
         """Forgets producers that were not heard of for `expiration_ms`, but none with an open
-        transaction. Returns how many."""
+        transaction. Returns how many. Of one of which the disk has never taken anything nothing is kept from
+        one call to the next but one."""
         expired = [
             producer_id
             for producer_id, entry in self.entries.items()
@@ -276,6 +280,9 @@ class ProducerState:
         for producer_id in expired:
             del self.entries[producer_id]
             self._refused.pop(producer_id, None)
+        for producer_id in self._refused_long_since - self.entries.keys():
+            self._refused.pop(producer_id, None)
+        self._refused_long_since = set(self._refused)
         return len(expired)
 
 

@@ -14,7 +14,9 @@ lies below the checkpointed start of the log may be gone: it had been deleted.
 
 Offsets of a log have no holes unless compaction made them, here or on the leader that it was copied from;
 then the partition has a marker file (`checkpoints.HOLES_MARKER`), and only the order is checked. The check
-matters because a base offset lies outside its batch's CRC.
+matters because a base offset lies outside its batch's CRC. Above the recovery point a segment ends where the
+next one begins, also there: compaction keeps the last batch of what it replaces, and a loss of power may
+take the end of a segment and leave the one behind it.
 
 Called by `Log.open`. Every failure is a KafkaStorageError whose text is one line. The state of producers is
 restored by `producer_recovery.py`.
@@ -111,8 +113,7 @@ def open_segments(
         is_whole = _recover(segment, config, opened, recovery_point, write_again=write_again)
         if following is None:
             continue
-        if is_whole and has_holes and segment.next_offset < following:
-            segment.next_offset = following
+        # Compaction leaves no hole there: it keeps the last batch of what it replaces.
         if not is_whole or segment.next_offset != following:
             _drop_rest(directory, bases[number + 1 :], segment, opened, recovery_point)
             break

@@ -33,7 +33,7 @@ def refusal_of_records(
     base = header.base_timestamp
     times = range(_MIN_LONG, _MAX_LONG + 1)
     if config.timestamp_type == "CreateTime":
-        least = max(now_ms - config.timestamp_before_max_ms - base, _MIN_LONG)
+        least = min(max(now_ms - config.timestamp_before_max_ms - base, _MIN_LONG), _MAX_LONG)
         greatest = min(now_ms + config.timestamp_after_max_ms, _MAX_LONG) - base
         times = range(least, min(greatest, _MAX_LONG) + 1)
     found = refused_records(

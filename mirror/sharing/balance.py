@@ -16,8 +16,10 @@ the loads more even.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from itertools import chain
 
 from millrace.mirror.topics.routes import SourcePartition
 
@@ -26,6 +28,9 @@ from millrace.mirror.topics.routes import SourcePartition
 PARTITION_WEIGHT = 16 << 10
 # The part of its load by which moves must lighten a worker in all, or none is made.
 WORTH = 0.1
+
+Topic = tuple[str, str]
+"""A source and a topic of it."""
 
 
 class _Carrier:
@@ -43,22 +48,28 @@ class _Carrier:
         self.weights = weights
         self.partitions: set[SourcePartition] = set()
         self.load = 0.0
-        self.of_topic: Counter[tuple[str, str]] = Counter()
+        self.of_topic: Counter[Topic] = Counter()
+        self.of_source: Counter[str] = Counter()
         for partition in partitions:
             self.take(partition)
 
-    def may_carry(self, partition: SourcePartition) -> bool:
-        return self._sources is None or partition.source in self._sources
+    def may_carry(self, source: str) -> bool:
+        return self._sources is None or source in self._sources
+
+    def may_carry_of(self, other: _Carrier) -> bool:
+        return any(count and self.may_carry(source) for source, count in other.of_source.items())
 
     def take(self, partition: SourcePartition) -> None:
         self.partitions.add(partition)
         self.load += self.weights[partition]
         self.of_topic[partition.source, partition.topic] += 1
+        self.of_source[partition.source] += 1
 
     def give(self, partition: SourcePartition, to: _Carrier) -> None:
         self.partitions.remove(partition)
         self.load -= self.weights[partition]
         self.of_topic[partition.source, partition.topic] -= 1
+        self.of_source[partition.source] -= 1
         to.take(partition)
 
 
@@ -90,7 +101,7 @@ def level_out(
     for partition in sorted(set(weights) - carried, key=lambda each: (-weights[each], each)):
         topic = (partition.source, partition.topic)
         # Of equally light workers the one with the fewest of this topic: one busy topic does not gather.
-        able = [each for each in carriers if each.may_carry(partition)]
+        able = [each for each in carriers if each.may_carry(partition.source)]
         if able:
             min(able, key=lambda each: (each.load, each.of_topic[topic], len(each.partitions))).take(
                 partition
@@ -109,16 +120,18 @@ def _lighten(heavy: _Carrier, carriers: list[_Carrier]) -> bool:
     loads = [each.load for each in carriers if each.load <= before]
     even = sum(loads) / len(loads)
     given: list[tuple[SourcePartition, _Carrier]] = []
+    offers = _Offers(heavy)
     while heavy.load > even:
-        able = [each for each in carriers if any(map(each.may_carry, heavy.partitions))]
+        able = [each for each in carriers if each.may_carry_of(heavy)]
         if not able:
             break
         lightest = min(able, key=lambda each: (each.load, len(each.partitions)))
         if heavy.load - lightest.load <= before * WORTH / 2:
             break
-        partition = _next_to_give(heavy, lightest, even)
+        partition = offers.next_for(lightest, even)
         if partition is None:
             break
+        offers.taken(partition)
         heavy.give(partition, lightest)
         given.append((partition, lightest))
     heaviest = max([heavy.load, *(carrier.load for _, carrier in given)])
@@ -129,17 +142,48 @@ def _lighten(heavy: _Carrier, carriers: list[_Carrier]) -> bool:
     return False
 
 
-def _next_to_give(heavy: _Carrier, lightest: _Carrier, even: float) -> SourcePartition | None:
-    """The heaviest partition that leaves the giver with its even share and gives the receiver no more than
-    its own; otherwise the lightest that still makes the two more even; None when there is none."""
-    weights = heavy.weights
-    fitting = min(heavy.load - even, even - lightest.load)
+class _Offers:
+    """What a worker has to give, by weight and topic: there may be thousands, each of which could be next."""
 
-    def preference(each: SourcePartition) -> tuple[float, int, SourcePartition]:
-        weight, topic = weights[each], (each.source, each.topic)
-        # Of equal ones the topic that the giver has more of.
-        surplus = heavy.of_topic[topic] - lightest.of_topic[topic]
-        return (weight if weight <= fitting else fitting - weight), surplus, each
+    def __init__(self, giver: _Carrier) -> None:
+        self._giver = giver
+        self._of_weight: dict[float, dict[Topic, list[SourcePartition]]] = {}
+        for each in sorted(giver.partitions):
+            topics = self._of_weight.setdefault(giver.weights[each], {})
+            topics.setdefault((each.source, each.topic), []).append(each)
+        self._weights = sorted(self._of_weight)
 
-    best = max(filter(lightest.may_carry, heavy.partitions), key=preference, default=None)
-    return best if best is not None and weights[best] < heavy.load - lightest.load else None
+    def taken(self, partition: SourcePartition) -> None:
+        """What `next_for` has told of last."""
+        weight, topic = self._giver.weights[partition], (partition.source, partition.topic)
+        topics = self._of_weight[weight]
+        topics[topic].pop()
+        if not topics[topic]:
+            del topics[topic]
+        if not topics:
+            del self._of_weight[weight]
+            self._weights.remove(weight)
+
+    def next_for(self, lightest: _Carrier, even: float) -> SourcePartition | None:
+        """The heaviest partition that leaves the giver with its even share and gives the receiver no more
+        than its own; otherwise the lightest that still makes the two more even; None when there is none."""
+        fitting = min(self._giver.load - even, even - lightest.load)
+        heavier = bisect_right(self._weights, fitting)
+        for at in chain(range(heavier - 1, -1, -1), range(heavier, len(self._weights))):
+            weight = self._weights[at]
+            best = self._best_of(self._of_weight[weight], lightest)
+            if best is not None:
+                return best if weight < self._giver.load - lightest.load else None
+        return None
+
+    def _best_of(
+        self, topics: Mapping[Topic, list[SourcePartition]], lightest: _Carrier
+    ) -> SourcePartition | None:
+        """Of equally heavy ones the topic that the giver has more of."""
+        giver = self._giver
+        able = (
+            (giver.of_topic[topic] - lightest.of_topic[topic], partitions[-1])
+            for topic, partitions in topics.items()
+            if lightest.may_carry(topic[0])
+        )
+        return max(able, default=(0, None))[1]

@@ -266,6 +266,25 @@ OF_STORAGE = (
         ),
     ),
     Mutant(
+        name="lost-end-is-a-compactions-hole",
+        promise="What a loss of power took from the end of a segment is not taken for a compaction's hole.",
+        file="broker/storage/recovery.py",
+        rule="        if not is_whole or segment.next_offset != following:\n",
+        instead="        if not is_whole or (segment.next_offset != following and not has_holes):\n",
+        red=(f"{STORAGE}/test_power_loss.py::test_the_lost_end_of_a_segment_is_no_hole_of_a_compaction",),
+    ),
+    Mutant(
+        name="aborted-transaction-outlives-its-records",
+        promise="An aborted transaction whose records a loss of power took hides none that come after it.",
+        file="broker/storage/producer_recovery.py",
+        rule="        if segment.next_offset >= from_offset and segment.aborted.problem() is None:\n",
+        instead="        if segment.next_offset > from_offset and segment.aborted.problem() is None:\n",
+        red=(
+            f"{STORAGE}/test_power_loss.py"
+            "::test_an_aborted_transaction_that_outlived_its_records_hides_no_others",
+        ),
+    ),
+    Mutant(
         name="new-topic-inherits-checkpoints",
         promise="A re-created topic does not inherit the start offset of the old one.",
         file="broker/storage/log_manager.py",

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from millrace.broker.protocol import compaction_kernels
-from millrace.broker.protocol.batch import iterate_batches, parse_header
+from millrace.broker.protocol.batch import HEADER_SIZE, iterate_batches, pack_header, parse_header, seal
 from millrace.broker.protocol.control_records import control_type
 from millrace.broker.protocol.records import Record, build_batch, read_records
+from millrace.broker.protocol.wire import zigzag
+from millrace.broker.storage.batch_validation import check_batch
 from millrace.broker.storage.compaction_plan import SegmentView, group_segments, plan_log
 from millrace.broker.storage.key_map import KeyMap
 from millrace.broker.storage.log import Log
@@ -103,6 +106,41 @@ def test_tombstone_stays_its_time_and_then_goes(log: Log) -> None:
     roll(log)
     clean(log, NOW_MS + RETENTION_MS)
     assert pairs(log) == [(1, "b", "1"), (3, "c", "1"), (5, "x", "2")]
+
+
+def hostile_tombstone(key: bytes) -> bytearray:
+    """Of 2001, by a base and a delta that are each beyond any time."""
+    delta = 2**63 - 1
+    body = b"\0" + zigzag(delta) + zigzag(0) + zigzag(len(key)) + key + zigzag(-1) + zigzag(0)
+    record = zigzag(len(body)) + body
+    header = pack_header(
+        size=HEADER_SIZE + len(record),
+        attributes=0,
+        last_offset_delta=0,
+        base_timestamp=-(2**63) + 10**12,
+        max_timestamp=10**12 - 1,
+        record_count=1,
+    )
+    batch = bytearray(header) + record
+    seal(batch)
+    return batch
+
+
+def test_times_and_horizons_at_the_edge_of_64_bits_stop_no_compaction(log: Log) -> None:
+    put(log, ("a", "1"), ("b", "1"))
+    check_batch(hostile_tombstone(b"a"), log.config, now_ms=NOW_MS)
+    log.append(hostile_tombstone(b"a"), leader_epoch=3, now_ms=NOW_MS)
+    put(log, ("b", None))
+    roll(log)
+    log.config = replace(log.config, delete_retention_ms=2**63 - 1)
+    clean(log)
+    assert pairs(log) == [(2, "a", None), (3, "b", None)]
+    batches = [batch for batch in batches_of(log) if parse_header(batch).record_count]
+    assert {parse_header(batch).base_timestamp for batch in batches} == {2**63 - 1}
+    assert [record.timestamp_ms for batch in batches for record in read_records(batch)] == [
+        10**12 - 1,
+        NOW_MS,
+    ]
 
 
 def test_last_batch_of_a_producer_stays_as_a_header(log: Log) -> None:

@@ -421,6 +421,27 @@ def test_log_with_a_damaged_batch_is_left_alone_and_said_once(tmp_path: Path) ->
     manager.close()
 
 
+def test_log_that_makes_a_compaction_fail_in_a_way_of_its_own_ends_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = _manager(tmp_path)
+    logs = [manager.create(("t", number)) for number in (0, 1)]
+    for log in logs:
+        _fill(log)
+    clean = Cleaner.clean
+
+    def overflowing(self: Cleaner, log: Log, *rest: Any) -> CleanResult:
+        if log is logs[0]:
+            raise OverflowError("of a number that nobody has thought of")
+        return clean(self, log, *rest)
+
+    monkeypatch.setattr(Cleaner, "clean", overflowing)
+    manager.cleaning.compact_due(NOW_MS, lambda tp: 100)
+    assert manager.cleaning.uncleanable.keys() == {("t", 0)}
+    assert pairs(logs[1]) == [(5, "same", "5")]
+    manager.close()
+
+
 def test_full_disk_stops_a_compaction_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

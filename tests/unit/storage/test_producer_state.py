@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace.broker.errors import InvalidProducerEpoch, OutOfOrderSequence
+from millrace.broker.errors import InvalidProducerEpoch, KafkaStorageError, OutOfOrderSequence
 from millrace.broker.protocol.batch import BatchHeader, parse_header
 from millrace.broker.protocol.checksum import crc32c
 from millrace.broker.protocol.control_records import Marker
@@ -42,6 +42,26 @@ def _state(*headers: BatchHeader) -> ProducerState:
 
 def test_next_sequence_is_appended() -> None:
     assert _state(_header(0, count=3)).check(_header(3)) is None
+
+
+def test_the_disk_that_refuses_a_later_epoch_holds_back_what_follows_in_that_one() -> None:
+    state = ProducerState()
+    state.refused(_header(0, epoch=0))
+    state.refused(_header(0, epoch=1))
+    state.refused(_header(1, epoch=1))
+    with pytest.raises(KafkaStorageError):
+        state.check(_header(1, epoch=1))
+    assert state.check(_header(0, epoch=1)) is None
+
+
+def test_producers_of_whom_the_disk_has_taken_nothing_are_forgotten_in_time() -> None:
+    state = ProducerState()
+    state.refused(_header(0))
+    state.expire(0, 1000)
+    with pytest.raises(KafkaStorageError):
+        state.check(_header(1))
+    state.expire(0, 1000)
+    assert state.check(_header(1)) is None
 
 
 def test_sequence_wraps_to_zero() -> None:
