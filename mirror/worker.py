@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import structlog
@@ -70,6 +71,8 @@ MAX_SHARE_OF_REBALANCE = 0.5
 # Nor its leader while it fences.
 MAX_SHARE_OF_SESSION = 0.5
 MAX_FENCING_S = 5.0
+# Partitions that are shared out on the event loop: more take seconds at worst.
+MOST_SHARED_OUT_AT_ONCE = 1_000
 
 
 class Worker:
@@ -243,14 +246,19 @@ class Worker:
         """The leader's part. Whose seat is gone is fenced before anybody is given what it had."""
         claims = read_claims(members)
         unfenced = await self._fence(departed_slots(claims, self._slots))
-        return self._assignor.share_out(
+        partitions = self.discovery.partitions(self.readers)
+        share_out = partial(
+            self._assignor.share_out,
             members,
             claims,
-            self.discovery.partitions(self.readers),
-            sources=self.readers,
-            unseen=self.discovery.unseen(self.readers),
+            partitions,
+            sources=frozenset(self.readers),
+            unseen=frozenset(self.discovery.unseen(self.readers)),
             unfenced=unfenced,
         )
+        if len(partitions) <= MOST_SHARED_OUT_AT_ONCE:
+            return share_out()
+        return await asyncio.to_thread(share_out)  # or it would lose its own seat meanwhile
 
     async def _fence(self, departed: Mapping[int, int]) -> dict[int, int]:
         """Ends the transactions of workers that left, so that nobody waits for their timeouts; the slots for

@@ -76,6 +76,8 @@ def decode_key(key: bytes | None) -> PositionKey | None:
         return None
     if not (isinstance(source, str) and isinstance(topic, str) and type(partition) is int):
         return None
+    if not 0 <= partition < 1 << 31:
+        return None
     return PositionKey(source, topic, partition)
 
 
@@ -126,4 +128,6 @@ def _whole(fields: dict[str, object], name: str, absent: int | None = None) -> i
     value = fields[name] if absent is None else fields.get(name, absent)
     if type(value) is not int:
         raise ValueError(f"{name} is no whole number")
+    if not -1 <= value < 1 << (31 if name == "leader_epoch" else 63):
+        raise ValueError(f"{name} is no number of the protocol's")
     return value

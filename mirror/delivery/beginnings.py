@@ -85,7 +85,9 @@ class Begun:
             if "topic" in named:
                 self._widths.setdefault(source, {})[str(named["topic"])] = int(told["partitions"])
             else:
-                self.first_looks[source] = FirstLook(int(told["at_ms"]), self._widths.setdefault(source, {}))
+                at_ms = int(told["at_ms"])
+                if 0 <= at_ms < 1 << 63:
+                    self.first_looks[source] = FirstLook(at_ms, self._widths.setdefault(source, {}))
         except (ValueError, TypeError, KeyError, OverflowError):
             return
 

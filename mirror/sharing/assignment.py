@@ -25,6 +25,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
+from typing import TypeGuard
 
 from millrace.broker.protocol.foreign_json import read_json
 from millrace.mirror.sharing.balance import level_out
@@ -32,6 +33,9 @@ from millrace.mirror.sharing.rates import rate_of
 from millrace.mirror.topics.routes import SourcePartition
 
 VERSION = 1
+# More is no mirror's: what stands in the group, anybody may have written.
+MOST_LANES = 1_000
+_MOST_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +192,7 @@ def decode_claim(data: bytes) -> Claim:
         frozenset(_ungrouped(message)),
         generation,
         slot if isinstance(slot, int) else None,
-        lane_count if isinstance(lane_count, int) else 0,
+        lane_count if _is_lane_count(lane_count) else 0,
         _as_slots(message.get("slots")),
         _ungrouped_levels(message.get("rates")),
         message.get("settling") is True,
@@ -224,8 +228,15 @@ def _as_slots(message: object) -> dict[int, int]:
     if not isinstance(message, dict):
         return {}
     return {
-        int(slot): lanes for slot, lanes in message.items() if slot.isdecimal() and isinstance(lanes, int)
+        int(slot): lanes
+        for slot, lanes in message.items()
+        if slot.isdecimal() and len(slot) <= _MOST_DIGITS and _is_lane_count(lanes)
     }
+
+
+def _is_lane_count(lanes: object) -> TypeGuard[int]:
+    """Each is fenced when its slot is given up."""
+    return type(lanes) is int and 0 <= lanes <= MOST_LANES
 
 
 def _as_names(message: object) -> frozenset[str] | None:
@@ -276,9 +287,10 @@ def _ungrouped(message: dict[str, object]) -> list[SourcePartition]:
     grouped = message.get("partitions")
     if not isinstance(grouped, dict):
         raise ValueError("a group message has no partitions")
-    return [
-        SourcePartition(source, topic, int(number))
-        for source, topics in grouped.items()
-        for topic, numbers in topics.items()
-        for number in numbers
-    ]
+    found = []
+    for source, topics in grouped.items():
+        for topic, numbers in topics.items() if isinstance(topics, dict) else [("", None)]:
+            if not isinstance(numbers, list) or any(type(number) is not int for number in numbers):
+                raise ValueError(f"a group message with no list of partitions for {source}/{topic}")
+            found += [SourcePartition(source, topic, number) for number in numbers]
+    return found

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from millrace.mirror.assignor import read_claims
 from millrace.mirror.sharing.assignment import (
     Claim,
     Share,
@@ -188,6 +189,19 @@ def test_each_return_to_a_seat_makes_another_claim() -> None:
 def test_foreign_message_is_a_value_error(data: bytes) -> None:
     with pytest.raises(ValueError):
         decode_share(data)
+
+
+@pytest.mark.parametrize(
+    "partitions", ['{"ewr":[1]}', '{"ewr":{"t":1}}', '{"ewr":{"t":[null]}}', '{"ewr":7}']
+)
+def test_claim_that_names_its_partitions_in_another_way_is_none(partitions: str) -> None:
+    claim = f'{{"version":1,"generation":1,"partitions":{partitions}}}'.encode()
+    assert read_claims({"m": claim}) == {"m": Claim()}
+
+
+def test_lanes_that_no_mirror_has_are_not_fenced() -> None:
+    claim = b'{"version":1,"generation":1,"partitions":{},"slot":0,"lanes":%d,"slots":{"7":%d,"8":12}}'
+    assert decode_claim(claim % (10**9, 10**9)) == Claim(frozenset(), 1, 0, 0, {8: 12})
 
 
 def test_slots_are_kept_and_the_lowest_free_one_is_given() -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Collection
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
 from structlog.testing import capture_logs
 
 from millrace.mirror.assignor import Assignor, read_claims
 from millrace.mirror.sharing.assignment import Claim, decode_share, encode_claim
 from millrace.mirror.sharing.rates import level_of
 from millrace.mirror.topics.routes import SourcePartition
+from millrace.mirror.worker import MOST_SHARED_OUT_AT_ONCE, Worker
 
 EWR = [SourcePartition("ewr", "flights", number) for number in range(4)]
 FRA = SourcePartition("fra", "flights", 0)
@@ -67,3 +73,27 @@ def test_claim_that_cannot_be_read_claims_nothing() -> None:
     with capture_logs() as lines:
         assert read_claims({"a": b"?"}) == {"a": Claim()}
     assert lines[0]["member"] == "a"
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_very_many_partitions_are_shared_out_beside_the_event_loop(more: int) -> None:
+    """Heartbeats go on: a leader that lost its seat over it would do the same as the next one."""
+    many = {SourcePartition("ewr", "t", number) for number in range(MOST_SHARED_OUT_AT_ONCE + more)}
+    threads = []
+
+    def noted(*_: object, **__: object) -> dict[str, bytes]:
+        threads.append(threading.current_thread())
+        return {}
+
+    async def none_departed(_: object) -> dict[int, int]:
+        return {}
+
+    worker: Any = SimpleNamespace(
+        readers={},
+        discovery=SimpleNamespace(partitions=lambda _: many, unseen=lambda _: set()),
+        _assignor=SimpleNamespace(share_out=noted),
+        _slots={},
+        _fence=none_departed,
+    )
+    assert asyncio.run(Worker._share_out(worker, {})) == {}
+    assert (threads == [threading.main_thread()]) is not bool(more)

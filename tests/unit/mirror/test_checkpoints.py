@@ -57,7 +57,17 @@ def test_removed_position_is_lost_too() -> None:
     assert positions.unreadable == {WHERE}
 
 
-@pytest.mark.parametrize("key", [None, b"", b"[]", b"{}", b'{"source":"a","topic":"b","partition":"0"}'])
+@pytest.mark.parametrize(
+    "key",
+    [
+        None,
+        b"",
+        b"[]",
+        b"{}",
+        b'{"source":"a","topic":"b","partition":"0"}',
+        encode_key(SourcePartition("a", "b", 1 << 31)),
+    ],
+)
 def test_foreign_key_is_ignored(key: bytes | None) -> None:
     positions = Positions()
     positions.apply(key, encode_value(POSITION))
@@ -73,6 +83,9 @@ def test_foreign_key_is_ignored(key: bytes | None) -> None:
         encode_value(POSITION).replace(b'"version":1', b'"version":2'),
         encode_value(POSITION).replace(b'"next_offset":42', b'"next_offset":-1'),
         encode_value(POSITION).replace(b'"next_offset":42', b'"next_offset":1e999'),
+        encode_value(POSITION).replace(b'"next_offset":42', b'"next_offset":9223372036854775808'),
+        encode_value(replace(POSITION, leader_epoch=1 << 31)),
+        encode_value(replace(POSITION, log_end=-2)),
         encode_value(POSITION).replace(b'"topic_id":"1', b'"topic_id":"x'),
     ],
 )
