@@ -150,7 +150,7 @@ def shorten(log: Log, offset: int, now_ms: int, *, anew: bool) -> None:
         try:
             # First of all: a crash after this and new writes must not find them taken for flushed. The flush
             # lock keeps the recovery point where it is meanwhile.
-            kept_offset = min(offset, log.start_offset) if anew else offset
+            kept_offset = min(offset, log.start_offset) if anew else _surely_kept(log, offset)
             log.recovery_point = min(log.recovery_point, kept_offset)
             log.cleaned_offset = min(log.cleaned_offset, kept_offset)
             log.truncation_count += 1
@@ -168,6 +168,14 @@ def shorten(log: Log, offset: int, now_ms: int, *, anew: bool) -> None:
         except OSError as error:
             log.health.fail(f"{log.directory} is offline, a truncation failed: {error}", error)
             raise KafkaStorageError(log.failure or "") from error
+
+
+def _surely_kept(log: Log, offset: int) -> int:
+    """Up to where a log that is cut at `offset` reaches at least: a batch that `offset` lies in goes as a
+    whole, and in a hole the log ends with the batch before it."""
+    segment = log._segments.all[log._segments.number_of(offset)]
+    at = log._segments.find(segment, offset)
+    return offset if at is None or at.header.base_offset == offset else min(offset, segment.base_offset)
 
 
 def _cut(log: Log, offset: int, now_ms: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,31 @@ def test_unflushed_batches_may_be_missing(tmp_path: Path, left: int) -> None:
     recovered = again.get(KEY)
     assert recovered is not None, again.offline
     assert recovered.end_offset == 4 + left
+    again.close()
+
+
+@pytest.mark.parametrize(("bases", "cut", "kept"), [((0, 10), 15, 10), ((0, 1, 2, 3, 20), 6, 4)])
+def test_log_that_was_cut_within_a_batch_or_a_hole_is_opened_after_a_kill(
+    tmp_path: Path, bases: tuple[int, ...], cut: int, kept: int
+) -> None:
+    """It ends before where it was to be cut: nothing was flushed up to there."""
+    manager = LogManager([tmp_path], LogConfig())
+    manager.start(0)
+    log = manager.create(KEY)
+    for base, following in pairwise((*bases, bases[-1] + 10)):
+        batch = make_batch(10 if following - base == 10 else 1, leader_epoch=0)
+        batch[:8] = base.to_bytes(8, "big")
+        log.append_as_follower(batch, 0)
+    log.flush(0)
+    manager.checkpoint()
+    log.truncate_to(cut, 0)
+    assert log.end_offset == kept
+    end(manager, clean=False)
+    again = LogManager([tmp_path], LogConfig())
+    again.start(0)
+    recovered = again.get(KEY)
+    assert recovered is not None, again.offline
+    assert recovered.end_offset == kept
     again.close()
 
 
