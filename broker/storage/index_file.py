@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from millrace.broker.errors import CorruptMessage
 from millrace.broker.storage.disk_errors import WouldBlock, syncing
 
 _TAIL_SIZE = 4096
@@ -177,4 +178,7 @@ class _Reader:
             return bytes(self._tail[position : position + self._size])
         if self._fd < 0:
             self._fd = os.open(self._path, os.O_RDONLY)
-        return os.pread(self._fd, self._size, number * self._size)
+        entry = os.pread(self._fd, self._size, number * self._size)
+        if len(entry) < self._size:  # cut meanwhile
+            raise CorruptMessage(f"{self._path}: there is no entry {number} any more")
+        return entry

@@ -204,3 +204,12 @@ def test_disk_that_fails_a_recovery_is_not_served_from(
     assert again.get(KEY) is None
     again.close(0)
     assert checkpoints.read_offsets(failing / RECOVERY_POINT_CHECKPOINT)[KEY] == FLUSHED
+
+
+def test_index_that_is_cut_while_its_log_is_open_is_made_anew(open_log: Callable[..., Log]) -> None:
+    log = open_log(segment_bytes=2_000, index_interval_bytes=1)
+    while len(log.segments) < 2:
+        append(log)
+    os.truncate(log.segments[0].path.with_suffix(".index"), 0)
+    assert log.read(5, 1).next_offset == 6
+    assert any("have been rebuilt" in note for note in log.notes)
