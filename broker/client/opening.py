@@ -70,6 +70,8 @@ async def open_connection(
                     ssl=context,
                     server_hostname=address.host if context else None,
                 )
+            except OSError:
+                raise  # a refused certificate is a ValueError, too
             except (ValueError, OverflowError) as error:
                 # An empty or overlong part of the name, a port below 0: also a broker may advertise such.
                 raise NetworkException(f"{connection}: no host and port that there can be: {error}") from None

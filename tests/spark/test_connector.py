@@ -141,8 +141,8 @@ def test_cells_are_equal_byte_for_byte(spark, real_world):
         )
     ewr.flush()
     # The range is cut as a mirror's position cuts it, and does not reach the ends of the log.
-    whole = OffsetRange("ewr", "ewr", "flights", "flights", 0, 7, 1_500, "some id")
-    ranges = [whole, OffsetRange("ewr", "ewr", "flights", "flights", 0, 1_500, 2_990, "some id", tail=True)]
+    whole = OffsetRange("ewr", "ewr", "flights", "flights", 0, 7, 1_500, "")
+    ranges = [whole, OffsetRange("ewr", "ewr", "flights", "flights", 0, 1_500, 2_990, "", tail=True)]
     found = []
     for digest in ("false", "true"):
         options = {
