@@ -242,6 +242,8 @@ class PartitionPipeline:
         """`position` is durable (in a transactional lane: committed): the next owner goes on there."""
         self._written = position
         self.progress.written(position.next_offset, position.leader_epoch)
+        if Origin.of(position) != self.origin:  # more is known of the log since it was gathered (`adopt`)
+            self.progress.write_again()
         self._keep_extent()
         self._moved()
 

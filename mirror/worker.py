@@ -302,7 +302,8 @@ class Worker:
             begun = await self._beginnings.read()  # before the positions: see there
             positions = await self.delivery.read_positions()
             first = await self._beginnings.take_stock(begun, positions, coming, self.readers.widths)
-            self._begin(coming, positions, begun, first)
+            if not self.is_stopping:  # since it was asked above
+                self._begin(coming, positions, begun, first)
         self.operators.take_crew(crew)
         self.is_assigned = True
         if is_inherited:

@@ -51,6 +51,7 @@ class Stage:
         self.positions: list[tuple[bytes, bytes]] = []
         self.done: list[str] = []
         self.is_killed_before_marks = False
+        self.is_told_to_stop = False
         self.before_positions: Callable[[], Awaitable[object]] | None = None
         self.looks_after_s = 0.0
 
@@ -116,7 +117,8 @@ class Stage:
                     await worker._record_start(pipeline.partition, position)
             pipeline.close()
 
-        async def ready() -> None: ...
+        async def ready() -> None:
+            worker.is_stopping = self.is_told_to_stop
 
         reader.begin = begin
         stubbed: Any = worker
@@ -145,6 +147,17 @@ def test_position_that_is_gone_is_lost_wherever_a_first_run_would_begin(
         assert await stage.assigned(part(0), part(1)) == {part(0): "lost", part(1): "known"}
         stage.positions.clear()
         assert await stage.assigned(part(0), part(1)) == {part(0): "lost", part(1): "lost"}
+
+    asyncio.run(story())
+
+
+def test_who_is_told_to_stop_while_positions_are_read_begins_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be drained when the seat is left, and nothing of it could be committed."""
+
+    async def story() -> None:
+        stage = Stage(monkeypatch, "earliest")
+        stage.is_told_to_stop = True
+        assert await stage.assigned(part(0)) == {}
 
     asyncio.run(story())
 

@@ -123,3 +123,19 @@ def test_what_the_target_has_taken_is_counted_and_is_the_load_of_its_worker() ->
     target.acknowledge()
     assert around.delivered == [(pipeline.partition, 2, len(made))]
     assert around.load == [(pipeline.partition, len(made))]
+
+
+def test_what_became_known_of_a_log_goes_on_record_though_a_position_is_being_committed() -> None:
+    """It was gathered before, and says the same offset: the partition may stand there for long."""
+    pipeline, target, _ = started()
+    pipeline.accept(answer(batch(0, [9])))
+    target.acknowledge()
+    gathered = pipeline.position_to_write(SECOND)
+    assert gathered is not None
+    more = Origin(ORIGIN.cluster_id, UUID(int=9))
+    pipeline.adopt(more)
+    pipeline.position_written(gathered)
+    written = pipeline.position_to_write(SECOND)
+    assert written is not None and (written.next_offset, written.topic_id) == (1, UUID(int=9))
+    pipeline.position_written(written)
+    assert pipeline.position_to_write(SECOND) is None
