@@ -93,7 +93,9 @@ class SourceLogs:
             recorded = Origin.of(known)
             is_other = is_other_log(recorded, origin)
             now = recorded if is_other else joined(recorded, origin)
-            pipeline.ready(replace(known, cluster_id=now.cluster_id, topic_id=now.topic_id))
+            pipeline.ready(known)
+            if now != recorded:
+                pipeline.adopt(now)  # with the next commit: it may stand here for long
             if is_other:
                 reason = "the position is of another topic or cluster of this name"
                 following = max(known.next_offset, known.log_end)

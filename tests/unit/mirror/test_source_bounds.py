@@ -9,9 +9,10 @@ from uuid import UUID
 from millrace.broker.client.metadata import NO_TOPIC_ID
 from millrace.broker.protocol.mirror_positions import Position
 from millrace.mirror.gaps.open_gaps import Origin
-from millrace.mirror.pipeline import State
+from millrace.mirror.pipeline import PartitionPipeline, State
 from millrace.mirror.sources.source_logs import SourceLogs
-from millrace.mirror.topics.routes import SourcePartition
+from millrace.mirror.topics.routes import SourcePartition, TargetPartition
+from tests.unit.mirror import pipeline_stage as stages
 from tests.unit.mirror.source_stage import NEW, OLD, Source, logs_of, pipeline_at
 
 
@@ -73,11 +74,23 @@ def test_a_position_tells_the_next_owner_where_its_epoch_began() -> None:
     assert begun(Source(latest=100), Position(100, "c", OLD, 2, 0, epoch_from=40)).epoch_from == 40
 
 
-def test_position_without_an_id_takes_the_one_that_the_source_has_by_now() -> None:
-    pipeline = begun(Source(NEW), Position(40, "c", NO_TOPIC_ID, 2, 0))
-    assert (pipeline.began, pipeline.gaps) == ((40, 2, Origin("c", NEW)), [])
-    pipeline = begun(Source(NO_TOPIC_ID), Position(40, "c", OLD, 2, 0))
-    assert (pipeline.began, pipeline.gaps) == ((40, 2, Origin("c", OLD)), [])
+def test_position_without_an_id_takes_the_one_that_the_source_has_by_now_and_puts_it_on_record() -> None:
+    """Soon, though no record comes: a topic that is made anew later is told by it."""
+
+    def began(source: Source, known: Position) -> PartitionPipeline:
+        where, target = SourcePartition("ewr", "t", 0), TargetPartition("t", 0)
+        pipeline = stages.pipeline_of(where, target, stages.Target(), stages.Around())
+        asyncio.run(logs_of(source).begin(pipeline, known, is_lost=False, start="latest"))
+        assert (pipeline.state, pipeline.origin.cluster_id) == (State.RUNNING, "c")
+        assert (pipeline.progress.fetch_offset, pipeline.progress.fetched_leader_epoch) == (40, 2)
+        return pipeline
+
+    pipeline = began(Source(NEW), Position(40, "c", NO_TOPIC_ID, 2, 0))
+    assert (pipeline.origin.topic_id, pipeline.runs.topic_id) == (NEW, NEW)
+    written = pipeline.position_to_write(0)
+    assert written is not None and (written.next_offset, written.topic_id) == (40, NEW)
+    pipeline = began(Source(NO_TOPIC_ID), Position(40, "c", OLD, 2, 0))
+    assert (pipeline.origin.topic_id, pipeline.position_to_write(0)) == (OLD, None)
 
 
 def test_retry_at_a_recreated_log_still_knows_how_much_the_old_one_held() -> None:

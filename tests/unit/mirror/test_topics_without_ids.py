@@ -15,13 +15,15 @@ from structlog.testing import capture_logs
 from millrace.broker.client.metadata import NO_TOPIC_ID
 from millrace.broker.client.raw_fetch import FetchPosition
 from millrace.broker.errors import OffsetOutOfRange
+from millrace.broker.protocol.mirror_positions import Position
 from millrace.mirror.checks import check
 from millrace.mirror.checks.findings import Severity
 from millrace.mirror.gaps.open_gaps import Origin
 from millrace.mirror.sources import histories as histories_module
 from millrace.mirror.sources import source_logs as logs_module
 from millrace.mirror.sources.epochs import untold
-from tests.unit.mirror.pipeline_stage import started
+from millrace.mirror.topics.routes import SourcePartition, TargetPartition
+from tests.unit.mirror.pipeline_stage import Around, Target, pipeline_of
 from tests.unit.mirror.source_stage import Source, answered, logs_of, pipeline_at, reader_of, taken
 from tests.unit.mirror.test_findings import configured
 
@@ -123,9 +125,9 @@ def test_end_of_a_shorter_log_is_not_noted_as_the_end_of_what_was_fetched() -> N
 
 def test_id_is_adopted_when_the_source_has_one() -> None:
     """It was upgraded: from now on the id tells, to the next owner of the position too."""
-    pipeline, _, around = started()
-    pipeline.origin = Origin("cluster", NO_TOPIC_ID)
-    pipeline.position_written(pipeline.position_to_write(0) or pipeline._written)
+    around = Around()
+    pipeline = pipeline_of(SourcePartition("ewr", "t", 0), TargetPartition("t", 0), Target(), around)
+    pipeline.ready(Position(0, "cluster", NO_TOPIC_ID, -1, -1))
     assert pipeline.position_to_write(0) is None
     source = Source(UUID(int=9))
     view = source.view()
