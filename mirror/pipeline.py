@@ -122,7 +122,7 @@ class PartitionPipeline:
         self._written = Position(0, "", NO_TOPIC_ID, -1, 0)  # the position that is on record
         self._began = -1
         self._settled = asyncio.Event()
-        self._is_paused = False
+        self._is_paused = self._is_draining = False
         self._gaps = OpenGaps()
 
     # --- life ------------------------------------------------------------------------------------
@@ -168,8 +168,10 @@ class PartitionPipeline:
         self._sink.leave_answers(self.target, self)
 
     async def drain(self, timeout_s: float) -> bool:
-        """Fetches no more and waits until everything under way is settled. False when time ran out: the
-        position then stays before what is unsettled, and the next owner sends it again."""
+        """Fetches no more, whatever becomes of its gaps, and waits until everything under way is settled.
+        False when time ran out: the position then stays before what is unsettled, and the next owner sends it
+        again."""
+        self._is_draining = True
         if self.state in (State.RUNNING, State.PAUSED, State.SKIPPING):
             self.state = State.DRAINING
         try:
@@ -178,11 +180,6 @@ class PartitionPipeline:
         except TimeoutError:
             return False
         return True
-
-    def resume(self) -> None:
-        """Goes on after a drain that turned out not to be needed."""
-        if self.state is State.DRAINING:
-            self._run()
 
     def pause(self) -> None:
         """Fetches no more until `unpause`. What is under way is delivered, so nothing stays open."""
@@ -197,7 +194,10 @@ class PartitionPipeline:
             self._moved()
 
     def _run(self) -> None:
-        self.state = State.PAUSED if self._is_paused else State.RUNNING
+        if self._is_draining:
+            self.state = State.DRAINING
+        else:
+            self.state = State.PAUSED if self._is_paused else State.RUNNING
 
     async def _drained(self) -> None:
         while not self.progress.is_drained:

@@ -33,13 +33,29 @@ def test_paused_partition_fetches_nothing_and_what_is_under_way_arrives() -> Non
     asyncio.run(story())
 
 
-def test_pause_outlives_a_start_a_drain_and_a_gap() -> None:
+def test_partition_that_is_given_up_fetches_no_more_though_its_gap_is_tried_again() -> None:
+    """The target refuses what was under way when the drain began, and an operator has them try again."""
+
+    async def story() -> None:
+        pipeline, target, around = started()
+        pipeline.accept(answer(batch(0, [9])))
+        drained = asyncio.ensure_future(pipeline.drain(30.0))
+        await asyncio.sleep(0)
+        assert pipeline.state is State.DRAINING
+        target.refuse(InvalidTimestamp())
+        assert pipeline.state is State.STOPPED
+        assert pipeline.retry() is not None
+        await around.rest()
+        assert pipeline.state is State.DRAINING and not pipeline.wants_fetch(SECOND, 1 << 20)
+        assert await drained
+
+    asyncio.run(story())
+
+
+def test_pause_outlives_a_start_and_a_gap() -> None:
     async def story() -> None:
         pipeline, target, around = started()
         pipeline.pause()
-        await pipeline.drain(1.0)
-        assert pipeline.state is State.DRAINING
-        pipeline.resume()
         assert pipeline.state is State.PAUSED
         pipeline.at_gap(GapClass.POSITION_LOST, 5, "gone", resume_at=5)
         assert pipeline.state is State.STOPPED
