@@ -223,6 +223,9 @@ class HostedPartitions:
         )
         found: Mapping[TopicPartition, Log | KafkaStorageError] = await self._on_disk(create)
         for key, opened in found.items():
+            if isinstance(opened, Log) and opened.failure is not None:
+                # Meanwhile, when there was no partition yet to be taken out of service (`_take_log_offline`).
+                opened = KafkaStorageError(opened.failure)
             if isinstance(opened, KafkaStorageError):
                 log.error("a partition is offline", topic=key[0], partition=key[1], reason=str(opened))
                 self._tell_offline()

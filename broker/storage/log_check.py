@@ -366,7 +366,9 @@ class _SegmentCheck:
         yield from self._entries(
             path,
             ((row["offset"], row["timestamp"]) for row in file_dump.dump_time_index(path)),
-            lambda offset, timestamp: self._of_batch(offset, self._newest_so_far) == timestamp,
+            lambda offset, timestamp: (
+                timestamp == NO_TIMESTAMP or self._of_batch(offset, self._newest_so_far) == timestamp
+            ),
             "no record up to offset {} being newer than {}",
         )
 

@@ -149,9 +149,10 @@ def _take_as_it_is(
     segment: Segment, config: LogConfig, opened: OpenedSegments, following: int | None, *, was_clean: bool
 ) -> None:
     """Opens a segment whose log is trusted; indexes are checked, and rebuilt when they are wrong."""
-    problem = segment.offset_index.problem(
-        segment.size, every_entry=not was_clean
-    ) or segment.time_index.problem(segment.size, every_entry=not was_clean)
+    problem = None
+    for index in segment.offset_index, segment.time_index:
+        if problem is None and (found := index.problem(segment.size, every_entry=not was_clean)):
+            problem = f"{index.file.path.name}: {found}"
     try:
         if problem is None:
             try:
@@ -160,7 +161,7 @@ def _take_as_it_is(
                 problem = str(error)
         if problem is not None:
             segment.rebuild_indexes(config.index_interval_bytes)
-            opened.notes.append(f"{segment.path.with_suffix('.index')}: rebuilt, {problem}")
+            opened.notes.append(f"{segment.path}: its indexes were rebuilt ({problem})")
     except CorruptMessage as error:
         raise _damaged(segment.path, str(error)) from None
     if following is not None:

@@ -364,7 +364,9 @@ class Segment:
         return None
 
     def _verify(self, entry: TimeEntry) -> None:
-        """Raises CorruptMessage unless the time entry is true of the batch that it names."""
+        """Raises CorruptMessage unless the time entry is true of the batch that it names, if it does one."""
+        if entry.timestamp_ms == NO_TIMESTAMP:
+            return
         at = self.find(entry.offset)
         if (
             at is None
@@ -492,7 +494,7 @@ class Segment:
     def close_indexes(self) -> None:
         """Adds the last time entry and writes both indexes. Raises OSError."""
         if self.size:
-            self.time_index.append_if_newer(self.max_timestamp, self.max_timestamp_offset)
+            self.time_index.append_greatest(self.max_timestamp, self.max_timestamp_offset)
         self.write_index_tails()
 
     def sync(self, *, with_indexes: bool) -> None:

@@ -4,7 +4,8 @@ An entry is 12 bytes, big endian: timestamp in ms (i64), offset relative to the 
 says: up to this offset, no record of the segment is newer than this timestamp, and the batch that ends at
 this offset holds one that is exactly that old. Timestamps ascend. Entries are written together with those
 of the offset index, when the greatest timestamp has grown; the last is written when the segment is closed,
-so that the last entry of a closed segment is its greatest timestamp.
+so that the last entry of a closed segment is its greatest timestamp. Where no record of it has one, its only
+entry is (-1, its base offset), which says nothing of any batch: an index without entries is one that was lost.
 """
 
 from __future__ import annotations
@@ -40,6 +41,13 @@ class TimeIndex:
         if timestamp_ms > self._last_timestamp:
             self.file.append(_ENTRY.pack(timestamp_ms, offset - self.base_offset))
             self._last_timestamp = timestamp_ms
+
+    def append_greatest(self, timestamp_ms: int, offset: int) -> None:
+        """The last entry of a segment with batches that is closed."""
+        if timestamp_ms > NO_TIMESTAMP:
+            self.append_if_newer(timestamp_ms, offset)
+        elif len(self.file) == 0:
+            self.file.append(_ENTRY.pack(NO_TIMESTAMP, 0))
 
     def lookup(self, timestamp_ms: int) -> TimeEntry | None:
         """The newest entry that is not newer than `timestamp_ms`."""

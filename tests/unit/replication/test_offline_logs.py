@@ -7,13 +7,15 @@ import errno
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from millrace.broker.errors import KafkaStorageError
+from millrace.broker.storage.log import Log
 from tests.waiting import patience, until_async
 
-from .test_replicated_partitions import LAG_MS, Bench, run, turns
+from .test_replicated_partitions import LAG_MS, Bench, batch, run, turns
 
 MANY_FLUSHES = 10
 """More than there are threads of any kind."""
@@ -51,6 +53,37 @@ def test_leader_of_a_log_that_failed_alone_lets_go_of_it(
         told.clear()
         await bench.lead(epoch=1, version=1)  # it stays so, whatever the cluster decides meanwhile
         assert bench.manager.leaders() == []
+
+    run(tmp_path, scenario)
+
+
+def test_log_that_fails_before_its_partition_is_served_is_not_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody could take it out of service then, and its leader would refuse every record for good."""
+
+    def broken(_fd: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    async def scenario(bench: Bench) -> None:
+        told = asyncio.Event()
+        bench.manager.listeners.offline.append(told.set)
+        create_all = bench.logs.create_all
+
+        def then_fails(*words: Any, **named: Any) -> Any:
+            found = create_all(*words, **named)
+            log = found["t", 0]
+            assert isinstance(log, Log)
+            with monkeypatch.context() as patch, pytest.raises(KafkaStorageError):
+                patch.setattr(os, "fdatasync", broken)
+                log.append(batch(b"a"), leader_epoch=0, now_ms=0)
+                log.flush(0)
+            return found
+
+        monkeypatch.setattr(bench.logs, "create_all", then_fails)
+        await bench.lead()
+        assert told.is_set()
+        assert bench.manager.leaders() == [] and bench.manager.offline_partitions() == {"t": [0]}
 
     run(tmp_path, scenario)
 

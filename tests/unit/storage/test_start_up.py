@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from millrace.broker.errors import KafkaStorageError
+from millrace.broker.protocol.batch import NO_TIMESTAMP
+from millrace.broker.storage import log_check
 from millrace.broker.storage.index_file import IndexFile
 from millrace.broker.storage.log import Log
 from millrace.broker.storage.segment import LogFile
@@ -72,6 +74,27 @@ def test_clean_open_after_a_clean_open_is_the_same(open_log: OpenLog) -> None:
         assert again.offset_for_time(1005) == (10, 1005)
         assert [again.read(offset, 1).next_offset for offset in range(0, 16, 2)] == list(range(2, 18, 2))
         again.close()
+
+
+def test_clean_open_of_records_without_timestamps_is_the_same(open_log: OpenLog) -> None:
+    """No entry is due of them, and an index without any is one that was lost."""
+    log = open_log(**ALL_INDEXED)
+    for _ in range(8):
+        append(log, 2, timestamp_ms=NO_TIMESTAMP)
+    log.close()
+    for _ in range(2):
+        again = open_log(**ALL_INDEXED)
+        assert (again.end_offset, again.notes, len(again.segments)) == (16, [], 2)
+        assert (again.max_timestamp(), again.offset_for_time(0)) == (None, None)
+        again.close()
+    assert open_log(recovery_point=8, **ALL_INDEXED).notes == []
+    facts, problems = log_check.FolderFacts.read(log.directory.parent)
+    assert problems + log_check.check_partition(log.directory, facts, log_check.Totals()) == []
+    again = open_log(**ALL_INDEXED)
+    append(again, 2, timestamp_ms=1005)
+    again.close()
+    again = open_log(**ALL_INDEXED)
+    assert (again.notes, again.max_timestamp(), again.offset_for_time(7)) == ([], (16, 1005), (16, 1005))
 
 
 @pytest.mark.parametrize(("suffix", "entry"), [(".index", ">II"), (".timeindex", ">qI")])
