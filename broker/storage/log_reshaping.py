@@ -86,6 +86,7 @@ def roll(log: Log, now_ms: int) -> None:
     log._is_as_opened = False
     segment = Segment(log.directory, log.end_offset, now_ms=now_ms, create=True)
     active = log._segments.active
+    active.has_unsynced_indexes = True
     try:
         active.close_indexes()
         producer_snapshot.write(log.directory, log.producers)

@@ -108,7 +108,7 @@ def open_segments(
         segment = Segment(directory, base, now_ms=now_ms, has_aborts=has_aborts)
         opened.segments.append(segment)
         if recovery_point is None or (following is not None and following <= recovery_point):
-            _take_as_it_is(segment, config, opened, following, was_clean=recovery_point is None)
+            _take_as_it_is(segment, config, opened, following, recovery_point)
             continue
         is_whole = _recover(segment, config, opened, recovery_point, write_again=write_again)
         if following is None:
@@ -146,21 +146,28 @@ def _sweep(directory: Path, names: list[str]) -> list[int]:
 
 
 def _take_as_it_is(
-    segment: Segment, config: LogConfig, opened: OpenedSegments, following: int | None, *, was_clean: bool
+    segment: Segment,
+    config: LogConfig,
+    opened: OpenedSegments,
+    following: int | None,
+    recovery_point: int | None,
 ) -> None:
     """Opens a segment whose log is trusted; indexes are checked, and rebuilt when they are wrong."""
     problem = None
     for index in segment.offset_index, segment.time_index:
-        if problem is None and (found := index.problem(segment.size, every_entry=not was_clean)):
+        if problem is None and (found := index.problem(segment.size, every_entry=recovery_point is not None)):
             problem = f"{index.file.path.name}: {found}"
+    # Its last entries are written when it is rolled, and synced with what comes next. No news to anybody.
+    may_lack_entries = recovery_point is not None and following == recovery_point
     try:
-        if problem is None:
+        if problem is None and not may_lack_entries:
             try:
                 segment.resume()
             except CorruptMessage as error:
                 problem = str(error)
-        if problem is not None:
+        if problem is not None or may_lack_entries:
             segment.rebuild_indexes(config.index_interval_bytes)
+        if problem is not None:
             opened.notes.append(f"{segment.path}: its indexes were rebuilt ({problem})")
     except CorruptMessage as error:
         raise _damaged(segment.path, str(error)) from None

@@ -239,6 +239,7 @@ class Segment:
         self.created_ms = now_ms
         self.index_size = len(self.offset_index.file) * OFFSET_ENTRY_SIZE
         self._size_since_index = 0
+        self.has_unsynced_indexes = False  # of the active segment they are not relied on
         self.indexed_size = 0
         """Where `resume_below` stopped: the batches before this byte are in the counters."""
 
@@ -406,6 +407,7 @@ class Segment:
     def rebuild_indexes(self, interval_size: int) -> None:
         """Empties both sparse indexes and fills them from the batches' headers. Readers in other threads find
         less of an index meanwhile, never a wrong one. Raises CorruptMessage."""
+        self.has_unsynced_indexes = True
         self.reset_indexes()
         for position, header in self.batches():
             self.note(newest_timestamp(header), header.last_offset, position, header.size, interval_size)
@@ -507,8 +509,13 @@ class Segment:
         """The same of all but the batches; by the names of the files. Raises OSError."""
         self.aborted.sync()
         if with_indexes:
-            self.offset_index.file.sync()
-            self.time_index.file.sync()
+            self.has_unsynced_indexes = False
+            try:
+                self.offset_index.file.sync()
+                self.time_index.file.sync()
+            except OSError:
+                self.has_unsynced_indexes = True
+                raise
 
     def paths(self) -> tuple[Path, Path, Path, Path]:
         """The names of its files, the log's first; those of indexes may be of files that are not there."""

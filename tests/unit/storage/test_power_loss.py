@@ -33,6 +33,21 @@ def test_the_lost_end_of_a_segment_is_no_hole_of_a_compaction(tmp_path: Path, po
     assert len(list(batches_of(again))) == 5
 
 
+def test_age_of_a_segment_whose_last_entries_were_lost_is_read_from_it(open_log: OpenLog) -> None:
+    """They are synced with what comes next; by the greatest time retention keeps the segment or removes it."""
+    settings = {"segment_bytes": 8 * SIZE, "index_interval_bytes": 1}
+    log = open_log(**settings)
+    for number in range(8):
+        append(log, timestamp_ms=9000 if number == 6 else 1000 + number)
+    log.flush(0)
+    append(log, timestamp_ms=1020)  # in a new segment
+    path = log.directory / f"{0:020d}.timeindex"
+    assert log.segments[0].time_index.last() == (9000, 6)
+    os.truncate(path, path.stat().st_size - 12)
+    again = open_log(recovery_point=8, **settings)
+    assert again.segments[0].max_timestamp == 9000
+
+
 def test_an_aborted_transaction_that_outlived_its_records_hides_no_others(open_log: OpenLog) -> None:
     """The next transaction of its producer stands where it stood, and is committed."""
     log = open_log()

@@ -66,6 +66,24 @@ def test_flush_syncs_all_that_the_recovery_point_vouches_for(log: Log, calls: li
     assert synced(calls) == {*files, "t-0"}, "the folder has a new file"
 
 
+def test_indexes_of_a_segment_that_was_flushed_before_it_was_rolled_are_synced(
+    log: Log, calls: list[tuple[str, str]]
+) -> None:
+    """Rolling writes their last entries, by which the segment's age is told."""
+    put(log, ("a", "1"))
+    put(log, ("b", "2"))
+    log.flush(NOW_MS)
+    roll(log)
+    put(log, ("c", "3"))
+    calls.clear()
+    log.flush(NOW_MS)
+    assert {f"{0:020d}.index", f"{0:020d}.timeindex"} <= synced(calls)
+    calls.clear()
+    put(log, ("d", "4"))
+    log.flush(NOW_MS)
+    assert synced(calls) == {f"{2:020d}.log"}, "once"
+
+
 def test_compacted_segment_is_durable_before_it_counts_and_counts_before_the_old_ones_go(
     log: Log, calls: list[tuple[str, str]]
 ) -> None:
