@@ -5,7 +5,7 @@ says: up to this offset, no record of the segment is newer than this timestamp, 
 this offset holds one that is exactly that old. Timestamps ascend. Entries are written together with those
 of the offset index, when the greatest timestamp has grown; the last is written when the segment is closed,
 so that the last entry of a closed segment is its greatest timestamp. Where no record of it has one, its only
-entry is (-1, its base offset), which says nothing of any batch: an index without entries is one that was lost.
+entry is (-1, its base offset), which says nothing of any batch: an index without entries was lost.
 """
 
 from __future__ import annotations

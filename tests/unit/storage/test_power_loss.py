@@ -34,7 +34,7 @@ def test_the_lost_end_of_a_segment_is_no_hole_of_a_compaction(tmp_path: Path, po
 
 
 def test_age_of_a_segment_whose_last_entries_were_lost_is_read_from_it(open_log: OpenLog) -> None:
-    """They are synced with what comes next; by the greatest time retention keeps the segment or removes it."""
+    """They are synced with what comes next; by the last one retention keeps the segment or removes it."""
     settings = {"segment_bytes": 8 * SIZE, "index_interval_bytes": 1}
     log = open_log(**settings)
     for number in range(8):
