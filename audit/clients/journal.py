@@ -1,8 +1,9 @@
 """The journal: what a producer knows and has not yet reported, kept through kill -9.
 
 Called by `producer`. A memory-mapped file: what was written survives the death of the process, not of the
-machine, with which the newest pages may go. So what was written before the machine's last start is `stale`:
-nothing is said of its streams, and after their lease they are UNKNOWN. Whatever the journal says, it
+machine, with which the newest pages may go. So what was written before the machine's last start is `stale`,
+and so is what a damaged block stands in: nothing is said of its streams, and after their lease they are
+UNKNOWN. Whatever the journal says, it
 errs on one side only: a sequence whose fate it did not learn is reported as ambiguous, never as
 acknowledged.
 
@@ -13,10 +14,11 @@ Byte layout: two halves of equal size, of which the one with the highest generat
     then blocks u32 payload size, u32 CRC of (generation, payload), payload (JSON)
 
 A half is closed by the first block whose CRC is wrong (bytes of an older generation, or a write cut by the
-kill). When a half is full, a snapshot of everything unreported goes to the other one, whose header is written
-last. A snapshot that leaves little room doubles the file and goes to its upper half; what was in use stays
-where it is until then, so recovery looks for headers at the size's half, quarter, eighth, ... as well. CRCs
-are CRC-32C by crcmod's table, computed by hardware (`protocol.checksum`).
+kill; a good one behind it shows that it was damaged). When a half is full, a snapshot of everything
+unreported goes to the other one, whose header is written last. A snapshot that leaves little room doubles the
+file and goes to its upper half; what was in use stays where it is until then, so recovery looks for headers
+at the size's half, quarter, eighth, ... as well. CRCs are CRC-32C by crcmod's table, computed by hardware
+(`protocol.checksum`).
 
 Ownership: one process holds the file's lock while it lives. It is a record lock, which no child inherits,
 however it was forked; such a lock goes with *any* descriptor of the file that its process closes, so nothing
@@ -56,6 +58,7 @@ MAGIC, OLDER_MAGIC = b"MRJ3", b"MRJ2"
 HALF_HEADER = struct.Struct("<4sIQQQQQ")
 _HEADER_FIELDS = struct.Struct("<QQQQQ")
 BLOCK_HEADER = struct.Struct("<II")
+_FIRST_OF_BLOCK, _LAST_OF_BLOCK = b'{"', ord("}")
 DEFAULT_SIZE = 4 << 20
 MIN_SIZE = 1 << 13
 _FS_IOC_GETVERSION = 0x8000_7601 | struct.calcsize("l") << 16
@@ -136,7 +139,7 @@ class Journal:
         self._end = 0
         self.set_aside: Path | None = None
         self.set_aside_because = ""
-        self.stale = False
+        self.stale_because = ""
         self._boot = boot_id()
         self._key: tuple[int, int] | None = None
         self._file = self._open_locked()
@@ -175,8 +178,7 @@ class Journal:
 
     def wipe(self) -> None:
         """Say nothing at the next start: what is here does not tell any more how far its streams came."""
-        for start in self._possible_starts():
-            self._map[start : start + HALF_HEADER.size] = bytes(HALF_HEADER.size)
+        self._map[:] = bytes(self._size)  # the blocks too: generations are counted from one again
 
     def abandon(self) -> None:
         """In a forked child: close its descriptors and the mapping, which are the parent's."""
@@ -199,6 +201,11 @@ class Journal:
         if key is not None:
             with _held_lock:
                 _held.discard(key)
+
+    @property
+    def stale(self) -> bool:
+        """Whether it may lack what was written to it."""
+        return bool(self.stale_because)
 
     @property
     def _half_size(self) -> int:
@@ -276,7 +283,10 @@ class Journal:
         if written_at.is_copied_to(self._place):
             self._put_aside("copied", "it is a copy of another producer's, which reports it")
             return []
-        self.stale = bool(boot and self._boot and boot != self._boot)
+        if boot and self._boot and boot != self._boot:
+            self.stale_because = (
+                "it was written before the machine's last start, which may have taken its newest pages"
+            )
         return self._read_blocks(self._start + HALF_HEADER.size, self._size)
 
     def _possible_starts(self) -> list[int]:
@@ -289,18 +299,33 @@ class Journal:
 
     def _read_blocks(self, position: int, limit: int) -> list[dict[str, Any]]:
         blocks: list[dict[str, Any]] = []
-        while position + BLOCK_HEADER.size <= limit:
-            size, checksum = BLOCK_HEADER.unpack_from(self._map, position)
-            start = position + BLOCK_HEADER.size
-            if size == 0 or start + size > limit:
-                break
-            payload = self._map[start : start + size]
-            if checksum != _block_checksum(payload, self._generation):
-                break
-            blocks.append(json.loads(payload))
-            position = start + size
+        while (end := self._end_of_block(position, limit)) is not None:
+            blocks.append(json.loads(self._map[position + BLOCK_HEADER.size : end]))
+            position = end
+        if self._goes_on_behind(position, limit):
+            self.stale_because = "a block in the middle of it is damaged"
         # What was recovered is only ever followed by a snapshot: nothing is appended behind a cut block.
         return blocks
+
+    def _end_of_block(self, position: int, limit: int) -> int | None:
+        """Where the good block ends that begins at `position`; None where none does."""
+        start = position + BLOCK_HEADER.size
+        if start > limit:
+            return None
+        size, checksum = BLOCK_HEADER.unpack_from(self._map, position)
+        end = start + size
+        if size == 0 or end > limit or self._map[end - 1] != _LAST_OF_BLOCK:
+            return None
+        return end if checksum == _block_checksum(self._map[start:end], self._generation) else None
+
+    def _goes_on_behind(self, position: int, limit: int) -> bool:
+        """Whether a block follows one that is none: damage. A kill cuts the last one."""
+        start = self._map.find(_FIRST_OF_BLOCK, position + BLOCK_HEADER.size, limit)
+        while start >= 0:
+            if start - BLOCK_HEADER.size > position and self._end_of_block(start - BLOCK_HEADER.size, limit):
+                return True
+            start = self._map.find(_FIRST_OF_BLOCK, start + 1, limit)
+        return False
 
     def _put_aside(self, what: str, why: str) -> None:
         """Keep the file's bytes under another name, and begin anew."""

@@ -67,10 +67,10 @@ class _DeadStream:
 _own = partial(sequence_set.from_json, is_own=True)
 
 
-def recover(blocks: Iterable[dict[str, Any]], now_ms: int, *, stale: bool = False) -> dict[str, str]:
+def recover(blocks: Iterable[dict[str, Any]], now_ms: int, *, stale_because: str = "") -> dict[str, str]:
     """{key: value} of the events that the dead session still owes, in sending order.
 
-    Of the streams of a `stale` journal nothing is told: it may lack numbers that were given out, which a
+    Of the streams of a stale journal nothing is told: it may lack numbers that were given out, which a
     closing would deny, and the events that were sent may say more than it does.
     """
     streams: dict[str, _DeadStream] = {}
@@ -86,10 +86,10 @@ def recover(blocks: Iterable[dict[str, Any]], now_ms: int, *, stale: bool = Fals
             streams[block["stream"]] = _DeadStream(block, 0, settled, at_ms=block.get("at", 0))
         elif block["stream"] in streams:
             _apply(streams, block)
-    if stale and streams:
+    if stale_because and streams:
         _log.warning(
-            "the journal was written before the machine's last start, which may have taken its newest pages: "
-            "what %d streams had not reported stays UNKNOWN",
+            "the journal does not tell all that it did: %s. What %d streams had not reported stays UNKNOWN",
+            stale_because,
             len(streams),
         )
         return owed
@@ -201,7 +201,7 @@ class ProducerJournal:
         self._closed = False
         # By stream: windows in which something is known not to be acknowledged, and not written yet.
         self._doubtful: dict[str, set[WindowCounts]] = {}
-        self.owed = recover(journal.recovered, now_ms, stale=journal.stale)
+        self.owed = recover(journal.recovered, now_ms, stale_because=journal.stale_because)
         journal.rewrite(self._snapshot())
 
     def opened(self, stream: StreamSession) -> None:

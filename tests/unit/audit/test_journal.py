@@ -1,3 +1,4 @@
+import json
 import os
 import shutil
 import struct
@@ -9,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.audit.clients import journal as journal_module
-from millrace.audit.clients.journal import MIN_SIZE, FilePlace, Journal, JournalInUse, JournalUnusable
+from millrace.audit.clients.journal import (
+    BLOCK_HEADER,
+    MIN_SIZE,
+    FilePlace,
+    Journal,
+    JournalInUse,
+    JournalUnusable,
+)
 from millrace.audit.clients.recovery import RESERVE_COUNT, ProducerJournal, recover
 from millrace.audit.clients.session import StreamSession
 from millrace.audit.clients.told_stream import ProducerIdentity
@@ -85,9 +93,47 @@ def test_a_damaged_byte_ends_the_log_there_and_never_yields_a_wrong_block(tmp_pa
         journal.append(block)
     start = journal._start
     journal._map[start + 24 + position] ^= flip
+    end = journal._end
     journal.close()
-    recovered = reopen(path)
+    journal = Journal(path)
+    recovered = journal.recovered
     assert recovered == blocks[: len(recovered)]
+    if recovered:  # the header is whole
+        last = end - len(json.dumps(blocks[-1], separators=(",", ":")))
+        is_in_the_middle = len(recovered) < len(blocks) and start + 24 + position < last - BLOCK_HEADER.size
+        assert journal.stale is is_in_the_middle, "the last one may have been cut by a kill"
+    journal.close()
+
+
+def test_nothing_is_told_of_streams_whose_journal_is_damaged_in_the_middle(tmp_path, caplog):
+    """What follows the damage was told to nobody, and the numbers of it would be denied."""
+    producer = Producer(tmp_path / "j")
+    producer.acknowledge(*producer.assign(0))
+    raw = producer.journal._journal
+    damaged = raw._end
+    for _ in range(3):
+        producer.acknowledge(*producer.assign(0))
+        producer.report()
+    raw._map[damaged + BLOCK_HEADER.size + 2] ^= 1
+    producer.journal.close()
+    heir = ProducerJournal(Journal(tmp_path / "j"), 5)
+    assert heir.owed == {} and "in the middle of it is damaged" in caplog.text
+    heir.close()
+
+
+def test_what_was_wiped_says_nothing_and_is_no_damage_of_what_comes_after_it(tmp_path):
+    journal = Journal(tmp_path / "j", MIN_SIZE)
+    journal.rewrite([{"n": 1, "text": "x" * 300}])
+    assert journal.append({"n": 2})
+    journal.wipe()
+    journal.close()
+    journal = Journal(tmp_path / "j")
+    assert (journal.recovered, journal.stale) == ([], False)
+    journal.rewrite([{"n": 3}])
+    journal.close()
+    journal = Journal(tmp_path / "j")
+    assert (journal.recovered, journal.stale) == ([{"n": 3}], False)
+    journal.close()
 
 
 def test_stale_blocks_of_an_older_generation_are_not_read(tmp_path):
