@@ -16,7 +16,7 @@ from millrace.broker.errors import CorruptMessage, KafkaStorageError
 from millrace.broker.protocol.batch import HEADER_SIZE, NO_TIMESTAMP, parse_header
 from millrace.broker.protocol.records import read_records, whole_batches
 from millrace.broker.storage.disk_errors import WouldBlock
-from millrace.broker.storage.segment import Segment
+from millrace.broker.storage.segment import Segment, newest_timestamp
 from millrace.broker.storage.segment_list import SegmentList, number_of
 
 _REMEMBERED_READ_COUNT = 64
@@ -153,11 +153,26 @@ class LogReader:
         return self.offset_for_time(timestamp_ms, start_offset)
 
     def max_timestamp(self, start_offset: int) -> tuple[int, int] | None:
-        """(offset, timestamp) of the newest record, the first of them if several are; None when empty."""
-        newest = max(self._segments.all, key=lambda segment: segment.max_timestamp)
-        if newest.max_timestamp == NO_TIMESTAMP:
+        """(offset, timestamp) of the newest record, the first of them if several are; None when there is
+        none with a timestamp."""
+        left = [segment for segment in self._segments.all if segment.next_offset > start_offset]
+        newest = max((segment.max_timestamp for segment in left), default=NO_TIMESTAMP)
+        if newest == NO_TIMESTAMP:
             return None
-        return self.offset_for_time(newest.max_timestamp, start_offset)
+        found = self.offset_for_time(newest, start_offset)
+        if found is None:  # it lies below the start, in the first segment that is left
+            rest = max((segment.max_timestamp for segment in left[1:]), default=NO_TIMESTAMP)
+            newest = max(rest, self._newest_from(left[0], start_offset))
+            found = None if newest == NO_TIMESTAMP else self.offset_for_time(newest, start_offset)
+        return found
+
+    def _newest_from(self, segment: Segment, from_offset: int) -> int:
+        look = partial(_newest_from, segment, from_offset)
+        try:
+            return look()
+        except (CorruptMessage, FileNotFoundError) as error:
+            # What takes the place of a segment has other records, and none that are newer.
+            return self._segments.look_again(segment, error, look, replaced=lambda: segment.max_timestamp)
 
     # -- transactions
 
@@ -214,3 +229,17 @@ def _first_record_since(segment: Segment, timestamp_ms: int, from_offset: int) -
             if record.timestamp_ms >= timestamp_ms and record.offset >= from_offset:
                 return record.offset, record.timestamp_ms
     return None
+
+
+def _newest_from(segment: Segment, from_offset: int) -> int:
+    """The timestamp of a segment's newest record from `from_offset` on. Reads the records of the batch that
+    holds the offset, and the headers of those behind it."""
+    newest = NO_TIMESTAMP
+    first = segment.find(from_offset)
+    for at in () if first is None else segment.headers(first.position):
+        if at.header.base_offset >= from_offset:
+            newest = max(newest, newest_timestamp(at.header))
+            continue
+        records = read_records(segment.file.read(at.position, at.header.size))
+        newest = max([newest, *(each.timestamp_ms for each in records if each.offset >= from_offset)])
+    return newest

@@ -17,6 +17,7 @@ import pytest
 
 from millrace.broker.errors import KafkaStorageError, OffsetOutOfRange
 from millrace.broker.protocol.batch import iterate_batches, parse_header
+from millrace.broker.protocol.records import Record, build_batch
 from millrace.broker.storage.disk_errors import WouldBlock
 from millrace.broker.storage.log import Log
 from millrace.broker.storage.log_config import LogConfig
@@ -303,6 +304,18 @@ def test_records_without_timestamps_have_no_newest(open_log: OpenLog) -> None:
     append(log, timestamp_ms=-1)
     assert log.max_timestamp() is None
     assert log.offset_for_time(0) is None
+
+
+@pytest.mark.parametrize("segment_bytes", [100, 1 << 20], ids=["its segment has gone", "its segment is here"])
+def test_newest_record_is_one_that_was_not_deleted(open_log: OpenLog, segment_bytes: int) -> None:
+    log = open_log(segment_bytes=segment_bytes)
+    append(log, timestamp_ms=9000)
+    records = [Record(b"k", b"v", timestamp_ms=at) for at in (8000, 3000, 2000)]
+    log.append(memoryview(build_batch(records)), leader_epoch=0, now_ms=0)
+    append(log, 2, timestamp_ms=4000)
+    for start, newest in [(0, (0, 9000)), (1, (1, 8000)), (2, (4, 4000)), (4, (4, 4000)), (6, None)]:
+        log.advance_start_offset(start)
+        assert log.max_timestamp() == newest
 
 
 def test_read_that_would_wait_says_so(open_log: OpenLog, monkeypatch: pytest.MonkeyPatch) -> None:
