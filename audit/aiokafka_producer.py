@@ -26,11 +26,13 @@ import inspect
 import logging
 from typing import Any
 
+import aiokafka
 from aiokafka import AIOKafkaProducer
 from aiokafka import errors as kafka_errors
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from millrace.audit.clients.adapter_config import check_client, log_topic_refusal, open_reporter
+from millrace.audit.clients.interruption import is_refusal_by
 from millrace.audit.clients.loop_reports import LoopReports
 from millrace.audit.stream_reporter import OutgoingEvent
 from millrace.broker.protocol.system_topics import AUDIT_TOPIC_SETTINGS
@@ -115,11 +117,12 @@ class AuditedAIOKafkaProducer(AIOKafkaProducer):
                 stamp.created_ms,
                 [*own, stamp.header],
             )
-        except _NOT_TAKEN:
-            stamp.not_taken()
-            raise
-        except BaseException:
-            stamp.ambiguous()
+        except BaseException as error:
+            # A signal's handler may raise after the client took the record: its number is not free.
+            if isinstance(error, _NOT_TAKEN) and is_refusal_by(aiokafka, error):
+                stamp.not_taken()
+            else:
+                stamp.ambiguous()
             raise
         self._reports.follow(stamp, len(value_bytes or b""), future)
         return future

@@ -19,7 +19,9 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from millrace import broker
 from millrace.audit.clients.adapter_config import log_topic_refusal, open_reporter
+from millrace.audit.clients.interruption import is_refusal_by
 from millrace.audit.clients.loop_reports import LoopReports
 from millrace.audit.stream_reporter import OutgoingEvent
 from millrace.broker.client.admin import create_topic
@@ -76,9 +78,13 @@ class AuditedClientProducer(Producer):
                 timestamp_ms=stamp.created_ms,
                 partition=partition,
             )
-        except BaseException:
-            # Nothing is taken before the call's last step, which cannot fail.
-            stamp.not_taken()
+        except BaseException as error:
+            # Nothing is taken before the last step, which cannot fail; a handler of a signal may, after it.
+            is_own = isinstance(error, Exception | asyncio.CancelledError)
+            if is_own and is_refusal_by(broker, error):
+                stamp.not_taken()
+            else:
+                stamp.ambiguous()
             raise
         self._reports.follow(stamp, len(value or b""), answer)
         return answer

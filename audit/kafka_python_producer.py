@@ -28,12 +28,13 @@ import weakref
 from functools import partial
 from typing import Any
 
+import kafka
 from kafka import KafkaAdminClient, KafkaProducer
 from kafka import errors as kafka_errors
 from kafka.admin import NewTopic
 
 from millrace.audit.clients.adapter_config import check_client, fail_all, log_topic_refusal, open_reporter
-from millrace.audit.clients.interruption import refuse_inside
+from millrace.audit.clients.interruption import is_refusal_by, refuse_inside
 from millrace.audit.stream_reporter import FORKED, LOCKED, OutgoingEvent
 from millrace.broker.protocol.system_topics import AUDIT_TOPIC_SETTINGS
 
@@ -94,11 +95,12 @@ class AuditedKafkaProducer(KafkaProducer):
         try:
             stamped = [*(headers or []), stamp.header]
             future = super().send(topic, value, key, stamped, partition, stamp.created_ms)
-        except _NOT_TAKEN:
-            stamp.not_taken()
-            raise
-        except BaseException:
-            stamp.ambiguous()
+        except BaseException as error:
+            # A signal's handler may raise after the client took the record: its number is not free.
+            if isinstance(error, _NOT_TAKEN) and is_refusal_by(kafka, error):
+                stamp.not_taken()
+            else:
+                stamp.ambiguous()
             raise
         try:
             if stamp.content:

@@ -6,7 +6,7 @@ would find numbers half given out. So it is refused, with a sentence; the handle
 what was interrupted ends as with any exception.
 
 Whatever a handler raises comes out of the call that it interrupted, as if that had raised it: `is_refusal`
-tells it from an error of the client's.
+tells it from an error of a client in C, `is_refusal_by` from one of a client in Python.
 
 `refuse_inside` is called at the beginning of the rare calls: `close`, `flush`, `report`, commits, those of
 transactions. The stack of the calling thread tells; nothing is kept for it while records are sent or counted.
@@ -17,9 +17,11 @@ its class gives here, and no callback of the application's is called from there.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Set
 from pathlib import Path
+from types import ModuleType
 
 _HERE = Path(__file__).parent
 GUARDED = frozenset(
@@ -33,6 +35,8 @@ GUARDED = frozenset(
         "transaction_counts.py",
     )
 )
+_OURS, _PYTHON = f"{_HERE.parent}{os.sep}", f"{Path(os.__file__).parent}{os.sep}"
+_ASKS_THE_APPLICATION = frozenset({"_serialize", "_partition"})
 _BEFORE_THE_CLIENT = frozenset(str(_HERE / name) for name in ("delivery_reports.py", "preparation.py"))
 
 
@@ -44,6 +48,28 @@ def is_refusal(error: BaseException) -> bool:
     traceback = error.__traceback__
     raised_by = traceback.tb_next if traceback is not None else None
     return raised_by is None or raised_by.tb_frame.f_code.co_filename in _BEFORE_THE_CLIENT
+
+
+def is_refusal_by(client: ModuleType, error: BaseException) -> bool:
+    """Whether a client in Python refused a record, as far as the function goes that handles `error`: all that
+    was under way was the client's, this package's or Python's own, or the application's serializer or
+    partitioner, which is asked before a record is taken. Anything else ran beside it, perhaps after that.
+    """
+    home = f"{Path(str(client.__file__)).parent}{os.sep}"
+    traceback = error.__traceback__
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if code.co_filename.startswith(home):
+            if code.co_name in _ASKS_THE_APPLICATION:
+                return True
+        elif not code.co_filename.startswith(_OURS) and not _is_of_python(code.co_filename):
+            return False
+        traceback = traceback.tb_next
+    return True
+
+
+def _is_of_python(path: str) -> bool:
+    return path.startswith(_PYTHON) and "site-packages" not in path
 
 
 def refuse_inside(owner: object, call: str, locked: Set[str]) -> None:

@@ -4,11 +4,13 @@ number stays pending, no report fails, and no promise stands still."""
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from aiokafka import AIOKafkaProducer
 from kafka import KafkaProducer
 
 from millrace.audit import stream_reporter as reporter_module
@@ -18,6 +20,8 @@ from millrace.audit.clients.adapter_config import open_reporter
 from millrace.audit.contract.events import CLOSED, EventLedger
 from millrace.audit.kafka_python_producer import AuditedKafkaProducer
 from millrace.audit.stream_reporter import StreamReporter
+from millrace.broker.client.producer import Producer
+from tests.unit.audit.interruptions import handled_by, interrupted_after
 
 START_MS = 1_700_000_000_000
 
@@ -174,3 +178,70 @@ def test_a_record_of_kafka_python_that_was_sent_and_not_digested_is_in_doubt(
     (facts,) = audit.ledger.streams.values()
     (report,) = facts.windows.values()
     assert set(report.ambiguous) == {1}
+
+
+# --- what a signal's handler raises -------------------------------------------------------------------
+
+
+def numbers_in_doubt(reporter: StreamReporter) -> set[int]:
+    audit = Audit(reporter)
+    audit.publish(reporter.report())
+    (facts,) = audit.ledger.streams.values()
+    (report,) = facts.windows.values()
+    return set(report.ambiguous)
+
+
+def refuse() -> None:
+    raise ValueError("as the client's own")
+
+
+def test_kafka_python_may_have_taken_the_record_that_a_handler_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it raises is what the client raises, too, before it takes a record."""
+    made: Any = object.__new__(AuditedKafkaProducer)
+    made._closed = True
+    made._reporter = open_reporter({})
+    taken = interrupted_after(lambda *_: SimpleNamespace())
+    monkeypatch.setattr(KafkaProducer, "send", taken)
+    with handled_by(refuse), pytest.raises(ValueError, match="own"):
+        made.send("flights", b"v")
+    assert numbers_in_doubt(made._reporter) == {1}
+
+
+class Broken:
+    """A serializer that has no word for it."""
+
+    def serialize(self, *_: object) -> bytes:
+        raise ValueError("no such value")
+
+
+def test_what_a_serializer_of_kafka_python_refuses_was_not_taken() -> None:
+    made: Any = object.__new__(AuditedKafkaProducer)
+    made._closed = False
+    made._reporter = open_reporter({})
+    made.config = {**KafkaProducer.DEFAULT_CONFIG, "value_serializer": Broken(), "api_version": (2, 6)}
+    audit = Audit(made._reporter)
+    try:
+        with pytest.raises(ValueError, match="no such value"):
+            made.send("flights", {})
+    finally:
+        made._closed = True  # there is nothing to be closed
+    audit.is_as_if_nothing_had_been()
+
+
+@pytest.mark.parametrize(("make", "client"), [(of_aiokafka, AIOKafkaProducer), (of_our_client, Producer)])
+def test_nor_do_the_others_know_what_became_of_it(
+    make: Callable[[], tuple[Any, list[dict[str, Any]]]], client: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def taken(*_: object, **__: object) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+
+    async def story() -> None:
+        producer, _ = make()
+        monkeypatch.setattr(client, "send", taken)
+        with handled_by(refuse), pytest.raises(ValueError, match="own"):
+            await producer.send("flights", key=b"k", value=[b"v"] if client is AIOKafkaProducer else b"v")
+        assert numbers_in_doubt(producer._reporter) == {1}
+
+    asyncio.run(story())
