@@ -31,6 +31,9 @@ NO_EPOCH = -1
 class Epochs(Protocol):
     """What is asked of the follower's own leader epochs (`LeaderEpochCache` has it)."""
 
+    @property
+    def latest_epoch(self) -> int: ...
+
     def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
         """The greatest own epoch not above `epoch` and its end; (-1, -1) when there is none."""
         ...
@@ -48,11 +51,12 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The leader's side, for a fetch made at `fetch_offset` in `leader_epoch`. `diverging` is (epoch, its
-    end offset in the leader's history)."""
+    """The leader's side, for a fetch made at `fetch_offset`, behind a record of `last_fetched_epoch`, in
+    `leader_epoch`. `diverging` is (epoch, its end offset in the leader's history)."""
 
     leader_epoch: int
     fetch_offset: int
+    last_fetched_epoch: int
     error_code: int = 0
     high_watermark: int = -1
     log_start_offset: int = -1
@@ -114,8 +118,10 @@ _EXPECTED_CODES = frozenset(
 
 
 def decide(answer: Answer, position: Position, epochs: Epochs) -> Decision:
-    """What a leader's answer asks the follower to do."""
-    if answer.leader_epoch != position.leader_epoch or answer.fetch_offset != position.end_offset:
+    """What a leader's answer asks the follower to do. One that comes late may be of another log that ended
+    where the own one ends now: what it says of that would cut off what is committed by then."""
+    asked = (answer.leader_epoch, answer.fetch_offset, answer.last_fetched_epoch)
+    if asked != (position.leader_epoch, position.end_offset, epochs.latest_epoch):
         return Outdated()
     if answer.error_code == OffsetOutOfRange.code:
         return AskBounds()

@@ -483,6 +483,7 @@ class LaneFetcher:
         answer = Answer(
             question.current_leader_epoch,
             question.fetch_offset,
+            question.last_fetched_epoch,
             given.error_code,
             given.high_watermark,
             given.log_start_offset,

@@ -66,6 +66,17 @@ OF_REPLICATION = (
         red=(f"{REPLICATION}/test_follower.py::test_cutting_ends_with_a_prefix_of_the_leaders_history",),
     ),
     Mutant(
+        name="late-answer-of-another-log-is-taken",
+        promise="A follower's log is cut by no answer about the log that it had before it was cut.",
+        file="broker/replication/follower.py",
+        rule="asked = (answer.leader_epoch, answer.fetch_offset, answer.last_fetched_epoch)",
+        instead="asked = (answer.leader_epoch, answer.fetch_offset, epochs.latest_epoch)",
+        red=(
+            f"{REPLICATION}/test_follower.py"
+            "::test_answer_to_a_question_about_the_log_before_it_was_cut_is_not_used",
+        ),
+    ),
+    Mutant(
         name="leader-tells-no-divergence",
         promise="A leader tells a reader of another history where the two part.",
         file="broker/replication/reading.py",

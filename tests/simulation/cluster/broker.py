@@ -464,6 +464,7 @@ class Broker(LoopProcess):
             answer = following.Answer(
                 leader_epoch,
                 offset,
+                last_epoch,
                 high_watermark=replica.high_watermark,
                 log_start_offset=log.start_offset,
                 has_records=bool(records),

@@ -67,6 +67,7 @@ class Pair:
         answer = Answer(
             self.local.replica.leader_epoch,
             offset,
+            self.local.log.leader_epochs.latest_epoch,
             error_code,
             leader.end_offset if high_watermark is None else high_watermark,
             leader.start_offset,

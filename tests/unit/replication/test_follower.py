@@ -62,7 +62,8 @@ class History:
 
 
 def answer(**fields: object) -> Answer:
-    return Answer(**{"leader_epoch": 4, "fetch_offset": 100, **fields})  # type: ignore[arg-type]
+    asked = {"leader_epoch": 4, "fetch_offset": 100, "last_fetched_epoch": 0}
+    return Answer(**{**asked, **fields})  # type: ignore[arg-type]
 
 
 def test_answer_of_another_epoch_or_to_another_question_is_not_used() -> None:
@@ -71,6 +72,13 @@ def test_answer_of_another_epoch_or_to_another_question_is_not_used() -> None:
     assert decide(answer(has_records=True, leader_epoch=3), POSITION, cache) == Outdated()
     assert decide(answer(has_records=True, fetch_offset=99), POSITION, cache) == Outdated()
     assert decide(answer(diverging=(0, 5), leader_epoch=3), POSITION, cache) == Outdated()
+
+
+def test_answer_to_a_question_about_the_log_before_it_was_cut_is_not_used() -> None:
+    """It ended at the same offset, was cut as an earlier answer said, and has the leader's records since."""
+    cache = LeaderEpochCache(Path(), [(0, 0), (4, 99)])
+    assert decide(answer(diverging=(0, 99)), POSITION, cache) == Outdated()
+    assert decide(answer(last_fetched_epoch=4), POSITION, cache) == Append()
 
 
 @pytest.mark.parametrize(
@@ -83,7 +91,7 @@ def test_answer_of_another_epoch_or_to_another_question_is_not_used() -> None:
     ],
 )
 def test_errors(code: int, decision: object) -> None:
-    assert decide(answer(error_code=code), POSITION, LeaderEpochCache(Path(), [])) == decision
+    assert decide(answer(error_code=code), POSITION, LeaderEpochCache(Path(), [(0, 0)])) == decision
 
 
 def test_log_is_cut_where_the_common_epoch_ends_on_either_side() -> None:
@@ -156,7 +164,7 @@ def test_cutting_ends_with_a_prefix_of_the_leaders_history(logs: tuple[list[int]
         last_epoch = follower.cache.latest_epoch
         parted = leader.diverging(follower.end, last_epoch) if last_epoch >= 0 else None
         position = Position(9, 0, follower.end, 0)
-        decision = decide(Answer(9, follower.end, diverging=parted), position, follower.cache)
+        decision = decide(Answer(9, follower.end, last_epoch, diverging=parted), position, follower.cache)
         if decision == Append():
             break
         assert isinstance(decision, Truncate)
