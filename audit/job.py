@@ -361,6 +361,7 @@ def _judge(job: Run, numbered: Rows, doubts: Doubts) -> Findings:
         streams_of(job.config, job.captured),
         [each.waiver for each in standing if each.stands],
         job.config.topics,
+        over_ms=job.now_ms - job.config.grace_ms,
     )
     watermarks = doubts.held(watermarks, job.before.watermarks)
     deciding, older = split_older(rows, job.since_ms)

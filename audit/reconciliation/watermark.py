@@ -3,7 +3,8 @@ them. Pure.
 
 Called by the job after reconciliation. The watermark is the end of the longest prefix of windows in which
 every row is settled and proven (or count-matched), or waived by a person. It never jumps a hole, never
-moves beyond what every known stream has promised, and is None while nothing is proven.
+moves beyond what every known stream has promised, and is None while nothing is proven. Nor does it reach a
+window that is not over: a stream that closed says nothing of those that have not begun to write.
 
 A waiver is for what it names: the settled rows of a window, or a stream's own row. A waived window holds the
 watermark all the same while a row of it is open, while a stream may still write into it, and while a stream's
@@ -14,7 +15,7 @@ holds it, for `millrace audit waive` (`runs.watermark_holds`).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from millrace.audit.contract.events import CLOSED, StreamFacts
 from millrace.audit.reconciliation.verdicts import FELL_SILENT, Verdict, WindowState, WindowVerdict
@@ -72,8 +73,12 @@ def completeness(
     rows: Iterable[WindowVerdict],
     streams: Iterable[StreamFacts],
     waivers: Collection[Waiver] = (),
+    *,
+    over_ms: int,
 ) -> Completeness:
-    """`rows` are all rows of the topic, of all its streams; `streams` everything that events told of them."""
+    """`rows` are all rows of the topic, of all its streams; `streams` everything that events told of them.
+    `over_ms` is the time of the look less the grace: a window that ends later is open to whoever starts now,
+    whatever is settled in it."""
     waived = {waiver.window_start_ms for waiver in waivers if waiver.topic == topic}
     silenced = {waiver.stream: waiver.at_ms for waiver in waivers if waiver.topic == topic and waiver.stream}
     rows = list(rows)
@@ -97,7 +102,9 @@ def completeness(
             continue
         start_ms = row.window_start_ms
         ends[start_ms] = max(ends.get(start_ms, 0), start_ms + row.window_ms)
-        if row.state is not WindowState.SETTLED:
+        if row.state is WindowState.SETTLED and start_ms + row.window_ms > over_ms:
+            still_open[start_ms] = _worse(still_open.get(start_ms), replace(row, state=WindowState.OPEN))
+        elif row.state is not WindowState.SETTLED:
             still_open[start_ms] = _worse(still_open.get(start_ms), row)
         elif row.verdict > Verdict.COUNT_MATCH:
             doubtful[start_ms] = _worse(doubtful.get(start_ms), row)

@@ -109,6 +109,7 @@ class _LastRun:
         pruned = pruned_beside(state, latest, summary.get("at"))
         waivers = [each for each in read_waivers(state) if each.topic in topics]
         standing = standing_waivers(waivers, rows, pruned)
+        at_ms = time_ms(summary["at"]) if summary.get("at") else latest.at_ms
         return cls(
             summary.get("at") or "",
             config.grace_ms,
@@ -122,6 +123,7 @@ class _LastRun:
                 _streams(config, state, latest),
                 [each.waiver for each in standing if each.stands],
                 topics,
+                over_ms=at_ms - config.grace_ms,
             ),
             _doubts(state, latest, summary),
         )

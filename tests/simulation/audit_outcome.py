@@ -3,8 +3,9 @@
 Made by the mutation run from what was expected of each row; knows nothing of the audit's code. The rules are
 those of its design: a topic's watermark is the end of the longest prefix of windows of which every stream's
 row is settled and proven, or settled and waived; it jumps no hole, goes beyond no promise of a stream that
-may still write and into no doubt of a stream's own (whatever windows are waived), and does not move forward
-while something that could belong to the topic could not be trusted: what names no topic could to any.
+may still write, into no window that is not over with its grace and into no doubt of a stream's own (whatever
+windows are waived), and does not move forward while something that could belong to the topic could not be
+trusted: what names no topic could to any.
 """
 
 from __future__ import annotations
@@ -87,6 +88,8 @@ class Outcome:
     """rows that were settled once, of which nothing is said now: who waives a window waives them, too"""
     older: set[RowSaid] = field(default_factory=set)
     """those of `rows` that decide no more"""
+    now_ms: int = 0
+    """when the run looked"""
 
     def waived(self) -> set[tuple[str, int]]:
         """Windows whose waiver stands: nothing that is told of them by now is worse, in any way."""
@@ -203,7 +206,8 @@ class Outcome:
         watermark = None
         for start_ms in sorted(good):
             end_ms = start_ms + WINDOW_MS
-            if not good[start_ms] or any(end_ms > bound for bound in bounds):
+            is_over = end_ms + GRACE_MS <= self.now_ms
+            if not good[start_ms] or not is_over or any(end_ms > bound for bound in bounds):
                 break
             watermark = end_ms
         return watermark

@@ -374,7 +374,14 @@ class Audit:
         doubts = doubts_of(config, captured, commit, untrusted, late, rows, [], now_ms, since_ms)
         standing = standing_waivers(self.waivers, rows, self._earlier(config)[1])
         waivers = [each.waiver for each in standing if each.stands]
-        watermarks = watermarks_of(rows, lines, streams_of(config, captured), waivers, config.topics)
+        watermarks = watermarks_of(
+            rows,
+            lines,
+            streams_of(config, captured),
+            waivers,
+            config.topics,
+            over_ms=captured.taken_ms - config.grace_ms,
+        )
         watermarks = doubts.held(watermarks, self.commit.watermarks)
         deciding, older = split_older(rows, since_ms)
         found = Findings(rows, deciding, older, numbered, standing, watermarks, doubts)

@@ -320,6 +320,7 @@ def check_run(
     upkeep, late = seen.upkeep, seen.upkeep.untrusted(oracle, told, world.topic_of, dies=dies)
     untrusted = dict(Counter(oracle.untrusted()) + late)
     outcome = Outcome(told, world.topic_of, untrusted, waivers=dict(seen.waivers), gone=list(upkeep.gone))
+    outcome.now_ms = result.now_ms
     exactly, came_late = True, set(upkeep.late_copies(oracle))
     for stream in sorted(oracle.streams() | set(said)):
         case = Case(oracle, told.get(stream, Told(stream)), came_late)
