@@ -324,7 +324,7 @@ def _reconcile(spark: SparkSession, job: Run, after: Commit, cells: RunCells) ->
     job.late_again = upkeep.late_counts(rows, again=True) if late else {}
     for what, count in late.items():
         job.late[what] = job.late.get(what, 0) + count
-    roster = verdict_rows(roster_of(job.config, job.captured, rows, job.pruned))
+    roster = verdict_rows(roster_of(job.config, job.captured, rows, job.pruned, job.now_ms))
     if job.only is not None:
         return Beside(rows, unnumbered(roster))
     owed, job.pruned_lines = own_lines(job.state, job.before.verdicts, job.config.topics)

@@ -20,4 +20,16 @@ OF_AUDIT_OUTCOME = (
             "::test_the_watermark_of_a_batch_job_that_closed_within_its_window_is_not_ahead_of_now",
         ),
     ),
+    Mutant(
+        name="roster-hears-the-dead",
+        promise="A producer of the roster that was killed, and has not come back, is missed.",
+        file="audit/reconciliation/roster.py",
+        rule="return facts.at_ms + facts.lease_ms if facts.lapsed(now_ms, grace_ms) else inf",
+        instead="return inf",
+        red=(
+            f"{UNIT}/test_roster.py::test_a_member_that_was_killed_speaks_for_no_more_than_its_lease",
+            f"{UNIT}/test_roster.py"
+            "::test_a_member_that_was_killed_long_ago_is_missed_though_its_silence_decides_no_more",
+        ),
+    ),
 )

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from tests.simulation.audit_expected import Told
-from tests.simulation.audit_logs import GRACE_MS, WINDOW_MS
+from tests.simulation.audit_logs import GRACE_MS, LEASE_MS, WINDOW_MS
 
 RANKING = ("PROVEN", "COUNT_MATCH", "UNKNOWN", "DUPLICATE", "LOSS")
 PROVEN = RANKING[:2]
@@ -60,7 +60,15 @@ def sums_of(rows: Iterable[RowSaid]) -> Sums:
     )
 
 
-def _speaks_for(told: Told, start_ms: int) -> bool:
+def _ended_ms(told: Told, now_ms: int) -> int | None:
+    """When a stream closed, or its lease ran out without a word; None for one that lives."""
+    if told.state == "closed":
+        return told.at_ms
+    silent = told.state and now_ms > told.at_ms + LEASE_MS + GRACE_MS
+    return told.at_ms + LEASE_MS if silent else None
+
+
+def _speaks_for(told: Told, start_ms: int, now_ms: int) -> bool:
     if start_ms in told.reports:
         return True
     if not told.state:
@@ -69,7 +77,8 @@ def _speaks_for(told: Told, start_ms: int) -> bool:
     if opened_ms is None:
         opened_ms = min([told.at_ms, *told.reports])
     began = start_ms + WINDOW_MS > opened_ms - GRACE_MS
-    return began and (told.state != "closed" or start_ms <= told.at_ms + GRACE_MS)
+    ended_ms = _ended_ms(told, now_ms)
+    return began and (ended_ms is None or start_ms <= ended_ms + GRACE_MS)
 
 
 @dataclass(slots=True)
@@ -119,7 +128,7 @@ class Outcome:
     def owed(self, topic: str, roster: Mapping[str, int], name_of: Mapping[str, str]) -> list[RowSaid]:
         """What producers of the roster {name: since when} leave unsaid: each must tell of every settled
         window that is not over when it is entered. A stream tells of those that it reported, and of all from
-        its opening to its end, within the grace."""
+        its opening to its end, within the grace; of one that fell silent, its lease is the end."""
         rows = []
         windows = sorted(
             {row.start_ms for row in self.rows if row.topic == topic and row.state == "SETTLED"} - {None}
@@ -136,7 +145,7 @@ class Outcome:
                 never = RowSaid(topic, "", None, "UNKNOWN", "SETTLED", producer=name)
                 rows += [never] if asked or not since_ms else []
                 continue
-            ends = [each.at_ms if each.state == "closed" else None for each in told]
+            ends = [_ended_ms(each, self.now_ms) for each in told]
             ended_ms = None if None in ends else max(ends)
             for start_ms in asked:
                 if ended_ms is not None and start_ms >= ended_ms + GRACE_MS:
@@ -144,7 +153,7 @@ class Outcome:
                     row = RowSaid(topic, "", None, "UNKNOWN", "SETTLED", not_before_ms=until_ms)
                     rows.append(replace(row, producer=name))
                     break
-                if not any(_speaks_for(each, start_ms) for each in told):
+                if not any(_speaks_for(each, start_ms, self.now_ms) for each in told):
                     rows.append(RowSaid(topic, "", start_ms, "UNKNOWN", "SETTLED", producer=name))
         return rows
 

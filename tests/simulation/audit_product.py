@@ -528,10 +528,8 @@ class Audit:
                     late.append(upkeep.late_row(reconciler.told_topic(known) or "", stream, gone))
                 own = list(reconciler.verdicts(cells, known)) if known or cells.num_rows else []
                 number(stream, [each for each in own if not _is_pruned(each[0], pruned)])
-        number(
-            "",
-            [(row,) for row in roster_of(config, captured, _whole(numbered), restore_pruned(facts))],
-        )
+        owed = roster_of(config, captured, _whole(numbered), restore_pruned(facts), captured.taken_ms)
+        number("", [(row,) for row in owed])
         return rows, _whole(numbered), pa.Table.from_pylist(late, ROW_SCHEMA)
 
     def _earlier(self, config: AuditConfig) -> tuple[pa.Table, pa.Table]:
