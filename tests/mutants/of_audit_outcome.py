@@ -32,4 +32,15 @@ OF_AUDIT_OUTCOME = (
             "::test_a_member_that_was_killed_long_ago_is_missed_though_its_silence_decides_no_more",
         ),
     ),
+    Mutant(
+        name="silence-as-old-as-a-hole",
+        promise="Who fell silent today decides today's verdict, whatever of its stream is history.",
+        file="audit/reconciliation/horizon.py",
+        rule='for name in ("not_before_ms", "silent_from_ms"))',
+        instead='for name in ("not_before_ms",))',
+        red=(
+            f"{UNIT}/test_horizon.py"
+            "::test_a_silence_of_today_decides_though_a_hole_of_its_producer_is_history",
+        ),
+    ),
 )

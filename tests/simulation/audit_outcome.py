@@ -37,6 +37,7 @@ class RowSaid:
     doubtful: int = 0
     made_ms: int | None = None
     """when its verdict was made, where it is settled"""
+    silent_from_ms: int | None = None
     producer: str = ""
     """of the roster, where it is one's"""
 

@@ -9,7 +9,7 @@
 - What comes later for it is told as what could not be trusted, to the record: copies by tier, and each report
   that tells of a sequence which was not accounted for. No row is made of it.
 - A finding decides until it was told, as it is, for as long as the horizon reaches back, and its window has
-  been over for as long.
+  been over for as long; a silence, once its producer was last heard of that long ago.
 """
 
 from __future__ import annotations
@@ -177,4 +177,5 @@ def is_older(row: RowSaid, since_ms: int | None) -> bool:
         return False
     if row.start_ms is not None:
         return row.start_ms + WINDOW_MS <= since_ms
-    return bool(row.stream) and (row.not_before_ms is None or row.not_before_ms < since_ms)
+    begun_ms = (row.not_before_ms, row.silent_from_ms)
+    return bool(row.stream) and all(at_ms is None or at_ms < since_ms for at_ms in begun_ms)
