@@ -24,7 +24,10 @@ from millrace.audit.reconciliation.verdicts import FELL_SILENT, Verdict, WindowS
 @dataclass(frozen=True, slots=True)
 class Waiver:
     """A person's decision to go on without a window's proof, or without that of a stream's own row (no
-    window, `stream` named); kept with who and why, and with what it was given for (`waivers`)."""
+    window, `stream` named); kept with who and why, and with what it was given for (`waivers`).
+
+    Of a stream's own row that is its `reasons`, and of a silence when the producer was last heard of; of a
+    window in how many rows contents differ, None where in none. Older programs kept none of these."""
 
     topic: str
     window_start_ms: int | None
@@ -36,6 +39,17 @@ class Waiver:
     missing: int = 0
     duplicates: int = 0
     doubtful: int = 0
+    reasons: tuple[str, ...] | None = None
+    silent_from_ms: int | None = None
+    differing: int | None = None
+
+    @property
+    def silence_ms(self) -> int | None:
+        """The silence it is for: of a producer that was last heard of then, or before. None if it is for
+        another doubt."""
+        if not self.stream or (self.reasons is not None and FELL_SILENT not in self.reasons):
+            return None
+        return self.at_ms if self.silent_from_ms is None else self.silent_from_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +94,15 @@ def completeness(
     `over_ms` is the time of the look less the grace: a window that ends later is open to whoever starts now,
     whatever is settled in it."""
     waived = {waiver.window_start_ms for waiver in waivers if waiver.topic == topic}
-    silenced = {waiver.stream: waiver.at_ms for waiver in waivers if waiver.topic == topic and waiver.stream}
+    passed_over = {waiver.stream for waiver in waivers if waiver.topic == topic and waiver.stream}
+    silenced = {waiver.stream: waiver.silence_ms for waiver in waivers if waiver.topic == topic}
     rows = list(rows)
     # A stream that fell silent promises no more; who waives its silence goes on without it. One that lives
-    # has its promise, whatever else of it was waived, and so has one that spoke again after the waiver.
+    # has its promise, whatever else of it was waived, and so has one that spoke again after that silence.
     ended = {row.stream for row in rows if row.window_start_ms is None and FELL_SILENT in row.reasons}
     promise = _least_promise(
         topic,
-        [each for each in streams if each.stream not in ended or each.at_ms > silenced.get(each.stream, -1)],
+        [each for each in streams if each.stream not in ended or each.at_ms > _until(silenced, each.stream)],
     )
     ends: dict[int, int] = {}
     still_open: dict[int, WindowVerdict] = {}
@@ -97,7 +112,7 @@ def completeness(
         if row.topic != topic:
             continue
         if row.window_start_ms is None:
-            if row.stream not in silenced:
+            if row.stream not in passed_over:
                 doubts.append(row)
             continue
         start_ms = row.window_start_ms
@@ -121,6 +136,11 @@ def completeness(
             break
         watermark = end_ms
     return Completeness(watermark, held, doubts, promise)
+
+
+def _until(silenced: Mapping[str, int | None], stream: str) -> int:
+    at_ms = silenced.get(stream)
+    return -1 if at_ms is None else at_ms
 
 
 def _worse(held: WindowVerdict | None, row: WindowVerdict) -> WindowVerdict:

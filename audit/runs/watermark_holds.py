@@ -96,7 +96,7 @@ class _LastRun:
     grace_ms: int
     window_ms: int
     before: Mapping[str, int]
-    rows: _ReportRows
+    rows: ReportRows
     waivers: Sequence[Standing]
     found: Mapping[str, Completeness]
     doubts: Doubts
@@ -105,7 +105,7 @@ class _LastRun:
     def read(cls, config: AuditConfig, state: StateFolder, report: Path, topics: Sequence[str]) -> _LastRun:
         """Raises StateDamaged, OSError, ArrowException."""
         summary, latest = read_told(report, SUMMARY_FILE), state.latest()
-        rows = _ReportRows(report / ROWS_FILE, topics)
+        rows = ReportRows(report / ROWS_FILE, topics)
         pruned = pruned_beside(state, latest, summary.get("at"))
         waivers = [each for each in read_waivers(state) if each.topic in topics]
         standing = standing_waivers(waivers, rows, pruned)
@@ -237,7 +237,7 @@ def _streams(config: AuditConfig, state: StateFolder, latest: Commit) -> list[St
 
 
 @dataclass(frozen=True, slots=True)
-class _ReportRows:
+class ReportRows:
     """The report's rows of these topics, as `row_parts.Parted`; those of windows without their details."""
 
     path: Path

@@ -54,7 +54,8 @@ def completeness_of(
     over_ms: int,
 ) -> dict[str, Completeness]:
     """By topic. `settled` has the lines of pruned windows, which were proven or waived; `waivers` are those
-    that stand; windows that end after `over_ms` are not over. What is held is a verdict or two a topic and window, and rows without a window."""
+    that stand; windows that end after `over_ms` are not over. What is held is a verdict or two a topic and
+    window, and rows without a window."""
     streams, waivers = list(streams), list(waivers)
     verdicts: dict[str, list[WindowVerdict]] = {topic: [] for topic in topics}
     for part in parts_of(rows, list(dict.fromkeys([*COLUMNS, *_OWN]))):

@@ -1,4 +1,4 @@
-"""The audit's rules for what is told onward, each taken out: the watermark, the roster, waivers, the horizon."""
+"""The audit's rules for what is told onward, each taken out: watermark, roster, horizon and waivers."""
 
 from __future__ import annotations
 
@@ -42,5 +42,43 @@ OF_AUDIT_OUTCOME = (
             f"{UNIT}/test_horizon.py"
             "::test_a_silence_of_today_decides_though_a_hole_of_its_producer_is_history",
         ),
+    ),
+    Mutant(
+        name="waiver-for-any-reason",
+        promise="A waiver of a stream's row covers no doubt of another reason.",
+        file="audit/keeping/waivers.py",
+        rule="if waiver.reasons is not None and not set(reasons).issubset(waiver.reasons):",
+        instead="if False:",
+        red=(
+            f"{JOB}/test_waivers.py::test_a_waiver_of_a_streams_row_is_for_its_reasons_and_for_one_silence",
+            f"{JOB}/test_waivers.py::test_a_hole_that_is_waived_covers_no_silence_that_comes_after_it",
+        ),
+    ),
+    Mutant(
+        name="waiver-for-every-silence",
+        promise="A producer that came back, and falls silent again, is not waived again by itself.",
+        file="audit/keeping/waivers.py",
+        rule='return not silent or (now["silent_from_ms"] or 0) <= (waiver.silence_ms or -1)',
+        instead="return True",
+        red=(
+            f"{JOB}/test_waivers.py::test_a_second_silence_is_not_waived_with_the_first",
+            f"{JOB}/test_waivers.py::test_a_waiver_of_an_older_program_covers_no_silence_that_began_after_it",
+        ),
+    ),
+    Mutant(
+        name="promise-waived-with-a-hole",
+        promise="The watermark waits for the promise of a silent stream of which only a hole was waived.",
+        file="audit/reconciliation/watermark.py",
+        rule="if not self.stream or (self.reasons is not None and FELL_SILENT not in self.reasons):",
+        instead="if not self.stream:",
+        red=(f"{UNIT}/test_watermark.py::test_who_waives_a_hole_waives_no_promise",),
+    ),
+    Mutant(
+        name="waiver-blind-to-contents",
+        promise="A waiver for lost records covers no contents that differ.",
+        file="audit/keeping/waivers.py",
+        rule='else now["differing"] <= _differing(waiver)',
+        instead="else True",
+        red=(f"{JOB}/test_waivers.py::test_a_lost_record_that_is_waived_covers_no_contents_that_differ",),
     ),
 )

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from tests.simulation.audit_expected import Told
 from tests.simulation.audit_logs import GRACE_MS, LEASE_MS, WINDOW_MS
@@ -38,6 +39,8 @@ class RowSaid:
     made_ms: int | None = None
     """when its verdict was made, where it is settled"""
     silent_from_ms: int | None = None
+    differs: bool = False
+    """in contents"""
     producer: str = ""
     """of the roster, where it is one's"""
 
@@ -47,8 +50,9 @@ class RowSaid:
         return self.state == "SETTLED" or self.verdict in ("LOSS", "DUPLICATE")
 
 
-Sums = tuple[int, int, int, int]
-"""(rank of the worst verdict, missing, extra copies, doubtful) of rows of one window"""
+Sums = tuple[int, int, int, int, float]
+"""(rank of the worst verdict, missing, extra copies, doubtful, in how many contents differ) of rows of one
+window"""
 
 
 def sums_of(rows: Iterable[RowSaid]) -> Sums:
@@ -58,6 +62,7 @@ def sums_of(rows: Iterable[RowSaid]) -> Sums:
         sum(row.missing for row in told),
         sum(row.copies for row in told),
         sum(row.doubtful for row in told),
+        sum(row.differs for row in told),
     )
 
 
@@ -120,7 +125,12 @@ class Outcome:
             )
             for target in targets
         }
-        return {target: told for target, told in settled.items() if told[0] >= len(PROVEN)}
+        found = {target: told for target, told in settled.items() if told[0] >= len(PROVEN)}
+        for target, (rank, missing, *counts, differing) in found.items():
+            if RANKING[rank] == "LOSS" and not missing and not differing:
+                # Contents differed, in as many rows as nobody speaks of any more.
+                found[target] = (rank, missing, *counts, inf)
+        return found
 
     def _telling(self, target: tuple[str, int]) -> list[RowSaid]:
         told = [*self.rows, *self.gone]

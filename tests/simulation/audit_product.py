@@ -20,6 +20,7 @@ from unittest import mock
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
 from millrace.audit.config import AuditConfig, parse_config
@@ -116,21 +117,27 @@ def config_of(world: World) -> AuditConfig:
 
 
 class _Waivable(StateFolder):
-    """The state that a run left, for who waives what it said: its lines are at hand, and what is written goes
-    nowhere. How files are kept is proven elsewhere."""
+    """The state that a run left, for who waives what it said: its rows and lines are at hand, and what is
+    written goes nowhere. How files are kept is proven elsewhere."""
 
-    def __init__(self, lines: pa.Table | None) -> None:
-        self._lines = lines
+    def __init__(self, rows: pa.Table | None, lines: pa.Table | None) -> None:
+        assert rows is not None and lines is not None, "nothing was said"
+        self._lines = lines.filter(pc.equal(lines["stream"], ""))
+        self._rows = pa.BufferOutputStream()
+        pq.write_table(rows.filter(pc.not_equal(rows["stream"], "")), self._rows)
 
     def latest(self) -> Commit:
-        return Commit(number=1, verdicts=["verdicts/1/lines.parquet"])
+        return Commit(number=1, verdicts=["verdicts/1/day=all/rows.parquet", "verdicts/1/lines.parquet"])
 
     def read_table(self, name: str, wanted: pc.Expression | None = None) -> pa.Table:
         return self._lines
 
     @property
     def files(self) -> Any:
-        return SimpleNamespace(create=lambda name, content: True)
+        written = self._rows.getvalue()
+        return SimpleNamespace(
+            where="memory", create=lambda name, content: True, source=lambda name: pa.BufferReader(written)
+        )
 
 
 @dataclass
@@ -161,6 +168,7 @@ class Audit:
     facts: pa.Table | None = None
     counted: pa.Table | None = None
     settled: pa.Table | None = None
+    numbered: pa.Table | None = None
     luck: Random = field(default_factory=lambda: Random(0))
     united_count: int = 0
     skipped_count: int = 0
@@ -174,7 +182,7 @@ class Audit:
 
     def waive(self, targets: Collection[tuple[str, int]]) -> None:
         """A person goes on without the proof of these windows, by what the last run said of them."""
-        state = _Waivable(self.settled)
+        state = _Waivable(self.numbered, self.settled)
         for topic, start_ms in targets:
             at_ms = self.world.now_ms + len(self.waivers)
             self.waivers.append(give_waiver(state, topic, start_ms, "the world", "by chance", at_ms))
@@ -246,7 +254,7 @@ class Audit:
         going: list[tuple[str, int]] = []
         if not dies:
             self.commit, self.kept, self.facts = commit, [*self.kept, settled], facts
-            self.settled = lines
+            self.settled, self.numbered = lines, numbered
             again = upkeep.late_counts(late_rows, again=True)
             kept = upkeep.late_to_keep(late, again)
             going = self._prune(config, captured, found, tail, pruned, kept)
@@ -305,6 +313,7 @@ class Audit:
         self.facts = self._facts(ledger, captured, pruned)
         self.commit.untrusted = dict(Counter(self.commit.untrusted) + Counter(late))
         self.settled = _whole([but(earlier, lines), lines, lines_but(found.numbered, lines)])
+        self.numbered = but(found.numbered, lines)
         return going
 
     def _known(self) -> tuple[EventLedger, dict[str, set[str]], dict[str, dict[str, int]]]:

@@ -62,7 +62,7 @@ class Upkeep:
         """What was said last of windows that are not pruned and have no row now."""
         now = {(row.stream, row.start_ms) for row in rows}
         return [
-            row
+            replace(row, differs=False)  # what is left of it tells nothing of contents
             for (stream, start_ms), row in self.settled.items()
             if (stream, start_ms) not in now and start_ms not in self.windows.get(stream, ())
         ]
@@ -151,7 +151,7 @@ class Upkeep:
             assert all(_place(each) in kept for each in copies), f"{row} is pruned, and read again"
             self.counted.update(map(_place, copies))
             self.windows.setdefault(stream, set()).add(start_ms)
-            self.gone.append(replace(row, made_ms=None))
+            self.gone.append(replace(row, made_ms=None, differs=False))
             report = told[stream].reports.get(start_ms) if stream in told else None
             if report is not None:
                 sequences = {*report.acknowledged, *report.ambiguous, *report.failed}

@@ -106,7 +106,7 @@ def test_the_watermark_of_a_batch_job_that_closed_within_its_window_is_not_ahead
     """What the next job creates now lies above it."""
     first = Stream(scene, promises=False)
     first.send(2)
-    first.send(1, ago_ms=-10**9)
+    first.send(1, ago_ms=-(10**9))
     scene.later()
     first.close()
     scene.carry()
@@ -157,6 +157,18 @@ def test_one_that_spoke_again_after_the_waiver_is_not_waived_again_by_itself():
     for at_ms, told in ((5, 20), (6, 10)):
         streams = [StreamFacts("2", topic="t", state=HEARTBEAT, no_earlier_than_ms=15, at_ms=at_ms)]
         assert completeness_watermark("t", [row(0), row(10), silent], streams, [waiver]) == told
+
+
+def test_who_waives_a_hole_waives_no_promise():
+    streams = [StreamFacts("2", topic="t", state=HEARTBEAT, no_earlier_than_ms=15, at_ms=4)]
+    both = row(None, Verdict.UNKNOWN, stream="2", reasons=(FELL_SILENT, "a hole"))
+    for reasons, silent_from_ms, told in (
+        (("a hole",), None, 10),
+        ((FELL_SILENT, "a hole"), 4, 20),
+        ((FELL_SILENT, "a hole"), 3, 10),  # it has spoken since
+    ):
+        waiver = Waiver("t", None, "ops", "known", 5, "2", reasons=reasons, silent_from_ms=silent_from_ms)
+        assert completeness_watermark("t", [row(0), row(10), both], streams, [waiver]) == told
 
 
 def test_a_waived_silence_is_known_by_the_rows_of_the_run():
