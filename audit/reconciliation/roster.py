@@ -11,7 +11,7 @@ speaks for what comes after it, whether that row is waived, old or forgotten.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf
 
 from millrace.audit.contract.events import CLOSED, UNANNOUNCED, StreamFacts
@@ -64,6 +64,29 @@ def roster_rows(
                 what = "told nothing of this window"
                 rows.append(_row(name, topic, end_ms - start_ms, what, start_ms=start_ms))
     return rows
+
+
+def speaking_streams(
+    roster: Collection[str],
+    streams: Iterable[StreamFacts],
+    oldest_ms: int | None,
+    grace_ms: int,
+    now_ms: int,
+) -> set[str]:
+    """Streams of members that must stay known when their evidence is pruned and their events are gone: the
+    last one of each, which tells since when it has not come back, and all that speak for a window since
+    `oldest_ms`, the first of which any row is left."""
+    last: dict[tuple[str, str], tuple[float, str]] = {}
+    found: set[str] = set()
+    for facts in streams:
+        if facts.producer not in roster:
+            continue
+        end_ms = _end_of(facts, grace_ms, now_ms)
+        if oldest_ms is not None and end_ms + grace_ms >= oldest_ms:
+            found.add(facts.stream)
+        name = (facts.topic, facts.producer)
+        last[name] = max(last.get(name, (-1.0, "")), (end_ms, facts.stream))
+    return found.union(stream for _, stream in last.values())
 
 
 def _end_of(facts: StreamFacts, grace_ms: int, now_ms: int) -> float:

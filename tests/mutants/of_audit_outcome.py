@@ -81,4 +81,12 @@ OF_AUDIT_OUTCOME = (
         instead="else True",
         red=(f"{JOB}/test_waivers.py::test_a_lost_record_that_is_waived_covers_no_contents_that_differ",),
     ),
+    Mutant(
+        name="roster-member-forgotten",
+        promise="A producer of the roster that closed is still told as that when its evidence is pruned.",
+        file="audit/keeping/upkeep.py",
+        rule="return speaking_streams(roster, ledger.streams.values(), _oldest_ms(rows), grace_ms, now_ms)",
+        instead="return set()",
+        red=(f"{UNIT}/test_roster.py::test_the_roster_says_the_same_when_what_may_be_forgotten_is",),
+    ),
 )

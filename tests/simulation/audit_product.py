@@ -308,8 +308,11 @@ class Audit:
             for stream, left in pruned.items()
             for start_ms in left.windows - (before[stream].windows if stream in before else BitMap64())
         ]
-        doubted = upkeep.doubted_streams(found.rows, found.waived)
-        upkeep.forget_streams(ledger, pruned, captured.told, doubted, config.grace_ms, captured.taken_ms)
+        needed = upkeep.doubted_streams(found.rows, found.waived)
+        needed |= upkeep.roster_streams(
+            config.roster(), ledger, found.rows, config.grace_ms, captured.taken_ms
+        )
+        upkeep.forget_streams(ledger, pruned, captured.told, needed, config.grace_ms, captured.taken_ms)
         self.facts = self._facts(ledger, captured, pruned)
         self.commit.untrusted = dict(Counter(self.commit.untrusted) + Counter(late))
         self.settled = _whole([but(earlier, lines), lines, lines_but(found.numbered, lines)])

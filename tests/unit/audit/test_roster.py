@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 from pyroaring import BitMap64
 
-from millrace.audit.contract.events import CLOSED, HEARTBEAT, CountEvent, StreamFacts
+from millrace.audit.contract.events import CLOSED, HEARTBEAT, CountEvent, EventLedger, StreamFacts
+from millrace.audit.keeping import upkeep
 from millrace.audit.reconciliation.horizon import DEFAULT_HORIZON_MS
 from millrace.audit.reconciliation.roster import roster_rows
-from millrace.audit.reconciliation.verdicts import Verdict
+from millrace.audit.reconciliation.verdict_rows import verdict_rows
+from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
+from millrace.audit.runs.fact_rows import PrunedWindows
 from tests.unit.audit.trap_scene import Scene, Stream, row
 from tests.verdicts import overall_verdict
 
@@ -117,6 +120,35 @@ def test_an_opening_that_is_gone_is_not_later_than_a_report_that_was_pruned():
     closed = reporting(stream(1, 62, opened_at_ms=None), 40)
     assert silent(closed) == ["0", "10", "20", "30", "None from 62"]
     assert silent(closed, pruned={closed.stream: 20}) == ["0", "10", "None from 62"]
+
+
+@pytest.mark.parametrize("oldest_ms", [None, 70, 60, 40, 30, 0])
+def test_the_roster_says_the_same_when_what_may_be_forgotten_is(oldest_ms):
+    """Of members whose windows are pruned and whose events are gone. The last stream of each tells since when
+    it is away, the others for which windows it spoke."""
+    ended = [stream(5, 34), stream(40, 64), stream(41, lease_ms=20), stream(6, 99, name="BB")]
+    ledger, pruned = EventLedger(), {}
+    for facts in ended:
+        ledger.adopt(facts)
+        pruned[facts.stream] = PrunedWindows(10, BitMap64([facts.opened_at_ms // 10]))
+    windows = [each for each in WINDOWS if oldest_ms is not None and each[0] >= oldest_ms]
+    other = [
+        WindowVerdict("flights", "CC", "cc", at, 10, WindowState.SETTLED, Verdict.PROVEN) for at, _ in windows
+    ]
+
+    def told():
+        streams = ledger.streams.values()
+        return roster_rows({"AA": 1}, streams, "flights", 10, windows=windows, grace_ms=1, now_ms=1000)
+
+    before = told()
+    needed = upkeep.roster_streams({"AA"}, ledger, verdict_rows(other), 1, 1000)
+    upkeep.forget_streams(ledger, pruned, (), needed, 1, 1000)
+    assert told() == before
+    left = {facts.opened_at_ms for facts in ledger.streams.values()}
+    assert left == {40} | ({5} if windows and windows[0][0] <= 35 else set()) | (
+        {41} if windows and windows[0][0] <= 62 else set()
+    )
+    assert upkeep.roster_streams((), ledger, verdict_rows(other), 1, 1000) == set()
 
 
 @pytest.fixture
