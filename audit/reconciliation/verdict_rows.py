@@ -15,7 +15,8 @@ the pure `reconcile.reconcile_stream`. The rows are `reconciliation.parquet`:
     detail                    JSON: the same by name, as ranges, with hops, reasons, append times, and for
                               what is lost where it was last had and which neighbours arrived; `shared`
                               [first start in ms, last start, count] of windows that have numbers in common;
-                              in a stream's own row from when on it is in doubt (`not_before_ms`) and silent
+                              in a stream's own row since when it is in doubt (`not_before_ms`) and silent
+                              (`silent_from_ms`)
 """
 
 from __future__ import annotations
