@@ -40,11 +40,11 @@ from millrace.audit.reconciliation.neighbours import Neighbourhood
 from millrace.audit.reconciliation.settled import COUNTS
 from millrace.audit.reconciliation.verdict_rows import iso_time
 from millrace.audit.reconciliation.verdicts import Verdict
-from millrace.audit.reconciliation.window_totals import COLUMNS
 from millrace.audit.report.place import report_at
 from millrace.audit.report.reasons import advice, reasons_of
 from millrace.audit.report.sentences import hop_name, records
 from millrace.audit.report.text import length
+from millrace.audit.runs.watermark_holds import ReportRows
 from millrace.audit.scanning.cell_rows import cells_of
 from millrace.audit.scanning.cells import Cell
 from millrace.broker.errors import ConfigError, MillraceError
@@ -101,7 +101,7 @@ def _explained(config: AuditConfig, topic: str, window: str, report: Path) -> di
         "verdict": max(verdicts, key=lambda word: Verdict[word]),
         "waivers": [
             each
-            for each in state.waivers(path, summary.get("at")) or summary.get("waivers", ())
+            for each in state.waivers(path, summary.get("at"), topic) or summary.get("waivers", ())
             if each["topic"] == topic and (each.get("stream") in streams or each["window_start"] == asked_for)
         ],
         "pruned": None if pruned is None else _pruned(pruned),
@@ -193,14 +193,15 @@ class _State:
             None,
         )
 
-    def waivers(self, report: Path, report_at: str | None) -> list[dict[str, Any]]:
-        """What people waived until now, by what the last report says of it and what is left of pruned
-        windows: as the run judges them."""
+    def waivers(self, report: Path, report_at: str | None, topic: str) -> list[dict[str, Any]]:
+        """What people waived of the topic until now, by what the last report says of it and what is left of
+        pruned windows: as the run judges them."""
         try:
-            rows = pq.read_table(report, columns=[*COLUMNS, "state"])
+            rows = ReportRows(report, [topic])
             folder = self._open()
             pruned = pruned_beside(folder, folder.latest(), report_at)
-            return [each.told() for each in standing_waivers(read_waivers(folder), rows, pruned)]
+            given = [each for each in read_waivers(folder) if each.topic == topic]
+            return [each.told() for each in standing_waivers(given, rows, pruned)]
         except (MillraceError, OSError) as problem:
             self.problem = str(problem)
             return []

@@ -324,7 +324,7 @@ def _reconcile(spark: SparkSession, job: Run, after: Commit, cells: RunCells) ->
     job.late_again = upkeep.late_counts(rows, again=True) if late else {}
     for what, count in late.items():
         job.late[what] = job.late.get(what, 0) + count
-    roster = verdict_rows(roster_of(job.config, job.captured, rows, job.pruned))
+    roster = verdict_rows(roster_of(job.config, job.captured, rows, job.pruned, job.now_ms))
     if job.only is not None:
         return Beside(rows, unnumbered(roster))
     owed, job.pruned_lines = own_lines(job.state, job.before.verdicts, job.config.topics)
@@ -361,6 +361,7 @@ def _judge(job: Run, numbered: Rows, doubts: Doubts) -> Findings:
         streams_of(job.config, job.captured),
         [each.waiver for each in standing if each.stands],
         job.config.topics,
+        over_ms=job.now_ms - job.config.grace_ms,
     )
     watermarks = doubts.held(watermarks, job.before.watermarks)
     deciding, older = split_older(rows, job.since_ms)

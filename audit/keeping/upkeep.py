@@ -13,7 +13,8 @@ that stay. The policy (`keep:` of audit.yaml):
 - a window with cells above the mirrors' positions stays: they would be read again, and look like late ones;
 - a stream is forgotten when all its windows are pruned, it has ended, no row of its own is in doubt that
   nobody waived, and no cluster's events tell of it any more: else they would bring it back without its cells,
-  and all of it would look lost;
+  and all of it would look lost. One of a producer of the roster stays as long as it tells when that was heard
+  of: else a member that closed had "never reported";
 - a claim of a group that no event answers (`group_counts.Claim`) ends when no commit names it any more,
   `keep` has passed since, and no window is left from its time: without it, what is unknown there would look
   lost;
@@ -42,6 +43,7 @@ from millrace.audit.contract.group_counts import Claim
 from millrace.audit.contract.sequence_set import from_ranges
 from millrace.audit.keeping.state import Commit
 from millrace.audit.keeping.waivers import Target
+from millrace.audit.reconciliation.roster import speaking_streams
 from millrace.audit.reconciliation.row_keys import WINDOW, is_among, keys_of
 from millrace.audit.reconciliation.row_parts import Rows, parts_of
 from millrace.audit.reconciliation.settled import LINE_COLUMNS, SETTLED_SCHEMA, lines_of, rows_of, without
@@ -216,8 +218,7 @@ def claims_to_keep(
     claims: Sequence[tuple[str, str, Claim]], rows: Rows, grace_ms: int, keep_ms: int | None, now_ms: int
 ) -> list[tuple[str, str, Claim]]:
     """Without those that have ended; `rows` are the report's, of windows that were not pruned."""
-    starts = [pc.min(part["window_start_ms"]).as_py() for part in parts_of(rows, ["window_start_ms"])]
-    oldest_ms = min((each for each in starts if each is not None), default=None)
+    oldest_ms = _oldest_ms(rows)
 
     def has_ended(claim: Claim) -> bool:
         if keep_ms is None or claim.commits or claim.until_ms is None or now_ms - claim.until_ms < keep_ms:
@@ -225,6 +226,12 @@ def claims_to_keep(
         return oldest_ms is None or bool(oldest_ms - grace_ms > claim.until_ms)
 
     return [each for each in claims if not has_ended(each[2])]
+
+
+def _oldest_ms(rows: Rows) -> int | None:
+    """The start of the first window that any row is of."""
+    starts = [pc.min(part["window_start_ms"]).as_py() for part in parts_of(rows, ["window_start_ms"])]
+    return min((each for each in starts if each is not None), default=None)
 
 
 def forget_pruned(
@@ -274,17 +281,18 @@ def forget_streams(
     ledger: EventLedger,
     pruned: dict[str, PrunedWindows],
     told: Collection[str],
-    doubted: Collection[str],
+    needed: Collection[str],
     grace_ms: int,
     now_ms: int,
 ) -> None:
-    """Drop streams of which nothing is left and of which no event can come back; none that is `doubted`."""
+    """Drop streams of which nothing is left and of which no event can come back; none that is `needed`: in
+    doubt, or by the roster."""
     testified = {event.stream for event in ledger.tiers.values()}
     for stream in list(pruned):
         facts = ledger.streams.get(stream)
         if (
             stream in told
-            or stream in doubted
+            or stream in needed
             or stream in testified
             or (facts is not None and not _is_over(facts, grace_ms, now_ms))
         ):
@@ -304,6 +312,15 @@ def doubted_streams(rows: Rows, waived: Collection[Target]) -> set[str]:
         for row in part.filter(pc.is_null(part["window_start_ms"])).to_pylist()
     ]
     return {row["stream"] for row in own if (row["topic"], row["stream"]) not in waived}
+
+
+def roster_streams(
+    roster: Collection[str], ledger: EventLedger, rows: Rows, grace_ms: int, now_ms: int
+) -> set[str]:
+    """Those without which another thing would be said of a producer of the `roster`."""
+    if not roster:
+        return set()
+    return speaking_streams(roster, ledger.streams.values(), _oldest_ms(rows), grace_ms, now_ms)
 
 
 def _is_over(facts: StreamFacts, grace_ms: int, now_ms: int) -> bool:

@@ -27,15 +27,19 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from millrace.audit.keeping.state import StateDamaged, StateFolder
+from millrace.audit.reconciliation.row_keys import WINDOW
 from millrace.audit.reconciliation.row_parts import in_order
 from millrace.audit.reconciliation.settled import (
+    KEPT,
     LINE_COLUMNS,
     NUMBERED_SCHEMA,
     SETTLED_SCHEMA,
+    but,
     earlier_lines,
     lines_but,
     settled_now,
 )
+from millrace.audit.reconciliation.verdicts import WindowState
 from millrace.broker.errors import MillraceError
 
 PART_ROWS = 1 << 18
@@ -219,6 +223,18 @@ class SettledLines:
         yield settled_now(read_lines(self.state, line_files(self.names))).select(names)
         for part in RowFiles(self.state, row_files(self.names)).parts(LINE_COLUMNS):
             yield settled_now(lines_but(part, pruned)).select(names)
+
+    def rows(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """The rows that these lines are of, for what no line tells of them (`content`, `detail`); where there
+        is a line and no row, it has neither."""
+        pruned = read_lines(self.state, pruned_files(self.names))
+        lines = settled_now(read_lines(self.state, line_files(self.names)))
+        nothing = {"content": pa.repeat("", lines.num_rows), "detail": pa.nulls(lines.num_rows, pa.string())}
+        yield pa.table({name: nothing[name] if name in nothing else lines[name] for name in columns})
+        read = list(dict.fromkeys([*columns, *WINDOW, "state"]))
+        for part in RowFiles(self.state, row_files(self.names)).parts(read):
+            standing = part.filter(pc.is_in(part["state"], pa.array([str(WindowState.SETTLED), KEPT])))
+            yield but(standing, pruned).select(list(columns))
 
 
 def own_lines(

@@ -5,10 +5,11 @@ fell silent, a hole in its reports), for which the stream's id is named instead 
 state as `waivers/<topic>-<window or stream>.<n>.json`, made only if absent and never changed: a second one
 for the same window is number 2 beside it. A long topic has a digest in place of its end.
 
-A waiver names what it was given for: the verdict of the last run and its counts. It *stands* while the window
-is no worse than that. When late data makes it worse (a later revision with a worse verdict, or more records
-missing, doubled or in doubt), the waiver has lapsed: the window counts again, and only a new waiver ends
-that. Nothing is ever waived again by itself.
+A waiver names what it was given for: the verdict of the last run and its counts, in how many rows contents
+differ, and of a stream's own row its reasons. It *stands* while the window is no worse than that. When late
+data makes it worse (a later revision with a worse verdict, or more records missing, doubled or in doubt), or
+a stream is in doubt for another reason, or has spoken and fallen silent once more, the waiver has lapsed: the
+window counts again, and only a new waiver ends that. Nothing is ever waived again by itself.
 
 What a standing waiver does: the completeness watermark passes the window, and it no longer decides the job's
 exit status. The verdict in the report stays what it is.
@@ -20,10 +21,12 @@ from __future__ import annotations
 
 import getpass
 import hashlib
+import json
 import re
 import socket
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from math import inf
 from typing import Any
 
 import pyarrow as pa
@@ -40,14 +43,19 @@ from millrace.audit.keeping.state import (
 from millrace.audit.keeping.verdict_files import SettledLines, own_lines, pruned_files
 from millrace.audit.reconciliation.row_parts import Rows, parts_of
 from millrace.audit.reconciliation.verdict_rows import iso_time
-from millrace.audit.reconciliation.verdicts import VERDICTS, Verdict
+from millrace.audit.reconciliation.verdicts import FELL_SILENT, VERDICTS, Verdict
 from millrace.audit.reconciliation.watermark import Waiver
 from millrace.audit.reconciliation.window_totals import COLUMNS, window_totals
 from millrace.broker.errors import ConfigError
 
 MOST_OF_TOPIC = 150
 """characters of a topic in a file's name: Kafka allows 249, and 255 are all that a file's name may have"""
+_KNOWN = {each.name for each in fields(Waiver)}
+_ADDED = ("reasons", "silent_from_ms", "differing")
+"""What older programs do not know of, and are not told where there is nothing to tell."""
 _STREAM = re.compile(r"[0-9a-f]{16}")
+
+_SUMS = ("missing", "duplicates", "doubtful", "differing")
 
 Target = tuple[str, int | str]
 """(topic, start of the window or id of the stream)"""
@@ -99,7 +107,10 @@ def read_waivers(state: StateFolder) -> list[Waiver]:
         body = guarded_body(content, "waiver")
         if body is None or not guard_fits(content, "waiver"):
             raise StateDamaged(f"{state.where}/{name} is damaged; remove it and waive again")
-        found.append(Waiver(**body))
+        if not _KNOWN.issuperset(body):
+            raise StateDamaged(f"{state.where}/{name} is of a newer program; use that, or waive again")
+        reasons = body.get("reasons")
+        found.append(Waiver(**body | {"reasons": None if reasons is None else tuple(reasons)}))
     return sorted(found, key=lambda waiver: (waiver.at_ms, waiver.topic, str(target_of(waiver)[1])))
 
 
@@ -138,8 +149,12 @@ def give_waiver(state: StateFolder, topic: str, target: int | str, who: str, why
         missing=found["missing"],
         duplicates=found["duplicates"],
         doubtful=found["doubtful"],
+        reasons=found.get("reasons"),
+        silent_from_ms=found.get("silent_from_ms"),
+        differing=found["differing"] or None,
     )
-    content = guarded("waiver", asdict(waiver))
+    body = asdict(waiver)
+    content = guarded("waiver", {name: body[name] for name in body if name not in _ADDED or body[name]})
     number = 1
     while not state.files.create(f"waivers/{_short(topic)}-{target}.{number}.json", content):
         number += 1
@@ -193,7 +208,28 @@ def _covers(waiver: Waiver, now: Mapping[str, Any] | None) -> bool:
         and now["missing"] <= waiver.missing
         and now["duplicates"] <= waiver.duplicates
         and now["doubtful"] <= waiver.doubtful
+        and (_covers_own(waiver, now) if waiver.stream else now["differing"] <= _differing(waiver))
     )
+
+
+def _covers_own(waiver: Waiver, now: Mapping[str, Any]) -> bool:
+    """A stream's row is of all its time: what is in it now may be another doubt than the one that was waived,
+    or another silence."""
+    reasons = now.get("reasons")
+    if reasons is None:
+        return True  # lines of an older program tell of none
+    if waiver.reasons is not None and not set(reasons).issubset(waiver.reasons):
+        return False
+    silent = FELL_SILENT in reasons
+    return not silent or (now["silent_from_ms"] or 0) <= (waiver.silence_ms or -1)
+
+
+def _differing(waiver: Waiver) -> float:
+    """In how many rows contents may differ. A loss of which nothing is missing is one of contents, in as many
+    rows as there were where no number is kept."""
+    if waiver.differing is not None:
+        return waiver.differing
+    return inf if waiver.verdict == str(Verdict.LOSS) and not waiver.missing else 0
 
 
 def _by_target(rows: Iterable[Rows], targets: Collection[Target]) -> dict[Target, dict[str, Any]]:
@@ -207,7 +243,7 @@ def _by_target(rows: Iterable[Rows], targets: Collection[Target]) -> dict[Target
         {target for _, target in targets if isinstance(target, str)},
     )
     found: dict[Target, dict[str, Any]] = {}
-    for table in (part for each in rows for part in parts_of(each, _read_of(each))):
+    for table in (part for each in rows for part in _parts(each, _read_of(each))):
         is_window = pc.is_in(table["window_start_ms"], pa.array(sorted(starts), pa.int64()))
         is_own = pc.and_(
             pc.is_null(table["window_start_ms"]),
@@ -220,20 +256,41 @@ def _by_target(rows: Iterable[Rows], targets: Collection[Target]) -> dict[Target
             target: Target = (line["topic"], line["stream"] if start_ms is None else start_ms)
             if not line["telling"]:
                 continue
-            held = found.setdefault(
-                target, {"verdict": str(Verdict.PROVEN), "missing": 0, "duplicates": 0, "doubtful": 0}
-            )
+            held = found.setdefault(target, {"verdict": str(Verdict.PROVEN), **dict.fromkeys(_SUMS, 0)})
             held["verdict"] = max(
                 held["verdict"], VERDICTS[line["worst_told"]], key=lambda word: Verdict[word]
             )
-            for name in ("missing", "duplicates", "doubtful"):
+            for name in _SUMS:
                 held[name] += line[name]
+    for each in rows if streams else ():
+        for target, detail in _own_details(each, streams):
+            if target in found and detail is not None:
+                told = json.loads(detail)
+                found[target]["reasons"] = tuple(told.get("reasons", ()))
+                found[target]["silent_from_ms"] = told.get("silent_from_ms")
     return found
 
 
+def _own_details(rows: Rows, streams: Collection[str]) -> Iterator[tuple[Target, str | None]]:
+    """The details of these streams' own rows, where rows have any."""
+    if isinstance(rows, pa.Table) and "detail" not in rows.column_names:
+        return
+    for part in _parts(rows, ["topic", "stream", "window_start_ms", "detail"]):
+        is_theirs = pc.is_in(part["stream"], pa.array(sorted(streams), pa.string()))
+        own = part.filter(pc.and_(pc.is_null(part["window_start_ms"]), is_theirs))
+        for row in own.to_pylist():
+            yield (row["topic"], row["stream"]), row["detail"]
+
+
+def _parts(rows: Rows, columns: Sequence[str]) -> Iterator[pa.Table]:
+    return rows.rows(columns) if isinstance(rows, SettledLines) else parts_of(rows, columns)
+
+
 def _read_of(rows: Rows) -> list[str]:
-    """Lines of the state have no `state`: all are settled (`SettledLines` gives what it has)."""
-    has_state = not isinstance(rows, pa.Table) or "state" in rows.column_names
+    """Lines of the state have no `state`: all are settled."""
+    has_state = (
+        "state" in rows.column_names if isinstance(rows, pa.Table) else not isinstance(rows, SettledLines)
+    )
     return [*COLUMNS, "state"] if has_state else [*COLUMNS]
 
 

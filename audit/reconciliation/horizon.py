@@ -59,8 +59,10 @@ def _are_older(rows: pa.Table, since_ms: int) -> np.ndarray:
 
 
 def _is_of_the_past(row: Mapping[str, Any], since_ms: int) -> bool:
-    """By its window; a stream's own row by the beginning of its doubt, where that is known."""
+    """By its window; a stream's own row by the beginning of its doubt, where that is known, and of a silence
+    beside it: a hole of long ago has no beginning, and who fell silent today is missed today."""
     if row["window_start_ms"] is not None:
         return bool(row["window_start_ms"] + row["window_ms"] <= since_ms)
-    not_before_ms = json.loads(row["detail"]).get("not_before_ms")
-    return bool(row["stream"]) and (not_before_ms is None or not_before_ms < since_ms)
+    detail = json.loads(row["detail"])
+    begun_ms = (detail.get(name) for name in ("not_before_ms", "silent_from_ms"))
+    return bool(row["stream"]) and all(at_ms is None or at_ms < since_ms for at_ms in begun_ms)

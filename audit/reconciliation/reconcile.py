@@ -281,11 +281,12 @@ def _own_row(case: StreamCase) -> WindowVerdict | None:
     stream, reasons = case.stream, list(case.conflicts)
     unknown: Ranges = ()
     not_before_ms: int | None = None
+    silent_from_ms: int | None = None
     if stream.state == UNANNOUNCED:
         reasons.append("no stream event was read: a lost tail would not show")
     elif stream.state != CLOSED and not case.alive:
         reasons.append(FELL_SILENT)
-        not_before_ms = stream.no_earlier_than_ms
+        not_before_ms, silent_from_ms = stream.no_earlier_than_ms, stream.at_ms
     if stream.sequenced:
         unknown = complement_ranges(case.reported | case.anywhere, _accountable(case))
     elif case.uncounted:
@@ -306,6 +307,7 @@ def _own_row(case: StreamCase) -> WindowVerdict | None:
         verdict=Verdict.UNKNOWN,
         unknown=unknown,
         not_before_ms=not_before_ms,
+        silent_from_ms=silent_from_ms,
         reasons=tuple(reasons),
     )
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from millrace.audit.reconciliation.verdicts import WindowVerdict
 
-_NOT_COMPARED = ("reasons", "append_ms", "not_before_ms", "unpromised", "shared")
+_NOT_COMPARED = ("reasons", "append_ms", "not_before_ms", "silent_from_ms", "unpromised", "shared")
 
 
 def said_of(verdict: WindowVerdict, detail: Mapping[str, Any]) -> str:

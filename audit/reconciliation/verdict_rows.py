@@ -14,7 +14,9 @@ the pure `reconcile.reconcile_stream`. The rows are `reconciliation.parquet`:
                               0 while nobody has numbered it
     detail                    JSON: the same by name, as ranges, with hops, reasons, append times, and for
                               what is lost where it was last had and which neighbours arrived; `shared`
-                              [first start in ms, last start, count] of windows that have numbers in common
+                              [first start in ms, last start, count] of windows that have numbers in common;
+                              in a stream's own row since when it is in doubt (`not_before_ms`) and silent
+                              (`silent_from_ms`)
 """
 
 from __future__ import annotations
@@ -408,6 +410,7 @@ def _row(verdict: WindowVerdict, evidence: Evidence = _NO_EVIDENCE) -> dict[str,
         "reasons": list(verdict.reasons),
         "append_ms": dict(evidence.append_ms),
         "not_before_ms": verdict.not_before_ms,
+        "silent_from_ms": verdict.silent_from_ms,
         "unpromised": not verdict.promised,
         "shared": list(verdict.shared or ()),
     }

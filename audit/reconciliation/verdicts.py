@@ -104,7 +104,8 @@ class WindowVerdict:
     `in_flight` may still arrive. `unreported` were seen but no report tells of them. `explained` are
     missing by a known cause (class of gap). `unknown` cannot be known; `reasons` say why. For count-only
     streams `missing_count`/`extra_copies` hold what the sets cannot name. `not_before_ms`, in a stream's
-    own row: windows that end by then are not in doubt.
+    own row: windows that end by then are not in doubt. `silent_from_ms`, there: when a producer that fell
+    silent was last heard of, which tells one silence from another, whatever else is in doubt.
 
     `promised`: no more is to come, as its producer has said or because it is over. `content_checked` is empty
     where no tier and no report told a digest, else COMPARED (every hop into a tier that has records held the
@@ -142,6 +143,7 @@ class WindowVerdict:
     revision: int = 0
     shared: tuple[int, int, int] | None = None
     promised: bool = True
+    silent_from_ms: int | None = None
 
 
 @dataclass(slots=True)

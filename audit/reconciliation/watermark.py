@@ -3,7 +3,8 @@ them. Pure.
 
 Called by the job after reconciliation. The watermark is the end of the longest prefix of windows in which
 every row is settled and proven (or count-matched), or waived by a person. It never jumps a hole, never
-moves beyond what every known stream has promised, and is None while nothing is proven.
+moves beyond what every known stream has promised, and is None while nothing is proven. Nor does it reach a
+window that is not over: a stream that closed says nothing of those that have not begun to write.
 
 A waiver is for what it names: the settled rows of a window, or a stream's own row. A waived window holds the
 watermark all the same while a row of it is open, while a stream may still write into it, and while a stream's
@@ -14,7 +15,7 @@ holds it, for `millrace audit waive` (`runs.watermark_holds`).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from millrace.audit.contract.events import CLOSED, StreamFacts
 from millrace.audit.reconciliation.verdicts import FELL_SILENT, Verdict, WindowState, WindowVerdict
@@ -23,7 +24,10 @@ from millrace.audit.reconciliation.verdicts import FELL_SILENT, Verdict, WindowS
 @dataclass(frozen=True, slots=True)
 class Waiver:
     """A person's decision to go on without a window's proof, or without that of a stream's own row (no
-    window, `stream` named); kept with who and why, and with what it was given for (`waivers`)."""
+    window, `stream` named); kept with who and why, and with what it was given for (`waivers`).
+
+    Of a stream's own row that is its `reasons`, and of a silence when the producer was last heard of; of a
+    window in how many rows contents differ, None where in none. Older programs kept none of these."""
 
     topic: str
     window_start_ms: int | None
@@ -35,6 +39,17 @@ class Waiver:
     missing: int = 0
     duplicates: int = 0
     doubtful: int = 0
+    reasons: tuple[str, ...] | None = None
+    silent_from_ms: int | None = None
+    differing: int | None = None
+
+    @property
+    def silence_ms(self) -> int | None:
+        """The silence it is for: of a producer that was last heard of then, or before. None if it is for
+        another doubt."""
+        if not self.stream or (self.reasons is not None and FELL_SILENT not in self.reasons):
+            return None
+        return self.at_ms if self.silent_from_ms is None else self.silent_from_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +87,22 @@ def completeness(
     rows: Iterable[WindowVerdict],
     streams: Iterable[StreamFacts],
     waivers: Collection[Waiver] = (),
+    *,
+    over_ms: int,
 ) -> Completeness:
-    """`rows` are all rows of the topic, of all its streams; `streams` everything that events told of them."""
+    """`rows` are all rows of the topic, of all its streams; `streams` everything that events told of them.
+    `over_ms` is the time of the look less the grace: a window that ends later is open to whoever starts now,
+    whatever is settled in it."""
     waived = {waiver.window_start_ms for waiver in waivers if waiver.topic == topic}
-    silenced = {waiver.stream: waiver.at_ms for waiver in waivers if waiver.topic == topic and waiver.stream}
+    passed_over = {waiver.stream for waiver in waivers if waiver.topic == topic and waiver.stream}
+    silenced = {waiver.stream: waiver.silence_ms for waiver in waivers if waiver.topic == topic}
     rows = list(rows)
     # A stream that fell silent promises no more; who waives its silence goes on without it. One that lives
-    # has its promise, whatever else of it was waived, and so has one that spoke again after the waiver.
+    # has its promise, whatever else of it was waived, and so has one that spoke again after that silence.
     ended = {row.stream for row in rows if row.window_start_ms is None and FELL_SILENT in row.reasons}
     promise = _least_promise(
         topic,
-        [each for each in streams if each.stream not in ended or each.at_ms > silenced.get(each.stream, -1)],
+        [each for each in streams if each.stream not in ended or each.at_ms > _until(silenced, each.stream)],
     )
     ends: dict[int, int] = {}
     still_open: dict[int, WindowVerdict] = {}
@@ -92,12 +112,14 @@ def completeness(
         if row.topic != topic:
             continue
         if row.window_start_ms is None:
-            if row.stream not in silenced:
+            if row.stream not in passed_over:
                 doubts.append(row)
             continue
         start_ms = row.window_start_ms
         ends[start_ms] = max(ends.get(start_ms, 0), start_ms + row.window_ms)
-        if row.state is not WindowState.SETTLED:
+        if row.state is WindowState.SETTLED and start_ms + row.window_ms > over_ms:
+            still_open[start_ms] = _worse(still_open.get(start_ms), replace(row, state=WindowState.OPEN))
+        elif row.state is not WindowState.SETTLED:
             still_open[start_ms] = _worse(still_open.get(start_ms), row)
         elif row.verdict > Verdict.COUNT_MATCH:
             doubtful[start_ms] = _worse(doubtful.get(start_ms), row)
@@ -114,6 +136,11 @@ def completeness(
             break
         watermark = end_ms
     return Completeness(watermark, held, doubts, promise)
+
+
+def _until(silenced: Mapping[str, int | None], stream: str) -> int:
+    at_ms = silenced.get(stream)
+    return -1 if at_ms is None else at_ms
 
 
 def _worse(held: WindowVerdict | None, row: WindowVerdict) -> WindowVerdict:

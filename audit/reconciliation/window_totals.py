@@ -11,14 +11,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millrace.audit.reconciliation.verdicts import VERDICTS, Verdict, WindowState
+from millrace.audit.reconciliation.verdicts import DIFFERS, VERDICTS, Verdict, WindowState
 
 DOUBTS = ("in_flight", "unreported", "unknown", "explained")
 COLUMNS = ["topic", "stream", "window_start_ms", "window_ms", "verdict", "missing", "duplicates", *DOUBTS]
+COLUMNS += ["content"]
 """What is read of a row, beside its `state`."""
 
 _KEY = ["topic", "stream", "window_start_ms"]
-_SUMS = ("open", "telling", "missing", "duplicates", "doubtful")
+_SUMS = ("open", "telling", "missing", "duplicates", "doubtful", "differing")
 _WORST = ("window_ms", "worst", "worst_told")
 _FINDINGS = pa.array([str(Verdict.LOSS), str(Verdict.DUPLICATE)])
 
@@ -32,8 +33,9 @@ def window_totals(rows: pa.Table) -> pa.Table:
                                       ones, and losses and duplicates wherever they are
     worst, worst_told                 the worst verdict (index into VERDICTS) of all rows, of the telling ones
     missing, duplicates, doubtful     sums over the telling ones
+    differing                         in how many of these contents differ
 
-    Rows without a `state` are all settled.
+    Rows without a `state` are all settled: lines of the state, whose `content` tells nothing of that.
     """
     rank = pc.index_in(rows["verdict"], value_set=pa.array(VERDICTS))
     settled = _settled(rows)
@@ -54,6 +56,7 @@ def window_totals(rows: pa.Table) -> pa.Table:
         "missing": pc.multiply(rows["missing"], said),
         "duplicates": pc.multiply(rows["duplicates"], said),
         "doubtful": pc.multiply(doubtful, said),
+        "differing": pc.multiply(pc.equal(rows["content"], DIFFERS).cast(pa.int64()), said),
     }
     sums = [*((name, "sum") for name in _SUMS), *((name, "max") for name in _WORST)]
     grouped = pa.table(columns).group_by(_KEY).aggregate(sums)

@@ -144,8 +144,9 @@ def _fold(job: Run, after: Commit, cells: RunCells, found: Findings, loose_count
     proven = job.row_files if may_unite else ()
     # Cells of a window that is pruned now may be in any file; of one that was before, only in loose ones.
     after.cells = cells.fold(plan, proven, whole=lines.num_rows > 0)
-    doubted = upkeep.doubted_streams(found.rows, found.waived)
-    upkeep.forget_streams(ledger, pruned, job.captured.told, doubted, config.grace_ms, job.now_ms)
+    needed = upkeep.doubted_streams(found.rows, found.waived)
+    needed |= upkeep.roster_streams(config.roster(), ledger, found.rows, config.grace_ms, job.now_ms)
+    upkeep.forget_streams(ledger, pruned, job.captured.told, needed, config.grace_ms, job.now_ms)
     facts = kept_facts(config, job.captured, pruned)
     after.events, after.events_digest = f"events/{job.name}-folded.parquet", fact_rows.digest(facts)
     job.state.write_table(after.events, facts)

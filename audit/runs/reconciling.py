@@ -95,7 +95,11 @@ def reconciler_of(
 
 
 def roster_of(
-    config: AuditConfig, captured: Capture, rows: Rows, pruned: Mapping[str, PrunedWindows]
+    config: AuditConfig,
+    captured: Capture,
+    rows: Rows,
+    pruned: Mapping[str, PrunedWindows],
+    now_ms: int,
 ) -> list[WindowVerdict]:
     """Rows for the producers that the config names and that are silent, beside the others' `rows`
     (`verdict_rows.VERDICT_SCHEMA`)."""
@@ -112,6 +116,7 @@ def roster_of(
             windows=windows.get(topic, ()),
             pruned=first_pruned,
             grace_ms=config.grace_ms,
+            now_ms=now_ms,
         )
     ]
 

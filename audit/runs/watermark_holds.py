@@ -96,7 +96,7 @@ class _LastRun:
     grace_ms: int
     window_ms: int
     before: Mapping[str, int]
-    rows: _ReportRows
+    rows: ReportRows
     waivers: Sequence[Standing]
     found: Mapping[str, Completeness]
     doubts: Doubts
@@ -105,10 +105,11 @@ class _LastRun:
     def read(cls, config: AuditConfig, state: StateFolder, report: Path, topics: Sequence[str]) -> _LastRun:
         """Raises StateDamaged, OSError, ArrowException."""
         summary, latest = read_told(report, SUMMARY_FILE), state.latest()
-        rows = _ReportRows(report / ROWS_FILE, topics)
+        rows = ReportRows(report / ROWS_FILE, topics)
         pruned = pruned_beside(state, latest, summary.get("at"))
         waivers = [each for each in read_waivers(state) if each.topic in topics]
         standing = standing_waivers(waivers, rows, pruned)
+        at_ms = time_ms(summary["at"]) if summary.get("at") else latest.at_ms
         return cls(
             summary.get("at") or "",
             config.grace_ms,
@@ -122,6 +123,7 @@ class _LastRun:
                 _streams(config, state, latest),
                 [each.waiver for each in standing if each.stands],
                 topics,
+                over_ms=at_ms - config.grace_ms,
             ),
             _doubts(state, latest, summary),
         )
@@ -235,7 +237,7 @@ def _streams(config: AuditConfig, state: StateFolder, latest: Commit) -> list[St
 
 
 @dataclass(frozen=True, slots=True)
-class _ReportRows:
+class ReportRows:
     """The report's rows of these topics, as `row_parts.Parted`; those of windows without their details."""
 
     path: Path

@@ -36,9 +36,11 @@ def watermarks_of(
     streams: Iterable[StreamFacts],
     waivers: Iterable[Waiver],
     topics: Iterable[str],
+    *,
+    over_ms: int,
 ) -> dict[str, int | None]:
     """{topic: ms or None}, as `completeness_of` finds them."""
-    found = completeness_of(rows, settled, streams, waivers, topics)
+    found = completeness_of(rows, settled, streams, waivers, topics, over_ms=over_ms)
     return {topic: each.watermark_ms for topic, each in found.items()}
 
 
@@ -48,9 +50,12 @@ def completeness_of(
     streams: Iterable[StreamFacts],
     waivers: Iterable[Waiver],
     topics: Iterable[str],
+    *,
+    over_ms: int,
 ) -> dict[str, Completeness]:
     """By topic. `settled` has the lines of pruned windows, which were proven or waived; `waivers` are those
-    that stand. What is held is a verdict or two a topic and window, and rows without a window."""
+    that stand; windows that end after `over_ms` are not over. What is held is a verdict or two a topic and
+    window, and rows without a window."""
     streams, waivers = list(streams), list(waivers)
     verdicts: dict[str, list[WindowVerdict]] = {topic: [] for topic in topics}
     for part in parts_of(rows, list(dict.fromkeys([*COLUMNS, *_OWN]))):
@@ -64,7 +69,10 @@ def completeness_of(
     for window in _pruned(settled):
         if window.topic in verdicts:
             verdicts[window.topic].append(window)
-    return {topic: completeness(topic, found, streams, waivers) for topic, found in verdicts.items()}
+    return {
+        topic: completeness(topic, found, streams, waivers, over_ms=over_ms)
+        for topic, found in verdicts.items()
+    }
 
 
 def _windows(rows: pa.Table) -> Iterator[WindowVerdict]:

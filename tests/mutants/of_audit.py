@@ -622,7 +622,7 @@ OF_AUDIT = (
         name="doubted-stream-forgotten",
         promise="A stream in doubt that nobody waived is not forgotten when its windows are pruned.",
         file="audit/keeping/upkeep.py",
-        rule="            or stream in doubted\n",
+        rule="            or stream in needed\n",
         instead="",
         red=(f"{JOB}/test_upkeep.py::test_a_stream_in_doubt_that_nobody_waived_is_not_forgotten",),
     ),

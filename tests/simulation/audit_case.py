@@ -512,6 +512,7 @@ class Case:
         if told.state and not silent and not holes and not uncounted:
             return None
         own = Expected("UNKNOWN", settled=True, unknown=holes, silent=silent)
+        own.silent_from_ms = told.at_ms if silent else None
         if silent and not holes and not uncounted:
             own.not_before_ms = told.promise_ms
         return own

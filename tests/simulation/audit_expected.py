@@ -68,6 +68,8 @@ class Expected:
     silent: bool = False
     not_before_ms: int | None = None
     """in a stream's own row: windows that end by then are not in doubt"""
+    silent_from_ms: int | None = None
+    """when the producer that fell silent was last heard of"""
     proven: str = "PROVEN"
 
     def decide(self, proven: str) -> None:

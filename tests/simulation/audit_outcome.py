@@ -3,8 +3,9 @@
 Made by the mutation run from what was expected of each row; knows nothing of the audit's code. The rules are
 those of its design: a topic's watermark is the end of the longest prefix of windows of which every stream's
 row is settled and proven, or settled and waived; it jumps no hole, goes beyond no promise of a stream that
-may still write and into no doubt of a stream's own (whatever windows are waived), and does not move forward
-while something that could belong to the topic could not be trusted: what names no topic could to any.
+may still write, into no window that is not over with its grace and into no doubt of a stream's own (whatever
+windows are waived), and does not move forward while something that could belong to the topic could not be
+trusted: what names no topic could to any.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from tests.simulation.audit_expected import Told
-from tests.simulation.audit_logs import GRACE_MS, WINDOW_MS
+from tests.simulation.audit_logs import GRACE_MS, LEASE_MS, WINDOW_MS
 
 RANKING = ("PROVEN", "COUNT_MATCH", "UNKNOWN", "DUPLICATE", "LOSS")
 PROVEN = RANKING[:2]
@@ -36,6 +38,9 @@ class RowSaid:
     doubtful: int = 0
     made_ms: int | None = None
     """when its verdict was made, where it is settled"""
+    silent_from_ms: int | None = None
+    differs: bool = False
+    """in contents"""
     producer: str = ""
     """of the roster, where it is one's"""
 
@@ -45,8 +50,9 @@ class RowSaid:
         return self.state == "SETTLED" or self.verdict in ("LOSS", "DUPLICATE")
 
 
-Sums = tuple[int, int, int, int]
-"""(rank of the worst verdict, missing, extra copies, doubtful) of rows of one window"""
+Sums = tuple[int, int, int, int, float]
+"""(rank of the worst verdict, missing, extra copies, doubtful, in how many contents differ) of rows of one
+window"""
 
 
 def sums_of(rows: Iterable[RowSaid]) -> Sums:
@@ -56,10 +62,19 @@ def sums_of(rows: Iterable[RowSaid]) -> Sums:
         sum(row.missing for row in told),
         sum(row.copies for row in told),
         sum(row.doubtful for row in told),
+        sum(row.differs for row in told),
     )
 
 
-def _speaks_for(told: Told, start_ms: int) -> bool:
+def _ended_ms(told: Told, now_ms: int) -> int | None:
+    """When a stream closed, or its lease ran out without a word; None for one that lives."""
+    if told.state == "closed":
+        return told.at_ms
+    silent = told.state and now_ms > told.at_ms + LEASE_MS + GRACE_MS
+    return told.at_ms + LEASE_MS if silent else None
+
+
+def _speaks_for(told: Told, start_ms: int, now_ms: int) -> bool:
     if start_ms in told.reports:
         return True
     if not told.state:
@@ -68,7 +83,8 @@ def _speaks_for(told: Told, start_ms: int) -> bool:
     if opened_ms is None:
         opened_ms = min([told.at_ms, *told.reports])
     began = start_ms + WINDOW_MS > opened_ms - GRACE_MS
-    return began and (told.state != "closed" or start_ms <= told.at_ms + GRACE_MS)
+    ended_ms = _ended_ms(told, now_ms)
+    return began and (ended_ms is None or start_ms <= ended_ms + GRACE_MS)
 
 
 @dataclass(slots=True)
@@ -87,6 +103,8 @@ class Outcome:
     """rows that were settled once, of which nothing is said now: who waives a window waives them, too"""
     older: set[RowSaid] = field(default_factory=set)
     """those of `rows` that decide no more"""
+    now_ms: int = 0
+    """when the run looked"""
 
     def waived(self) -> set[tuple[str, int]]:
         """Windows whose waiver stands: nothing that is told of them by now is worse, in any way."""
@@ -107,7 +125,12 @@ class Outcome:
             )
             for target in targets
         }
-        return {target: told for target, told in settled.items() if told[0] >= len(PROVEN)}
+        found = {target: told for target, told in settled.items() if told[0] >= len(PROVEN)}
+        for target, (rank, missing, *counts, differing) in found.items():
+            if RANKING[rank] == "LOSS" and not missing and not differing:
+                # Contents differed, in as many rows as nobody speaks of any more.
+                found[target] = (rank, missing, *counts, inf)
+        return found
 
     def _telling(self, target: tuple[str, int]) -> list[RowSaid]:
         told = [*self.rows, *self.gone]
@@ -116,7 +139,7 @@ class Outcome:
     def owed(self, topic: str, roster: Mapping[str, int], name_of: Mapping[str, str]) -> list[RowSaid]:
         """What producers of the roster {name: since when} leave unsaid: each must tell of every settled
         window that is not over when it is entered. A stream tells of those that it reported, and of all from
-        its opening to its end, within the grace."""
+        its opening to its end, within the grace; of one that fell silent, its lease is the end."""
         rows = []
         windows = sorted(
             {row.start_ms for row in self.rows if row.topic == topic and row.state == "SETTLED"} - {None}
@@ -133,7 +156,7 @@ class Outcome:
                 never = RowSaid(topic, "", None, "UNKNOWN", "SETTLED", producer=name)
                 rows += [never] if asked or not since_ms else []
                 continue
-            ends = [each.at_ms if each.state == "closed" else None for each in told]
+            ends = [_ended_ms(each, self.now_ms) for each in told]
             ended_ms = None if None in ends else max(ends)
             for start_ms in asked:
                 if ended_ms is not None and start_ms >= ended_ms + GRACE_MS:
@@ -141,7 +164,7 @@ class Outcome:
                     row = RowSaid(topic, "", None, "UNKNOWN", "SETTLED", not_before_ms=until_ms)
                     rows.append(replace(row, producer=name))
                     break
-                if not any(_speaks_for(each, start_ms) for each in told):
+                if not any(_speaks_for(each, start_ms, self.now_ms) for each in told):
                     rows.append(RowSaid(topic, "", start_ms, "UNKNOWN", "SETTLED", producer=name))
         return rows
 
@@ -203,7 +226,8 @@ class Outcome:
         watermark = None
         for start_ms in sorted(good):
             end_ms = start_ms + WINDOW_MS
-            if not good[start_ms] or any(end_ms > bound for bound in bounds):
+            is_over = end_ms + GRACE_MS <= self.now_ms
+            if not good[start_ms] or not is_over or any(end_ms > bound for bound in bounds):
                 break
             watermark = end_ms
         return watermark

@@ -20,6 +20,7 @@ from unittest import mock
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
 from millrace.audit.config import AuditConfig, parse_config
@@ -116,21 +117,27 @@ def config_of(world: World) -> AuditConfig:
 
 
 class _Waivable(StateFolder):
-    """The state that a run left, for who waives what it said: its lines are at hand, and what is written goes
-    nowhere. How files are kept is proven elsewhere."""
+    """The state that a run left, for who waives what it said: its rows and lines are at hand, and what is
+    written goes nowhere. How files are kept is proven elsewhere."""
 
-    def __init__(self, lines: pa.Table | None) -> None:
-        self._lines = lines
+    def __init__(self, rows: pa.Table | None, lines: pa.Table | None) -> None:
+        assert rows is not None and lines is not None, "nothing was said"
+        self._lines = lines.filter(pc.equal(lines["stream"], ""))
+        self._rows = pa.BufferOutputStream()
+        pq.write_table(rows.filter(pc.not_equal(rows["stream"], "")), self._rows)
 
     def latest(self) -> Commit:
-        return Commit(number=1, verdicts=["verdicts/1/lines.parquet"])
+        return Commit(number=1, verdicts=["verdicts/1/day=all/rows.parquet", "verdicts/1/lines.parquet"])
 
     def read_table(self, name: str, wanted: pc.Expression | None = None) -> pa.Table:
         return self._lines
 
     @property
     def files(self) -> Any:
-        return SimpleNamespace(create=lambda name, content: True)
+        written = self._rows.getvalue()
+        return SimpleNamespace(
+            where="memory", create=lambda name, content: True, source=lambda name: pa.BufferReader(written)
+        )
 
 
 @dataclass
@@ -161,6 +168,7 @@ class Audit:
     facts: pa.Table | None = None
     counted: pa.Table | None = None
     settled: pa.Table | None = None
+    numbered: pa.Table | None = None
     luck: Random = field(default_factory=lambda: Random(0))
     united_count: int = 0
     skipped_count: int = 0
@@ -174,7 +182,7 @@ class Audit:
 
     def waive(self, targets: Collection[tuple[str, int]]) -> None:
         """A person goes on without the proof of these windows, by what the last run said of them."""
-        state = _Waivable(self.settled)
+        state = _Waivable(self.numbered, self.settled)
         for topic, start_ms in targets:
             at_ms = self.world.now_ms + len(self.waivers)
             self.waivers.append(give_waiver(state, topic, start_ms, "the world", "by chance", at_ms))
@@ -246,7 +254,7 @@ class Audit:
         going: list[tuple[str, int]] = []
         if not dies:
             self.commit, self.kept, self.facts = commit, [*self.kept, settled], facts
-            self.settled = lines
+            self.settled, self.numbered = lines, numbered
             again = upkeep.late_counts(late_rows, again=True)
             kept = upkeep.late_to_keep(late, again)
             going = self._prune(config, captured, found, tail, pruned, kept)
@@ -300,11 +308,15 @@ class Audit:
             for stream, left in pruned.items()
             for start_ms in left.windows - (before[stream].windows if stream in before else BitMap64())
         ]
-        doubted = upkeep.doubted_streams(found.rows, found.waived)
-        upkeep.forget_streams(ledger, pruned, captured.told, doubted, config.grace_ms, captured.taken_ms)
+        needed = upkeep.doubted_streams(found.rows, found.waived)
+        needed |= upkeep.roster_streams(
+            config.roster(), ledger, found.rows, config.grace_ms, captured.taken_ms
+        )
+        upkeep.forget_streams(ledger, pruned, captured.told, needed, config.grace_ms, captured.taken_ms)
         self.facts = self._facts(ledger, captured, pruned)
         self.commit.untrusted = dict(Counter(self.commit.untrusted) + Counter(late))
         self.settled = _whole([but(earlier, lines), lines, lines_but(found.numbered, lines)])
+        self.numbered = but(found.numbered, lines)
         return going
 
     def _known(self) -> tuple[EventLedger, dict[str, set[str]], dict[str, dict[str, int]]]:
@@ -374,7 +386,14 @@ class Audit:
         doubts = doubts_of(config, captured, commit, untrusted, late, rows, [], now_ms, since_ms)
         standing = standing_waivers(self.waivers, rows, self._earlier(config)[1])
         waivers = [each.waiver for each in standing if each.stands]
-        watermarks = watermarks_of(rows, lines, streams_of(config, captured), waivers, config.topics)
+        watermarks = watermarks_of(
+            rows,
+            lines,
+            streams_of(config, captured),
+            waivers,
+            config.topics,
+            over_ms=captured.taken_ms - config.grace_ms,
+        )
         watermarks = doubts.held(watermarks, self.commit.watermarks)
         deciding, older = split_older(rows, since_ms)
         found = Findings(rows, deciding, older, numbered, standing, watermarks, doubts)
@@ -521,10 +540,8 @@ class Audit:
                     late.append(upkeep.late_row(reconciler.told_topic(known) or "", stream, gone))
                 own = list(reconciler.verdicts(cells, known)) if known or cells.num_rows else []
                 number(stream, [each for each in own if not _is_pruned(each[0], pruned)])
-        number(
-            "",
-            [(row,) for row in roster_of(config, captured, _whole(numbered), restore_pruned(facts))],
-        )
+        owed = roster_of(config, captured, _whole(numbered), restore_pruned(facts), captured.taken_ms)
+        number("", [(row,) for row in owed])
         return rows, _whole(numbered), pa.Table.from_pylist(late, ROW_SCHEMA)
 
     def _earlier(self, config: AuditConfig) -> tuple[pa.Table, pa.Table]:

@@ -9,7 +9,7 @@
 - What comes later for it is told as what could not be trusted, to the record: copies by tier, and each report
   that tells of a sequence which was not accounted for. No row is made of it.
 - A finding decides until it was told, as it is, for as long as the horizon reaches back, and its window has
-  been over for as long.
+  been over for as long; a silence, once its producer was last heard of that long ago.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Upkeep:
         """What was said last of windows that are not pruned and have no row now."""
         now = {(row.stream, row.start_ms) for row in rows}
         return [
-            row
+            replace(row, differs=False)  # what is left of it tells nothing of contents
             for (stream, start_ms), row in self.settled.items()
             if (stream, start_ms) not in now and start_ms not in self.windows.get(stream, ())
         ]
@@ -151,7 +151,7 @@ class Upkeep:
             assert all(_place(each) in kept for each in copies), f"{row} is pruned, and read again"
             self.counted.update(map(_place, copies))
             self.windows.setdefault(stream, set()).add(start_ms)
-            self.gone.append(replace(row, made_ms=None))
+            self.gone.append(replace(row, made_ms=None, differs=False))
             report = told[stream].reports.get(start_ms) if stream in told else None
             if report is not None:
                 sequences = {*report.acknowledged, *report.ambiguous, *report.failed}
@@ -177,4 +177,5 @@ def is_older(row: RowSaid, since_ms: int | None) -> bool:
         return False
     if row.start_ms is not None:
         return row.start_ms + WINDOW_MS <= since_ms
-    return bool(row.stream) and (row.not_before_ms is None or row.not_before_ms < since_ms)
+    begun_ms = (row.not_before_ms, row.silent_from_ms)
+    return bool(row.stream) and all(at_ms is None or at_ms < since_ms for at_ms in begun_ms)

@@ -320,6 +320,7 @@ def check_run(
     upkeep, late = seen.upkeep, seen.upkeep.untrusted(oracle, told, world.topic_of, dies=dies)
     untrusted = dict(Counter(oracle.untrusted()) + late)
     outcome = Outcome(told, world.topic_of, untrusted, waivers=dict(seen.waivers), gone=list(upkeep.gone))
+    outcome.now_ms = result.now_ms
     exactly, came_late = True, set(upkeep.late_copies(oracle))
     for stream in sorted(oracle.streams() | set(said)):
         case = Case(oracle, told.get(stream, Told(stream)), came_late)
@@ -337,7 +338,18 @@ def check_run(
             exactly = exactly and not inexact
             said_of = (each.verdict, each.state, each.silent, each.not_before_ms)
             made_ms = result.made_ms[row.topic, stream, start_ms, row.producer]
-            outcome.rows.append(RowSaid(row.topic, stream, start_ms, *said_of, *sizes(row), made_ms))
+            outcome.rows.append(
+                RowSaid(
+                    row.topic,
+                    stream,
+                    start_ms,
+                    *said_of,
+                    *sizes(row),
+                    made_ms,
+                    each.silent_from_ms,
+                    differs=row.content_checked == "differs",
+                )
+            )
             if not world.racing:
                 upkeep.check_made(outcome.rows[-1], each, result.now_ms, dies=dies)
     said_of_roster = Counter((row.topic, row.window_start_ms, row.not_before_ms) for row in owed)

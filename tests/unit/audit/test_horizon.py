@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from millrace.audit.reconciliation.horizon import DEFAULT_HORIZON_MS, split_older
+from millrace.audit.reconciliation.reconcile import NOT_COVERED
 from millrace.audit.reconciliation.row_parts import parts_of
 from millrace.audit.reconciliation.settled import unnumbered
 from millrace.audit.reconciliation.verdict_rows import verdict_rows
@@ -71,6 +72,35 @@ def test_a_stream_that_was_killed_long_ago_decides_no_more_and_stays_in_the_repo
     assert scene.result.watermarks == held, "only a waiver lets the watermark pass"
 
 
+def test_a_silence_of_today_decides_though_a_hole_of_its_producer_is_history(scene):
+    """Their row is one: it was made when the hole was found, and a hole has no beginning."""
+    stream, living = Stream(scene), Stream(scene)
+    for each in (stream, living):
+        each.send(3, written=0 if each is stream else 1)
+    scene.later()
+    stream.report(lost=True)
+    living.report()
+    for by_ms in (100_000, MONTH_MS):
+        scene.later(by_ms)
+        stream.send(1)
+        goes_on(scene, living)
+        stream.report()
+        scene.carry()
+        rows = scene.audit()
+        assert own(rows, stream).reasons == (NOT_COVERED,)
+    assert scene.result.exit_status == 0, "the hole is history"
+    last_ms = scene.now_ms
+    goes_on(scene, living)
+    rows = scene.audit()
+    assert own(rows, stream).reasons == (FELL_SILENT, NOT_COVERED)
+    assert (own(rows, stream).not_before_ms, own(rows, stream).silent_from_ms) == (None, last_ms)
+    assert (scene.result.exit_status, scene.result.summary["verdict"]) == (2, "UNKNOWN")
+    assert "older" not in scene.result.summary
+    goes_on(scene, living, MONTH_MS)
+    scene.audit()
+    assert scene.result.exit_status == 0 and scene.result.summary["older"]["streams"] == 1
+
+
 def test_what_was_lost_long_before_the_first_look_decides_until_it_was_told_for_long(scene):
     stream = Stream(scene)
     stream.send(3)
@@ -106,6 +136,8 @@ def found(verdict: Verdict, start_ms: int | None = 0, stream: str = "01", **more
         (found(Verdict.UNKNOWN, None), 999, True),
         (found(Verdict.UNKNOWN, None, not_before_ms=999), 999, True),
         (found(Verdict.UNKNOWN, None, not_before_ms=1000), 999, False),  # silent again, and not known since
+        (found(Verdict.UNKNOWN, None, silent_from_ms=999), 999, True),
+        (found(Verdict.UNKNOWN, None, silent_from_ms=1000), 999, False),  # beside a hole of long ago
         (found(Verdict.UNKNOWN, None, stream=""), 1, False),  # a producer of the roster is missed today
         (found(Verdict.DUPLICATE, 0, stream=""), 1, True),
     ],

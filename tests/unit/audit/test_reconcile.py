@@ -308,7 +308,7 @@ def test_records_of_a_stream_without_any_event_are_unreported():
 
 
 def test_a_producer_of_the_roster_that_never_reported_is_named():
-    rows = roster_rows({"AA": 0, "UA": 0}, [facts({0: [1]})], "flights", MINUTE_MS)
+    rows = roster_rows({"AA": 0, "UA": 0}, [facts({0: [1]})], "flights", MINUTE_MS, now_ms=0)
     assert [(row.producer, row.verdict) for row in rows] == [("UA", Verdict.UNKNOWN)]
 
 

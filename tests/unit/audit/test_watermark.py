@@ -1,5 +1,7 @@
 import itertools
 
+import pytest
+
 from millrace.audit.contract.events import CLOSED, HEARTBEAT, StreamFacts
 from millrace.audit.reconciliation.settled import SETTLED_SCHEMA, without
 from millrace.audit.reconciliation.verdict_rows import verdict_rows
@@ -7,6 +9,13 @@ from millrace.audit.reconciliation.verdicts import FELL_SILENT, Verdict, WindowS
 from millrace.audit.reconciliation.watermark import Waiver, completeness
 from millrace.audit.runs.watermarks import watermarks_of
 from tests.settling import settle
+from tests.simulation.audit_logs import GRACE_MS, WINDOW_MS
+from tests.unit.audit.trap_scene import Scene, Stream, all_proven
+
+
+@pytest.fixture
+def scene(tmp_path):
+    return Scene(tmp_path)
 
 
 def row(start_ms, verdict=Verdict.PROVEN, state=WindowState.SETTLED, **changes):
@@ -16,8 +25,11 @@ def row(start_ms, verdict=Verdict.PROVEN, state=WindowState.SETTLED, **changes):
     )
 
 
-def completeness_watermark(topic, rows, streams, waivers=()):
-    return completeness(topic, rows, streams, waivers).watermark_ms
+LATER = 10**6  # all is over
+
+
+def completeness_watermark(topic, rows, streams, waivers=(), over_ms=LATER):
+    return completeness(topic, rows, streams, waivers, over_ms=over_ms).watermark_ms
 
 
 def closed():
@@ -61,13 +73,56 @@ def test_a_waiver_of_a_window_waives_neither_a_streams_own_doubt_nor_a_promise_n
     half_open = [*rows, row(10, state=WindowState.OPEN, stream="2")]
     assert completeness_watermark("t", half_open, streams, [waiver]) == 10
     settled = SETTLED_SCHEMA.empty_table()
-    assert watermarks_of(verdict_rows(half_open), settled, streams, [waiver], ["t"]) == {"t": 10}
-    assert watermarks_of(verdict_rows(rows), settled, streams, [waiver], ["t"]) == {"t": 30}
+    told = watermarks_of(verdict_rows(half_open), settled, streams, [waiver], ["t"], over_ms=LATER)
+    assert told == {"t": 10}
+    assert watermarks_of(verdict_rows(rows), settled, streams, [waiver], ["t"], over_ms=LATER) == {"t": 30}
 
 
 def test_it_does_not_pass_what_a_living_stream_has_promised():
     streams = [*closed(), StreamFacts("2", topic="t", state=HEARTBEAT, no_earlier_than_ms=15)]
     assert completeness_watermark("t", [row(0), row(10)], streams) == 10
+
+
+def test_it_reaches_no_window_that_is_not_over_however_settled_it_is():
+    """All streams have closed; the next one may start within that window, or long before a date that is
+    ahead."""
+    rows = [row(0), row(10), row(20, stream="2", window_ms=20), row(500)]
+    for over_ms, told in ((9, None), (10, 10), (29, 20), (39, 20), (40, 40), (509, 40), (510, 510)):
+        assert completeness_watermark("t", rows, closed(), over_ms=over_ms) == told, over_ms
+    waiver = Waiver("t", 500, "ops", "known", 5)
+    lost = [row(0), row(500, Verdict.LOSS)]
+    assert completeness_watermark("t", lost, closed(), [waiver], over_ms=509) == 10
+    held = completeness("t", rows, closed(), over_ms=29)
+    assert {start_ms: row.state for start_ms, row in held.windows.items()} == {
+        20: WindowState.OPEN,
+        500: WindowState.OPEN,
+    }
+    lines = without(settle(verdict_rows(rows), None, ["t"], 1).table, [("t", 500)])
+    nothing = verdict_rows([])
+    assert watermarks_of(nothing, lines, [], [], ["t"], over_ms=509) == {"t": None}
+
+
+def test_the_watermark_of_a_batch_job_that_closed_within_its_window_is_not_ahead_of_now(scene):
+    """What the next job creates now lies above it."""
+    first = Stream(scene, promises=False)
+    first.send(2)
+    first.send(1, ago_ms=-(10**9))
+    scene.later()
+    first.close()
+    scene.carry()
+    scene.later()
+    assert all_proven(scene.audit())
+    assert scene.result.watermarks["flights"] <= scene.now_ms
+    scene.now_ms += WINDOW_MS - scene.now_ms % WINDOW_MS
+    started_ms = scene.now_ms
+    second = Stream(scene, promises=False)
+    second.send(1)
+    scene.later(10)
+    second.close()
+    scene.carry()
+    scene.later(GRACE_MS)
+    assert all_proven(scene.audit())
+    assert scene.result.watermarks["flights"] <= started_ms
 
 
 def test_a_hole_in_the_reports_stops_it_where_the_doubt_begins():
@@ -104,13 +159,25 @@ def test_one_that_spoke_again_after_the_waiver_is_not_waived_again_by_itself():
         assert completeness_watermark("t", [row(0), row(10), silent], streams, [waiver]) == told
 
 
+def test_who_waives_a_hole_waives_no_promise():
+    streams = [StreamFacts("2", topic="t", state=HEARTBEAT, no_earlier_than_ms=15, at_ms=4)]
+    both = row(None, Verdict.UNKNOWN, stream="2", reasons=(FELL_SILENT, "a hole"))
+    for reasons, silent_from_ms, told in (
+        (("a hole",), None, 10),
+        ((FELL_SILENT, "a hole"), 4, 20),
+        ((FELL_SILENT, "a hole"), 3, 10),  # it has spoken since
+    ):
+        waiver = Waiver("t", None, "ops", "known", 5, "2", reasons=reasons, silent_from_ms=silent_from_ms)
+        assert completeness_watermark("t", [row(0), row(10), both], streams, [waiver]) == told
+
+
 def test_a_waived_silence_is_known_by_the_rows_of_the_run():
     streams = [StreamFacts("2", topic="t", state=HEARTBEAT, no_earlier_than_ms=15)]
     silent = row(None, Verdict.UNKNOWN, stream="2", not_before_ms=15, reasons=(FELL_SILENT,))
     rows, settled = verdict_rows([row(0), row(10), silent]), SETTLED_SCHEMA.empty_table()
     waiver = Waiver("t", None, "ops", "killed on purpose", 5, stream="2")
-    assert watermarks_of(rows, settled, streams, [waiver], ["t"]) == {"t": 20}
-    assert watermarks_of(rows, settled, streams, [], ["t"]) == {"t": 10}
+    assert watermarks_of(rows, settled, streams, [waiver], ["t"], over_ms=LATER) == {"t": 20}
+    assert watermarks_of(rows, settled, streams, [], ["t"], over_ms=LATER) == {"t": 10}
 
 
 def test_a_longer_window_that_is_proven_does_not_carry_it_over_a_shorter_one_that_is_not():
@@ -133,7 +200,7 @@ def test_what_the_rows_of_a_window_come_to_holds_the_watermark_as_the_rows_do():
             row(30),
         ]
         held = completeness_watermark("t", told, [])
-        assert watermarks_of(verdict_rows(told), settled, [], [], ["t"]) == {"t": held}
+        assert watermarks_of(verdict_rows(told), settled, [], [], ["t"], over_ms=LATER) == {"t": held}
         assert held == (
             40
             if {verdict, other} <= {Verdict.PROVEN, Verdict.COUNT_MATCH}
@@ -145,5 +212,5 @@ def test_what_the_rows_of_a_window_come_to_holds_the_watermark_as_the_rows_do():
 def test_lines_of_pruned_windows_carry_the_watermark_of_their_topic_alone():
     lines = without(settle(verdict_rows([row(0), row(10)]), None, ["t"], 1).table, [("t", 0), ("t", 10)])
     rows = verdict_rows([row(20), row(20, stream="2", window_ms=20)])
-    assert watermarks_of(rows, lines, [], [], ["t", "u"]) == {"t": 40, "u": None}
-    assert watermarks_of(rows.slice(0, 0), lines, [], [], ["t"]) == {"t": 20}
+    assert watermarks_of(rows, lines, [], [], ["t", "u"], over_ms=LATER) == {"t": 40, "u": None}
+    assert watermarks_of(rows.slice(0, 0), lines, [], [], ["t"], over_ms=LATER) == {"t": 20}

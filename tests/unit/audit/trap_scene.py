@@ -148,7 +148,7 @@ class Scene(World):
         members = [RosterMember(name=name) for name in self.roster]
         config = config_of(self).model_copy(update={"producers": members})
         rows = verdict_rows(self.result.rows)
-        return self.result.rows + roster_of(config, self.product.captured, rows, {})
+        return self.result.rows + roster_of(config, self.product.captured, rows, {}, self.result.now_ms)
 
     def later(self, by_ms: int = 100_000) -> None:
         self.now_ms += by_ms

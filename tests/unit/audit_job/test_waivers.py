@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from millrace.audit.config import parse_config
-from millrace.audit.keeping.state import Commit, StateDamaged, StateFolder
+from millrace.audit.keeping.state import Commit, StateDamaged, StateFolder, guarded
+from millrace.audit.keeping.verdict_files import SettledLines
 from millrace.audit.keeping.waivers import (
     give_waiver,
     is_stream,
@@ -15,12 +16,20 @@ from millrace.audit.keeping.waivers import (
     standing_waivers,
     waived_targets,
 )
-from millrace.audit.reconciliation.settled import lines_digest, without
+from millrace.audit.reconciliation.reconcile import NOT_COVERED
+from millrace.audit.reconciliation.settled import LINE_SCHEMA, lines_digest, number_rows, without
 from millrace.audit.reconciliation.verdict_rows import verdict_rows
-from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
+from millrace.audit.reconciliation.verdicts import (
+    DIFFERS,
+    FELL_SILENT,
+    Verdict,
+    WindowState,
+    WindowVerdict,
+)
 from millrace.audit.status import lines, read_status
 from millrace.broker.errors import ConfigError
 from tests.settling import settle
+from tests.unit.audit.trap_scene import Scene, Stream
 
 STREAM = "00000000000000aa"
 
@@ -137,6 +146,149 @@ def test_a_streams_own_row_is_waived_by_its_name(tmp_path):
     give_waiver(state, "flights", STREAM, "ops", "killed on purpose", 5)
     standing = standing_waivers(read_waivers(state), verdict_rows([silent]))
     assert waived_targets(standing) == {("flights", STREAM)}
+
+
+def state_with_rows(tmp_path, *verdicts):
+    """As a run of now leaves it."""
+    state, name = StateFolder.open(tmp_path / "state"), "verdicts/1/day=all/rows.parquet"
+    state.write_table(name, number_rows(verdict_rows(verdicts), LINE_SCHEMA.empty_table(), 1))
+    state.commit(Commit(number=1, at_ms=1000, window_ms=10, verdicts=[name], verdicts_digest="d"))
+    return state
+
+
+HOLE, SILENT = (NOT_COVERED,), (FELL_SILENT,)
+
+
+def own_row(reasons, silent_from_ms=None):
+    return row(None, Verdict.UNKNOWN, 0, reasons=reasons, silent_from_ms=silent_from_ms)
+
+
+@pytest.mark.parametrize(
+    ("given", "now", "stands"),
+    [
+        (own_row(SILENT, 100), own_row(SILENT, 100), True),
+        (own_row(SILENT, 100), own_row(SILENT, 101), False),  # it came back meanwhile
+        (own_row(SILENT, 100), own_row(SILENT + HOLE, 100), False),
+        (own_row(SILENT + HOLE, 100), own_row(HOLE), True),
+        (own_row(SILENT + HOLE, 100), own_row(SILENT + HOLE, 101), False),
+        (own_row(HOLE), own_row(SILENT + HOLE, 1), False),
+    ],
+)
+def test_a_waiver_of_a_streams_row_is_for_its_reasons_and_for_one_silence(tmp_path, given, now, stands):
+    """None of these is in any count."""
+    state = state_with_rows(tmp_path, given)
+    waiver = give_waiver(state, "flights", STREAM, "ops", "known", 500)
+    assert read_waivers(state) == [waiver] and waiver.reasons == given.reasons
+    again = state_with_rows(tmp_path / "later", now)
+    for told in (verdict_rows([now]), SettledLines(again, again.latest().verdicts)):
+        assert standing_waivers([waiver], told)[0].stands is stands
+    assert standing_waivers([waiver], verdict_rows([]))[0].stands, "its doubt is gone"
+
+
+def test_a_waiver_of_an_older_program_covers_no_silence_that_began_after_it(tmp_path):
+    state = state_of(tmp_path, row(None, Verdict.UNKNOWN, 0))
+    older = give_waiver(state, "flights", STREAM, "ops", "known", 500)
+    assert older.reasons is None
+    for silent_from_ms, stands in ((500, True), (501, False)):
+        now = verdict_rows([own_row(SILENT, silent_from_ms)])
+        assert standing_waivers([older], now)[0].stands is stands
+    assert standing_waivers([older], verdict_rows([own_row(HOLE)]))[0].stands
+
+
+def test_a_lost_record_that_is_waived_covers_no_contents_that_differ(tmp_path):
+    """Of the same stream, or of another one in the window."""
+    state = state_with_rows(tmp_path, row())
+    waiver = give_waiver(state, "flights", 0, "ops", "one record", 5)
+    assert waiver.differing is None and standing_waivers([waiver], verdict_rows([row()]))[0].stands
+    other = row(stream="00000000000000bb", lost=0, content_checked=DIFFERS)
+    for now in ([row(content_checked=DIFFERS)], [row(), other]):
+        assert not standing_waivers([waiver], verdict_rows(now))[0].stands
+        changed = state_with_rows(tmp_path / str(len(now)), *now)
+        again = give_waiver(changed, "flights", 0, "ops", "this too", 6)
+        assert again.differing == 1 and read_waivers(changed) == [again]
+        assert standing_waivers([again], verdict_rows(now))[0].stands
+        third = row(stream="00000000000000cc", lost=0, content_checked=DIFFERS)
+        assert not standing_waivers([again], verdict_rows([*now, third]))[0].stands
+
+
+def test_what_an_older_program_waived_of_contents_alone_stays_waived(tmp_path):
+    changed = row(lost=0, content_checked=DIFFERS)
+    older = give_waiver(state_of(tmp_path, changed), "flights", 0, "ops", "known", 5)
+    assert (older.verdict, older.missing, older.differing) == ("LOSS", 0, None)
+    assert standing_waivers([older], verdict_rows([changed]))[0].stands
+
+
+def test_a_waiver_of_a_newer_program_is_refused_in_a_sentence(tmp_path):
+    state = state_of(tmp_path, row())
+    body = {**asdict(give_waiver(state, "flights", 0, "ops", "known", 5)), "more": 1}
+    state.files.create("waivers/flights-0.2.json", guarded("waiver", body))
+    with pytest.raises(StateDamaged, match="newer program"):
+        read_waivers(state)
+
+
+@pytest.fixture
+def scene(tmp_path):
+    return Scene(tmp_path)
+
+
+def live_on(scene, *streams):
+    scene.later()
+    for each in streams:
+        each.send(1)
+    scene.later()
+    for each in streams:
+        each.report()
+    scene.carry()
+
+
+def test_a_second_silence_is_not_waived_with_the_first(scene):
+    """A machine that is paused, comes back, and then dies with what it had not told."""
+    paused, other = Stream(scene), Stream(scene)
+    live_on(scene, paused, other)
+    live_on(scene, other)
+    scene.audit()
+    assert scene.result.exit_status == 2
+    scene.product.waive([("flights", paused.id)])
+    scene.audit()
+    assert scene.result.exit_status == 0
+    live_on(scene, paused, other)
+    live_on(scene, paused, other)
+    scene.audit()
+    assert (scene.result.exit_status, scene.result.summary["verdict"]) == (0, "PROVEN")
+    before = scene.result.watermarks["flights"]
+    paused.send(2, written=0)
+    live_on(scene, other)
+    scene.audit()
+    assert scene.result.exit_status == 2 and not scene.result.summary["waivers"][0]["stands"]
+    assert scene.result.watermarks["flights"] == before
+    scene.product.waive([("flights", paused.id)])
+    scene.audit()
+    assert scene.result.exit_status == 0 and scene.result.watermarks["flights"] > before
+
+
+def test_a_hole_that_is_waived_covers_no_silence_that_comes_after_it(scene):
+    """Its producer is dead by then, and within its lease: five records that nobody told of are lost."""
+    dead, other = Stream(scene), Stream(scene)
+    dead.send(3, written=0)
+    other.send(3)
+    scene.later(2000)
+    dead.report(lost=True)
+    other.report()
+    for each in (dead, other):
+        each.send(1)
+    scene.later(2000)
+    dead.report()
+    other.report()
+    scene.carry()
+    dead.send(5, written=0)
+    scene.audit()
+    scene.product.waive([("flights", dead.id)])
+    live_on(scene, other)
+    live_on(scene, other)
+    scene.audit()
+    assert scene.result.exit_status == 2 and not scene.result.summary["waivers"][0]["stands"]
+    lost_ms = dead.sent[-1].created_ms
+    assert (scene.result.watermarks["flights"] or 0) <= lost_ms
 
 
 def test_what_cannot_be_waived_is_one_line(tmp_path):

@@ -216,3 +216,17 @@ def test_a_waived_window_that_the_last_run_pruned_is_not_counted_twice(left, tmp
     state.commit(replace(before, number=3, at_ms=AT_MS + 1, verdicts=names))
     (told,) = explain(config, "flights", hour(0))["waivers"]
     assert not told["stands"], "of a later run, the report's rows came since"
+
+
+def test_a_silence_that_began_after_the_waiver_is_told_as_not_waived_wherever_it_is_asked(left):
+    """The verdict and the counts of the stream's row are what they were."""
+    silent = row(None, Verdict.UNKNOWN, reasons=(FELL_SILENT,), silent_from_ms=START_MS)
+    path = left(row(0), silent)
+    config = load_config(path)
+    state = StateFolder.open(config.state)
+    for at_ms, stands in ((START_MS - 1, False), (START_MS, True)):
+        give_waiver(state, "flights", STREAM, "ann", "known", at_ms)
+        (told,) = explain(config, "flights", STREAM)["waivers"]
+        assert told["stands"] is stands
+        lapsed = any("itself: " in line for line in still_held(config, state, ("flights", STREAM)))
+        assert lapsed is not stands
