@@ -18,7 +18,7 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
 from millrace.broker.errors import ProtocolError
-from millrace.broker.protocol.wire import read_array_size, read_uvarint, tagged_field, uvarint
+from millrace.broker.protocol.wire import read_array_size, read_tag_count, read_uvarint, tagged_field, uvarint
 
 NO_LIMIT = 2**31
 
@@ -52,6 +52,12 @@ class _Walk:
         self.items_left = most_items
         self.cuts: list[tuple[int, int, bytes]] = []
         """(begin, end, what stands there instead) of tagged fields with some that are not known."""
+
+    def take(self, count: int, name: str) -> None:
+        """Array items and tagged fields cost alike."""
+        self.items_left -= count
+        if self.items_left < 0:
+            raise ProtocolError(f"{name}: the message holds too many items")
 
     def advance(self, position: int, size: int) -> int:
         end = position + size
@@ -197,9 +203,7 @@ def _array(item: _Shape, is_flexible: bool, is_nullable: bool, name: str) -> Ste
             if not is_nullable:
                 raise ProtocolError(f"{name} is null")
             return position
-        walk.items_left -= count
-        if walk.items_left < 0:
-            raise ProtocolError(f"{name} holds too many items")
+        walk.take(count, name)
         if item_size is not None:
             return walk.advance(position, count * item_size)
         for _ in range(count):
@@ -224,7 +228,8 @@ def _tagged_fields(known: dict[int, Step]) -> Step:
         if position < walk.size and walk.buffer[position] == 0:  # nearly always
             return position + 1
         begin = position
-        count, position = read_uvarint(walk.buffer, position)
+        count, position = read_tag_count(walk.buffer, position)
+        walk.take(count, "tagged fields")
         kept: list[bytes] = []
         is_whole = True
         for _ in range(count):

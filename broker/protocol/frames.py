@@ -24,7 +24,7 @@ from kio.serial.errors import SerialError
 
 from millrace.broker.errors import ProtocolError
 from millrace.broker.protocol.entity_shape import NO_LIMIT, checked
-from millrace.broker.protocol.wire import read_bytes, read_tagged_fields, skip_tagged_fields
+from millrace.broker.protocol.wire import read_bytes, skip_tagged_fields
 
 Entity = TypeVar("Entity")
 
@@ -207,7 +207,7 @@ def decode_entity(
     entity_type: type[Entity], buffer: memoryview | bytes, position: int, *, most_items: int = NO_LIMIT
 ) -> Entity:
     """One `kio` entity at `position`. Raises ProtocolError when the bytes are not such an entity, or when
-    its arrays hold more than `most_items`."""
+    it holds more than `most_items` array items and tagged fields."""
     # The native reader insists on a read-only buffer; what it keeps of the bytes it copies. It must not see
     # a count before that has been checked: it takes the memory that is announced, or ends the process.
     buffer, position = checked(entity_type, memoryview(buffer).toreadonly(), position, most_items)
@@ -240,7 +240,7 @@ def decode_response(entity_type: type[Entity], frame: memoryview) -> Entity:
 
 def response_body_position(frame: memoryview, tagged_header: bool) -> int:
     """Position of a response's body; `tagged_header` where the response is flexible (not ApiVersions)."""
-    return read_tagged_fields(frame, 4)[1] if tagged_header else 4
+    return skip_tagged_fields(frame, 4) if tagged_header else 4
 
 
 def _encode(head: bytes, entity: Any) -> bytes:
