@@ -43,14 +43,13 @@ _LARGE_SIZE = 1 << 20
 
 
 def decompress(codec: int, data: Buffer, max_size: int) -> Buffer:
-    """The plain bytes of `data`, at most `max_size` of them.
+    """The plain bytes of `data`, at most `max_size` of them; what is not compressed is given back as it is,
+    for nothing is inflated.
 
     Raises RecordTooLarge when there are more, CorruptMessage when the data is not of that codec or ends
     early, UnsupportedCompressionType for an unknown codec id.
     """
     if codec == NONE:
-        if len(data) > max_size:
-            raise _too_large(codec, max_size)
         return data
     decoder = _DECODERS.get(codec)
     if decoder is None:

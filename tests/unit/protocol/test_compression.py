@@ -14,7 +14,7 @@ import zstandard
 
 from millrace.broker.errors import CorruptMessage, RecordTooLarge, UnsupportedCompressionType
 from millrace.broker.protocol import compression
-from millrace.broker.protocol.compression import GZIP, LZ4, SNAPPY, ZSTD, compress, decompress
+from millrace.broker.protocol.compression import GZIP, LZ4, NONE, SNAPPY, ZSTD, compress, decompress
 
 TEXT = b"a record of some words, and of some more words. " * 400
 MEBIBYTE = 1 << 20
@@ -48,6 +48,11 @@ def test_whoever_holds_a_refusal_does_not_hold_what_was_decompressed_before_it(
         assert tracemalloc.get_traced_memory()[0] < MEBIBYTE, refused.value
     finally:
         tracemalloc.stop()
+
+
+def test_what_is_not_compressed_is_read_whatever_its_size() -> None:
+    """A broker stores plain batches of any size that a topic allows: they inflate to nothing."""
+    assert decompress(NONE, TEXT, 10) == TEXT
 
 
 def test_zstd_frame_that_claims_a_huge_size_is_bounded() -> None:
