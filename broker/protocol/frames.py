@@ -192,10 +192,7 @@ def decode_request(frame: memoryview) -> tuple[RequestHead, int]:
     client_id: str | None = None
     if client_id_size >= 0:
         view, position = read_bytes(frame, position, client_id_size)
-        try:
-            client_id = str(view, "utf-8")
-        except UnicodeDecodeError:
-            raise ProtocolError("client id is not UTF-8") from None
+        client_id = str(view, "utf-8", "replace")  # as Apache Kafka; it is a name for people
     elif client_id_size != -1:
         raise ProtocolError(f"client id announces {client_id_size} bytes")
     if version >= _FIRST_FLEXIBLE.get(api_key, _NEVER):
@@ -210,11 +207,15 @@ def decode_entity(
     it holds more than `most_items` array items and tagged fields."""
     # The native reader insists on a read-only buffer; what it keeps of the bytes it copies. It must not see
     # a count before that has been checked: it takes the memory that is announced, or ends the process.
-    buffer, position = checked(entity_type, memoryview(buffer).toreadonly(), position, most_items)
+    view = memoryview(buffer).toreadonly()
+    reader = _reader(entity_type)
     try:
-        entity, _ = _reader(entity_type)(buffer, position)
-    except (SerialError, ValueError, LookupError, OverflowError) as error:
-        raise ProtocolError(f"{entity_type.__name__} cannot be read: {error}") from None
+        entity, _ = reader(*checked(entity_type, view, position, most_items))
+    except _UNREADABLE:
+        try:
+            entity, _ = reader(*checked(entity_type, view, position, most_items, mends=True))
+        except _UNREADABLE as error:
+            raise ProtocolError(f"{entity_type.__name__} cannot be read: {error}") from None
     return entity
 
 
@@ -258,6 +259,8 @@ def _encode(head: bytes, entity: Any) -> bytes:
     out.write(SIZE_PREFIX.pack(size))
     return out.getvalue()
 
+
+_UNREADABLE = (SerialError, ValueError, LookupError, OverflowError)
 
 # What `kio` makes of an entity's type, made once.
 _readers: dict[type[Any], Any] = {}

@@ -70,11 +70,9 @@ def read_compact_string(buffer: memoryview, position: int) -> tuple[str | None, 
 
 
 def _decode(buffer: memoryview, position: int, size: int) -> tuple[str, int]:
+    """What is not UTF-8 is replaced, as Apache Kafka does: it names no topic, and an error code says so."""
     view, position = read_bytes(buffer, position, size)
-    try:
-        return str(view, "utf-8"), position
-    except UnicodeDecodeError:
-        raise ProtocolError("string is not UTF-8") from None
+    return str(view, "utf-8", "replace"), position
 
 
 def read_array_size(buffer: memoryview, position: int, flexible: bool) -> tuple[int, int]:
