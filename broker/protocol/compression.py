@@ -2,7 +2,7 @@
 
 `decompress` never produces more than `max_size` bytes and never trusts a size that the data claims for
 itself; a bomb costs at most that many bytes of memory for the moment it takes to refuse it. Streams are
-concatenated where the codec allows it (gzip members, zstd and lz4 frames), as the Java clients read them.
+concatenated where the codec allows it (gzip members, zstd and lz4 frames, xerial's streams of snappy).
 
 Codec ids are those of the batch attributes: 0 none, 1 gzip, 2 snappy, 3 lz4 (frame format), 4 zstd.
 Kafka's snappy is a run of raw blocks in the framing of the `xerial` Java library: magic, two version
@@ -34,6 +34,7 @@ CODEC_IDS = {name: codec for codec, name in CODEC_NAMES.items()}
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK_SIZE = 32 * 1024
+_GZIP_MAGIC = b"\x1f\x8b\x08"
 _GZIP_WINDOW = 31  # zlib's 15 bits of window, plus 16 for the gzip wrapper
 _GZIP_LEVEL = 6
 _ZSTD_LEVEL = 3
@@ -88,10 +89,24 @@ def check_framing(codec: int, data: Buffer) -> None:
         for frame in _zstd_frames(view):
             if frame.window_size > _LARGEST_ZSTD_WINDOW:
                 raise InvalidRecord(f"zstd needs a window of {frame.window_size} bytes; 128 MiB are allowed")
-    elif codec == SNAPPY and bytes(view[: len(_XERIAL_MAGIC)]) == _XERIAL_MAGIC:
-        (version,) = struct.unpack_from(">i", view, len(_XERIAL_MAGIC))
-        if version < 1:
-            raise InvalidRecord(f"snappy framing of version {version} is older than 1")
+    elif codec == SNAPPY and _is_xerial_header(view, 0):
+        _check_xerial_versions(view)
+
+
+def _check_xerial_versions(view: memoryview) -> None:
+    position = 0
+    while position < len(view):
+        if _is_xerial_header(view, position):
+            (version,) = struct.unpack_from(">i", view, position + len(_XERIAL_MAGIC))
+            if version < 1:
+                raise InvalidRecord(f"snappy framing of version {version} is older than 1")
+            position += len(_XERIAL_HEADER)
+        else:
+            position += 4 + int.from_bytes(view[position : position + 4], "big")
+
+
+def _is_xerial_header(view: memoryview, position: int) -> bool:
+    return bytes(view[position : position + len(_XERIAL_MAGIC)]) == _XERIAL_MAGIC
 
 
 def _check_lz4_framing(view: memoryview) -> None:
@@ -139,6 +154,8 @@ def _decompress_gzip(data: Buffer, max_size: int) -> bytes:
     parts: list[bytes] = []
     size = position = 0
     while position < len(view):
+        if position and bytes(view[position : position + len(_GZIP_MAGIC)]) != _GZIP_MAGIC:
+            break  # Java's readers pass over what is no member
         member = zlib.decompressobj(_GZIP_WINDOW)
         window = _first_window(view, position)
         while not member.eof:
@@ -256,12 +273,16 @@ def _decompress_lz4(data: Buffer, max_size: int) -> bytes:
 
 def _decompress_snappy(data: Buffer, max_size: int) -> bytes:
     view = memoryview(data)
-    if bytes(view[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
+    if not _is_xerial_header(view, 0):
         return _decompress_snappy_block(view, max_size, max_size)
     parts: list[bytes] = []
-    size = 0
-    position = len(_XERIAL_HEADER)
+    size = position = 0
     while position < len(view):
+        if _is_xerial_header(view, position):  # Java's readers go on with a second stream, too
+            position += len(_XERIAL_HEADER)
+            if position > len(view):
+                raise CorruptMessage("snappy header is cut")
+            continue
         (block_size,) = struct.unpack_from(">i", view, position)
         position += 4
         if block_size < 0 or position + block_size > len(view):

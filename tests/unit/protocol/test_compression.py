@@ -70,10 +70,20 @@ def test_cut_stream_is_refused(codec: int) -> None:
             decompress(codec, packed[:-cut], MEBIBYTE)
 
 
-@pytest.mark.parametrize("codec", [GZIP, LZ4, ZSTD])
+@pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4, ZSTD])
 def test_joined_streams_are_read_as_one(codec: int) -> None:
     joined = compress(codec, TEXT) + compress(codec, b"more")
     assert bytes(decompress(codec, joined, MEBIBYTE)) == TEXT + b"more"
+
+
+def test_padding_behind_gzip_is_passed_over_as_java_s_reader_does() -> None:
+    packed = compress(GZIP, TEXT)
+    for padding in (bytes(1), bytes(100), b"\x1f\x00 not a member"):
+        assert decompress(GZIP, packed + padding, MEBIBYTE) == TEXT
+    with pytest.raises(CorruptMessage):
+        decompress(GZIP, bytes(8) + packed, MEBIBYTE)
+    with pytest.raises(CorruptMessage):
+        decompress(GZIP, packed + packed[:-3], MEBIBYTE)
 
 
 def test_streams_of_other_writers_are_read() -> None:
@@ -86,6 +96,13 @@ def test_streams_of_other_writers_are_read() -> None:
 
 def test_plain_snappy_block_without_framing_is_read() -> None:
     assert decompress(SNAPPY, bytes(cramjam.snappy.compress_raw(TEXT)), MEBIBYTE) == TEXT
+
+
+@pytest.mark.parametrize("stream", [b"", compress(SNAPPY, TEXT)], ids=["first", "second"])
+def test_snappy_header_that_is_cut_is_refused(stream: bytes) -> None:
+    for size in (8, 15):
+        with pytest.raises(CorruptMessage):
+            decompress(SNAPPY, stream + compress(SNAPPY, TEXT)[:size], MEBIBYTE)
 
 
 def test_snappy_is_written_in_xerial_frames_of_many_blocks() -> None:

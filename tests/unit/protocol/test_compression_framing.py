@@ -28,6 +28,7 @@ from millrace.broker.storage.log_config import LogConfig
 
 TEXT = b"a record of some words, and of some more words. " * 4000
 FRAME = compress(LZ4, TEXT)
+XERIAL = compress(SNAPPY, TEXT)
 
 
 def lz4_of(data: bytes = TEXT, **options: Any) -> bytes:
@@ -44,7 +45,9 @@ def with_window(exponent: int) -> bytes:
 
 READ = {
     "gzip": (GZIP, compress(GZIP, TEXT)),
-    "snappy": (SNAPPY, compress(SNAPPY, TEXT)),
+    "gzip and padding": (GZIP, compress(GZIP, TEXT) + bytes(8)),
+    "snappy": (SNAPPY, XERIAL),
+    "snappy in two streams": (SNAPPY, XERIAL * 2),
     "a raw block of snappy": (SNAPPY, bytes(cramjam.snappy.compress_raw(TEXT))),
     "lz4": (LZ4, FRAME),
     "lz4 of nothing": (LZ4, compress(LZ4, b"")),
@@ -66,7 +69,8 @@ NOT_READ = {
     "lz4 with a checksum, in two frames": (LZ4, lz4_of(content_checksum=True) * 2),
     "zstd with a window of 256 MiB": (ZSTD, with_window(28)),
     "zstd with such a window in its second frame": (ZSTD, compress(ZSTD, TEXT) + with_window(28)),
-    "snappy of an older framing": (SNAPPY, compress(SNAPPY, TEXT)[:8] + bytes(8) + compress(SNAPPY, TEXT)[16:]),
+    "snappy of an older framing": (SNAPPY, XERIAL[:8] + bytes(8) + XERIAL[16:]),
+    "snappy of an older framing in its second stream": (SNAPPY, XERIAL + XERIAL[:8] + bytes(8) + XERIAL[16:]),
 }
 
 
