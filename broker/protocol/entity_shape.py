@@ -112,8 +112,8 @@ _shapes: dict[tuple[type[Any], bool], _Shape] = {}
 def checked(
     entity_type: type[Any], buffer: memoryview, position: int, most_items: int, *, mends: bool = False
 ) -> tuple[memoryview, int]:
-    """The buffer and position to read the entity at: as given, or a copy without what is not known, and mended if
-    that is wanted.
+    """The buffer and position to read the entity at: as given, or a copy without what is not known, mended
+    if that is wanted.
 
     Raises ProtocolError.
     """

@@ -107,9 +107,7 @@ class ItemBudget:
             raise ProtocolError("message holds too many items")
 
 
-def read_items_size(
-    buffer: memoryview, position: int, flexible: bool, budget: ItemBudget
-) -> tuple[int, int]:
+def read_items_size(buffer: memoryview, position: int, flexible: bool, budget: ItemBudget) -> tuple[int, int]:
     """Number of items of an array that cannot be null, taken from the budget."""
     if flexible and position < len(buffer):
         count = buffer[position] - 1
