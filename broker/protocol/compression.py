@@ -2,7 +2,7 @@
 
 `decompress` never produces more than `max_size` bytes and never trusts a size that the data claims for
 itself; a bomb costs at most that many bytes of memory for the moment it takes to refuse it. Streams are
-concatenated where the codec allows it (gzip members, zstd and lz4 frames), as the Java clients read them.
+concatenated where the codec allows it (gzip members, zstd and lz4 frames, xerial's streams of snappy).
 
 Codec ids are those of the batch attributes: 0 none, 1 gzip, 2 snappy, 3 lz4 (frame format), 4 zstd.
 Kafka's snappy is a run of raw blocks in the framing of the `xerial` Java library: magic, two version
@@ -16,14 +16,14 @@ from __future__ import annotations
 import struct
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import cramjam
 import lz4.frame
 import snappy
 import zstandard
 
-from millrace.broker.errors import CorruptMessage, RecordTooLarge, UnsupportedCompressionType
+from millrace.broker.errors import CorruptMessage, InvalidRecord, RecordTooLarge, UnsupportedCompressionType
 from millrace.broker.protocol.checksum import Buffer
 
 NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
@@ -34,23 +34,30 @@ CODEC_IDS = {name: codec for codec, name in CODEC_NAMES.items()}
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK_SIZE = 32 * 1024
+_GZIP_MAGIC = b"\x1f\x8b\x08"
 _GZIP_WINDOW = 31  # zlib's 15 bits of window, plus 16 for the gzip wrapper
 _GZIP_LEVEL = 6
 _ZSTD_LEVEL = 3
+_LARGEST_ZSTD_WINDOW = 1 << 27
+_LZ4_MAGIC = b"\x04\x22\x4d\x18"
+_LZ4_HEADER_SIZE = 7  # magic, flags, block descriptor, checksum of the header
+_LZ4_BLOCK_SIZE = struct.Struct("<I")
+_LZ4_VERSION_1, _LZ4_INDEPENDENT = 0x40, 0x20
+_LZ4_FIXED_FLAGS = 0xC0 | _LZ4_INDEPENDENT | 0x03  # with the reserved bit and that of dictionaries
+_LZ4_BLOCK_CHECKSUM, _LZ4_CONTENT_SIZE, _LZ4_CONTENT_CHECKSUM = 0x10, 0x08, 0x04
 _FIRST_GUESS = 64 * 1024
 _LATER_WINDOW = 512
 _LARGE_SIZE = 1 << 20
 
 
 def decompress(codec: int, data: Buffer, max_size: int) -> Buffer:
-    """The plain bytes of `data`, at most `max_size` of them.
+    """The plain bytes of `data`, at most `max_size` of them; what is not compressed is given back as it is,
+    for nothing is inflated.
 
     Raises RecordTooLarge when there are more, CorruptMessage when the data is not of that codec or ends
     early, UnsupportedCompressionType for an unknown codec id.
     """
     if codec == NONE:
-        if len(data) > max_size:
-            raise _too_large(codec, max_size)
         return data
     decoder = _DECODERS.get(codec)
     if decoder is None:
@@ -66,6 +73,60 @@ def decompress(codec: int, data: Buffer, max_size: int) -> Buffer:
         raise CorruptMessage(
             f"{CODEC_NAMES[codec]} data cannot be decompressed: {str(error) or 'malformed'}"
         ) from None
+
+
+def check_framing(codec: int, data: Buffer) -> None:
+    """Whether consumers can read what `decompress` has read. Java's read less than the libraries here do, and
+    they stop for good where a batch is stored that they cannot read. Raises InvalidRecord.
+
+    lz4 is one frame of independent blocks to them (`Lz4BlockInputStream`); zstd has a window of 128 MiB at
+    most, what the streaming decoder takes by default; snappy in xerial's framing is version 1 or later.
+    """
+    view = memoryview(data)
+    if codec == LZ4:
+        _check_lz4_framing(view)
+    elif codec == ZSTD:
+        for frame in _zstd_frames(view):
+            if frame.window_size > _LARGEST_ZSTD_WINDOW:
+                raise InvalidRecord(f"zstd needs a window of {frame.window_size} bytes; 128 MiB are allowed")
+    elif codec == SNAPPY and _is_xerial_header(view, 0):
+        _check_xerial_versions(view)
+
+
+def _check_xerial_versions(view: memoryview) -> None:
+    position = 0
+    while position < len(view):
+        if _is_xerial_header(view, position):
+            (version,) = struct.unpack_from(">i", view, position + len(_XERIAL_MAGIC))
+            if version < 1:
+                raise InvalidRecord(f"snappy framing of version {version} is older than 1")
+            position += len(_XERIAL_HEADER)
+        else:
+            position += 4 + int.from_bytes(view[position : position + 4], "big")
+
+
+def _is_xerial_header(view: memoryview, position: int) -> bool:
+    return bytes(view[position : position + len(_XERIAL_MAGIC)]) == _XERIAL_MAGIC
+
+
+def _check_lz4_framing(view: memoryview) -> None:
+    """Of data that has been decompressed, so that its frames are whole."""
+    if bytes(view[: len(_LZ4_MAGIC)]) != _LZ4_MAGIC:
+        raise InvalidRecord("lz4 data does not begin with an lz4 frame")
+    flags = view[len(_LZ4_MAGIC)]
+    if flags & _LZ4_FIXED_FLAGS != _LZ4_VERSION_1 | _LZ4_INDEPENDENT:
+        raise InvalidRecord("lz4 blocks depend on each other, or the frame is not of version 1")
+    position = _LZ4_HEADER_SIZE + (8 if flags & _LZ4_CONTENT_SIZE else 0)
+    checksum_size = 4 if flags & _LZ4_BLOCK_CHECKSUM else 0
+    while True:
+        (announced,) = _LZ4_BLOCK_SIZE.unpack_from(view, position)
+        position += _LZ4_BLOCK_SIZE.size
+        if announced == 0:  # the end mark
+            break
+        position += (announced & 0x7FFFFFFF) + checksum_size
+    position += 4 if flags & _LZ4_CONTENT_CHECKSUM else 0
+    if position != len(view):
+        raise InvalidRecord("lz4 data goes on behind its first frame")
 
 
 def compress(codec: int, data: Buffer) -> bytes:
@@ -93,6 +154,8 @@ def _decompress_gzip(data: Buffer, max_size: int) -> bytes:
     parts: list[bytes] = []
     size = position = 0
     while position < len(view):
+        if position and bytes(view[position : position + len(_GZIP_MAGIC)]) != _GZIP_MAGIC:
+            break  # Java's readers pass over what is no member
         member = zlib.decompressobj(_GZIP_WINDOW)
         window = _first_window(view, position)
         while not member.eof:
@@ -128,7 +191,7 @@ _zstd = _Zstd()
 
 
 def _decompress_zstd(data: Buffer, max_size: int) -> Buffer:
-    frame_count = _count_zstd_frames(data)
+    frame_count = sum(1 for _ in _zstd_frames(data))
     # The frame's own content size is a hint for the first buffer, never an allocation that it commands.
     claimed = zstandard.frame_content_size(data)
     if claimed > max_size:
@@ -155,16 +218,16 @@ def _decompress_zstd(data: Buffer, max_size: int) -> Buffer:
     return memoryview(out)[:size]
 
 
-def _count_zstd_frames(data: Buffer) -> int:
+def _zstd_frames(data: Buffer) -> Iterator[zstandard.FrameParameters]:
     """Raises CorruptMessage when a frame lacks its last block or its checksum (RFC 8878, 3.1.1).
 
     The streaming decoder takes an early end for the end; a consumer's decoder does not, and a batch that
     consumers choke on must never be stored.
     """
-    position = count = 0
+    position = 0
     while position < len(data):
-        count += 1
         frame = memoryview(data)[position:]
+        parameters = zstandard.get_frame_parameters(frame)
         position += zstandard.frame_header_size(frame)
         is_last_block = False
         while not is_last_block:
@@ -174,11 +237,11 @@ def _count_zstd_frames(data: Buffer) -> int:
             is_last_block = bool(block & 1)
             is_run_length = (block >> 1) & 3 == 1
             position += 3 + (1 if is_run_length else block >> 3)
-        if zstandard.get_frame_parameters(frame).has_checksum:
+        if parameters.has_checksum:
             position += 4
         if position > len(data):
             raise CorruptMessage("zstd data ends early")
-    return count
+        yield parameters
 
 
 def _decompress_lz4(data: Buffer, max_size: int) -> bytes:
@@ -210,12 +273,16 @@ def _decompress_lz4(data: Buffer, max_size: int) -> bytes:
 
 def _decompress_snappy(data: Buffer, max_size: int) -> bytes:
     view = memoryview(data)
-    if bytes(view[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
+    if not _is_xerial_header(view, 0):
         return _decompress_snappy_block(view, max_size, max_size)
     parts: list[bytes] = []
-    size = 0
-    position = len(_XERIAL_HEADER)
+    size = position = 0
     while position < len(view):
+        if _is_xerial_header(view, position):  # Java's readers go on with a second stream, too
+            position += len(_XERIAL_HEADER)
+            if position > len(view):
+                raise CorruptMessage("snappy header is cut")
+            continue
         (block_size,) = struct.unpack_from(">i", view, position)
         position += 4
         if block_size < 0 or position + block_size > len(view):

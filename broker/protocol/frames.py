@@ -24,7 +24,7 @@ from kio.serial.errors import SerialError
 
 from millrace.broker.errors import ProtocolError
 from millrace.broker.protocol.entity_shape import NO_LIMIT, checked
-from millrace.broker.protocol.wire import read_bytes, read_tagged_fields, skip_tagged_fields
+from millrace.broker.protocol.wire import read_bytes, skip_tagged_fields
 
 Entity = TypeVar("Entity")
 
@@ -192,10 +192,7 @@ def decode_request(frame: memoryview) -> tuple[RequestHead, int]:
     client_id: str | None = None
     if client_id_size >= 0:
         view, position = read_bytes(frame, position, client_id_size)
-        try:
-            client_id = str(view, "utf-8")
-        except UnicodeDecodeError:
-            raise ProtocolError("client id is not UTF-8") from None
+        client_id = str(view, "utf-8", "replace")  # as Apache Kafka; it is a name for people
     elif client_id_size != -1:
         raise ProtocolError(f"client id announces {client_id_size} bytes")
     if version >= _FIRST_FLEXIBLE.get(api_key, _NEVER):
@@ -207,14 +204,18 @@ def decode_entity(
     entity_type: type[Entity], buffer: memoryview | bytes, position: int, *, most_items: int = NO_LIMIT
 ) -> Entity:
     """One `kio` entity at `position`. Raises ProtocolError when the bytes are not such an entity, or when
-    its arrays hold more than `most_items`."""
+    it holds more than `most_items` array items and tagged fields."""
     # The native reader insists on a read-only buffer; what it keeps of the bytes it copies. It must not see
     # a count before that has been checked: it takes the memory that is announced, or ends the process.
-    buffer, position = checked(entity_type, memoryview(buffer).toreadonly(), position, most_items)
+    view = memoryview(buffer).toreadonly()
+    reader = _reader(entity_type)
     try:
-        entity, _ = _reader(entity_type)(buffer, position)
-    except (SerialError, ValueError, LookupError, OverflowError) as error:
-        raise ProtocolError(f"{entity_type.__name__} cannot be read: {error}") from None
+        entity, _ = reader(*checked(entity_type, view, position, most_items))
+    except _UNREADABLE:
+        try:
+            entity, _ = reader(*checked(entity_type, view, position, most_items, mends=True))
+        except _UNREADABLE as error:
+            raise ProtocolError(f"{entity_type.__name__} cannot be read: {error}") from None
     return entity
 
 
@@ -240,7 +241,7 @@ def decode_response(entity_type: type[Entity], frame: memoryview) -> Entity:
 
 def response_body_position(frame: memoryview, tagged_header: bool) -> int:
     """Position of a response's body; `tagged_header` where the response is flexible (not ApiVersions)."""
-    return read_tagged_fields(frame, 4)[1] if tagged_header else 4
+    return skip_tagged_fields(frame, 4) if tagged_header else 4
 
 
 def _encode(head: bytes, entity: Any) -> bytes:
@@ -258,6 +259,8 @@ def _encode(head: bytes, entity: Any) -> bytes:
     out.write(SIZE_PREFIX.pack(size))
     return out.getvalue()
 
+
+_UNREADABLE = (SerialError, ValueError, LookupError, OverflowError)
 
 # What `kio` makes of an entity's type, made once.
 _readers: dict[type[Any], Any] = {}

@@ -33,8 +33,9 @@ _FIRST_WITH_RACK = 11
 _FIRST_WITH_REPLICA_STATE = 15
 _FIRST_WITH_NODES = 16
 
-MOST_PARTITIONS = 500_000
-"""In one request: the largest cluster has fewer, and each costs memory and time until it is answered."""
+MOST_ITEMS = 500_000
+"""Topics, partitions, forgotten ones and tagged fields of one request: the largest cluster has fewer, and
+each costs memory and time until it is answered."""
 
 _NO_NODES: Mapping[int, Node] = {}
 
@@ -136,20 +137,19 @@ def _decode_request(frame: memoryview, position: int, version: int) -> FetchRequ
         session_id, session_epoch = _SESSION.unpack_from(frame, position)
         position += _SESSION.size
     partitions: list[PartitionFetch] = []
-    topic_count, position = wire.read_array_size(frame, position, flexible)
+    budget = wire.ItemBudget(MOST_ITEMS)
+    topic_count, position = wire.read_items_size(frame, position, flexible, budget)
     for _ in range(topic_count):
         topic, position = _read_topic(frame, position, version)
-        partition_count, position = wire.read_array_size(frame, position, flexible)
-        if len(partitions) + partition_count > MOST_PARTITIONS:
-            raise ProtocolError(f"a fetch of more than {MOST_PARTITIONS} partitions")
+        partition_count, position = wire.read_items_size(frame, position, flexible, budget)
         for _ in range(partition_count):
-            asked, position = _read_asked(frame, position, version, topic)
+            asked, position = _read_asked(frame, position, version, topic, budget)
             partitions.append(asked)
         if flexible:
-            position = wire.skip_tagged_fields(frame, position)
+            position = wire.skip_tagged_fields(frame, position, budget)
     forgotten: list[tuple[Topic, int]] = []
     if version >= _FIRST_WITH_SESSIONS:
-        position = _read_forgotten(frame, position, version, forgotten)
+        position = _read_forgotten(frame, position, version, forgotten, budget)
     rack_id = ""
     if version >= _FIRST_WITH_RACK:
         read_string = wire.read_compact_string if flexible else wire.read_string
@@ -191,13 +191,15 @@ def _topic_id(encoded: bytes) -> UUID:
     return UUID(bytes=encoded)
 
 
-def _read_asked(frame: memoryview, position: int, version: int, topic: Topic) -> tuple[PartitionFetch, int]:
+def _read_asked(
+    frame: memoryview, position: int, version: int, topic: Topic, budget: wire.ItemBudget
+) -> tuple[PartitionFetch, int]:
     leader_epoch = last_epoch = start_offset = -1
     if version >= FIRST_FLEXIBLE:
         partition, leader_epoch, offset, last_epoch, start_offset, size = _ASKED_V12.unpack_from(
             frame, position
         )
-        position = wire.skip_tagged_fields(frame, position + _ASKED_V12.size)
+        position = wire.skip_tagged_fields(frame, position + _ASKED_V12.size, budget)
     elif version >= _FIRST_WITH_LEADER_EPOCH:
         partition, leader_epoch, offset, start_offset, size = _ASKED_V9.unpack_from(frame, position)
         position += _ASKED_V9.size
@@ -211,18 +213,22 @@ def _read_asked(frame: memoryview, position: int, version: int, topic: Topic) ->
 
 
 def _read_forgotten(
-    frame: memoryview, position: int, version: int, forgotten: list[tuple[Topic, int]]
+    frame: memoryview,
+    position: int,
+    version: int,
+    forgotten: list[tuple[Topic, int]],
+    budget: wire.ItemBudget,
 ) -> int:
     flexible = version >= FIRST_FLEXIBLE
-    topic_count, position = wire.read_array_size(frame, position, flexible)
+    topic_count, position = wire.read_items_size(frame, position, flexible, budget)
     for _ in range(topic_count):
         topic, position = _read_topic(frame, position, version)
-        count, position = wire.read_array_size(frame, position, flexible)
+        count, position = wire.read_items_size(frame, position, flexible, budget)
         for _ in range(count):
             forgotten.append((topic, _INT32.unpack_from(frame, position)[0]))
             position += 4
         if flexible:
-            position = wire.skip_tagged_fields(frame, position)
+            position = wire.skip_tagged_fields(frame, position, budget)
     return position
 
 

@@ -32,6 +32,10 @@ _FIRST_WITH_LOG_START_OFFSET = 5
 _FIRST_WITH_RECORD_ERRORS = 8
 _FIRST_WITH_CURRENT_LEADER = 10
 
+MOST_ITEMS = 100_000
+"""Topics, partitions and tagged fields of one request, which is read and answered on the event loop. A batch
+has 61 bytes at least: no producer sends as many partitions at once."""
+
 _TAG_CURRENT_LEADER = 0
 _NO_NODES: Mapping[int, Node] = {}
 
@@ -75,43 +79,44 @@ class PartitionAnswer(NamedTuple):
 
 def decode_request(frame: memoryview, position: int, version: int) -> ProduceRequest:
     """The body of a produce request that begins at `position`."""
+    budget = wire.ItemBudget(MOST_ITEMS)
     try:
         if version >= FIRST_FLEXIBLE:
-            return _decode_flexible_request(frame, position)
-        return _decode_old_request(frame, position)
+            return _decode_flexible_request(frame, position, budget)
+        return _decode_old_request(frame, position, budget)
     except struct.error:
         raise ProtocolError("produce request ends early") from None
 
 
-def _decode_flexible_request(frame: memoryview, position: int) -> ProduceRequest:
+def _decode_flexible_request(frame: memoryview, position: int, budget: wire.ItemBudget) -> ProduceRequest:
     transactional_id, position = wire.read_compact_string(frame, position)
     acks, timeout_ms = _ACKS_AND_TIMEOUT.unpack_from(frame, position)
-    topic_count, position = wire.read_array_size(frame, position + 6, True)
+    topic_count, position = wire.read_items_size(frame, position + 6, True, budget)
     partitions: list[PartitionBatches] = []
     for _ in range(topic_count):
         topic, position = wire.read_compact_string(frame, position)
-        partition_count, position = wire.read_array_size(frame, position, True)
+        partition_count, position = wire.read_items_size(frame, position, True, budget)
         for _ in range(partition_count):
             (partition,) = _INT32.unpack_from(frame, position)
             size, position = wire.read_uvarint(frame, position + 4)
             records: memoryview | None = None
             if size:
                 records, position = wire.read_bytes(frame, position, size - 1)
-            position = wire.skip_tagged_fields(frame, position)
+            position = wire.skip_tagged_fields(frame, position, budget)
             partitions.append(PartitionBatches(_not_null(topic), partition, records))
-        position = wire.skip_tagged_fields(frame, position)
-    wire.skip_tagged_fields(frame, position)
+        position = wire.skip_tagged_fields(frame, position, budget)
+    wire.skip_tagged_fields(frame, position, budget)
     return ProduceRequest(transactional_id, acks, timeout_ms, partitions)
 
 
-def _decode_old_request(frame: memoryview, position: int) -> ProduceRequest:
+def _decode_old_request(frame: memoryview, position: int, budget: wire.ItemBudget) -> ProduceRequest:
     transactional_id, position = wire.read_string(frame, position)
     acks, timeout_ms = _ACKS_AND_TIMEOUT.unpack_from(frame, position)
-    topic_count, position = wire.read_array_size(frame, position + 6, False)
+    topic_count, position = wire.read_items_size(frame, position + 6, False, budget)
     partitions: list[PartitionBatches] = []
     for _ in range(topic_count):
         topic, position = wire.read_string(frame, position)
-        partition_count, position = wire.read_array_size(frame, position, False)
+        partition_count, position = wire.read_items_size(frame, position, False, budget)
         for _ in range(partition_count):
             partition, size = _PARTITION_AND_SIZE.unpack_from(frame, position)
             position += 8

@@ -15,7 +15,7 @@ from functools import lru_cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from millrace.broker.errors import InvalidRecord
+from millrace.broker.errors import InvalidRecord, RecordTooLarge
 from millrace.broker.protocol import batch as batch_format
 from millrace.broker.protocol.batch import HEADER_SIZE, NO_TIMESTAMP, BatchHeader, parse_header
 from millrace.broker.protocol.checksum import Buffer
@@ -268,9 +268,14 @@ def build_batch(
 
 
 def recompress(batch: Buffer, codec: int) -> bytearray:
-    """A copy of one whole batch with its records compressed by another codec; all else stays."""
+    """A copy of one whole batch with its records compressed by another codec; all else stays.
+
+    Raises RecordTooLarge for plain records that no reader would decompress again."""
     header = parse_header(batch)
-    body = compress(codec, records_section(batch, header))
+    section = records_section(batch, header)
+    if codec and len(section) > MAX_DECOMPRESSED_SIZE:
+        raise RecordTooLarge(f"{len(section)} bytes of records are too many for a compressed batch")
+    body = compress(codec, section)
     copy = bytearray(
         batch_format.pack_header(
             size=HEADER_SIZE + len(body),

@@ -20,6 +20,9 @@ _INT32 = struct.Struct(">i")
 
 UUID_SIZE = 16
 
+MOST_TAGS = 1_000
+"""Tagged fields of one structure."""
+
 
 def read_uvarint(buffer: Buffer, position: int) -> tuple[int, int]:
     """An unsigned varint of at most 32 bits (5 bytes)."""
@@ -67,11 +70,9 @@ def read_compact_string(buffer: memoryview, position: int) -> tuple[str | None, 
 
 
 def _decode(buffer: memoryview, position: int, size: int) -> tuple[str, int]:
+    """What is not UTF-8 is replaced, as Apache Kafka does: it names no topic, and an error code says so."""
     view, position = read_bytes(buffer, position, size)
-    try:
-        return str(view, "utf-8"), position
-    except UnicodeDecodeError:
-        raise ProtocolError("string is not UTF-8") from None
+    return str(view, "utf-8", "replace"), position
 
 
 def read_array_size(buffer: memoryview, position: int, flexible: bool) -> tuple[int, int]:
@@ -91,9 +92,46 @@ def read_array_size(buffer: memoryview, position: int, flexible: bool) -> tuple[
     return count, position
 
 
+class ItemBudget:
+    """How many array items and tagged fields a message may still hold: each costs a process far more memory
+    and time than its bytes did."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, most: int) -> None:
+        self.left = most
+
+    def take(self, count: int) -> None:
+        self.left -= count
+        if self.left < 0:
+            raise ProtocolError("message holds too many items")
+
+
+def read_items_size(buffer: memoryview, position: int, flexible: bool, budget: ItemBudget) -> tuple[int, int]:
+    """Number of items of an array that cannot be null, taken from the budget."""
+    if flexible and position < len(buffer):
+        count = buffer[position] - 1
+        if 0 <= count < 0x7F and count < len(buffer) - position and count <= budget.left:  # nearly always
+            budget.left -= count
+            return count, position + 1
+    count, position = read_array_size(buffer, position, flexible)
+    if count < 0:
+        raise ProtocolError("an array is null where none may be")
+    budget.take(count)
+    return count, position
+
+
+def read_tag_count(buffer: memoryview, position: int) -> tuple[int, int]:
+    """How many tagged fields follow. No structure of the protocol has more than a few."""
+    count, position = read_uvarint(buffer, position)
+    if count > MOST_TAGS:
+        raise ProtocolError(f"a structure of {count} tagged fields, more than {MOST_TAGS}")
+    return count, position
+
+
 def read_tagged_fields(buffer: memoryview, position: int) -> tuple[dict[int, memoryview], int]:
     """The tagged fields of a flexible structure by tag."""
-    count, position = read_uvarint(buffer, position)
+    count, position = read_tag_count(buffer, position)
     fields: dict[int, memoryview] = {}
     for _ in range(count):
         tag, position = read_uvarint(buffer, position)
@@ -102,11 +140,20 @@ def read_tagged_fields(buffer: memoryview, position: int) -> tuple[dict[int, mem
     return fields, position
 
 
-def skip_tagged_fields(buffer: memoryview, position: int) -> int:
-    """The position after the tagged fields; most structures carry none."""
+def skip_tagged_fields(buffer: memoryview, position: int, budget: ItemBudget | None = None) -> int:
+    """The position after the tagged fields, which are taken from the budget; most structures carry none."""
     if position < len(buffer) and buffer[position] == 0:
         return position + 1
-    return read_tagged_fields(buffer, position)[1]
+    count, position = read_tag_count(buffer, position)
+    if budget is not None:
+        budget.take(count)
+    for _ in range(count):
+        _, position = read_uvarint(buffer, position)
+        size, position = read_uvarint(buffer, position)
+        position += size
+        if position > len(buffer):
+            raise ProtocolError(f"message ends inside a tagged field of {size} bytes")
+    return position
 
 
 def uvarint(value: int) -> bytes:

@@ -74,7 +74,8 @@ KEPT_FRAME_SIZE = 4 << 20
 """Bytes that take more than a millisecond to copy."""
 
 MOST_ITEMS = 500_000
-"""Array items that a request may hold: each costs this process far more memory than its bytes did."""
+"""Array items and tagged fields that a request may hold: each costs this process far more memory than its
+bytes did."""
 
 
 class Handler(NamedTuple):

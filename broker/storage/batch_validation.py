@@ -32,7 +32,7 @@ from millrace.broker.protocol.batch import (
     verify_crc,
 )
 from millrace.broker.protocol.checksum import Buffer, crc32c
-from millrace.broker.protocol.compression import CODEC_IDS, ZSTD, decompress
+from millrace.broker.protocol.compression import CODEC_IDS, ZSTD, check_framing, decompress
 from millrace.broker.protocol.records import MAX_DECOMPRESSED_SIZE, recompress, validate_records
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.refused_records import refusal_of_records, takes_timestamps
@@ -144,6 +144,7 @@ def check_batch(
                 section = memoryview(decompress(codec, section, MAX_DECOMPRESSED_SIZE))
             else:
                 section = memoryview(budget.decompress(codec, section))
+            check_framing(codec, view[HEADER_SIZE:])
         least, greatest, keyless = validate_records(section, header.record_count)
         least_timestamp = header.base_timestamp + least
         max_timestamp = header.base_timestamp + greatest

@@ -379,4 +379,15 @@ OF_STORAGE = (
             "::test_deleted_log_reads_its_own_closed_files_and_not_those_of_one_made_anew",
         ),
     ),
+    Mutant(
+        name="batch-that-java-consumers-cannot-read-stored",
+        promise="A compressed batch that Java's consumers would stop at is refused and not stored.",
+        file="broker/storage/batch_validation.py",
+        rule="            check_framing(codec, view[HEADER_SIZE:])\n",
+        instead="",
+        red=(
+            "tests/unit/protocol/test_compression_framing.py"
+            "::test_batch_that_java_consumers_do_not_read_is_not_stored",
+        ),
+    ),
 )

@@ -132,7 +132,7 @@ def test_whole_batches_ends_where_iteration_ends(runs: list[list[Record]], cut: 
 def test_compression_round_trip_keeps_the_bytes(data: bytes, codec: int) -> None:
     packed = compression.compress(codec, data)
     assert bytes(compression.decompress(codec, packed, max(len(data), 1))) == data
-    if len(data) > 1:
+    if codec and len(data) > 1:
         with pytest.raises(RecordTooLarge):
             compression.decompress(codec, packed, len(data) - 1)
 

@@ -65,8 +65,8 @@ DIFFERENCES: dict[str, Difference] = {
         why="as Apache Kafka 3.9; tools say the same in other words",
     ),
     "unreadable-batch": Difference(
-        subject="a produced batch of an unknown codec, of 2 GB by its own length, "
-        "or whose records do not decompress",
+        subject="a produced batch of an unknown codec, of 2 GB by its own length, whose records do not "
+        "decompress, or are framed as Java's consumers do not read it (lz4 of linked blocks)",
         kafka="UNKNOWN_SERVER_ERROR",
         millrace="UNSUPPORTED_COMPRESSION_TYPE, INVALID_RECORD, CORRUPT_MESSAGE",
         why="the producer is at fault, not the server, and the code says how",

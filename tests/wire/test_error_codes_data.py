@@ -11,10 +11,12 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+import lz4.frame
 import pytest
 from crc32c import crc32c
 
 from millrace.broker.protocol import batch as batch_format
+from millrace.broker.protocol.compression import LZ4
 from millrace.broker.protocol.frames import Api
 from millrace.broker.protocol.hot_fetch import PartitionFetch
 from tests.raw_client import RawClient, batch_of
@@ -75,6 +77,15 @@ def new_producer(raw: RawClient) -> Any:
     return found[-1]
 
 
+def of_linked_blocks() -> bytearray:
+    """What Python's lz4 makes unless it is told otherwise."""
+    plain = batch_of(b"one" * 40_000)
+    body = lz4.frame.compress(bytes(plain[batch_format.HEADER_SIZE :]), block_linked=True)
+    batch = plain[: batch_format.HEADER_SIZE] + body
+    struct.pack_into(">i", batch, 8, len(batch) - 12)
+    return changed(ATTRIBUTES_LOW_BYTE, ">b", LZ4, batch=batch)
+
+
 def produced(raw: RawClient, topic: str, batch: bytes | bytearray | None, **options: int) -> str:
     (answer,) = raw.produce({(topic, 0): batch}, **options)
     return error_name(answer.error_code)
@@ -97,6 +108,7 @@ def test_batches_that_are_not_what_they_say_are_refused(raw, server, readers, ne
         "last offset too high": produced(raw, topic, changed(LAST_OFFSET_DELTA_POSITION, ">i", 7)),
         "unknown codec": produced(raw, topic, changed(ATTRIBUTES_LOW_BYTE, ">b", 7)),
         "said to be gzip": produced(raw, topic, changed(ATTRIBUTES_LOW_BYTE, ">b", 1)),
+        "lz4 of linked blocks": produced(raw, topic, of_linked_blocks()),
         "control batch": produced(raw, topic, changed(ATTRIBUTES_LOW_BYTE, ">b", 0x20)),
         "format 0": produced(raw, topic, old_message(0)),
         "format 1": produced(raw, topic, old_message(1)),
@@ -118,6 +130,9 @@ def test_batches_that_are_not_what_they_say_are_refused(raw, server, readers, ne
         ),
         "said to be gzip": server.outcome(
             "unreadable-batch", kafka="UNKNOWN_SERVER_ERROR", millrace="CORRUPT_MESSAGE"
+        ),
+        "lz4 of linked blocks": server.outcome(
+            "unreadable-batch", kafka="UNKNOWN_SERVER_ERROR", millrace="INVALID_RECORD"
         ),
         "control batch": "INVALID_RECORD",
         "format 0": "INVALID_RECORD",

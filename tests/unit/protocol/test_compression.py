@@ -14,7 +14,7 @@ import zstandard
 
 from millrace.broker.errors import CorruptMessage, RecordTooLarge, UnsupportedCompressionType
 from millrace.broker.protocol import compression
-from millrace.broker.protocol.compression import GZIP, LZ4, SNAPPY, ZSTD, compress, decompress
+from millrace.broker.protocol.compression import GZIP, LZ4, NONE, SNAPPY, ZSTD, compress, decompress
 
 TEXT = b"a record of some words, and of some more words. " * 400
 MEBIBYTE = 1 << 20
@@ -50,6 +50,11 @@ def test_whoever_holds_a_refusal_does_not_hold_what_was_decompressed_before_it(
         tracemalloc.stop()
 
 
+def test_what_is_not_compressed_is_read_whatever_its_size() -> None:
+    """A broker stores plain batches of any size that a topic allows: they inflate to nothing."""
+    assert decompress(NONE, TEXT, 10) == TEXT
+
+
 def test_zstd_frame_that_claims_a_huge_size_is_bounded() -> None:
     bomb = zstandard.ZstdCompressor(write_content_size=True).compress(bytes(256 * MEBIBYTE))
     assert len(bomb) < 16_384
@@ -65,10 +70,20 @@ def test_cut_stream_is_refused(codec: int) -> None:
             decompress(codec, packed[:-cut], MEBIBYTE)
 
 
-@pytest.mark.parametrize("codec", [GZIP, LZ4, ZSTD])
+@pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4, ZSTD])
 def test_joined_streams_are_read_as_one(codec: int) -> None:
     joined = compress(codec, TEXT) + compress(codec, b"more")
     assert bytes(decompress(codec, joined, MEBIBYTE)) == TEXT + b"more"
+
+
+def test_padding_behind_gzip_is_passed_over_as_java_s_reader_does() -> None:
+    packed = compress(GZIP, TEXT)
+    for padding in (bytes(1), bytes(100), b"\x1f\x00 not a member"):
+        assert decompress(GZIP, packed + padding, MEBIBYTE) == TEXT
+    with pytest.raises(CorruptMessage):
+        decompress(GZIP, bytes(8) + packed, MEBIBYTE)
+    with pytest.raises(CorruptMessage):
+        decompress(GZIP, packed + packed[:-3], MEBIBYTE)
 
 
 def test_streams_of_other_writers_are_read() -> None:
@@ -81,6 +96,13 @@ def test_streams_of_other_writers_are_read() -> None:
 
 def test_plain_snappy_block_without_framing_is_read() -> None:
     assert decompress(SNAPPY, bytes(cramjam.snappy.compress_raw(TEXT)), MEBIBYTE) == TEXT
+
+
+@pytest.mark.parametrize("stream", [b"", compress(SNAPPY, TEXT)], ids=["first", "second"])
+def test_snappy_header_that_is_cut_is_refused(stream: bytes) -> None:
+    for size in (8, 15):
+        with pytest.raises(CorruptMessage):
+            decompress(SNAPPY, stream + compress(SNAPPY, TEXT)[:size], MEBIBYTE)
 
 
 def test_snappy_is_written_in_xerial_frames_of_many_blocks() -> None:

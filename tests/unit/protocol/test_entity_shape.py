@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import random
 import struct
 import subprocess
@@ -51,6 +52,7 @@ def random_entity(entity_type: type[Any], rng: random.Random) -> Any:
 def end_of(entity_type: type[Any], data: bytes) -> None:
     """The check passes exactly when nothing is missing: a byte less must be refused."""
     assert checked(entity_type, memoryview(data), 0, NO_LIMIT) == (memoryview(data), 0)
+    assert checked(entity_type, memoryview(data), 0, NO_LIMIT, mends=True) == (memoryview(data), 0)
     if data:
         with pytest.raises(ProtocolError):
             checked(entity_type, memoryview(data[:-1]), 0, NO_LIMIT)
@@ -153,3 +155,54 @@ def test_items_are_bounded() -> None:
     decode_entity(entity_type, data, 0, most_items=100)
     with pytest.raises(ProtocolError, match="too many items"):
         decode_entity(entity_type, data, 0, most_items=99)
+
+
+def legacy(text: bytes) -> bytes:
+    return struct.pack(">h", len(text)) + text
+
+
+def commit_v2(retention_ms: int, metadata: bytes, group: bytes = b"g") -> bytes:
+    return (
+        legacy(group)
+        + struct.pack(">i", -1)
+        + legacy(b"")
+        + struct.pack(">qi", retention_ms, 1)
+        + legacy(b"t")
+        + struct.pack(">iiq", 1, 0, 5)
+        + legacy(metadata)
+    )
+
+
+def test_strings_that_are_not_utf_8_are_read_as_apache_kafka_reads_them() -> None:
+    read = decode_entity(request_type(Api.OFFSET_COMMIT, 2), commit_v2(-1, b"\xff\xfe", b"gr\xe9"), 0)
+    assert read.group_id == "gr\ufffd"
+    assert read.topics[0].name == "t"
+    assert read.topics[0].partitions[0].committed_metadata == "\ufffd\ufffd"
+    with pytest.raises(ProtocolError, match="not UTF-8"):  # there is no room for what would replace it
+        decode_entity(request_type(Api.OFFSET_COMMIT, 2), commit_v2(-1, b"\xff" * 20_000), 0)
+
+
+def test_compact_strings_too_with_unknown_tagged_fields_around() -> None:
+    unknown = b"\x01\x05\x00"
+    body = b"\x04gr\xe9" + struct.pack(">i", 7) + b"\x02m\x00" + unknown  # heartbeat v4
+    read = decode_entity(request_type(Api.HEARTBEAT, 4), body, 0)
+    assert (read.group_id, read.generation_id, read.member_id) == ("gr\ufffd", 7, "m")
+    assert read.group_instance_id is None
+
+
+@pytest.mark.parametrize(("told", "read"), [(0, 0), (27, 27), (134, -1), (200, -1), (-2, -1), (32_767, -1)])
+def test_error_codes_of_newer_releases_are_unknown_server_errors(told: int, read: int) -> None:
+    answered = response_type(Api.HEARTBEAT, 1)
+    assert decode_entity(answered, struct.pack(">ih", 0, told), 0).error_code == read
+    parts = struct.pack(">iihih", 2, 0, told, 1, 0)
+    body = struct.pack(">i", 1) + legacy(b"t") + parts
+    (topic,) = decode_entity(response_type(Api.OFFSET_COMMIT, 2), body, 0).topics
+    assert [(part.partition_index, part.error_code) for part in topic.partitions] == [(0, read), (1, 0)]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_times_longer_than_are_counted_become_the_longest(sign: int) -> None:
+    for time_ms in (sign * (2**63 - 1), sign * 8 * 10**16, sign * (2**63 // 1000 + 1)):
+        read = decode_entity(request_type(Api.OFFSET_COMMIT, 2), commit_v2(time_ms, b""), 0)
+        assert read.retention_time // datetime.timedelta(milliseconds=1) == sign * (2**63 // 1000)
+        assert read.topics[0].partitions[0].committed_offset == 5

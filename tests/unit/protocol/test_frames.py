@@ -65,7 +65,6 @@ def test_unknown_version_of_api_versions_is_read_as_flexible() -> None:
         b"\x00" * 9,
         b"\x00\x03\x00\x01\x00\x00\x00\x01\x00\x05abc",  # client id announced longer than it is
         b"\x00\x03\x00\x01\x00\x00\x00\x01\xff\xfe",  # negative size that is not null
-        b"\x00\x03\x00\x01\x00\x00\x00\x01\x00\x01\xff",  # not UTF-8
         b"\x00\x03\x00\x0c\x00\x00\x00\x01\x00\x01a",  # flexible, tagged fields are missing
         b"\x00\x03\x00\x0c\x00\x00\x00\x01\x00\x01a\x01\x00\xff\xff\xff\xff\x0f",  # a tag of 4 GB
     ],
@@ -80,3 +79,8 @@ def test_malformed_body_raises_protocol_error() -> None:
     _, position = frames.decode_request(frame)
     with pytest.raises(ProtocolError, match="MetadataRequest"):
         frames.decode_entity(MetadataRequest, frame[:-2], position)
+
+
+def test_client_id_that_is_not_utf_8_is_read_as_apache_kafka_reads_it() -> None:
+    head, position = frames.decode_request(memoryview(b"\x00\x03\x00\x01\x00\x00\x00\x01\x00\x02a\xe9"))
+    assert (head.client_id, position) == ("a\ufffd", 12)

@@ -15,6 +15,7 @@ from kio.static.primitive import i32Timedelta
 
 from millrace.broker.errors import ProtocolError
 from millrace.broker.protocol import frames, hot_fetch, hot_produce
+from millrace.broker.server.answers import request_type
 from tests import seeds
 
 TOPIC_ID = uuid.UUID("2b6c1f0e-9a51-4a41-8f25-1f1e7f8a2d11")
@@ -340,3 +341,15 @@ def test_fetch_response_names_leaders_as_kio_reads_them(version: int) -> None:
         assert (node.node_id, node.host, node.port, node.rack) == (4, "four", 9094, "r")
     decoded = hot_fetch.decode_response(frame, version).partitions
     assert [part.current_leader for part in decoded] == [(4, 9), None, (4, 9)]
+
+
+@pytest.mark.parametrize("version", [8, 9])
+def test_topic_that_is_not_utf_8_is_one_that_does_not_exist_as_kio_reads_it(version: int) -> None:
+    """The connection goes on: as in Apache Kafka, the partition's answer says so."""
+    encoded = hot_produce.encode_request(version, 1, "", {("t\x7f", 0): b"x"})
+    frame = memoryview(bytearray(b"".join(encoded)))[4:]
+    frame[bytes(frame).index(0x7F)] = 0xFF
+    _, position = frames.decode_request(frame)
+    (batches,) = hot_produce.decode_request(frame, position, version).partitions
+    (topic,) = frames.decode_entity(request_type(0, version), frame, position).topic_data
+    assert batches.topic == topic.name == "t\ufffd"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from millrace.broker.errors import InvalidRecord
+from millrace.broker.errors import InvalidRecord, RecordTooLarge
+from millrace.broker.protocol import records as records_module
 from millrace.broker.protocol.batch import HEADER_SIZE
 from millrace.broker.protocol.records import (
     MOST_NAMED,
     Record,
     build_batch,
+    recompress,
     refused_records,
     scan_records,
     validate_records,
@@ -131,3 +133,16 @@ def test_columns_have_their_types() -> None:
 def test_empty_batch_is_not_built() -> None:
     with pytest.raises(ValueError, match="at least one"):
         build_batch([])
+
+
+def test_plain_records_are_not_compressed_into_more_than_readers_decompress(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    batch = build_batch([Record(None, bytes(1000), (), 0)])
+    size = len(batch) - HEADER_SIZE
+    monkeypatch.setattr(records_module, "MAX_DECOMPRESSED_SIZE", size)
+    recompress(batch, 1)
+    monkeypatch.setattr(records_module, "MAX_DECOMPRESSED_SIZE", size - 1)
+    recompress(batch, 0)
+    with pytest.raises(RecordTooLarge):
+        recompress(batch, 1)

@@ -313,7 +313,7 @@ def test_a_large_fetch_is_read_and_written_on_a_thread_while_its_connection_wait
 
 
 def test_a_fetch_of_more_partitions_than_any_cluster_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hot_fetch, "MOST_PARTITIONS", 3)
+    monkeypatch.setattr(hot_fetch, "MOST_ITEMS", 5)  # two topics and three partitions
     asked = [PartitionFetch(topic, number, 0, 1) for topic in ("t", "u") for number in range(2)]
     for count, is_refused in ((3, False), (4, True)):
         request = hot_fetch.FetchRequest(0, 1, 1, False, asked[:count])

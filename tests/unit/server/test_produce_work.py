@@ -17,7 +17,7 @@ from millrace.broker.coordination.metadata_cache import MetadataCache
 from millrace.broker.errors import InvalidRecord, InvalidRequest, InvalidTxnState, RecordTooLarge
 from millrace.broker.protocol import hot_produce
 from millrace.broker.protocol.batch import ATTRIBUTES_POSITION, HEADER_SIZE, parse_header, seal
-from millrace.broker.protocol.compression import GZIP, LZ4, ZSTD, compress
+from millrace.broker.protocol.compression import GZIP, ZSTD, compress
 from millrace.broker.protocol.frames import decode_request
 from millrace.broker.protocol.records import MAX_DECOMPRESSED_SIZE, Record, build_batch, read_records
 from millrace.broker.replication.partition import PartitionState
@@ -186,8 +186,8 @@ def test_request_of_many_compressed_bytes_is_checked_on_a_thread(tmp_path: Path,
     """Streams without content cost time by their number."""
 
     async def scenario(stage: Stage) -> None:
-        empty = compress(LZ4, b"") * (produce_work.COMPRESSED_AT_ONCE // 11 + 1)
-        batch = good(b"v", compression=LZ4)
+        empty = compress(GZIP, b"") * (produce_work.COMPRESSED_AT_ONCE // 20 + 1)
+        batch = good(b"v", compression=GZIP)
         batch += empty
         batch[8:12] = (len(batch) - 12).to_bytes(4, "big")
         seal(batch)
