@@ -140,6 +140,7 @@ class Journal:
         self.set_aside: Path | None = None
         self.set_aside_because = ""
         self.stale_because = ""
+        """Why it may lack what was written to it."""
         self._boot = boot_id()
         self._key: tuple[int, int] | None = None
         self._file = self._open_locked()
@@ -201,11 +202,6 @@ class Journal:
         if key is not None:
             with _held_lock:
                 _held.discard(key)
-
-    @property
-    def stale(self) -> bool:
-        """Whether it may lack what was written to it."""
-        return bool(self.stale_because)
 
     @property
     def _half_size(self) -> int:

@@ -61,11 +61,33 @@ OF_AUDIT_CLIENTS = (
         name="journal-believed-after-power-loss",
         promise="A journal that may lack its newest pages does not say how far its stream came.",
         file="audit/clients/recovery.py",
-        rule="stale=journal.stale",
-        instead="stale=False",
+        rule="stale_because=journal.stale_because",
+        instead='stale_because=""',
         red=(
             f"{UNIT}/test_journal_on_its_machine.py"
             "::test_a_stream_whose_machine_lost_its_power_is_not_closed_by_what_the_disk_still_has",
+        ),
+    ),
+    Mutant(
+        name="journal-damaged-in-the-middle-believed",
+        promise="A journal that is damaged in the middle does not say how far its streams came.",
+        file="audit/clients/journal.py",
+        rule="        if self._goes_on_behind(position, limit):\n",
+        instead="        if False:\n",
+        red=(
+            f"{UNIT}/test_journal.py"
+            "::test_nothing_is_told_of_streams_whose_journal_is_damaged_in_the_middle",
+        ),
+    ),
+    Mutant(
+        name="what-a-handler-raises-taken-for-a-refusal",
+        promise="A number goes to another record only where a client in Python refused the one that had it.",
+        file="audit/clients/interruption.py",
+        rule="        elif not code.co_filename.startswith(_OURS) and not _is_of_python(code.co_filename):\n",
+        instead="        elif False:\n",
+        red=(
+            f"{UNIT}/test_refused_calls.py"
+            "::test_kafka_python_may_have_taken_the_record_that_a_handler_interrupted",
         ),
     ),
     Mutant(

@@ -101,7 +101,7 @@ def test_a_damaged_byte_ends_the_log_there_and_never_yields_a_wrong_block(tmp_pa
     if recovered:  # the header is whole
         last = end - len(json.dumps(blocks[-1], separators=(",", ":")))
         is_in_the_middle = len(recovered) < len(blocks) and start + 24 + position < last - BLOCK_HEADER.size
-        assert journal.stale is is_in_the_middle, "the last one may have been cut by a kill"
+        assert bool(journal.stale_because) is is_in_the_middle, "the last one may have been cut by a kill"
     journal.close()
 
 
@@ -128,11 +128,11 @@ def test_what_was_wiped_says_nothing_and_is_no_damage_of_what_comes_after_it(tmp
     journal.wipe()
     journal.close()
     journal = Journal(tmp_path / "j")
-    assert (journal.recovered, journal.stale) == ([], False)
+    assert (journal.recovered, journal.stale_because) == ([], "")
     journal.rewrite([{"n": 3}])
     journal.close()
     journal = Journal(tmp_path / "j")
-    assert (journal.recovered, journal.stale) == ([{"n": 3}], False)
+    assert (journal.recovered, journal.stale_because) == ([{"n": 3}], "")
     journal.close()
 
 

@@ -48,7 +48,7 @@ def test_a_stream_whose_machine_lost_its_power_is_not_closed_by_what_the_disk_st
         lose_the_newest_pages(tmp_path / "j", image)
         monkeypatch.setattr(journal_module, "boot_id", lambda: 0xB007)
     journal = Journal(tmp_path / "j")
-    assert journal.stale is machine_started_anew
+    assert bool(journal.stale_because) is machine_started_anew
     heir = ProducerJournal(journal, 5)
     told = dict(heir.owed)
     heir.close()
@@ -82,7 +82,7 @@ def test_a_system_that_tells_no_start_of_the_machine_makes_no_journal_stale(tmp_
         for boot in boots:
             monkeypatch.setattr(journal_module, "boot_id", lambda boot=boot: boot)
             journal = Journal(tmp_path / "j")
-            assert not journal.stale
+            assert not journal.stale_because
             journal.rewrite([])
             journal.close()
         (tmp_path / "j").unlink()
