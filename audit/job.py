@@ -252,13 +252,7 @@ def _prepare(
     for stream, clusters in origins.items():
         captured.origins.setdefault(stream, set()).update(clusters)
     if only is not None:
-        for left in pruned.values():
-            left.windows -= type(left.windows)(
-                range(only[0] // left.window_ms, -(-only[1] // left.window_ms))
-            )
-            if left.told is not None:
-                left.told = {start_ms: count for start_ms, count in left.told.items() if left.has(start_ms)}
-        pruned = {stream: left for stream, left in pruned.items() if left.windows}
+        pruned = backfill.left_pruned(pruned, ledger, only)
     settle_claims(captured, before)
     topic_of = {facts.stream: facts.topic for facts in streams_of(config, captured)}
     late = upkeep.forget_pruned(ledger, pruned, topic_of)

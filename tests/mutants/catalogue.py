@@ -5,7 +5,8 @@ from __future__ import annotations
 from tests.mutants.of_audit import OF_AUDIT
 from tests.mutants.of_audit_clients import OF_AUDIT_CLIENTS
 from tests.mutants.of_audit_ledger import OF_AUDIT_LEDGER
+from tests.mutants.of_audit_runs import OF_AUDIT_RUNS
 from tests.mutants.of_broker import OF_BROKER
 from tests.mutants.of_mirror import OF_MIRROR
 
-MUTANTS = (*OF_BROKER, *OF_MIRROR, *OF_AUDIT, *OF_AUDIT_CLIENTS, *OF_AUDIT_LEDGER)
+MUTANTS = (*OF_BROKER, *OF_MIRROR, *OF_AUDIT, *OF_AUDIT_CLIENTS, *OF_AUDIT_LEDGER, *OF_AUDIT_RUNS)

@@ -1,0 +1,29 @@
+"""The audit's rules by which a run says what it found, and to whom, each taken out."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+JOB = "tests/unit/audit_job"
+BACKFILL = f"{JOB}/test_backfill.py"
+
+OF_AUDIT_RUNS = (
+    Mutant(
+        name="backfill-asks-nothing-again",
+        promise="A backfill names the loss in a window that was pruned, whatever else of the stream was.",
+        file="audit/runs/backfill.py",
+        rule="            left.sequences -= told\n",
+        instead="",
+        red=(f"{BACKFILL}::test_a_backfill_of_part_of_what_was_pruned_proves_it_or_names_the_loss",),
+    ),
+    Mutant(
+        name="backfill-blind-beside-its-range",
+        promise="A backfill calls no record lost that lies in a window beside its range.",
+        file="audit/runs/backfill.py",
+        rule="(only, *((start_ms, start_ms + 1) for start_ms in reports))",
+        instead="(only,)",
+        red=(
+            f"{BACKFILL}::test_a_record_of_a_backfill_that_lies_in_another_pruned_window_is_not_called_lost",
+        ),
+    ),
+)
