@@ -26,4 +26,12 @@ OF_AUDIT_RUNS = (
             f"{BACKFILL}::test_a_record_of_a_backfill_that_lies_in_another_pruned_window_is_not_called_lost",
         ),
     ),
+    Mutant(
+        name="explained-by-the-window-that-begins-then",
+        promise="A time is never explained as proven while a longer window around it has a loss.",
+        file="audit/explain.py",
+        rule='(start + pc.field("window_ms") > at_ms)',
+        instead="(start == at_ms)",
+        red=(f"{JOB}/test_explain.py::test_a_time_is_told_with_all_windows_that_it_lies_in",),
+    ),
 )
