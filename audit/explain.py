@@ -11,7 +11,8 @@ producer that fell silent). A window whose evidence was pruned is told by the li
 
     {topic, window_start, window_ms, at, verdict, waivers [...], pruned null or {verdict, settled_at, counts},
      streams: [{producer, stream, window_start, window_ms, verdict, state, why, revision, content, published,
-                ambiguous, tiers [{tier, consumed, distinct, appended, cells [{partition, offsets, sequences}]}],
+                ambiguous,
+                tiers [{tier, consumed, distinct, appended, cells [{partition, offsets, sequences}]}],
                 missing [{between, sequences, count, places}], duplicates [{tier, sequences, count}],
                 in_flight [{between, sequences}], explained {cause: sequences}, unreported, unknown,
                 differing {tier: sequences of which copies are not alike}, reasons [{reason, advice}]}]}

@@ -34,4 +34,15 @@ OF_AUDIT_RUNS = (
         instead="(start == at_ms)",
         red=(f"{JOB}/test_explain.py::test_a_time_is_told_with_all_windows_that_it_lies_in",),
     ),
+    Mutant(
+        name="verdict-hangs-on-its-reader",
+        promise="The exit status is the verdict's, whether its lines can be printed or not.",
+        file="deploy/commands/output.py",
+        rule="    try:\n        typer.echo(line, err=err)\n    except OSError:\n",
+        instead="    try:\n        typer.echo(line, err=err)\n    except ZeroDivisionError:\n",
+        red=(
+            "tests/unit/deploy/test_audit_commands.py::"
+            "test_a_verdict_is_the_exit_status_whether_it_can_be_printed_or_not[0]",
+        ),
+    ),
 )
