@@ -20,6 +20,10 @@ told in full, with every field's type, by `summary.schema.json` beside this file
     losses_more     [{topic, lost_between, findings, count}]: what is beyond the greatest `tally.MOST_NAMED`;
                     only where there is any. Each is named in `reconciliation.parquet`
     duplicates_more [{topic, tier, findings, count}]: the same of `duplicates`
+    differing       [{topic, producer, stream, window_start, where [sentences], waived}]: windows in which
+                    records arrived with other content than was sent, which is a loss; `where` tells between
+                    which tiers, or of copies in one tier
+    differing_more  [{topic, where, findings}]: the same of `differing`
     windows         {PROVEN | COUNT_MATCH | UNKNOWN | DUPLICATE | LOSS | OPEN: how many}
     open            {windows, acknowledged, in_flight}: of the windows that are not settled, which the verdict
                     does not speak of (but for a loss or duplicate in one); `counts` has their records too
@@ -48,11 +52,11 @@ told in full, with every field's type, by `summary.schema.json` beside this file
     unaudited       records without an identity header, {tier: n}
     foreign         [{topic, tier, count}]: records that came into the topic with the identity of another
                     topic's stream; they are not audited
-    older           {since, windows, streams, losses, duplicates}: findings that were told for long enough, of
-                    before `since` (`reconciliation.horizon`): they are in nothing above, and decide neither
-                    verdict nor status; only where there are any. `streams` is how many are in doubt as a
-                    whole, `losses_more` and `duplicates_more` as above. `untrusted` has `older` in what
-                    decides no more
+    older           {since, windows, streams, losses, duplicates, differing}: findings that were told for long
+                    enough, of before `since` (`reconciliation.horizon`): they are in nothing above, and
+                    decide neither verdict nor status; only where there are any. `streams` is how many are
+                    in doubt as a whole, `losses_more` and its like as above. `untrusted` has `older` in
+                    what decides no more
     at, window_ms   when it was taken (ISO 8601) and the window's length
     run             {records, bytes, seconds, state_bytes, state_files}: what the run read of the clusters
                     (bytes as they lie in their logs), how long it took up to its report, and how large the
@@ -148,6 +152,7 @@ def summarise(
         },
         "losses": tally.losses(waived),
         "duplicates": tally.duplicates(waived),
+        "differing": tally.differing(waived),
         "windows": dict(sorted(tally.windows.items())),
         "open": {name: tally.open[name] for name in ("windows", "acknowledged", "in_flight")},
         "tiers": order,
@@ -186,6 +191,7 @@ def summarise(
             "streams": past.own,
             "losses": past.losses(waived),
             "duplicates": past.duplicates(waived),
+            "differing": past.differing(waived),
             **past.more(),
         }
     summary |= tally.more()

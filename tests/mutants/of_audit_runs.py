@@ -45,4 +45,12 @@ OF_AUDIT_RUNS = (
             "test_a_verdict_is_the_exit_status_whether_it_can_be_printed_or_not[0]",
         ),
     ),
+    Mutant(
+        name="content-loss-unnamed",
+        promise="A loss by contents is named as any other, with what to do.",
+        file="audit/report/tally.py",
+        rule='    if row["content"] == DIFFERS:\n',
+        instead='    if row["content"] == "":\n',
+        red=(f"{JOB}/test_summary_document.py::test_a_loss_by_contents_is_named_and_told",),
+    ),
 )
