@@ -62,7 +62,7 @@ from millrace.audit.reconciliation.verdict_rows import Reconciler, iso_time, ver
 from millrace.audit.report import notes
 from millrace.audit.report.failure import FILE_NAME as LAST_FAILURE
 from millrace.audit.report.folder import TOLD_OF_FAILURE, note_failure, write_report
-from millrace.audit.report.place import report_at
+from millrace.audit.report.place import Report, report_at
 from millrace.audit.report.summary import Cost, exit_status, summarise
 from millrace.audit.runs import backfill, fact_rows
 from millrace.audit.runs.arrivals import arrival_passages
@@ -214,12 +214,13 @@ def _run(
             read = meter.records, meter.bytes
             count, size = state.size(before if only is not None else after)
             spark.release()
+            known = before.number
             if only is None and not after.knows_as_much_as(before):
                 state.commit(after)
+                known = after.number
             step("writing the report")  # of rows that go with the run, if it learnt nothing
             cost = Cost(*read, round(time.monotonic() - begun_s, 3), size, count)
-            with report.staged((LAST_FAILURE,)) as folder:
-                problem = _tell(job, found, {**summary, "run": asdict(cost)}, folder)
+            problem = _report(job, found, {**summary, "run": asdict(cost)}, report, known)
     return JobResult(exit_status(summary), summary, problem, cost)
 
 
@@ -411,6 +412,16 @@ def _notes(job: Run, doubts: Doubts) -> list[str]:
     if job.only is not None:
         told.append(backfill.sentence(config, job.only))
     return notes.told(told)
+
+
+def _report(job: Run, found: Findings, summary: Mapping[str, Any], report: Report, known: int) -> str:
+    """Tell what was found, unless a run that learnt more than commit `known` has told it meanwhile: its look
+    is newer. Returns what went wrong with it."""
+    latest = job.state.latest().number if job.only is None else known
+    if latest > known:
+        return f"run {latest} of another audit job has ended meanwhile; its report and watermarks stay"
+    with report.staged((LAST_FAILURE,)) as folder:
+        return _tell(job, found, summary, folder)
 
 
 def _tell(job: Run, found: Findings, summary: Mapping[str, Any], folder: Path) -> str:

@@ -46,6 +46,22 @@ OF_AUDIT_RUNS = (
         ),
     ),
     Mutant(
+        name="promise-under-another-name",
+        promise="A watermark waits for the producers of a single cluster, whatever its tier is called.",
+        file="audit/runs/reconciling.py",
+        rule="    sources = config.sources() or config.clusters\n",
+        instead="    sources = config.sources()\n",
+        red=(f"{JOB}/test_telling.py::test_a_promise_counts_for_the_topic_of_the_rows[aggregate]",),
+    ),
+    Mutant(
+        name="older-look-told-last",
+        promise="A run never writes its report and watermarks over those of a run that looked later.",
+        file="audit/job.py",
+        rule="    if latest > known:\n",
+        instead="    if latest > known + 1:\n",
+        red=(f"{JOB}/test_telling.py::test_a_run_that_another_has_overtaken_tells_nothing",),
+    ),
+    Mutant(
         name="content-loss-unnamed",
         promise="A loss by contents is named as any other, with what to do.",
         file="audit/report/tally.py",
