@@ -62,6 +62,17 @@ OF_AUDIT_RUNS = (
         red=(f"{JOB}/test_telling.py::test_a_run_that_another_has_overtaken_tells_nothing",),
     ),
     Mutant(
+        name="waived-loss-keeps-the-alert",
+        promise="A loss that a person has waived hides no new one beside it from whoever is alerted.",
+        file="audit/report/metrics.py",
+        rule='0 if loss.get("waived") else loss["count"]',
+        instead='loss["count"]',
+        red=(
+            "tests/unit/dashboards/test_audit_dashboard.py::"
+            "test_what_a_person_has_waived_is_apart_so_that_a_new_finding_beside_it_shows",
+        ),
+    ),
+    Mutant(
         name="content-loss-unnamed",
         promise="A loss by contents is named as any other, with what to do.",
         file="audit/report/tally.py",
