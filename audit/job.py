@@ -61,7 +61,7 @@ from millrace.audit.reconciliation.settled import (
 from millrace.audit.reconciliation.verdict_rows import Reconciler, iso_time, verdict_rows
 from millrace.audit.report import notes
 from millrace.audit.report.failure import FILE_NAME as LAST_FAILURE
-from millrace.audit.report.folder import TOLD_OF_FAILURE, note_failure, write_report
+from millrace.audit.report.folder import TOLD_OF_FAILURE, note_failure, read_told, write_report
 from millrace.audit.report.place import Report, report_at
 from millrace.audit.report.summary import Cost, exit_status, summarise
 from millrace.audit.runs import backfill, fact_rows
@@ -78,7 +78,7 @@ from millrace.audit.runs.run import Findings, Run
 from millrace.audit.runs.state_checks import check_clusters, check_names, check_place, check_window
 from millrace.audit.runs.untrusted import Doubts, doubts_of
 from millrace.audit.runs.watermarks import FILE_NAME as WATERMARKS_FILE
-from millrace.audit.runs.watermarks import document, steps_back, watermarks_of
+from millrace.audit.runs.watermarks import document, last_told, steps_back, watermarks_of
 from millrace.audit.scanning.cell_notes import counts_of, unaudited_of, unread_of
 from millrace.audit.scanning.cell_rows import NOTE_UNTRUSTED
 from millrace.audit.spark.masters import is_elsewhere
@@ -206,6 +206,8 @@ def _run(
                 config, job.captured, after, tail, job.late, rows, accepted, now_ms, job.since_ms
             )
             step("summing up the verdicts")
+            with report.reading((WATERMARKS_FILE,)) as folder:
+                job.told = last_told(read_told(folder, WATERMARKS_FILE), before.watermarks)
             found = _judge(job, rows, doubts)
             summary = _summary(job, after, cells, found)
             if only is None:
@@ -395,7 +397,7 @@ def _summary(job: Run, after: Commit, cells: RunCells, found: Findings) -> dict[
         revised_more=revised_more,
         notes=_notes(job, doubts),
     )
-    back = steps_back(job.before.watermarks, found.watermarks)
+    back = steps_back(job.told, found.watermarks)
     if back:
         summary["watermark_steps_back"] = back
     return summary
