@@ -152,6 +152,12 @@ class Late(_Part):
     kind: Literal["records", "report"]
 
 
+class LateMore(_Part):
+    topic: str
+    kind: Literal["records", "report"]
+    windows: Count
+
+
 class Latency(_Part):
     topic: str
     between: Hop
@@ -278,6 +284,7 @@ class SummaryDocument(_Part):
     topics: list[Topic]
     producers: list[Producer]
     late: list[Late]
+    late_more: Annotated[list[LateMore], Field(description="Beyond those that are named.")] = []
     latency: list[Latency]
     content: Content
     watermarks: Annotated[dict[str, str | None], Field(description="By topic, ISO 8601; null: none yet.")]

@@ -84,6 +84,8 @@ def metrics_text(summary: Mapping[str, Any]) -> str:
                 statistic=statistic,
             )
     late = Counter((each["topic"], each["kind"]) for each in summary["late"])
+    for each in summary.get("late_more", ()):
+        late[each["topic"], each["kind"]] += each["windows"]
     for (topic, kind), number in sorted(late.items()):
         gauges.set(
             "millrace_audit_late_windows",

@@ -34,6 +34,7 @@ told in full, with every field's type, by `summary.schema.json` beside this file
     late            [{topic, producer, window_start, by_ms, kind}]: the latest first, at most MOST_LATE. Kind
                     `records`: the last record was appended `by_ms` after its window's end; `report`: the
                     window ended `by_ms` ago and its producer has not promised that it is complete
+    late_more       [{topic, kind, windows}]: how many there are beyond those; only where there are any
     latency         [{topic, between [tier, tier], windows, p50_ms, p99_ms, max_ms}]: estimates (`latency`)
     content         {compared, not_compared, differs}: windows, where content is audited
     watermarks      {topic: ISO time or null}: everything created before is proven or waived
@@ -195,6 +196,8 @@ def summarise(
             **past.more(),
         }
     summary |= tally.more()
+    if late_more := tally.late_more():
+        summary["late_more"] = late_more
     if revised_more:
         summary["revisions_more"] = revised_more
     if untrusted_waivers:

@@ -74,6 +74,7 @@ class Tally:
         self._producers: dict[tuple[str, str], _Producer] = {}
         self._reasons: dict[str, tuple[int, Place]] = {}
         self._late: list[tuple[int, Place, dict[str, Any]]] = []
+        self._late_windows: Counter[tuple[str, str]] = Counter()
 
     def losses(self, waived: Collection[Target]) -> list[dict[str, Any]]:
         return self._losses.told(waived)
@@ -108,6 +109,12 @@ class Tally:
     def late_first(self) -> list[dict[str, Any]]:
         self._keep_latest(0)
         return [told for *_, told in self._late[:MOST_LATE]]
+
+    def late_more(self) -> list[dict[str, Any]]:
+        """[{topic, kind, windows}] of those that are not among the latest."""
+        named = Counter((each["topic"], each["kind"]) for each in self.late_first())
+        more = sorted((self._late_windows - named).items())
+        return [{"topic": topic, "kind": kind, "windows": windows} for (topic, kind), windows in more]
 
     def producers(self) -> list[dict[str, Any]]:
         return [
@@ -241,6 +248,7 @@ class Tally:
     def _add_late(self, row: Mapping[str, Any], by_ms: int, kind: str) -> None:
         told = {name: row[name] for name in ("topic", "producer", "window_start")}
         told |= {"by_ms": by_ms, "kind": kind}
+        self._late_windows[row["topic"], kind] += 1
         self._late.append((-by_ms, _place(row, int(kind == "report")), told))
         self._keep_latest(2 * MOST_LATE)
 

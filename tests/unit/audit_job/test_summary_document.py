@@ -20,6 +20,7 @@ from millrace.audit.report import tally as tally_module
 from millrace.audit.report.console import console_lines
 from millrace.audit.report.folder import note_failure, write_report
 from millrace.audit.report.latency import Latencies, percentile
+from millrace.audit.report.metrics import metrics_text
 from millrace.audit.report.sentences import older_findings
 from millrace.audit.report.summary import exit_status, summarise
 from tests.browser.report_data import CONTROL, HOUR_MS, START_MS, TIERS, rich, row
@@ -43,7 +44,7 @@ def test_the_summary_is_what_the_schema_tells(made: tuple[dict[str, Any], pa.Tab
     assert SCHEMA.read_text("utf-8") == document.schema_text(), "make it anew from report.document"
     told = set(json.loads(SCHEMA.read_text("utf-8"))["properties"])
     there_at_times = {"watermark_steps_back", "untrusted_waivers", "older", "run"}
-    more = {f"{each}_more" for each in ("losses", "duplicates", "differing", "revisions")}
+    more = {f"{each}_more" for each in ("losses", "duplicates", "differing", "revisions", "late")}
     assert set(made[0]) == told - there_at_times - more
 
 
@@ -142,6 +143,29 @@ def test_what_is_within_the_grace_is_not_late() -> None:
     times = Evidence({"ewr": [START_MS, end_ms + 5_000]})
     assert summary_of((row("a@ewr", 0), times), grace_ms=5_000)["late"] == []
     assert len(summary_of((row("a@ewr", 0), times), grace_ms=4_999)["late"]) == 1
+
+
+def test_late_windows_are_counted_also_of_a_topic_whose_are_not_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One noisy topic must not make the figures of another vanish."""
+    monkeypatch.setattr(tally_module, "MOST_LATE", 2)
+    rows = [row("a@ewr", hour) for hour in range(4)]
+    rows.append(replace(row("b@ewr", 0), topic="quiet"))
+    summary = summary_of(
+        *((each, Evidence({"ewr": [0, (each.window_start_ms or 0) + 2 * HOUR_MS]})) for each in rows)
+    )
+    noisy = rows[0].topic
+    assert [each["topic"] for each in summary["late"]] == [noisy, noisy]
+    assert summary["late_more"] == [
+        {"topic": noisy, "kind": "records", "windows": 2},
+        {"topic": "quiet", "kind": "records", "windows": 1},
+    ]
+    told = [
+        line for line in metrics_text(summary).splitlines() if line.startswith("millrace_audit_late_windows{")
+    ]
+    assert sorted(line.rpartition(" ")[2] for line in told) == ["1.0", "4.0"]
+    document.SummaryDocument.model_validate(json.loads(json.dumps(summary)))
 
 
 def test_latency_is_told_by_hop_and_never_between_two_sources() -> None:
