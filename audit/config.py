@@ -23,6 +23,7 @@ from pydantic import (
     model_validator,
 )
 
+from millrace.audit.reconciliation.verdicts import PRODUCED
 from millrace.broker.client.security import Security
 from millrace.broker.config_file import ConfigText, ServerAddress, check_config, read_config
 from millrace.broker.errors import ConfigError
@@ -287,6 +288,8 @@ class AuditConfig(_Model):
     def _mistakes(self) -> Iterator[ConfigError]:
         topics, clusters = ", ".join(self.topics), ", ".join(sorted(self.clusters))
         for name, cluster in self.clusters.items():
+            if name == PRODUCED:
+                yield ConfigError(f"clusters.{name}", name, "another name: producers are called so")
             for topic in cluster.topics:
                 if topic not in self.topics:
                     yield ConfigError(f"clusters.{name}.topics.{topic}", topic, f"one of topics: {topics}")

@@ -10,7 +10,8 @@ of a united cell (`cell_union`) neither partition nor offsets (null).
 producer that fell silent). A window whose evidence was pruned is told by the line that is left of it.
 
     {topic, window_start, window_ms, at, verdict, waivers [...], pruned null or {verdict, settled_at, counts},
-     streams: [{producer, stream, verdict, state, why, revision, content, published, ambiguous,
+     streams: [{producer, stream, window_start, window_ms, verdict, state, why, revision, content, published,
+                ambiguous,
                 tiers [{tier, consumed, distinct, appended, cells [{partition, offsets, sequences}]}],
                 missing [{between, sequences, count, places}], duplicates [{tier, sequences, count}],
                 in_flight [{between, sequences}], explained {cause: sequences}, unreported, unknown,
@@ -83,15 +84,15 @@ def _explained(config: AuditConfig, topic: str, window: str, report: Path) -> di
     else:
         asked = parse_window(window)
         rows = _rows_of_window(path, topic, asked)
-        asked = rows[0]["window_start_ms"] if rows else asked
     pruned = None if asked is None else state.pruned(topic, asked)
     if not rows and pruned is None:
         raise ConfigError("window", window, _known_windows(path, topic, asked or 0))
-    start_ms = rows[0]["window_start_ms"] if rows else pruned["window_start_ms"] if pruned else None
-    window_ms = rows[0]["window_ms"] if rows else pruned["window_ms"] if pruned else 0
+    start_ms, window_ms = _span_of(rows or ([pruned] if pruned else []))
     streams = sorted({row["stream"] for row in rows})
     cells = [] if start_ms is None or not streams else state.cells(topic, start_ms, window_ms, streams)
-    asked_for = iso_time(start_ms) or ""
+    asked_for = {iso_time(row["window_start_ms"]) for row in rows if asked is not None} or {
+        iso_time(start_ms)
+    }
     verdicts = [row["verdict"] for row in rows] or [pruned["verdict"] if pruned else "UNKNOWN"]
     return {
         "topic": topic,
@@ -101,13 +102,18 @@ def _explained(config: AuditConfig, topic: str, window: str, report: Path) -> di
         "verdict": max(verdicts, key=lambda word: Verdict[word]),
         "waivers": [
             each
+<<<<<<< HEAD
             for each in state.waivers(path, summary.get("at"), topic) or summary.get("waivers", ())
             if each["topic"] == topic and (each.get("stream") in streams or each["window_start"] == asked_for)
+=======
+            for each in state.waivers(path, summary.get("at")) or summary.get("waivers", ())
+            if each["topic"] == topic and (each.get("stream") in streams or each["window_start"] in asked_for)
+>>>>>>> verdicts2
         ],
         "pruned": None if pruned is None else _pruned(pruned),
         "evidence": state.problem,
         "streams": [
-            _stream(row, [cell for cell in cells if cell.stream == row["stream"]])
+            _stream(row, [cell for cell in cells if _is_of(cell, row)])
             for row in sorted(
                 rows, key=lambda row: (-Verdict[row["verdict"]], row["producer"], row["stream"])
             )
@@ -141,13 +147,28 @@ def _summary(path: Path) -> Mapping[str, Any]:
 
 
 def _rows_of_window(path: Path, topic: str, at_ms: int) -> list[dict[str, Any]]:
-    """The rows of the window that the time lies in."""
+    """The rows of all windows that the time lies in: those of a stream that counts in longer ones are others.
+    What lies further back than the longest is not read, for its details may be large."""
     here = pc.field("topic") == topic
-    rows = _read(path, here & (pc.field("window_start_ms") == at_ms))
-    if rows.num_rows == 0:
-        rows = _read(path, here & (pc.field("window_start_ms") <= at_ms))
-        rows = rows.filter(pc.greater(pc.add(rows["window_start_ms"], rows["window_ms"]), at_ms))
-    return rows.to_pylist()
+    lengths = pq.read_table(path, columns=["window_ms"], filters=here, partitioning=None)
+    longest_ms = pc.max(lengths["window_ms"]).as_py() or 0
+    start = pc.field("window_start_ms")
+    near = (start <= at_ms) & (start > at_ms - longest_ms)
+    return _read(path, here & near & (start + pc.field("window_ms") > at_ms)).to_pylist()
+
+
+def _span_of(windows: Sequence[Mapping[str, Any]]) -> tuple[int | None, int]:
+    """(start, length) of the windows together; none of a row that no window can be named for."""
+    starts = [each["window_start_ms"] for each in windows]
+    if None in starts or not starts:
+        return None, windows[0]["window_ms"] if windows else 0
+    end_ms = max(each["window_start_ms"] + each["window_ms"] for each in windows)
+    return min(starts), end_ms - min(starts)
+
+
+def _is_of(cell: Cell, row: Mapping[str, Any]) -> bool:
+    start_ms = row["window_start_ms"]
+    return cell.stream == row["stream"] and start_ms <= cell.window_start_ms < start_ms + row["window_ms"]
 
 
 def _known_windows(path: Path, topic: str, at_ms: int) -> str:
@@ -219,7 +240,7 @@ class _State:
         try:
             folder = self._open()
             for name in folder.latest().cells:
-                found.extend(cells_of(folder.read_table(name).filter(wanted)))
+                found.extend(cells_of(folder.read_table(name, wanted)))
         except (MillraceError, OSError) as problem:
             self.problem = str(problem)
         return found
@@ -239,6 +260,8 @@ def _stream(row: Mapping[str, Any], cells: Sequence[Cell]) -> dict[str, Any]:
     told: dict[str, Any] = {
         "producer": row["producer"],
         "stream": row["stream"],
+        "window_start": iso_time(row["window_start_ms"]),
+        "window_ms": row["window_ms"],
         "verdict": row["verdict"],
         "state": row["state"],
         "why": "",
@@ -377,7 +400,7 @@ def lines(told: Mapping[str, Any], everything: bool = False) -> Iterator[str]:
     shown = max(len(findings), 0 if findings else MOST_PROVEN)
     for stream in told["streams"][: None if everything else shown]:
         yield ""
-        yield from _stream_lines(stream)
+        yield from _stream_lines(stream, told["window_ms"])
     rest = [] if everything else told["streams"][shown:]
     if rest:
         words = (
@@ -400,10 +423,13 @@ def _pruned_lines(pruned: Mapping[str, Any], has_rows: bool) -> Iterator[str]:
         yield "What came for it since is counted below and does not change that verdict."
 
 
-def _stream_lines(told: Mapping[str, Any]) -> Iterator[str]:
+def _stream_lines(told: Mapping[str, Any], window_ms: int) -> Iterator[str]:
+    """`window_ms` is what all of them cover together."""
     name = _plain(told["producer"]) or "(no name)"
     stream = f", stream {told['stream']}" if told["stream"] else ""
-    yield f"producer {name}{stream}: {told['verdict']} ({told['state']})"
+    own = "" if told["window_ms"] == window_ms else ", in its window " + told["window_start"]
+    own += f" of {length(told['window_ms'])}" if own else ""
+    yield f"producer {name}{stream}: {told['verdict']} ({told['state']}{own})"
     yield f"  {told['why']}"
     if told["revision"] > 1:
         yield f"  revision {told['revision']}: late data changed an earlier verdict"

@@ -61,8 +61,8 @@ from millrace.audit.reconciliation.settled import (
 from millrace.audit.reconciliation.verdict_rows import Reconciler, iso_time, verdict_rows
 from millrace.audit.report import notes
 from millrace.audit.report.failure import FILE_NAME as LAST_FAILURE
-from millrace.audit.report.folder import TOLD_OF_FAILURE, note_failure, write_report
-from millrace.audit.report.place import report_at
+from millrace.audit.report.folder import TOLD_OF_FAILURE, note_failure, read_told, write_report
+from millrace.audit.report.place import Report, report_at
 from millrace.audit.report.summary import Cost, exit_status, summarise
 from millrace.audit.runs import backfill, fact_rows
 from millrace.audit.runs.arrivals import arrival_passages
@@ -78,7 +78,7 @@ from millrace.audit.runs.run import Findings, Run
 from millrace.audit.runs.state_checks import check_clusters, check_names, check_place, check_window
 from millrace.audit.runs.untrusted import Doubts, doubts_of
 from millrace.audit.runs.watermarks import FILE_NAME as WATERMARKS_FILE
-from millrace.audit.runs.watermarks import document, steps_back, watermarks_of
+from millrace.audit.runs.watermarks import document, last_told, steps_back, watermarks_of
 from millrace.audit.scanning.cell_notes import counts_of, unaudited_of, unread_of
 from millrace.audit.scanning.cell_rows import NOTE_UNTRUSTED
 from millrace.audit.spark.masters import is_elsewhere
@@ -206,6 +206,8 @@ def _run(
                 config, job.captured, after, tail, job.late, rows, accepted, now_ms, job.since_ms
             )
             step("summing up the verdicts")
+            with report.reading((WATERMARKS_FILE,)) as folder:
+                job.told = last_told(read_told(folder, WATERMARKS_FILE), before.watermarks)
             found = _judge(job, rows, doubts)
             summary = _summary(job, after, cells, found)
             if only is None:
@@ -214,12 +216,13 @@ def _run(
             read = meter.records, meter.bytes
             count, size = state.size(before if only is not None else after)
             spark.release()
+            known = before.number
             if only is None and not after.knows_as_much_as(before):
                 state.commit(after)
+                known = after.number
             step("writing the report")  # of rows that go with the run, if it learnt nothing
             cost = Cost(*read, round(time.monotonic() - begun_s, 3), size, count)
-            with report.staged((LAST_FAILURE,)) as folder:
-                problem = _tell(job, found, {**summary, "run": asdict(cost)}, folder)
+            problem = _report(job, found, {**summary, "run": asdict(cost)}, report, known)
     return JobResult(exit_status(summary), summary, problem, cost)
 
 
@@ -252,13 +255,7 @@ def _prepare(
     for stream, clusters in origins.items():
         captured.origins.setdefault(stream, set()).update(clusters)
     if only is not None:
-        for left in pruned.values():
-            left.windows -= type(left.windows)(
-                range(only[0] // left.window_ms, -(-only[1] // left.window_ms))
-            )
-            if left.told is not None:
-                left.told = {start_ms: count for start_ms, count in left.told.items() if left.has(start_ms)}
-        pruned = {stream: left for stream, left in pruned.items() if left.windows}
+        pruned = backfill.left_pruned(pruned, ledger, only)
     settle_claims(captured, before)
     topic_of = {facts.stream: facts.topic for facts in streams_of(config, captured)}
     late = upkeep.forget_pruned(ledger, pruned, topic_of)
@@ -401,7 +398,7 @@ def _summary(job: Run, after: Commit, cells: RunCells, found: Findings) -> dict[
         revised_more=revised_more,
         notes=_notes(job, doubts),
     )
-    back = steps_back(job.before.watermarks, found.watermarks)
+    back = steps_back(job.told, found.watermarks)
     if back:
         summary["watermark_steps_back"] = back
     return summary
@@ -418,6 +415,16 @@ def _notes(job: Run, doubts: Doubts) -> list[str]:
     if job.only is not None:
         told.append(backfill.sentence(config, job.only))
     return notes.told(told)
+
+
+def _report(job: Run, found: Findings, summary: Mapping[str, Any], report: Report, known: int) -> str:
+    """Tell what was found, unless a run that learnt more than commit `known` has told it meanwhile: its look
+    is newer. Returns what went wrong with it."""
+    latest = job.state.latest().number if job.only is None else known
+    if latest > known:
+        return f"run {latest} of another audit job has ended meanwhile; its report and watermarks stay"
+    with report.staged((LAST_FAILURE,)) as folder:
+        return _tell(job, found, summary, folder)
 
 
 def _tell(job: Run, found: Findings, summary: Mapping[str, Any], folder: Path) -> str:

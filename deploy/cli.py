@@ -3,12 +3,13 @@
 Start-up stays below a few tenths of a second because command modules import only typer; servers, Spark and
 numba are imported inside the command that needs them. Exit statuses are listed in README.md: 64 is a wrong
 command line (2 means "unknown" for `audit` and `demo`, so the customary 2 would be ambiguous), 70 a defect
-of this program, 130 an interrupt.
+of this program, 130 an interrupt, 141 that nobody reads the output any more (as of a program that SIGPIPE
+ends: 0 would say that all is well, and 1 is a loss to some commands).
 """
 
 from __future__ import annotations
 
-import os
+import io
 import sys
 import traceback
 
@@ -17,11 +18,13 @@ from typer.exceptions import TyperException
 
 from millrace.deploy.commands import audit, broker, demo, groups, local, log, mirror, topics, zookeeper
 from millrace.deploy.commands.group import command_group
+from millrace.deploy.commands.output import silence
 from millrace.deploy.commands.usage import usage_message
 
 USAGE_ERROR_STATUS = 64
 DEFECT_STATUS = 70
 INTERRUPTED_STATUS = 130
+READER_GONE_STATUS = 141
 
 app = command_group(
     "Moves record batches between Kafka-protocol datacenters "
@@ -60,12 +63,29 @@ def _options(
 
 def main(arguments: list[str] | None = None) -> None:
     """Console entry point: runs one command and leaves with its exit status."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a name that a terminal cannot show ends no command
+        sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(run(arguments))
 
 
 def run(arguments: list[str] | None = None) -> int:
     """Runs one command and returns its exit status; expected failures become one line on standard error, and
-    several mistakes in a config file a line each."""
+    several mistakes in a config file a line each. What it printed has been written then, or Python would end
+    with a status of its own."""
+    status = _run(arguments)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        gone = _reader_gone()
+        return status or gone
+    except OSError as problem:
+        silence(sys.stdout)
+        _complain(f"standard output: {problem.strerror}")
+        return status or DEFECT_STATUS
+    return status
+
+
+def _run(arguments: list[str] | None) -> int:
     from millrace.broker.errors import MillraceError
 
     try:
@@ -79,14 +99,22 @@ def run(arguments: list[str] | None = None) -> int:
     except TyperException as error:
         return _usage_failure(error)
     except BrokenPipeError:
-        # The reader of our output (head, less) went away: no failure, and Python must not complain at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return _reader_gone()
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # typer has made a 1 of it
+            return _reader_gone()
+        raise
     except Exception:
         # A defect of ours: all of it is shown, and the status is not 1, which means a loss to some commands.
         traceback.print_exc()
         return DEFECT_STATUS
     return result if isinstance(result, int) else 0
+
+
+def _reader_gone() -> int:
+    """The reader of our output (head, less) went away: Python must not complain at exit."""
+    silence(sys.stdout)
+    return READER_GONE_STATUS
 
 
 def _usage_failure(error: Exception) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from millrace.audit.reconciliation.verdicts import Verdict, status_of
+from millrace.audit.report.reasons import CONTENT
 from millrace.audit.report.sentences import duration, hop_name, older_findings, records
 from millrace.audit.report.summary import Cost
 from millrace.audit.report.text import byte_size, ranges, sentence_text, visible
@@ -30,6 +31,7 @@ def console_lines(
     """`where` is the report's page, `config` the config's path as it was given."""
     yield f"{summary['verdict']}   {summary['sentence']}"
     yield from _findings("lost", summary, "losses", _loss)
+    yield from _findings("differs", summary, "differing", _differing)
     yield from _findings("twice", summary, "duplicates", _duplicate)
     yield from _reasons(summary)
     yield from _untrusted(summary["untrusted"])
@@ -97,6 +99,11 @@ def _duplicate(each: Mapping[str, Any]) -> str:
     return f"{_named(each)}, first in {each['tier']}"
 
 
+def _differing(each: Mapping[str, Any]) -> str:
+    where = f"{visible(each['topic'], _NAME)} {each['window_start']}, {visible(each['producer'], _NAME)}"
+    return f"{where}: {sentence_text('; '.join(each['where']))}{', waived' if each.get('waived') else ''}"
+
+
 def _named(found: Mapping[str, Any]) -> str:
     numbers = f"#{ranges(found['sequences'][:3])}" if found["sequences"] else "not named"
     more = len(found["sequences"]) - 3
@@ -109,7 +116,7 @@ def _named(found: Mapping[str, Any]) -> str:
 
 
 def _reasons(summary: Mapping[str, Any]) -> Iterator[str]:
-    reasons = summary["reasons"]
+    reasons = [each for each in summary["reasons"] if not each["reason"].startswith(CONTENT)]
     for each in reasons[:MOST_REASONS]:
         windows = "window" if each["count"] == 1 else "windows"
         yield _line("unknown", f"{sentence_text(each['reason'])} ({each['count']:,} {windows})")

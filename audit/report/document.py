@@ -90,6 +90,23 @@ class DuplicatesMore(_Part):
     count: Count
 
 
+class Differing(_Part):
+    """A window in which records arrived with other content than was sent."""
+
+    topic: str
+    producer: str
+    stream: Annotated[str, Field(description="16 hexadecimal digits.")]
+    window_start: WindowStart
+    where: Annotated[list[str], Field(description="Between which tiers, or of copies in which one.")]
+    waived: Annotated[bool, Field(description="A standing waiver covers it.")] = False
+
+
+class DifferingMore(_Part):
+    topic: str
+    where: list[str]
+    findings: Annotated[Count, Field(description="Windows of streams that are not named.")]
+
+
 class Tier(_Part):
     name: str
     upstream: Annotated[list[str], Field(description="`produced` or the tiers that it is compared with.")]
@@ -133,6 +150,12 @@ class Late(_Part):
     window_start: WindowStart
     by_ms: Count
     kind: Literal["records", "report"]
+
+
+class LateMore(_Part):
+    topic: str
+    kind: Literal["records", "report"]
+    windows: Count
 
 
 class Latency(_Part):
@@ -224,8 +247,10 @@ class Older(_Part):
     streams: Annotated[Count, Field(description="Those in doubt as a whole: lost tails, silence.")]
     losses: list[Loss]
     duplicates: list[Duplicate]
+    differing: list[Differing] = []
     losses_more: list[LossesMore] = []
     duplicates_more: list[DuplicatesMore] = []
+    differing_more: list[DifferingMore] = []
 
 
 class RunCost(_Part):
@@ -251,12 +276,15 @@ class SummaryDocument(_Part):
     duplicates: list[Duplicate]
     losses_more: Annotated[list[LossesMore], Field(description="Beyond those that are named.")] = []
     duplicates_more: Annotated[list[DuplicatesMore], Field(description="Beyond those named.")] = []
+    differing: Annotated[list[Differing], Field(description="Losses of content.")] = []
+    differing_more: Annotated[list[DifferingMore], Field(description="Beyond those named.")] = []
     windows: dict[StateWord, Count]
     open: OpenWindows = OpenWindows(windows=0, acknowledged=0, in_flight=0)
     tiers: list[Tier]
     topics: list[Topic]
     producers: list[Producer]
     late: list[Late]
+    late_more: Annotated[list[LateMore], Field(description="Beyond those that are named.")] = []
     latency: list[Latency]
     content: Content
     watermarks: Annotated[dict[str, str | None], Field(description="By topic, ISO 8601; null: none yet.")]

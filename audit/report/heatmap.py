@@ -303,7 +303,7 @@ def _as_calendar(heatmap: Heatmap, first_ms: int, last_ms: int) -> None:
         square.x, square.y = divmod((day - monday).days, 7)
     for x in range((_moment(last_ms) - monday).days // 7 + 1):
         # The column that holds a month's first day carries its name.
-        day = min(monday + timedelta(days=7 * x + 6), _moment(last_ms))
+        day = monday + min(timedelta(days=7 * x + 6), _moment(last_ms) - monday)  # the calendar may end in it
         month = (day.year, day.month)
         if month not in months_seen:
             months_seen.add(month)

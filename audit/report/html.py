@@ -38,7 +38,7 @@ from millrace.audit.report import text
 from millrace.audit.report.drawing import Drawings
 from millrace.audit.report.heatmap import MOST_SQUARES, Windows, heatmaps, overview
 from millrace.audit.report.plain import FOLDED, PlainRows, fold, script_json, table_data, tier_names
-from millrace.audit.report.reasons import advice
+from millrace.audit.report.reasons import CONTENT, advice
 from millrace.audit.report.sentences import duration, hop_name, older_findings, records
 
 MOST_ROWS = 100  # of losses or duplicates; summary.json has more
@@ -84,7 +84,7 @@ def render(summary: Mapping[str, Any], rows: Rows) -> str:
         losses=by_hop(summary["losses"], MOST_ROWS, summary.get("losses_more", ())),
         duplicates=by_tier(summary["duplicates"], MOST_ROWS, summary.get("duplicates_more", ())),
         differing=_differing(rows),
-        reasons=[each for each in summary["reasons"] if not each["reason"].startswith("content differs")],
+        reasons=[each for each in summary["reasons"] if not each["reason"].startswith(CONTENT)],
         safe=safe_until(summary, plain.doubtful, waived),
         waived=waived,
         overview=picture,
@@ -261,7 +261,7 @@ def _differing(rows: Rows) -> list[dict[str, Any]]:
         told += found.slice(0, MOST_ROWS - len(told)).to_pylist()
     for row in told:
         detail = json.loads(row.pop("detail"))
-        row["where"] = [each for each in detail.get("reasons", ()) if each.startswith("content differs")]
+        row["where"] = [each for each in detail.get("reasons", ()) if each.startswith(CONTENT)]
         for tier, ranges in detail.get("differing", {}).items():
             row["where"].append(f"in {tier}: {text.ranges(ranges)}")
     return told

@@ -4,7 +4,9 @@
 that failed makes of the file, so that a failure shows and the last good figures stay. A registry of its own:
 nothing of the process leaks in, and the same summary always gives the same text. Labels are names of
 topics, tiers and verdicts, never names that a producer chose. dashboards/audit.json shows them,
-dashboards/audit-alerts.yml warns by them.
+dashboards/audit-alerts.yml warns by them: so what a standing waiver covers has gauges of its own, or its
+alert would hide a new finding beside it. Of findings that are not named (`losses_more` and its like) nobody
+knows which are waived: they count as not.
 """
 
 from __future__ import annotations
@@ -65,8 +67,9 @@ def metrics_text(summary: Mapping[str, Any]) -> str:
             name == summary["verdict"],
             verdict=name,
         )
+    waived = _waived(summary)
     for topic in summary["topics"]:
-        _topic(gauges, topic)
+        _topic(gauges, topic, waived)
     _hops(gauges, summary)
     _watermarks(gauges, summary["watermarks"], at_s)
     for each in summary["latency"]:
@@ -81,6 +84,8 @@ def metrics_text(summary: Mapping[str, Any]) -> str:
                 statistic=statistic,
             )
     late = Counter((each["topic"], each["kind"]) for each in summary["late"])
+    for each in summary.get("late_more", ()):
+        late[each["topic"], each["kind"]] += each["windows"]
     for (topic, kind), number in sorted(late.items()):
         gauges.set(
             "millrace_audit_late_windows",
@@ -89,7 +94,10 @@ def metrics_text(summary: Mapping[str, Any]) -> str:
             topic=topic,
             kind=kind,
         )
-    for name, number in summary["content"].items():
+    content = dict(summary["content"])
+    content["waived"] = sum(1 for each in summary["differing"] if each.get("waived"))
+    content["differs"] -= content["waived"]
+    for name, number in content.items():
         gauges.set(
             "millrace_audit_content_windows",
             "Windows by what became of the comparison of contents",
@@ -98,8 +106,13 @@ def metrics_text(summary: Mapping[str, Any]) -> str:
         )
     gauges.set(
         "millrace_audit_untrusted",
-        "Headers, batches and events that could not be trusted",
-        sum(each["count"] for each in summary["untrusted"]),
+        "Headers, batches and events that could not be trusted, and not waived",
+        sum(each["count"] for each in summary["untrusted"] if not each.get("waived")),
+    )
+    gauges.set(
+        "millrace_audit_waived_untrusted",
+        "Headers, batches and events that could not be trusted, which a person has waived",
+        sum(each["count"] for each in summary["untrusted"] if each.get("waived")),
     )
     for tier, number in summary["unaudited"].items():
         gauges.set("millrace_audit_unaudited_records", "Records without an identity", number, tier=tier)
@@ -118,7 +131,19 @@ def _run(gauges: _Gauges, status: int, at_s: float | None) -> None:
         gauges.set(_RUN_TIME, _RUN_TIME_HELP, at_s)
 
 
-def _topic(gauges: _Gauges, topic: Mapping[str, Any]) -> None:
+def _waived(summary: Mapping[str, Any]) -> Counter[tuple[str, str, str]]:
+    """{(kind, topic, tier): records} of findings that a standing waiver covers."""
+    found: Counter[tuple[str, str, str]] = Counter()
+    for each in summary["losses"]:
+        if each.get("waived"):
+            found["missing", each["topic"], each["lost_between"][1]] += each["count"]
+    for each in summary["duplicates"]:
+        if each.get("waived"):
+            found["duplicates", each["topic"], each["tier"]] += each["count"]
+    return found
+
+
+def _topic(gauges: _Gauges, topic: Mapping[str, Any], waived: Mapping[tuple[str, str, str], int]) -> None:
     name = topic["topic"]
     for kind in KINDS:
         gauges.set(
@@ -141,10 +166,18 @@ def _topic(gauges: _Gauges, topic: Mapping[str, Any]) -> None:
         gauges.set("millrace_audit_seen_records", "Distinct records seen in a tier", tier["seen"], **labels)
         gauges.set(
             "millrace_audit_duplicate_records",
-            "Extra copies that a tier was the first to have",
-            tier["duplicates"],
+            "Extra copies that a tier was the first to have, and not waived",
+            tier["duplicates"] - waived.get(("duplicates", name, tier["tier"]), 0),
             **labels,
         )
+        for kind in ("missing", "duplicates"):
+            gauges.set(
+                "millrace_audit_waived_records",
+                "Records that were lost before a tier, or extra copies in it, which a person has waived",
+                waived.get((kind, name, tier["tier"]), 0),
+                **labels,
+                kind=kind,
+            )
         for state in WINDOW_STATES:
             gauges.set(
                 "millrace_audit_tier_windows",
@@ -164,11 +197,11 @@ def _hops(gauges: _Gauges, summary: Mapping[str, Any]) -> None:
             for upstream in upstreams.get(tier["tier"], ()):
                 missing[topic["topic"], upstream, tier["tier"]] += 0
     for loss in (*summary["losses"], *summary.get("losses_more", ())):
-        missing[loss["topic"], *loss["lost_between"]] += loss["count"]
+        missing[loss["topic"], *loss["lost_between"]] += 0 if loss.get("waived") else loss["count"]
     for (topic_name, upstream, tier_name), number in sorted(missing.items()):
         gauges.set(
             "millrace_audit_missing_records",
-            "Acknowledged records that were lost between two tiers",
+            "Acknowledged records that were lost between two tiers, and not waived",
             number,
             topic=topic_name,
             upstream=upstream,

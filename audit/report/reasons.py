@@ -18,6 +18,8 @@ from millrace.audit.reconciliation.tier_reading import NOT_BEGUN
 ON_THE_WAY = "in flight to tier "
 UNREPORTED = "records were seen that no report tells of"
 GAP = "a gap that the mirror recorded: "
+CONTENT = "content differs"
+"""How the reasons of a loss by contents begin (`content_check`)."""
 BEFORE = "records lie before the place at which their mirror began"
 _WAIVE = "`millrace audit waive` goes on without them."
 
@@ -200,7 +202,7 @@ def _first(known: tuple[tuple[str, str], ...], reason: str) -> str:
 def next_step(summary: Mapping[str, Any]) -> str:
     """What a person should do now; "" when nothing is to be done."""
     counts = summary["counts"]
-    for kind in ("losses", "duplicates"):
+    for kind in ("losses", "differing", "duplicates"):
         for found in summary[kind]:
             if found["window_start"] is not None:
                 return f"millrace audit explain {found['topic']} {found['window_start']}"

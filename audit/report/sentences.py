@@ -45,10 +45,12 @@ def older_findings(summary: Mapping[str, Any]) -> str:
         sum(each["count"] for each in (*older[name], *older.get(f"{name}_more", ())))
         for name in ("losses", "duplicates")
     )
+    differing = len(older["differing"]) + sum(each["findings"] for each in older.get("differing_more", ()))
     unknown, streams = older["windows"].get("UNKNOWN", 0), older["streams"]
     found = [
         f"{records(lost)} lost" if lost else "",
         f"{copies:,} extra {_copies(copies)}" if copies else "",
+        f"other content in {differing:,} {'window' if differing == 1 else 'windows'}" if differing else "",
         f"{unknown:,} unknown {'window' if unknown == 1 else 'windows'}" if unknown else "",
         f"{streams:,} {'stream' if streams == 1 else 'streams'} in doubt" if streams else "",
     ]

@@ -20,6 +20,10 @@ told in full, with every field's type, by `summary.schema.json` beside this file
     losses_more     [{topic, lost_between, findings, count}]: what is beyond the greatest `tally.MOST_NAMED`;
                     only where there is any. Each is named in `reconciliation.parquet`
     duplicates_more [{topic, tier, findings, count}]: the same of `duplicates`
+    differing       [{topic, producer, stream, window_start, where [sentences], waived}]: windows in which
+                    records arrived with other content than was sent, which is a loss; `where` tells between
+                    which tiers, or of copies in one tier
+    differing_more  [{topic, where, findings}]: the same of `differing`
     windows         {PROVEN | COUNT_MATCH | UNKNOWN | DUPLICATE | LOSS | OPEN: how many}
     open            {windows, acknowledged, in_flight}: of the windows that are not settled, which the verdict
                     does not speak of (but for a loss or duplicate in one); `counts` has their records too
@@ -30,6 +34,7 @@ told in full, with every field's type, by `summary.schema.json` beside this file
     late            [{topic, producer, window_start, by_ms, kind}]: the latest first, at most MOST_LATE. Kind
                     `records`: the last record was appended `by_ms` after its window's end; `report`: the
                     window ended `by_ms` ago and its producer has not promised that it is complete
+    late_more       [{topic, kind, windows}]: how many there are beyond those; only where there are any
     latency         [{topic, between [tier, tier], windows, p50_ms, p99_ms, max_ms}]: estimates (`latency`)
     content         {compared, not_compared, differs}: windows, where content is audited
     watermarks      {topic: ISO time or null}: everything created before is proven or waived
@@ -48,11 +53,11 @@ told in full, with every field's type, by `summary.schema.json` beside this file
     unaudited       records without an identity header, {tier: n}
     foreign         [{topic, tier, count}]: records that came into the topic with the identity of another
                     topic's stream; they are not audited
-    older           {since, windows, streams, losses, duplicates}: findings that were told for long enough, of
-                    before `since` (`reconciliation.horizon`): they are in nothing above, and decide neither
-                    verdict nor status; only where there are any. `streams` is how many are in doubt as a
-                    whole, `losses_more` and `duplicates_more` as above. `untrusted` has `older` in what
-                    decides no more
+    older           {since, windows, streams, losses, duplicates, differing}: findings that were told for long
+                    enough, of before `since` (`reconciliation.horizon`): they are in nothing above, and
+                    decide neither verdict nor status; only where there are any. `streams` is how many are
+                    in doubt as a whole, `losses_more` and its like as above. `untrusted` has `older` in
+                    what decides no more
     at, window_ms   when it was taken (ISO 8601) and the window's length
     run             {records, bytes, seconds, state_bytes, state_files}: what the run read of the clusters
                     (bytes as they lie in their logs), how long it took up to its report, and how large the
@@ -148,6 +153,7 @@ def summarise(
         },
         "losses": tally.losses(waived),
         "duplicates": tally.duplicates(waived),
+        "differing": tally.differing(waived),
         "windows": dict(sorted(tally.windows.items())),
         "open": {name: tally.open[name] for name in ("windows", "acknowledged", "in_flight")},
         "tiers": order,
@@ -186,9 +192,12 @@ def summarise(
             "streams": past.own,
             "losses": past.losses(waived),
             "duplicates": past.duplicates(waived),
+            "differing": past.differing(waived),
             **past.more(),
         }
     summary |= tally.more()
+    if late_more := tally.late_more():
+        summary["late_more"] = late_more
     if revised_more:
         summary["revisions_more"] = revised_more
     if untrusted_waivers:

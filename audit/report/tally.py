@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 
 from millrace.audit.reconciliation.row_parts import Rows, parts_of
 from millrace.audit.reconciliation.verdict_rows import VERDICT_SCHEMA
-from millrace.audit.reconciliation.verdicts import Fold, Verdict, WindowState
+from millrace.audit.reconciliation.verdicts import DIFFERS, Fold, Verdict, WindowState
 from millrace.audit.report.latency import Latencies
 from millrace.audit.report.plain import is_calm, tier_column, tier_names
-from millrace.audit.report.reasons import reasons_of
+from millrace.audit.report.reasons import CONTENT, reasons_of
 from millrace.audit.report.tier_states import TierState, tier_state
 
 MOST_LATE = 1000
@@ -70,9 +70,11 @@ class Tally:
         self._targets: dict[Target, Fold] = {}
         self._losses = _Findings("lost_between")
         self._duplicates = _Findings("tier")
+        self._differing = _Findings("where")
         self._producers: dict[tuple[str, str], _Producer] = {}
         self._reasons: dict[str, tuple[int, Place]] = {}
         self._late: list[tuple[int, Place, dict[str, Any]]] = []
+        self._late_windows: Counter[tuple[str, str]] = Counter()
 
     def losses(self, waived: Collection[Target]) -> list[dict[str, Any]]:
         return self._losses.told(waived)
@@ -80,9 +82,16 @@ class Tally:
     def duplicates(self, waived: Collection[Target]) -> list[dict[str, Any]]:
         return self._duplicates.told(waived)
 
+    def differing(self, waived: Collection[Target]) -> list[dict[str, Any]]:
+        return self._differing.told(waived)
+
     def more(self) -> dict[str, list[dict[str, Any]]]:
-        """`losses_more` and `duplicates_more` of the summary, where there are any."""
-        found = {"losses_more": self._losses.more(), "duplicates_more": self._duplicates.more()}
+        """`losses_more`, `duplicates_more` and `differing_more` of the summary, where there are any."""
+        found = {
+            "losses_more": self._losses.more(),
+            "duplicates_more": self._duplicates.more(),
+            "differing_more": self._differing.more(),
+        }
         return {name: told for name, told in found.items() if told}
 
     def unwaived(self, waived: Collection[Target]) -> Fold:
@@ -100,6 +109,12 @@ class Tally:
     def late_first(self) -> list[dict[str, Any]]:
         self._keep_latest(0)
         return [told for *_, told in self._late[:MOST_LATE]]
+
+    def late_more(self) -> list[dict[str, Any]]:
+        """[{topic, kind, windows}] of those that are not among the latest."""
+        named = Counter((each["topic"], each["kind"]) for each in self.late_first())
+        more = sorted((self._late_windows - named).items())
+        return [{"topic": topic, "kind": kind, "windows": windows} for (topic, kind), windows in more]
 
     def producers(self) -> list[dict[str, Any]]:
         return [
@@ -133,6 +148,7 @@ class Tally:
         for named, found in (
             (self._losses, _losses(row, detail)),
             (self._duplicates, _duplicates(row, detail)),
+            (self._differing, _differing(row, detail)),
         ):
             for number, each in enumerate(found):
                 named.add(_place(row, number), target, each)
@@ -232,6 +248,7 @@ class Tally:
     def _add_late(self, row: Mapping[str, Any], by_ms: int, kind: str) -> None:
         told = {name: row[name] for name in ("topic", "producer", "window_start")}
         told |= {"by_ms": by_ms, "kind": kind}
+        self._late_windows[row["topic"], kind] += 1
         self._late.append((-by_ms, _place(row, int(kind == "report")), told))
         self._keep_latest(2 * MOST_LATE)
 
@@ -329,13 +346,13 @@ def _place(row: Mapping[str, Any], number: int) -> Place:
 
 
 class _Findings:
-    """Losses or duplicates by name: those of most records; `where` is the field that says between or in which
-    tiers, by which the others are summed."""
+    """Losses, duplicates or windows with other content by name: those of most records, where that is known;
+    `where` is the field that says between or in which tiers, by which the others are summed."""
 
     def __init__(self, where: str) -> None:
         self._where = where
         self._found: list[Named] = []
-        self._others: dict[tuple[str, str | tuple[str, ...]], tuple[int, int]] = {}
+        self._others: dict[tuple[str, str | tuple[str, ...]], tuple[int, int | None]] = {}
 
     def add(self, place: Place, target: Target, told: dict[str, Any]) -> None:
         self._found.append((place, target, told))
@@ -350,22 +367,23 @@ class _Findings:
         ]
 
     def more(self) -> list[dict[str, Any]]:
-        """[{topic, lost_between or tier, findings, count}] of those that are not named."""
+        """[{topic, lost_between, tier or where, findings, count}] of those that are not named."""
         self._keep_greatest(MOST_NAMED)
         return [
-            {"topic": topic, self._where: _as_told(where), "findings": findings, "count": count}
+            {"topic": topic, self._where: _as_told(where), "findings": findings}
+            | ({} if count is None else {"count": count})
             for (topic, where), (findings, count) in sorted(self._others.items(), key=lambda each: each[0])
         ]
 
     def _keep_greatest(self, most: int) -> None:
         if len(self._found) <= most:
             return
-        self._found.sort(key=lambda each: (-each[2]["count"], each[0]))
+        self._found.sort(key=lambda each: (-each[2].get("count", 0), each[0]))
         for _, _, told in self._found[MOST_NAMED:]:
             where = told[self._where]
             key = (told["topic"], tuple(where) if isinstance(where, list) else where)
-            findings, count = self._others.get(key, (0, 0))
-            self._others[key] = (findings + 1, count + told["count"])
+            findings, count = self._others.get(key, (0, 0 if "count" in told else None))
+            self._others[key] = (findings + 1, None if count is None else count + told["count"])
         del self._found[MOST_NAMED:]
 
 
@@ -388,6 +406,13 @@ def _duplicates(row: Mapping[str, Any], detail: Mapping[str, Any]) -> Iterator[d
     ranges = detail.get("duplicates", {})
     for tier, copies in detail.get("extra_copies", {}).items():
         yield _named(row, ranges.get(tier, []), copies) | {"tier": tier}
+
+
+def _differing(row: Mapping[str, Any], detail: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Of how many records the content differs, and of which, sums do not tell."""
+    if row["content"] == DIFFERS:
+        found = {name: row[name] for name in ("topic", "producer", "stream", "window_start")}
+        yield found | {"where": [each for each in detail.get("reasons", ()) if each.startswith(CONTENT)]}
 
 
 def _named(row: Mapping[str, Any], sequences: list[list[int]], count: int) -> dict[str, Any]:

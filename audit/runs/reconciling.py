@@ -319,13 +319,14 @@ def by_audited_topic(
 ) -> list[StreamFacts]:
     """A producer knows its topic by its own cluster's name: the streams by the audited one. One of an audited
     topic's name in a cluster where another topic is the audited one has none. `origins_of` {stream: clusters
-    that told of it}."""
+    that told of it}. A cluster alone that is an aggregate has its producers all the same."""
     found = []
+    sources = config.sources() or config.clusters
     for facts in streams:
-        origins = set(origins_of.get(facts.stream, ())) & set(config.sources())
+        origins = set(origins_of.get(facts.stream, ())) & set(sources)
         named = [
             topic
-            for name, cluster in config.sources().items()
+            for name, cluster in sources.items()
             for topic in config.topics
             if facts.topic in cluster.topics_here(topic) and (not origins or name in origins)
         ]

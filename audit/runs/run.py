@@ -28,7 +28,7 @@ class Run:
     stream, `pruned_lines` the lines that earlier runs left of them by window, `late` counts what came for
     them (`late_again` what of it the next run reads again), `foreign` what lies in another topic than its
     stream's, `row_files` have this run's rows, `owed` are the roster's lines, `only` is the backfill's range,
-    `since_ms` the verdict's horizon."""
+    `since_ms` the verdict's horizon, `told` the watermarks that were told last."""
 
     config: AuditConfig
     state: StateFolder
@@ -49,6 +49,7 @@ class Run:
     owed: pa.Table = field(default_factory=SETTLED_SCHEMA.empty_table)
     only: TimeRange | None = None
     since_ms: int | None = None
+    told: dict[str, int] = field(default_factory=dict)
 
     @property
     def kept(self) -> Commit:

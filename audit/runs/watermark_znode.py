@@ -3,8 +3,9 @@
 The value is JSON: {"version": 1, "watermark": ISO time or null, "watermark_ms", "at", "run"}. It is written
 by compare-and-set on the znode's version and only when it changes, so that a watch fires for news alone. What
 a later run told is never overwritten by an earlier one: of two jobs at once the newer run's word stays. Later
-is what has the higher number and the later time: by the number alone a new state would be silent for as many
-runs as the old one had, by the time alone a host whose clock is behind would be.
+is what has the higher number, or the same (two runs at once), and the later time: by the number alone a new
+state would be silent for as many runs as the old one had, by the time alone a host whose clock is behind
+would be.
 
 The only module of the audit that imports kazoo. Called by `job`; a ZooKeeper that is away fails no audit: the
 old watermark stays, which claims less.
@@ -71,7 +72,7 @@ def _put(client: KazooClient, path: str, body: Mapping[str, Any], limit_s: float
 
 def _is_later(known: Mapping[str, Any], body: Mapping[str, Any]) -> bool:
     try:
-        return bool(known["run"] > body["run"] and time_ms(known["at"]) > time_ms(body["at"]))
+        return bool(known["run"] >= body["run"] and time_ms(known["at"]) > time_ms(body["at"]))
     except (KeyError, TypeError, ValueError):  # a stranger's
         return False
 

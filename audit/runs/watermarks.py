@@ -115,6 +115,21 @@ def _own(row: Mapping[str, Any]) -> WindowVerdict:
     )
 
 
+def last_told(document: Mapping[str, Any], committed: Mapping[str, int]) -> dict[str, int]:
+    """The latest watermark of each topic that anybody may go by: the last commit's, or that of the report's
+    `watermarks.json`, of which a run that died behind its commit has told no step back."""
+    told = dict(committed)
+    for topic, each in _dictionary(document.get("watermarks")).items():
+        at_ms = _dictionary(each).get("watermark_ms")
+        if isinstance(at_ms, int):
+            told[topic] = max(at_ms, told.get(topic, at_ms))
+    return told
+
+
+def _dictionary(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
 def steps_back(before: Mapping[str, int], now: Mapping[str, int | None]) -> list[dict[str, Any]]:
     """Topics whose watermark is earlier than the last one told."""
     return [

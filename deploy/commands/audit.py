@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from millrace.deploy.commands.group import command_group
-from millrace.deploy.commands.output import Format, JsonFlag, OutputFormat, chosen, print_json
+from millrace.deploy.commands.output import Format, JsonFlag, OutputFormat, chosen, print_json, say
 
 if TYPE_CHECKING:
     from millrace.audit.config import AuditConfig
@@ -88,7 +88,7 @@ def run(
         result = run_job(
             loaded,
             master,
-            progress=lambda step: None if quiet else typer.echo(step),
+            progress=lambda step: None if quiet else say(step),
             only=only,
             horizon_ms=horizon_ms,
         )
@@ -105,9 +105,9 @@ def run(
     page = f"{report_folder(loaded, only)}/index.html"
     told = console_lines(result.summary, page, str(config), result.exit_status, result.cost)
     for line in itertools.islice(told, 1 if quiet else None):
-        typer.echo(line)
+        say(line)
     if result.problem:
-        typer.echo(f"millrace: {' '.join(result.problem.split())}", err=True)
+        say(f"millrace: {' '.join(result.problem.split())}", err=True)
     raise typer.Exit(result.exit_status)
 
 
@@ -377,5 +377,5 @@ def _choose_java_for(config: AuditConfig) -> None:
 
 def _fail(*reasons: str) -> NoReturn:
     for reason in reasons:
-        typer.echo(f"millrace: {' '.join(reason.split())}", err=True)
+        say(f"millrace: {' '.join(reason.split())}", err=True)
     raise typer.Exit(JOB_FAILED_STATUS)

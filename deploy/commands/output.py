@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -25,6 +27,22 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="The same as --output jso
 def chosen(output: Format, as_json: bool) -> Format:
     """What `--output` and `--json` come to together."""
     return Format.JSON if as_json else output
+
+
+def silence(stream: TextIO) -> None:
+    """Nobody can read it any more: what it still holds must not fail when Python ends."""
+    with contextlib.suppress(OSError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+
+
+def say(line: str, *, err: bool = False) -> None:
+    """Print a line beside a result that stands whether it can be read or not. Never fails."""
+    try:
+        typer.echo(line, err=err)
+    except OSError:
+        silence(sys.stderr if err else sys.stdout)
 
 
 def print_json(value: Any) -> None:

@@ -6,6 +6,7 @@ from tests.mutants.of_audit import OF_AUDIT
 from tests.mutants.of_audit_clients import OF_AUDIT_CLIENTS
 from tests.mutants.of_audit_ledger import OF_AUDIT_LEDGER
 from tests.mutants.of_audit_outcome import OF_AUDIT_OUTCOME
+from tests.mutants.of_audit_runs import OF_AUDIT_RUNS
 from tests.mutants.of_broker import OF_BROKER
 from tests.mutants.of_mirror import OF_MIRROR
 
@@ -16,4 +17,5 @@ MUTANTS = (
     *OF_AUDIT_CLIENTS,
     *OF_AUDIT_LEDGER,
     *OF_AUDIT_OUTCOME,
+    *OF_AUDIT_RUNS,
 )

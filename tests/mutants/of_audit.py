@@ -508,7 +508,7 @@ OF_AUDIT = (
         name="losses-beyond-the-named-forgotten",
         promise="Losses that are too many to be named are summed by hop: no figure leaves them out.",
         file="audit/report/tally.py",
-        rule='self._others[key] = (findings + 1, count + told["count"])',
+        rule='self._others[key] = (findings + 1, None if count is None else count + told["count"])',
         instead="self._others[key] = (findings, count)",
         red=(
             f"{JOB}/test_row_parts.py"

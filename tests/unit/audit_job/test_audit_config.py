@@ -49,6 +49,7 @@ def test_renamed_topic_is_known_by_its_cluster(tmp_path):
         ("- a\n", "with the keys"),
         ("a: [", "valid YAML"),
         (GOOD.replace("tier: source}", "tier: source, topics: {other: x}}"), "one of topics"),
+        (GOOD.replace("ewr:", "produced:"), "another name: producers are called so"),
         (
             GOOD.replace("source}", "aggregate}\n  agg: {bootstrap: ['127.0.0.1:9093'], tier: aggregate}"),
             "tier source for those that producers write to",

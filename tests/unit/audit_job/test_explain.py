@@ -421,3 +421,41 @@ def test_the_end_of_a_run_is_what_a_tired_operator_needs() -> None:
     assert "\x1b" not in text and "\x07" not in text
     assert max(map(len, told[1:])) < 400 and len(told) < 40
     assert "nothing is unproven but what" in "\n".join(console_lines(summary, "", "", 0))
+
+
+def test_a_time_is_told_with_all_windows_that_it_lies_in(tmp_path: Path) -> None:
+    """Who counts in windows of two hours has lost a record in one that began before the hour that is asked
+    for; its cells are those of both hours, and nobody else's are."""
+    long = row(
+        "b@ewr", 0, count=10, stream="00000000000000bb", verdict=Verdict.LOSS, missing={HOP: ((4, 4),)}
+    )
+    in_second_hour = {"stream": "00000000000000bb", "window_start_ms": START_MS + HOUR_MS}
+    config = written(
+        tmp_path,
+        mine(),
+        row("a@ewr", 1, count=10, stream="00000000000000aa"),
+        replace(long, window_ms=2 * HOUR_MS),
+        row("b@ewr", 2, stream="00000000000000bb"),
+        cells=[
+            cell("ewr", [1], 0, 9),
+            cell("ewr", [2], 10, 19, window_start_ms=START_MS + HOUR_MS),
+            cell("ewr", [1, 2], 20, 29, stream="00000000000000bb"),
+            cell("ewr", [3, 4], 30, 39, **in_second_hour),
+        ],
+    )
+    for asked, own_start in ((0, 0), (1, 1), (1.5, 1)):
+        told = explain(config, "orders", iso_time(int(START_MS + asked * HOUR_MS)) or "")
+        assert (told["verdict"], told["window_start"], told["window_ms"]) == (
+            "LOSS", iso_time(START_MS), 2 * HOUR_MS,
+        )  # fmt: skip
+        (loser, other) = told["streams"]
+        assert [(each["producer"], each["verdict"]) for each in (loser, other)] == [
+            ("b@ewr", "LOSS"), ("a@ewr", "PROVEN"),
+        ]  # fmt: skip
+        ranges = [tier["cells"] for tier in loser["tiers"] if tier["tier"] == "ewr"]
+        assert [each["sequences"] for each in ranges[0]] == [[[1, 2]], [[3, 4]]]
+        assert other["window_start"] == iso_time(START_MS + own_start * HOUR_MS)
+        (seen,) = (tier["cells"] for tier in other["tiers"] if tier["tier"] == "ewr")
+        assert [each["sequences"] for each in seen] == [[[own_start + 1, own_start + 1]]]
+    text = "\n".join(lines(told, everything=True))
+    assert "LOSS (SETTLED)" in text and f"in its window {other['window_start']} of 1 hour)" in text

@@ -13,12 +13,15 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
-from millrace.audit.reconciliation.verdict_rows import Evidence, evident_rows
-from millrace.audit.reconciliation.verdicts import Verdict, WindowState
+from millrace.audit.reconciliation.verdict_rows import Evidence, evident_rows, iso_time
+from millrace.audit.reconciliation.verdicts import DIFFERS, Verdict, WindowState
 from millrace.audit.report import document
 from millrace.audit.report import tally as tally_module
+from millrace.audit.report.console import console_lines
 from millrace.audit.report.folder import note_failure, write_report
 from millrace.audit.report.latency import Latencies, percentile
+from millrace.audit.report.metrics import metrics_text
+from millrace.audit.report.sentences import older_findings
 from millrace.audit.report.summary import exit_status, summarise
 from tests.browser.report_data import CONTROL, HOUR_MS, START_MS, TIERS, rich, row
 
@@ -41,7 +44,35 @@ def test_the_summary_is_what_the_schema_tells(made: tuple[dict[str, Any], pa.Tab
     assert SCHEMA.read_text("utf-8") == document.schema_text(), "make it anew from report.document"
     told = set(json.loads(SCHEMA.read_text("utf-8"))["properties"])
     there_at_times = {"watermark_steps_back", "untrusted_waivers", "older", "run"}
-    assert set(made[0]) == told - there_at_times - {"losses_more", "duplicates_more", "revisions_more"}
+    more = {f"{each}_more" for each in ("losses", "duplicates", "differing", "revisions", "late")}
+    assert set(made[0]) == told - there_at_times - more
+
+
+def test_a_loss_by_contents_is_named_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no missing record, but it is a finding like any other: where, and what to do."""
+    monkeypatch.setattr(tally_module, "MOST_NAMED", 2)
+    where = "content differs between ewr and agg"
+    rows = [
+        row("a@ewr", hour, count=5, verdict=Verdict.LOSS, content_checked=DIFFERS, reasons=(where,))
+        for hour in range(3)
+    ]
+    waived = (rows[0].topic, START_MS)
+    summary = summary_of(
+        *rows, older=evident_rows([(rows[0], Evidence())]), waived=[waived], since_ms=START_MS
+    )
+    document.SummaryDocument.model_validate(json.loads(json.dumps(summary)))
+    assert len(summary["differing"]) == 2
+    first, second = summary["differing"]
+    topic = rows[0].topic
+    at = iso_time(START_MS)
+    assert (first["topic"], first["producer"], first["window_start"]) == (topic, "a@ewr", at)
+    assert (first["where"], first.get("waived"), second.get("waived")) == ([where], True, None)
+    assert summary["differing_more"] == [{"topic": topic, "where": [where], "findings": 1}]
+    assert summary["losses"] == [] and summary["next"] == f"millrace audit explain {topic} {at}"
+    told = list(console_lines(summary, "index.html", "audit.yaml", 1))
+    assert f"  differs      {topic} {at}, a@ewr: {where}, waived" in told
+    assert not any(each.strip().startswith("unknown") for each in told)
+    assert older_findings(summary).startswith("other content in 1 window: of before ")
 
 
 def test_an_unknown_word_is_not_what_the_schema_tells(made: tuple[dict[str, Any], pa.Table]) -> None:
@@ -112,6 +143,29 @@ def test_what_is_within_the_grace_is_not_late() -> None:
     times = Evidence({"ewr": [START_MS, end_ms + 5_000]})
     assert summary_of((row("a@ewr", 0), times), grace_ms=5_000)["late"] == []
     assert len(summary_of((row("a@ewr", 0), times), grace_ms=4_999)["late"]) == 1
+
+
+def test_late_windows_are_counted_also_of_a_topic_whose_are_not_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One noisy topic must not make the figures of another vanish."""
+    monkeypatch.setattr(tally_module, "MOST_LATE", 2)
+    rows = [row("a@ewr", hour) for hour in range(4)]
+    rows.append(replace(row("b@ewr", 0), topic="quiet"))
+    summary = summary_of(
+        *((each, Evidence({"ewr": [0, (each.window_start_ms or 0) + 2 * HOUR_MS]})) for each in rows)
+    )
+    noisy = rows[0].topic
+    assert [each["topic"] for each in summary["late"]] == [noisy, noisy]
+    assert summary["late_more"] == [
+        {"topic": noisy, "kind": "records", "windows": 2},
+        {"topic": "quiet", "kind": "records", "windows": 1},
+    ]
+    told = [
+        line for line in metrics_text(summary).splitlines() if line.startswith("millrace_audit_late_windows{")
+    ]
+    assert sorted(line.rpartition(" ")[2] for line in told) == ["1.0", "4.0"]
+    document.SummaryDocument.model_validate(json.loads(json.dumps(summary)))
 
 
 def test_latency_is_told_by_hop_and_never_between_two_sources() -> None:

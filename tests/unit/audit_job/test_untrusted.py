@@ -174,6 +174,7 @@ def test_the_console_tells_what_is_waived_and_what_has_lapsed():
         "sentence": "words.",
         "losses": [],
         "duplicates": [],
+        "differing": [],
         "reasons": [],
         "untrusted": [{"what": HEADER, "count": 3, "waived": True}],
         "watermarks": {},

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from pyroaring import BitMap64
 
-from millrace.audit import job as job_module
 from millrace.audit.config import parse_config
 from millrace.audit.contract.events import CLOSED, CountEvent, EventLedger, StreamEvent, TierEvent
 from millrace.audit.contract.group_counts import Claim, group_doubts
@@ -28,19 +26,18 @@ from millrace.audit.reconciliation.settled import (
     lines_of,
     number_rows,
     rows_of,
-    unnumbered,
 )
 from millrace.audit.reconciliation.stream_case import TOLD_TWICE
 from millrace.audit.reconciliation.verdict_rows import ClusterReading, Reconciler, verdict_rows
 from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
 from millrace.audit.reconciliation.watermark import Waiver
 from millrace.audit.runs.capture import Capture
-from millrace.audit.runs.fact_rows import PrunedWindows, facts_of, facts_table, restore_pruned, stream_events
+from millrace.audit.runs.fact_rows import PrunedWindows, facts_of, facts_table, restore_pruned
 from millrace.audit.runs.next_commit import keep_verdicts, leaving_no_trace
 from millrace.audit.runs.run import Findings, Run
 from millrace.audit.scanning.cell_rows import CELL_SCHEMA
 from millrace.audit.spark.spark_cells import folded, verdicts_of
-from tests.settling import OnePart, Windows, settle
+from tests.settling import Windows, settle
 
 STREAM, KEEP_MS, WINDOW_MS = "00000000000000ab", 1000, 10
 
@@ -507,58 +504,6 @@ def run_of(state, captured, **changes):
         now_ms=captured.taken_ms, number=2, name="00000002-run", ranges=[], unread=[],
         facts=facts_table(captured.ledger, captured.origins), **changes,
     )  # fmt: skip
-
-
-def backfilled(tmp_path, monkeypatch, only, pruned=(0,), **kind):
-    """A backfill of a stream whose windows 0 and 10 are there again, and some were pruned."""
-    ledger = ledger_of((0, [1, 2, 3]), (10, [4, 5, 6]), **kind)
-    left = pruned_at(ledger, *pruned)
-    state = StateFolder.open(tmp_path)
-    state.write_table("events/e.parquet", facts_table(ledger, {STREAM: {"ewr"}}, left))
-
-    async def capture(config, ledger, clock_ms, before, known):
-        again = ledger_of((0, [1, 2, 3]), (10, [4, 5, 6]), **kind).streams[STREAM]
-        ledger.learn_all([*stream_events(again), *again.windows.values()])
-        return Capture(10_000, ledger, {STREAM: {"ewr"}})
-
-    monkeypatch.setattr(job_module, "capture", capture)
-    before = Commit(number=1, window_ms=WINDOW_MS, events="events/e.parquet")
-    settings = run_of(state, Capture(0, EventLedger())).config
-    job = job_module._prepare(settings, state, before, lambda: 0, only)
-    sequenced = kind.get("sequenced", True)
-    cells = [cell(0, [1, 2, 3], sequenced), cell(10, [4, 5, 6], sequenced)]
-    found = SimpleNamespace(
-        notes=lambda tail: CELL_SCHEMA.empty_table(),
-        reconcile=lambda *_: OnePart(unnumbered(verdict_table(job.facts, cells))),
-    )
-    (rows,) = job_module._reconcile(None, job, Commit(), found).parts()
-    return job, rows_of(rows).to_pylist()
-
-
-def test_a_backfill_of_all_that_was_pruned_of_a_stream_has_its_rows(tmp_path, monkeypatch):
-    job, rows = backfilled(tmp_path, monkeypatch, (0, 10))
-    assert job.pruned == {}
-    assert [(each["window_start_ms"], each["verdict"]) for each in rows] == [(0, "PROVEN"), (10, "PROVEN")]
-
-
-def test_a_backfill_takes_only_what_it_does_not_read_again_off_the_total_of_who_only_counts(
-    tmp_path, monkeypatch
-):
-    def judged(last):
-        folder = tmp_path / str(last)
-        _, rows = backfilled(folder, monkeypatch, (0, 10), pruned=(0, 10), last=last, sequenced=False)
-        return [(each["window_start_ms"], each["verdict"]) for each in rows]
-
-    assert judged(6) == [(0, "COUNT_MATCH")]
-    assert (None, "UNKNOWN") in judged(8), "a report of 2 records is lost"
-
-
-def test_a_backfill_calls_no_record_of_another_pruned_window_late(tmp_path, monkeypatch):
-    """It reads the clusters from their beginning, so that all of them come again."""
-    job, _ = backfilled(tmp_path, monkeypatch, (10, 20))
-    assert set(job.pruned) == {STREAM} and job.late == {}
-    job, _ = backfilled(tmp_path / "run", monkeypatch, None)
-    assert job.late == {f"{upkeep.LATE}, in ewr, topic flights": 3}, "a run reads what is new"
 
 
 def test_a_late_record_of_a_pruned_window_is_counted_and_makes_no_verdict():

@@ -38,6 +38,8 @@ def told(run: int, at_ms: int, watermark_ms: int) -> dict[str, Any]:
     ("run", "at_ms", "stays"),
     [
         pytest.param(499, 5 * DAY_MS - 500, False, id="an earlier run that took longer"),
+        pytest.param(500, 5 * DAY_MS - 500, False, id="one at the same time that looked before"),
+        pytest.param(500, 5 * DAY_MS + 500, True, id="one at the same time that looked after"),
         pytest.param(501, 6 * DAY_MS, True, id="the next run"),
         pytest.param(501, 5 * DAY_MS - 1, True, id="the next run, of a host whose clock is behind"),
         pytest.param(1, 6 * DAY_MS, True, id="the first run of a new state"),

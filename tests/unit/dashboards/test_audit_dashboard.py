@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
+from millrace.audit.reconciliation.verdict_rows import verdict_rows
+from millrace.audit.reconciliation.verdicts import DIFFERS, Verdict
 from millrace.audit.report.metrics import failed_text, metrics_text
-from tests.browser.report_data import TOPICS, rich
+from millrace.audit.report.summary import summarise
+from tests.browser.report_data import HOUR_MS, START_MS, TIERS, TOPICS, rich, row
 from tests.unit.dashboards.grafana import (
     ROOT,
     check_alerts_are_tested,
@@ -81,6 +84,43 @@ def test_metrics_say_what_the_summary_says(text: str, summary: dict[str, Any]) -
         values(text, "millrace_audit_tier_windows", topic="orders", tier="jfk", verdict="LOSS").values()
     ) == [1]
     assert sum(values(text, "millrace_audit_untrusted").values()) == 19
+
+
+def test_what_a_person_has_waived_is_apart_so_that_a_new_finding_beside_it_shows() -> None:
+    """The status is 0 then; an alert that went on would not be raised anew by the next loss."""
+    lost = {"verdict": Verdict.LOSS, "missing": {("ewr", "agg"): ((1, 2),)}}
+    twice = {"verdict": Verdict.DUPLICATE, "duplicates": {"agg": ((1, 1),)}, "extra_copies": {"agg": 1}}
+    other = {
+        "verdict": Verdict.LOSS,
+        "content_checked": DIFFERS,
+        "reasons": ("content differs between ewr and agg",),
+    }
+    seen: dict[str, Any] = {"consumed": {"ewr": 5, "agg": 5}, "seen": {"ewr": 5, "agg": 5}}
+    rows = [row("a@ewr", hour, count=5, **{**seen, **each}) for hour, each in enumerate((lost, twice, other))]
+    again = [row("b@ewr", 5, count=5, **seen, **lost)]
+    waived = {(each.topic, each.window_start_ms) for each in rows}
+
+    def figures(*more: Any) -> list[float]:
+        summary = summarise(
+            verdict_rows([*rows, *more]), tiers=TIERS, at_ms=START_MS, window_ms=HOUR_MS, unaudited={},
+            untrusted={"x": 3, "y": 1}, accepted={"x"}, waived=waived, in_doubt=False,
+        )  # fmt: skip
+        text = metrics_text(summary)
+        told = [
+            values(text, "millrace_audit_last_run_status"),
+            values(text, "millrace_audit_missing_records"),
+            values(text, "millrace_audit_waived_records", kind="missing"),
+            values(text, "millrace_audit_duplicate_records"),
+            values(text, "millrace_audit_waived_records", kind="duplicates"),
+            values(text, "millrace_audit_content_windows", content="differs"),
+            values(text, "millrace_audit_content_windows", content="waived"),
+            values(text, "millrace_audit_untrusted"),
+            values(text, "millrace_audit_waived_untrusted"),
+        ]
+        return [sum(each.values()) for each in told]
+
+    assert figures() == [0, 0, 2, 0, 1, 0, 1, 1, 3]
+    assert figures(*again) == [1, 2, 2, 0, 1, 0, 1, 1, 3]
 
 
 def test_metrics_tell_the_watermark_and_how_far_it_is_behind(text: str) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -136,3 +139,37 @@ def test_the_status_says_that_the_last_run_failed(config, millrace):
     assert table[1].strip() == "cluster agg cannot be reached" and max(map(len, table)) <= 79
     told = json.loads(millrace("status", "--json")[1])["last_failure"]
     assert told == {"at": "2013-01-01T00:00:00Z", "sentence": "cluster agg cannot be reached"}
+
+
+FINISHED = """
+import sys
+from millrace.audit import job
+from millrace.audit.report.summary import summarise
+from millrace.audit.reconciliation.verdict_rows import verdict_rows
+from millrace.deploy import cli
+from millrace.deploy.commands import audit
+summary = summarise(
+    verdict_rows([]), tiers=["ewr"], at_ms=0, window_ms=1, unaudited={},
+    untrusted={"\u0141\u00f3d\u017a": 1}, watermarks={"flights": None},
+)
+def run(*given, progress, **more):
+    progress("counting")
+    return job.JobResult(int(sys.argv[1]), summary, "told nobody")
+job.run, audit._choose_java = run, lambda: None
+cli.main(["audit", "run", "--config", sys.argv[2]])
+"""
+
+
+@pytest.mark.parametrize("verdict", [0, 1, 2])
+def test_a_verdict_is_the_exit_status_whether_it_can_be_printed_or_not(config, verdict):
+    """Nobody reads it any more, the disk is full, or the terminal has not all letters."""
+    program = [sys.executable, "-c", FINISHED, str(verdict), str(config)]
+    reading, unread = os.pipe()
+    os.close(reading)
+    with open(os.devnull, "wb") as nowhere, open("/dev/full", "wb") as full, os.fdopen(unread, "wb") as gone:
+        latin = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+        for where, environment in ((nowhere, None), (full, None), (gone, None), (nowhere, latin)):
+            ended = subprocess.run(program, stdout=where, stderr=subprocess.PIPE, env=environment, text=True)
+            assert (ended.returncode, ended.stderr) == (verdict, "millrace: told nobody\n"), where.name
+        ended = subprocess.run(program, stdout=nowhere, stderr=gone)
+        assert ended.returncode == verdict

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import socket
 import subprocess
@@ -317,6 +318,28 @@ def test_defect_shows_its_traceback_and_is_not_taken_for_a_finding(
     assert status == cli.DEFECT_STATUS
     assert "Traceback" in err
     assert "a defect" in err
+
+
+def unread(code: str, *arguments: str) -> tuple[int, str]:
+    """(status, standard error) of a program whose output nobody reads any more."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    program = [sys.executable, "-c", code, *arguments]
+    try:
+        ended = subprocess.run(program, stdout=writing, stderr=subprocess.PIPE, env=buffered, text=True)
+    finally:
+        os.close(writing)
+    return ended.returncode, ended.stderr
+
+
+@pytest.mark.parametrize(("status", "told"), [(0, 141), (2, 2)])
+def test_output_that_nobody_reads_is_no_finding_and_hides_none(status: int, told: int) -> None:
+    """Status 1 is a loss to some commands, and 0 says that all is well; Python's own would be 120."""
+    program = "import sys; from millrace.deploy import cli\n"
+    assert unread(f"{program}cli.main(['--help'])") == (cli.READER_GONE_STATUS, "")
+    command = "cli.app = lambda **given: print('a line') or int(sys.argv[1])\n"
+    assert unread(f"{program}{command}cli.main([])", str(status)) == (told, "")
 
 
 def test_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> None:
