@@ -102,13 +102,8 @@ def _explained(config: AuditConfig, topic: str, window: str, report: Path) -> di
         "verdict": max(verdicts, key=lambda word: Verdict[word]),
         "waivers": [
             each
-<<<<<<< HEAD
             for each in state.waivers(path, summary.get("at"), topic) or summary.get("waivers", ())
-            if each["topic"] == topic and (each.get("stream") in streams or each["window_start"] == asked_for)
-=======
-            for each in state.waivers(path, summary.get("at")) or summary.get("waivers", ())
             if each["topic"] == topic and (each.get("stream") in streams or each["window_start"] in asked_for)
->>>>>>> verdicts2
         ],
         "pruned": None if pruned is None else _pruned(pruned),
         "evidence": state.problem,

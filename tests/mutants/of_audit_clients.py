@@ -75,8 +75,7 @@ OF_AUDIT_CLIENTS = (
         rule="        if self._goes_on_behind(position, limit):\n",
         instead="        if False:\n",
         red=(
-            f"{UNIT}/test_journal.py"
-            "::test_nothing_is_told_of_streams_whose_journal_is_damaged_in_the_middle",
+            f"{UNIT}/test_journal.py::test_nothing_is_told_of_streams_whose_journal_is_damaged_in_the_middle",
         ),
     ),
     Mutant(

@@ -46,7 +46,7 @@ def test_a_promise_counts_for_the_topic_of_the_rows(tier):
     assert reconciler_of(config, captured, [], 100).told_topic([facts_row]) == "flights"
     assert [each.topic for each in told] == ["flights"]
     rows = verdict_rows(proven(0, 10, 20, 30))
-    found = completeness_of(rows, SETTLED_SCHEMA.empty_table(), told, [], ["flights"])
+    found = completeness_of(rows, SETTLED_SCHEMA.empty_table(), told, [], ["flights"], over_ms=100)
     assert found["flights"].watermark_ms == 10
 
 
