@@ -193,6 +193,7 @@ class HostedPartitions:
         if self._fetchers is not None:
             self._fetchers.forget(local.key)
         local.log.begin_epoch(replica.leader_epoch)
+        local.begin_to_lead()
         self._leading.advance(local)
         log.debug("leading", topic=local.topic, partition=local.partition, epoch=replica.leader_epoch)
         if not led:  # a new epoch of one's own leadership is no news to a coordinator
