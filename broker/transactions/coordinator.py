@@ -13,6 +13,7 @@ Invariants:
 2. A record is appended at the moment it is decided, in the leadership whose records were loaded; its
    outcome is told to the state machine whoever has gone meanwhile, so memory never differs from the log.
    A new epoch of the same leadership (a follower has died) changes nothing: nobody else can have written.
+   Where an epoch is missing in between somebody may have, and the partition is loaded anew.
 3. Markers carry the leader epoch in which the transactional id's partition was loaded as coordinator epoch:
    leaders refuse those of a coordinator that has been replaced.
 

@@ -150,6 +150,22 @@ def test_leadership_is_told_once_when_it_comes_and_when_it_goes(tmp_path: Path) 
     run(tmp_path, scenario)
 
 
+def test_leadership_that_was_away_between_two_looks_is_told_as_lost_and_gained(tmp_path: Path) -> None:
+    """Another broker may have led in the epoch that is missing: what it wrote a coordinator has to read, and
+    what it told others outranks what is told in the epoch before."""
+
+    async def scenario(manager: ReplicaManager) -> None:
+        told: list[str] = []
+        manager.listeners.gained.append(lambda _topic, _number: told.append("gained"))
+        manager.listeners.lost.append(lambda _topic, _number: told.append("lost"))
+        for epoch, expected in ((0, ["gained"]), (1, []), (2, []), (4, ["lost", "gained"]), (5, [])):
+            told.clear()
+            await manager.hosted.apply_topic("t", TOPIC_ID, led(epoch), {})
+            assert told == expected, epoch
+
+    run(tmp_path, scenario)
+
+
 def test_new_epoch_is_on_record_for_the_next_reader(tmp_path: Path) -> None:
     async def scenario(manager: ReplicaManager) -> None:
         await manager.hosted.apply_topic("t", TOPIC_ID, led(0), {})
