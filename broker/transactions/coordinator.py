@@ -37,7 +37,7 @@ from millrace.broker.protocol.batch import iterate_batches
 from millrace.broker.protocol.java_hash import coordinator_partition
 from millrace.broker.protocol.records import Record, build_batch, read_records
 from millrace.broker.protocol.topic_partition import TopicPartition
-from millrace.broker.replication.off_loop import Compute, Pauses, at_once
+from millrace.broker.replication.off_loop import Compute, Pauses, at_once, slices
 from millrace.broker.transactions.config import TransactionConfig
 from millrace.broker.transactions.markers import LeaderOf, Marker, MarkerSender
 from millrace.broker.transactions.markers import Write as WriteMarkers
@@ -361,26 +361,29 @@ class TransactionCoordinator:
             return TransactionDescription(error, transactional_id)
         return transaction.describe()
 
-    def list_transactions(
+    async def list_transactions(
         self,
         states: Collection[str] = (),
         producer_ids: Collection[int] = (),
         longer_than_ms: int = -1,
     ) -> tuple[ErrorCode, list[str], list[TransactionListing]]:
-        """(error, names that are no states, this broker's ids); empty filters let everything through."""
+        """(error, names that are no states, this broker's ids); empty filters let everything through. Ids
+        that come meanwhile may be missing."""
         if any(not owned.loaded for owned in self._partitions.values()):
             return ErrorCode.coordinator_load_in_progress, [], []
         names = {state.value for state in TransactionState}
         now_ms = self._clock_ms()
-        listings = [
-            TransactionListing(transactional_id, transaction.record.producer_id, transaction.state.value)
-            for owned in self._partitions.values()
-            for transactional_id, transaction in owned.transactions.items()
-            if transaction.record.producer_id >= 0
-            and (not states or transaction.state.value in states)
-            and (not producer_ids or transaction.record.producer_id in producer_ids)
-            and (longer_than_ms < 0 or now_ms - transaction.record.started_ms > longer_than_ms)
-        ]
+        transactions = [each for owned in self._partitions.values() for each in owned.transactions.values()]
+        listings: list[TransactionListing] = []
+        async for some in slices(transactions):
+            listings += [
+                TransactionListing(each.transactional_id, each.record.producer_id, each.state.value)
+                for each in some
+                if each.record.producer_id >= 0
+                and (not states or each.state.value in states)
+                and (not producer_ids or each.record.producer_id in producer_ids)
+                and (longer_than_ms < 0 or now_ms - each.record.started_ms > longer_than_ms)
+            ]
         return ErrorCode.none, [state for state in states if state not in names], listings
 
     @property

@@ -60,14 +60,14 @@ def test_what_it_does_not_lead_or_has_not_read_yet():
             }
 
         assert await everything() == {ErrorCode.not_coordinator}
-        assert coordinator.list_transactions() == (NONE, [], [])
+        assert await coordinator.list_transactions() == (NONE, [], [])
         await around.loaded()
         await around.begun()
         around.log.reading.clear()
         loading = asyncio.ensure_future(coordinator.load(ORDERS))
         await asyncio.sleep(0)
         assert await everything() == {ErrorCode.coordinator_load_in_progress}
-        assert coordinator.list_transactions()[0] is ErrorCode.coordinator_load_in_progress
+        assert (await coordinator.list_transactions())[0] is ErrorCode.coordinator_load_in_progress
         around.log.reading.set()
         await loading
         assert around.log.committed_checks[-1] == 1  # served only what is committed
@@ -98,7 +98,7 @@ def test_an_id_that_no_record_has_room_for_is_refused_and_leaves_nothing():
             error, _ = await coordinator.begin_producer("x" * 32_768, 1, None)
             assert error is ErrorCode.invalid_request
         assert (await coordinator.begin_producer("x" * 32_767, 1, None))[0] is NONE
-        assert len(coordinator.list_transactions()[2]) == 1
+        assert len((await coordinator.list_transactions())[2]) == 1
 
     run(scenario)
 
@@ -134,7 +134,7 @@ def test_no_producer_id_to_be_had():
         coordinator = await around.loaded()
         around.id_failure = RequestTimedOut("ZooKeeper is away")
         assert (await coordinator.begin_producer("orders", 1, None))[0] is ErrorCode.coordinator_not_available
-        assert coordinator.list_transactions() == (NONE, [], [])
+        assert await coordinator.list_transactions() == (NONE, [], [])
         assert coordinator.describe("orders").error is ErrorCode.transactional_id_not_found
         around.id_failure = None
         await around.begun()
