@@ -75,6 +75,9 @@ _FROM_MEMORY = frozenset(
 """What a leader may be told of a transaction without asking the log: it lets a batch in (and the log of its
 partition is looked at once more then), or has it sent again."""
 
+IDS_AT_ONCE = 100
+"""Looked at in one turn of the event loop: should all of them be due, some 5 ms."""
+
 LONGEST_ID = 32_767
 """Bytes of a transactional id that the log's records have room for."""
 
@@ -161,10 +164,10 @@ class TransactionCoordinator:
             self.retry()
             if steady() >= timeouts_due:
                 timeouts_due = steady() + self.config.abort_check_interval_ms / 1000
-                self.check_timeouts(self._clock_ms())
+                await self.check_timeouts(self._clock_ms())
             if steady() >= expiry_due:
                 expiry_due = steady() + self.config.expiry_check_interval_ms / 1000
-                self.expire(self._clock_ms())
+                await self.expire(self._clock_ms())
 
     async def close(self) -> None:
         """Give up every partition; what was asked for is answered."""
@@ -255,18 +258,22 @@ class TransactionCoordinator:
         for owned, transaction in unsaved:
             self._carry_out(owned, transaction, transaction.retry())
 
-    def check_timeouts(self, now_ms: int) -> None:
+    async def check_timeouts(self, now_ms: int) -> None:
         """Abort what has been open for too long."""
-        self._each(lambda transaction: transaction.time_out(now_ms))
+        await self._each(lambda transaction: transaction.time_out(now_ms))
 
-    def expire(self, now_ms: int) -> None:
+    async def expire(self, now_ms: int) -> None:
         """Forget ids that nobody has used for long."""
-        self._each(lambda transaction: transaction.expire(now_ms, self.config.id_expiration_ms))
+        await self._each(lambda transaction: transaction.expire(now_ms, self.config.id_expiration_ms))
 
-    def _each(self, event: Callable[[Transaction], Iterable[Decision]]) -> None:
+    async def _each(self, event: Callable[[Transaction], Iterable[Decision]]) -> None:
+        """Others have their turn in between: ids that began together are due together, each with a write."""
         for owned in list(self._partitions.values()):
-            for transaction in list(owned.transactions.values()):
-                self._carry_out(owned, transaction, event(transaction))
+            async for some in slices(list(owned.transactions.values()), IDS_AT_ONCE):
+                for transaction in some:
+                    # One that went while others were looked at has nothing to be done any more.
+                    if owned.transactions.get(transaction.transactional_id) is transaction:
+                        self._carry_out(owned, transaction, event(transaction))
 
     # -- requests ------------------------------------------------------------------------------------
 

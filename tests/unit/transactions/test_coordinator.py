@@ -264,7 +264,7 @@ def test_nothing_is_written_for_a_leadership_that_has_ended():
         around.coordinator.retry()
         around.markers_pass.set()
         around.now_ms += 10**9
-        around.coordinator.check_timeouts(around.now_ms)
+        await around.coordinator.check_timeouts(around.now_ms)
         await asyncio.sleep(0.01)
         assert len(around.log.batches[ORDERS]) == count
 
@@ -405,6 +405,27 @@ def test_timeouts_and_expiry_by_the_clock():
         await again.coordinator.close()
 
     run(scenario, abort_check_interval_ms=5, expiry_check_interval_ms=5, id_expiration_ms=1_000_000)
+
+
+def test_others_have_their_turn_while_very_many_ids_expire(monkeypatch: pytest.MonkeyPatch):
+    """Ids that were begun together are due at one and the same look, and each is a write."""
+    monkeypatch.setattr("millrace.broker.transactions.coordinator.IDS_AT_ONCE", 2)
+
+    async def scenario(around: Surroundings) -> None:
+        coordinator = await around.loaded()
+        names = [name for name in map(str, range(99)) if coordinator.partition_of(name) == ORDERS][:6]
+        for name in names:
+            assert (await coordinator.begin_producer(name, 60_000, None))[0] is NONE
+        appends = len(around.log.batches[ORDERS])
+        expiring = asyncio.ensure_future(coordinator.expire(around.now_ms + 1_000_001))
+        seen = []
+        while not expiring.done():
+            await asyncio.sleep(0)
+            seen.append(len(around.log.batches[ORDERS]) - appends)
+        assert sorted(set(seen) - {0}) == [2, 4, 6]
+        await until(lambda: all(coordinator.describe(name).error is not NONE for name in names))
+
+    run(scenario, id_expiration_ms=1_000_000)
 
 
 def test_timeouts_are_looked_for_in_time_when_the_clock_was_set_back():
