@@ -112,6 +112,37 @@ def test_reader_of_committed_data_stops_at_an_open_transaction_and_is_told_of_ab
     run(tmp_path, scenario)
 
 
+def test_what_a_transaction_holds_back_is_counted_where_followers_are_waited_for_too(tmp_path: Path) -> None:
+    async def scenario(manager: ReplicaManager) -> None:
+        await manager.hosted.apply_topic("t", TOPIC_ID, led(), {}, {0: (1, 2)})
+
+        def appended(data: bytes | bytearray) -> list[tuple[int, int | None]]:
+            told.clear()
+            manager.append_now("t", 0, memoryview(bytearray(data)), 1, "internal")
+            return list(told)
+
+        told: list[tuple[int, int | None]] = []
+        manager.waiting_fetches.appended = (  # type: ignore[method-assign]
+            lambda _key, size, stable_size=None: told.append((size, stable_size))
+        )
+        open_batch = build_batch(
+            [Record(None, b"x" * 1_000, (), 1)],
+            producer_id=7,
+            producer_epoch=0,
+            base_sequence=0,
+            transactional=True,
+        )
+        marker = build_marker(7, 0, 1, True, 1)
+        plain = bytes(batch(b"v"))
+        assert appended(plain) == [(len(plain), len(plain))]
+        assert appended(open_batch) == [(len(open_batch), 0)]
+        assert appended(plain) == [(len(plain), 0)]
+        assert appended(marker) == [(len(marker), len(open_batch) + len(plain) + len(marker))]
+        assert appended(plain) == [(len(plain), len(plain))]
+
+    run(tmp_path, scenario)
+
+
 def test_partition_that_is_not_here_gets_the_error_that_fits(tmp_path: Path) -> None:
     async def scenario(manager: ReplicaManager) -> None:
         with pytest.raises(UnknownTopicOrPartition):
