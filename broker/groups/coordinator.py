@@ -270,6 +270,8 @@ class GroupCoordinator:
             return ErrorCode.none, [LeaveResult(r.member_id, r.instance_id, error) for r in requests]
         if entry is None:
             return error, []
+        if entry.group.state is GroupState.DEAD:
+            return ErrorCode.coordinator_not_available, []
         results, decisions = entry.group.leave(requests, self._moment())
         self._carry_out(entry, decisions)
         self._timers.follow(entry.group)
@@ -384,6 +386,8 @@ class GroupCoordinator:
         entry, error = self._find_existing_group(group_id)
         if entry is None:
             return error, {}
+        if entry.group.state is GroupState.DEAD:
+            return ErrorCode.group_id_not_found, {}  # its removal is on its way to the log
         in_use: frozenset[str] | None = frozenset()
         if entry.group.state is not GroupState.EMPTY:
             if entry.group.protocol_type != CONSUMER_PROTOCOL_TYPE:

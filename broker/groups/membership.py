@@ -299,9 +299,8 @@ class Group:
             return False
         if not len(self.roster):
             return True
-        common = self.roster.common_protocols()
         return request.protocol_type == self.protocol_type and any(
-            p.name in common for p in request.protocols
+            self.roster.is_common(protocol.name) for protocol in request.protocols
         )
 
     def _has_room_for(self, request: JoinRequest) -> bool:
@@ -356,8 +355,8 @@ class Group:
     def _update_member(self, member: Member, request: JoinRequest, ticket: Ticket) -> None:
         # The client gave up on a request that waits still.
         self._outbox.end_join(member, JoinResult(ErrorCode.rebalance_in_progress, member.member_id))
-        member.join_ticket = ticket
-        member.protocols = request.protocols
+        member.wait_for_join(ticket)
+        member.support(request.protocols)
         member.session_timeout_ms = request.session_timeout_ms
         member.rebalance_timeout_ms = request.rebalance_timeout_ms
         member.client_id, member.client_host = request.client_id, request.client_host
@@ -398,7 +397,8 @@ class Group:
             if not current():
                 return
             self._rename(member, old_id)
-            member.protocols, member.session_timeout_ms, member.rebalance_timeout_ms = before
+            protocols, member.session_timeout_ms, member.rebalance_timeout_ms = before
+            member.support(protocols)
             member.touch(now.steady_ms)
             self._outbox.end_join(member, JoinResult(error, ""))
 

@@ -71,8 +71,8 @@ class Outbox:
 
     def end_join(self, member: Member, result: JoinResult) -> None:
         """The answer to the join of a member, if it waits for one."""
-        if member.join_ticket is not None:
-            ticket, member.join_ticket = member.join_ticket, None
+        ticket = member.take_join_ticket()
+        if ticket is not None:
             self.answer_join(ticket, result)
 
     def end_sync(self, member: Member, result: SyncResult) -> None:

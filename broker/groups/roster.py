@@ -6,11 +6,13 @@ keeps these together:
 
 1. every static instance id names exactly one member, and no other id is known for it;
 2. the leader is a member, or None in an empty roster;
-3. an id that was given out but has not joined yet (`pending`) belongs to no member.
+3. an id that was given out but has not joined yet (`pending`) belongs to no member;
+4. the tally is that of its members.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -21,8 +23,30 @@ from millrace.broker.groups.values import JoinedMember, MemberSnapshot, Protocol
 
 
 @dataclass(slots=True)
+class Tally:
+    """Counts over all members of a roster. Each join asks for them: in a group of thousands nobody may walk
+    over the members for that."""
+
+    joined: int = 0
+    supporters: Counter[str] = field(default_factory=Counter)
+    """How many members support a protocol, by its name."""
+
+    def count(self, member: Member) -> None:
+        self.joined += member.join_ticket is not None
+        self.supporters.update({protocol.name for protocol in member.protocols})
+
+    def discount(self, member: Member) -> None:
+        self.joined -= member.join_ticket is not None
+        for name in {protocol.name for protocol in member.protocols}:
+            self.supporters[name] -= 1
+            if not self.supporters[name]:
+                del self.supporters[name]
+
+
+@dataclass(slots=True)
 class Member:
-    """One member; `join_ticket` and `sync_ticket` are its requests that wait for an answer."""
+    """One member; `join_ticket` and `sync_ticket` are its requests that wait for an answer. In a roster the
+    first and the protocols change through the methods alone, which keep its `tally`."""
 
     member_id: str
     instance_id: str | None
@@ -36,6 +60,23 @@ class Member:
     is_new: bool = True
     join_ticket: Ticket | None = None
     sync_ticket: Ticket | None = None
+    tally: Tally = field(default_factory=Tally, repr=False, compare=False)
+
+    def wait_for_join(self, ticket: Ticket) -> None:
+        self.tally.joined += self.join_ticket is None
+        self.join_ticket = ticket
+
+    def take_join_ticket(self) -> Ticket | None:
+        """The join that waits, if any: it is answered now."""
+        self.tally.joined -= self.join_ticket is not None
+        ticket, self.join_ticket = self.join_ticket, None
+        return ticket
+
+    def support(self, protocols: tuple[Protocol, ...]) -> None:
+        if protocols != self.protocols:
+            self.tally.discount(self)
+            self.protocols = protocols
+            self.tally.count(self)
 
     def metadata_for(self, protocol_name: str | None) -> bytes:
         for protocol in self.protocols:
@@ -90,6 +131,7 @@ class Roster:
     """Ids given out with MEMBER_ID_REQUIRED -> when they lapse."""
     leader: str | None = None
     _static_ids: dict[str, str] = field(default_factory=dict)
+    _tally: Tally = field(default_factory=Tally)
 
     def __iter__(self) -> Iterator[Member]:
         return iter(list(self.members.values()))
@@ -99,6 +141,8 @@ class Roster:
 
     def add(self, member: Member) -> None:
         self.members[member.member_id] = member
+        member.tally = self._tally
+        self._tally.count(member)
         if member.instance_id is not None:
             self._static_ids[member.instance_id] = member.member_id
         if self.leader not in self.members:
@@ -106,6 +150,8 @@ class Roster:
 
     def remove(self, member: Member) -> None:
         del self.members[member.member_id]
+        self._tally.discount(member)
+        member.tally = Tally()
         if member.instance_id is not None and self._static_ids.get(member.instance_id) == member.member_id:
             del self._static_ids[member.instance_id]
         if self.leader == member.member_id:
@@ -137,7 +183,7 @@ class Roster:
         return ErrorCode.none if member_id in self.members else ErrorCode.unknown_member_id
 
     def joined_count(self) -> int:
-        return sum(member.join_ticket is not None for member in self.members.values())
+        return self._tally.joined
 
     def everyone_joined(self) -> bool:
         return not self.pending and self.joined_count() == len(self.members)
@@ -156,16 +202,15 @@ class Roster:
     def rebalance_timeout_ms(self) -> int:
         return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
 
-    def common_protocols(self) -> set[str]:
-        names = [{protocol.name for protocol in member.protocols} for member in self.members.values()]
-        return set.intersection(*names) if names else set()
+    def is_common(self, protocol_name: str) -> bool:
+        """Whether all members support it."""
+        return self._tally.supporters[protocol_name] == len(self.members)
 
     def select_protocol(self) -> str:
         """Each member votes for the first of its protocols that all support; ties go to the first vote."""
-        common = self.common_protocols()
         votes: dict[str, int] = {}
         for member in self.members.values():
-            choice = next(protocol.name for protocol in member.protocols if protocol.name in common)
+            choice = next(protocol.name for protocol in member.protocols if self.is_common(protocol.name))
             votes[choice] = votes.get(choice, 0) + 1
         return max(votes, key=lambda name: votes[name])
 

@@ -27,7 +27,7 @@ from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.replication.high_watermarks import HighWatermarkCheckpoints
 from millrace.broker.replication.leading import Leading
 from millrace.broker.replication.local_partition import LocalPartition
-from millrace.broker.replication.partition import PartitionState, Replica, Role, Transition
+from millrace.broker.replication.partition import PartitionState, Replica, Role, Transition, leads_on
 from millrace.broker.replication.replica_fetcher import ReplicaFetchers
 from millrace.broker.storage.log import Log
 from millrace.broker.storage.log_config import LogConfig
@@ -174,10 +174,10 @@ class HostedPartitions:
             await self._drop(local)
 
     def _apply_state(self, local: LocalPartition, state: PartitionState, replicas: tuple[int, ...]) -> None:
-        led = local.replica.role is Role.LEADER
+        led, led_epoch = local.replica.role is Role.LEADER, local.replica.leader_epoch
         match local.replica.apply(state, local.log.end_offset, replicas, self._steady_ms()):
             case Transition.LEAD:
-                self._lead(local, led=led)
+                self._lead(local, led=led, led_epoch=led_epoch)
             case Transition.FOLLOW:
                 self._follow(local, led=led)
             case Transition.CONTINUE:
@@ -188,16 +188,22 @@ class HostedPartitions:
         self._leading.waiting_fetches.disturbed(local.key)
         self._leading.waiting_followers.disturbed(local.key)
 
-    def _lead(self, local: LocalPartition, *, led: bool) -> None:
+    def _lead(self, local: LocalPartition, *, led: bool, led_epoch: int) -> None:
         replica = local.replica
         if self._fetchers is not None:
             self._fetchers.forget(local.key)
         local.log.begin_epoch(replica.leader_epoch)
+        local.begin_to_lead()
         self._leading.advance(local)
         log.debug("leading", topic=local.topic, partition=local.partition, epoch=replica.leader_epoch)
-        if not led:  # a new epoch of one's own leadership is no news to a coordinator
-            for gained in self._listeners.gained:
-                gained(*local.key)
+        if led and leads_on(led_epoch, replica.leader_epoch):
+            return  # a new epoch of one's own leadership is no news to a coordinator
+        if led:
+            log.info("leading again", topic=local.topic, partition=local.partition)
+            for lost in self._listeners.lost:
+                lost(*local.key)
+        for gained in self._listeners.gained:
+            gained(*local.key)
 
     def _follow(self, local: LocalPartition, *, led: bool) -> None:
         local.log.forget_empty_epochs()

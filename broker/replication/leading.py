@@ -97,7 +97,8 @@ class Leading:
             size = local.unseen_size
             if replica.high_watermark >= own_end:
                 local.unseen_size = 0  # else some of it is still to come: better to wake a reader twice
-            self.waiting_fetches.appended(local.key, max(size, 1))
+            size = max(size, 1)
+            self.waiting_fetches.appended(local.key, size, local.stable_size(size))
 
     def fetched(
         self, local: LocalPartition, follower: FollowerFetch, progress: FollowerProgress, offset: int

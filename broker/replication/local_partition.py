@@ -139,6 +139,10 @@ class LocalPartition:
     """The flush to come after it, for appends that it may have missed."""
     unseen_size: int = 0
     """Bytes appended since the high watermark moved last: what readers will find when it moves on."""
+    held_back_size: int = 0
+    """Bytes below the high watermark that readers of committed data do not see yet: no more than these."""
+    stable_offset: int = 0
+    """The last stable offset when they were counted last."""
     waiting: WaitingAppends = field(default_factory=WaitingAppends)
     deletions: list[tuple[int, asyncio.Future[None]]] = field(default_factory=list)
     """DeleteRecords requests, by the offset that the low watermark must reach."""
@@ -154,6 +158,27 @@ class LocalPartition:
         below the log's start, which deletions may have moved past that record: who begins at the end would
         be out of range there."""
         return max(self.log.last_stable_offset(self.replica.high_watermark), self.log.start_offset)
+
+    def begin_to_lead(self) -> None:
+        """Of what an open transaction holds back already, only the log's size is known."""
+        self.held_back_size = self.log.size if self.log.producers.holds_readers_back else 0
+        self.stable_offset = self.last_stable_offset
+
+    def stable_size(self, size: int) -> int:
+        """How many bytes more readers of committed data may see now that the high watermark has moved over
+        `size`: the end of a transaction lets them see all that it has held back. Where other transactions
+        are still open it is too much: better to wake a reader twice."""
+        if not self.held_back_size and not self.log.producers.holds_readers_back:
+            self.stable_offset = self.replica.high_watermark
+            return size
+        self.held_back_size += size
+        stable_offset = self.last_stable_offset
+        if stable_offset <= self.stable_offset:
+            return 0
+        self.stable_offset, freed = stable_offset, self.held_back_size
+        if stable_offset >= self.replica.high_watermark:
+            self.held_back_size = 0
+        return freed
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"

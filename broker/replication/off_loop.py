@@ -28,13 +28,14 @@ async def at_once(work: Callable[[], Any]) -> Any:
     return work()
 
 
-async def slices(items: Sequence[Item]) -> AsyncIterator[Sequence[Item]]:
+async def slices(items: Sequence[Item], length: int | None = None) -> AsyncIterator[Sequence[Item]]:
     """`items` in parts, and others' turns between them; by count and not by time, so that simulations see the
     same each time."""
-    for start in range(0, len(items), SLICE_LENGTH):
+    length = length or SLICE_LENGTH
+    for start in range(0, len(items), length):
         if start:
             await asyncio.sleep(0)
-        yield items[start : start + SLICE_LENGTH]
+        yield items[start : start + length]
 
 
 class Pauses:

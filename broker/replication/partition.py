@@ -64,6 +64,12 @@ class Transition(Enum):
     """Another broker leads (or none): stop serving, and fetch from it where there is one."""
 
 
+def leads_on(led_epoch: int, epoch: int) -> bool:
+    """Whether who led in `led_epoch` and leads in `epoch` has done so all the time. Every change of a state
+    takes one epoch more: behind a gap another broker may have led, and written, without having been seen."""
+    return epoch <= led_epoch + 1
+
+
 @dataclass(slots=True)
 class FollowerProgress:
     """What the leader knows of one follower by its fetches in this epoch.

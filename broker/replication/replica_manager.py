@@ -245,7 +245,7 @@ class ReplicaManager:
                 local, size, result.last_offset, acks, is_internal=origin == "internal"
             )
         elif replica.advance(partition_log.end_offset):
-            self.waiting_fetches.appended((topic, partition), size)
+            self.waiting_fetches.appended((topic, partition), size, local.stable_size(size))
         if partition_log.end_offset - partition_log.recovery_point >= local.flush_messages:
             wait = self._leading.with_flush(local, wait, is_internal=origin == "internal")
         return appended, wait

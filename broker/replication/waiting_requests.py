@@ -27,14 +27,21 @@ class WaitEnd(NamedTuple):
 class WaitingFetch:
     """One fetch request at rest. `woken` is done when enough may have come, or something changed."""
 
-    __slots__ = ("keys", "missing_size", "reader", "touched", "woken")
+    __slots__ = ("keys", "missing_size", "read_committed", "reader", "touched", "woken")
 
     def __init__(
-        self, keys: tuple[TopicPartition, ...], missing_size: int, reader: int, woken: asyncio.Future[None]
+        self,
+        keys: tuple[TopicPartition, ...],
+        missing_size: int,
+        reader: int,
+        woken: asyncio.Future[None],
+        *,
+        read_committed: bool,
     ) -> None:
         self.keys = keys
         self.missing_size = missing_size
         self.reader = reader
+        self.read_committed = read_committed
         self.touched: set[TopicPartition] = set()
         self.woken = woken
 
@@ -58,11 +65,15 @@ class WaitingFetches:
         missing_size: int,
         timeout_seconds: float,
         reader: int = ANY_CONSUMER,
+        *,
+        read_committed: bool = False,
     ) -> WaitEnd:
         """Sleep until `missing_size` more bytes are visible in the partitions together, or time is up.
         `reader` is the broker id of a follower."""
         loop = asyncio.get_running_loop()
-        waiter = WaitingFetch(tuple(dict.fromkeys(keys)), missing_size, reader, loop.create_future())
+        woken: asyncio.Future[None] = loop.create_future()
+        asked = tuple(dict.fromkeys(keys))
+        waiter = WaitingFetch(asked, missing_size, reader, woken, read_committed=read_committed)
         for key in waiter.keys:
             self._by_partition.setdefault(key, {})[waiter] = None
         timer = loop.call_later(timeout_seconds, _expire, waiter)
@@ -91,16 +102,18 @@ class WaitingFetches:
         finally:
             self._noted = [noted for noted in self._noted if noted is not changed]
 
-    def appended(self, key: TopicPartition, size: int) -> None:
-        """`size` more bytes of the partition may be read now."""
+    def appended(self, key: TopicPartition, size: int, stable_size: int | None = None) -> None:
+        """`size` more bytes of the partition may be read now, by readers of committed data `stable_size`."""
         self.change_count += 1
         for noted in self._noted:
             noted.add(key)
         waiters = self._by_partition.get(key)
         if not waiters:
             return
+        if stable_size is None:
+            stable_size = size
         for waiter in waiters:
-            waiter.missing_size -= size
+            waiter.missing_size -= stable_size if waiter.read_committed else size
             waiter.touched.add(key)
             if waiter.missing_size <= 0 and not waiter.woken.done():
                 waiter.woken.set_result(None)

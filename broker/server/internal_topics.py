@@ -126,7 +126,7 @@ class CoordinatorLoader:
         self._loading: dict[int, asyncio.Task[None]] = {}
 
     def gained(self, topic: str, partition: int) -> None:
-        """A listener of the replica manager. A new epoch of the same leadership is no news to it."""
+        """A listener of the replica manager. The next epoch of the same leadership is no news to it."""
         if topic != self._topic:
             return
         self._cancel(partition)

@@ -99,8 +99,14 @@ def _without_effect(name: str, value: str) -> dict[str, Any]:
 
 
 def replacement(configs: Iterable[tuple[str, str | None]]) -> Change:
-    """AlterConfigs: what is given replaces everything that was set."""
-    given = {name: value for name, value in configs if value is not None}
+    """AlterConfigs: what is given replaces everything that was set. Raises InvalidRequest."""
+    given: dict[str, str] = {}
+    for name, value in configs:
+        if name in given:
+            raise InvalidRequest(f"named more than once: {name}")
+        if value is None:
+            raise InvalidRequest(f"{name}: no value given")
+        given[name] = value
     return lambda _present: given
 
 

@@ -247,6 +247,11 @@ class ProducerState:
         except RuntimeError:
             return self.first_unstable_offset  # another thread ended one just then
 
+    @property
+    def holds_readers_back(self) -> bool:
+        """Whether the last stable offset may be below the high watermark. Cheap: asked at every append."""
+        return bool(self._open or self._unreplicated)
+
     def last_stable_offset(self, high_watermark: int) -> int:
         """Up to where readers of committed data may see: the high watermark, the start of the oldest open
         transaction, or the start of an ended one whose marker is not below the high watermark."""

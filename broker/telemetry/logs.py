@@ -50,7 +50,10 @@ def _human_line(_logger: object, _method: str, event: EventDict) -> str:
 
 
 def _human_value(value: object) -> str:
+    """Much of it comes from clients: nothing that they chose may end the line, or look like another field."""
     text = str(value)
+    if not text.isprintable():
+        return json.dumps(text)
     return json.dumps(text, ensure_ascii=False) if " " in text or not text else text
 
 

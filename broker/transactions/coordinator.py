@@ -13,6 +13,7 @@ Invariants:
 2. A record is appended at the moment it is decided, in the leadership whose records were loaded; its
    outcome is told to the state machine whoever has gone meanwhile, so memory never differs from the log.
    A new epoch of the same leadership (a follower has died) changes nothing: nobody else can have written.
+   Where an epoch is missing in between somebody may have, and the partition is loaded anew.
 3. Markers carry the leader epoch in which the transactional id's partition was loaded as coordinator epoch:
    leaders refuse those of a coordinator that has been replaced.
 
@@ -36,7 +37,7 @@ from millrace.broker.protocol.batch import iterate_batches
 from millrace.broker.protocol.java_hash import coordinator_partition
 from millrace.broker.protocol.records import Record, build_batch, read_records
 from millrace.broker.protocol.topic_partition import TopicPartition
-from millrace.broker.replication.off_loop import Compute, Pauses, at_once
+from millrace.broker.replication.off_loop import Compute, Pauses, at_once, slices
 from millrace.broker.transactions.config import TransactionConfig
 from millrace.broker.transactions.markers import LeaderOf, Marker, MarkerSender
 from millrace.broker.transactions.markers import Write as WriteMarkers
@@ -73,6 +74,9 @@ _FROM_MEMORY = frozenset(
 )
 """What a leader may be told of a transaction without asking the log: it lets a batch in (and the log of its
 partition is looked at once more then), or has it sent again."""
+
+IDS_AT_ONCE = 100
+"""Looked at in one turn of the event loop: should all of them be due, some 5 ms."""
 
 LONGEST_ID = 32_767
 """Bytes of a transactional id that the log's records have room for."""
@@ -160,10 +164,10 @@ class TransactionCoordinator:
             self.retry()
             if steady() >= timeouts_due:
                 timeouts_due = steady() + self.config.abort_check_interval_ms / 1000
-                self.check_timeouts(self._clock_ms())
+                await self.check_timeouts(self._clock_ms())
             if steady() >= expiry_due:
                 expiry_due = steady() + self.config.expiry_check_interval_ms / 1000
-                self.expire(self._clock_ms())
+                await self.expire(self._clock_ms())
 
     async def close(self) -> None:
         """Give up every partition; what was asked for is answered."""
@@ -254,18 +258,22 @@ class TransactionCoordinator:
         for owned, transaction in unsaved:
             self._carry_out(owned, transaction, transaction.retry())
 
-    def check_timeouts(self, now_ms: int) -> None:
+    async def check_timeouts(self, now_ms: int) -> None:
         """Abort what has been open for too long."""
-        self._each(lambda transaction: transaction.time_out(now_ms))
+        await self._each(lambda transaction: transaction.time_out(now_ms))
 
-    def expire(self, now_ms: int) -> None:
+    async def expire(self, now_ms: int) -> None:
         """Forget ids that nobody has used for long."""
-        self._each(lambda transaction: transaction.expire(now_ms, self.config.id_expiration_ms))
+        await self._each(lambda transaction: transaction.expire(now_ms, self.config.id_expiration_ms))
 
-    def _each(self, event: Callable[[Transaction], Iterable[Decision]]) -> None:
+    async def _each(self, event: Callable[[Transaction], Iterable[Decision]]) -> None:
+        """Others have their turn in between: ids that began together are due together, each with a write."""
         for owned in list(self._partitions.values()):
-            for transaction in list(owned.transactions.values()):
-                self._carry_out(owned, transaction, event(transaction))
+            async for some in slices(list(owned.transactions.values()), IDS_AT_ONCE):
+                for transaction in some:
+                    # One that went while others were looked at has nothing to be done any more.
+                    if owned.transactions.get(transaction.transactional_id) is transaction:
+                        self._carry_out(owned, transaction, event(transaction))
 
     # -- requests ------------------------------------------------------------------------------------
 
@@ -360,26 +368,29 @@ class TransactionCoordinator:
             return TransactionDescription(error, transactional_id)
         return transaction.describe()
 
-    def list_transactions(
+    async def list_transactions(
         self,
         states: Collection[str] = (),
         producer_ids: Collection[int] = (),
         longer_than_ms: int = -1,
     ) -> tuple[ErrorCode, list[str], list[TransactionListing]]:
-        """(error, names that are no states, this broker's ids); empty filters let everything through."""
+        """(error, names that are no states, this broker's ids); empty filters let everything through. Ids
+        that come meanwhile may be missing."""
         if any(not owned.loaded for owned in self._partitions.values()):
             return ErrorCode.coordinator_load_in_progress, [], []
         names = {state.value for state in TransactionState}
         now_ms = self._clock_ms()
-        listings = [
-            TransactionListing(transactional_id, transaction.record.producer_id, transaction.state.value)
-            for owned in self._partitions.values()
-            for transactional_id, transaction in owned.transactions.items()
-            if transaction.record.producer_id >= 0
-            and (not states or transaction.state.value in states)
-            and (not producer_ids or transaction.record.producer_id in producer_ids)
-            and (longer_than_ms < 0 or now_ms - transaction.record.started_ms > longer_than_ms)
-        ]
+        transactions = [each for owned in self._partitions.values() for each in owned.transactions.values()]
+        listings: list[TransactionListing] = []
+        async for some in slices(transactions):
+            listings += [
+                TransactionListing(each.transactional_id, each.record.producer_id, each.state.value)
+                for each in some
+                if each.record.producer_id >= 0
+                and (not states or each.state.value in states)
+                and (not producer_ids or each.record.producer_id in producer_ids)
+                and (longer_than_ms < 0 or now_ms - each.record.started_ms > longer_than_ms)
+            ]
         return ErrorCode.none, [state for state in states if state not in names], listings
 
     @property

@@ -58,6 +58,17 @@ OF_REPLICATION = (
         ),
     ),
     Mutant(
+        name="coordinator-keeps-what-another-leader-may-have-changed",
+        promise="Coordinators load anew where another broker may have led since they did.",
+        file="broker/replication/partition.py",
+        rule="    return epoch <= led_epoch + 1\n",
+        instead="    return epoch > led_epoch\n",
+        red=(
+            f"{REPLICATION}/test_replica_manager.py"
+            "::test_leadership_that_was_away_between_two_looks_is_told_as_lost_and_gained",
+        ),
+    ),
+    Mutant(
         name="follower-cuts-at-high-watermark",
         promise="A follower cuts its log where epochs part from its leader's, never by the high watermark.",
         file="broker/replication/follower.py",

@@ -70,7 +70,7 @@ class Office:
 
     async def serve(self, request: Any, client_id: str) -> Any:
         handler, version = HANDLERS[type(request).__name__]
-        head = SimpleNamespace(version=version, client_id=client_id)
+        head = SimpleNamespace(api_key=handler.API, version=version, client_id=client_id)
         context: Any = SimpleNamespace(
             broker=SimpleNamespace(groups=self.groups), head=head, client_address="worker"
         )

@@ -6,6 +6,9 @@ runs, by any broker; the others are refused with INVALID_REQUEST, as Apache Kafk
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection
+from functools import partial
 from typing import Any
 
 from millrace.broker.errors import InvalidRequest, KafkaError
@@ -21,14 +24,24 @@ VERSIONS = range(3)
 
 async def handle(request: Any, context: RequestContext) -> Any:
     responses = []
+    repeated = repeated_resources(request)
     for resource in request.resources:
-        change = replacement((entry.name, entry.value) for entry in resource.configs)
-        responses.append(await alter(resource, lambda change=change: change, request, context.broker))
+        plan = partial(replacement, [(entry.name, entry.value) for entry in resource.configs])
+        responses.append(await alter(resource, plan, request, context.broker, repeated))
     return answer(API, context.head.version, responses=responses)
 
 
-async def alter(resource: Any, plan: Any, request: Any, broker: BrokerServices) -> dict[str, Any]:
-    """Carry out the change that `plan()` returns (or refuses); also for the incremental API."""
+def repeated_resources(request: Any) -> set[tuple[int, str]]:
+    """Type and name of what stands in the request more than once."""
+    counts = Counter((int(each.resource_type), each.resource_name) for each in request.resources)
+    return {resource for resource, count in counts.items() if count > 1}
+
+
+async def alter(
+    resource: Any, plan: Any, request: Any, broker: BrokerServices, repeated: Collection[tuple[int, str]]
+) -> dict[str, Any]:
+    """Carry out the change that `plan()` returns (or refuses); also for the incremental API. Of what is
+    `repeated` nothing is changed, as in Apache Kafka."""
     result = {
         "error_code": NO_ERROR,
         "error_message": None,
@@ -36,6 +49,8 @@ async def alter(resource: Any, plan: Any, request: Any, broker: BrokerServices) 
         "resource_name": resource.resource_name,
     }
     try:
+        if (int(resource.resource_type), resource.resource_name) in repeated:
+            raise InvalidRequest("the resource stands more than once in the request")
         change: Change = plan()
         if resource.resource_type == BROKER:
             await broker.controller.alter_broker_config(

@@ -12,7 +12,7 @@ from collections import Counter
 from typing import Any
 
 from millrace.broker.coordination.controller_client import NewTopic
-from millrace.broker.errors import InvalidRequest, KafkaError
+from millrace.broker.errors import InvalidConfig, InvalidRequest, KafkaError
 from millrace.broker.protocol.frames import Api
 from millrace.broker.server.answers import NO_ERROR, answer
 from millrace.broker.server.broker_settings import describe_topic
@@ -67,11 +67,14 @@ def _new_topic(topic: Any, broker: BrokerServices) -> NewTopic:
     assignment = {part.partition_index: tuple(part.broker_ids) for part in topic.assignments}
     if assignment and (topic.num_partitions != DEFAULT_COUNT or topic.replication_factor != DEFAULT_COUNT):
         raise InvalidRequest("an assignment of replicas leaves no room for counts: both must be -1")
+    without_value = [entry.name for entry in topic.configs if entry.value is None]
+    if without_value:
+        raise InvalidConfig(f"no value given: {', '.join(without_value)}")
     count, factor = topic.num_partitions, topic.replication_factor
     return NewTopic(
         topic.name,
         settings.num_partitions if count == DEFAULT_COUNT else count,
         settings.default_replication_factor if factor == DEFAULT_COUNT else factor,
         assignment,
-        {entry.name: entry.value for entry in topic.configs if entry.value is not None},
+        {entry.name: entry.value for entry in topic.configs},
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 from millrace.broker.coordination.controller_client import check_topic_name
 from millrace.broker.errors import KafkaError
 from millrace.broker.protocol.frames import Api
-from millrace.broker.server.answers import NO_ERROR, answer
+from millrace.broker.server.answers import NO_ERROR, answer_of
 from millrace.broker.server.context import BrokerServices, RequestContext
 
 API = Api.DESCRIBE_PRODUCERS
@@ -15,19 +16,16 @@ VERSIONS = range(1)
 
 
 async def handle(request: Any, context: RequestContext) -> Any:
-    return answer(
-        API,
-        context.head.version,
-        topics=[
-            {
-                "name": topic.name,
-                "partitions": [
-                    _partition(topic.name, int(number), context.broker) for number in topic.partition_indexes
-                ],
-            }
-            for topic in request.topics
-        ],
-    )
+    asked: defaultdict[str, dict[int, None]] = defaultdict(dict)  # each partition once
+    for topic in request.topics:
+        asked[topic.name].update(dict.fromkeys(map(int, topic.partition_indexes)))
+    topics: list[dict[str, Any]] = [
+        {"name": name, "partitions": [_partition(name, number, context.broker) for number in numbers]}
+        for name, numbers in asked.items()
+    ]
+    partitions = [partition for topic in topics for partition in topic["partitions"]]
+    count = sum(1 + len(partition.get("active_producers", ())) for partition in partitions)
+    return await answer_of(count, context.head, topics=topics)
 
 
 def _partition(topic: str, number: int, broker: BrokerServices) -> dict[str, Any]:

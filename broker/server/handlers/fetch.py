@@ -317,7 +317,13 @@ class _Fetch:
         missing = max(self._min_size - self._reached_size, 1)
         if self.size:
             self.given = None
-        return await self._waits.wait(self.keys, missing, timeout_seconds, self.request.replica_id)
+        return await self._waits.wait(
+            self.keys,
+            missing,
+            timeout_seconds,
+            self.request.replica_id,
+            read_committed=self.request.read_committed,
+        )
 
     def _begin(self) -> None:
         self.size = self._reached_size = 0

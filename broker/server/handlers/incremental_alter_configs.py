@@ -12,7 +12,7 @@ from typing import Any
 from millrace.broker.protocol.frames import Api
 from millrace.broker.server.answers import answer
 from millrace.broker.server.context import BrokerServices, RequestContext
-from millrace.broker.server.handlers.alter_configs import alter
+from millrace.broker.server.handlers.alter_configs import alter, repeated_resources
 from millrace.broker.server.topic_settings import BROKER, increments
 from millrace.broker.storage.log_config import SETTINGS
 
@@ -23,10 +23,12 @@ VERSIONS = range(2)
 async def handle(request: Any, context: RequestContext) -> Any:
     broker = context.broker
     responses = []
+    repeated = repeated_resources(request)
     for resource in request.resources:
         operations = [(entry.name, entry.config_operation, entry.value) for entry in resource.configs]
         lists = _lists(resource.resource_type, broker)
-        responses.append(await alter(resource, partial(increments, operations, lists), request, broker))
+        plan = partial(increments, operations, lists)
+        responses.append(await alter(resource, plan, request, broker, repeated))
     return answer(API, context.head.version, responses=responses)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from millrace.broker.protocol.frames import Api
-from millrace.broker.server.answers import answer
+from millrace.broker.server.answers import answer_of
 from millrace.broker.server.context import RequestContext
 
 API = Api.LIST_TRANSACTIONS
@@ -16,14 +16,14 @@ VERSIONS = range(2)
 
 
 async def handle(request: Any, context: RequestContext) -> Any:
-    error, unknown, listings = context.broker.transactions.list_transactions(
+    error, unknown, listings = await context.broker.transactions.list_transactions(
         list(request.state_filters),
         {int(producer_id) for producer_id in request.producer_id_filters},
         int(getattr(request, "duration_filter", -1)),
     )
-    return answer(
-        API,
-        context.head.version,
+    return await answer_of(
+        len(listings),
+        context.head,
         error_code=error,
         unknown_state_filters=unknown,
         transaction_states=[

@@ -27,7 +27,7 @@ from millrace.broker.errors import (
 from millrace.broker.protocol.frames import Api
 from millrace.broker.protocol.operations import ALL_ON_CLUSTER, ALL_ON_TOPIC, NOT_ASKED
 from millrace.broker.protocol.system_topics import INTERNAL_TOPICS
-from millrace.broker.server.answers import NO_ERROR, answer
+from millrace.broker.server.answers import NO_ERROR, answer_of
 from millrace.broker.server.context import BrokerServices, RequestContext
 from millrace.broker.server.topic_view import partition_view
 
@@ -49,9 +49,9 @@ async def handle(request: Any, context: RequestContext) -> Any:
                 topic["topic_authorized_operations"] = ALL_ON_TOPIC
     asks_for_cluster = getattr(request, "include_cluster_authorized_operations", False)
     cache = broker.metadata_cache
-    return answer(
-        API,
-        version,
+    return await answer_of(
+        sum(1 + len(topic["partitions"]) for topic in topics),
+        context.head,
         cluster_authorized_operations=ALL_ON_CLUSTER if asks_for_cluster else NOT_ASKED,
         brokers=[
             {"node_id": known.broker_id, "host": known.host, "port": known.port, "rack": known.rack}
@@ -71,7 +71,9 @@ async def _topics(request: Any, broker: BrokerServices, version: int) -> list[di
     may_create = broker.config.settings.auto_create_topics_enable and (
         version < FIRST_WITH_CREATION_FLAG or request.allow_auto_topic_creation
     )
-    return list(await asyncio.gather(*(_topic(entry, broker, version, may_create) for entry in asked)))
+    # As in Apache Kafka, a topic that stands there more than once is answered once.
+    once = {(getattr(entry, "topic_id", None), entry.name): entry for entry in asked}.values()
+    return list(await asyncio.gather(*(_topic(entry, broker, version, may_create) for entry in once)))
 
 
 async def _topic(entry: Any, broker: BrokerServices, version: int, may_create: bool) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from kio.schema.errors import ErrorCode
 from millrace.broker.groups.offsets import CommittedOffset
 from millrace.broker.protocol.frames import Api
 from millrace.broker.protocol.topic_partition import TopicPartition
-from millrace.broker.server.answers import answer
+from millrace.broker.server.answers import answer_of
 from millrace.broker.server.context import RequestContext
 
 API = Api.OFFSET_FETCH
@@ -35,11 +35,15 @@ async def handle(request: Any, context: RequestContext) -> Any:
     stable = getattr(request, "require_stable", False)
     if version >= _SEVERAL_GROUPS_FROM:
         groups = [_one_group(group.group_id, group.topics, stable, context) for group in request.groups]
-        return answer(API, version, groups=groups)
+        return await answer_of(sum(map(_item_count, groups)), context.head, groups=groups)
     fetched = _one_group(request.group_id, request.topics, stable, context)
     if version < _TOP_LEVEL_ERROR_FROM and fetched["error_code"] is not ErrorCode.none:
         fetched["topics"] = _with_error(request.topics, fetched["error_code"])
-    return answer(API, version, **fetched)
+    return await answer_of(_item_count(fetched), context.head, **fetched)
+
+
+def _item_count(group: dict[str, Any]) -> int:
+    return 1 + sum(len(topic["partitions"]) for topic in group["topics"])
 
 
 def _one_group(

@@ -27,6 +27,7 @@ from millrace.broker.replication.partition import (
     Replica,
     Role,
     Transition,
+    leads_on,
 )
 from tests.simulation.cluster.controller_office import CONTROLLER, STATES, ControllerOffice
 from tests.simulation.cluster.coordinators import Coordinators, Topics
@@ -355,13 +356,15 @@ class Broker(LoopProcess):
         if self.id not in self.rules.replicas[number] or log.is_offline:
             return
         stamped = replace(state, version=version)
-        led = replica.role is Role.LEADER
+        led, led_epoch = replica.role is Role.LEADER, replica.leader_epoch
         match replica.apply(stamped, log.end_offset, self.rules.replicas[number], self.world.now_ms):
             case Transition.LEAD:
                 self.world.note(f"{self.name} leads {number} in epoch {state.leader_epoch}, isr {state.isr}")
                 log.epochs.begin(state.leader_epoch, log.end_offset)
                 self.advance(number)
-                if self.coordinators is not None and not led:
+                if self.coordinators is not None and not (led and leads_on(led_epoch, state.leader_epoch)):
+                    if led:
+                        self.coordinators.lost(number)
                     self.coordinators.gained(number)
             case Transition.FOLLOW:
                 log.epochs.truncate_from_end(log.end_offset)

@@ -314,7 +314,9 @@ class Coordinators:
 
     async def serve(self, handler: ModuleType, version: int, request: Any) -> Any:
         """A request in the shape of its message; the answer in the shape of its own."""
-        return await handler.handle(request, self._context(SimpleNamespace(version=version)))
+        return await handler.handle(
+            request, self._context(SimpleNamespace(api_key=handler.API, version=version))
+        )
 
     def serve_peer(self, request: Any) -> Any:
         if type(request).__name__ == "WriteTxnMarkersRequest":

@@ -277,6 +277,10 @@ def test_nobody_joins_a_group_whose_removal_is_being_written(offsets_log):
         await asyncio.sleep(0.01)
         assert (await bench.join()).error is ErrorCode.coordinator_not_available
         assert (await bench.groups.list_groups())[1] == []
+        leaving = bench.groups.leave(GROUP, [LeaveRequest(member_id, None)])
+        assert leaving == (ErrorCode.coordinator_not_available, [])
+        deleted = await bench.groups.delete_offsets(GROUP, [("flights", 0)])
+        assert deleted == (ErrorCode.group_id_not_found, {})
         offsets_log.gate.set()
         assert await deleting is ErrorCode.none
         assert (await bench.join()).generation == 1

@@ -106,6 +106,33 @@ def test_second_member_starts_a_rebalance_that_the_first_hears_of_by_heartbeat(n
     assert driver.joins[second].members == ()
 
 
+class UnwalkedMembers(dict):
+    """Counts the walks over all of them."""
+
+    walks = 0
+
+    def values(self):
+        self.walks += 1
+        return super().values()
+
+    def __iter__(self):
+        self.walks += 1
+        return super().__iter__()
+
+
+def test_a_join_costs_the_same_in_a_group_of_thousands(new_driver):
+    """Walks over the members at each join stood the loop still for seconds while a large group assembled."""
+    driver = new_driver(initial_rebalance_delay_ms=3_000)
+    driver.join()
+    driver.group.roster.members = members = UnwalkedMembers(driver.group.roster.members)
+    pending = [driver.joins[driver.join(known_id_required=True)].member_id for _ in range(5)]
+    waiting = [driver.join(member_id) for member_id in pending]
+    assert driver.heartbeat(pending[0], 0) is ErrorCode.rebalance_in_progress
+    assert members.walks == 0
+    driver.advance(6_000)
+    assert driver.joins[waiting[-1]].generation == 1
+
+
 def test_member_that_does_not_rejoin_in_time_is_removed(new_driver):
     driver = new_driver()
     one, _two = stable_pair(driver)

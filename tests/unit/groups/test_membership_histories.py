@@ -12,11 +12,17 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from millrace.broker.groups.membership import Group
+from millrace.broker.groups.roster import Tally
 from millrace.broker.groups.values import GroupState, Protocol
 
 SEEDS = [int(os.environ["MILLRACE_SEED"])] if "MILLRACE_SEED" in os.environ else range(300)
 STEPS = 150
 SESSION_TIMEOUT_MS = 10_000
+PROTOCOLS = (
+    lambda metadata: (Protocol("roundrobin", metadata),),
+    lambda metadata: (Protocol("range", metadata), Protocol("roundrobin", metadata)),
+    lambda metadata: (Protocol("roundrobin", metadata), Protocol("roundrobin", metadata)),
+)
 
 
 class Client:
@@ -42,7 +48,7 @@ class Client:
         self.join_ticket = self.driver.join(
             self.member_id,
             instance_id=self.instance_id,
-            protocols=(Protocol("roundrobin", b"%d" % self.metadata),),
+            protocols=self.rng.choice(PROTOCOLS)(b"%d" % self.metadata),
             session_timeout_ms=SESSION_TIMEOUT_MS,
             known_id_required=True,
             can_skip_assignment=self.rng.random() < 0.5,
@@ -166,6 +172,10 @@ class History:
         assert group.generation >= self.generation, "a generation went backwards"
         self.generation = group.generation
         assert (group.roster.leader in group.roster.members) or not len(group.roster), "led by a stranger"
+        tally = Tally()
+        for member in group.roster:
+            tally.count(member)
+        assert group.roster._tally == tally, "counted wrong"
         if group.state is GroupState.STABLE:
             for member in group.roster:
                 who = member.instance_id or member.member_id

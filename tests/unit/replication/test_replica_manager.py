@@ -112,6 +112,37 @@ def test_reader_of_committed_data_stops_at_an_open_transaction_and_is_told_of_ab
     run(tmp_path, scenario)
 
 
+def test_what_a_transaction_holds_back_is_counted_where_followers_are_waited_for_too(tmp_path: Path) -> None:
+    async def scenario(manager: ReplicaManager) -> None:
+        await manager.hosted.apply_topic("t", TOPIC_ID, led(), {}, {0: (1, 2)})
+
+        def appended(data: bytes | bytearray) -> list[tuple[int, int | None]]:
+            told.clear()
+            manager.append_now("t", 0, memoryview(bytearray(data)), 1, "internal")
+            return list(told)
+
+        told: list[tuple[int, int | None]] = []
+        manager.waiting_fetches.appended = (  # type: ignore[method-assign]
+            lambda _key, size, stable_size=None: told.append((size, stable_size))
+        )
+        open_batch = build_batch(
+            [Record(None, b"x" * 1_000, (), 1)],
+            producer_id=7,
+            producer_epoch=0,
+            base_sequence=0,
+            transactional=True,
+        )
+        marker = build_marker(7, 0, 1, True, 1)
+        plain = bytes(batch(b"v"))
+        assert appended(plain) == [(len(plain), len(plain))]
+        assert appended(open_batch) == [(len(open_batch), 0)]
+        assert appended(plain) == [(len(plain), 0)]
+        assert appended(marker) == [(len(marker), len(open_batch) + len(plain) + len(marker))]
+        assert appended(plain) == [(len(plain), len(plain))]
+
+    run(tmp_path, scenario)
+
+
 def test_partition_that_is_not_here_gets_the_error_that_fits(tmp_path: Path) -> None:
     async def scenario(manager: ReplicaManager) -> None:
         with pytest.raises(UnknownTopicOrPartition):
@@ -146,6 +177,22 @@ def test_leadership_is_told_once_when_it_comes_and_when_it_goes(tmp_path: Path) 
             await manager.hosted.apply_topic("t", TOPIC_ID, states, {})
         await manager.hosted.remove_topic("t")
         assert [kind for kind, _, _ in told] == ["gained", "lost", "gained", "lost"]
+
+    run(tmp_path, scenario)
+
+
+def test_leadership_that_was_away_between_two_looks_is_told_as_lost_and_gained(tmp_path: Path) -> None:
+    """Another broker may have led in the epoch that is missing: what it wrote a coordinator has to read, and
+    what it told others outranks what is told in the epoch before."""
+
+    async def scenario(manager: ReplicaManager) -> None:
+        told: list[str] = []
+        manager.listeners.gained.append(lambda _topic, _number: told.append("gained"))
+        manager.listeners.lost.append(lambda _topic, _number: told.append("lost"))
+        for epoch, expected in ((0, ["gained"]), (1, []), (2, []), (4, ["lost", "gained"]), (5, [])):
+            told.clear()
+            await manager.hosted.apply_topic("t", TOPIC_ID, led(epoch), {})
+            assert told == expected, epoch
 
     run(tmp_path, scenario)
 

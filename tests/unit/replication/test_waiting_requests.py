@@ -25,6 +25,23 @@ def test_bytes_of_all_partitions_add_up_and_others_do_not_count() -> None:
     asyncio.run(scenario())
 
 
+def test_readers_of_committed_data_count_what_they_may_see() -> None:
+    async def scenario() -> None:
+        waiting = WaitingFetches()
+        of_all, of_committed = (
+            asyncio.ensure_future(waiting.wait([A], 100, 60, read_committed=is_committed))
+            for is_committed in (False, True)
+        )
+        await asyncio.sleep(0)
+        waiting.appended(A, 100, 0)
+        assert await of_all == (True, {A})
+        assert not of_committed.done()
+        waiting.appended(A, 1, 101)
+        assert await of_committed == (True, {A})
+
+    asyncio.run(scenario())
+
+
 def test_time_and_disturbance_end_the_wait() -> None:
     async def scenario() -> None:
         waiting = WaitingFetches()

@@ -23,6 +23,7 @@ from millrace.broker.errors import (
     UnknownTopicId,
 )
 from millrace.broker.protocol import hot_fetch, hot_produce
+from millrace.broker.protocol.control_records import build_marker
 from millrace.broker.protocol.frames import decode_request
 from millrace.broker.protocol.hot_fetch import PartitionFetch
 from millrace.broker.protocol.records import Record, build_batch
@@ -56,13 +57,14 @@ def _ask(
     version: int = VERSION,
     session: tuple[int, int] = (0, -1),
     offsets: tuple[int, ...] = (0,),
+    read_committed: bool = False,
 ) -> Any:
     """`session`: its id, and the epoch of this request in it. `offsets`: the partition stands there once for
     each."""
     asked = tuple(PartitionFetch("t", 0, offset, 1 << 20) for offset in offsets)
     session_id, epoch = session
     request = hot_fetch.FetchRequest(
-        max_wait_ms, min_bytes, 1 << 20, False, asked, session_id=session_id, session_epoch=epoch
+        max_wait_ms, min_bytes, 1 << 20, read_committed, asked, session_id=session_id, session_epoch=epoch
     )
     head, frame, position = _frame(hot_fetch.encode_request(version, 1, "raw", request))
     context: Any = SimpleNamespace(broker=services)
@@ -158,6 +160,63 @@ def test_fetch_that_waits_for_more_holds_nothing_and_still_gets_all(tmp_path: Pa
     size, waits = asyncio.run(scenario())
     assert size > 2_000
     assert waits == 1
+
+
+def _append_of(services: Any, producer_id: int, size: int) -> None:
+    """A transaction's first batch, which opens it."""
+    records = [Record(b"k", b"x" * size, (), 1)]
+    named = {"producer_id": producer_id, "producer_epoch": 0, "base_sequence": 0, "transactional": True}
+    services.replica_manager.append_now("t", 0, memoryview(build_batch(records, **named)), 1, "internal")
+
+
+def _commit_of(services: Any, producer_id: int) -> None:
+    marker = memoryview(build_marker(producer_id, 0, 1, True, 1))
+    services.replica_manager.append_now("t", 0, marker, 1, "internal")
+
+
+@pytest.mark.parametrize("began", ["before the wait", "during the wait", "before the leadership"])
+def test_the_end_of_a_transaction_lets_readers_of_committed_data_have_all_that_it_held_back(
+    tmp_path: Path, began: str
+) -> None:
+    """The marker itself is small; what becomes visible with it is not."""
+
+    async def scenario() -> None:
+        async with _broker(tmp_path) as services:
+            if began != "during the wait":
+                _append_of(services, 7, 10_000)
+            if began == "before the leadership":
+                for leader, epoch in ((2, 6), (1, 7)):
+                    state = PartitionState(leader, epoch, (leader,), 1, epoch)
+                    await services.replica_manager.hosted.apply_topic("t", uuid.UUID(int=1), {0: state}, {})
+            answer = _ask(services, min_bytes=5_000, read_committed=True)
+            await until_async(lambda: services.metrics.fetch_waits)
+            if began == "during the wait":
+                _append_of(services, 7, 10_000)
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert services.metrics.fetch_waits == 1, "what it may not see yet wakes nobody"
+            _commit_of(services, 7)
+            response = _decoded(await asyncio.wait_for(answer, patience()))
+            assert len(response.partitions[0].records) > 10_000
+
+    asyncio.run(scenario())
+
+
+def test_what_another_open_transaction_holds_back_is_still_waited_for(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with _broker(tmp_path) as services:
+            _append_of(services, 7, 1_000)
+            _append_of(services, 8, 10_000)
+            answer = _ask(services, min_bytes=5_000, read_committed=True)
+            await until_async(lambda: services.metrics.fetch_waits)
+            _commit_of(services, 7)
+            await until_async(lambda: services.metrics.fetch_waits == 2)
+            assert not answer.done()
+            _commit_of(services, 8)
+            response = _decoded(await asyncio.wait_for(answer, patience()))
+            assert len(response.partitions[0].records) > 11_000
+
+    asyncio.run(scenario())
 
 
 def _ask_as_follower(services: Any, *partitions: int, max_wait_ms: int = MAX_WAIT_MS) -> Any:

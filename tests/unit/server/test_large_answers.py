@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import uuid
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from kio.schema.errors import ErrorCode
 
 from millrace.broker.config import BrokerSettings
+from millrace.broker.coordination.metadata_cache import MetadataCache
+from millrace.broker.coordination.paths import BrokerRegistration, TopicAssignment
+from millrace.broker.groups.offsets import CommittedOffset
 from millrace.broker.protocol.frames import Api, decode_response, encode_request
 from millrace.broker.server import answers
 from millrace.broker.server.answers import build_entity, request_type, response_type
@@ -17,7 +22,9 @@ from millrace.broker.server.dispatch import Dispatcher
 from millrace.broker.server.handlers import alter_client_quotas, describe_configs
 from millrace.broker.server.registry import handlers
 from millrace.broker.storage.log_config import LogConfig
+from millrace.broker.storage.producer_state import ProducerEntry
 from millrace.broker.telemetry.metrics import BrokerMetrics
+from millrace.broker.transactions.values import TransactionListing
 
 TOPICS = [f"t{number}" for number in range(5)]
 
@@ -33,9 +40,9 @@ class Turns:
         asyncio.get_running_loop().call_soon(self.next)
 
 
-def ask(api: Api, version: int, turns: Turns | None = None, **fields: Any) -> Any:
+def ask(api: Api, version: int, turns: Turns | None = None, services: Any = None, **fields: Any) -> Any:
     metrics = BrokerMetrics()
-    services = SimpleNamespace(
+    services = services or SimpleNamespace(
         metrics=metrics,
         config=SimpleNamespace(settings=BrokerSettings(), id=1),
         metadata_cache=SimpleNamespace(
@@ -92,6 +99,83 @@ def test_answer_with_very_many_items_is_made_on_a_thread(monkeypatch: pytest.Mon
     assert makers == [most > 0]
     assert [(result.resource_name, result.configs[0].value) for result in results] == [
         (name, "1") for name in TOPICS
+    ]
+
+
+def cluster_of(**partition_counts: int) -> Any:
+    """The services of the only broker of a cluster with these topics; a group has read all of them, and each
+    partition and the coordinator know as many producers as the topic has partitions."""
+    cache = MetadataCache()
+    cache.set_broker(BrokerRegistration(1, "host", 9092))
+    for topic, count in partition_counts.items():
+        cache.set_assignment(topic, TopicAssignment(uuid.uuid4(), dict.fromkeys(range(count), (1,))))
+    offsets = {
+        (topic, number): CommittedOffset(7, -1, "", 1)
+        for topic, count in partition_counts.items()
+        for number in range(count)
+    }
+    entry = ProducerEntry(0)
+
+    def leader_of(topic: str, _number: int) -> Any:
+        producers = dict.fromkeys(range(partition_counts[topic]), entry)
+        return SimpleNamespace(log=SimpleNamespace(producers=SimpleNamespace(entries=producers)))
+
+    async def list_transactions(*_: Any) -> Any:
+        listings = [TransactionListing(f"id-{number}", 1, "Empty") for number in range(len(offsets))]
+        return ErrorCode.none, [], listings
+
+    return SimpleNamespace(
+        config=SimpleNamespace(settings=BrokerSettings(), id=1),
+        metadata_cache=cache,
+        groups=SimpleNamespace(fetch_offsets=lambda *_, **__: (ErrorCode.none, offsets)),
+        transactions=SimpleNamespace(list_transactions=list_transactions),
+        replica_manager=SimpleNamespace(leader_of=leader_of),
+    )
+
+
+@pytest.mark.parametrize(
+    ("api", "version", "fields"),
+    [
+        (Api.METADATA, 12, {"topics": None}),
+        (Api.METADATA, 12, {"topics": [{"name": "t"}]}),
+        (Api.OFFSET_FETCH, 7, {"group_id": "g", "topics": None}),
+        (Api.OFFSET_FETCH, 8, {"groups": [{"group_id": "g", "topics": None}]}),
+        (Api.LIST_TRANSACTIONS, 1, {}),
+        (Api.DESCRIBE_PRODUCERS, 0, {"topics": [{"name": "t", "partition_indexes": [0]}]}),
+    ],
+)
+def test_answer_about_very_many_is_written_on_a_thread_and_a_small_one_at_once(
+    monkeypatch: pytest.MonkeyPatch, api: Api, version: int, fields: dict[str, Any]
+) -> None:
+    on_loop: list[bool] = []
+    build = answers._builder
+
+    def building(entity_type: type[Any]) -> Any:
+        if entity_type is response_type(api, version):
+            on_loop.append(threading.current_thread() is threading.main_thread())
+        return build(entity_type)
+
+    monkeypatch.setattr(answers, "_builder", building)
+    monkeypatch.setattr(answers, "MOST_ITEMS_AT_ONCE", 20)
+    few = ask(api, version, services=cluster_of(t=10), **fields)
+    many = ask(api, version, services=cluster_of(t=30), **fields)
+    assert on_loop == [True, False]
+    assert str(many).count("error_code") >= str(few).count("error_code") and len(str(many)) > len(str(few))
+
+
+def test_topic_that_is_asked_for_a_thousand_times_is_told_once() -> None:
+    (topic,) = ask(
+        Api.METADATA, 12, services=cluster_of(t=10), topics=[{"name": "t", "topic_id": None}] * 1_000
+    ).topics
+    assert len(topic.partitions) == 10
+
+
+def test_producers_of_a_partition_that_is_named_a_thousand_times_are_told_once() -> None:
+    asked = [{"name": "t", "partition_indexes": [0, 1, 0]}, {"name": "t", "partition_indexes": [1] * 1_000}]
+    (topic,) = ask(Api.DESCRIBE_PRODUCERS, 0, services=cluster_of(t=10), topics=asked).topics
+    assert [(each.partition_index, len(each.active_producers)) for each in topic.partitions] == [
+        (0, 10),
+        (1, 10),
     ]
 
 

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from millrace.broker.config import BrokerSettings
 from millrace.broker.errors import InvalidConfig, InvalidRequest
 from millrace.broker.server.broker_settings import broker_config_name
+from millrace.broker.server.handlers import alter_configs, create_topics, incremental_alter_configs
 from millrace.broker.server.topic_settings import (
     APPEND,
     DELETE,
     DYNAMIC_TOPIC_CONFIG,
     SET,
     SUBTRACT,
+    TOPIC,
     describe_topic_config,
     increments,
     replacement,
 )
 from millrace.broker.storage.log_config import UNREADABLE, LogConfig
+from millrace.broker.telemetry.metrics import BrokerMetrics
 
 DEFAULTS = {"cleanup.policy": "delete"}
 
@@ -52,7 +61,58 @@ def test_increments_that_make_no_sense_are_refused(
 
 
 def test_replacement_forgets_what_is_not_given() -> None:
-    assert replacement([("a", "1"), ("b", None)])({"c": "3"}) == {"a": "1"}
+    assert replacement([("a", "1")])({"c": "3"}) == {"a": "1"}
+
+
+@pytest.mark.parametrize("given", [[("a", "1"), ("b", None)], [("a", "1"), ("a", "1")]])
+def test_replacement_that_says_nothing_certain_is_refused(given: list[tuple[str, str | None]]) -> None:
+    """As in Apache Kafka: what a client leaves empty it may have meant to keep."""
+    with pytest.raises(InvalidRequest):
+        replacement(given)
+
+
+@pytest.mark.parametrize("handler", [alter_configs, incremental_alter_configs])
+def test_of_a_resource_that_stands_more_than_once_nothing_is_changed(handler: Any) -> None:
+    altered: list[str] = []
+
+    async def alter_topic_config(name: str, _change: Any, *, validate_only: bool) -> None:
+        altered.append(name)
+
+    entry = SimpleNamespace(name="retention.ms", config_operation=SET, value="1")
+    request = SimpleNamespace(
+        resources=[
+            SimpleNamespace(resource_type=TOPIC, resource_name=name, configs=[entry]) for name in "aba"
+        ],
+        validate_only=False,
+    )
+    broker = SimpleNamespace(
+        controller=SimpleNamespace(alter_topic_config=alter_topic_config),
+        metrics=BrokerMetrics(),
+        replica_manager=SimpleNamespace(log_defaults=LogConfig()),
+    )
+    context = SimpleNamespace(head=SimpleNamespace(version=1), broker=broker)
+    response = asyncio.run(handler.handle(request, context))
+    assert [int(each.error_code) for each in response.responses] == [
+        InvalidRequest.code,
+        0,
+        InvalidRequest.code,
+    ]
+    assert altered == ["b"]
+
+
+def test_a_new_topic_is_refused_settings_without_a_value() -> None:
+    topic = SimpleNamespace(
+        name="t",
+        assignments=[],
+        num_partitions=1,
+        replication_factor=1,
+        configs=[SimpleNamespace(name="retention.ms", value=None)],
+    )
+    request = SimpleNamespace(topics=[topic], timeout=timedelta(seconds=1), validate_only=True)
+    broker = SimpleNamespace(config=SimpleNamespace(settings=BrokerSettings()), metrics=BrokerMetrics())
+    context: Any = SimpleNamespace(head=SimpleNamespace(version=7), broker=broker)
+    (created,) = asyncio.run(create_topics.handle(request, context)).topics
+    assert int(created.error_code) == InvalidConfig.code
 
 
 def test_what_changes_nothing_here_is_taken_and_described_as_it_was_set() -> None:

@@ -60,14 +60,14 @@ def test_what_it_does_not_lead_or_has_not_read_yet():
             }
 
         assert await everything() == {ErrorCode.not_coordinator}
-        assert coordinator.list_transactions() == (NONE, [], [])
+        assert await coordinator.list_transactions() == (NONE, [], [])
         await around.loaded()
         await around.begun()
         around.log.reading.clear()
         loading = asyncio.ensure_future(coordinator.load(ORDERS))
         await asyncio.sleep(0)
         assert await everything() == {ErrorCode.coordinator_load_in_progress}
-        assert coordinator.list_transactions()[0] is ErrorCode.coordinator_load_in_progress
+        assert (await coordinator.list_transactions())[0] is ErrorCode.coordinator_load_in_progress
         around.log.reading.set()
         await loading
         assert around.log.committed_checks[-1] == 1  # served only what is committed
@@ -98,7 +98,7 @@ def test_an_id_that_no_record_has_room_for_is_refused_and_leaves_nothing():
             error, _ = await coordinator.begin_producer("x" * 32_768, 1, None)
             assert error is ErrorCode.invalid_request
         assert (await coordinator.begin_producer("x" * 32_767, 1, None))[0] is NONE
-        assert len(coordinator.list_transactions()[2]) == 1
+        assert len((await coordinator.list_transactions())[2]) == 1
 
     run(scenario)
 
@@ -134,7 +134,7 @@ def test_no_producer_id_to_be_had():
         coordinator = await around.loaded()
         around.id_failure = RequestTimedOut("ZooKeeper is away")
         assert (await coordinator.begin_producer("orders", 1, None))[0] is ErrorCode.coordinator_not_available
-        assert coordinator.list_transactions() == (NONE, [], [])
+        assert await coordinator.list_transactions() == (NONE, [], [])
         assert coordinator.describe("orders").error is ErrorCode.transactional_id_not_found
         around.id_failure = None
         await around.begun()
@@ -264,7 +264,7 @@ def test_nothing_is_written_for_a_leadership_that_has_ended():
         around.coordinator.retry()
         around.markers_pass.set()
         around.now_ms += 10**9
-        around.coordinator.check_timeouts(around.now_ms)
+        await around.coordinator.check_timeouts(around.now_ms)
         await asyncio.sleep(0.01)
         assert len(around.log.batches[ORDERS]) == count
 
@@ -405,6 +405,27 @@ def test_timeouts_and_expiry_by_the_clock():
         await again.coordinator.close()
 
     run(scenario, abort_check_interval_ms=5, expiry_check_interval_ms=5, id_expiration_ms=1_000_000)
+
+
+def test_others_have_their_turn_while_very_many_ids_expire(monkeypatch: pytest.MonkeyPatch):
+    """Ids that were begun together are due at one and the same look, and each is a write."""
+    monkeypatch.setattr("millrace.broker.transactions.coordinator.IDS_AT_ONCE", 2)
+
+    async def scenario(around: Surroundings) -> None:
+        coordinator = await around.loaded()
+        names = [name for name in map(str, range(99)) if coordinator.partition_of(name) == ORDERS][:6]
+        for name in names:
+            assert (await coordinator.begin_producer(name, 60_000, None))[0] is NONE
+        appends = len(around.log.batches[ORDERS])
+        expiring = asyncio.ensure_future(coordinator.expire(around.now_ms + 1_000_001))
+        seen = []
+        while not expiring.done():
+            await asyncio.sleep(0)
+            seen.append(len(around.log.batches[ORDERS]) - appends)
+        assert sorted(set(seen) - {0}) == [2, 4, 6]
+        await until(lambda: all(coordinator.describe(name).error is not NONE for name in names))
+
+    run(scenario, id_expiration_ms=1_000_000)
 
 
 def test_timeouts_are_looked_for_in_time_when_the_clock_was_set_back():
