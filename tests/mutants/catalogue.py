@@ -7,5 +7,6 @@ from tests.mutants.of_audit_clients import OF_AUDIT_CLIENTS
 from tests.mutants.of_audit_ledger import OF_AUDIT_LEDGER
 from tests.mutants.of_broker import OF_BROKER
 from tests.mutants.of_mirror import OF_MIRROR
+from tests.mutants.of_operation import OF_OPERATION
 
-MUTANTS = (*OF_BROKER, *OF_MIRROR, *OF_AUDIT, *OF_AUDIT_CLIENTS, *OF_AUDIT_LEDGER)
+MUTANTS = (*OF_BROKER, *OF_OPERATION, *OF_MIRROR, *OF_AUDIT, *OF_AUDIT_CLIENTS, *OF_AUDIT_LEDGER)
