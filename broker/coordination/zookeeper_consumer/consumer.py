@@ -221,7 +221,8 @@ class ZookeeperConsumer:
     def commit_offsets(self) -> None:
         """Write to ZooKeeper what every stream has consumed; what the calling thread has in hand counts.
 
-        Raises CommitFailed, ConsumerClosed.
+        Raises ConsumerClosed, and CommitFailed where something was not written: also where a partition is
+        another's now, who delivers it again.
         """
         self._run(self._connector.commit_offsets(threading.get_ident()))
 
