@@ -316,10 +316,16 @@ class ClusterWatcher:
     async def _read_state(self, name: str, number: str) -> None:
         path, mark = paths.state_path(name, int(number)), ("state", name, number)
         node = await self._get_or_watch(path, mark)
-        if node is not None:
+        if node is None:
+            self._cache.set_unreadable(name, int(number), False)
+            return
+        try:
             state = paths.decode_state(node.data)
-            if self._cache.set_state(name, int(number), state, node.version):
-                self._changes.topics.add(name)
+        except ValueError:
+            self._cache.set_unreadable(name, int(number), True)
+            raise
+        if self._cache.set_state(name, int(number), state, node.version):
+            self._changes.topics.add(name)
 
     async def _read_config(self, name: str) -> None:
         node = await self._get_or_watch(paths.topic_config_path(name), ("config", name))

@@ -11,6 +11,9 @@ znode together with the mark that asks for its deletion. A mark names the topic 
 anew under the same name is not what was to be deleted. Only the controller removes topics, so one that it has
 found there is there until it removes it itself.
 
+No state holds up another, nor what else is to be done: one that is not as it was read is left for the next
+look, and one that cannot be read for an operator (`picture.py`). What fails again and again is said aloud.
+
 A state that was written is shown to the metadata cache at once, and `written` hears of its topic: it is what
 the watch would bring, later, and the broker that is the controller need not wait for that to lead.
 
@@ -62,6 +65,11 @@ log = structlog.get_logger("millrace.broker")
 
 READS_AT_ONCE = 100
 RETRY_MS = 100
+FAILURES_TOLD = 20
+"""So many times the same failure in a row, some seconds long, is no picture that is merely out of date."""
+
+_OVERTAKEN = (VersionConflict, NodeExists, NodeMissing)
+"""A state is not as the picture has it: written, made or deleted by someone else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +105,8 @@ class ControllerRunner:
         self._rebalance_timer: asyncio.TimerHandle | None = None
         self._rebalance_due = False
         self._epoch_version = -1
+        self._failure = ""
+        self._failure_count = 0
         self._removed: set[UUID] = set()
         """Topics that this broker has removed, as long as its picture still shows them."""
         self._may_be_elected = False
@@ -174,13 +184,24 @@ class ControllerRunner:
                         await self._stand_for_election()
                     if self.in_office:
                         await self._carry_out()
-                except VersionConflict:
+                        self._failure = ""
+                except VersionConflict as error:
+                    self._note(error)
                     await self._check_office()
             except (SessionError, NodeMissing, NodeExists) as error:
                 # The picture was out of date, or the connection is gone: look again soon.
-                log.debug("the controller tries again", error=str(error))
+                self._note(error)
                 await asyncio.sleep(RETRY_MS / 1000)
                 self.wake()
+
+    def _note(self, error: Exception) -> None:
+        """One failure is usual, and many of the same are told once."""
+        self._failure_count = self._failure_count + 1 if str(error) == self._failure else 1
+        self._failure = str(error)
+        if self._failure_count == FAILURES_TOLD:
+            log.warning("the controller fails again and again", times=FAILURES_TOLD, error=self._failure)
+        else:
+            log.debug("the controller tries again", error=self._failure)
 
     async def _stand_for_election(self) -> None:
         if self._may_be_elected and self._cache.controller_id == self._broker_id:
@@ -265,10 +286,17 @@ class ControllerRunner:
                     states.append(decision)
                 case CompleteMoves() | ClearRequest():
                     after.append(decision)
-        await self._write_states(states)
+        overtaken = await self._write_states(states)
         # Each for itself: one that cannot be carried out must keep no other waiting. Removals come last.
         failures: list[SessionError | NodeMissing | NodeExists | VersionConflict] = []
+        if overtaken:
+            names = ", ".join(f"{topic}-{number}" for topic, number in sorted(overtaken)[:3])
+            failures.append(
+                VersionConflict(f"{len(overtaken)} states were written by others meanwhile: {names}")
+            )
         for decision in (*after, *doomed):
+            if isinstance(decision, ClearRequest) and overtaken & picture.requests[decision.kind].partitions:
+                continue  # what was asked for has not been done yet
             try:
                 await self._finish(decision)
             except (SessionError, NodeMissing, NodeExists, VersionConflict) as error:
@@ -296,27 +324,30 @@ class ControllerRunner:
             case RemoveTopic(topic):
                 await self._remove_topic(topic)
 
-    async def _write_states(self, decisions: Sequence[WriteState]) -> None:
-        """A state that someone else has written meanwhile (a leader its in-sync set) holds up no other."""
-        overtaken = False
+    async def _write_states(self, decisions: Sequence[WriteState]) -> set[TopicPartition]:
+        """A state that someone else has written meanwhile (a leader its in-sync set) holds up no other. Those
+        are returned."""
+        overtaken: set[TopicPartition] = set()
         ids = {name: info.topic_id for name, info in self._cache.topics.items()}
         for topic, group in groupby(decisions, key=lambda decision: decision.topic):
-            folders = await self._folders(topic, [write.partition for write in group if write.version < 0])
-            for chunk in cut(folders):
-                await self._commit(chunk)
+            new = [write.partition for write in group if write.version < 0]
+            try:
+                for chunk in cut(await self._folders(topic, new)):
+                    await self._commit(chunk)
+            except _OVERTAKEN as error:
+                await self._still_in_office()
+                log.debug("the folders of states are not as they were read", topic=topic, error=str(error))
         written = 0
         for operations in cut([_write(decision) for decision in decisions]):
             writes = decisions[written : written + len(operations)]
             written += len(operations)
             try:
                 await self._commit(operations)
-            except VersionConflict:
-                overtaken = True
-                await self._write_one_by_one(writes, ids)
+            except _OVERTAKEN:
+                overtaken |= await self._write_one_by_one(writes, ids)
             else:
                 self._show(writes, ids)
-        if overtaken:
-            raise VersionConflict("some partition states were written by others meanwhile")
+        return overtaken
 
     def _show(self, writes: Sequence[WriteState], ids: Mapping[str, UUID]) -> None:
         shown = set()
@@ -330,14 +361,19 @@ class ControllerRunner:
         self._written(shown)
         self._cache.announce()
 
-    async def _write_one_by_one(self, decisions: Sequence[WriteState], ids: Mapping[str, UUID]) -> None:
+    async def _write_one_by_one(
+        self, decisions: Sequence[WriteState], ids: Mapping[str, UUID]
+    ) -> set[TopicPartition]:
         await self._still_in_office()
+        overtaken = set()
         for decision in decisions:
             try:
                 await self._commit([_write(decision)])
                 self._show([decision], ids)
-            except VersionConflict:
+            except _OVERTAKEN:
                 log.debug("a state was overtaken", topic=decision.topic, partition=decision.partition)
+                overtaken.add((decision.topic, decision.partition))
+        return overtaken
 
     async def _complete_moves(self, moves: CompleteMoves) -> None:
         """The new replicas and states of partitions of one topic, of as many at once as a transaction takes.

@@ -43,6 +43,8 @@ class PartitionInfo:
     adding: tuple[int, ...] = ()
     removing: tuple[int, ...] = ()
     """Replicas that come and go while the partition moves to other brokers (KIP-455)."""
+    is_unreadable: bool = False
+    """What stands in the znode now is no state; `state` is what stood there before, if that is known."""
 
     @property
     def is_moving(self) -> bool:
@@ -155,9 +157,19 @@ class MetadataCache:
         ):
             return False
         partitions = dict(info.partitions)
-        partitions[partition] = replace(known, state=replace(state, version=version), state_version=version)
+        partitions[partition] = replace(
+            known, state=replace(state, version=version), state_version=version, is_unreadable=False
+        )
         self.topics[topic] = replace(info, partitions=partitions)
         return True
+
+    def set_unreadable(self, topic: str, partition: int, is_unreadable: bool) -> None:
+        """Whether what stands in the state's znode cannot be understood."""
+        info = self.topics.get(topic)
+        known = None if info is None else info.partitions.get(partition)
+        if info is not None and known is not None and known.is_unreadable != is_unreadable:
+            partitions = {**info.partitions, partition: replace(known, is_unreadable=is_unreadable)}
+            self.topics[topic] = replace(info, partitions=partitions)
 
     def set_config(self, topic: str, config: Mapping[str, str]) -> None:
         info = self.topics.get(topic)

@@ -10,11 +10,16 @@ UNCLEAN_SETTING = "unclean.leader.election.enable"
 
 
 def picture_of(cache: MetadataCache, *, unclean_by_default: bool = False) -> ClusterPicture:
-    """Everything that the controller looks at, as this broker knows it now."""
+    """Everything that the controller looks at, as this broker knows it now. A partition with a state that
+    cannot be read is not shown: nobody knows whom it names, and it must not be written over."""
     return ClusterPicture(
         live_brokers=frozenset(cache.brokers),
         topics={
-            name: {number: partition_picture(partition) for number, partition in info.partitions.items()}
+            name: {
+                number: partition_picture(partition)
+                for number, partition in info.partitions.items()
+                if not partition.is_unreadable
+            }
             for name, info in cache.topics.items()
         },
         deleting=cache.deleting,

@@ -36,7 +36,8 @@ from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandl
 from kazoo.handlers.utils import fileobj_to_fd
 from kazoo.retry import KazooRetry
 
-from millrace.broker.errors import MillraceError, ZooKeeperUnreachable
+from millrace.broker.errors import ConfigError, MillraceError, ZooKeeperUnreachable
+from millrace.broker.protocol.address import CONNECT_EXPECTED
 
 log = structlog.get_logger("millrace.broker")
 
@@ -200,23 +201,29 @@ class Session:
         return self._client
 
     async def start(self) -> Self:
-        """Connect, and make the chroot. Raises ZooKeeperUnreachable."""
+        """Connect, and make the chroot. Raises ZooKeeperUnreachable, ConfigError."""
         self._loop = asyncio.get_running_loop()
         logger = logging.getLogger("kazoo.client")
         logger.setLevel(logging.ERROR)
-        self._client = KazooClient(
-            hosts=self._servers,
-            timeout=self._session_timeout_ms / 1000,
-            connection_retry=KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=2, max_jitter=0.2),
-            logger=logger,
-            handler=PollingHandler(),
-        )
+        try:
+            self._client = KazooClient(
+                hosts=self._servers,
+                timeout=self._session_timeout_ms / 1000,
+                connection_retry=KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=2, max_jitter=0.2),
+                logger=logger,
+                handler=PollingHandler(),
+            )
+        except ValueError:
+            raise ConfigError("zookeeper", self._servers, CONNECT_EXPECTED) from None
         self._client.add_listener(self._on_state)
         try:
             await asyncio.to_thread(self._client.start, self._connection_timeout_ms / 1000)
             if self._chroot:
                 await asyncio.to_thread(self._client.ensure_path, self._chroot)
                 self._client.chroot = self._chroot
+        except ValueError:
+            await self.stop()
+            raise ConfigError("zookeeper", self._chroot, "a path without . or .. after the servers") from None
         except (KazooTimeoutError, KazooException) as error:
             await self.stop()
             reason = f": {error}" if str(error) and not isinstance(error, KazooTimeoutError) else ""

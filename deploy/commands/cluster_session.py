@@ -71,4 +71,9 @@ def with_cluster(
         ) as cluster:
             await command(cluster)
 
-    asyncio.run(session())
+    try:
+        asyncio.run(session())
+    except UnicodeEncodeError as error:
+        if error.encoding != "utf-8":  # a terminal's
+            raise
+        raise typer.BadParameter(f"{error.object!r} is not a text in UTF-8") from None

@@ -41,12 +41,15 @@ def up(file: SandboxFile = None, data: DataFolder = None) -> None:
 
 @app.command("status")
 def status(file: SandboxFile = None, data: DataFolder = None, output: OutputFormat = Format.TABLE) -> None:
-    """Show each process; exit status 1 when one of them does not run."""
-    from millrace.deploy.local.sandbox import Sandbox
+    """Show each process, also one that the file does not name any more ("left over").
+
+    Exit status 1 when one of the file does not serve.
+    """
+    from millrace.deploy.local.sandbox import LEFT_OVER, Sandbox
 
     rows = Sandbox.from_file(file, data).status()
     print_rows(rows, ["service", "state", "pid", "address", "log"], output)
-    if any(row["state"] != "serving" for row in rows):
+    if any(row["state"] not in ("serving", LEFT_OVER) for row in rows):
         raise typer.Exit(NOT_RUNNING_STATUS)
 
 
@@ -56,7 +59,10 @@ def down(
     data: DataFolder = None,
     delete: Annotated[bool, typer.Option("--delete", help="Delete its data and logs too.")] = False,
 ) -> None:
-    """Stop every process of the sandbox, mirrors first, ZooKeeper last."""
+    """Stop every process of the sandbox, mirrors first, ZooKeeper last.
+
+    Also one that the file does not name any more. A folder that is not a sandbox's is never deleted.
+    """
     from millrace.deploy.local.sandbox import Sandbox
 
     sandbox = Sandbox.from_file(file, data)

@@ -46,14 +46,18 @@ def dump(
         hint = "a folder; name a file in it" if file.is_dir() else "not there"
         raise typer.BadParameter(f"{file} is {hint}", param_hint="FILE")
     printer = _Printer(file_dump.kind_of(file), as_json)
-    try:
-        for row in file_dump.dump(file, records=records, from_offset=offset):
-            printer.print(row)
-    except (ValueError, OSError) as error:
-        printer.end()
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        print(f"millrace: {file}: {reason}", file=sys.stderr)
-        return 1
+    rows = iter(file_dump.dump(file, records=records, from_offset=offset))
+    while True:
+        try:
+            row = next(rows, None)
+        except (ValueError, OSError) as error:
+            printer.end()
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            print(f"millrace: {file}: {reason}", file=sys.stderr)
+            return 1
+        if row is None:
+            break
+        printer.print(row)  # what goes wrong here is not the file's
     printer.end()
     return 1 if printer.problem_count else 0
 

@@ -207,12 +207,23 @@ def configure(
 
     async def command(cluster: Cluster) -> None:
         from millrace.broker.client import admin
+        from millrace.broker.errors import InvalidConfig
 
         if changes:
             before = await admin.describe_configs(cluster, name)
+            were_set = await admin.describe_configs(cluster, name, only_set=True)
+            for key in delete or []:
+                if key not in before:  # servers take it, and do nothing
+                    raise InvalidConfig(
+                        f"topic {name}: there is no setting {key}: see describe --all-configs"
+                    )
             await admin.alter_configs(cluster, name, changes, validate_only=dry_run)
             for key, value in changes.items():
-                typer.echo(f"{key}: {before.get(key) or '-'} -> {'its default' if value is None else value}")
+                if value is None and key not in were_set:
+                    typer.echo(f"{key}: was not set")
+                else:
+                    after = "its default" if value is None else value
+                    typer.echo(f"{key}: {before.get(key) or '-'} -> {after}")
         if partitions is not None:
             width = len((await _topic(cluster, name)).partitions)
             await admin.create_partitions(cluster, name, partitions, validate_only=dry_run)

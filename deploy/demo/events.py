@@ -14,6 +14,7 @@ import importlib.util
 import json
 import re
 import zipfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,6 +28,7 @@ import pyarrow.csv
 from numpy.typing import NDArray
 
 from millrace.broker.errors import FatalError
+from millrace.mirror.topics.internal_topics import why_internal
 
 MAX_DATACENTERS = 6
 MAX_PRODUCERS = 500
@@ -91,10 +93,12 @@ class EventSource:
     time_column: str | None = None
 
     def load(self) -> Events:
-        """Reads the file; raises InputUnusable."""
-        if self.path is None:
-            return _flights(self.topic or "flights")
-        return _load_file(self, Path(self.path))
+        """Reads the file; raises InputUnusable, also for a topic that the mirror would leave out."""
+        topic = self.topic or ("flights" if self.path is None else _topic_of(Path(self.path)))
+        reason = why_internal(topic)
+        if reason is not None:
+            raise InputUnusable(f"topic {topic} is never mirrored ({reason}): choose another with --topic")
+        return _flights(topic) if self.path is None else _load_file(self, Path(self.path), topic)
 
 
 def _flights(topic: str) -> Events:
@@ -119,7 +123,11 @@ def _flights(topic: str) -> Events:
     return _events(topic, airports, producers, created_ms, _RowsAsJson(table), DAY_MS)
 
 
-def _load_file(source: EventSource, path: Path) -> Events:
+def _topic_of(path: Path) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-.") or "events"
+
+
+def _load_file(source: EventSource, path: Path, topic: str) -> Events:
     is_csv = path.suffix.lower() == ".csv"
     table, values = _read_csv(path) if is_csv else _read_jsonl(path)
     if table.num_rows == 0:
@@ -127,7 +135,6 @@ def _load_file(source: EventSource, path: Path) -> Events:
     datacenters = _text_column(table, source.datacenter_column, "datacenter", "--datacenter-column", path)
     producers = _text_column(table, source.producer_column, "producer", "--producer-column", path)
     created_ms = _times(table, source.time_column, path) if source.time_column else None
-    topic = source.topic or re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-.") or "events"
     names = [_cluster_name(name) for name in datacenters]
     window_ms = _window_for(created_ms)
     return _events(topic, names, producers, created_ms, values, window_ms)
@@ -143,7 +150,21 @@ def _read_csv(path: Path) -> tuple[pa.Table, Values]:
         raise InputUnusable(f"cannot read {path}: {error.strerror or error}") from None
     except pa.ArrowInvalid as error:
         raise InputUnusable(f"{path} is not a CSV file with a header line: {error}") from None
+    _check_columns(table, path)
     return table, _RowsAsJson(table)
+
+
+def _check_columns(table: pa.Table, path: Path) -> None:
+    """An event names each column once, and a text that is not UTF-8 could not be told as it is."""
+    try:
+        names = Counter(table.column_names)
+    except UnicodeDecodeError:
+        raise InputUnusable(f"{path}: its header line is not UTF-8") from None
+    for field in table.schema:
+        if names[field.name] > 1:
+            raise InputUnusable(f"{path} has {names[field.name]} columns of the name {field.name!r}")
+        if pa.types.is_binary(field.type):
+            raise InputUnusable(f"{path}: column {field.name!r} holds a text that is not UTF-8")
 
 
 def _read_jsonl(path: Path) -> tuple[pa.Table, Values]:
@@ -155,7 +176,7 @@ def _read_jsonl(path: Path) -> tuple[pa.Table, Values]:
     for number, line in enumerate(lines, 1):
         try:
             event = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputUnusable(f"{path} line {number} is not JSON ({error}): one object a line") from None
         if not isinstance(event, dict):
             raise InputUnusable(f"{path} line {number} is not a JSON object: one object a line")
@@ -165,7 +186,11 @@ def _read_jsonl(path: Path) -> tuple[pa.Table, Values]:
             column.append(None if value is None else str(value))
     for column in columns.values():
         column.extend([None] * (len(lines) - len(column)))
-    return pa.table({name: pa.array(column, pa.string()) for name, column in columns.items()}), _Lines(lines)
+    try:
+        arrays = {name: pa.array(column, pa.string()) for name, column in columns.items()}
+        return pa.table(arrays), _Lines(lines)
+    except UnicodeEncodeError as error:
+        raise InputUnusable(f"{path} holds half a character (a lone surrogate): {error.object!r}") from None
 
 
 def _column(table: pa.Table, name: str, option: str, path: Path) -> pa.ChunkedArray:

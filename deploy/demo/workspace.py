@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from millrace.broker.errors import DataFolderNotWritable
+from millrace.deploy.local.sandbox import make_folders
 
 
 class Interrupted(Exception):
@@ -28,11 +29,11 @@ class Workspace:
     def __enter__(self) -> Path:
         try:
             self._folder = Path(tempfile.mkdtemp(prefix="millrace-demo-"))
-            (self._folder / "logs").mkdir()
         except OSError as error:
             raise DataFolderNotWritable(
                 f"cannot write to {tempfile.gettempdir()} ({error.strerror}): set TMPDIR to another folder"
             ) from error
+        make_folders(self._folder)  # before the demo's own files are in it
         return self._folder
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:

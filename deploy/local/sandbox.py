@@ -7,7 +7,11 @@ Everything lies in one folder:
     logs/     standard error of each process                  run/    pid files and the lock
 
 Order: ZooKeeper, then all brokers at once, then all mirrors at once; `down` goes the other way. A start that
-fails stops what it started, and says what the process itself said.
+fails stops what it started, and says what the process itself said. A service that has a pid file belongs to
+the sandbox, also when its description does not name it any more.
+
+What must stay true: only a folder that `make_folders` has made a sandbox's is ever deleted, and only `up` and
+the demo make one, in a folder that holds no file of anybody else.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import http.client
+import os
 import shutil
 import signal
 import socket
@@ -43,6 +48,8 @@ STOP_GRACE_S = 30.0
 READY_POLL_S = 0.05
 ANSWER_TIMEOUT_S = 2.0
 MIRROR_SESSION_TIMEOUT_MS = 5_000
+LEFT_OVER = "left over"
+"""The state of a service that runs and that the description does not name."""
 
 # What suits many brokers on one small machine; a cluster's own settings lie over these.
 BROKER_SETTINGS: dict[str, str | int | bool] = {
@@ -115,12 +122,12 @@ class Sandbox:
 
     def up(self, *, only_tiers: Sequence[int] = (0, 1, 2)) -> list[str]:
         """Starts what does not run and waits until it serves; returns the names of what it started."""
-        self._make_folders()
+        make_folders(self.folder)
         started: list[str] = []
         with self._lock():
             try:
                 for tier in only_tiers:
-                    names = [service.name for service in self._tier(tier) if not self._living(service)]
+                    names = [service.name for service in self._tier(tier) if not self._living(service.name)]
                     for name in names:
                         started.append(name)
                         self._spawn(self._services[name])
@@ -137,7 +144,7 @@ class Sandbox:
 
     def kill(self, name: str) -> None:
         """SIGKILL to one service, as a machine that fails would."""
-        identity = self._living(self._services[name])
+        identity = self._living(name)
         if identity is None:
             raise FatalError(f"{name} does not run: {self.last_words(name)}")
         processes.kill(identity)
@@ -145,27 +152,33 @@ class Sandbox:
 
     def down(self) -> list[str]:
         """Stops what runs, mirrors first and ZooKeeper last; returns the names of what it stopped."""
-        if not self.folder.exists():
+        if not is_sandbox(self.folder):
             return []
         with self._lock():
-            return self._stop(list(self._services))
+            return self._stop([*self._services, *self._left_over()])
 
     def status(self) -> list[dict[str, Any]]:
-        """One row a service: `state` is serving, starting (runs, does not answer yet) or stopped."""
+        """One row a service: `state` is serving, starting (no answer yet), stopped, or LEFT_OVER."""
         rows = []
         for service in self._services.values():
-            identity = self._living(service)
+            identity = self._living(service.name)
             state = "stopped" if identity is None else "serving" if service.answers() else "starting"
-            rows.append(
-                {
-                    "service": service.name,
-                    "state": state,
-                    "pid": identity.pid if identity else None,
-                    "address": service.address,
-                    "log": str(self.log(service.name)),
-                }
-            )
+            rows.append(self._row(service.name, state, identity, service.address))
+        for name in self._left_over():
+            if identity := self._living(name):
+                rows.append(self._row(name, LEFT_OVER, identity, ""))
         return rows
+
+    def _row(
+        self, name: str, state: str, identity: processes.ProcessIdentity | None, address: str
+    ) -> dict[str, Any]:
+        return {
+            "service": name,
+            "state": state,
+            "pid": identity.pid if identity else None,
+            "address": address,
+            "log": str(self.log(name)),
+        }
 
     def ended(self) -> list[str]:
         """Names of the services that this sandbox started and that have ended since."""
@@ -177,11 +190,15 @@ class Sandbox:
         return f"{words or 'it said nothing'} (log: {self.log(name)})"
 
     def delete_data(self) -> bool:
-        """Deletes the folder, unless something still runs in it or it is not a sandbox's."""
-        if any(self._living(service) for service in self._services.values()):
-            raise FatalError(f"{self.spec.name} still runs: stop it first")
-        if not (self.folder / "run").is_dir():
+        """Deletes the folder; False where there is none. Raises FatalError when something runs in it, or
+        it is not a sandbox's."""
+        if not self.folder.exists():
             return False
+        if not is_sandbox(self.folder):
+            raise FatalError(f"{self.folder} is not a sandbox's folder: nothing is deleted")
+        running = [name for name in (*self._services, *self._left_over()) if self._living(name)]
+        if running:
+            raise FatalError(f"{', '.join(running)} still runs in {self.folder}: stop it first")
         shutil.rmtree(self.folder)
         return True
 
@@ -193,7 +210,7 @@ class Sandbox:
             service.prepare(), log=self.log(service.name), die_with_parent=not self._detached
         )
         self._children[service.name] = child
-        self._process_file(service).write(processes.identity_of(child))
+        self._process_file(service.name).write(processes.identity_of(child))
 
     def _wait_until_serving(self, names: Sequence[str]) -> None:
         began = time.monotonic()
@@ -224,9 +241,9 @@ class Sandbox:
         stopped: list[str] = []
         for tier in (2, 1, 0):
             living = {
-                service.name: identity
-                for service in self._tier(tier)
-                if service.name in names and (identity := self._living(service))
+                name: identity
+                for name in names
+                if self._tier_of(name) == tier and (identity := self._living(name))
             }
             for identity in living.values():
                 processes.send(identity, signal.SIGTERM)
@@ -237,8 +254,8 @@ class Sandbox:
                 self._reap(name)
                 stopped.append(name)
         for name in names:
-            if not self._living(self._services[name]):
-                self._process_file(self._services[name]).remove()
+            if not self._living(name):
+                self._process_file(name).remove()
         return stopped
 
     def _reap(self, name: str) -> None:
@@ -246,25 +263,20 @@ class Sandbox:
         if child is not None:
             child.wait()
 
-    def _living(self, service: Service) -> processes.ProcessIdentity | None:
-        return self._process_file(service).living()
+    def _living(self, name: str) -> processes.ProcessIdentity | None:
+        return self._process_file(name).living()
 
-    def _process_file(self, service: Service) -> processes.ProcessFile:
-        return processes.ProcessFile(self.folder / "run" / f"{service.name}.pid")
+    def _process_file(self, name: str) -> processes.ProcessFile:
+        return processes.ProcessFile(self.folder / "run" / f"{name}.pid")
 
-    def _make_folders(self) -> None:
-        try:
-            for name in ("config", "data", "logs", "run"):
-                (self.folder / name).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise DataFolderNotWritable(
-                f"cannot write to {self.folder} ({error.strerror}): choose another folder with --data"
-            ) from error
+    def _left_over(self) -> list[str]:
+        """Services that were started here and that the description does not name, any more or yet."""
+        names = sorted(path.stem for path in (self.folder / "run").glob("*.pid"))
+        return [name for name in names if name not in self._services]
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
         """Keeps two commands from starting or stopping the same sandbox at once."""
-        (self.folder / "run").mkdir(parents=True, exist_ok=True)
         with (self.folder / "run" / "lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -285,6 +297,12 @@ class Sandbox:
 
     def _tier(self, tier: int) -> list[Service]:
         return [service for service in self._services.values() if service.tier == tier]
+
+    def _tier_of(self, name: str) -> int:
+        service = self._services.get(name)
+        if service is not None:
+            return service.tier
+        return 0 if name == "zookeeper" else 1 if name.startswith("broker-") else 2
 
     def _zookeeper_service(self) -> Service:
         host, port = Address.parse(self.spec.zookeeper.listen)
@@ -344,6 +362,28 @@ class Sandbox:
         path = self.folder / "config" / f"{name}.yaml"
         path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
         return path
+
+
+def is_sandbox(folder: Path) -> bool:
+    """Whether `make_folders` was here, or an earlier release, which left these too once ZooKeeper had run."""
+    return (folder / "run" / "lock").is_file() and (folder / "data" / "zookeeper").is_dir()
+
+
+def make_folders(folder: Path) -> None:
+    """Makes the folder a sandbox's, which may be deleted as a whole. Raises DataFolderNotWritable, and
+    FatalError where files of somebody else are in it."""
+    lock = folder / "run" / "lock"
+    files = (Path(where, name) for where, _, names in os.walk(folder) for name in names)
+    if not is_sandbox(folder) and any(file != lock for file in files):
+        raise FatalError(f"{folder} holds other files: choose an empty folder with --data")
+    try:
+        for name in ("config", "data/zookeeper", "logs", "run"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        lock.touch()
+    except OSError as error:
+        raise DataFolderNotWritable(
+            f"cannot write to {folder} ({error.strerror}): choose another folder with --data"
+        ) from error
 
 
 def _check_address_is_free(service: Service) -> None:

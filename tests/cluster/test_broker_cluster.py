@@ -19,6 +19,7 @@ from millrace.broker.coordination.producer_ids import BLOCK_SIZE, ProducerIds
 from millrace.broker.coordination.session import Node, NodeMissing, Session
 from millrace.broker.errors import LeaderNotAvailable, NotLeaderOrFollower
 from millrace.broker.protocol.frames import Api
+from tests.cluster.transactional import create_topic
 from tests.conftest import BrokerFactory
 from tests.raw_client import RawClient, batch_of
 from tests.servers import BrokerProcess, ZooKeeper
@@ -59,6 +60,31 @@ def read_nodes(zookeeper_path: str, *wanted: str) -> dict[str, Node]:
 
 def read_znodes(zookeeper_path: str, *wanted: str) -> list[bytes]:
     return [node.data for node in read_nodes(zookeeper_path, *wanted).values()]
+
+
+def test_a_state_that_cannot_be_read_keeps_no_other_partition_from_its_leader(
+    broker_factory: BrokerFactory,
+) -> None:
+    broker = broker_factory()
+    state = paths.state_path("damaged", 0)
+
+    async def damage() -> None:
+        session = Session(broker.zookeeper, session_timeout_ms=5_000, connection_timeout_ms=30_000)
+        await session.start()
+        await session.set(state, b"garbage{")
+        await session.stop()
+
+    def leaders(topic: str) -> list[int]:
+        return [each.leader_id for each in metadata(broker, topic).topics[0].partitions]
+
+    create_topic(broker, "damaged", 2)
+    eventually(lambda: leaders("damaged") == [1, 1], "both have a leader")
+    asyncio.run(damage())
+    broker.stop()
+    broker.start()
+    eventually(lambda: leaders("damaged") == [-1, 1], "the other has its leader again")
+    create_topic(broker, "later")
+    assert read_znodes(broker.zookeeper, state) == [b"garbage{"]
 
 
 def test_zookeeper_holds_the_layout_that_tools_know(broker_factory: BrokerFactory) -> None:

@@ -321,6 +321,11 @@ def test_topics_are_configured_and_described(operator, names):
     out = operator.run("topics", "configure", topic, "--delete", "retention.ms")
     assert out == "retention.ms: 5000 -> its default\n"
     wait_until(lambda: configs() == {"cleanup.policy": "compact,delete"}, "the change is seen")
+    out = operator.run("topics", "configure", topic, "--delete", "retention.ms")
+    assert out == "retention.ms: was not set\n"
+    assert "no setting retention.msec" in operator.refused(
+        "topics", "configure", topic, "--delete", "retention.msec"
+    )
 
     assert topic in operator.refused("topics", "configure", topic, "retention.ms=soon")
     assert topic in operator.refused("topics", "configure", topic, "no.such.setting=1")

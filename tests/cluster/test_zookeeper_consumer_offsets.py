@@ -36,7 +36,7 @@ from tests.cluster.zookeeper_consumer_tools import (
 from tests.conftest import BrokerFactory
 from tests.ports import free_port
 from tests.raw_client import RawClient
-from tests.servers import BrokerProcess
+from tests.servers import BrokerProcess, ZooKeeper
 from tests.waiting import patience
 
 pytestmark = pytest.mark.java
@@ -314,3 +314,14 @@ def test_zookeeper_that_is_not_there_is_named() -> None:
     address = f"127.0.0.1:{free_port()}"
     with pytest.raises(ZooKeeperUnreachable, match=address):
         ZookeeperConsumer(address, GROUP, zookeeper_connection_timeout_ms=300)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:abc/x", "", ":/", "127.0.0.1:99999"])
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"zookeeper: got .*, expected host:port"):
+        ZookeeperConsumer(address, GROUP, **FAST)
+
+
+def test_a_chroot_that_is_no_path_is_refused(zookeeper: ZooKeeper) -> None:
+    with pytest.raises(ConfigError, match=r"zookeeper: got '/a/\.\./b', expected a path"):
+        ZookeeperConsumer(f"{zookeeper.chroot().partition('/')[0]}/a/../b", GROUP, **FAST)

@@ -13,7 +13,8 @@ What ZooKeeper's session means here:
 
 Delivery is at least once. What is handed out but not committed when a partition moves (or this process
 dies) is delivered again, by whoever owns it next. A partition that comes back to the same stream goes on
-where that stream was, unless another consumer has committed meanwhile.
+where that stream was, unless another consumer has committed meanwhile. Who asks for a commit then has also
+what it consumed of partitions that are not its own now written, where nobody has committed since.
 """
 
 from __future__ import annotations
@@ -294,24 +295,25 @@ class ConsumerConnector:
                 log.warning("before a rebalance: %s; delivering again from the last commit", failed)
 
     async def _start_streams(self, share: rules.Share, session_number: int) -> None:
-        stored = await self._registry.read_offsets(share)
-        if session_number != self._session_number:
-            raise SessionError("the session ended within a rebalance")
-        for key, thread in share.items():
-            stream = self._queue_of(key[0], thread.stream)
-            known = self._left.pop(key, None)
-            offset, version = stored[key]
-            if known is None or known.stream is not stream:
-                known = Reading(key, stream)
-            elif known.version == version and known.delivered >= 0:
-                self._readings[key] = known  # nobody has committed since: the stream goes on where it was
-                continue
-            known.stored, known.version = offset, version
-            if offset is None:
-                stream.forget(known)
-            else:
-                stream.rewind(known, offset)
-            self._readings[key] = known
+        async with self._committing:  # a commit between would pass for another consumer's
+            stored = await self._registry.read_offsets(share)
+            if session_number != self._session_number:
+                raise SessionError("the session ended within a rebalance")
+            for key, thread in share.items():
+                stream = self._queue_of(key[0], thread.stream)
+                known = self._left.pop(key, None)
+                offset, version = stored[key]
+                if known is None or known.stream is not stream:
+                    known = Reading(key, stream)
+                elif known.version == version and known.delivered >= 0:
+                    self._readings[key] = known  # nobody has committed since: the stream goes on where it was
+                    continue
+                known.stored, known.version = offset, version
+                if offset is None:
+                    stream.forget(known)
+                else:
+                    stream.rewind(known, offset)
+                self._readings[key] = known
         self._held = dict(share)
         owned = ", ".join(f"{topic}-{number}" for topic, number in sorted(share)) or "nothing"
         log.info("consumer %s owns %s", self.consumer_id, owned)
@@ -378,19 +380,28 @@ class ConsumerConnector:
     def _positions(self, holder: object) -> list[tuple[Reading, int]]:
         return [(reading, reading.stream.position(reading, holder)) for reading in self._readings.values()]
 
-    async def commit_offsets(self, holder: object) -> None:
-        """Write what has been consumed of every owned partition; messages that `holder` has in hand count.
+    def _all_positions(self, holder: object) -> list[tuple[Reading, int]]:
+        """Also of partitions that are not read now, as within a rebalance, where more was consumed of them
+        than was written."""
+        left = [(reading, reading.stream.position(reading, holder)) for reading in self._left.values()]
+        ahead = [(reading, at) for reading, at in left if reading.stored is None or at > reading.stored]
+        return self._positions(holder) + ahead
 
-        Raises CommitFailed.
+    async def commit_offsets(self, holder: object) -> None:
+        """Write what has been consumed of every partition; messages that `holder` has in hand count.
+
+        Raises CommitFailed, once also for what another owner has committed meanwhile and will deliver again.
         """
         self._check_open()
-        failed = await self._commit(self._positions(holder))
+        failed = await self._commit(self._all_positions(holder))
         if failed:
             raise CommitFailed(f"consumer {self.consumer_id}: {failed}")
 
     async def _record_start(self, reading: Reading) -> None:
         async with self._committing:
-            await self._write(reading, reading.stream.position(reading))
+            offset = reading.stream.position(reading)
+            if not await self._write(reading, offset):
+                log.info("offset %d of %s was not written: the partition is another's now", offset, reading)
 
     async def _commit(self, positions: Iterable[tuple[Reading, int]]) -> str:
         """Write these; what failed, in words, or an empty text."""
@@ -405,14 +416,19 @@ class ConsumerConnector:
                 failed.append(f"offset {at} of {reading} was not written: {result}")
             elif isinstance(result, BaseException):
                 raise result
+            elif not result:
+                failed.append(f"offset {at} of {reading} was not written: the partition is another's now")
+                if self._left.get(reading.key) is reading:
+                    del self._left[reading.key]
         return failed[0] + (f" (and {len(failed) - 1} more)" if len(failed) > 1 else "") if failed else ""
 
-    async def _write(self, reading: Reading, offset: int) -> None:
+    async def _write(self, reading: Reading, offset: int) -> bool:
+        """False: another owns the partition and has committed."""
         version = await self._registry.write_offset(reading.key, offset, reading.version)
         if version is None:
-            log.info("offset %d of %s was not written: the partition is another's now", offset, reading)
-            return
+            return False
         reading.stored, reading.version = offset, version
+        return True
 
     async def rewind(self, topic: str, partition: int, to: int | str) -> int:
         """Go to an offset, or to "committed", "smallest" or "largest"; the offset is returned.
@@ -474,7 +490,7 @@ class ConsumerConnector:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for queue in self._queues.values():
             queue.close()
-        positions = self._positions(holder)
+        positions = self._all_positions(holder)
         self._halt()
         if is_connected:
             await self._say_goodbye(positions)

@@ -17,6 +17,10 @@ a rebalance a message may be delivered by its new owner while the old one still 
 Every setting of `ConsumerOptions` is a keyword argument. `AsyncZookeeperConsumer` is the same for asyncio:
 its streams are asynchronous iterators, and a task stands where here a thread does.
 
+A signal's handler may call `shutdown`. Where it interrupts a stream or another call of the consumer, in the
+same thread, that may hold a lock which the event loop waits for: nothing is waited for then. A thread of its
+own ends the consumer, and what was interrupted goes on and returns when that is done.
+
 What must stay true: nothing here holds a rule; the connector runs on one event loop (the blocking face has
 a thread for it), and a stream's queue is the only thing that user threads touch directly.
 """
@@ -25,8 +29,9 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import sys
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -59,9 +64,10 @@ class MessageStream:
     again and again; `ZookeeperConsumer.rewind` goes past it.
     """
 
-    def __init__(self, queue: StreamQueue, timeout_ms: int | None) -> None:
+    def __init__(self, queue: StreamQueue, timeout_ms: int | None, wait_for_end: Callable[[], None]) -> None:
         self._queue = queue
         self._take = queue.take
+        self._wait_for_end = wait_for_end
         self._timeout_s = None if timeout_ms is None else timeout_ms / 1000
         self._timeout_ms = timeout_ms
 
@@ -75,6 +81,7 @@ class MessageStream:
                 if not self._queue.wait(self._timeout_s):
                     raise ConsumerTimeout(f"stream {self._queue.name}: no message for {self._timeout_ms} ms")
         except ConsumerClosed:
+            self._wait_for_end()
             raise StopIteration from None
         return message
 
@@ -178,6 +185,7 @@ class ZookeeperConsumer:
         self._loop = asyncio.new_event_loop()
         self._ending = threading.Lock()
         self._ended = False
+        self._ender: threading.Thread | None = None
         self._thread = threading.Thread(
             target=self._loop.run_forever, name=f"consumer {self._connector.consumer_id}", daemon=True
         )
@@ -202,7 +210,7 @@ class ZookeeperConsumer:
         """
         queues = self._run(self._connector.create_streams(static_subscription(streams)))
         return {
-            topic: [MessageStream(queues[topic, number], self._timeout_ms) for number in range(count)]
+            topic: [self._stream(queues[topic, number]) for number in range(count)]
             for topic, count in streams.items()
         }
 
@@ -216,12 +224,13 @@ class ZookeeperConsumer:
         `create_message_streams`.
         """
         queues = self._run(self._connector.create_streams(filter_subscription(include, exclude, streams)))
-        return [MessageStream(queues[None, number], self._timeout_ms) for number in range(streams)]
+        return [self._stream(queues[None, number]) for number in range(streams)]
 
     def commit_offsets(self) -> None:
         """Write to ZooKeeper what every stream has consumed; what the calling thread has in hand counts.
 
-        Raises CommitFailed, ConsumerClosed.
+        Raises ConsumerClosed, and CommitFailed where something was not written: also where a partition is
+        another's now, who delivers it again.
         """
         self._run(self._connector.commit_offsets(threading.get_ident()))
 
@@ -240,9 +249,26 @@ class ZookeeperConsumer:
     def shutdown(self) -> None:
         """Commit (with automatic commits on), give the partitions back, leave the group. Streams end.
 
-        What the calling thread has in hand counts as consumed. May be called again, and from any thread.
+        What the calling thread has in hand counts as consumed. May be called again, from any thread, and by
+        a signal's handler: where that interrupts a stream, or another call of this consumer, it returns at
+        once, nothing in hand is committed, and the stream or the call ends when the consumer has ended.
         """
-        self._shut_down(threading.get_ident())
+        if not _is_interrupting():
+            self._shut_down(threading.get_ident())
+        elif not self._ended and self._ender is None:
+            self._ender = threading.Thread(
+                target=self._shut_down, args=(None,), name=f"end of consumer {self.consumer_id}"
+            )
+            self._ender.start()
+
+    def _wait_for_end(self) -> None:
+        """Where a thread of its own ends the consumer: a program that ended now would cut that short."""
+        ender = self._ender
+        if ender is not None and ender is not threading.current_thread():
+            ender.join()
+
+    def _stream(self, queue: StreamQueue) -> MessageStream:
+        return MessageStream(queue, self._timeout_ms, self._wait_for_end)
 
     def _shut_down(self, holder: int | None) -> None:
         with self._ending:
@@ -272,6 +298,8 @@ class ZookeeperConsumer:
             return future.result()
         except concurrent.futures.CancelledError:
             raise ConsumerClosed("the consumer was shut down") from None
+        finally:
+            self._wait_for_end()
 
     def _stop_loop(self) -> None:
         # Calls of other threads that still wait for ZooKeeper get ConsumerClosed.
@@ -286,3 +314,19 @@ async def _cancel_others() -> None:
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
+
+
+_LOCKING = frozenset(
+    call.__code__ for call in (MessageStream.__next__, ZookeeperConsumer._run, ZookeeperConsumer._shut_down)
+)
+
+
+def _is_interrupting() -> bool:
+    """Whether the calling thread is within one of these: no such call comes back here, so what asks is a
+    signal's handler, or a finalizer. The stack tells; nothing is kept for it while messages are taken."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code in _LOCKING:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False

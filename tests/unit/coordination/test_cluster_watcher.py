@@ -15,6 +15,7 @@ from millrace.broker.coordination.metadata_cache import MetadataCache
 from millrace.broker.coordination.paths import BrokerRegistration, TopicAssignment
 from millrace.broker.coordination.session import Node, NodeMissing, SessionError, SessionState
 from millrace.broker.errors import InvalidConfig
+from millrace.broker.replication.partition import PartitionState
 from millrace.broker.storage.log_config import UNREADABLE, LogConfig
 from tests.waiting import until_async
 
@@ -305,3 +306,30 @@ def test_a_topic_has_gone_before_another_of_its_name_is_shown(is_seen_between: b
     watched = story(told)
     assert [topic_id for topic_id, _ in watched.shown] == [OLD, NEW]
     assert watched.gone == [("t", False)]
+
+
+def test_a_state_that_cannot_be_read_is_marked_until_it_can_be_or_is_gone() -> None:
+    """It must not pass for one that is not there yet: the controller would make it."""
+    path = paths.state_path("t", 0)
+
+    async def told(watched: Watched) -> None:
+        async def becomes(data: bytes | None, version: int = 0) -> bool:
+            watched.tree.nodes.pop(path, None)
+            if data is not None:
+                watched.tree.nodes[path] = Node(data, version, 0, 1)
+            watched.tree.tell(path)
+            await watched.idle()
+            partition = watched.cache.partition("t", 0)
+            assert partition is not None
+            return partition.is_unreadable
+
+        watched.tree.make(OLD, OF_OLD)
+        watched.tree.nodes[path] = Node(b"garbage{", 3, 0, 1)
+        await watched.watcher.start()
+        partition = watched.cache.partition("t", 0)
+        assert partition is not None and partition.is_unreadable and partition.state is None
+        assert not await becomes(paths.encode_state(PartitionState(1, 2, (1,), 1)), 4)
+        assert await becomes(b"{}", 5)
+        assert not await becomes(None)
+
+    story(told)

@@ -1,4 +1,5 @@
-"""What a controller has written is shown on its own broker before any watch brings it."""
+"""What a controller has written is shown on its own broker before any watch brings it; what it cannot write
+holds up nothing else."""
 
 from __future__ import annotations
 
@@ -8,19 +9,25 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from structlog.testing import capture_logs
 
 from millrace.broker.coordination import paths
-from millrace.broker.coordination.controller_runner import ControllerRunner
-from millrace.broker.coordination.metadata_cache import MetadataCache
+from millrace.broker.coordination.controller_runner import FAILURES_TOLD, ControllerRunner
+from millrace.broker.coordination.metadata_cache import Election, MetadataCache
 from millrace.broker.coordination.paths import BrokerRegistration, TopicAssignment
 from millrace.broker.coordination.session import (
     Check,
+    Create,
+    Delete,
     Node,
+    NodeExists,
     NodeMissing,
     Operation,
+    SessionState,
     SetData,
     VersionConflict,
 )
+from millrace.broker.errors import MillraceError
 from millrace.broker.replication.partition import NO_LEADER, PartitionState
 
 OWN_ID = 1
@@ -37,9 +44,19 @@ class States:
     def __init__(self) -> None:
         self.versions: dict[str, int] = {}
         self.written: dict[str, PartitionState] = {}
+        self.deleted: list[str] = []
         self.on_commit: Callable[[], None] = lambda: None
 
+    state = SessionState.CONNECTED
+
     async def commit(self, operations: Sequence[Operation]) -> None:
+        if isinstance(operations[-1], Delete):
+            self.deleted.append(operations[-1].path)
+        for each in operations:
+            if isinstance(each, Create):
+                raise NodeExists(each.path)
+            if isinstance(each, SetData) and each.path not in self.versions:
+                raise NodeMissing(each.path)
         writes = [each for each in operations if isinstance(each, SetData)]
         for write in writes:
             if self.versions[write.path] != write.version:
@@ -49,6 +66,9 @@ class States:
             self.written[write.path] = paths.decode_state(write.data)
         self.on_commit()
         await asyncio.sleep(0)
+
+    async def children(self, _path: str) -> list[str]:
+        return [str(number) for number in range(PARTITIONS)]
 
     async def get(self, path: str, _watch: object = None) -> Node:
         if path != paths.CONTROLLER_EPOCH:
@@ -140,3 +160,45 @@ def test_check_of_the_office_comes_first() -> None:
     office.session.commit = noted  # type: ignore[method-assign]
     office.carry_out()
     assert seen and all(isinstance(each, Check) and each.path == paths.CONTROLLER_EPOCH for each in seen)
+
+
+def test_a_state_that_is_there_unknown_or_gone_holds_up_no_other() -> None:
+    office = Office()
+    del office.session.versions[paths.state_path("t", 0)]
+    office.cache.set_assignment("u", TopicAssignment(uuid4(), {0: (OWN_ID,)}))  # its state is not known
+    with pytest.raises(MillraceError) as failed:
+        office.carry_out()
+    assert str(failed.value).endswith("written by others meanwhile: t-0, u-0")
+    assert office.shown()[1:] == [(OWN_ID, 5, 7)] * 2
+
+
+def test_a_state_that_is_overtaken_holds_up_only_the_election_that_was_asked_for_it() -> None:
+    office = Office()
+    office.session.versions[paths.state_path("t", 1)] = 7
+    office.cache.elections["preferred"] = Election(frozenset({("t", 0)}), 3)
+    office.cache.elections["unclean"] = Election(frozenset({("t", 1)}), 3)
+    with pytest.raises(VersionConflict):
+        office.carry_out()
+    assert office.session.deleted == [paths.PREFERRED_ELECTION]
+
+
+def test_a_state_that_cannot_be_read_is_left_as_it_is() -> None:
+    office = Office()
+    office.cache.set_unreadable("t", 1, True)
+    office.carry_out()
+    assert [*office.session.written] == [paths.state_path("t", number) for number in (0, 2)]
+    mended = PartitionState(NO_LEADER, 4, (OWN_ID,), 1)
+    office.cache.set_state("t", 1, mended, 8)
+    office.session.versions[paths.state_path("t", 1)] = 8
+    office.carry_out()
+    assert office.shown() == [(OWN_ID, 5, 7), (OWN_ID, 5, 9), (OWN_ID, 5, 7)]
+
+
+def test_what_fails_again_and_again_is_said_aloud_once() -> None:
+    office = Office()
+    with capture_logs() as said:
+        for _ in range(3 * FAILURES_TOLD):
+            office.runner._note(VersionConflict("t-1"))
+        office.runner._note(NodeExists("u-0"))
+    loud = [each for each in said if each["log_level"] == "warning"]
+    assert [each["error"] for each in loud] == ["t-1"]

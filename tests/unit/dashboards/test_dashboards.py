@@ -38,7 +38,7 @@ def dashboard() -> dict[str, Any]:
 
 
 def test_prometheus_takes_the_rules() -> None:
-    assert "8 rules found" in promtool("check", "rules", str(ALERTS))
+    assert "9 rules found" in promtool("check", "rules", str(ALERTS))
 
 
 def test_each_alert_fires_when_it_should_and_only_then(tmp_path: Path) -> None:

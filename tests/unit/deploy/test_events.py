@@ -19,7 +19,7 @@ def values_of(events: Events, feed: Feed) -> list[dict[str, object]]:
 
 
 def write(path: Path, text: str) -> str:
-    path.write_text(text)
+    path.write_bytes(text.encode(errors="surrogateescape"))
     return str(path)
 
 
@@ -103,6 +103,11 @@ def test_jsonl_is_sent_as_its_lines_stand(tmp_path: Path) -> None:
         ("e.jsonl", '{"datacenter": "A"}\n', {}, "no column 'producer'"),
         ("e.jsonl", '{"datacenter": "A", "producer": null}\n', {}, "event 1 has no producer"),
         ("e.jsonl", "", {}, "holds no events"),
+        ("e.csv", "datacenter,producer,n,n\nA,b,1,2\n", {}, "has 2 columns of the name 'n'"),
+        ("e.csv", "datacenter,producer,n\nA,b,\udcff\n", {}, "column 'n' holds a text that is not UTF-8"),
+        ("e.csv", "datacenter,producer,\udcff\nA,b,1\n", {}, "header line is not UTF-8"),
+        ("e.jsonl", "[" * 100_000, {}, "line 1 is not JSON"),
+        ("e.jsonl", '{"datacenter": "A", "producer": "\\ud800"}', {}, "a lone surrogate"),
     ],
 )
 def test_unusable_file_is_refused_in_one_line(
@@ -125,3 +130,17 @@ def test_too_many_datacenters_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "e.csv", f"datacenter,producer\n{lines}")
     with pytest.raises(InputUnusable, match="more than 6 datacenters"):
         EventSource(path=path).load()
+
+
+@pytest.mark.parametrize("name", ["heartbeats", "orders.heartbeats", "__orders", "_schemas"])
+def test_topic_that_the_mirror_never_carries_is_refused_before_anything_starts(
+    name: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path / f"{name}.csv", CSV)
+    with pytest.raises(
+        InputUnusable, match=f"topic {name} is never mirrored .*: choose another with --topic"
+    ):
+        EventSource(path=path).load()
+    assert EventSource(path=path, topic="orders").load().topic == "orders"
+    with pytest.raises(InputUnusable, match="is never mirrored"):
+        EventSource(topic=name).load()

@@ -22,6 +22,7 @@ from millrace.broker.storage.log import Log
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
 from millrace.deploy import cli
+from millrace.deploy.commands import log as log_command
 
 TIME_MS = 1_700_000_000_000
 SEGMENT = "00000000000000000000"
@@ -310,3 +311,15 @@ def test_file_of_no_known_kind_is_one_line_of_error_and_none_of_output(
     assert cli.run(["log", "dump", str(path)]) == 1
     out, err = capsys.readouterr()
     assert (out, err.count("\n"), "notes.txt is none of .log" in err) == ("", 1, True)
+
+
+def test_pipe_that_was_closed_is_no_fault_of_the_file(
+    original: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def closed(*_: object) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(log_command._Printer, "print", closed)
+    with pytest.raises(BrokenPipeError):
+        log_command.dump(original / "flights-0" / f"{SEGMENT}.log")
+    assert capsys.readouterr().err == ""

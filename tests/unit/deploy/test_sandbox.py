@@ -1,5 +1,5 @@
-"""What a start that takes long says meanwhile. The services are stand-ins: starting real ones is for
-`tests/cluster/test_local.py`."""
+"""What a start that takes long says meanwhile, which folders are a sandbox's, and services that its file
+names no more. The services are stand-ins: starting real ones is for `tests/cluster/test_local.py`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from millrace.broker.errors import FatalError
 from millrace.deploy.cli import run
 from millrace.deploy.local import sandbox as sandbox_module
-from millrace.deploy.local.sandbox import WHY_SLOW, Sandbox, Service
+from millrace.deploy.local.sandbox import LEFT_OVER, WHY_SLOW, Sandbox, Service
 from millrace.deploy.local.spec import parse_spec
 
 SPEC = {
@@ -69,3 +70,56 @@ def test_command_that_stops_it_names_the_folder_that_was_given(
     assert capsys.readouterr().out.endswith(f"stop with: millrace local down --data '{folder}'\n")
     assert run(["local", "up"]) == 0
     assert capsys.readouterr().out.endswith("stop with: millrace local down\n")
+
+
+def test_folder_that_is_not_a_sandboxs_is_never_deleted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    thesis = tmp_path / "of mine" / "thesis.txt"
+    thesis.parent.mkdir()
+    thesis.write_text("years of work")
+    assert run(["local", "down", "--data", str(thesis.parent), "--delete"]) == 1
+    assert f"{thesis.parent} is not a sandbox's folder: nothing is deleted" in capsys.readouterr().err
+    assert [*thesis.parent.iterdir()] == [thesis]
+    # An earlier release left a lock wherever it was told to stop what is there.
+    (thesis.parent / "run").mkdir()
+    (thesis.parent / "run" / "lock").touch()
+    assert run(["local", "down", "--data", str(thesis.parent), "--delete"]) == 1
+    assert thesis.read_text() == "years of work"
+
+
+def test_folder_with_files_of_others_is_never_made_a_sandboxs(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    thesis = tmp_path / "data" / "thesis.txt"
+    thesis.write_text("years of work")
+    with pytest.raises(FatalError, match="holds other files: choose an empty folder with --data"):
+        Sandbox(parse_spec(SPEC, where="test"), tmp_path).up(only_tiers=())
+    assert [*tmp_path.rglob("*")] == [tmp_path / "data", thesis]
+
+
+def test_sandbox_of_an_earlier_release_is_deleted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "earlier"
+    for name in ("config", "data/zookeeper/version-2", "data/ewr", "logs", "run"):
+        (folder / name).mkdir(parents=True)
+    (folder / "run" / "lock").touch()
+    assert run(["local", "down", "--data", str(folder), "--delete"]) == 0
+    assert capsys.readouterr().out == f"nothing runs\ndeleted {folder}\n"
+    assert not folder.exists()
+    assert run(["local", "down", "--data", str(folder), "--delete"]) == 0
+    assert not folder.exists()
+
+
+def test_service_that_the_file_names_no_more_is_shown_stopped_and_in_the_way_of_deletion(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
+    sandbox.up()
+    changed = Sandbox(
+        parse_spec({**SPEC, "clusters": {"b": {"listen": "127.0.0.1:3"}}}, where="test"), tmp_path
+    )
+    (row,) = [row for row in changed.status() if row["service"] == "broker-a"]
+    assert row["state"] == LEFT_OVER
+    assert row["pid"]
+    with pytest.raises(FatalError, match="zookeeper, broker-a still runs"):
+        changed.delete_data()
+    assert changed.down() == ["broker-a", "zookeeper"]
+    assert changed.delete_data()

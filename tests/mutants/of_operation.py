@@ -1,0 +1,38 @@
+"""Rules that protect an operator's data and cluster, each taken out: the sandbox's and the controller's."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+OF_OPERATION = (
+    Mutant(
+        name="any-folder-deleted",
+        promise="`local down --delete` removes a sandbox's folder, and no other.",
+        file="deploy/local/sandbox.py",
+        rule="        if not is_sandbox(self.folder):\n            raise FatalError(",
+        instead="        if not self.folder.exists():\n            raise FatalError(",
+        red=("tests/unit/deploy/test_sandbox.py::test_folder_that_is_not_a_sandboxs_is_never_deleted",),
+    ),
+    Mutant(
+        name="unreadable-state-written-over",
+        promise="A partition's state that nobody can read is left as it is.",
+        file="broker/coordination/picture.py",
+        rule="                if not partition.is_unreadable\n",
+        instead="",
+        red=(
+            "tests/unit/coordination/test_controllers_own_writes.py"
+            "::test_a_state_that_cannot_be_read_is_left_as_it_is",
+        ),
+    ),
+    Mutant(
+        name="one-state-holds-up-all",
+        promise="A state that is not as the controller read it keeps no other partition without a leader.",
+        file="broker/coordination/controller_runner.py",
+        rule="_OVERTAKEN = (VersionConflict, NodeExists, NodeMissing)",
+        instead="_OVERTAKEN = (VersionConflict,)",
+        red=(
+            "tests/unit/coordination/test_controllers_own_writes.py"
+            "::test_a_state_that_is_there_unknown_or_gone_holds_up_no_other",
+        ),
+    ),
+)
