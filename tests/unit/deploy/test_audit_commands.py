@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -142,34 +141,56 @@ def test_the_status_says_that_the_last_run_failed(config, millrace):
 
 
 FINISHED = """
+import json
+import os
 import sys
 from millrace.audit import job
 from millrace.audit.report.summary import summarise
 from millrace.audit.reconciliation.verdict_rows import verdict_rows
 from millrace.deploy import cli
 from millrace.deploy.commands import audit
+
 summary = summarise(
     verdict_rows([]), tiers=["ewr"], at_ms=0, window_ms=1, unaudited={},
     untrusted={"\u0141\u00f3d\u017a": 1}, watermarks={"flights": None},
 )
-def run(*given, progress, **more):
-    progress("counting")
-    return job.JobResult(int(sys.argv[1]), summary, "told nobody")
-job.run, audit._choose_java = run, lambda: None
-cli.main(["audit", "run", "--config", sys.argv[2]])
+config, said = sys.argv[1:]
+reading, unread = os.pipe()
+os.close(reading)
+open_ = {"nowhere": os.open(os.devnull, 1), "full": os.open("/dev/full", 1), "unread": unread}
+ends = []
+for verdict in (0, 1, 2):
+    def run(*given, progress, **more):
+        progress("counting")
+        return job.JobResult(verdict, summary, "told nobody")
+
+    job.run, audit._choose_java = run, lambda: None
+    for out, err, letters in (
+        ("nowhere", "said", "utf-8"), ("full", "said", "utf-8"), ("unread", "said", "utf-8"),
+        ("nowhere", "said", "latin-1"), ("nowhere", "unread", "utf-8"),
+    ):
+        open_["said"] = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        child = os.fork()
+        if not child:
+            os.dup2(open_[out], 1)
+            os.dup2(open_[err], 2)
+            sys.stdout.reconfigure(encoding=letters, errors="strict")
+            cli.main(["audit", "run", "--config", config])
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        os.close(open_["said"])
+        ends.append((verdict, out, err, letters, status, open(said).read()))
+print(json.dumps(ends))
 """
 
 
-@pytest.mark.parametrize("verdict", [0, 1, 2])
-def test_a_verdict_is_the_exit_status_whether_it_can_be_printed_or_not(config, verdict):
-    """Nobody reads it any more, the disk is full, or the terminal has not all letters."""
-    program = [sys.executable, "-c", FINISHED, str(verdict), str(config)]
-    reading, unread = os.pipe()
-    os.close(reading)
-    with open(os.devnull, "wb") as nowhere, open("/dev/full", "wb") as full, os.fdopen(unread, "wb") as gone:
-        latin = {**os.environ, "PYTHONIOENCODING": "latin-1"}
-        for where, environment in ((nowhere, None), (full, None), (gone, None), (nowhere, latin)):
-            ended = subprocess.run(program, stdout=where, stderr=subprocess.PIPE, env=environment, text=True)
-            assert (ended.returncode, ended.stderr) == (verdict, "millrace: told nobody\n"), where.name
-        ended = subprocess.run(program, stdout=nowhere, stderr=gone)
-        assert ended.returncode == verdict
+def test_a_verdict_is_the_exit_status_whether_it_can_be_printed_or_not(config, tmp_path):
+    """Nobody reads it any more, the disk is full, or the terminal has not all letters. Each run is a fork of
+    one process that has loaded everything and printed nothing."""
+    program = [sys.executable, "-c", FINISHED, str(config), str(tmp_path / "said")]
+    ended = subprocess.run(program, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    ends = json.loads(ended.stdout)
+    assert len(ends) == 15
+    for verdict, out, err, letters, status, said in ends:
+        expected = "millrace: told nobody\n" if err == "said" else ""
+        assert (status, said) == (verdict, expected), (out, err, letters)
