@@ -183,9 +183,7 @@ class AuditedConsumer(Consumer):
                     f"{self._config.report_timeout_ms} ms",
                 )
             )
-        if offsets is None:
-            offsets = self._to_commit()
-        if not offsets:
+        if offsets is None and not (offsets := self._to_commit()):
             nothing: list[TopicPartition] = super().commit(asynchronous=False)
             return nothing
         marked = [_marked(each, self._mark) for each in offsets]
@@ -539,7 +537,10 @@ def _places(offsets: _Offsets) -> list[TopicPartition]:
 
 
 def _behind(message: Any) -> TopicPartition:
-    """Where a consumer stands that got the record."""
+    """Where a consumer stands that got the record. Raises KafkaException for a message that is none, such as
+    the end of a partition, behind which stands a record that nobody has got."""
+    if message.error() is not None:
+        raise KafkaException(KafkaError(KafkaError._INVALID_ARG, "the message is an error and no record"))
     return _place(message.topic(), message.partition(), message.offset() + 1, message.leader_epoch())
 
 

@@ -118,7 +118,8 @@ class AuditedKafkaProducer(KafkaProducer):
 
         Raises RuntimeError in a signal's handler that would wait for what it interrupted, as does `close`.
         """
-        self._refuse_inside("report")
+        refuse_inside(self, "report", _LOCKED)
+        refuse_inside(self._reporter, "report", LOCKED)
         with self._report_lock:
             if self._make_topic(timeout_s):
                 self._publish(self._reporter.report())
@@ -134,7 +135,8 @@ class AuditedKafkaProducer(KafkaProducer):
         if getattr(self, "_closed", True):
             super().close(timeout, null_logger)
             return True
-        self._refuse_inside("close")
+        refuse_inside(self, "close", _LOCKED)
+        refuse_inside(self._reporter, "close", LOCKED)
         deadline = time.monotonic() + (CLOSE_TIMEOUT_S if timeout is None else timeout)
         delivered = self._reporter.refusal != FORKED and self._close_reports(timeout, deadline)
         _living.discard(self)
@@ -142,10 +144,6 @@ class AuditedKafkaProducer(KafkaProducer):
         super().close(max(deadline - time.monotonic(), 0.0), null_logger)
         self._reporter.finish()
         return delivered
-
-    def _refuse_inside(self, call: str) -> None:
-        for owner, locked in ((self, _LOCKED), (self._reporter, LOCKED)):
-            refuse_inside(owner, call, locked)
 
     def _as_they_are(self, key: bytes, value: bytes) -> tuple[Any, Any]:
         """An event's key and value, past the application's serializers."""

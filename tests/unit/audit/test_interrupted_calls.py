@@ -5,6 +5,7 @@ Each call would wait for a lock that its own thread holds, for ever. No broker i
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -159,7 +160,6 @@ def test_a_reporters_calls_are_refused_in_the_middle_of_another(monkeypatch, cal
 def test_the_producer_of_kafka_python_is_refused_before_anything_is_closed(monkeypatch, call, where):
     reporter = new_reporter()
     producer = SimpleNamespace(_reporter=reporter, config={}, _closed=False)
-    producer._refuse_inside = AuditedKafkaProducer._refuse_inside.__get__(producer)
     with (
         handled_by(lambda: getattr(AuditedKafkaProducer, call)(producer)),
         monkeypatch.context() as patch,
@@ -167,3 +167,15 @@ def test_the_producer_of_kafka_python_is_refused_before_anything_is_closed(monke
     ):
         where(reporter, patch)
     assert reporter.refusal is None
+
+
+@pytest.mark.usefixtures("waking")
+def test_a_report_of_kafka_pythons_producer_is_not_taken_for_its_own_interruption():
+    reporter = new_reporter()
+    told = []
+    producer = SimpleNamespace(
+        _reporter=reporter, _report_lock=threading.Lock(), _make_topic=lambda _: True, _publish=told.append
+    )
+    reporter.stamp("flights")
+    AuditedKafkaProducer.report(producer)
+    assert len(told) == 1 and told[0]
