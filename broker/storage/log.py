@@ -364,8 +364,8 @@ class Log:
                         f"{self.directory.name}: a batch at offset {header.base_offset} does not follow "
                         f"the log's end {self.end_offset}"
                     )
-                if header.base_offset > self.end_offset and self.end_offset > self.start_offset:
-                    self._note_holes()
+                if header.base_offset > self.end_offset:
+                    self._note_holes()  # also before the first batch: the file's name says where it begins
                 batch = view[position : position + header.size]
                 marker = read_marker(batch) if header.is_control else None
                 self._write(batch, header, header.last_offset, now_ms)

@@ -274,6 +274,17 @@ OF_STORAGE = (
         red=(f"{STORAGE}/test_power_loss.py::test_the_lost_end_of_a_segment_is_no_hole_of_a_compaction",),
     ),
     Mutant(
+        name="hole-before-the-first-batch-is-a-torn-write",
+        promise="A follower's log whose first batch lies behind a compaction's hole is not cut at it.",
+        file="broker/storage/log.py",
+        rule="                if header.base_offset > self.end_offset:\n",
+        instead="                if header.base_offset > self.end_offset > self.start_offset:\n",
+        red=(
+            f"{STORAGE}/test_compaction_runs.py"
+            "::test_follower_whose_first_batch_lies_behind_a_hole_is_recovered_whole",
+        ),
+    ),
+    Mutant(
         name="aborted-transaction-outlives-its-records",
         promise="An aborted transaction whose records a loss of power took hides none that come after it.",
         file="broker/storage/producer_recovery.py",
