@@ -102,8 +102,14 @@ def _with_records(
     visible: int,
     with_aborted: bool,
 ) -> PartitionRead:
+    """What was read, with the bounds and the aborted transactions. Raises OffsetOutOfRange where retention
+    has overtaken the read."""
     has_more = read.next_offset < visible
     if not with_aborted:
         return bounds._replace(records=read.data, has_more=has_more)
     aborted = local.log.aborted_transactions(offset, read.next_offset)
+    if offset < local.log.start_offset:
+        # Removed after the batches were read, and maybe with it what says that they were aborted: the start
+        # moves before that goes. A truncation beside this is seen by who asks (`ReplicaManager._read_cold`).
+        raise OffsetOutOfRange(f"{local}: offset {offset} was removed just now")
     return bounds._replace(records=read.data, aborted=aborted, has_more=has_more)

@@ -236,12 +236,13 @@ class DataFolder:
                     cleaned[tp] = log.cleaned_offset
             self._store(recovery, starts, cleaned)
 
-    def lower(self, tp: TopicPartition, offset: int) -> None:
-        """Sees to it that no checkpoint on the disk says anything of `offset` and beyond. Raises OSError."""
+    def lower(self, tp: TopicPartition, offset: int, start_offset: int) -> None:
+        """Sees to it that no checkpoint on the disk says that anything from `offset` on is flushed or
+        compacted, nor that anything from `start_offset` on is deleted. Raises OSError."""
         with self._lock:
             self._store(
                 _lowered(self.recovery_points, tp, offset),
-                _lowered(self.start_offsets, tp, offset),
+                _lowered(self.start_offsets, tp, start_offset),
                 _lowered(self.cleaned_offsets, tp, offset),
             )
 

@@ -19,7 +19,7 @@ Invariants:
   refuses every further append;
 - offsets below `recovery_point` are on the disk, with their leader epochs and aborted transactions; fsync
   runs outside `_lock`, and in the appending caller only where `flush.messages` demands it;
-- before offsets are given anew (a truncation), no checkpoint on the disk says that they are flushed;
+- before offsets are given anew (a truncation), no checkpoint on the disk calls them flushed or deleted;
 - a deleted log touches no path: the next topic of its name has files of the same names there (`retire`).
 """
 
@@ -33,11 +33,7 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import UUID
 
-from millrace.broker.errors import (
-    CorruptMessage,
-    KafkaStorageError,
-    OffsetOutOfRange,
-)
+from millrace.broker.errors import CorruptMessage, KafkaStorageError, OffsetOutOfRange
 from millrace.broker.protocol.batch import (
     MAX_LEADER_EPOCH,
     NO_TIMESTAMP,
@@ -120,9 +116,9 @@ class Log:
         """Compaction has been through below this offset."""
         self.truncation_count = 0
         """Grows with every truncation: what was learnt before one may not be true after it."""
-        self.before_truncation: Callable[[int], None] | None = None
-        """Called before offsets from the given one on may be written anew; makes the checkpoints on the disk
-        say nothing of them. Raises OSError."""
+        self.before_truncation: Callable[[int, int], None] | None = None
+        """Called before offsets from the first one given on may be written anew, with where the log starts
+        then; makes the checkpoints on the disk say no more. Raises OSError."""
         self.notes = notes
         """What had to be repaired, one line each, for the operator's log."""
         self.health = LogHealth(directory, notes)
@@ -364,8 +360,8 @@ class Log:
                         f"{self.directory.name}: a batch at offset {header.base_offset} does not follow "
                         f"the log's end {self.end_offset}"
                     )
-                if header.base_offset > self.end_offset and self.end_offset > self.start_offset:
-                    self._note_holes()
+                if header.base_offset > self.end_offset:
+                    self._note_holes()  # also before the first batch: the file's name says where it begins
                 batch = view[position : position + header.size]
                 marker = read_marker(batch) if header.is_control else None
                 self._write(batch, header, header.last_offset, now_ms)

@@ -86,11 +86,12 @@ def _flush(log: Log, now_ms: int) -> None:
         end_offset = log.end_offset
         active = log._segments.active
         dirty = [s for s in log._segments.all if s.next_offset > log.recovery_point]
-        # One that was flushed while it was active, and rolled since, has its last entries in the cache alone.
+        # One that was flushed while it was active, and rolled since, has its last entries in the cache alone;
+        # so has one whose aborted transactions were made anew from batches that had been flushed.
         closed = log._segments.all[:-1]
-        rolled = [s for s in closed if s.has_unsynced_indexes and s not in dirty]
+        rewritten = [s for s in closed if s.has_unsynced_sides and s not in dirty]
         try:
-            for segment in (*dirty, *rolled):
+            for segment in (*dirty, *rewritten):
                 segment.write_index_tails()
             log.leader_epochs.write_behind()
         except OSError as error:
@@ -105,7 +106,7 @@ def _flush(log: Log, now_ms: int) -> None:
         segment.file.sync()
     with log._name_lock:
         log.health.check()
-        for segment in (*dirty, *rolled):
+        for segment in (*dirty, *rewritten):
             # The active segment's indexes are checked after a crash in any case.
             segment.sync_sides(with_indexes=segment is not active)
         log.leader_epochs.sync()

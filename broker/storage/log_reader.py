@@ -155,16 +155,18 @@ class LogReader:
     def max_timestamp(self, start_offset: int) -> tuple[int, int] | None:
         """(offset, timestamp) of the newest record, the first of them if several are; None when there is
         none with a timestamp."""
-        left = [segment for segment in self._segments.all if segment.next_offset > start_offset]
-        newest = max((segment.max_timestamp for segment in left), default=NO_TIMESTAMP)
-        if newest == NO_TIMESTAMP:
-            return None
-        found = self.offset_for_time(newest, start_offset)
-        if found is None:  # it lies below the start, in the first segment that is left
-            rest = max((segment.max_timestamp for segment in left[1:]), default=NO_TIMESTAMP)
-            newest = max(rest, self._newest_from(left[0], start_offset))
-            found = None if newest == NO_TIMESTAMP else self.offset_for_time(newest, start_offset)
-        return found
+        newest_of = {s: s.max_timestamp for s in self._segments.all if s.next_offset > start_offset}
+        unread = set(newest_of)
+        while (newest := max(newest_of.values(), default=NO_TIMESTAMP)) != NO_TIMESTAMP:
+            found = self.offset_for_time(newest, start_offset)
+            if found is not None:
+                return found
+            # It lies below the start, or was in a batch of which compaction has left no record.
+            for segment in [segment for segment, time_ms in newest_of.items() if time_ms == newest]:
+                is_read = segment not in unread
+                newest_of[segment] = NO_TIMESTAMP if is_read else self._newest_from(segment, start_offset)
+                unread.discard(segment)
+        return None
 
     def _newest_from(self, segment: Segment, from_offset: int) -> int:
         look = partial(_newest_from, segment, from_offset)

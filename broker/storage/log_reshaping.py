@@ -149,17 +149,22 @@ def shorten(log: Log, offset: int, now_ms: int, *, anew: bool) -> None:
     with log._flush_lock, log._shape_lock:
         log.health.check()
         try:
-            # First of all: a crash after this and new writes must not find them taken for flushed. The flush
-            # lock keeps the recovery point where it is meanwhile.
-            kept_offset = min(offset, log.start_offset) if anew else _surely_kept(log, offset)
+            # First of all: a crash after this and new writes must not find them taken for flushed, nor for
+            # deleted. The flush lock keeps the recovery point where it is meanwhile; what writes checkpoints
+            # beside this finds in the log what they are lowered to.
+            start_offset = log.start_offset
+            kept_offset = min(offset, start_offset) if anew else _surely_kept(log, offset)
             log.recovery_point = min(log.recovery_point, kept_offset)
             log.cleaned_offset = min(log.cleaned_offset, kept_offset)
             log.truncation_count += 1
             log._is_as_opened = False
+            if offset < start_offset:
+                log.start_offset = offset  # where it begins anew
             if log.before_truncation is not None:
                 try:
-                    log.before_truncation(kept_offset)
+                    log.before_truncation(kept_offset, log.start_offset)
                 except OSError as error:
+                    log.start_offset = max(log.start_offset, start_offset)
                     raise log.health.refused("checkpoints were not lowered, nothing is cut", error) from error
             with log._lock:
                 if anew or offset <= log.start_offset:
@@ -173,10 +178,11 @@ def shorten(log: Log, offset: int, now_ms: int, *, anew: bool) -> None:
 
 def _surely_kept(log: Log, offset: int) -> int:
     """Up to where a log that is cut at `offset` reaches at least: a batch that `offset` lies in goes as a
-    whole, and in a hole the log ends with the batch before it."""
+    whole, and behind a hole, or in one, the log may end with the batch before it."""
     segment = log._segments.all[log._segments.number_of(offset)]
-    at = log._segments.find(segment, offset)
-    return offset if at is None or at.header.base_offset == offset else min(offset, segment.base_offset)
+    before = log._segments.find(segment, offset - 1)
+    is_end = before is not None and before.header.next_offset == offset
+    return offset if is_end else min(offset, segment.base_offset)
 
 
 def _cut(log: Log, offset: int, now_ms: int) -> None:

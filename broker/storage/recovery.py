@@ -13,10 +13,14 @@ then, and no offset given again; the partition stays closed with a reason, and a
 lies below the checkpointed start of the log may be gone: it had been deleted.
 
 Offsets of a log have no holes unless compaction made them, here or on the leader that it was copied from;
-then the partition has a marker file (`checkpoints.HOLES_MARKER`), and only the order is checked. The check
-matters because a base offset lies outside its batch's CRC. Above the recovery point a segment ends where the
-next one begins, also there: compaction keeps the last batch of what it replaces, and a loss of power may
-take the end of a segment and leave the one behind it.
+then the partition has a marker file (`checkpoints.HOLES_MARKER`), which is durable before the first batch
+behind a hole is written, and only the order is checked. A sound batch beyond the offset that is expected ends
+the prefix of a log without the marker. No torn write makes one, but its base offset lies outside its CRC, so
+a flipped bit would move the log's end to offsets that nobody gave; and it may be what a truncation had cut,
+on a page that was not written anew in time. Such a cut costs what is not flushed, which the others have;
+taking the batch in would leave a replica that differs from them and does not know it. Above the recovery
+point a segment ends where the next one begins, also there: compaction keeps the last batch of what it
+replaces, and a loss of power may take the end of a segment and leave the one behind it.
 
 Called by `Log.open`. Every failure is a KafkaStorageError whose text is one line. The state of producers is
 restored by `producer_recovery.py`.

@@ -269,7 +269,7 @@ class Segment:
             self._take_back(position)
             raise
         size = len(data)
-        self.note(header.max_timestamp, last_offset, position, size, interval_size)
+        self.note(newest_timestamp(header), last_offset, position, size, interval_size)
         self.size = position + size
 
     def note(
@@ -486,6 +486,11 @@ class Segment:
         self._size_since_index = header.size
         self.indexed_size = entry.position + header.size
         return True
+
+    @property
+    def has_unsynced_sides(self) -> bool:
+        """Whether a closed segment's indexes or aborted transactions need not be on the disk yet."""
+        return self.has_unsynced_indexes or not self.aborted.is_synced
 
     def write_index_tails(self) -> None:
         """Writes what of the indexes is in memory. Raises OSError."""

@@ -67,6 +67,11 @@ class TransactionIndex:
         # it is in the file: a sync that comes between was for the one before.
         self._written = self._synced = 0
 
+    @property
+    def is_synced(self) -> bool:
+        """Whether all that was changed since the file was read is on the disk."""
+        return self._written == self._synced and self._written_size == len(self._content)
+
     def __len__(self) -> int:
         return len(self._content) // ENTRY_SIZE
 

@@ -192,6 +192,14 @@ OF_REPLICATION = (
         red=(COMMITTED_READER,),
     ),
     Mutant(
+        name="aborted-transactions-gone-with-retention",
+        promise="Aborted records are not given without their abort where retention overtakes the read.",
+        file="broker/replication/reading.py",
+        rule="    if offset < local.log.start_offset:\n",
+        instead="    if False:\n",
+        red=(f"{REPLICATION}/test_replica_manager.py::test_no_aborted_record_comes_without_its_abort",),
+    ),
+    Mutant(
         name="answer-before-flush",
         promise="Where flush.messages asks for it, a produce request is answered after its flush.",
         file="broker/replication/replica_manager.py",

@@ -274,6 +274,44 @@ OF_STORAGE = (
         red=(f"{STORAGE}/test_power_loss.py::test_the_lost_end_of_a_segment_is_no_hole_of_a_compaction",),
     ),
     Mutant(
+        name="hole-before-the-first-batch-is-a-torn-write",
+        promise="A follower's log whose first batch lies behind a compaction's hole is not cut at it.",
+        file="broker/storage/log.py",
+        rule="                if header.base_offset > self.end_offset:\n",
+        instead="                if header.base_offset > self.end_offset > self.start_offset:\n",
+        red=(
+            f"{STORAGE}/test_compaction_runs.py"
+            "::test_follower_whose_first_batch_lies_behind_a_hole_is_recovered_whole",
+        ),
+    ),
+    Mutant(
+        name="cut-behind-a-hole-counts-the-hole-as-kept",
+        promise="A log that is cut behind a hole, and ends before it, is not taken for damaged after a kill.",
+        file="broker/storage/log_reshaping.py",
+        rule="    is_end = before is not None and before.header.next_offset == offset\n",
+        instead="    is_end = before is not None and before.header.next_offset >= offset\n",
+        red=(f"{STORAGE}/test_missing_ends.py::test_log_that_was_cut_is_opened_after_a_kill_and_ends_there",),
+    ),
+    Mutant(
+        name="truncation-brings-deleted-records-back",
+        promise="A truncation makes no record visible again that DeleteRecords had deleted.",
+        file="broker/storage/data_folder.py",
+        rule="_lowered(self.start_offsets, tp, start_offset)",
+        instead="_lowered(self.start_offsets, tp, offset)",
+        red=(f"{STORAGE}/test_failing_disks.py::test_truncation_brings_no_deleted_record_back",),
+    ),
+    Mutant(
+        name="old-start-written-beside-a-truncation",
+        promise="Checkpoints written beside a truncation call nothing deleted that is written after it.",
+        file="broker/storage/log_reshaping.py",
+        rule="                log.start_offset = offset  # where it begins anew\n",
+        instead="                pass\n",
+        red=(
+            f"{STORAGE}/test_failing_disks.py"
+            "::test_log_that_begins_at_a_lower_offset_lowers_every_checkpoint",
+        ),
+    ),
+    Mutant(
         name="aborted-transaction-outlives-its-records",
         promise="An aborted transaction whose records a loss of power took hides none that come after it.",
         file="broker/storage/producer_recovery.py",

@@ -17,6 +17,7 @@ from millrace.broker.errors import (
     KafkaStorageError,
     NotEnoughReplicas,
     NotLeaderOrFollower,
+    OffsetOutOfRange,
     UnknownTopicOrPartition,
 )
 from millrace.broker.protocol.batch import iterate_batches
@@ -27,7 +28,7 @@ from millrace.broker.replication.local_partition import MustReadCold, PartitionR
 from millrace.broker.replication.partition import PartitionState
 from millrace.broker.replication.replica_manager import ACKS_ALL, ReplicaManager
 from millrace.broker.storage.disk_errors import WouldBlock
-from millrace.broker.storage.log import Log
+from millrace.broker.storage.log import Log, LogRead
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
 from millrace.broker.storage.segment import Segment
@@ -388,6 +389,39 @@ def test_cold_read_is_left_to_a_thread(tmp_path: Path, monkeypatch: pytest.Monke
             manager.read_now("t", 0, 0, 1 << 20, at_least_one=True)
         read = await caught.value.read()
         assert len(read.records) == len(batch(b"a"))
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.safety
+@pytest.mark.parametrize("is_cold", [False, True], ids=["on the loop", "on a thread"])
+def test_no_aborted_record_comes_without_its_abort(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_cold: bool
+) -> None:
+    """Retention comes between the two."""
+
+    async def scenario(manager: ReplicaManager) -> None:
+        await manager.hosted.apply_topic("t", TOPIC_ID, led(), {"segment.bytes": "100"})
+        producer = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0, "transactional": True}
+        manager.append_now("t", 0, batch(b"of the transaction", **producer), 1)
+        manager.append_now("t", 0, memoryview(build_marker(7, 0, 0, False, 1_000)), 1, "internal")
+        append(manager, b"behind")
+        warm = Log.read
+
+        def read(log: Log, *arguments: Any, may_block: bool = True, **named: Any) -> LogRead:
+            if is_cold and not may_block:
+                raise WouldBlock("cold")
+            found = warm(log, *arguments, **named)
+            assert log.delete_old_segments(LogConfig().retention_ms * 2)
+            return found
+
+        monkeypatch.setattr(Log, "read", read)
+        asked = {"at_least_one": True, "read_committed": True}
+        with pytest.raises(OffsetOutOfRange):
+            try:
+                manager.read_now("t", 0, 0, 1 << 20, **asked)
+            except MustReadCold as cold:
+                await cold.read()
 
     run(tmp_path, scenario)
 

@@ -34,6 +34,7 @@ from .compaction import (
     put,
     roll,
 )
+from .conftest import make_batch
 
 # -- crashes
 
@@ -520,3 +521,32 @@ def test_follower_of_a_compacted_log_keeps_its_holes(tmp_path: Path, log: Log) -
     assert (pairs(again), again.notes) == (pairs(log), [])
     again.truncate_to(9, NOW_MS)
     assert again.end_offset <= 9
+
+
+@pytest.mark.safety
+def test_follower_whose_first_batch_lies_behind_a_hole_is_recovered_whole(tmp_path: Path) -> None:
+    """The leader's log begins at 0, where compaction has left nothing, and is not compacted any more."""
+    follower = Log.open(tmp_path / "t-0", LogConfig(), recovery_point=None, now_ms=NOW_MS)
+    follower.append_as_follower(make_batch(2, base_offset=5) + make_batch(2, base_offset=7), NOW_MS)
+    again = Log.open(follower.directory, LogConfig(), recovery_point=0, now_ms=NOW_MS)
+    assert (again.start_offset, again.end_offset, again.notes) == (0, 9, [])
+    assert len(list(batches_of(again))) == 2
+
+
+@pytest.mark.parametrize("begin", ["anew", "where all is deleted"])
+def test_hole_behind_a_log_without_records_is_noted_and_a_log_without_holes_is_not(
+    tmp_path: Path, begin: str
+) -> None:
+    log = Log.open(tmp_path / "t-0", LogConfig(), recovery_point=None, now_ms=NOW_MS)
+    if begin == "anew":
+        log.start_anew(5, NOW_MS)
+    else:
+        log.append_as_follower(make_batch(5), NOW_MS)
+        log.advance_start_offset(5)
+    log.append_as_follower(make_batch(2, base_offset=5), NOW_MS)
+    assert not (log.directory / checkpoints.HOLES_MARKER).exists()
+    log.advance_start_offset(7)
+    log.append_as_follower(make_batch(1, base_offset=9), NOW_MS)
+    assert (log.directory / checkpoints.HOLES_MARKER).exists()
+    again = Log.open(log.directory, LogConfig(), recovery_point=0, start_offset=7, now_ms=NOW_MS)
+    assert (again.start_offset, again.end_offset, again.notes) == (7, 10, [])

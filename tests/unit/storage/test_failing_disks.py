@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -21,14 +21,14 @@ from millrace.broker.errors import (
 )
 from millrace.broker.protocol.batch import parse_header
 from millrace.broker.protocol.topic_partition import TopicPartition
-from millrace.broker.storage import checkpoints
+from millrace.broker.storage import checkpoints, data_folder, log_reshaping
 from millrace.broker.storage.checkpoints import RECOVERY_POINT_CHECKPOINT
 from millrace.broker.storage.data_folder import PROBE_FILE
 from millrace.broker.storage.disk_room import QUIET_MS
 from millrace.broker.storage.log import Log
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
-from millrace.broker.storage.segment import LogFile
+from millrace.broker.storage.segment import LogFile, Segment
 from tests import root_rights
 from tests.stored_batches import batches_of
 
@@ -407,7 +407,12 @@ def test_crash_after_truncation_and_new_writes_trusts_nothing_unflushed(tmp_path
     manager.close()
 
 
-def test_start_anew_at_a_lower_offset_lowers_every_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.safety
+@pytest.mark.parametrize("cut", [Log.start_anew, Log.truncate_to], ids=["begun anew", "cut below its start"])
+def test_log_that_begins_at_a_lower_offset_lowers_every_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: Callable[[Log, int, int], None]
+) -> None:
+    """Checkpoints that are written beside it, by another thread, say nothing else either."""
     manager = _started(tmp_path / "a")
     log = manager.create(("t", 0))
     for _ in range(10):
@@ -415,7 +420,14 @@ def test_start_anew_at_a_lower_offset_lowers_every_checkpoint(tmp_path: Path) ->
     log.advance_start_offset(8)
     log.flush(0)
     manager.checkpoint()
-    log.start_anew(3, 0)
+    original = log_reshaping.remove_files
+
+    def remove_files(segments: Sequence[Segment]) -> None:
+        manager.checkpoint()
+        original(segments)
+
+    monkeypatch.setattr(log_reshaping, "remove_files", remove_files)
+    cut(log, 3, 0)
     for _ in range(2):
         append(log)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
@@ -423,6 +435,49 @@ def test_start_anew_at_a_lower_offset_lowers_every_checkpoint(tmp_path: Path) ->
     recovered = again.get(("t", 0))
     assert recovered is not None
     assert (recovered.start_offset, recovered.end_offset) == (3, 5)
+    again.close()
+    manager.close()
+
+
+def test_log_whose_checkpoints_cannot_be_lowered_stays_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = _started(tmp_path)
+    log = manager.create(("t", 0))
+    for _ in range(10):
+        append(log)
+    log.advance_start_offset(8)
+    log.flush(0)
+    manager.checkpoint()
+    with monkeypatch.context() as patched:
+        patched.setattr(data_folder, "write_offsets", _raise(errno.ENOSPC))
+        with pytest.raises(KafkaStorageError, match="nothing is cut"):
+            log.truncate_to(3, 0)
+    assert (log.start_offset, log.end_offset, log.failure) == (8, 10, None)
+    manager.close()
+
+
+@pytest.mark.safety
+@pytest.mark.parametrize(
+    ("start", "cut", "end"),
+    [(50, 82, 80), (50, 55, 55), (52, 53, 52), (52, 55, 55), (50, 50, 50)],
+    ids=["within a batch", "between two", "in the batch of the start", "behind it", "at the start"],
+)
+def test_truncation_brings_no_deleted_record_back(tmp_path: Path, start: int, cut: int, end: int) -> None:
+    manager = _started(tmp_path / "a")
+    log = manager.create(("t", 0))
+    for _ in range(20):
+        append(log, 5)
+    log.advance_start_offset(start)
+    log.flush(0)
+    manager.checkpoint()
+    log.truncate_to(cut, 0)
+    assert (log.start_offset, log.end_offset) == (start, end)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    again = _started(tmp_path / "b")
+    recovered = again.get(("t", 0))
+    assert recovered is not None, again.offline
+    assert (recovered.start_offset, recovered.end_offset) == (start, end)
     again.close()
     manager.close()
 

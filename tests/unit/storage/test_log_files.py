@@ -16,7 +16,15 @@ from typing import Any
 import pytest
 
 from millrace.broker.errors import KafkaStorageError, OffsetOutOfRange
-from millrace.broker.protocol.batch import iterate_batches, parse_header
+from millrace.broker.protocol.batch import (
+    HEADER_SIZE,
+    NO_TIMESTAMP,
+    iterate_batches,
+    pack_header,
+    parse_header,
+    seal,
+    stamp_timestamps,
+)
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.broker.storage.disk_errors import WouldBlock
 from millrace.broker.storage.log import Log
@@ -316,6 +324,52 @@ def test_newest_record_is_one_that_was_not_deleted(open_log: OpenLog, segment_by
     for start, newest in [(0, (0, 9000)), (1, (1, 8000)), (2, (4, 4000)), (4, (4, 4000)), (6, None)]:
         log.advance_start_offset(start)
         assert log.max_timestamp() == newest
+
+
+def _emptied(base_offset: int, timestamp_ms: int) -> bytearray:
+    """What compaction leaves of a batch that says where its producer is."""
+    batch = bytearray(
+        pack_header(
+            size=HEADER_SIZE,
+            attributes=0,
+            last_offset_delta=0,
+            base_timestamp=NO_TIMESTAMP,
+            max_timestamp=timestamp_ms,
+            record_count=0,
+            base_offset=base_offset,
+            producer_id=7,
+            producer_epoch=0,
+            base_sequence=0,
+        )
+    )
+    seal(batch)
+    return batch
+
+
+def test_follower_counts_no_time_of_a_batch_without_records(open_log: OpenLog) -> None:
+    """Nor does a recovery: by it retention goes, and who asks for the newest record."""
+    log = open_log(index_interval_bytes=1)
+    batches = [make_batch(timestamp_ms=1000), _emptied(1, 9000), make_batch(timestamp_ms=2000, base_offset=2)]
+    log.append_as_follower(b"".join(batches), 0)
+    assert (log.max_timestamp(), log.segments[0].max_timestamp) == ((2, 2000), 2000)
+    again = open_log(recovery_point=0)
+    assert (again.max_timestamp(), again.segments[0].max_timestamp) == ((2, 2000), 2000)
+
+
+def test_newest_record_is_looked_for_below_a_time_that_no_record_has(open_log: OpenLog) -> None:
+    """An index tells of a batch that has been emptied since, or a leader let a producer claim any time."""
+    claiming = make_batch(timestamp_ms=2000, base_offset=1)
+    stamp_timestamps(claiming, 8000, log_append_time=False)
+    log = open_log(segment_bytes=len(claiming))
+    batches = [make_batch(timestamp_ms=3000), claiming, _emptied(2, 9000)]
+    log.append_as_follower(b"".join(batches), 0)
+    log.close()
+    _log_file(log, 2, ".timeindex").write_bytes(struct.pack(">qI", 9000, 0))
+    again = open_log(segment_bytes=len(claiming))
+    assert [segment.max_timestamp for segment in again.segments] == [3000, 8000, 9000]
+    assert (again.max_timestamp(), again.notes) == ((0, 3000), [])
+    again.advance_start_offset(1)
+    assert again.max_timestamp() is None
 
 
 def test_read_that_would_wait_says_so(open_log: OpenLog, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,8 +123,19 @@ def test_unflushed_batches_may_be_missing(tmp_path: Path, left: int) -> None:
     again.close()
 
 
-@pytest.mark.parametrize(("bases", "cut", "kept"), [((0, 10), 15, 10), ((0, 1, 2, 3, 20), 6, 4)])
-def test_log_that_was_cut_within_a_batch_or_a_hole_is_opened_after_a_kill(
+@pytest.mark.safety
+@pytest.mark.parametrize(
+    ("bases", "cut", "kept"),
+    [
+        ((0, 10), 15, 10),
+        ((0, 1, 2, 3, 20), 6, 4),
+        ((0, 1, 2, 3, 20), 20, 4),
+        ((0, 1, 2, 20, 30), 30, 30),
+        ((7, 8, 9), 7, 0),
+    ],
+    ids=["within a batch", "in a hole", "behind a hole", "between two batches", "behind a hole at the begin"],
+)
+def test_log_that_was_cut_is_opened_after_a_kill_and_ends_there(
     tmp_path: Path, bases: tuple[int, ...], cut: int, kept: int
 ) -> None:
     """It ends before where it was to be cut: nothing was flushed up to there."""

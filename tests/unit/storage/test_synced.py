@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -82,6 +83,38 @@ def test_indexes_of_a_segment_that_was_flushed_before_it_was_rolled_are_synced(
     put(log, ("d", "4"))
     log.flush(NOW_MS)
     assert synced(calls) == {f"{2:020d}.log"}, "once"
+
+
+@pytest.mark.safety
+@pytest.mark.parametrize("is_disk_full", [False, True], ids=["at once", "when there is room again"])
+def test_aborted_transactions_that_a_start_has_made_anew_are_synced(
+    log: Log, calls: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch, is_disk_full: bool
+) -> None:
+    """Their segment was flushed long ago; the next start goes by what has replaced the lost producers."""
+    put(log, ("a", "1"), **OF_A_TRANSACTION)
+    end(log, 7, False)
+    roll(log)
+    put(log, ("b", "2"))
+    log.flush(NOW_MS)
+    index = log.directory / f"{0:020d}.txnindex"
+    expected = index.read_bytes()
+    for path in log.directory.glob("*.snapshot"):
+        path.unlink()
+
+    def no_room(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        if is_disk_full:
+            patched.setattr(os, "pwrite", no_room)
+        again = Log.open(log.directory, log.config, recovery_point=log.end_offset, now_ms=NOW_MS)
+    put(again, ("c", "3"))
+    for synced_now in (True, False):
+        calls.clear()
+        again.flush(NOW_MS)
+        assert (index.name in synced(calls)) is synced_now
+        put(again, ("d", "4"))
+    assert index.read_bytes() == expected
 
 
 def test_compacted_segment_is_durable_before_it_counts_and_counts_before_the_old_ones_go(
