@@ -44,7 +44,7 @@ from tests.simulation.cluster.loads import ALL, GROUPS, REPLICATION, STREAMS
 from tests.simulation.cluster.streams import StreamProducer
 
 FIRST_SEED = int(os.environ.get("MILLRACE_SIMULATE_SEED", "1"))
-RUNS = int(os.environ.get("MILLRACE_SIMULATE_RUNS", "100"))
+RUNS = int(os.environ.get("MILLRACE_SIMULATE_RUNS", "50"))
 CHUNK = 50
 MOST_MUTATED_RUNS = 40
 

@@ -33,7 +33,7 @@ from tests.simulation.mirror_lanes import Batch, Lane, Pipeline, transactional_i
 from tests.simulation.mirror_model import POSITIONS, Refused, Target
 from tests.simulation.mirror_workers import Call, Worker
 
-HISTORY_COUNT = seeds.runs(500)
+HISTORY_COUNT = seeds.runs(250)
 # A rule whose absence these many histories do not show is not tested.
 MUTATION_HISTORY_COUNT = 500
 PARTITIONS = [SourcePartition(source, "t", number) for source in ("ewr", "jfk") for number in range(2)]

@@ -32,7 +32,7 @@ from millrace.mirror.topics.route_records import RouteKey, encode_key, encode_va
 from millrace.mirror.topics.routes import Answer, KnownRoutes, Loop, Route
 from tests import seeds
 
-HISTORIES = seeds.runs(2000)
+HISTORIES = seeds.runs(800)
 TOPIC = "flights"
 ENDS = {"there": ("A", "B"), "back": ("B", "A")}
 """Each mirror's source and target."""
