@@ -75,8 +75,8 @@ def _is_of_python(path: str) -> bool:
 def refuse_inside(owner: object, call: str, locked: Set[str]) -> None:
     """Raise RuntimeError where the calling thread is within a locked part of `owner`, or of a stream.
 
-    Called by `call` itself, which may be one of them: its own frame is passed over. `locked` names the owner's
-    methods that hold a lock of its own.
+    Called by `call` itself, which may be one of them: its own frame is passed over. `locked` names the
+    owner's methods that hold a lock of its own.
     """
     frame = sys._getframe(1).f_back
     while frame is not None:

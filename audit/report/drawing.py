@@ -6,7 +6,8 @@ and no element for each. A state has a colour and a mark, never a colour alone.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,9 +65,14 @@ class Drawings:
     `base_ms`, `name` is an index into `names`, trailing zeros are left out.
     """
 
-    def __init__(self, waived: Collection[tuple[str, int]] = ()) -> None:
+    def __init__(
+        self, waived: Iterable[tuple[str, int]] = (), standing: Iterable[tuple[str, int]] = ()
+    ) -> None:
+        """`waived` and `standing`: windows, as (topic, start in ms), that a person has accepted, and those in
+        doubt that nobody has. A square of several windows is marked as waived when it has none of these."""
         self.data: list[dict[str, Any]] = []
-        self._waived = waived
+        self._waived = _by_topic(waived)
+        self._standing = _by_topic(standing)
 
     def overview(self, overview: Overview) -> Picture:
         names = [(band.topic, tier) for band in overview.bands for tier, _ in band.lines]
@@ -170,10 +176,22 @@ class Drawings:
         )
 
     def _is_waived(self, topic: str, start_ms: int, square_ms: int) -> bool:
-        return any(
-            topic == waived and start_ms <= window_ms < start_ms + square_ms
-            for waived, window_ms in self._waived
-        )
+        within = (start_ms, start_ms + square_ms)
+        return _any(self._waived.get(topic), *within) and not _any(self._standing.get(topic), *within)
+
+
+def _by_topic(windows: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
+    starts: dict[str, list[int]] = {}
+    for topic, start_ms in windows:
+        starts.setdefault(topic, []).append(start_ms)
+    return {topic: sorted(of_it) for topic, of_it in starts.items()}
+
+
+def _any(starts: Sequence[int] | None, from_ms: int, before_ms: int) -> bool:
+    if not starts:
+        return False
+    at = bisect_left(starts, from_ms)
+    return at < len(starts) and starts[at] < before_ms
 
 
 def _values(line: int, square: Square, base_ms: int, square_ms: int) -> list[int]:

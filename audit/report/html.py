@@ -14,7 +14,7 @@ import functools
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from importlib.resources import files
 from typing import Any
@@ -62,7 +62,7 @@ def render(summary: Mapping[str, Any], rows: Rows) -> str:
     for part in parts_of(rows, FOLDED):
         plain.add(fold(part, tiers))
     windows = Windows(rows, tiers)
-    drawings = Drawings(waived)
+    drawings = Drawings(waived, _standing(plain.doubtful, waived) if waived else ())
     picture = drawings.overview(overview(windows)) if windows.by_topic else None
     maps = [(each, drawings.heatmap(each)) for each in heatmaps(windows)]
     data: dict[str, Any] = {
@@ -273,6 +273,13 @@ def _waived(waivers: Iterable[Mapping[str, Any]]) -> set[tuple[str, int]]:
         for each in waivers
         if each["window_start"] is not None and each.get("stands", True)
     }
+
+
+def _standing(doubtful: pa.Table, waived: Collection[tuple[str, int]]) -> Iterator[tuple[str, int]]:
+    """Windows in doubt that nobody has waived (`plain.PlainRows.doubtful`), but for those still open."""
+    decided = doubtful.filter(pc.less(doubtful["state"], STATES.index(OPEN)))
+    starts = zip(decided["topic"].to_pylist(), decided["window_start_ms"].to_pylist(), strict=True)
+    return ((topic, ms) for topic, ms in starts if ms is not None and (topic, ms) not in waived)
 
 
 def _ms(iso: str) -> int:
