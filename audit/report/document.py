@@ -124,6 +124,9 @@ class Topic(_Part):
     topic: str
     verdict: VerdictWord
     windows: dict[StateWord, Count]
+    waived: Annotated[
+        dict[VerdictWord, Count], Field(description="Those that a standing waiver covers.")
+    ] = {}
     acknowledged: Count
     missing: Count
     duplicates: Count

@@ -161,6 +161,14 @@ def _topic(gauges: _Gauges, topic: Mapping[str, Any], waived: Mapping[tuple[str,
             topic=name,
             verdict=state,
         )
+    for verdict in VERDICTS:
+        gauges.set(
+            "millrace_audit_waived_windows",
+            "Windows of producers that a person has waived, by verdict",
+            topic.get("waived", {}).get(verdict, 0),
+            topic=name,
+            verdict=verdict,
+        )
     for tier in topic["tiers"]:
         labels = {"topic": name, "tier": tier["tier"]}
         gauges.set("millrace_audit_seen_records", "Distinct records seen in a tier", tier["seen"], **labels)

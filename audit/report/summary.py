@@ -28,8 +28,9 @@ told in full, with every field's type, by `summary.schema.json` beside this file
     open            {windows, acknowledged, in_flight}: of the windows that are not settled, which the verdict
                     does not speak of (but for a loss or duplicate in one); `counts` has their records too
     tiers           [{name, upstream [names]}], in order
-    topics          [{topic, verdict, windows, acknowledged, missing, duplicates, in_flight, unreported,
-                      unknown, explained, tiers [{tier, seen, missing, duplicates, windows}]}]
+    topics          [{topic, verdict, windows, waived, acknowledged, missing, duplicates, in_flight,
+                      unreported, unknown, explained, tiers [{tier, seen, missing, duplicates, windows}]}];
+                      `waived`: how many of `windows` a standing waiver covers, only where there are any
     producers       [{topic, producer, published, consumed {tier: records}, missing, duplicates, verdict}]
     late            [{topic, producer, window_start, by_ms, kind}]: the latest first, at most MOST_LATE. Kind
                     `records`: the last record was appended `by_ms` after its window's end; `report`: the
@@ -157,7 +158,7 @@ def summarise(
         "windows": dict(sorted(tally.windows.items())),
         "open": {name: tally.open[name] for name in ("windows", "acknowledged", "in_flight")},
         "tiers": order,
-        "topics": [tally.topics[topic].told() for topic in sorted(tally.topics)],
+        "topics": [tally.topics[topic].told(waived) for topic in sorted(tally.topics)],
         "producers": tally.producers(),
         "late": tally.late_first(),
         "latency": tally.latencies.told(),

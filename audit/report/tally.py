@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from millrace.audit.reconciliation.row_parts import Rows, parts_of
 from millrace.audit.reconciliation.verdict_rows import VERDICT_SCHEMA
-from millrace.audit.reconciliation.verdicts import DIFFERS, Fold, Verdict, WindowState
+from millrace.audit.reconciliation.verdicts import DIFFERS, GOOD, OPEN, Fold, Verdict, WindowState
 from millrace.audit.report.latency import Latencies
 from millrace.audit.report.plain import is_calm, tier_column, tier_names
 from millrace.audit.report.reasons import CONTENT, reasons_of
@@ -267,6 +267,8 @@ class TopicTally:
         self.fold = Fold()
         self._counts: Counter[str] = Counter()
         self._windows: Counter[str] = Counter()
+        self._doubts: Counter[tuple[int, str]] = Counter()
+        """{(start, verdict): settled windows that are not proven}"""
         self._tiers: dict[str, tuple[Counter[str], Counter[str]]] = {}
         self._order = list(tiers)
 
@@ -277,6 +279,8 @@ class TopicTally:
             self._counts[name] += row[column]
         if row["window_start"] is not None:
             self._windows[word] += 1
+            if word not in (*GOOD, OPEN):
+                self._doubts[row["window_start_ms"], word] += 1
         for tier, count in seen.items():
             self.add_tier(tier, count, tier_state(row, detail, tier))
 
@@ -294,13 +298,18 @@ class TopicTally:
         counts["duplicates"] += state.duplicates
         windows[state.state] += number
 
-    def told(self) -> dict[str, Any]:
+    def told(self, waived: Collection[Target]) -> dict[str, Any]:
         """As it stands in the summary."""
+        accepted: Counter[str] = Counter()
+        for (start_ms, word), number in self._doubts.items():
+            if (self.topic, start_ms) in waived:
+                accepted[word] += number
         ordered = [*self._order, *sorted(set(self._tiers) - set(self._order))]
         return {
             "topic": self.topic,
             "verdict": str(self.fold.verdict()),
             "windows": dict(sorted(self._windows.items())),
+            **({"waived": dict(sorted(accepted.items()))} if accepted else {}),
             **{name: self._counts[name] for name in TOTALS},
             "tiers": [
                 {

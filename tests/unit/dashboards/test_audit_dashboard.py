@@ -116,11 +116,14 @@ def test_what_a_person_has_waived_is_apart_so_that_a_new_finding_beside_it_shows
             values(text, "millrace_audit_content_windows", content="waived"),
             values(text, "millrace_audit_untrusted"),
             values(text, "millrace_audit_waived_untrusted"),
+            values(text, "millrace_audit_windows", verdict="LOSS"),
+            values(text, "millrace_audit_waived_windows", verdict="LOSS"),
+            values(text, "millrace_audit_waived_windows", verdict="DUPLICATE"),
         ]
         return [sum(each.values()) for each in told]
 
-    assert figures() == [0, 0, 2, 0, 1, 0, 1, 1, 3]
-    assert figures(*again) == [1, 2, 2, 0, 1, 0, 1, 1, 3]
+    assert figures() == [0, 0, 2, 0, 1, 0, 1, 1, 3, 2, 2, 1]
+    assert figures(*again) == [1, 2, 2, 0, 1, 0, 1, 1, 3, 3, 2, 1]
 
 
 def test_metrics_tell_the_watermark_and_how_far_it_is_behind(text: str) -> None:
