@@ -179,9 +179,12 @@ def _histories(size: Size) -> Iterator[Command]:
         "MILLRACE_SIMULATE_SEED",
         histories="every_history",
     )
-    names = ("mirror_delivery", "mirror_looks", "mirror_names", "mirror_transactions", "group_members")
+    names = (
+        *("mirror_delivery", "mirror_looks", "mirror_names", "mirror_small_batches", "mirror_transactions"),
+        *("group_members", "zookeeper_consumer"),
+    )
     mirrors = _pytest(FEW_FAILURES, *(f"tests/simulation/test_{name}.py" for name in names))
-    yield _shared(size, "histories of mirrors", mirrors, seeds.RUNS_VARIABLE, seeds.VARIABLE)
+    yield _shared(size, "histories of mirrors and groups", mirrors, seeds.RUNS_VARIABLE, seeds.VARIABLE)
     audits = _pytest("-s", "tests/simulation/test_audit_mutations.py")
     yield _shared(size, "histories of audits", audits, "MILLRACE_AUDIT_RUNS", "MILLRACE_AUDIT_SEED_START")
 

@@ -22,6 +22,7 @@ from millrace.mirror.batches.intake import prepare
 from millrace.mirror.batches.rebatch import BatchPath, split, stamp_for_target
 from millrace.mirror.delivery.progress import Span
 from tests import seeds
+from tests.simulation import histories
 from tests.simulation import test_mirror_delivery as at_least_once
 from tests.simulation import test_mirror_transactions as exactly_once
 from tests.simulation.test_mirror_delivery import SOURCES
@@ -153,6 +154,7 @@ def test_merged_batches_lose_nothing_keep_order_and_give_up_refused_records_alon
             history.check_log()
         except Exception as error:
             raise AssertionError(f"History(seed={seed}, harsh={harsh}) broke a rule: {error}") from error
+        histories.went_through("deliveries of merged batches")
         merged_count += history.merged_count
         given_up_count += sum(
             len(history.poison[source] - history.logs[source].holes - history.control[source])

@@ -9,15 +9,14 @@ sessions, while topics and partitions are added. What must hold, whatever happen
 - every message is worked on to the end by somebody: a commit never covers what was lost with a process;
 - when the faults end, every partition is owned and read exactly once, as the range rule says.
 
-A failure prints its seed; `MILLRACE_CONSUMER_SEED=n` runs that one alone, `RUNS=n` runs so many. Breaking a
-rule must make some history fail: `test_a_broken_rule_is_found`.
+A failure prints the variables that run that history alone (`tests/seeds.py`). Breaking a rule must make some
+history fail: `test_a_broken_rule_is_found`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -38,10 +37,12 @@ from millrace.broker.coordination.zookeeper_consumer.registry import ConsumerReg
 from millrace.broker.coordination.zookeeper_consumer.streams import Reading, StreamQueue
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.broker.protocol.topic_partition import TopicPartition
+from tests import seeds
+from tests.simulation import histories
 from tests.simulation.virtual_zookeeper import VirtualLoop, VirtualSession, VirtualZooKeeper
 
-HISTORY_COUNT = int(os.environ.get("RUNS", "60"))
-FIRST_SEED = 20110612
+HISTORY_COUNT = seeds.runs(60)
+MUTATION_HISTORY_COUNT = 60
 GROUP = "g"
 SESSION_TIMEOUT_MS = 4_000
 TOPICS = ("t-a", "t-b", "t-c")
@@ -322,19 +323,15 @@ def run(seed: int) -> None:
             loop.close()
 
 
-def seeds() -> list[int]:
-    alone = os.environ.get("MILLRACE_CONSUMER_SEED")
-    return [int(alone)] if alone else list(range(FIRST_SEED, FIRST_SEED + HISTORY_COUNT))
-
-
-@pytest.mark.parametrize("start", range(0, len(seeds()), 20))
-def test_every_partition_is_owned_once_and_every_message_worked_on(start: int) -> None:
-    for seed in seeds()[start : start + 20]:
+def test_every_partition_is_owned_once_and_every_message_worked_on() -> None:
+    first_seed = seeds.given()
+    for seed in range(first_seed, first_seed + HISTORY_COUNT):
         try:
             run(seed)
         except BaseException:
-            print(f"MILLRACE_CONSUMER_SEED={seed} fails")
+            print(f"{seeds.VARIABLE}={seed} {seeds.RUNS_VARIABLE}=1 fails")
             raise
+        histories.went_through("consumers of the old model")
 
 
 # -- the simulator itself --------------------------------------------------------------------------------
@@ -386,7 +383,7 @@ _CLAIM = ConsumerRegistry.claim
 )
 def test_a_broken_rule_is_found(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, broken: Any) -> None:
     monkeypatch.setattr(where, name, broken)
-    for seed in range(FIRST_SEED, FIRST_SEED + 60):
+    for seed in range(MUTATION_HISTORY_COUNT):
         try:
             run(seed)
         except (AssertionError, rules.RebalanceFailed) as error:
