@@ -45,6 +45,7 @@ from millrace.mirror.topics.route_records import (
     routes_of_positions,
 )
 from millrace.mirror.topics.routes import Answer, KnownRoutes, Loop, Route, TopicSelector, decide
+from millrace.mirror.topics.second_names import SecondNames
 
 log = structlog.get_logger("millrace.mirror.topics.route_guard")
 
@@ -147,6 +148,7 @@ class RouteGuard:
         self.refused: dict[RouteKey, str] = {}
         self.copies: dict[RouteKey, str] = {}  # refused for the name alone
         self.clashes = NameClashes()
+        self.second_names = SecondNames()
         self._target = target
         self._system = system
         self._now_ms = now_ms
@@ -168,7 +170,7 @@ class RouteGuard:
 
     def refusals(self) -> dict[RouteKey, str]:
         """Every selected topic that is not carried, and why."""
-        return self.refused | self.copies | self.clashes.refused
+        return self.refused | self.copies | self.clashes.refused | self.second_names.refused
 
     def forget(self, source: str) -> None:
         """The source is no longer one of the mirror's; should it come back, all of it is decided anew."""
@@ -178,6 +180,7 @@ class RouteGuard:
         for key in [key for key in self.copies if key[0] == source]:
             del self.copies[key]
         self.clashes.forget(source)
+        self.second_names.forget(source)
 
     async def admit(self, cluster: Cluster, view: ClusterMetadata, topics: Sequence[str]) -> None:
         """Decides about the selected topics of a source: afterwards `is_admitted` and `refused` say.
@@ -194,8 +197,13 @@ class RouteGuard:
             }
             return
         self._names |= {view.cluster_id: cluster.name, target_id: self._target.name}
+        self.second_names.looked(cluster.name, view.cluster_id)
         looked_at_ms = self._monotonic_ms()
         told = await self._told_so_far(target_id, cluster.name, topics, known)
+        names = [source.cluster for source in self.config.sources]
+        if self.second_names.refuses(cluster.name, topics, names, told):
+            known.admitted = {}
+            return
         carried = _carried(told, cluster.name)
         selected = topics
         topics = self._named_apart(cluster.name, selected, carried)

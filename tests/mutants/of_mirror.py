@@ -836,6 +836,35 @@ OF_MIRROR = (
         red=(f"{UNIT}/test_offset_map.py::test_chunks_of_two_targets_are_never_one",),
     ),
     Mutant(
+        name="second-name-of-a-cluster-let-in",
+        promise="Of two sources that are one cluster one is carried, or every record would be there twice.",
+        file="mirror/topics/route_guard.py",
+        rule="        if self.second_names.refuses(cluster.name, topics, names, told):\n",
+        instead="        if not names and self.second_names.refuses(cluster.name, topics, names, told):\n",
+        red=(
+            f"{UNIT}/test_second_names.py::test_nothing_of_a_second_name_is_let_in_while_the_first_is_there",
+        ),
+    ),
+    Mutant(
+        name="second-name-of-a-cluster-preferred",
+        promise="Of two sources that are one cluster the one that is carried already stays.",
+        file="mirror/topics/second_names.py",
+        rule="                since.get(name, sys.maxsize),\n",
+        instead="",
+        red=(
+            f"{UNIT}/test_second_names.py"
+            "::test_source_that_is_carried_stays_and_otherwise_the_one_that_was_seen_first",
+        ),
+    ),
+    Mutant(
+        name="second-name-of-a-cluster-reloaded",
+        promise="A reload takes no source that is a cluster which the mirror has under another name.",
+        file="mirror/control/operators.py",
+        rule="            if finding.where in added:\n",
+        instead="            if finding.where not in clusters:\n",
+        red=(f"{UNIT}/test_second_names.py::test_reload_takes_no_second_name_for_a_cluster_that_is_there",),
+    ),
+    Mutant(
         name="map-ordered-by-clocks-alone",
         promise="The offset map's chunks are in the order of their assignments, not of two workers' clocks.",
         file="mirror/pipeline.py",

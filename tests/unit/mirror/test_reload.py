@@ -79,11 +79,18 @@ def test_sources_that_come_and_go_are_told() -> None:
     assert (plan.added_sources, plan.removed_sources, plan.refused) == (("jfk",), ("lhr",), ())
 
 
-def test_the_order_of_sources_means_nothing_and_the_same_file_changes_nothing() -> None:
+def test_the_order_of_sources_is_a_setting_of_its_own_and_the_same_file_changes_nothing() -> None:
+    """A topic that several feed has the settings of the first (`topic_configs.deciding_source`)."""
     settings = copy.deepcopy(BASE)
+    assert plan_reload(parse_config(BASE), parse_config(settings)).changed == ()
     settings["sources"].reverse()
     plan = plan_reload(parse_config(BASE), parse_config(settings))
-    assert (plan.changed, plan.refused) == ((), ())
+    assert (plan.changed, plan.refused) == (("sources",), ())
+    further = {"cluster": "jfk", "bootstrap": ["127.0.0.1:9292"], "topics": {"include": ["f"]}}
+    for place in (0, 1, 2):
+        settings = copy.deepcopy(BASE)
+        settings["sources"].insert(place, further)
+        assert plan_reload(parse_config(BASE), parse_config(settings)).changed == ("sources[jfk]",)
 
 
 def test_a_field_that_is_not_listed_is_refused() -> None:
