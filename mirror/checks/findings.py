@@ -88,18 +88,22 @@ def left_out(config: MirrorConfig, source: str, topics: Sequence[LeftOut]) -> li
 
 
 def name_clashes(config: MirrorConfig, selected: Iterable[Selected]) -> list[Finding]:
-    """Topics of one source that would meet in one target topic: their partitions would be mixed."""
-    meeting: dict[tuple[str, str], list[str]] = {}
+    """Topics that would meet in one target topic, and be mixed there: of one source, or of several where the
+    pattern is to tell them apart."""
+    meeting: dict[tuple[str, str], set[str]] = {}
     for each in selected:
-        meeting.setdefault((each.source, each.target), []).append(each.topic)
+        meeting.setdefault((each.source, each.target), set()).add(each.topic)
+        if config.naming_rule.names_cluster(each.source, each.topic):
+            places = meeting.setdefault((config.target.cluster, each.target), set())
+            places.add(f"{each.source}/{each.topic}")
     return [
         Finding(
             Severity.ERROR,
-            source,
+            where,
             clash_sentence(topics, target),
             config.place("naming"),
         )
-        for (source, target), topics in sorted(meeting.items())
+        for (where, target), topics in sorted(meeting.items())
         if len(topics) > 1
     ]
 

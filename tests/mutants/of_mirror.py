@@ -865,6 +865,14 @@ OF_MIRROR = (
         red=(f"{UNIT}/test_second_names.py::test_reload_takes_no_second_name_for_a_cluster_that_is_there",),
     ),
     Mutant(
+        name="topics-of-two-sources-mixed-by-a-dot",
+        promise="Topics of two sources are not mixed where their names are to tell them apart.",
+        file="mirror/topics/name_clashes.py",
+        rule="        given_up = {**yielding(names, since), **(taken or {})}\n",
+        instead="        given_up = yielding(names, since)\n",
+        red=(f"{UNIT}/test_name_clashes.py::test_names_that_are_to_say_the_source_are_not_shared_by_two",),
+    ),
+    Mutant(
         name="map-ordered-by-clocks-alone",
         promise="The offset map's chunks are in the order of their assignments, not of two workers' clocks.",
         file="mirror/pipeline.py",
