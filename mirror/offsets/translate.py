@@ -177,6 +177,9 @@ class Translator:
             row.note = f"{named} go there as well" if feed_now else f"records of {named} may be there as well"
         elif others:
             self._least(row, [partition, *others], commits)
+        elif committed.offset > position.next_offset:
+            # Though the map, which is younger, may know it: who began to go there since is not known yet.
+            row.outcome, row.note = _in_words(Translation(Answer.NOT_YET, bound=position.next_offset))
         else:
             found = self._translate(partition, committed.offset, target)
             row.outcome, row.note = _in_words(found)

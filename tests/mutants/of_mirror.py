@@ -873,6 +873,17 @@ OF_MIRROR = (
         red=(f"{UNIT}/test_name_clashes.py::test_names_that_are_to_say_the_source_are_not_shared_by_two",),
     ),
     Mutant(
+        name="translated-beyond-the-positions",
+        promise="A group is not moved past records of a source that began while the map was read.",
+        file="mirror/offsets/translate.py",
+        rule="        elif committed.offset > position.next_offset:\n",
+        instead="        elif committed.offset < 0:\n",
+        red=(
+            f"{UNIT}/test_feeds.py"
+            "::test_what_was_carried_since_the_positions_were_read_is_not_translated_yet",
+        ),
+    ),
+    Mutant(
         name="map-ordered-by-clocks-alone",
         promise="The offset map's chunks are in the order of their assignments, not of two workers' clocks.",
         file="mirror/pipeline.py",

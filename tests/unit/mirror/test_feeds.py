@@ -175,6 +175,17 @@ def test_source_that_has_left_and_does_not_say_where_it_went_may_have_gone_anywh
     assert row(config(), on_record, 900, target).outcome is Outcome.EXACT
 
 
+def test_what_was_carried_since_the_positions_were_read_is_not_translated_yet(merged: OnRecord) -> None:
+    """A source may have begun to go there between the two readings: its records would be left out."""
+    merged.positions = Positions()
+    merged.position(EWR, 899, HERE)
+    found = row(config(jfk=True, jfk__flights_jfk="flights"), merged, 900)
+    assert (found.outcome, found.target_offset) == (Outcome.NOT_MIRRORED_YET, None)
+    assert found.note == "the mirror is at 899"
+    merged.position(EWR, 900, HERE)
+    assert row(config(jfk=True, jfk__flights_jfk="flights"), merged, 900).outcome is Outcome.EXACT
+
+
 def test_topic_that_is_renamed_translates_from_where_it_is_carried_under_the_new_name() -> None:
     """What a group has not read before that lies under the old one."""
     on_record = OnRecord()
