@@ -204,6 +204,9 @@ class Translator:
                 return
             if found.answer is Answer.TOO_OLD:
                 place = map_of.first_target(at)
+                if place is None and not map_of.chunks and not self._has_only_begun(feeder):
+                    row.outcome, row.note, row.target_offset = Outcome.NOTHING, "", None
+                    return
             elif found.answer is Answer.NOT_YET:
                 place = map_of.last_target(at)
             if place is not None:
@@ -220,6 +223,11 @@ class Translator:
             map_of = PartitionMap()
         place = self._place(partition, target)
         return map_of.translate(offset, position.next_offset, position.topic_id, place)
+
+    def _has_only_begun(self, partition: SourcePartition) -> bool:
+        """Whether the position says that nothing was carried. Otherwise there was, or had been, a map."""
+        position = self._reader.positions.known.get(partition)
+        return position is not None and position.began == position.next_offset
 
     def _place(self, partition: SourcePartition, target: TargetPartition) -> Place:
         return self._feeds.place(partition, target, self._reader.positions)

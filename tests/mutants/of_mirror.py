@@ -884,6 +884,17 @@ OF_MIRROR = (
         ),
     ),
     Mutant(
+        name="records-without-a-map-left-out-of-re-reads",
+        promise="What a group reads again leaves out no records of which the map does not speak.",
+        file="mirror/offsets/translate.py",
+        rule="                if place is None and not map_of.chunks and not self._has_only_begun(feeder):\n",
+        instead="                if place is None and map_of.chunks and not self._has_only_begun(feeder):\n",
+        red=(
+            f"{UNIT}/test_feeds.py"
+            "::test_records_of_which_no_map_speaks_are_not_left_out_of_what_is_read_again",
+        ),
+    ),
+    Mutant(
         name="map-ordered-by-clocks-alone",
         promise="The offset map's chunks are in the order of their assignments, not of two workers' clocks.",
         file="mirror/pipeline.py",

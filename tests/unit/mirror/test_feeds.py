@@ -71,8 +71,10 @@ class OnRecord:
     async def refresh_map(self, topics: set[tuple[str, str]] | None = None) -> None:
         self.asked_of = topics
 
-    def position(self, partition: SourcePartition, offset: int, *targets: TargetPartition) -> None:
-        value = encode_value(Position(offset, "c", ID, 0, 1, targets=targets))
+    def position(
+        self, partition: SourcePartition, offset: int, *targets: TargetPartition, began: int = 0
+    ) -> None:
+        value = encode_value(Position(offset, "c", ID, 0, 1, began=began, targets=targets))
         self.positions.apply(encode_key(partition), value)
 
     def carried(
@@ -173,6 +175,21 @@ def test_source_that_has_left_and_does_not_say_where_it_went_may_have_gone_anywh
     target = Clusters()
     target.begins[HERE] = 700  # wherever they went: here they are not
     assert row(config(), on_record, 900, target).outcome is Outcome.EXACT
+
+
+def test_records_of_which_no_map_speaks_are_not_left_out_of_what_is_read_again() -> None:
+    """Nobody knows where they lie: then it is the beginning of what is there."""
+    on_record, target = OnRecord(), Clusters()
+    target.begins[HERE] = 10
+    on_record.position(EWR, 1_000, HERE)
+    on_record.carried(EWR, range(1_000), HERE, 700)
+    on_record.position(JFK, 700, HERE)
+    settings = config(jfk=True, jfk__flights_jfk="flights")
+    found = row(settings, on_record, 900, target, allow_rereads=True)
+    assert (found.outcome, found.target_offset) == (Outcome.REREADS, 10)
+    on_record.position(JFK, 700, HERE, began=700)
+    found = row(settings, on_record, 900, target, allow_rereads=True)
+    assert (found.outcome, found.target_offset) == (Outcome.REREADS, 1_600), "there are none yet"
 
 
 def test_what_was_carried_since_the_positions_were_read_is_not_translated_yet(merged: OnRecord) -> None:
