@@ -45,6 +45,8 @@ _LOCKED = frozenset({"_close_reports", "report"})
 
 EXIT_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 60.0
+FORCED_CLOSE_S = 5.0
+"""How long kafka-python may take to give up what it has."""
 _NOT_TAKEN = (
     AssertionError,
     TypeError,
@@ -141,7 +143,13 @@ class AuditedKafkaProducer(KafkaProducer):
         delivered = self._reporter.refusal != FORKED and self._close_reports(timeout, deadline)
         _living.discard(self)
         self._wake.set()
-        super().close(max(deadline - time.monotonic(), 0.0), null_logger)
+        try:
+            super().close(_left_s(deadline), null_logger)
+        except kafka_errors.KafkaTimeoutError:
+            # Of records that got no answer; kafka-python is left open then, with a thread that tries on.
+            delivered = False
+            self._sender.force_close()
+            super().close(FORCED_CLOSE_S, null_logger)
         self._reporter.finish()
         return delivered
 
@@ -163,11 +171,21 @@ class AuditedKafkaProducer(KafkaProducer):
             self.flush(None if timeout is None else timeout / 2)
         except kafka_errors.KafkaTimeoutError:
             delivered = False
-        with self._report_lock:
-            self._make_topic(max(min(deadline - time.monotonic(), 5.0), 0.1))
-            futures = self._publish(self._reporter.close())
+        if not self._report_lock.acquire(timeout=_left_s(deadline)):
+            return False  # a report is under way that gets no answer
         try:
-            self.flush(max(deadline - time.monotonic(), 0.0))
+            is_ready = self._make_topic(max(min(_left_s(deadline), 5.0), 0.1))
+            events = self._reporter.close()
+            if not is_ready:
+                fail_all(events)
+                return False
+            # Nothing is sent after this: what kafka-python waits for metadata is now what close() may take.
+            self.config["max_block_ms"] = int(_left_s(deadline) * 1000)
+            futures = self._publish(events)
+        finally:
+            self._report_lock.release()
+        try:
+            self.flush(_left_s(deadline))
         except kafka_errors.KafkaTimeoutError:
             return False
         told = all(future is not None and future.succeeded() for future in futures)
@@ -237,6 +255,10 @@ class _KeepingSerializer:
         close = getattr(self._serializer, "close", None)
         if close is not None:
             close()
+
+
+def _left_s(deadline: float) -> float:
+    return max(deadline - time.monotonic(), 0.0)
 
 
 def _not_told(event: OutgoingEvent, error: BaseException) -> None:

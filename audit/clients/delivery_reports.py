@@ -31,6 +31,12 @@ Report = Callable[[int, KafkaError | None, Any], None]
 Take = Callable[[tuple[int, int]], None]
 
 
+class ToldAlways:
+    """A callback that hears of every record, whatever the application wants to hear."""
+
+    __slots__ = ()
+
+
 SEQUENCE_MASK = (1 << 64) - 1
 DIGEST_SHIFT = 64
 
@@ -64,7 +70,8 @@ class Destination:
         return MethodType(function, number)
 
     def _telling(self, callback: DeliveryCallback) -> Report:
-        record, only_errors, take = self.record, self.only_errors, self.take
+        record, take = self.record, self.take
+        only_errors = self.only_errors and not isinstance(callback, ToldAlways)
         if take is not None and not only_errors:
 
             def take_and_tell(sequence: int, error: KafkaError | None, message: Any) -> None:
@@ -87,7 +94,8 @@ class Destination:
 class DeliveryReports:
     """Makes the destinations of a producer's records.
 
-    `sent_once`: the client never sends a record again. `only_errors`: all that the application wants to hear.
+    `sent_once`: the client never sends a record again. `only_errors`: all that the application wants to hear
+    (`delivery.report.only.error`).
     """
 
     def __init__(self, journal: ProducerJournal | None, *, sent_once: bool, only_errors: bool = False):

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 from confluent_kafka import KafkaError, KafkaException
 
+from millrace.audit.clients.delivery_reports import ToldAlways
+
 WAIT_S = 0.1
 
 
@@ -76,7 +78,7 @@ def send_all(client: _Client, data: Iterable[ProducerData], timeout_s: float) ->
     count = 0
     for item in data:
         for value in item.values:
-            _enqueue(client, item, value, _noting(answers, count), deadline)
+            _enqueue(client, item, value, _Noting(answers, count), deadline)
             count += 1
     while len(answers) < count:
         left_s = WAIT_S if deadline is None else min(WAIT_S, deadline - time.monotonic())
@@ -119,15 +121,22 @@ def _enqueue(client: _Client, item: ProducerData, value: Any, noting: Any, deadl
             client.poll(WAIT_S)
 
 
-def _noting(answers: dict[int, Standing | KafkaError], number: int) -> Any:
-    def note(error: KafkaError | None, message: Any) -> None:
-        if error is not None:
-            answers[number] = error
-        else:
-            place = Standing(message.topic(), message.partition(), _offset(message), message.timestamp()[1])
-            answers[number] = place
+class _Noting(ToldAlways):
+    """Keeps a record's answer under its number."""
 
-    return note
+    __slots__ = ("_answers", "_number")
+
+    def __init__(self, answers: dict[int, Standing | KafkaError], number: int):
+        self._answers = answers
+        self._number = number
+
+    def __call__(self, error: KafkaError | None, message: Any) -> None:
+        if error is not None:
+            self._answers[self._number] = error
+        else:
+            self._answers[self._number] = Standing(
+                message.topic(), message.partition(), _offset(message), message.timestamp()[1]
+            )
 
 
 def _offset(message: Any) -> int:

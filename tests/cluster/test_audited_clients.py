@@ -6,14 +6,17 @@ import asyncio
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from confluent_kafka import Producer
 from kafka import errors as kafka_errors
 
 from millrace.audit.aiokafka_producer import AuditedAIOKafkaProducer
 from millrace.audit.client_producer import AuditedClientProducer
+from millrace.audit.clients.adapter_config import open_reporter
 from millrace.audit.contract.events import CLOSED
 from millrace.audit.contract.header import HEADER_KEY, decode_identity
 from millrace.audit.kafka_python_producer import AuditedKafkaProducer
@@ -323,3 +326,32 @@ def test_a_kafka_python_program_that_only_flushed_still_closes_its_streams(millr
     assert done.returncode == 0, done.stderr
     facts = facts_of(ledger_of(millrace_broker, events_topic), topic)
     assert facts.state == CLOSED and fate(facts, "acknowledged") == set(range(1, 51))
+
+
+def test_close_of_kafka_python_ends_while_the_cluster_is_away(tmp_path):
+    """Though kafka-python waits for metadata, for answers and for its own records as long as it may."""
+    host = Producer({"test.mock.num.brokers": 1, "bootstrap.servers": "unused", "log_level": 0})
+    (broker,) = host.list_topics("millrace.audit", timeout=patience(DEADLINE_S)).brokers.values()
+    producer = AuditedKafkaProducer(
+        bootstrap_servers=f"{broker.host}:{broker.port}",
+        api_version=(2, 3),
+        enable_idempotence=False,
+        max_block_ms=86_400_000,
+        delivery_timeout_ms=86_400_000,
+        **settings(
+            "millrace.audit", millrace_journal=str(tmp_path / "j"), millrace_report_interval_ms=3_600_000
+        ),
+    )
+    producer._topic_ready = True  # as after a first report
+    producer.send("flights", b"").get(patience(DEADLINE_S))
+    host.close()
+    producer.send("flights", b"")
+    ended = []
+    closing = threading.Thread(target=lambda: ended.append(producer.close(1)), daemon=True)
+    closing.start()
+    closing.join(patience(DEADLINE_S))
+    assert ended == [False]
+    assert producer._closed and producer.close(1)
+    again = open_reporter({"millrace_journal": str(tmp_path / "j")})
+    assert again.has_untold
+    again.finish()

@@ -310,6 +310,18 @@ def test_an_application_that_wants_errors_only_hears_of_errors_only(mock_cluster
     assert 1 in fate(facts_of(told_by(mock_cluster), "flights"), "acknowledged")
 
 
+def test_send_hears_of_its_records_whatever_the_application_wants_to_hear(mock_cluster):
+    heard = []
+    producer = AuditedProducer(
+        settings(mock_cluster, delivery_report_only_error=True),
+        on_delivery=lambda error, message: heard.append(error),
+    )
+    (standing,) = producer.send("flights", b"", timeout=patience(DEADLINE_S))
+    assert (standing.topic, standing.offset) == ("flights", 0)
+    producer.close()
+    assert heard == []
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
