@@ -1,8 +1,9 @@
 """The ledger: events of any origin, in any order, any number of times, merged into what is known. Pure.
 
 Filled by the job's capture from the events topics of all clusters and from the kept state; read by
-`reconcile`, `watermark`, `group_counts` and the report. All events are cumulative, so one replaces the others
-of its key: the newest by its own number, and of a mirror's gap, which has none, the one that reaches farthest.
+`reconcile`, `watermark`, `group_counts` and the report. All events are cumulative, so that one replaces the
+others of its key: the newest by its number, or of a mirror's gap, which has none, the one that reaches
+farthest.
 
 Invariant: `EventLedger.add` never raises for what a stranger wrote; what cannot be trusted is counted in
 `untrusted` with a sentence, and the stream or group that it speaks of is marked so that no PROVEN, and no

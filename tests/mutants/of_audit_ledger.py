@@ -21,7 +21,7 @@ OF_AUDIT_LEDGER = (
     ),
     Mutant(
         name="gap-by-its-tellers-clock",
-        promise="Of a gap that was told twice the farthest end counts: a slow clock makes no loss of the rest.",
+        promise="Of a gap told twice the farthest end counts: a slow clock makes no loss of the rest.",
         file=LEDGER,
         rule="key=lambda gap: (gap.to_offset, gap.at_ms, gap.cause)",
         instead="key=lambda gap: (gap.at_ms, gap.to_offset, gap.cause)",

@@ -136,7 +136,10 @@ class _Waivable(StateFolder):
     def files(self) -> Any:
         written = self._rows.getvalue()
         return SimpleNamespace(
-            where="memory", create=lambda name, content: True, source=lambda name: pa.BufferReader(written)
+            where="memory",
+            entries=lambda folder: [],
+            create=lambda name, content: True,
+            source=lambda name: pa.BufferReader(written),
         )
 
 
