@@ -32,4 +32,33 @@ OF_AUDIT_KEEPING = (
         instead="number = 1",
         red=(f"{JOB}/test_waivers.py::{LAST}", f"{JOB}/test_untrusted.py::{LAST}"),
     ),
+    Mutant(
+        name="lost-answer-taken-for-another-job",
+        promise="A commit whose answer the file system lost is told as made, and a waiver is kept once.",
+        file="audit/keeping/state_files.py",
+        rule="        if _is_one_file(path, second):\n",
+        instead="        if False:\n",
+        red=(
+            f"{JOB}/test_state.py::test_a_commit_whose_answer_was_lost_is_ours_and_no_other_jobs",
+            f"{JOB}/test_state.py::test_a_waiver_whose_answer_was_lost_is_kept_once",
+        ),
+    ),
+    Mutant(
+        name="place-without-links-unseen",
+        promise="A place where no commit can be made is refused before the run reads anything.",
+        file="audit/keeping/state_files.py",
+        rule="            _link(path, second)\n",
+        instead="            pass\n",
+        red=(f"{JOB}/test_state.py::test_a_place_without_hard_links_is_refused_before_the_run",),
+    ),
+    Mutant(
+        name="commit-failed-by-what-comes-after-it",
+        promise="A commit that is visible is told as made where a folder has nothing to be synced.",
+        file="audit/keeping/state_files.py",
+        rule="if problem.errno not in _NO_SYNC:",
+        instead="if True:",
+        red=(
+            f"{JOB}/test_state.py::test_an_error_after_the_name_was_given_makes_no_failure_of_the_commit",
+        ),
+    ),
 )

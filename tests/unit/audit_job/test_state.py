@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -21,6 +23,8 @@ from millrace.audit.keeping.state import (
     UnreadNote,
     guarded,
 )
+from millrace.audit.keeping.state_files import StatePlaceUnsafe
+from millrace.audit.keeping.untrusted_waivers import accept
 from millrace.broker.errors import DataFolderNotWritable
 
 
@@ -184,6 +188,96 @@ def test_a_full_disk_leaves_no_half_file(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
     assert state.latest() == Commit()
+
+
+@pytest.fixture
+def lost_answers(monkeypatch):
+    """link(2) to a server that does it, and whose next answer is lost once something is put in here."""
+    link, left = os.link, []
+
+    def linked(path, second):
+        link(path, second)
+        if left:
+            left.clear()
+            raise FileExistsError(errno.EEXIST, "File exists", str(path), None, str(second))
+
+    monkeypatch.setattr(state_files.os, "link", linked)
+    return left
+
+
+def test_a_commit_whose_answer_was_lost_is_ours_and_no_other_jobs(tmp_path, lost_answers):
+    state = StateFolder.open(tmp_path)
+    lost_answers.append(1)
+    assert state.files.create("commits/00000001.json", guarded("commit", {}))
+    lost_answers.append(1)
+    with pytest.raises(CommitConflict):
+        state.commit(commit(1))
+    assert [entry.name for entry in state.files.entries("commits")] == ["00000001.json"]
+
+
+def test_a_waiver_whose_answer_was_lost_is_kept_once(tmp_path, lost_answers):
+    state = StateFolder.open(tmp_path)
+    lost_answers.append(1)
+    accept(state, "header", {"header": 1}, "ann", "known", 5)
+    assert [entry.name.endswith(".1.untrusted") for entry in state.files.entries("waivers")] == [True]
+
+
+def test_an_error_after_the_name_was_given_makes_no_failure_of_the_commit(tmp_path, monkeypatch):
+    """A folder that has nothing to be synced, and the other name of the file that cannot be taken away."""
+    state = StateFolder.open(tmp_path)
+    fsync, unlink = os.fsync, Path.unlink
+
+    def of_files_alone(handle: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{handle}"):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        fsync(handle)
+
+    def failing(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle", str(path))
+
+    told = []
+    monkeypatch.setattr(state_files.os, "fsync", of_files_alone)
+    for number, rest in ((1, unlink), (2, failing)):
+        monkeypatch.setattr(Path, "unlink", rest)
+        with contextlib.suppress(OSError):
+            state.commit(commit(number))
+            told.append(number)
+    assert told == [1, 2] and state.latest() == commit(2)
+
+
+def test_a_folder_that_cannot_be_synced_is_an_error(tmp_path, monkeypatch):
+    state = StateFolder.open(tmp_path)
+    fsync = os.fsync
+
+    def of_files_alone(handle: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{handle}"):
+            raise OSError(errno.EIO, "Input/output error")
+        fsync(handle)
+
+    monkeypatch.setattr(state_files.os, "fsync", of_files_alone)
+    with pytest.raises(OSError, match="Input/output"):
+        state.commit(commit(1))
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOTSUP, errno.EMLINK])
+def test_a_place_without_hard_links_is_refused_before_the_run(tmp_path, monkeypatch, number):
+    def refused(path, second):
+        raise OSError(number, os.strerror(number), str(path), None, str(second))
+
+    monkeypatch.setattr(state_files.os, "link", refused)
+    with pytest.raises(StatePlaceUnsafe, match=r"no hard links \(.+\).*set state: to a folder") as caught:
+        StateFolder.open(tmp_path)
+    assert "\n" not in str(caught.value) and caught.value.exit_status == 3
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_place_where_the_probe_cannot_be_made_is_told_as_that(tmp_path, monkeypatch):
+    def refused(path, **_):
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+
+    monkeypatch.setattr(Path, "touch", refused)
+    with pytest.raises(DataFolderNotWritable, match="Operation not permitted"):
+        StateFolder.open(tmp_path)
 
 
 def test_a_file_and_its_name_are_durable_before_a_commit_names_it(tmp_path, monkeypatch):
