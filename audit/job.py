@@ -24,13 +24,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import os
-import shutil
-import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -46,6 +43,7 @@ from millrace.audit.keeping.state_files import is_remote
 from millrace.audit.keeping.untrusted_waivers import read_accepted
 from millrace.audit.keeping.verdict_files import own_lines
 from millrace.audit.keeping.waivers import read_waivers, standing_waivers
+from millrace.audit.keeping.work_folder import work_folder
 from millrace.audit.reconciliation.horizon import DEFAULT_HORIZON_MS, split_older
 from millrace.audit.reconciliation.reconcile import ClusterPartition, Passage
 from millrace.audit.reconciliation.row_parts import Beside, Rows, View
@@ -172,7 +170,7 @@ def _run(
         report_at(config.report).check()
     state = None if is_remote(config.state) else StateFolder.open(config.state)
     with (
-        _work_folder(config.state) as work,
+        work_folder(config.state) as work,
         SparkBeside(master, work, config.spark) as spark,
         RunSteps(progress) as step,
     ):
@@ -277,20 +275,6 @@ def _prepare(
         late=late,
         only=only,
     )
-
-
-@contextlib.contextmanager
-def _work_folder(state: Path | str) -> Iterator[Path]:
-    """For Spark's temporary files: beside the state, or on this machine when the state is elsewhere."""
-    if isinstance(state, Path):
-        folder = state / f".work-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        folder.mkdir(parents=True)
-    else:
-        folder = Path(tempfile.mkdtemp(prefix="millrace-audit-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _count(spark: SparkSession, job: Run, meter: ReadMeter, work: Path) -> RunCells:

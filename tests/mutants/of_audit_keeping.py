@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 JOB = "tests/unit/audit_job"
 LAST = "test_the_waiver_that_was_given_last_counts_whatever_its_givers_clock"
+LIVES = "test_the_work_folder_of_a_run_that_lives_stays_however_long_nothing_changed_in_it"
 
 OF_AUDIT_KEEPING = (
     Mutant(
@@ -57,8 +58,22 @@ OF_AUDIT_KEEPING = (
         file="audit/keeping/state_files.py",
         rule="if problem.errno not in _NO_SYNC:",
         instead="if True:",
-        red=(
-            f"{JOB}/test_state.py::test_an_error_after_the_name_was_given_makes_no_failure_of_the_commit",
-        ),
+        red=(f"{JOB}/test_state.py::test_an_error_after_the_name_was_given_makes_no_failure_of_the_commit",),
+    ),
+    Mutant(
+        name="facts-of-a-living-run-swept",
+        promise="Nothing of a run that still writes is removed, however long ago it began.",
+        file="audit/keeping/state.py",
+        rule="if changed_s[_run_of(entry.name)] <= horizon_s",
+        instead="if entry.modified_s <= horizon_s",
+        red=(f"{JOB}/test_state.py::test_nothing_of_a_run_that_still_writes_is_swept",),
+    ),
+    Mutant(
+        name="work-folder-of-a-living-run-swept",
+        promise="The folder that a run works in stays while it lives, though it changes nothing there.",
+        file="audit/keeping/state.py",
+        rule="if self.local_root is not None and is_in_use(self.local_root / name):",
+        instead="if False:",
+        red=(f"{JOB}/test_state.py::{LIVES}",),
     ),
 )

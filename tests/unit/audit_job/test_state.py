@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from millrace.audit.keeping.state import (
 )
 from millrace.audit.keeping.state_files import StatePlaceUnsafe
 from millrace.audit.keeping.untrusted_waivers import accept
+from millrace.audit.keeping.work_folder import work_folder
 from millrace.broker.errors import DataFolderNotWritable
 
 
@@ -170,6 +172,56 @@ def test_work_folders_of_dead_runs_go_after_a_day(tmp_path):
     for name in (".work-1-old", ".work-2-new"):
         (tmp_path / name).mkdir()
     os.utime(tmp_path / ".work-1-old", (0, 0))
+    state.sweep(commit(1))
+    assert [path.name for path in tmp_path.glob(".work-*")] == [".work-2-new"]
+
+
+@pytest.mark.parametrize("written", ["cells/00000008-0a/_temporary/part.parquet", "verdicts/00000008-0a/day"])
+def test_nothing_of_a_run_that_still_writes_is_swept(tmp_path, written):
+    """A look back over everything may count for longer than a day, and wrote its facts when it began."""
+    state = StateFolder.open(tmp_path)
+    for name in (
+        "events/00000008-0a.parquet",
+        "cells/00000008-0a/part.parquet",
+        "events/00000008-0b.parquet",
+    ):
+        state.files.write(name, b"")
+    for path in tmp_path.rglob("*"):
+        os.utime(path, (0, 0))
+    state.files.write(written, b"")
+    state.sweep(commit(9))
+    assert [entry.name for entry in state.files.entries("events")] == ["00000008-0a.parquet"]
+    assert (tmp_path / "cells/00000008-0a/part.parquet").exists() and (tmp_path / written).exists()
+
+
+def made_old(folder: Path) -> None:
+    for path in (folder, *folder.rglob("*")):
+        os.utime(path, (0, 0))
+
+
+def test_the_work_folder_of_a_run_that_lives_stays_however_long_nothing_changed_in_it(tmp_path):
+    state = StateFolder.open(tmp_path)
+    with work_folder(tmp_path) as work:
+        made_old(work)
+        state.sweep(commit(1))
+        assert work.exists()
+    assert not work.exists()
+    with pytest.raises(KeyboardInterrupt), work_folder(tmp_path) as work:
+        copied = tmp_path / ".work-1-killed"
+        shutil.copytree(work, copied)
+        raise KeyboardInterrupt
+    made_old(copied)
+    state.sweep(commit(1))
+    assert not copied.exists(), "nobody holds its lock"
+
+
+def test_a_work_folder_is_as_old_as_the_newest_file_in_it(tmp_path):
+    """Where a file system has no locks, or an older program works in it."""
+    state = StateFolder.open(tmp_path)
+    for name in (".work-1-old", ".work-2-new"):
+        (tmp_path / name / "local" / "blockmgr").mkdir(parents=True)
+        made_old(tmp_path / name)
+    (tmp_path / ".work-2-new" / "local" / "blockmgr" / "shuffle_0.data").touch()
     state.sweep(commit(1))
     assert [path.name for path in tmp_path.glob(".work-*")] == [".work-2-new"]
 
