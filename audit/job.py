@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import time
 import uuid
 from collections import Counter
@@ -59,6 +58,7 @@ from millrace.audit.reconciliation.settled import (
 from millrace.audit.reconciliation.verdict_rows import Reconciler, iso_time, verdict_rows
 from millrace.audit.report import notes
 from millrace.audit.report.failure import FILE_NAME as LAST_FAILURE
+from millrace.audit.report.failure import system_sentence
 from millrace.audit.report.folder import TOLD_OF_FAILURE, note_failure, read_told, write_report
 from millrace.audit.report.place import Report, report_at
 from millrace.audit.report.summary import Cost, exit_status, summarise
@@ -130,11 +130,7 @@ def run(
     except MillraceError as problem:
         sentence = str(problem)
     except OSError as problem:
-        where = f" {problem.filename}" if problem.filename else ""
-        told = problem.strerror or str(problem)
-        if problem.errno in (errno.ENOSPC, errno.EDQUOT):
-            told = f"{told}; make room and run it again, the last good state is as it was"
-        sentence = f"audit:{where} {told}"
+        sentence = system_sentence(problem)
     except Exception as problem:
         if only is None:
             _note_failure(config, clock_ms(), f"a defect: {type(problem).__name__}: {problem}")
