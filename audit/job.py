@@ -400,11 +400,22 @@ def _notes(job: Run, doubts: Doubts) -> list[str]:
 def _report(job: Run, found: Findings, summary: Mapping[str, Any], report: Report, known: int) -> str:
     """Tell what was found, unless a run that learnt more than commit `known` has told it meanwhile: its look
     is newer. Returns what went wrong with it."""
-    latest = job.state.latest().number if job.only is None else known
+    latest = _newest(job, known)
     if latest > known:
         return f"run {latest} of another audit job has ended meanwhile; its report and watermarks stay"
     with report.staged((LAST_FAILURE,)) as folder:
-        return _tell(job, found, summary, folder)
+        problem = _tell(job, found, summary, folder)
+    with contextlib.suppress(MillraceError, OSError):  # it is told, whatever becomes of the state
+        latest = _newest(job, known)
+    if latest > known:  # files of the two may have taken each other's place
+        told = f"run {latest} of another audit job has ended while the report was written; run it again"
+        return f"{problem}; {told}" if problem else told
+    return problem
+
+
+def _newest(job: Run, known: int) -> int:
+    """The number of the newest commit; a backfill's report is its own, whatever is committed."""
+    return job.state.latest().number if job.only is None else known
 
 
 def _tell(job: Run, found: Findings, summary: Mapping[str, Any], folder: Path) -> str:
