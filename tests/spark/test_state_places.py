@@ -7,6 +7,7 @@ import contextlib
 import errno
 import functools
 import json
+import shutil
 import threading
 from pathlib import Path
 
@@ -232,7 +233,7 @@ def test_a_job_cut_off_at_any_step_leaves_the_next_one_the_same_verdicts(spark, 
 
         with monkeypatch.context() as cut:
             cut.setattr(StateFolder, "open", classmethod(opened))
-            cut.setattr(job.shutil, "rmtree", lambda *_, **__: None)
+            cut.setattr(shutil, "rmtree", lambda *_, **__: None)
             with pytest.raises(Killed):
                 audit(world)
         assert StateFolder.open(state).latest().number == after
