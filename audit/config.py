@@ -33,37 +33,48 @@ from millrace.broker.protocol.system_topics import AUDIT_TOPIC
 NAME_MARK = "@"  # in no topic's name
 DEFAULT_KEEP_MS = 30 * 86_400_000
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_DURATION = re.compile(r"(\d+)\s*(ms|s|m|h|d)")
+_DURATION = re.compile(r"([0-9]+)\s*(ms|s|m|h|d)")
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _DURATION_EXPECTED = "a duration such as 60s, 10m or 1d"
+_MOST_MS = 100_000 * _UNIT_MS["d"]  # 273 years: what a timer takes
+_LONGEST = len(str(_MOST_MS))
+_FIRST_MS, _LAST_MS = 10**12, 10**13 - 1
+"""From 2001 to 2286: a shorter number would rather be a date, a year or seconds."""
 Names = TypeVar("Names", tuple[str, ...], list[str])
-_TIME_EXPECTED = "a time such as 2013-01-01T00:00:00Z, or milliseconds since 1970"
+_TIME_EXPECTED = "a time such as 2013-01-01T00:00:00Z, or milliseconds since 1970, which have 13 digits"
+SHOWN = 80
+"""characters of an option's value in the line about it"""
 
 
 def _duration_ms(value: Any) -> int:
     found = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
-    if found is None or int(found[1]) == 0:
+    digits = found[1].lstrip("0") if found is not None else ""
+    if found is None or not digits:
         raise ValueError(_DURATION_EXPECTED)
-    return int(found[1]) * _UNIT_MS[found[2]]
+    ms = int(digits[:_LONGEST]) * _UNIT_MS[found[2]]
+    if len(digits) > _LONGEST or ms > _MOST_MS:
+        raise ValueError(f"{_DURATION_EXPECTED}, at most {_MOST_MS // _UNIT_MS['d']}d")
+    return ms
 
 
 def time_ms(value: Any) -> int:
-    """ISO 8601 (UTC unless it says otherwise) or milliseconds since 1970. Raises ValueError, whose text says
-    what was expected."""
+    """ISO 8601 (UTC unless it says otherwise) or milliseconds since 1970: 13 digits, or 0 for the beginning.
+    `20130101` and `2013` are refused, not taken for hours after 1970. Raises ValueError, whose text says what
+    was expected."""
     if isinstance(value, str):
         value = _time_of(value)
     elif isinstance(value, date) and not isinstance(value, datetime):
         value = datetime(value.year, value.month, value.day)
     if isinstance(value, datetime):
         return round((value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp() * 1000)
-    if type(value) is not int or value < 0:
+    if type(value) is not int or not (value == 0 or _FIRST_MS <= value <= _LAST_MS):
         raise ValueError(_TIME_EXPECTED)
     return value
 
 
-def _time_of(text: str) -> datetime | int:
+def _time_of(text: str) -> datetime | int | None:
     if text.isascii() and text.isdigit():
-        return int(text)
+        return int(text) if len(text) <= len(str(_LAST_MS)) else None
     try:
         return datetime.fromisoformat(text)
     except ValueError as problem:
@@ -365,7 +376,7 @@ def parse_duration_ms(where: str, text: str) -> int:
     try:
         return _duration_ms(text)
     except ValueError as problem:
-        raise ConfigError(where, text, str(problem)) from problem
+        raise ConfigError(where, text[:SHOWN], str(problem)) from problem
 
 
 def duration_text(ms: int) -> str:

@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from millrace.audit.config import NAME_MARK, AuditConfig, time_ms
+from millrace.audit.config import NAME_MARK, SHOWN, AuditConfig, time_ms
 from millrace.audit.contract.group_counts import TIER_PREFIX
 from millrace.audit.contract.sequence_set import to_ranges
 from millrace.audit.keeping.state import StateFolder
@@ -122,11 +122,11 @@ def parse_window(text: str) -> int:
 
 
 def parse_time(where: str, text: str, otherwise: str = "") -> int:
-    """ISO 8601 (UTC unless it says otherwise) or milliseconds since 1970; `where` is named in the error."""
+    """A time given as an option (`time_ms`); `where` is named in the error."""
     try:
         return time_ms(text)
     except ValueError as problem:
-        raise ConfigError(where, text, f"{problem}{otherwise}") from problem
+        raise ConfigError(where, text[:SHOWN], f"{problem}{otherwise}") from problem
 
 
 def _read(path: Path, wanted: pc.Expression) -> pa.Table:

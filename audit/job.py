@@ -23,14 +23,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import os
-import shutil
-import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -46,6 +42,7 @@ from millrace.audit.keeping.state_files import is_remote
 from millrace.audit.keeping.untrusted_waivers import read_accepted
 from millrace.audit.keeping.verdict_files import own_lines
 from millrace.audit.keeping.waivers import read_waivers, standing_waivers
+from millrace.audit.keeping.work_folder import work_folder
 from millrace.audit.reconciliation.horizon import DEFAULT_HORIZON_MS, split_older
 from millrace.audit.reconciliation.reconcile import ClusterPartition, Passage
 from millrace.audit.reconciliation.row_parts import Beside, Rows, View
@@ -61,6 +58,7 @@ from millrace.audit.reconciliation.settled import (
 from millrace.audit.reconciliation.verdict_rows import Reconciler, iso_time, verdict_rows
 from millrace.audit.report import notes
 from millrace.audit.report.failure import FILE_NAME as LAST_FAILURE
+from millrace.audit.report.failure import system_sentence
 from millrace.audit.report.folder import TOLD_OF_FAILURE, note_failure, read_told, write_report
 from millrace.audit.report.place import Report, report_at
 from millrace.audit.report.summary import Cost, exit_status, summarise
@@ -132,11 +130,7 @@ def run(
     except MillraceError as problem:
         sentence = str(problem)
     except OSError as problem:
-        where = f" {problem.filename}" if problem.filename else ""
-        told = problem.strerror or str(problem)
-        if problem.errno in (errno.ENOSPC, errno.EDQUOT):
-            told = f"{told}; make room and run it again, the last good state is as it was"
-        sentence = f"audit:{where} {told}"
+        sentence = system_sentence(problem)
     except Exception as problem:
         if only is None:
             _note_failure(config, clock_ms(), f"a defect: {type(problem).__name__}: {problem}")
@@ -172,7 +166,7 @@ def _run(
         report_at(config.report).check()
     state = None if is_remote(config.state) else StateFolder.open(config.state)
     with (
-        _work_folder(config.state) as work,
+        work_folder(config.state) as work,
         SparkBeside(master, work, config.spark) as spark,
         RunSteps(progress) as step,
     ):
@@ -277,20 +271,6 @@ def _prepare(
         late=late,
         only=only,
     )
-
-
-@contextlib.contextmanager
-def _work_folder(state: Path | str) -> Iterator[Path]:
-    """For Spark's temporary files: beside the state, or on this machine when the state is elsewhere."""
-    if isinstance(state, Path):
-        folder = state / f".work-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        folder.mkdir(parents=True)
-    else:
-        folder = Path(tempfile.mkdtemp(prefix="millrace-audit-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _count(spark: SparkSession, job: Run, meter: ReadMeter, work: Path) -> RunCells:
@@ -420,11 +400,22 @@ def _notes(job: Run, doubts: Doubts) -> list[str]:
 def _report(job: Run, found: Findings, summary: Mapping[str, Any], report: Report, known: int) -> str:
     """Tell what was found, unless a run that learnt more than commit `known` has told it meanwhile: its look
     is newer. Returns what went wrong with it."""
-    latest = job.state.latest().number if job.only is None else known
+    latest = _newest(job, known)
     if latest > known:
         return f"run {latest} of another audit job has ended meanwhile; its report and watermarks stay"
     with report.staged((LAST_FAILURE,)) as folder:
-        return _tell(job, found, summary, folder)
+        problem = _tell(job, found, summary, folder)
+    with contextlib.suppress(MillraceError, OSError):  # it is told, whatever becomes of the state
+        latest = _newest(job, known)
+    if latest > known:  # files of the two may have taken each other's place
+        told = f"run {latest} of another audit job has ended while the report was written; run it again"
+        return f"{problem}; {told}" if problem else told
+    return problem
+
+
+def _newest(job: Run, known: int) -> int:
+    """The number of the newest commit; a backfill's report is its own, whatever is committed."""
+    return job.state.latest().number if job.only is None else known
 
 
 def _tell(job: Run, found: Findings, summary: Mapping[str, Any], folder: Path) -> str:

@@ -1,8 +1,9 @@
 """The ledger: events of any origin, in any order, any number of times, merged into what is known. Pure.
 
 Filled by the job's capture from the events topics of all clusters and from the kept state; read by
-`reconcile`, `watermark`, `group_counts` and the report. All events are cumulative and numbered, so the newest
-replaces the older ones.
+`reconcile`, `watermark`, `group_counts` and the report. All events are cumulative, so that one replaces the
+others of its key: the newest by its number, or of a mirror's gap, which has none, the one that reaches
+farthest.
 
 Invariant: `EventLedger.add` never raises for what a stranger wrote; what cannot be trusted is counted in
 `untrusted` with a sentence, and the stream or group that it speaks of is marked so that no PROVEN, and no
@@ -240,10 +241,7 @@ class EventLedger:
             case CountEvent():
                 self.facts(event.stream).learn_count(event)
             case GapEvent():
-                place = f"{event.key} {event.topic_id} {event.target}"
-                known = self.gaps.get(place)
-                if known is None or (event.at_ms, event.to_offset) >= (known.at_ms, known.to_offset):
-                    self.gaps[place] = event
+                self._learn_gap(event)
             case TierEvent():
                 self._learn_tier(event)
 
@@ -260,6 +258,15 @@ class EventLedger:
             distrusted = self._distrusted.setdefault(stream, [])
             facts = self.streams[stream] = StreamFacts(stream, distrusted=distrusted)
         return facts
+
+    def _learn_gap(self, event: GapEvent) -> None:
+        """Of one beginning the farthest end counts, and one that is open: workers tell of a gap anew as it
+        grows, each by its own clock, and what one of them could not carry no later word has carried."""
+        place = f"{event.key} {event.topic_id} {event.target}"
+        known = self.gaps.get(place, event)
+        farthest = max(known, event, key=lambda gap: (gap.to_offset, gap.at_ms, gap.cause))
+        has_open_end = known.has_open_end or event.has_open_end
+        self.gaps[place] = replace(farthest, has_open_end=has_open_end)
 
     def _learn_tier(self, event: TierEvent) -> None:
         known = self.tiers.get(event.key)

@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from millrace.audit.keeping.hadoop_gateway import java_gateway
-from millrace.audit.keeping.state_files import Entry, not_writable
+from millrace.audit.keeping.state_files import Entry, StatePlaceUnsafe, no_hard_links, not_writable
 from millrace.broker.errors import DiskFull, FatalError
 
 CONDITIONAL_CREATE = "fs.option.create.conditional.overwrite"
@@ -81,12 +81,6 @@ class FileSystemFailed(FatalError, OSError):
 
 class FileSystemAway(FileSystemFailed):
     """It does not answer, or takes no writes for now: nothing is wrong with the folder."""
-
-
-class StatePlaceUnsafe(FatalError):
-    """On this file system two jobs could both commit."""
-
-    exit_status = 3
 
 
 def commit_rule(scheme: str, declares_conditional_create: bool) -> Rule | None:
@@ -154,9 +148,12 @@ class HadoopFiles:
                     self._write_probe(probe)
                 else:
                     self._try_twice(probe)
+                if rule is Rule.LINK:
+                    self._link_probe(probe)
             finally:
-                with contextlib.suppress(OSError):
-                    self.remove(probe)
+                for each in (probe, f"{probe}-linked"):
+                    with contextlib.suppress(OSError):
+                        self.remove(each)
         except FileSystemAway:
             raise
         except OSError as problem:
@@ -165,6 +162,13 @@ class HadoopFiles:
     def _write_probe(self, probe: str) -> None:
         with _io_errors(self.where):
             self._put(probe, b"")
+
+    def _link_probe(self, probe: str) -> None:
+        try:
+            with _io_errors(self.where):
+                self._link(probe, f"{probe}-linked")
+        except OSError as problem:
+            raise no_hard_links(self.where, str(problem).removeprefix(f"{self.where}: ")) from problem
 
     def _try_twice(self, probe: str) -> None:
         """Stores behind S3's protocol may leave a condition that they do not know unread."""
@@ -308,16 +312,20 @@ class HadoopFiles:
         return bool(self._fs.rename(self._path(temporary), self._path(name)))
 
     def _link(self, temporary: str, name: str) -> bool:
-        """A hard link, made by the JVM: the one call that never replaces a file of a local disk."""
+        """A hard link, made by the JVM: the one call that never replaces a file of a local disk. False where
+        the name is another file's; that it is ours says more than an answer that may have been lost."""
         from py4j.protocol import Py4JJavaError
 
-        paths = [
-            self._jvm.java.io.File(self._fs.makeQualified(self._path(each)).toUri().getPath()).toPath()
+        files = self._jvm.java.nio.file.Files
+        there, aside = (
+            self._jvm.java.io.File(self._fs.makeQualified(self._path(each)).toUri().getPath())
             for each in (name, temporary)
-        ]
+        )
         try:
-            self._jvm.java.nio.file.Files.createLink(*paths)
+            files.createLink(there.toPath(), aside.toPath())
         except Py4JJavaError as problem:
+            if there.exists() and files.isSameFile(there.toPath(), aside.toPath()):
+                return True
             if "FileAlreadyExistsException" in str(problem.java_exception.getClass().getName()):
                 return False
             raise

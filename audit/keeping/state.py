@@ -9,9 +9,9 @@
 A commit names *all* files and offsets, so one file is the whole state and nothing is summed over commits. It
 is made whole under its number, if that is free (`state_files` says how on each file system): of two jobs that
 ran at once, one commits and the other stops. Files of a job that died are never named and are removed by
-`sweep` after a day; so are commits older than a day, and files that none of the last day's names (a run that
-began before a compaction may still read them). The content is guarded by a CRC; a damaged newest commit is
-an error, never silently an older state.
+`sweep` a day after the last of them was written; so are commits older than a day, and files that none of the
+last day's names (a run that began before a compaction may still read them). The content is guarded by a CRC;
+a damaged newest commit is an error, never silently an older state.
 
 An older state is read as it is, and the next run writes the newest version; VERSIONS says what each added. A
 version that this program does not know is refused, whatever is in it.
@@ -37,6 +37,7 @@ import pyarrow.parquet as pq
 from millrace.audit.contract.event_ledger import Distrusted
 from millrace.audit.contract.group_counts import Claim
 from millrace.audit.keeping.state_files import Entry, LocalFiles, StateFiles, open_files
+from millrace.audit.keeping.work_folder import is_in_use
 from millrace.broker.errors import DataFolderNotWritable, FatalError, MillraceError
 from millrace.broker.protocol.checksum import crc32c_reference
 
@@ -56,9 +57,9 @@ STATE_VERSION = max(VERSIONS)
 READABLE_VERSIONS = tuple(VERSIONS)
 ROOMS = ("cells", "events", "verdicts")
 LEAST_COMMITS = 2  # so that one can always go back a run
-_LEFT_OVER = re.compile(r"\.work-.*|\.probe-.*|\..+\.json\.[0-9a-f]{32}")
+_LEFT_OVER = re.compile(r"\.work-.*|\.probe-.*|\..+\.(json|untrusted)\.[0-9a-f]{32}")
 """what a job that was killed leaves: working folders, and files that were to get their name"""
-SWEEP_AGE_S = 86_400  # a run takes minutes; a day leaves no doubt that its unnamed files are left over
+SWEEP_AGE_S = 86_400  # a run writes every few minutes; a day without leaves no doubt that it is dead
 
 
 class StateDamaged(FatalError):
@@ -287,12 +288,7 @@ class StateFolder:
         compaction replaced, and old commits themselves (the last two stay)."""
         horizon_s = (time.time() if now_s is None else now_s) - SWEEP_AGE_S
         named = commit.rooms()
-        left = [
-            (room, entry)
-            for room in ROOMS
-            for entry in self.files.entries(room)
-            if (room, entry.name) not in named and self._changed_s(room, entry) <= horizon_s
-        ]
+        left = self._of_dead_runs(named, horizon_s)
         commits = [each for each in self.files.entries("commits") if _number(each.name) is not None]
         old = [each for each in commits[:-LEAST_COMMITS] if each.modified_s <= horizon_s]
         if left:
@@ -309,12 +305,39 @@ class StateFolder:
             self.files.remove(f"commits/{each.name}")
         for folder in ("", "commits", "waivers"):
             for entry in self.files.entries(folder):
-                if _LEFT_OVER.fullmatch(entry.name) and entry.modified_s <= horizon_s:
-                    self.files.remove(f"{folder}/{entry.name}" if folder else entry.name)
+                name = f"{folder}/{entry.name}" if folder else entry.name
+                if not _LEFT_OVER.fullmatch(entry.name) or entry.modified_s > horizon_s:
+                    continue
+                if not entry.is_folder or self._is_left(name, entry, horizon_s):
+                    self.files.remove(name)
 
-    def _changed_s(self, room: str, entry: Entry) -> float:
+    def _of_dead_runs(self, named: set[tuple[str, str]], horizon_s: float) -> list[tuple[str, Entry]]:
+        """(room, entry) of what is not named. A run writes its facts once, and then cells for as long as it
+        counts: nothing of it is old while anything is young."""
+        unnamed = [
+            (room, entry)
+            for room in ROOMS
+            for entry in self.files.entries(room)
+            if (room, entry.name) not in named
+        ]
+        changed_s: dict[str, float] = {}
+        for room, entry in unnamed:
+            at_s = self._changed_s(f"{room}/{entry.name}", entry)
+            changed_s[_run_of(entry.name)] = max(at_s, changed_s.get(_run_of(entry.name), at_s))
+        return [(room, entry) for room, entry in unnamed if changed_s[_run_of(entry.name)] <= horizon_s]
+
+    def _is_left(self, name: str, entry: Entry, horizon_s: float) -> bool:
+        """Whether no run works in this folder any more."""
+        if self.local_root is not None and is_in_use(self.local_root / name):
+            return False
+        try:
+            return self._changed_s(name, entry) <= horizon_s
+        except PermissionError:
+            return False  # of another user, who alone may remove it
+
+    def _changed_s(self, name: str, entry: Entry) -> float:
         """Object stores keep no time for folders: the newest of its files counts."""
-        inside = self._inside(f"{room}/{entry.name}") if entry.is_folder else ()
+        inside = self._inside(name) if entry.is_folder else ()
         return max((each.modified_s for each in inside), default=entry.modified_s)
 
     def size(self, commit: Commit) -> tuple[int, int]:
@@ -352,6 +375,11 @@ class StateFolder:
     def _numbers(self) -> list[int]:
         numbers = (_number(entry.name) for entry in self.files.entries("commits"))
         return sorted(number for number in numbers if number is not None)
+
+
+def _run_of(name: str) -> str:
+    """The run whose file or folder it is, of `<number>-<random>`, with an ending or `-folded` behind it."""
+    return "-".join(name.partition(".")[0].split("-")[:2])
 
 
 def _commit_name(number: int) -> str:

@@ -5,12 +5,15 @@ Called by `state`, which knows what the files mean. Names are relative, with sla
 
 **Create if absent** is what a commit rests on: of two jobs one wins, and the name never shows half a file. In
 a local folder the file is written aside, flushed and given its name by link(2), which fails on a name that
-exists; `hadoop_files` has the table of what holds elsewhere.
+exists; `hadoop_files` has the table of what holds elsewhere. A folder of a server may have lost the answer
+though the name was given, so whose file it is decides, and not what link said. Once the name is given the
+file is made: nothing that comes after it may say otherwise.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import uuid
@@ -19,7 +22,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from millrace.broker.errors import DataFolderNotWritable
+from millrace.broker.errors import DataFolderNotWritable, FatalError
+
+_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EINVAL, errno.EXDEV})
+"""What link(2) says where a file can have one name only."""
+_NO_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP})
+"""What fsync(2) says of a folder where a folder has nothing to be synced."""
+
+
+class StatePlaceUnsafe(FatalError):
+    """On this file system two jobs could both commit, or none."""
+
+    exit_status = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +55,8 @@ class StateFiles(Protocol):
         """The file's address for Spark."""
 
     def prepare(self, folders: Sequence[str]) -> None:
-        """Make the folders; raises DataFolderNotWritable when nothing can be written."""
+        """Make the folders; raises DataFolderNotWritable when nothing can be written, StatePlaceUnsafe where
+        `create` cannot work."""
 
     def read(self, name: str) -> bytes: ...
 
@@ -97,11 +112,23 @@ class LocalFiles:
         try:
             for name in folders:
                 (self.root / name).mkdir(parents=True, exist_ok=True)
-            probe = self.root / f".probe-{uuid.uuid4().hex}"
-            probe.touch()
-            probe.unlink()
+            self._probe(self.root / f".probe-{uuid.uuid4().hex}")
         except OSError as problem:
             raise not_writable(self.where, problem.strerror or str(problem)) from problem
+
+    def _probe(self, path: Path) -> None:
+        """Whether files can be made, and given a second name."""
+        second = path.with_name(f"{path.name}-linked")
+        try:
+            path.touch()
+            _link(path, second)
+        except OSError as problem:
+            if problem.errno in _NO_LINKS and path.exists():
+                raise no_hard_links(self.where, problem.strerror) from problem
+            raise
+        finally:
+            path.unlink(missing_ok=True)
+            second.unlink(missing_ok=True)
 
     def read(self, name: str) -> bytes:
         return (self.root / name).read_bytes()
@@ -127,13 +154,13 @@ class LocalFiles:
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         try:
             _write_flushed(temporary, content)
-            os.link(temporary, path)
-        except FileExistsError:
-            return False
+            is_ours = _link(temporary, path)
         finally:
-            temporary.unlink(missing_ok=True)
-        _sync_folder(path.parent)
-        return True
+            with contextlib.suppress(OSError):  # it says nothing of the file, and is swept in a day
+                temporary.unlink()
+        if is_ours:
+            _sync_folder(path.parent)
+        return is_ours
 
     def entries(self, folder: str) -> list[Entry]:
         found = []
@@ -170,6 +197,34 @@ def not_writable(where: str, why: str) -> DataFolderNotWritable:
     )
 
 
+def no_hard_links(where: str, why: str | None) -> StatePlaceUnsafe:
+    """The line for a folder of a file system on which a file has one name only."""
+    return StatePlaceUnsafe(
+        f"{where} cannot take the audit's state: its file system has no hard links ({why}), by which one of "
+        "two jobs commits; set state: to a folder of a file system that has them"
+    )
+
+
+def _link(path: Path, second: Path) -> bool:
+    """Give the file a second name, unless that is taken: then False."""
+    try:
+        os.link(path, second)
+    except OSError as problem:
+        if _is_one_file(path, second):
+            return True
+        if isinstance(problem, FileExistsError):
+            return False
+        raise
+    return True
+
+
+def _is_one_file(path: Path, second: Path) -> bool:
+    try:
+        return path.samefile(second)
+    except FileNotFoundError:
+        return False
+
+
 def _write_flushed(path: Path, content: bytes) -> None:
     with path.open("xb") as file:
         file.write(content)
@@ -181,5 +236,8 @@ def _sync_folder(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as problem:
+        if problem.errno not in _NO_SYNC:
+            raise
     finally:
         os.close(handle)

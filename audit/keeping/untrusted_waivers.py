@@ -6,7 +6,8 @@ or the whole name. It keeps what it covers with the counts of that time, so that
 comes under its words: then nothing of it is covered any more, and only a new waiver ends that. It ends the
 exit status 2 and lets the watermark go on; the verdict stays UNKNOWN.
 
-Kept in the state as `waivers/<digest of the words>.<n>.untrusted`, made only if absent and never changed.
+Kept in the state as `waivers/<digest of the words>.<n>.untrusted` (`waiver_files`): the highest number is the
+newest of these words.
 Called by `runs.untrusted`, `job`, `status` and the command line.
 """
 
@@ -17,8 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from millrace.audit.keeping import upkeep
-from millrace.audit.keeping.state import Commit, StateDamaged, StateFolder, guard_fits, guarded, guarded_body
+from millrace.audit.keeping import upkeep, waiver_files
+from millrace.audit.keeping.state import Commit, StateFolder
 from millrace.audit.reconciliation.verdict_rows import iso_time
 from millrace.broker.errors import ConfigError
 
@@ -57,18 +58,9 @@ class StandingAccepted:
 
 
 def read_accepted(state: StateFolder) -> list[Accepted]:
-    """All of them, oldest first. Raises StateDamaged."""
-    found = []
-    for entry in state.files.entries("waivers"):
-        if entry.name.startswith(".") or not entry.name.endswith(ENDING):
-            continue
-        name = f"waivers/{entry.name}"
-        content = state.files.read(name)
-        body = guarded_body(content, _KIND)
-        if body is None or not guard_fits(content, _KIND):
-            raise StateDamaged(f"{state.where}/{name} is damaged; remove it and waive again")
-        found.append(Accepted(**body))
-    return sorted(found, key=lambda each: (each.at_ms, each.named))
+    """All of them, of the same words in the order in which they were given. Raises StateDamaged."""
+    found = [(number, Accepted(**body)) for number, _, body in waiver_files.read(state, ENDING, _KIND)]
+    return [each for _, each in sorted(found, key=lambda one: (one[0], one[1].at_ms, one[1].named))]
 
 
 def told_untrusted(latest: Commit, told: Mapping[str, int]) -> dict[str, int]:
@@ -92,10 +84,7 @@ def accept(
         )
     waiver = Accepted(named, covers, " ".join(who.split()), " ".join(why.split()), at_ms)
     stem = hashlib.sha256(named.encode("utf-8", "backslashreplace")).hexdigest()[:16]
-    content = guarded(_KIND, asdict(waiver))
-    number = 1
-    while not state.files.create(f"waivers/{stem}.{number}{ENDING}", content):
-        number += 1
+    waiver_files.give(state, stem, ENDING, _KIND, asdict(waiver))
     return waiver
 
 

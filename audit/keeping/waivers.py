@@ -2,8 +2,9 @@
 
 `millrace audit waive` gives one for a settled window of a topic, or for a stream's own row (a producer that
 fell silent, a hole in its reports), for which the stream's id is named instead of a window. It is kept in the
-state as `waivers/<topic>-<window or stream>.<n>.json`, made only if absent and never changed: a second one
-for the same window is number 2 beside it. A long topic has a digest in place of its end.
+state as `waivers/<topic>-<window or stream>.<n>.json` (`waiver_files`): a second one for the same window is
+number 2 beside it, and the highest number is the one that counts. A long topic has a digest in place of its
+end.
 
 A waiver names what it was given for: the verdict of the last run and its counts, in how many rows contents
 differ, and of a stream's own row its reasons. It *stands* while the window is no worse than that. When late
@@ -32,14 +33,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millrace.audit.keeping.state import (
-    Commit,
-    StateDamaged,
-    StateFolder,
-    guard_fits,
-    guarded,
-    guarded_body,
-)
+from millrace.audit.keeping import waiver_files
+from millrace.audit.keeping.state import Commit, StateDamaged, StateFolder
 from millrace.audit.keeping.verdict_files import SettledLines, own_lines, pruned_files
 from millrace.audit.reconciliation.row_parts import Rows, parts_of
 from millrace.audit.reconciliation.verdict_rows import iso_time
@@ -50,6 +45,8 @@ from millrace.broker.errors import ConfigError
 
 MOST_OF_TOPIC = 150
 """characters of a topic in a file's name: Kafka allows 249, and 255 are all that a file's name may have"""
+_ENDING = ".json"
+_KIND = "waiver"
 _KNOWN = {each.name for each in fields(Waiver)}
 _ADDED = ("reasons", "silent_from_ms", "differing")
 """What older programs do not know of, and are not told where there is nothing to tell."""
@@ -97,21 +94,15 @@ def target_of(waiver: Waiver) -> Target:
 
 
 def read_waivers(state: StateFolder) -> list[Waiver]:
-    """All of them, oldest first. Raises StateDamaged."""
+    """All of them, of one target in the order in which they were given. Raises StateDamaged."""
     found = []
-    for entry in state.files.entries("waivers"):
-        if entry.name.startswith(".") or not entry.name.endswith(".json"):
-            continue
-        name = f"waivers/{entry.name}"
-        content = state.files.read(name)
-        body = guarded_body(content, "waiver")
-        if body is None or not guard_fits(content, "waiver"):
-            raise StateDamaged(f"{state.where}/{name} is damaged; remove it and waive again")
+    for number, name, body in waiver_files.read(state, _ENDING, _KIND):
         if not _KNOWN.issuperset(body):
             raise StateDamaged(f"{state.where}/{name} is of a newer program; use that, or waive again")
         reasons = body.get("reasons")
-        found.append(Waiver(**body | {"reasons": None if reasons is None else tuple(reasons)}))
-    return sorted(found, key=lambda waiver: (waiver.at_ms, waiver.topic, str(target_of(waiver)[1])))
+        waiver = Waiver(**body | {"reasons": None if reasons is None else tuple(reasons)})
+        found.append((number, waiver.at_ms, waiver.topic, str(target_of(waiver)[1]), waiver))
+    return [waiver for *_, waiver in sorted(found, key=lambda each: each[:-1])]
 
 
 def newest_waiver(state: StateFolder, topic: str, target: int | str) -> Waiver | None:
@@ -154,10 +145,8 @@ def give_waiver(state: StateFolder, topic: str, target: int | str, who: str, why
         differing=found["differing"] or None,
     )
     body = asdict(waiver)
-    content = guarded("waiver", {name: body[name] for name in body if name not in _ADDED or body[name]})
-    number = 1
-    while not state.files.create(f"waivers/{_short(topic)}-{target}.{number}.json", content):
-        number += 1
+    told = {name: body[name] for name in body if name not in _ADDED or body[name]}
+    waiver_files.give(state, f"{_short(topic)}-{target}", _ENDING, _KIND, told)
     return waiver
 
 

@@ -1,13 +1,15 @@
 """That the last run failed, told where people and programs look: the page, `last_failure.json`. Pure.
 
 The verdict on the page, `summary.json` and the watermarks stay those of the last good run, with their time: a
-failure says nothing of the records. Called by `folder`; read by `status`. The file:
+failure says nothing of the records. Called by `folder`; read by `status`. Its words for what the operating
+system refused are those of `job` and the command line. The file:
 
     {"version": 1, "at": "2013-01-02T00:00:00Z", "sentence": "..."}        gone after the next good run
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 
@@ -20,6 +22,15 @@ FILE_NAME = "last_failure.json"
 BEGIN, END = "<!--last run-->", "<!--/last run-->"
 _PLACE = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
 _STYLE = "font: 16px/1.5 system-ui, sans-serif; max-width: 62ch; margin: 48px auto; padding: 0 16px"
+
+
+def system_sentence(problem: OSError) -> str:
+    """What the operating system refused, and what to do where the disk is full."""
+    where = f" {problem.filename}" if problem.filename else ""
+    told = problem.strerror or str(problem)
+    if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+        told = f"{told}; make room and run it again, the last good state is as it was"
+    return f"audit:{where} {told}"
 
 
 def document(sentence: str, at_ms: int) -> str:

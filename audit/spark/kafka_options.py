@@ -52,7 +52,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from millrace.audit.config import parse_addresses, parse_duration_ms
+from millrace.audit.config import SHOWN, parse_addresses, parse_duration_ms
 from millrace.audit.scanning.credentials import ClientProperties, Login
 from millrace.audit.spark.offset_limits import EARLIEST, LATEST, Limit
 from millrace.audit.spark.read_options import (
@@ -255,6 +255,10 @@ def _check_names(given: Mapping[str, str]) -> None:
             raise ConfigError("option", name, expected + ", ".join(names))
 
 
+_MOST_NUMBER = (1 << 63) - 1
+"""What Kafka has offsets and times in."""
+
+
 class _Hidden:
     def __repr__(self) -> str:
         return "a value"
@@ -299,7 +303,7 @@ def _subscription(given: Mapping[str, str]) -> Subscription:
     places = _places(given, "assign", list)
     partitions = [(topic, number) for topic, numbers in places.items() for number in numbers]
     if not partitions or not all(type(number) is int and number >= 0 for _, number in partitions):
-        raise ConfigError("option assign", text[:80], 'partitions, such as {"topic": [0, 1]}')
+        raise ConfigError("option assign", text[:SHOWN], 'partitions, such as {"topic": [0, 1]}')
     return Subscription(way, topics=tuple(places), partitions=tuple(dict.fromkeys(partitions)))
 
 
@@ -323,7 +327,7 @@ def _limit(given: Mapping[str, str], side: str, default: int) -> Limit:
     if by_time.lower() in given:
         text = given[by_time.lower()].strip()
         if not re.fullmatch(r"[0-9]{1,18}", text):
-            raise ConfigError(f"option {by_time}", text, "a time in milliseconds since 1970")
+            raise ConfigError(f"option {by_time}", text[:SHOWN], "a time in milliseconds since 1970")
         return Limit(by_time, default, time_ms=int(text), or_latest=or_latest)
     if by_times.lower() in given:
         return Limit(by_times, default, times_ms=_numbers(given, by_times, 0), or_latest=or_latest)
@@ -332,7 +336,7 @@ def _limit(given: Mapping[str, str], side: str, default: int) -> Limit:
     if not text or text.lower() == word:
         return Limit(by_offsets, default)
     if not text.startswith("{"):
-        raise ConfigError(f"option {by_offsets}", text[:80], f"{word}, or JSON with an offset a partition")
+        raise ConfigError(f"option {by_offsets}", text[:SHOWN], f"{word}, or JSON with an offset a partition")
     offsets = _numbers(given, by_offsets, EARLIEST)
     for (topic, partition), offset in offsets.items():
         if offset < 0 and offset != default:
@@ -354,8 +358,11 @@ def _numbers(given: Mapping[str, str], name: str, least: int) -> dict[TopicParti
     for topic, numbers in _places(given, name, dict).items():
         for partition, number in numbers.items():
             if not re.fullmatch(r"[0-9]{1,9}", partition) or type(number) is not int or number < least:
-                shown = json.dumps({topic: {partition: number}})[:80]
+                shown = json.dumps({topic: {partition: number}})[:SHOWN]
                 raise ConfigError(f"option {name}", shown, 'numbers, such as {"topic": {"0": 23}}')
+            if number > _MOST_NUMBER:
+                where, expected = f"option {name}, {topic}-{partition}", f"a number up to {_MOST_NUMBER}"
+                raise ConfigError(where, number, expected)
             found[topic, int(partition)] = number
     return found
 
@@ -366,7 +373,9 @@ def _places(given: Mapping[str, str], name: str, kind: type) -> dict[str, Any]:
     for topic, each in value.items():
         if not isinstance(each, kind):
             what = '{"topic": [0, 1]}' if kind is list else '{"topic": {"0": 23}}'
-            raise ConfigError(f"option {name}, {topic}", json.dumps(each)[:80], f"partitions, such as {what}")
+            raise ConfigError(
+                f"option {name}, {topic}", json.dumps(each)[:SHOWN], f"partitions, such as {what}"
+            )
     return value
 
 

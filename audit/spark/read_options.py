@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from millrace.audit.config import parse_addresses, parse_duration_ms
+from millrace.audit.config import SHOWN, parse_addresses, parse_duration_ms
 from millrace.audit.scanning.credentials import Login
 from millrace.audit.spark.task_plan import OffsetRange
 from millrace.broker.errors import ConfigError
@@ -95,11 +95,11 @@ def json_option(given: Mapping[str, str], name: str, kind: type) -> Any:
     text = given.get(name.lower(), "")
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, kind):
         # Of security sections nothing is shown: a secret may stand where a reference belongs.
-        shown = "text that is not shown" if name in ("security", "securities") else text[:80]
+        shown = "text that is not shown" if name in ("security", "securities") else text[:SHOWN]
         raise ConfigError(f"option {name}", shown, f"a JSON {'list' if kind is list else 'object'}")
     return value
 
@@ -113,8 +113,9 @@ def flag_option(given: Mapping[str, str], name: str, default: bool = False) -> b
 
 def count_option(given: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
     text = given.get(name.lower(), str(default))
-    if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
-        raise ConfigError(f"option {name}", text, f"a whole number from {least} to {most}")
+    is_number = text.isascii() and text.isdigit() and len(text) <= len(str(most))
+    if not is_number or not least <= int(text) <= most:
+        raise ConfigError(f"option {name}", text[:SHOWN], f"a whole number from {least} to {most}")
     return int(text)
 
 
@@ -138,11 +139,11 @@ def _ranges(given: Sequence[Any], bootstraps: Mapping[str, Any]) -> tuple[Offset
         except TypeError as problem:
             expected = str(problem).replace("OffsetRange.__init__() ", "")
             raise ConfigError(
-                where, str(each)[:80], f"the fields of an offset range ({expected})"
+                where, str(each)[:SHOWN], f"the fields of an offset range ({expected})"
             ) from problem
         numbers = (range_.partition, range_.first_offset, range_.end_offset)
         if not all(type(n) is int and n >= 0 for n in numbers) or range_.first_offset > range_.end_offset:
-            raise ConfigError(where, str(each)[:80], "partition, first_offset <= end_offset, from 0")
+            raise ConfigError(where, str(each)[:SHOWN], "partition, first_offset <= end_offset, from 0")
         if range_.cluster not in bootstraps:
             raise ConfigError(
                 f"{where}.cluster", range_.cluster, f"one of bootstraps ({', '.join(bootstraps)})"

@@ -332,6 +332,12 @@ def _failing() -> Iterator[None]:
         _fail(*(str(each) for each in error.each()))
     except MillraceError as error:
         _fail(str(error))
+    except BrokenPipeError:  # nobody reads what it told
+        raise
+    except OSError as error:
+        from millrace.audit.report.failure import system_sentence
+
+        _fail(system_sentence(error))
 
 
 def _end(signum: int, frame: FrameType | None) -> NoReturn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.of_audit import OF_AUDIT
 from tests.mutants.of_audit_clients import OF_AUDIT_CLIENTS
+from tests.mutants.of_audit_keeping import OF_AUDIT_KEEPING
 from tests.mutants.of_audit_ledger import OF_AUDIT_LEDGER
 from tests.mutants.of_audit_outcome import OF_AUDIT_OUTCOME
 from tests.mutants.of_audit_runs import OF_AUDIT_RUNS
@@ -17,6 +18,7 @@ MUTANTS = (
     *OF_MIRROR,
     *OF_AUDIT,
     *OF_AUDIT_CLIENTS,
+    *OF_AUDIT_KEEPING,
     *OF_AUDIT_LEDGER,
     *OF_AUDIT_OUTCOME,
     *OF_AUDIT_RUNS,

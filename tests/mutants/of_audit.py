@@ -151,8 +151,8 @@ OF_AUDIT = (
         name="second-job-overwrites-commit",
         promise="Of two audits that commit the same run one is refused, and the other's state stays.",
         file="audit/keeping/state_files.py",
-        rule="            os.link(temporary, path)\n",
-        instead="            os.replace(temporary, path)\n",
+        rule="        os.link(path, second)\n",
+        instead="        os.replace(path, second)\n",
         red=(f"{JOB}/test_state.py::test_second_job_with_the_same_number_stops_and_changes_nothing",),
     ),
     Mutant(

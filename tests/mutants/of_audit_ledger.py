@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 REPORTS = "tests/unit/audit/test_window_reports.py"
 FAST = f"{REPORTS}::test_no_rule_is_passed_over_for_being_fast"
+HOSTILE = "tests/unit/audit/test_hostile_events.py"
 LEDGER = "audit/contract/event_ledger.py"
 WINDOWS = "audit/contract/window_reports.py"
 
@@ -17,6 +18,22 @@ OF_AUDIT_LEDGER = (
         rule="            self.windows[event.window_start_ms] = newer\n",
         instead="            self.windows[event.window_start_ms] = event\n",
         red=("tests/unit/audit/test_events.py::test_the_newest_report_wins_in_any_order_of_reading",),
+    ),
+    Mutant(
+        name="gap-by-its-tellers-clock",
+        promise="Of a gap told twice the farthest end counts: a slow clock makes no loss of the rest.",
+        file=LEDGER,
+        rule="key=lambda gap: (gap.to_offset, gap.at_ms, gap.cause)",
+        instead="key=lambda gap: (gap.at_ms, gap.to_offset, gap.cause)",
+        red=(f"{HOSTILE}::test_of_a_gap_told_again_the_farthest_end_counts_whatever_clock_it_was_told_by",),
+    ),
+    Mutant(
+        name="gaps-open-end-closed",
+        promise="A gap that was told as open stays so: nobody knows how far the log that is gone went.",
+        file=LEDGER,
+        rule="has_open_end = known.has_open_end or event.has_open_end",
+        instead="has_open_end = farthest.has_open_end",
+        red=(f"{HOSTILE}::test_of_a_gap_told_again_the_farthest_end_counts_whatever_clock_it_was_told_by",),
     ),
     Mutant(
         name="numbered-beside-only-counted",

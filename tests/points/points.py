@@ -71,7 +71,9 @@ POINTS = {
     "fence passed, end not asked for": Point(f"{DELIVERY}.{LANE}._end", BEFORE, nth=2),
     "end answered, lane not told": Point(f"{DELIVERY}.{LANE}._committed", BEFORE, nth=2),
     # -- the audit's job
-    "commit written aside, without its name": Point(f"{KEEPING}.state_files:os.link", BEFORE),
+    "commit written aside, without its name": Point(
+        f"{KEEPING}.state_files:os.link", BEFORE, only="/commits/"
+    ),
     "all written, commit not begun": Point(f"{KEEPING}.state:StateFolder.commit", BEFORE),
     "commit written aside, not renamed": Point(
         f"{KEEPING}.hadoop_files:HadoopFiles._rename", BEFORE, only=r"^commits/"

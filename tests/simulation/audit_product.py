@@ -111,7 +111,7 @@ def config_of(world: World) -> AuditConfig:
             "groups": groups,
             "content": world.content,
             "keep": "forever" if world.keep_ms is None else f"{world.keep_ms}ms",
-            "producers": [{"name": name, "since": since} for name, since in world.members.items()],
+            "producers": [{"name": name, "since": iso_time(since)} for name, since in world.members.items()],
         }
     )
 
@@ -136,7 +136,10 @@ class _Waivable(StateFolder):
     def files(self) -> Any:
         written = self._rows.getvalue()
         return SimpleNamespace(
-            where="memory", create=lambda name, content: True, source=lambda name: pa.BufferReader(written)
+            where="memory",
+            entries=lambda folder: [],
+            create=lambda name, content: True,
+            source=lambda name: pa.BufferReader(written),
         )
 
 

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import functools
 import json
+import shutil
 import threading
 from pathlib import Path
 
@@ -14,9 +15,9 @@ import pytest
 
 from millrace.audit import explain, job, status
 from millrace.audit.keeping import verdict_files
-from millrace.audit.keeping.hadoop_files import HadoopFiles
+from millrace.audit.keeping.hadoop_files import FileSystemFailed, HadoopFiles
 from millrace.audit.keeping.state import STATE_VERSION, Commit, CommitConflict, StateFolder
-from millrace.audit.keeping.state_files import LocalFiles
+from millrace.audit.keeping.state_files import LocalFiles, StatePlaceUnsafe
 from millrace.audit.keeping.verdict_files import row_files
 from millrace.audit.runs import event_reading
 from tests.waiting import patience
@@ -159,6 +160,32 @@ def test_both_kinds_of_files_keep_the_same_promises(spark, hadoop_place, tmp_pat
             files.read("cells/a")
 
 
+def test_a_link_whose_answer_was_lost_is_ours_and_a_place_without_links_is_refused(
+    spark, hadoop_place, tmp_path, monkeypatch
+):
+    files = HadoopFiles(hadoop_place)
+    files.prepare(("commits",))
+    put, place = HadoopFiles._put, tmp_path / "remote-state"
+
+    def and_linked(self, name, content):
+        put(self, name, content)
+        (place / "commits" / "1").hardlink_to(place / name)
+
+    monkeypatch.setattr(HadoopFiles, "_put", and_linked)
+    assert files.create("commits/1", b"first")
+    monkeypatch.undo()
+    assert not files.create("commits/1", b"second") and files.read("commits/1") == b"first"
+    assert [entry.name for entry in files.entries("commits")] == ["1"]
+
+    def refused(self, temporary, name):
+        raise FileSystemFailed(f"{hadoop_place}: Operation not permitted (FileSystemException)")
+
+    monkeypatch.setattr(HadoopFiles, "_link", refused)
+    with pytest.raises(StatePlaceUnsafe, match=r"no hard links \(Operation not permitted.*set state:"):
+        StateFolder.open(hadoop_place)
+    assert {entry.name for entry in files.entries("") if not entry.is_folder} == set()
+
+
 class Killed(BaseException):
     """The process is gone: nothing that it meant to do afterwards happens."""
 
@@ -206,7 +233,7 @@ def test_a_job_cut_off_at_any_step_leaves_the_next_one_the_same_verdicts(spark, 
 
         with monkeypatch.context() as cut:
             cut.setattr(StateFolder, "open", classmethod(opened))
-            cut.setattr(job.shutil, "rmtree", lambda *_, **__: None)
+            cut.setattr(shutil, "rmtree", lambda *_, **__: None)
             with pytest.raises(Killed):
                 audit(world)
         assert StateFolder.open(state).latest().number == after

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from itertools import permutations
 
 import pytest
 from hypothesis import given, settings
@@ -279,3 +281,16 @@ def test_gaps_and_tiers_merge_to_the_same_in_any_order(order):
     ledger = EventLedger()
     ledger.learn_all(events[number] for number in order)
     assert list(ledger.gaps.values()) == [events[1]] and list(ledger.tiers.values()) == [events[3]]
+
+
+@pytest.mark.parametrize("order", permutations(range(3)))
+def test_of_a_gap_told_again_the_farthest_end_counts_whatever_clock_it_was_told_by(order):
+    """A worker whose clock is an hour ahead tells of it and dies; the next sees that more is gone."""
+    ahead = GapEvent("m", "ewr", "flights", 3, 10, 20, "recreated", 3_601_000)
+    farther = GapEvent("m", "ewr", "flights", 3, 10, 30, "recreated", 61_000)
+    ended = GapEvent("m", "ewr", "flights", 3, 10, 10, "recreated", 1_000, has_open_end=True)
+    events = [ahead, farther, ended]
+    ledger = EventLedger()
+    for number in order:
+        ledger.add(*encode_event(events[number]))
+    assert list(ledger.gaps.values()) == [replace(farther, has_open_end=True)]

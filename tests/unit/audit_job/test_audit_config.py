@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import date
+
 import pytest
 
-from millrace.audit.config import duration_text, load_config, parse_config, parse_duration_ms
+from millrace.audit.config import duration_text, load_config, parse_config, parse_duration_ms, time_ms
 from millrace.audit.keeping.state import Commit
 from millrace.audit.runs.state_checks import check_window
 from millrace.audit.spark.read_options import parse_options
@@ -127,6 +129,7 @@ def test_a_producer_of_the_roster_may_have_a_beginning(tmp_path):
     [
         ("[AA, 7]", r"producers\[1\]: got 7, expected a producer's name, or \{name"),
         ("[{name: AA, since: soon}]", r"producers\[0\]\.since: got 'soon', expected a time such as 2013"),
+        ("[{name: AA, since: 20130101}]", r"producers\[0\]\.since: got 20130101, expected a time such as"),
         ("[{name: AA, from: 1}]", r"producers\[0\]\.from: .*one of name, since"),
         ("[AA, {name: AA, since: 2013-01-01}]", r"producers\[1\]: got 'AA', expected it once"),
     ],
@@ -180,3 +183,31 @@ def test_wrong_read_option_is_one_line(options):
     with pytest.raises(ConfigError, match="option") as caught:
         parse_options(options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["100001d", "1" + "0" * 30 + "d", "9" * 5000 + "ms"], ids=("a day more", "an age", "no number")
+)
+def test_a_length_that_no_timer_takes_is_one_short_line(text):
+    assert parse_duration_ms("--every", "00100000d") == 8_640_000_000_000
+    with pytest.raises(
+        ConfigError, match=r"^--every: got '.*, expected a duration .* at most 100000d$"
+    ) as found:
+        parse_duration_ms("--every", text)
+    assert len(str(found.value)) < 200
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["2013", "20130101", "201301011200", "20130101120000", "1356998400", "9" * 5000, 2013, 20130101, -1],
+    ids=lambda each: str(each)[:20],
+)
+def test_a_number_that_is_rather_a_date_is_not_taken_for_milliseconds(wrong):
+    """Of any command, and of the file, where YAML makes a number of it."""
+    with pytest.raises(
+        ValueError, match=r"^a time such as .*, or milliseconds since 1970, which have 13 digits$"
+    ):
+        time_ms(wrong)
+    for right in ("1356998400000", 1_356_998_400_000, "2013-01-01", "20130101T00", date(2013, 1, 1)):
+        assert time_ms(right) == 1_356_998_400_000
+    assert time_ms("0") == time_ms(0) == 0

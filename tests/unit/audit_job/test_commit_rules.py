@@ -87,6 +87,7 @@ def test_files_that_were_to_get_a_name_are_swept_after_a_day(tmp_path: Path):
     left = [
         tmp_path / "commits" / f".00000002.json.{'0a' * 16}",
         tmp_path / "waivers" / f".flights-1.1.json.{'0a' * 16}",
+        tmp_path / "waivers" / f".{'0c' * 8}.1.untrusted.{'0a' * 16}",
         tmp_path / ".probe-1",
     ]
     others = [tmp_path / "commits" / ".00000001.json.crc", tmp_path / ".keep"]

@@ -121,6 +121,20 @@ def test_of_several_starts_a_time_comes_before_times_before_offsets():
             {**GOOD, "startingOffsetsByTimestampStrategy": "earliest"},
             "option startingOffsetsByTimestampStrategy: got 'earliest', expected error or latest",
         ),
+        (
+            {**GOOD, "startingOffsetsByTimestamp": '{"x": {"0": 9223372036854775808}}'},
+            "option startingOffsetsByTimestamp, x-0: got 9223372036854775808, expected a number up to",
+        ),
+        (
+            {**GOOD, "endingOffsets": '{"x": {"0": 9223372036854775808}}'},
+            "option endingOffsets, x-0: got 9223372036854775808, expected a number up to 9223372036854775807",
+        ),
+        ({**GOOD, "startingOffsets": '{"x":' + "[" * 100_000}, 'option startingOffsets: got \'{"x":[[[['),
+        ({**SERVERS, "assign": "[" * 100_000}, "option assign: got '[[[["),
+        ({**GOOD, "endingOffsets": '{"x": {"0": ' + "9" * 5000 + "}}"}, "expected a JSON object"),
+        ({**GOOD, "startingTimestamp": "9" * 5000}, "expected a time in milliseconds since 1970"),
+        ({**GOOD, "minPartitions": "9" * 5000}, "expected a whole number from 1 to 100000"),
+        ({**GOOD, "mode": "cells", "window": "9" * 5000 + "d"}, "at most 100000d"),
         ({**GOOD, "failOnDataLoss": "no"}, "option failOnDataLoss: got 'no', expected true or false"),
         ({**GOOD, "minPartitions": "0"}, "option minPartitions: got '0', expected a whole number from 1"),
         ({**GOOD, "maxRecordsPerPartition": "-1"}, "option maxRecordsPerPartition: got '-1', expected a"),
@@ -154,6 +168,7 @@ def test_what_is_wrong_or_not_supported_is_one_line_that_names_the_option(given,
     with pytest.raises(ConfigError) as problem:
         parse_source(given)
     assert said in str(problem.value) and "\n" not in str(problem.value)
+    assert "9" * 100 not in str(problem.value)
 
 
 TUNED = {

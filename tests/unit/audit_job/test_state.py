@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -21,6 +24,9 @@ from millrace.audit.keeping.state import (
     UnreadNote,
     guarded,
 )
+from millrace.audit.keeping.state_files import StatePlaceUnsafe
+from millrace.audit.keeping.untrusted_waivers import accept
+from millrace.audit.keeping.work_folder import work_folder
 from millrace.broker.errors import DataFolderNotWritable
 
 
@@ -170,6 +176,56 @@ def test_work_folders_of_dead_runs_go_after_a_day(tmp_path):
     assert [path.name for path in tmp_path.glob(".work-*")] == [".work-2-new"]
 
 
+@pytest.mark.parametrize("written", ["cells/00000008-0a/_temporary/part.parquet", "verdicts/00000008-0a/day"])
+def test_nothing_of_a_run_that_still_writes_is_swept(tmp_path, written):
+    """A look back over everything may count for longer than a day, and wrote its facts when it began."""
+    state = StateFolder.open(tmp_path)
+    for name in (
+        "events/00000008-0a.parquet",
+        "cells/00000008-0a/part.parquet",
+        "events/00000008-0b.parquet",
+    ):
+        state.files.write(name, b"")
+    for path in tmp_path.rglob("*"):
+        os.utime(path, (0, 0))
+    state.files.write(written, b"")
+    state.sweep(commit(9))
+    assert [entry.name for entry in state.files.entries("events")] == ["00000008-0a.parquet"]
+    assert (tmp_path / "cells/00000008-0a/part.parquet").exists() and (tmp_path / written).exists()
+
+
+def made_old(folder: Path) -> None:
+    for path in (folder, *folder.rglob("*")):
+        os.utime(path, (0, 0))
+
+
+def test_the_work_folder_of_a_run_that_lives_stays_however_long_nothing_changed_in_it(tmp_path):
+    state = StateFolder.open(tmp_path)
+    with work_folder(tmp_path) as work:
+        made_old(work)
+        state.sweep(commit(1))
+        assert work.exists()
+    assert not work.exists()
+    with pytest.raises(KeyboardInterrupt), work_folder(tmp_path) as work:
+        copied = tmp_path / ".work-1-killed"
+        shutil.copytree(work, copied)
+        raise KeyboardInterrupt
+    made_old(copied)
+    state.sweep(commit(1))
+    assert not copied.exists(), "nobody holds its lock"
+
+
+def test_a_work_folder_is_as_old_as_the_newest_file_in_it(tmp_path):
+    """Where a file system has no locks, or an older program works in it."""
+    state = StateFolder.open(tmp_path)
+    for name in (".work-1-old", ".work-2-new"):
+        (tmp_path / name / "local" / "blockmgr").mkdir(parents=True)
+        made_old(tmp_path / name)
+    (tmp_path / ".work-2-new" / "local" / "blockmgr" / "shuffle_0.data").touch()
+    state.sweep(commit(1))
+    assert [path.name for path in tmp_path.glob(".work-*")] == [".work-2-new"]
+
+
 def test_a_full_disk_leaves_no_half_file(tmp_path, monkeypatch):
     state = StateFolder.open(tmp_path)
 
@@ -184,6 +240,96 @@ def test_a_full_disk_leaves_no_half_file(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
     assert state.latest() == Commit()
+
+
+@pytest.fixture
+def lost_answers(monkeypatch):
+    """link(2) to a server that does it, and whose next answer is lost once something is put in here."""
+    link, left = os.link, []
+
+    def linked(path, second):
+        link(path, second)
+        if left:
+            left.clear()
+            raise FileExistsError(errno.EEXIST, "File exists", str(path), None, str(second))
+
+    monkeypatch.setattr(state_files.os, "link", linked)
+    return left
+
+
+def test_a_commit_whose_answer_was_lost_is_ours_and_no_other_jobs(tmp_path, lost_answers):
+    state = StateFolder.open(tmp_path)
+    lost_answers.append(1)
+    assert state.files.create("commits/00000001.json", guarded("commit", {}))
+    lost_answers.append(1)
+    with pytest.raises(CommitConflict):
+        state.commit(commit(1))
+    assert [entry.name for entry in state.files.entries("commits")] == ["00000001.json"]
+
+
+def test_a_waiver_whose_answer_was_lost_is_kept_once(tmp_path, lost_answers):
+    state = StateFolder.open(tmp_path)
+    lost_answers.append(1)
+    accept(state, "header", {"header": 1}, "ann", "known", 5)
+    assert [entry.name.endswith(".1.untrusted") for entry in state.files.entries("waivers")] == [True]
+
+
+def test_an_error_after_the_name_was_given_makes_no_failure_of_the_commit(tmp_path, monkeypatch):
+    """A folder that has nothing to be synced, and the other name of the file that cannot be taken away."""
+    state = StateFolder.open(tmp_path)
+    fsync, unlink = os.fsync, Path.unlink
+
+    def of_files_alone(handle: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{handle}"):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        fsync(handle)
+
+    def failing(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle", str(path))
+
+    told = []
+    monkeypatch.setattr(state_files.os, "fsync", of_files_alone)
+    for number, rest in ((1, unlink), (2, failing)):
+        monkeypatch.setattr(Path, "unlink", rest)
+        with contextlib.suppress(OSError):
+            state.commit(commit(number))
+            told.append(number)
+    assert told == [1, 2] and state.latest() == commit(2)
+
+
+def test_a_folder_that_cannot_be_synced_is_an_error(tmp_path, monkeypatch):
+    state = StateFolder.open(tmp_path)
+    fsync = os.fsync
+
+    def of_files_alone(handle: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{handle}"):
+            raise OSError(errno.EIO, "Input/output error")
+        fsync(handle)
+
+    monkeypatch.setattr(state_files.os, "fsync", of_files_alone)
+    with pytest.raises(OSError, match="Input/output"):
+        state.commit(commit(1))
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOTSUP, errno.EMLINK])
+def test_a_place_without_hard_links_is_refused_before_the_run(tmp_path, monkeypatch, number):
+    def refused(path, second):
+        raise OSError(number, os.strerror(number), str(path), None, str(second))
+
+    monkeypatch.setattr(state_files.os, "link", refused)
+    with pytest.raises(StatePlaceUnsafe, match=r"no hard links \(.+\).*set state: to a folder") as caught:
+        StateFolder.open(tmp_path)
+    assert "\n" not in str(caught.value) and caught.value.exit_status == 3
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_place_where_the_probe_cannot_be_made_is_told_as_that(tmp_path, monkeypatch):
+    def refused(path, **_):
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+
+    monkeypatch.setattr(Path, "touch", refused)
+    with pytest.raises(DataFolderNotWritable, match="Operation not permitted"):
+        StateFolder.open(tmp_path)
 
 
 def test_a_file_and_its_name_are_durable_before_a_commit_names_it(tmp_path, monkeypatch):

@@ -72,6 +72,19 @@ def test_a_run_that_another_has_overtaken_tells_nothing(tmp_path):
     assert "run 4 of another audit job has ended meanwhile" in problem and not is_told
 
 
+def test_a_run_that_another_overtakes_while_it_writes_says_so(tmp_path, monkeypatch):
+    """Nobody knows then whose files were written last."""
+    tell = job_module._tell
+
+    def overtaken(job, *rest):
+        job.state.commit(Commit(number=4))
+        return tell(job, *rest)
+
+    monkeypatch.setattr(job_module, "_tell", overtaken)
+    problem, is_told = reported(tmp_path, 3, 3)
+    assert "run 4 of another audit job has ended while the report was written" in problem and is_told
+
+
 def test_a_step_back_is_told_by_the_next_run_where_the_one_that_made_it_died():
     """It was committed, and the report still says what others go by."""
     left = json.loads(document({"flights": 30, "hotels": 10, "rail": None}, 0, 1))

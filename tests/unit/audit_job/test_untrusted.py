@@ -152,6 +152,19 @@ def test_a_waiver_is_kept_beside_those_of_windows_and_read_back(tmp_path):
         read_accepted(state)
 
 
+def test_the_waiver_that_was_given_last_counts_whatever_its_givers_clock(tmp_path):
+    """Also where an earlier one of these words was damaged, and taken away as the line about it says."""
+    state = StateFolder.open(tmp_path)
+    accept(state, "header", {HEADER: 3}, "ahead", "a trial", 3_601_000)
+    right = accept(state, "header", {HEADER: 5}, "right", "more came", 2_000)
+    (standing,) = standing_accepted(read_accepted(state), {HEADER: 5})
+    assert standing.stands and standing.waiver == right
+    (first,) = tmp_path.glob("waivers/*.1.untrusted")
+    first.unlink()
+    again = accept(state, "header", {HEADER: 6}, "again", "more came", 1_000)
+    assert read_accepted(state) == [right, again]
+
+
 def test_an_unknown_audit_names_its_first_reason_and_what_to_do():
     reason = "the length of the windows changed under way: a stream keeps the one it began with"
     summary = {

@@ -12,6 +12,7 @@ from millrace.audit.keeping.verdict_files import SettledLines
 from millrace.audit.keeping.waivers import (
     give_waiver,
     is_stream,
+    newest_waiver,
     read_waivers,
     standing_waivers,
     waived_targets,
@@ -300,10 +301,38 @@ def test_what_cannot_be_waived_is_one_line(tmp_path):
 
 
 def test_two_waivers_at_once_are_both_kept(tmp_path):
+    """Another is given between the look at what is there and the making of the file."""
     state = state_of(tmp_path, row())
-    for number in range(3):
-        give_waiver(state, "flights", 0, f"ops{number}", "known", number)
-    assert [each.who for each in read_waivers(state)] == ["ops0", "ops1", "ops2"]
+    entries, own = state.files.entries, []
+
+    def overtaken(folder):
+        found = entries(folder)
+        if not own:
+            own.append(give_waiver(replace_files(state), "flights", 0, "first", "known", 1))
+        return found
+
+    late = replace_files(state)
+    late.files.entries = overtaken
+    give_waiver(late, "flights", 0, "second", "known", 0)
+    assert [each.who for each in read_waivers(state)] == ["first", "second"]
+
+
+def replace_files(state):
+    """The same state, for another command."""
+    return StateFolder(type(state.files)(state.files.root))
+
+
+def test_the_waiver_that_was_given_last_counts_whatever_its_givers_clock(tmp_path):
+    """Also where an earlier one of the window was damaged, and taken away as the line about it says."""
+    state = state_of(tmp_path, row())
+    for who, at_ms in (("ahead", 3_601_000), ("right", 2_000)):
+        give_waiver(state, "flights", 0, who, "known", at_ms)
+    assert newest_waiver(state, "flights", 0).who == "right"
+    (standing,) = standing_waivers(read_waivers(state), verdict_rows([row()]))
+    assert standing.waiver.who == "right"
+    state.files.remove("waivers/flights-0.1.json")
+    give_waiver(state, "flights", 0, "again", "known", 1_000)
+    assert [each.who for each in read_waivers(state)] == ["right", "again"]
 
 
 def test_a_damaged_waiver_is_an_error_and_not_no_waiver(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import subprocess
@@ -11,12 +12,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from millrace.audit.keeping import state_files
 from millrace.audit.keeping.state import Commit, StateFolder
 from millrace.audit.reconciliation.settled import lines_digest
 from millrace.audit.reconciliation.verdict_rows import verdict_rows
 from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
 from millrace.audit.report.folder import note_failure
 from millrace.deploy import cli
+from millrace.deploy.commands import audit
 from tests.settling import settle
 
 START_MS = 1_356_998_400_000
@@ -95,6 +98,20 @@ def test_a_second_waiver_says_which_one_it_replaces(millrace):
             "--until: got 'noon', expected a time such as",
         ),
         (("run", "--from", "9013-01-02"), 3, "--from: got '9013-01-02', expected a time in the past"),
+        (
+            ("run", "--from", "20130101"),
+            3,
+            "--from: got '20130101', expected a time such as 2013-01-01T00:00:00Z, or milliseconds since",
+        ),
+        (("run", "--from", "2013"), 3, "--from: got '2013', expected a time such as"),
+        (("run", "--from", "2013-01-01", "--until", "9" * 5000), 3, "which have 13 digits"),
+        (("run", "--since", "9" * 5000 + "d"), 3, "--since: got '999"),
+        (
+            ("waive", "flights", "20130101", "--why", "x"),
+            3,
+            "window: got '20130101', expected a time such as",
+        ),
+        (("watch", "--every", "1000000000d"), 3, "--every: got '1000000000d', expected a duration such as"),
         (("watch", "--every", "soon"), 3, "duration"),
         (("waive", "--why", "x"), 64, "either a topic and a window, or --untrusted"),
         (("waive", "flights", "2013-01-01", "--untrusted", "x", "--why", "x"), 64, "either"),
@@ -105,6 +122,32 @@ def test_a_slip_is_one_line_and_a_status(millrace, arguments, status, message):
     found, _, err = millrace(*arguments)
     assert found == status, err
     assert message in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("what", [("flights", "2013-01-01"), ("--untrusted", "header")])
+def test_a_waiver_that_cannot_be_written_is_one_line_and_the_status_of_what_could_not_be_done(
+    config, millrace, monkeypatch, what
+):
+    report = config.parent / "audit-report"
+    report.mkdir()
+    (report / "summary.json").write_text(json.dumps({"untrusted": [{"what": "header", "count": 1}]}))
+
+    def full(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(state_files, "_write_flushed", full)
+    status, out, err = millrace("waive", *what, "--why", "a trial")
+    assert (status, out, err.count("\n")) == (3, "", 1), err
+    assert err.startswith(f"millrace: audit: {config.parent}/audit-state/waivers/")
+    assert "No space left on device; make room and run it again" in err
+
+
+def test_that_nobody_reads_what_an_audit_told_is_no_failure_of_it(millrace, monkeypatch):
+    def gone(*_, **__):
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr(audit.typer, "echo", gone)
+    assert millrace("waive", "flights", "2013-01-01", "--why", "a trial")[0] == cli.READER_GONE_STATUS
 
 
 @pytest.mark.parametrize("command", [("run",), ("watch",), ("status",), ("explain", "flights", "2013-01-01")])
