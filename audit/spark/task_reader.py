@@ -119,9 +119,7 @@ def _read_records(
             view = batches.buffer.data
             for position, end, magic in batches.index[:, [B_POSITION, B_END, B_MAGIC]].tolist():
                 if magic == 2:
-                    rows.add(range_, view[position:end])
-                if len(rows) >= ROWS_PER_ARROW_BATCH:
-                    yield rows.flush()
+                    yield from rows.add(range_, view[position:end])
     if len(rows):
         yield rows.flush()
 
