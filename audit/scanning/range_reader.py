@@ -68,7 +68,7 @@ _OFFSET_OUT_OF_RANGE = 1
 _CORRUPT_MESSAGE = 2
 _ABORT_MARKER = 0
 _STORE_AWAY = "its remote store gives nothing"
-COMPACTED, DAMAGED = "compacted", "damaged"
+COMPACTED, DAMAGED, EXPIRED = "compacted", "damaged", "expired"
 REFUSED = "stretch of bytes that its broker finds corrupt"
 NO_BATCH = "stretch of bytes that is no batch"
 WRONG_CRC = "batch with a wrong CRC"
@@ -146,7 +146,7 @@ class RangeReader:
                     # Retention moved past the position since it was pinned. An end that moved *below* it
                     # means a truncated log: nothing of the range can be read any more.
                     resume = start if start > offset else range_.end_offset
-                    unread(offset, resume, "expired" if start > offset else "truncated")
+                    unread(offset, resume, EXPIRED if start > offset else "truncated")
                     offset = resume
                     batches = None
                 else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millrace.audit.scanning.range_reader import index_fetched
+from millrace.audit.scanning.range_reader import COMPACTED, EXPIRED, index_fetched
 from millrace.audit.spark import record_rows
 from millrace.audit.spark.read_options import RECORDS, ReadOptions
 from millrace.audit.spark.record_rows import RecordRows
@@ -74,3 +74,20 @@ def test_a_task_gives_every_row_once_however_they_are_parted(build, monkeypatch)
     parts = list(_read_records(Reader(), [RANGE], options))
     assert [row for part in parts for row in part.column("offset").to_pylist()] == list(range(40))
     assert {part.num_rows for part in parts} == {2}
+
+
+def test_what_was_deleted_within_a_batch_since_it_was_pinned_is_not_shown(build):
+    """The log begins at offset 2 now, and the batch there is given whole, with what stood before it."""
+
+    class Reader:
+        def read(self, range_, distrust, unread):
+            unread(0, 2, EXPIRED)
+            yield index_fetched(build.batch(0, [build.record(delta) for delta in range(4)]))
+            unread(4, 6, COMPACTED)
+            yield index_fetched(build.batch(4, [build.record(delta) for delta in (1, 2)]))
+
+    options = ReadOptions({"ewr": ["h:1"]}, mode=RECORDS, fail_on_loss=False)
+    (shown,) = _read_records(Reader(), [RANGE], options)
+    assert shown.column("offset").to_pylist() == [2, 3, 5, 6]
+    with pytest.raises(ValueError, match="offsets 0 to 1 cannot be read any more: expired"):
+        list(_read_records(Reader(), [RANGE], ReadOptions({"ewr": ["h:1"]}, mode=RECORDS)))
