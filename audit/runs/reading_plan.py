@@ -55,18 +55,15 @@ def plan_ranges(
             bounds.setdefault(place, []).append(offset)
     positions = _passed_everywhere(captured)
     mirrored = {source for source, _, _ in positions}
-    ids_told = {
-        (each.source, each.topic, each.partition, each.topic_id)
-        for each in captured.positions
-        if each.topic_id
-    }
+    ids_told: dict[ClusterPartition, set[str]] = {}
+    for each in captured.positions:
+        if each.topic_id:
+            ids_told.setdefault((each.source, each.topic, each.partition), set()).add(each.topic_id)
     ranges: list[OffsetRange] = []
     for pin in captured.pins:
         first = resumed[pin.key]
         place = (pin.cluster, pin.topic, pin.partition)
-        if pin.key not in before.offsets and any(
-            told[:3] == place and pin.topic_id and told[3] != pin.topic_id for told in ids_told
-        ):
+        if pin.key not in before.offsets and pin.topic_id and ids_told.get(place, set()) - {pin.topic_id}:
             # A mirror knew another topic of this name, which the audit never looked at.
             unread.append(note_of(pin, 0, 0, "recreated", captured.vanished_ms))
         whole = OffsetRange(

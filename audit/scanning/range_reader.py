@@ -13,8 +13,8 @@ Invariants:
   behind them that has one;
 - no header that cannot be believed says where to read on, nor what is aborted behind it;
 - every offset of the range is read or told to `unread`; a partition that stops answering raises one
-  `ClusterUnreachable` line, so that a job never takes silence for an empty log; so does one of another topic
-  than was pinned, under the same name.
+  `ClusterUnreachable` line, so that a job never takes silence for an empty log, nor a remote store (KIP-405)
+  that gives nothing for a hole; so does one of another topic than was pinned, under the same name.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from millrace.audit.scanning.credentials import Login, security_of
 from millrace.audit.spark.task_plan import OffsetRange
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.metadata import NO_TOPIC_ID
-from millrace.broker.client.offsets import EARLIEST
+from millrace.broker.client.offsets import EARLIEST, LATEST, local_start
 from millrace.broker.client.raw_fetch import FetchedPartition, FetchPosition, fetch
 from millrace.broker.errors import ClusterUnreachable, KafkaError, ProtocolError, error_for_code
 from millrace.broker.protocol.batch import CONTROL_BIT, HEADER_SIZE, TRANSACTIONAL_BIT
@@ -60,13 +60,15 @@ FIRST_FETCH_BYTES = 2 << 20
 LONG_WAY_S = 0.05
 PATIENCE_S = 30.0  # how long a partition may give nothing below its own end before the job gives up
 RETRY_WAIT_S = 0.1
-HOLE_AFTER_EMPTY_COUNT = 3  # empty answers before a hole that reaches the pinned end is believed
+# Empty answers before a hole that reaches the pinned end is believed, if it is one of the leader's own disk.
+HOLE_AFTER_EMPTY_COUNT = 3
 DAMAGED_AFTER_COUNT = 5  # answers "corrupt" before it is believed: another leader may have whole bytes
 _SMALLEST_BATCH = 61
 _OFFSET_OUT_OF_RANGE = 1
 _CORRUPT_MESSAGE = 2
 _ABORT_MARKER = 0
-COMPACTED, DAMAGED = "compacted", "damaged"
+_STORE_AWAY = "its remote store gives nothing"
+COMPACTED, DAMAGED, EXPIRED = "compacted", "damaged", "expired"
 REFUSED = "stretch of bytes that its broker finds corrupt"
 NO_BATCH = "stretch of bytes that is no batch"
 WRONG_CRC = "batch with a wrong CRC"
@@ -144,7 +146,7 @@ class RangeReader:
                     # Retention moved past the position since it was pinned. An end that moved *below* it
                     # means a truncated log: nothing of the range can be read any more.
                     resume = start if start > offset else range_.end_offset
-                    unread(offset, resume, "expired" if start > offset else "truncated")
+                    unread(offset, resume, EXPIRED if start > offset else "truncated")
                     offset = resume
                     batches = None
                 else:
@@ -201,9 +203,10 @@ class RangeReader:
     async def _fetch(self, range_: OffsetRange, offset: int) -> FetchedPartition | None:
         """One fetch with at least one whole batch, or OffsetOutOfRange; retries what may heal.
 
-        None where a leader that has the range's end keeps sending nothing: a hole reaches to the end. One
-        that keeps sending less than the batch that it begins with has damaged bytes: they are given as such,
-        and so is the answer of one that keeps finding them corrupt itself (it sends none of them).
+        None where a leader that has the range's end keeps sending nothing of its own disk: a hole reaches to
+        the end. One that keeps sending less than the batch that it begins with has damaged bytes: they are
+        given as such, and so is the answer of one that keeps finding them corrupt itself (it sends none of
+        them). OffsetOutOfRange is given where the log does not hold the offset.
         """
         deadline = time.monotonic() + PATIENCE_S
         reason = "no answer"
@@ -212,25 +215,36 @@ class RangeReader:
         while time.monotonic() < deadline:
             try:
                 fetched = await self._fetch_once(range_, offset, fresh_metadata)
-                if fetched.error_code in (0, _OFFSET_OUT_OF_RANGE):
-                    if fetched.error_code and fetched.log_start_offset < 0:
-                        # Apache Kafka does not say where its log begins, when it has not what was asked for.
-                        fetched = replace(fetched, log_start_offset=await self._log_start(range_))
-                    if fetched.error_code or holds_whole_batch(fetched.records):
+                if not fetched.error_code:
+                    if holds_whole_batch(fetched.records):
                         return fetched
                     reason = "no records"
                     readable = fetched.last_stable_offset if self._read_committed else fetched.high_watermark
                     empty_count += readable >= range_.end_offset
-                    if empty_count >= HOLE_AFTER_EMPTY_COUNT:
-                        return fetched if len(fetched.records) else None
-                    continue  # the broker long-polled: no need to wait here
-                corrupt_count += fetched.error_code == _CORRUPT_MESSAGE
-                if corrupt_count >= DAMAGED_AFTER_COUNT:
-                    return replace(fetched, records=memoryview(b""))
-                problem = error_for_code(fetched.error_code)
-                if not problem.retriable:
-                    raise problem
-                reason = str(problem)
+                    if empty_count < HOLE_AFTER_EMPTY_COUNT:
+                        continue  # the broker long-polled: no need to wait here
+                    if len(fetched.records):
+                        return fetched
+                    if not await self._is_remote(range_, offset):
+                        return None
+                    reason = _STORE_AWAY  # so Apache Kafka ends a fetch that has waited long enough for it
+                elif fetched.error_code == _OFFSET_OUT_OF_RANGE:
+                    if fetched.log_start_offset < 0:
+                        # Apache Kafka does not say where its log begins, when it has not what was asked for.
+                        fetched = replace(fetched, log_start_offset=await self._listed(range_, EARLIEST))
+                    if offset < fetched.log_start_offset or await self._listed(range_, LATEST) < offset:
+                        return fetched
+                    # Apache Kafka says so of a place that its remote store has no word of now.
+                    is_remote = await self._is_remote(range_, offset)
+                    reason = _STORE_AWAY if is_remote else "out of range, says its leader, in whose log it is"
+                else:
+                    corrupt_count += fetched.error_code == _CORRUPT_MESSAGE
+                    if corrupt_count >= DAMAGED_AFTER_COUNT:
+                        return replace(fetched, records=memoryview(b""))
+                    problem = error_for_code(fetched.error_code)
+                    if not problem.retriable:
+                        raise problem
+                    reason = str(problem)
             except ProtocolError as error:
                 reason = str(error)
             except KafkaError as error:
@@ -239,10 +253,13 @@ class RangeReader:
                 reason = str(error)
             fresh_metadata = True
             await asyncio.sleep(RETRY_WAIT_S)
+        remedy = "check the partition's leader"
+        if reason == _STORE_AWAY:
+            remedy = "check its tiered storage; if it is slow, raise remote.fetch.max.wait.ms of the brokers"
         raise ClusterUnreachable(
             range_.cluster,
             f"{range_.place} gave nothing at offset {offset}, below its end {range_.end_offset}, for "
-            f"{PATIENCE_S:.0f} s ({reason}); check the partition's leader",
+            f"{PATIENCE_S:.0f} s ({reason}); {remedy}",
         )
 
     async def _fetch_once(self, range_: OffsetRange, offset: int, fresh_metadata: bool) -> FetchedPartition:
@@ -281,10 +298,15 @@ class RangeReader:
                 return answer
         raise error_for_code(5, f"{range_.place} was not in the answer")
 
-    async def _log_start(self, range_: OffsetRange) -> int:
+    async def _listed(self, range_: OffsetRange, at: int) -> int:
         cluster = await self._cluster(range_.cluster)
         key = (range_.topic_here, range_.partition)
-        return (await cluster.list_offsets({key: EARLIEST}))[key].offset
+        return (await cluster.list_offsets({key: at}))[key].offset
+
+    async def _is_remote(self, range_: OffsetRange, offset: int) -> bool:
+        """Whether the leader has the offset in a remote store alone, which may be away."""
+        cluster = await self._cluster(range_.cluster)
+        return offset < await local_start(cluster, (range_.topic_here, range_.partition))
 
     async def _cluster(self, name: str) -> Cluster:
         cluster = self._clusters.get(name)

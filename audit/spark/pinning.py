@@ -79,11 +79,11 @@ def partitions_of(wanted: Subscription, metadata: ClusterMetadata, cluster: str)
     for topic in wanted.topics:
         if topic not in metadata.topics:
             raise ConfigError(f"option {wanted.option}", topic, f"a topic that cluster {cluster} has")
-    there = [key for topic in wanted.topics for key in metadata.partitions(topic)]
+    there = dict.fromkeys(key for topic in wanted.topics for key in metadata.partitions(topic))
     for topic, number in wanted.partitions:
         if (topic, number) not in there:
             highest = len(metadata.partitions(topic)) - 1
             raise ConfigError(
                 f"option {wanted.option}", f"{topic}-{number}", f"a partition of it, 0 to {highest}"
             )
-    return list(wanted.partitions) or there
+    return list(wanted.partitions or there)

@@ -47,8 +47,12 @@ def record_ddl(options: ReadOptions) -> str:
     return _PLAIN + _HEADERS * options.headers + _IDENTITY * options.identity
 
 
+ROWS_PER_ARROW_BATCH = 10_000
+BYTES_PER_ARROW_BATCH = 8 << 20  # a column of more than 2 GiB is no part of any
+
+
 class RecordRows:
-    """Rows on their way into one Arrow batch."""
+    """Rows on their way into Arrow batches."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._headers, self._identity = options.headers, options.identity
@@ -59,17 +63,32 @@ class RecordRows:
             fields.append(("identity", _ARROW_IDENTITY))
         self._schema = pa.schema(fields)
         self._columns: list[list[Any]] = [[] for _ in fields]
+        self._byte_count = 0
 
     def __len__(self) -> int:
         return len(self._columns[0])
 
-    def add(self, range_: OffsetRange, batch: memoryview) -> None:
-        """Every record of a whole batch that lies in the range."""
+    def add(self, range_: OffsetRange, batch: memoryview) -> Iterator[pa.RecordBatch]:
+        """Every record of a whole batch that lies in the range; yields what is full meanwhile, as a batch may
+        hold many times its size."""
         kind = int(parse_header(batch).is_log_append_time)
         for record in read_records(batch):
             if range_.first_offset <= record.offset < range_.end_offset:
+                size = self._size_of(record)
+                if len(self) and self._byte_count + size > BYTES_PER_ARROW_BATCH:
+                    yield self.flush()
                 for column, value in zip(self._columns, self._values(range_, record, kind), strict=True):
                     column.append(value)
+                self._byte_count += size
+                if len(self) >= ROWS_PER_ARROW_BATCH:
+                    yield self.flush()
+
+    def _size_of(self, record: Record) -> int:
+        """Bytes of what has no bound but that of a record's size."""
+        size = len(record.key or b"") + len(record.value or b"")
+        if self._headers:
+            size += sum(len(key) + len(value or b"") for key, value in record.headers)
+        return size
 
     def _values(self, range_: OffsetRange, record: Record, kind: int) -> Iterator[Any]:
         yield record.key
@@ -87,6 +106,7 @@ class RecordRows:
 
     def flush(self) -> pa.RecordBatch:
         columns, self._columns = self._columns, [[] for _ in self._columns]
+        self._byte_count = 0
         arrays = [pa.array(values, field.type) for values, field in zip(columns, self._schema, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 

@@ -7,6 +7,7 @@ client.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -17,6 +18,7 @@ from millrace.audit.scanning.counting import CellCounter
 from millrace.audit.scanning.range_reader import (
     COMPACTED,
     DAMAGED,
+    EXPIRED,
     FetchedBatches,
     RangeReader,
     offsets_of,
@@ -113,17 +115,30 @@ def _read_records(
     reader: RangeReader, ranges: Sequence[OffsetRange], options: ReadOptions
 ) -> Iterator[pa.RecordBatch]:
     rows = RecordRows(options)
-    unread = _refuse_unread if options.fail_on_loss else _pass_over
     for range_ in ranges:
-        for batches in reader.read(range_, _refuse, unread):
-            view = batches.buffer.data
-            for position, end, magic in batches.index[:, [B_POSITION, B_END, B_MAGIC]].tolist():
-                if magic == 2:
-                    rows.add(range_, view[position:end])
-                if len(rows) >= ROWS_PER_ARROW_BATCH:
-                    yield rows.flush()
+        yield from _read_range(reader, range_, rows, options.fail_on_loss)
     if len(rows):
         yield rows.flush()
+
+
+def _read_range(
+    reader: RangeReader, range_: OffsetRange, rows: RecordRows, fail_on_loss: bool
+) -> Iterator[pa.RecordBatch]:
+    shown = range_
+
+    def unread(first_offset: int, end_offset: int, cause: str) -> None:
+        nonlocal shown
+        if fail_on_loss:
+            _refuse_unread(first_offset, end_offset, cause)
+        elif cause == EXPIRED:
+            # The log may begin within a batch now, which is given whole: what was before is deleted.
+            shown = replace(range_, first_offset=end_offset)
+
+    for batches in reader.read(range_, _refuse, unread):
+        view = batches.buffer.data
+        for position, end, magic in batches.index[:, [B_POSITION, B_END, B_MAGIC]].tolist():
+            if magic == 2:
+                yield from rows.add(shown, view[position:end])
 
 
 def _refuse(reason: str) -> None:
@@ -137,7 +152,3 @@ def _refuse_unread(first_offset: int, end_offset: int, cause: str) -> None:
         f"offsets {first_offset} to {end_offset - 1} cannot be read any more: {cause}; "
         "option failOnDataLoss false passes over them"
     )
-
-
-def _pass_over(first_offset: int, end_offset: int, cause: str) -> None:
-    """What damage hides is told before (`_refuse`); the rest is gone."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millrace.broker.client.connection import request_schema
 from millrace.broker.client.leader_questions import ask_leaders, refused
-from millrace.broker.errors import KafkaError
+from millrace.broker.errors import KafkaError, UnsupportedVersion
 from millrace.broker.protocol.frames import Api
 from millrace.broker.protocol.topic_partition import TopicPartition
 
@@ -53,6 +53,16 @@ async def list_offsets(
 
     await ask_leaders(cluster, timestamps, found, ask, _WHAT)
     return found
+
+
+async def local_start(cluster: Cluster, key: TopicPartition) -> int:
+    """Where what a partition's leader has on its own disk begins: only from there on is giving nothing a word
+    of its log. Before it, it may be that its remote store is away (KIP-405). Raises KafkaError."""
+    try:
+        starts = await cluster.list_offsets({key: EARLIEST_LOCAL})
+    except UnsupportedVersion:
+        return 0  # it is older than remote stores
+    return starts[key].offset
 
 
 async def _ask(

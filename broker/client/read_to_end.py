@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.committed import committed_batches
-from millrace.broker.client.offsets import EARLIEST, EARLIEST_LOCAL, LATEST
+from millrace.broker.client.offsets import EARLIEST, LATEST, local_start
 from millrace.broker.client.raw_fetch import FetchedPartition, FetchPosition, fetch
 from millrace.broker.errors import (
     KafkaError,
@@ -23,7 +23,6 @@ from millrace.broker.errors import (
     OffsetOutOfRange,
     RequestTimedOut,
     UnknownTopicOrPartition,
-    UnsupportedVersion,
     error_for_code,
 )
 from millrace.broker.protocol.batch import verify_crc
@@ -140,12 +139,7 @@ async def _check_end(cluster: Cluster, reading: _Reading) -> None:
 async def _check_hole(cluster: Cluster, reading: _Reading, now: float) -> None:
     """Takes what is not given up to the pinned end for a hole; raises RequestTimedOut where it lies in a
     remote store, which has given nothing for the request timeout."""
-    try:
-        starts = await cluster.list_offsets({reading.key: EARLIEST_LOCAL})
-        local_start = starts[reading.key].offset
-    except UnsupportedVersion:
-        local_start = 0  # the server is older than remote stores
-    if reading.position >= local_start:
+    if reading.position >= await local_start(cluster, reading.key):
         reading.position = reading.end
         return
     reading.max_wait_ms = _STORE_WAIT_MS

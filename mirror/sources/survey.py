@@ -27,7 +27,7 @@ from uuid import UUID
 import structlog
 
 from millrace.broker.client.cluster import Cluster
-from millrace.broker.client.offsets import EARLIEST_LOCAL, LATEST
+from millrace.broker.client.offsets import LATEST, local_start
 from millrace.broker.client.raw_fetch import FetchedPartition, FetchPosition, fetch
 from millrace.broker.errors import (
     CorruptMessage,
@@ -35,7 +35,6 @@ from millrace.broker.errors import (
     LeaderNotAvailable,
     OffsetOutOfRange,
     RequestTimedOut,
-    UnsupportedVersion,
     error_for_code,
 )
 from millrace.mirror.batches.placement import (
@@ -307,17 +306,10 @@ class _Look:
         if code not in (0, KafkaStorageError.code):
             raise error_for_code(code)
         if self._local_start < 0:
-            self._local_start = await self._ask_local_start()
+            self._local_start = await local_start(self._cluster, self._key)
         if offset < self._local_start:
             _raise_refusal(answer)
             raise RequestTimedOut(f"the source gives nothing of its remote store, at offset {offset}")
-
-    async def _ask_local_start(self) -> int:
-        try:
-            starts = await self._cluster.list_offsets({self._key: EARLIEST_LOCAL})
-        except UnsupportedVersion:
-            return 0  # it is older than remote stores
-        return starts[self._key].offset
 
     async def _log_end(self) -> int:
         ends = await self._cluster.list_offsets({self._key: LATEST})

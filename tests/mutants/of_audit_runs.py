@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 JOB = "tests/unit/audit_job"
 BACKFILL = f"{JOB}/test_backfill.py"
+STORE = f"{JOB}/test_remote_store.py"
 
 OF_AUDIT_RUNS = (
     Mutant(
@@ -79,5 +80,28 @@ OF_AUDIT_RUNS = (
         rule='    if row["content"] == DIFFERS:\n',
         instead='    if row["content"] == "":\n',
         red=(f"{JOB}/test_summary_document.py::test_a_loss_by_contents_is_named_and_told",),
+    ),
+    Mutant(
+        name="remote-store-that-is-away-read-as-a-hole",
+        promise="Of what lies in a remote store nothing is taken for compacted, only since it is not given.",
+        file="audit/scanning/range_reader.py",
+        rule="                    if not await self._is_remote(range_, offset):\n",
+        instead="                    if True:\n",
+        red=(
+            f"{STORE}::test_what_a_remote_store_gives_late_is_read",
+            f"{STORE}::test_remote_store_that_stays_away_ends_the_read_and_nothing_is_noted_as_gone",
+        ),
+    ),
+    Mutant(
+        name="remote-store-without-a-word-read-as-a-shorter-log",
+        promise="An offset out of range that the log holds is not noted as truncated.",
+        file="audit/scanning/range_reader.py",
+        rule="if offset < fetched.log_start_offset or await self._listed(range_, LATEST) < offset:",
+        instead="if True:",
+        red=(
+            f"{STORE}::test_what_a_remote_store_gives_late_is_read",
+            f"{STORE}::test_remote_store_that_stays_away_ends_the_read_and_nothing_is_noted_as_gone",
+            f"{STORE}::test_leader_that_does_not_find_what_its_own_disk_has_is_told_as_that",
+        ),
     ),
 )

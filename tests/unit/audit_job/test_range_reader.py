@@ -298,6 +298,13 @@ def test_what_a_broker_keeps_finding_corrupt_is_damaged_and_reading_goes_on_behi
 class Silent(Refusing):
     """One that takes a damaged batch for the end of its file, wherever it has to go through it."""
 
+    def __init__(self, build, damaged) -> None:
+        super().__init__(build, damaged)
+        self._clusters = {"ewr": SimpleNamespace(list_offsets=self._list_offsets)}
+
+    async def _list_offsets(self, wanted):
+        return {key: SimpleNamespace(offset=0) for key in wanted}  # all of it is on its own disk
+
     async def _fetch_once(self, range_, offset, fresh_metadata):
         self.asked.append(offset)
         told = answer(self.build, offset, empty=offset in self.damaged)
