@@ -1,6 +1,6 @@
 """How many bytes an offset of a partition takes, so that tasks can be planned even.
 
-Called while ranges are pinned (`capture`, `task_reader.pin_ranges`). Estimates only: nothing but the
+Called while ranges are pinned (`capture`, `pinning.pin_ranges`). Estimates only: nothing but the
 evenness of tasks depends on them, so whatever goes wrong here leaves a partition out and fails nothing.
 
 DescribeLogDirs (KIP-113) gives every partition's size in one request a broker. It needs the right to describe

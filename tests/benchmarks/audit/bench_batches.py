@@ -28,8 +28,9 @@ from millrace.audit.scanning.range_reader import (
     mark_skipped,
 )
 from millrace.audit.scanning.unpack import Unpacker
+from millrace.audit.spark.pinning import pin_ranges
 from millrace.audit.spark.spark_source import parse_options
-from millrace.audit.spark.task_reader import count_batches, pin_ranges, read_task
+from millrace.audit.spark.task_reader import count_batches, read_task
 from tests.benchmarks.audit.load import BatchMaker, Shape, fill
 from tests.servers import BrokerProcess, ZooKeeper
 
