@@ -28,6 +28,7 @@ from millrace.audit.contract.event_values import (
     TierEvent,
 )
 from millrace.audit.contract.header import MAX_CREATED_MS, MAX_PRODUCER_NAME_SIZE, MAX_SEQUENCE
+from millrace.broker.protocol import gap_events
 
 MAX_TEXT_SIZE = 1024
 MAX_TOPIC_SIZE = 249
@@ -185,18 +186,28 @@ _COUNT_FIELDS = (
     _Field("sequenced", _TRUTH, absent=True, quiet=True),
     _Field("ambiguous_count", _COUNT, absent=0, quiet=True),
 )
-_GAP_FIELDS = (
-    _Field("mirror", _NAME),
-    _Field("source", _NAME),
-    _Field("topic", _TOPIC),
-    _Field("partition", _integer(0, (1 << 31) - 1)),
-    _Field("from", _COUNT, "from_offset"),
-    _Field("to", _COUNT, "to_offset"),
-    _Field("class", _TEXT, "cause"),
-    _Field("at_ms", _TIME_MS),
-    _Field("topic_id", _TEXT, absent="", quiet=True),
-    _Field("target", _TEXT, absent="", quiet=True),
-    _Field("open", _TRUTH, "has_open_end", absent=False, quiet=True),
+_GAP_KINDS = {
+    "mirror": _NAME,
+    "source": _NAME,
+    "topic": _TOPIC,
+    "partition": _integer(0, (1 << 31) - 1),
+    "from_offset": _COUNT,
+    "to_offset": _COUNT,
+    "cause": _TEXT,
+    "at_ms": _TIME_MS,
+    "topic_id": _TEXT,
+    "target": _TEXT,
+    "has_open_end": _TRUTH,
+}
+_GAP_FIELDS = tuple(
+    _Field(
+        name,
+        _GAP_KINDS[attribute],
+        attribute,
+        absent=gap_events.QUIET.get(attribute, _REQUIRED),
+        quiet=attribute in gap_events.QUIET,
+    )
+    for attribute, name in gap_events.FIELDS.items()
 )
 _TIER_FIELDS = (
     _Field("tier", _NAME),
@@ -282,7 +293,7 @@ class _Shape:
 _SHAPES = (
     _Shape("stream", StreamEvent, _STREAM_FIELDS, _check_stream),
     _Shape("count", CountEvent, _COUNT_FIELDS, _check_count),
-    _Shape("gap", GapEvent, _GAP_FIELDS, _check_gap),
+    _Shape(gap_events.TYPE, GapEvent, _GAP_FIELDS, _check_gap),
     _Shape("tier", TierEvent, _TIER_FIELDS, _check_tier),
 )
 _BY_NAME = {shape.name: shape for shape in _SHAPES}

@@ -1,7 +1,8 @@
 """The values of the audit's events: what producers, mirrors and online consumers testify. Pure values.
 
-Built by `session` and `count_stream` (stream, count), the mirror (gap) and `consumer` (tier); written and
-read as JSON by `event_json`; merged by `event_ledger`. EVENTS.md is their contract for other languages.
+Built by `session` and `count_stream` (stream, count), the mirror (gap, `protocol.gap_events`) and `consumer`
+(tier); written and read as JSON by `event_json`; merged by `event_ledger`. EVENTS.md is their contract for
+other languages.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from pyroaring import BitMap64
 
 from millrace.broker.errors import MillraceError
+from millrace.broker.protocol.gap_events import GapEvent
 
 EVENT_VERSION = 1
 OPENED, HEARTBEAT, CLOSED = "opened", "heartbeat", "closed"
@@ -75,42 +77,6 @@ class CountEvent:
     @property
     def key(self) -> str:
         return f"count/{self.stream}/{self.window_start_ms}"
-
-
-@dataclass(frozen=True, slots=True)
-class GapEvent:
-    """Source offsets [from_offset, to_offset) that a mirror could not carry, with the class of the cause.
-
-    `topic_id` is Kafka's id of the topic ("" = not known): one that is made anew gives its offsets out again.
-    `target` is that of the cluster into which they were not carried ("" = not known).
-    `has_open_end`: of a log that is gone, `to_offset` is how far it was known; more may have stood behind it.
-    `older_key` says that the event came under the key that ends with `from`: there, the event of a newer
-    topic, or of another class, may have taken the place of this one's predecessor.
-    """
-
-    mirror: str
-    source: str
-    topic: str
-    partition: int
-    from_offset: int
-    to_offset: int
-    cause: str
-    at_ms: int
-    topic_id: str = ""
-    older_key: bool = False
-    target: str = ""
-    has_open_end: bool = False
-
-    @property
-    def key(self) -> str:
-        if self.older_key:
-            return self.place_key
-        return f"{self.place_key}/{self.cause}" + (f"/{self.topic_id}" if self.topic_id else "")
-
-    @property
-    def place_key(self) -> str:
-        """Where the gap begins, whatever its topic and class."""
-        return f"gap/{self.mirror}/{self.source}/{self.topic}/{self.partition}/{self.from_offset}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ The event's fields are read by the audit, which counts what the gap explains.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from enum import StrEnum
 
+from millrace.broker.protocol.gap_events import GapEvent, encode_gap
 from millrace.mirror.topics.routes import SourcePartition
 
 
@@ -72,31 +72,20 @@ def gap_event(mirror: str, gap: Gap, target_id: str = "") -> tuple[bytes, bytes]
     """Key and value of the gap's event in the audit topic of the target, whose cluster id is told ("" where
     it has none): a mirror of the same name into another cluster may have carried what this one could not.
 
-    The same gap has the same key after a restart, so a partition that stops again at it adds nothing. Another
-    topic of the same name, or another class, has another key: the audit topic is compacted, and none takes
-    another's place.
+    The same gap has the same key after a restart, so a partition that stops again at it adds nothing.
     """
     where = gap.partition
-    key = f"gap/{mirror}/{where.source}/{where.topic}/{where.partition}/{gap.from_offset}"
-    key += f"/{gap.gap_class.value}"
-    if gap.topic_id:
-        key += f"/{gap.topic_id}"
-    value = {
-        "version": 1,
-        "type": "gap",
-        "mirror": mirror,
-        "source": where.source,
-        "topic": where.topic,
-        "partition": where.partition,
-        "from": gap.from_offset,
-        "to": gap.to_offset,
-        "class": gap.gap_class.value,
-        "at_ms": gap.at_ms,
-    }
-    if gap.topic_id:
-        value["topic_id"] = gap.topic_id
-    if target_id:
-        value["target"] = target_id
-    if gap.has_open_end:
-        value["open"] = True
-    return key.encode(), json.dumps(value, separators=(",", ":")).encode()
+    event = GapEvent(
+        mirror=mirror,
+        source=where.source,
+        topic=where.topic,
+        partition=where.partition,
+        from_offset=gap.from_offset,
+        to_offset=gap.to_offset,
+        cause=gap.gap_class.value,
+        at_ms=gap.at_ms,
+        topic_id=gap.topic_id,
+        target=target_id,
+        has_open_end=gap.has_open_end,
+    )
+    return encode_gap(event)

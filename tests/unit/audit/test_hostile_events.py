@@ -283,7 +283,7 @@ def test_gaps_and_tiers_merge_to_the_same_in_any_order(order):
     assert list(ledger.gaps.values()) == [events[1]] and list(ledger.tiers.values()) == [events[3]]
 
 
-@pytest.mark.parametrize("order", permutations(range(3)))
+@pytest.mark.parametrize("order", list(permutations(range(3))))
 def test_of_a_gap_told_again_the_farthest_end_counts_whatever_clock_it_was_told_by(order):
     """A worker whose clock is an hour ahead tells of it and dies; the next sees that more is gone."""
     ahead = GapEvent("m", "ewr", "flights", 3, 10, 20, "recreated", 3_601_000)
