@@ -155,7 +155,7 @@ def _shared(
     size: Size, name: str, words: list[str], runs_variable: str, seed_variable: str, *, histories: str = ""
 ) -> Command:
     """Histories whose number and whose first seed these variables say. `histories`: which tests they are (as
-    for pytest's -k), where the others, whose outcome follows from the first seed too, are for one process."""
+    for pytest's -k), where the others, which are the same whatever the seed, are for one process."""
 
     def some(name: str, words: list[str], seed: int, runs: int) -> Command:
         return Command(name, words, {runs_variable: str(runs), seed_variable: str(seed)}, seed)
