@@ -183,30 +183,30 @@ def _run(
         if only is not None:
             step(backfill.sentence(config, only))
         step("reading events and pinning offsets")  # while Spark starts
-        job = _prepare(config, state, before, clock_ms, only)
-        job.since_ms = None if horizon_ms is None or only is not None else job.now_ms - horizon_ms
-        with leaving_no_trace(job):
+        run = _prepare(config, state, before, clock_ms, only)
+        run.since_ms = None if horizon_ms is None or only is not None else run.now_ms - horizon_ms
+        with leaving_no_trace(run):
             session = spark.session()
-            step(f"counting {sum(each.size for each in job.ranges):,} records")
-            meter = ReadMeter(session, job.ranges, by_records=config.reader == "spark-kafka")
+            step(f"counting {sum(each.size for each in run.ranges):,} records")
+            meter = ReadMeter(session, run.ranges, by_records=config.reader == "spark-kafka")
             with meter.telling(step.tell):
-                cells = _count(session, job, meter, work)
+                cells = _count(session, run, meter, work)
             step("reconciling")
-            after = next_commit(job, cells)
-            rows = _reconcile(session, job, after, cells)
+            after = next_commit(run, cells)
+            rows = _reconcile(session, run, after, cells)
             tail = counts_of(cells.notes(tail=True), NOTE_UNTRUSTED)
-            accepted, now_ms = read_accepted(state), job.now_ms
+            accepted, now_ms = read_accepted(state), run.now_ms
             doubts = doubts_of(
-                config, job.captured, after, tail, job.late, rows, accepted, now_ms, job.since_ms
+                config, run.captured, after, tail, run.late, rows, accepted, now_ms, run.since_ms
             )
             step("summing up the verdicts")
             with report.reading((WATERMARKS_FILE,)) as folder:
-                job.told = last_told(read_told(folder, WATERMARKS_FILE), before.watermarks)
-            found = _judge(job, rows, doubts)
-            summary = _summary(job, after, cells, found)
+                run.told = last_told(read_told(folder, WATERMARKS_FILE), before.watermarks)
+            found = _judge(run, rows, doubts)
+            summary = _summary(run, after, cells, found)
             if only is None:
                 step("keeping the state")
-                keep_verdicts(job, after, cells, found)
+                keep_verdicts(run, after, cells, found)
             read = meter.records, meter.bytes
             count, size = state.size(before if only is not None else after)
             spark.release()
@@ -216,7 +216,7 @@ def _run(
                 known = after.number
             step("writing the report")  # of rows that go with the run, if it learnt nothing
             cost = Cost(*read, round(time.monotonic() - begun_s, 3), size, count)
-            problem = _report(job, found, {**summary, "run": asdict(cost)}, report, known)
+            problem = _report(run, found, {**summary, "run": asdict(cost)}, report, known)
     return JobResult(exit_status(summary), summary, problem, cost)
 
 
@@ -273,79 +273,79 @@ def _prepare(
     )
 
 
-def _count(spark: SparkSession, job: Run, meter: ReadMeter, work: Path) -> RunCells:
+def _count(spark: SparkSession, run: Run, meter: ReadMeter, work: Path) -> RunCells:
     """Write the facts and scan the pinned ranges into Parquet."""
-    facts = job.before.events
-    if fact_rows.digest(job.facts) != job.before.events_digest or not facts:
-        facts = f"events/{job.name}.parquet"
-        job.state.write_table(facts, job.facts)
-    cells = RunCells(spark, job.state, job.name, job.kept.cells, facts, work)
-    cells.count(job.config, job.ranges, meter)
+    facts = run.before.events
+    if fact_rows.digest(run.facts) != run.before.events_digest or not facts:
+        facts = f"events/{run.name}.parquet"
+        run.state.write_table(facts, run.facts)
+    cells = RunCells(spark, run.state, run.name, run.kept.cells, facts, work)
+    cells.count(run.config, run.ranges, meter)
     return cells
 
 
-def _reconcile(spark: SparkSession, job: Run, after: Commit, cells: RunCells) -> Rows:
+def _reconcile(spark: SparkSession, run: Run, after: Commit, cells: RunCells) -> Rows:
     """Every stream's verdicts, from the cells on disk and the facts, and the roster's; with their revisions,
     and with the lines that are carried on. Executors write them; the driver reads what was written."""
-    doubts = unread_of(cells.notes(tail=True), job.captured.vanished_ms)
-    foreign = [name for name, each in job.config.aggregates().items() if each.mirror == "foreign"]
+    doubts = unread_of(cells.notes(tail=True), run.captured.vanished_ms)
+    foreign = [name for name, each in run.config.aggregates().items() if each.mirror == "foreign"]
     arrivals: dict[str, Mapping[ClusterPartition, Passage]] = {}
     with failing_in_one_line():
         for name in foreign:
-            arrivals[name] = arrival_passages(cells.all(), job.captured.pins, job.config.sources(), name)
-    before = job.before.verdicts if job.only is None else None
-    rows = cells.reconcile(_reconciler(job, after, doubts, arrivals), before)
-    job.row_files = list(rows.files)
-    job.foreign = foreign_counts(rows)
-    late = upkeep.late_counts(rows) if job.only is None else {}  # a backfill reads all of it again
-    job.late_again = upkeep.late_counts(rows, again=True) if late else {}
+            arrivals[name] = arrival_passages(cells.all(), run.captured.pins, run.config.sources(), name)
+    before = run.before.verdicts if run.only is None else None
+    rows = cells.reconcile(_reconciler(run, after, doubts, arrivals), before)
+    run.row_files = list(rows.files)
+    run.foreign = foreign_counts(rows)
+    late = upkeep.late_counts(rows) if run.only is None else {}  # a backfill reads all of it again
+    run.late_again = upkeep.late_counts(rows, again=True) if late else {}
     for what, count in late.items():
-        job.late[what] = job.late.get(what, 0) + count
-    roster = verdict_rows(roster_of(job.config, job.captured, rows, job.pruned, job.now_ms))
-    if job.only is not None:
+        run.late[what] = run.late.get(what, 0) + count
+    roster = verdict_rows(roster_of(run.config, run.captured, rows, run.pruned, run.now_ms))
+    if run.only is not None:
         return Beside(rows, unnumbered(roster))
-    owed, job.pruned_lines = own_lines(job.state, job.before.verdicts, job.config.topics)
-    numbered = number_rows(roster, owed, job.now_ms)
-    job.owed = lines_of(numbered)
+    owed, run.pruned_lines = own_lines(run.state, run.before.verdicts, run.config.topics)
+    numbered = number_rows(roster, owed, run.now_ms)
+    run.owed = lines_of(numbered)
     return Beside(rows, numbered)
 
 
 def _reconciler(
-    job: Run,
+    run: Run,
     after: Commit,
     doubts: Sequence[UnreadNote] = (),
     arrivals: Mapping[str, Mapping[ClusterPartition, Passage]] | None = None,
 ) -> Reconciler:
     """`doubts` are parts of the tail that could not be read: they are not kept, the tail is read again. A
     backfill knows from the state, too, which topics were there once."""
-    read = {**job.before.offsets, **after.offsets}
-    return reconciler_of(job.config, job.captured, [*after.unread, *doubts], job.now_ms, arrivals, read)
+    read = {**run.before.offsets, **after.offsets}
+    return reconciler_of(run.config, run.captured, [*after.unread, *doubts], run.now_ms, arrivals, read)
 
 
-def _judge(job: Run, numbered: Rows, doubts: Doubts) -> Findings:
+def _judge(run: Run, numbered: Rows, doubts: Doubts) -> Findings:
     """Waivers and watermarks of the rows (`_reconcile`)."""
     nothing = NUMBERED_SCHEMA.empty_table()
-    if job.only is not None:
-        rows = View(numbered, partial(backfill.rows_between, only=job.only), backfill.READ)
+    if run.only is not None:
+        rows = View(numbered, partial(backfill.rows_between, only=run.only), backfill.READ)
         rows = View(rows, rows_of, ["state"])
-        standing = standing_waivers(read_waivers(job.state), rows)
+        standing = standing_waivers(read_waivers(run.state), rows)
         return Findings(rows, rows, nothing, nothing, standing, {}, doubts)
     rows = View(numbered, rows_of, ["state"])
-    standing = standing_waivers(read_waivers(job.state), rows, job.pruned_lines)
+    standing = standing_waivers(read_waivers(run.state), rows, run.pruned_lines)
     watermarks = watermarks_of(
         rows,
-        job.pruned_lines,
-        streams_of(job.config, job.captured),
+        run.pruned_lines,
+        streams_of(run.config, run.captured),
         [each.waiver for each in standing if each.stands],
-        job.config.topics,
-        over_ms=job.now_ms - job.config.grace_ms,
+        run.config.topics,
+        over_ms=run.now_ms - run.config.grace_ms,
     )
-    watermarks = doubts.held(watermarks, job.before.watermarks)
-    deciding, older = split_older(rows, job.since_ms)
+    watermarks = doubts.held(watermarks, run.before.watermarks)
+    deciding, older = split_older(rows, run.since_ms)
     return Findings(rows, deciding, older, numbered, standing, watermarks, doubts)
 
 
-def _summary(job: Run, after: Commit, cells: RunCells, found: Findings) -> dict[str, Any]:
+def _summary(run: Run, after: Commit, cells: RunCells, found: Findings) -> dict[str, Any]:
     unaudited = Counter(unaudited_of(cells.notes(tail=True)))
     for what, count in after.untrusted.items():
         if upkeep.is_unaudited(what):
@@ -356,85 +356,85 @@ def _summary(job: Run, after: Commit, cells: RunCells, found: Findings) -> dict[
     revisions, revised_more = revisions_of(lines)
     summary = summarise(
         found.deciding,
-        tiers=tiers_of(job.config),
-        at_ms=job.now_ms,
-        grace_ms=job.config.grace_ms,
-        window_ms=job.config.window_ms,
+        tiers=tiers_of(run.config),
+        at_ms=run.now_ms,
+        grace_ms=run.config.grace_ms,
+        window_ms=run.config.window_ms,
         untrusted={each.what: each.count for each in doubts.told()},
         unaudited=unaudited,
-        foreign=job.foreign,
+        foreign=run.foreign,
         accepted=waived,
         waived=found.waived,
         doubted=bool(doubts.deciding()),
         in_doubt=any(each.what not in waived for each in doubts.deciding()),
         older=found.older,
         older_untrusted=doubts.older(),
-        holds=doubts.holds(job.config.topics),
-        since_ms=job.since_ms,
+        holds=doubts.holds(run.config.topics),
+        since_ms=run.since_ms,
         untrusted_waivers=[each.told() for each in doubts.waivers],
         waivers=[each.told() for each in found.waivers],
         watermarks={topic: iso_time(at) for topic, at in found.watermarks.items()},
         revisions=revisions,
         revised_more=revised_more,
-        notes=_notes(job, doubts),
+        notes=_notes(run, doubts),
     )
-    back = steps_back(job.told, found.watermarks)
+    back = steps_back(run.told, found.watermarks)
     if back:
         summary["watermark_steps_back"] = back
     return summary
 
 
-def _notes(job: Run, doubts: Doubts) -> list[str]:
-    config, captured = job.config, job.captured
+def _notes(run: Run, doubts: Doubts) -> list[str]:
+    config, captured = run.config, run.captured
     told = [
         *notes.window_notes(streams_of(config, captured), config.topics, config.window_ms),
         *notes.absent_notes(captured.absent, captured.silent_sources),
-        *foreign_notes(job.foreign),
+        *foreign_notes(run.foreign),
         *doubts.notes(),
     ]
-    if job.only is not None:
-        told.append(backfill.sentence(config, job.only))
+    if run.only is not None:
+        told.append(backfill.sentence(config, run.only))
     return notes.told(told)
 
 
-def _report(job: Run, found: Findings, summary: Mapping[str, Any], report: Report, known: int) -> str:
+def _report(run: Run, found: Findings, summary: Mapping[str, Any], report: Report, known: int) -> str:
     """Tell what was found, unless a run that learnt more than commit `known` has told it meanwhile: its look
     is newer. Returns what went wrong with it."""
-    latest = _newest(job, known)
+    latest = _newest(run, known)
     if latest > known:
         return f"run {latest} of another audit job has ended meanwhile; its report and watermarks stay"
     with report.staged((LAST_FAILURE,)) as folder:
-        problem = _tell(job, found, summary, folder)
+        problem = _tell(run, found, summary, folder)
     with contextlib.suppress(MillraceError, OSError):  # it is told, whatever becomes of the state
-        latest = _newest(job, known)
+        latest = _newest(run, known)
     if latest > known:  # files of the two may have taken each other's place
         told = f"run {latest} of another audit job has ended while the report was written; run it again"
         return f"{problem}; {told}" if problem else told
     return problem
 
 
-def _newest(job: Run, known: int) -> int:
+def _newest(run: Run, known: int) -> int:
     """The number of the newest commit; a backfill's report is its own, whatever is committed."""
-    return job.state.latest().number if job.only is None else known
+    return run.state.latest().number if run.only is None else known
 
 
-def _tell(job: Run, found: Findings, summary: Mapping[str, Any], folder: Path) -> str:
+def _tell(run: Run, found: Findings, summary: Mapping[str, Any], folder: Path) -> str:
     """Write the report and the watermarks; returns what went wrong with telling ZooKeeper."""
-    if job.only is None:
+    if run.only is None:
         path = folder / WATERMARKS_FILE
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         try:
-            temporary.write_text(document(found.watermarks, job.now_ms, job.number), "utf-8")
+            temporary.write_text(document(found.watermarks, run.now_ms, run.number), "utf-8")
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
     write_report(folder, summary, found.rows)
-    if job.only is not None or job.config.zookeeper is None:
+    if run.only is not None or run.config.zookeeper is None:
         return ""
     from millrace.audit.runs.watermark_znode import publish
 
     try:
-        overtaken = publish(job.config.zookeeper, found.watermarks, job.now_ms, job.number)
+        overtaken = publish(run.config.zookeeper, found.watermarks, run.now_ms, run.number)
     except ZooKeeperUnreachable as problem:
         return f"the watermarks were not told to {problem}"
     return f"a later run had told the watermark of {', '.join(overtaken)}" if overtaken else ""

@@ -38,42 +38,42 @@ from millrace.audit.spark.spark_cells import RunCells
 from millrace.broker.errors import MillraceError
 
 
-def next_commit(job: Run, cells: RunCells) -> Commit:
+def next_commit(run: Run, cells: RunCells) -> Commit:
     """The state as this run found it, but for its verdicts; not yet visible."""
-    before = job.kept
-    ledger = job.captured.ledger
-    kept = {each for each in job.ranges if not each.tail}
-    offsets = {**before.offsets, **read_until(job.captured, kept, before.offsets)}
+    before = run.kept
+    ledger = run.captured.ledger
+    kept = {each for each in run.ranges if not each.tail}
+    offsets = {**before.offsets, **read_until(run.captured, kept, before.offsets)}
     notes = cells.notes(tail=False)
-    untrusted, ages = upkeep.aged(before.untrusted, before.untrusted_at, job.config.keep_ms, job.now_ms)
+    untrusted, ages = upkeep.aged(before.untrusted, before.untrusted_at, run.config.keep_ms, run.now_ms)
     found = Counter(counts_of(notes, NOTE_UNTRUSTED))
     found.update({f"{NOTE_UNAUDITED}/{tier}": n for tier, n in unaudited_of(notes).items()})
-    found.update(job.late)
-    found.update(lost_counts(job.captured.events_lost))
+    found.update(run.late)
+    found.update(lost_counts(run.captured.events_lost))
     for named, count in found.items():
         what = _named_or_counted(named, untrusted)
         untrusted[what] = untrusted.get(what, 0) + count
-        ages[what] = job.now_ms
+        ages[what] = run.now_ms
     learnt = any(each.size for each in kept)
-    events = to_keep(job.captured.events, ledger)
+    events = to_keep(run.captured.events, ledger)
     return Commit(
-        number=job.number,
-        at_ms=job.now_ms,
-        window_ms=job.config.window_ms,
+        number=run.number,
+        at_ms=run.now_ms,
+        window_ms=run.config.window_ms,
         cells=[*before.cells, *(cells.new_files() if learnt else ())],
         events=cells.facts,
-        events_digest=fact_rows.digest(job.facts),
+        events_digest=fact_rows.digest(run.facts),
         offsets=offsets,
-        unread=united_notes([*before.unread, *job.unread, *unread_of(notes, job.captured.vanished_ms)]),
+        unread=united_notes([*before.unread, *run.unread, *unread_of(notes, run.captured.vanished_ms)]),
         gaps=[event_to_keep(gap) for _, gap in sorted(ledger.gaps.items())],
         untrusted=untrusted,
         untrusted_at=ages,
-        claims=[(*place, each) for place, each in sorted(open_claims(ledger, job.captured.claims).items())],
-        clusters={**before.clusters, **{name: id_ for name, id_ in job.captured.cluster_ids.items() if id_}},
-        answered=[(*place, count) for place, count in sorted(job.captured.answered.items())],
+        claims=[(*place, each) for place, each in sorted(open_claims(ledger, run.captured.claims).items())],
+        clusters={**before.clusters, **{name: id_ for name, id_ in run.captured.cluster_ids.items() if id_}},
+        answered=[(*place, count) for place, count in sorted(run.captured.answered.items())],
         verdicts=before.verdicts,
         verdicts_digest=before.verdicts_digest,
-        folded_ms=before.folded_ms or job.now_ms,
+        folded_ms=before.folded_ms or run.now_ms,
         events_read=events.positions,
         events_ways=events.ways,
         events_doubted=events.doubts(),
@@ -90,46 +90,46 @@ def _named_or_counted(what: str, untrusted: Mapping[str, int]) -> str:
     return what if named < MOST_PAIRS_NAMED else f"{MORE_PAIRS}{place}"
 
 
-def keep_verdicts(job: Run, after: Commit, cells: RunCells, found: Findings) -> None:
+def keep_verdicts(run: Run, after: Commit, cells: RunCells, found: Findings) -> None:
     """Put the settled verdicts into the commit, and fold what may be folded."""
-    config = job.config
+    config = run.config
     pruned = SETTLED_SCHEMA.empty_table()
     loose_count = len(cells.loose_files())
-    if upkeep.is_due(job.before, loose_count, config.keep_ms, job.now_ms):
-        pruned = _fold(job, after, cells, found, loose_count)
+    if upkeep.is_due(run.before, loose_count, config.keep_ms, run.now_ms):
+        pruned = _fold(run, after, cells, found, loose_count)
     after.claims = upkeep.claims_to_keep(
-        after.claims, found.rows, config.grace_ms, config.keep_ms, job.now_ms
+        after.claims, found.rows, config.grace_ms, config.keep_ms, run.now_ms
     )
     after.watermarks = {topic: at for topic, at in found.watermarks.items() if at is not None}
-    earlier, owed = but(job.pruned_lines, pruned), but(job.owed, pruned)
+    earlier, owed = but(run.pruned_lines, pruned), but(run.owed, pruned)
     of_rows = View(found.numbered, partial(lines_but, pruned=pruned), LINE_COLUMNS, makes=True)
     after.verdicts_digest = lines_digest(earlier, pruned, of_rows)
-    if after.verdicts_digest == job.before.verdicts_digest and job.before.verdicts:
+    if after.verdicts_digest == run.before.verdicts_digest and run.before.verdicts:
         return
-    folder = f"verdicts/{job.name}"
-    after.verdicts = [*job.row_files, f"{folder}/{LINES}"]
-    job.state.write_table(f"{folder}/{LINES}", pa.concat_tables([earlier, owed]))
+    folder = f"verdicts/{run.name}"
+    after.verdicts = [*run.row_files, f"{folder}/{LINES}"]
+    run.state.write_table(f"{folder}/{LINES}", pa.concat_tables([earlier, owed]))
     if pruned.num_rows:
         after.verdicts.append(f"{folder}/{PRUNED}")
-        job.state.write_table(f"{folder}/{PRUNED}", pruned)
+        run.state.write_table(f"{folder}/{PRUNED}", pruned)
 
 
-def _fold(job: Run, after: Commit, cells: RunCells, found: Findings, loose_count: int) -> pa.Table:
+def _fold(run: Run, after: Commit, cells: RunCells, found: Findings, loose_count: int) -> pa.Table:
     """Prune what the policy lets go, unite cells of what is proven, and make the files of many runs few.
     Returns the lines of the windows that were pruned."""
-    config, ledger = job.config, job.captured.ledger
-    pruned = {stream: each.copy() for stream, each in job.pruned.items()}
+    config, ledger = run.config, run.captured.ledger
+    pruned = {stream: each.copy() for stream, each in run.pruned.items()}
     lines = SETTLED_SCHEMA.empty_table()
-    may_unite = uniting.may_unite(config, job.captured)
+    may_unite = uniting.may_unite(config, run.captured)
     if config.keep_ms is not None:
         lines = upkeep.prune(
             found.numbered,
-            job.pruned_lines,
+            run.pruned_lines,
             pruned,
             found.waived,
             cells.windows_of_tail,
             config.keep_ms,
-            job.now_ms,
+            run.now_ms,
             config.window_ms,
             places_decide=not may_unite,
         )
@@ -138,22 +138,22 @@ def _fold(job: Run, after: Commit, cells: RunCells, found: Findings, loose_count
     upkeep.forget_pruned(ledger, pruned, learn=True)
     # The fold goes by all that is pruned, also of streams that are forgotten now: no commit names this table.
     told = uniting.fold_plan(pruned)
-    plan = f"events/{job.name}-plan.parquet" if told.num_rows else ""
+    plan = f"events/{run.name}-plan.parquet" if told.num_rows else ""
     if plan:
-        job.state.write_table(plan, told)
-    proven = job.row_files if may_unite else ()
+        run.state.write_table(plan, told)
+    proven = run.row_files if may_unite else ()
     # Cells of a window that is pruned now may be in any file; of one that was before, only in loose ones.
     after.cells = cells.fold(plan, proven, whole=lines.num_rows > 0)
     needed = upkeep.doubted_streams(found.rows, found.waived)
-    needed |= upkeep.roster_streams(config.roster(), ledger, found.rows, config.grace_ms, job.now_ms)
-    upkeep.forget_streams(ledger, pruned, job.captured.told, needed, config.grace_ms, job.now_ms)
-    facts = kept_facts(config, job.captured, pruned)
-    after.events, after.events_digest = f"events/{job.name}-folded.parquet", fact_rows.digest(facts)
-    job.state.write_table(after.events, facts)
-    after.folded_ms = job.now_ms
-    for what, count in upkeep.late_to_keep(job.late, job.late_again).items():
+    needed |= upkeep.roster_streams(config.roster(), ledger, found.rows, config.grace_ms, run.now_ms)
+    upkeep.forget_streams(ledger, pruned, run.captured.told, needed, config.grace_ms, run.now_ms)
+    facts = kept_facts(config, run.captured, pruned)
+    after.events, after.events_digest = f"events/{run.name}-folded.parquet", fact_rows.digest(facts)
+    run.state.write_table(after.events, facts)
+    after.folded_ms = run.now_ms
+    for what, count in upkeep.late_to_keep(run.late, run.late_again).items():
         after.untrusted[what] = after.untrusted.get(what, 0) + count
-        after.untrusted_at[what] = job.now_ms
+        after.untrusted_at[what] = run.now_ms
     return lines
 
 
@@ -164,7 +164,7 @@ def kept_facts(config: AuditConfig, captured: Capture, pruned: Mapping[str, Prun
 
 
 @contextlib.contextmanager
-def leaving_no_trace(job: Run) -> Iterator[None]:
+def leaving_no_trace(run: Run) -> Iterator[None]:
     """Remove what the run wrote when no commit names it: it failed, or learnt nothing.
 
     What stays because the state cannot be reached is swept in a day, and hides neither why a run ended nor
@@ -174,20 +174,20 @@ def leaving_no_trace(job: Run) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(MillraceError, OSError):
-            _tidy(job)
+            _tidy(run)
 
 
-def _tidy(job: Run) -> None:
-    newest = job.state.latest()
+def _tidy(run: Run) -> None:
+    newest = run.state.latest()
     named = newest.rooms()
     for room, entry in (
-        ("cells", job.name),
-        ("cells", f"{job.name}-folded"),
-        ("events", f"{job.name}.parquet"),
-        ("events", f"{job.name}-folded.parquet"),
-        ("events", f"{job.name}-plan.parquet"),
-        ("verdicts", job.name),
+        ("cells", run.name),
+        ("cells", f"{run.name}-folded"),
+        ("events", f"{run.name}.parquet"),
+        ("events", f"{run.name}-folded.parquet"),
+        ("events", f"{run.name}-plan.parquet"),
+        ("verdicts", run.name),
     ):
         if (room, entry) not in named:
-            job.state.files.remove(f"{room}/{entry}")
-    job.state.sweep(newest)
+            run.state.files.remove(f"{room}/{entry}")
+    run.state.sweep(newest)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.audit.scanning.set_kernels import RUN_COLUMNS, merge_runs
+from millrace.audit.scanning.set_kernels import FIRST, LAST, RUN_COLUMNS, SET, merge_runs
 from millrace.audit.scanning.united_sets import Bitmaps, encode_sets, in_order
 
-SET, FIRST, LAST, COPIES = range(4)
-COPY_COLUMNS = 4
+COPIES = RUN_COLUMNS
+COPY_COLUMNS = RUN_COLUMNS + 1
 _NUMBER_BITS = 33  # one more than a number has: a range ends behind its last
 
 
@@ -62,7 +62,7 @@ def encode_copies(ranges: NDArray[np.int64], count: int) -> tuple[Bitmaps, NDArr
     for place, rows in enumerate(digits):
         part = runs[end : end + len(rows)]
         part[:] = ranges[rows, :RUN_COLUMNS]
-        part[:, 0] = bounds[part[:, 0]] + place
+        part[:, SET] = bounds[part[:, SET]] + place
         end += len(rows)
     runs = in_order(runs)
     kept, _ = merge_runs(runs, np.empty_like(runs))

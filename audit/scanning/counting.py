@@ -232,8 +232,9 @@ class CellCounter:
     def _numbers_of(self, groups: NDArray[np.int64], buffer: NDArray[np.uint8]) -> NDArray[np.int64]:
         """The numbers of the groups' first names: a text is made once for each name, told by its words."""
         words = np.ascontiguousarray(groups[:, _NAME_WORDS])
-        words[words[:, 0] < 8, 2] = 0  # of a short name the kernel fills no more
-        words[words[:, 0] <= 16, 3] = 0
+        size, _, first, middle = range(len(_NAME_WORDS))
+        words[words[:, size] < 8, first] = 0  # of a short name the kernel fills no more
+        words[words[:, size] <= 16, middle] = 0
         keys = words.view(np.dtype((np.void, words.itemsize * len(_NAME_WORDS)))).ravel()
         _, firsts, which = np.unique(keys, return_index=True, return_inverse=True)
         numbers = np.empty(len(firsts), np.int64)

@@ -23,7 +23,10 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, types
 
+SET, FIRST, LAST = range(3)
 RUN_COLUMNS = 3
+KEY, MEMBERS, RUN_COUNT = range(3)
+"""Columns of runs, and of what is known of a bitmap's containers (`_containers`)."""
 
 SMALL_SET_BYTES = 512
 """A bitmap that `read_sets` takes apart; a larger one has so many members that a Python step is cheap."""
@@ -48,22 +51,22 @@ def merge_runs(runs, again):  # type: ignore[no-untyped-def]
     kept = np.int64(0)
     found = np.int64(0)
     for row in range(runs.shape[0]):
-        number = runs[row, 0]
-        first = runs[row, 1]
-        last = runs[row, 2]
-        if kept > 0 and runs[kept - 1, 0] == number and first - 1 <= runs[kept - 1, 2]:
-            top = runs[kept - 1, 2]
+        number = runs[row, SET]
+        first = runs[row, FIRST]
+        last = runs[row, LAST]
+        if kept > 0 and runs[kept - 1, SET] == number and first - 1 <= runs[kept - 1, LAST]:
+            top = runs[kept - 1, LAST]
             if first <= top:
-                again[found, 0] = number
-                again[found, 1] = first
-                again[found, 2] = min(last, top)
+                again[found, SET] = number
+                again[found, FIRST] = first
+                again[found, LAST] = min(last, top)
                 found += 1
             if last > top:
-                runs[kept - 1, 2] = last
+                runs[kept - 1, LAST] = last
         else:
-            runs[kept, 0] = number
-            runs[kept, 1] = first
-            runs[kept, 2] = last
+            runs[kept, SET] = number
+            runs[kept, FIRST] = first
+            runs[kept, LAST] = last
             kept += 1
     return kept, found
 
@@ -73,18 +76,18 @@ def _containers(runs, first_row, end_row, found):  # type: ignore[no-untyped-def
     """Fill `found` with (upper half, members, runs) of each container of a set; returns how many."""
     count = 0
     for row in range(first_row, end_row):
-        first = runs[row, 1]
-        last = runs[row, 2]
+        first = runs[row, FIRST]
+        last = runs[row, LAST]
         while first <= last:
             key = first >> 16
             end = min(last, (key << 16) | 0xFFFF)
-            if count == 0 or found[count - 1, 0] != key:
-                found[count, 0] = key
-                found[count, 1] = 0
-                found[count, 2] = 0
+            if count == 0 or found[count - 1, KEY] != key:
+                found[count, KEY] = key
+                found[count, MEMBERS] = 0
+                found[count, RUN_COUNT] = 0
                 count += 1
-            found[count - 1, 1] += end - first + 1
-            found[count - 1, 2] += 1
+            found[count - 1, MEMBERS] += end - first + 1
+            found[count - 1, RUN_COUNT] += 1
             first = end + 1
     return count
 
@@ -105,7 +108,7 @@ def _allowed(found, containers):  # type: ignore[no-untyped-def]
     """Up to which surplus a container's body is runs. Where no body gains by them, they still spare up to
     three containers the table of where bodies begin."""
     for i in range(containers):
-        if _surplus(found[i, 1], found[i, 2]) < 0:
+        if _surplus(found[i, MEMBERS], found[i, RUN_COUNT]) < 0:
             return -1
     return 4 if containers < 4 else -1
 
@@ -128,11 +131,11 @@ def set_sizes(runs, bounds, sizes):  # type: ignore[no-untyped-def]
         size = 0
         has_runs = False
         for i in range(containers):
-            if _surplus(found[i, 1], found[i, 2]) <= allowed:
+            if _surplus(found[i, MEMBERS], found[i, RUN_COUNT]) <= allowed:
                 has_runs = True
-                size += 2 + 4 * found[i, 2]
+                size += 2 + 4 * found[i, RUN_COUNT]
             else:
-                size += _plain_size(found[i, 1])
+                size += _plain_size(found[i, MEMBERS])
         sizes[each] = size + _head_size(containers, has_runs) if containers else 0
 
 
@@ -153,7 +156,7 @@ def write_sets(runs, bounds, offsets, out):  # type: ignore[no-untyped-def]
         allowed = _allowed(found, containers)
         has_runs = False
         for i in range(containers):
-            has_runs = has_runs or _surplus(found[i, 1], found[i, 2]) <= allowed
+            has_runs = has_runs or _surplus(found[i, MEMBERS], found[i, RUN_COUNT]) <= allowed
         start = offsets[each]
         at = start
         if has_runs:
@@ -162,7 +165,7 @@ def write_sets(runs, bounds, offsets, out):  # type: ignore[no-untyped-def]
             for i in range((containers + 7) // 8):
                 out[at + i] = 0
             for i in range(containers):
-                if _surplus(found[i, 1], found[i, 2]) <= allowed:
+                if _surplus(found[i, MEMBERS], found[i, RUN_COUNT]) <= allowed:
                     out[at + i // 8] |= np.uint8(1 << (i % 8))
             at += (containers + 7) // 8
         else:
@@ -170,8 +173,8 @@ def write_sets(runs, bounds, offsets, out):  # type: ignore[no-untyped-def]
             _put(out, at + 4, containers, 4)
             at += 8
         for i in range(containers):
-            _put(out, at, found[i, 0], 2)
-            _put(out, at + 2, found[i, 1] - 1, 2)
+            _put(out, at, found[i, KEY], 2)
+            _put(out, at + 2, found[i, MEMBERS] - 1, 2)
             at += 4
         body = start + _head_size(containers, has_runs)
         if not has_runs or containers >= 4:
@@ -179,27 +182,27 @@ def write_sets(runs, bounds, offsets, out):  # type: ignore[no-untyped-def]
             for i in range(containers):
                 _put(out, at, begin - start, 4)
                 at += 4
-                if _surplus(found[i, 1], found[i, 2]) <= allowed:
-                    begin += 2 + 4 * found[i, 2]
+                if _surplus(found[i, MEMBERS], found[i, RUN_COUNT]) <= allowed:
+                    begin += 2 + 4 * found[i, RUN_COUNT]
                 else:
-                    begin += _plain_size(found[i, 1])
+                    begin += _plain_size(found[i, MEMBERS])
         number = -1
         for row in range(bounds[each], bounds[each + 1]):
-            first = runs[row, 1]
-            last = runs[row, 2]
+            first = runs[row, FIRST]
+            last = runs[row, LAST]
             while first <= last:
                 end = min(last, first | 0xFFFF)
-                if number < 0 or found[number, 0] != first >> 16:
+                if number < 0 or found[number, KEY] != first >> 16:
                     number += 1
-                    holds_runs = _surplus(found[number, 1], found[number, 2]) <= allowed
+                    holds_runs = _surplus(found[number, MEMBERS], found[number, RUN_COUNT]) <= allowed
                     at = body
                     if holds_runs:
-                        _put(out, at, found[number, 2], 2)
+                        _put(out, at, found[number, RUN_COUNT], 2)
                         at += 2
-                        body += 2 + 4 * found[number, 2]
+                        body += 2 + 4 * found[number, RUN_COUNT]
                     else:
-                        body += _plain_size(found[number, 1])
-                        if found[number, 1] > 4096:
+                        body += _plain_size(found[number, MEMBERS])
+                        if found[number, MEMBERS] > 4096:
                             for i in range(8192):
                                 out[at + i] = 0
                 low = first & 0xFFFF
@@ -207,7 +210,7 @@ def write_sets(runs, bounds, offsets, out):  # type: ignore[no-untyped-def]
                     _put(out, at, low, 2)
                     _put(out, at + 2, end - first, 2)
                     at += 4
-                elif found[number, 1] <= 4096:
+                elif found[number, MEMBERS] <= 4096:
                     for value in range(low, low + end - first + 1):
                         _put(out, at, value, 2)
                         at += 2
@@ -266,9 +269,9 @@ def _read_set(data, start, end, number, runs, made):  # type: ignore[no-untyped-
                 members -= length + 1
                 if base + low <= before or low + length > 0xFFFF or made >= runs.shape[0]:
                     return -1
-                runs[made, 0] = number
-                runs[made, 1] = base + low
-                runs[made, 2] = before = base + low + length
+                runs[made, SET] = number
+                runs[made, FIRST] = base + low
+                runs[made, LAST] = before = base + low + length
                 made += 1
             if members != 0:
                 return -1
@@ -281,13 +284,13 @@ def _read_set(data, start, end, number, runs, made):  # type: ignore[no-untyped-
                 if value <= before:
                     return -1
                 if member > 0 and value == before + 1:
-                    runs[made - 1, 2] = value
+                    runs[made - 1, LAST] = value
                 else:
                     if made >= runs.shape[0]:
                         return -1
-                    runs[made, 0] = number
-                    runs[made, 1] = value
-                    runs[made, 2] = value
+                    runs[made, SET] = number
+                    runs[made, FIRST] = value
+                    runs[made, LAST] = value
                     made += 1
                 before = value
     return made if at == end else -1

@@ -30,10 +30,10 @@ from millrace.audit.scanning.cells import (
     decode_bitmap,
     merge_cells,
 )
-from millrace.audit.scanning.copy_ranges import SET, copies_of, encode_copies, summed
+from millrace.audit.scanning.copy_ranges import copies_of, encode_copies, summed
 from millrace.audit.scanning.old_repeats import in_sets
 from millrace.audit.scanning.repeats import Repeats
-from millrace.audit.scanning.set_kernels import SMALL_SET_BYTES
+from millrace.audit.scanning.set_kernels import SET, SMALL_SET_BYTES
 from millrace.audit.scanning.united_sets import Bitmaps, runs_of, unite_sets
 
 FEW_CELLS = 64
@@ -193,7 +193,7 @@ def _add_digits(
             raise ValueError("a cell of the state has more copies of a record than there can be")
         of_sets, numbers = _SetsOfStretches.of(bases[small], stretches[small])
         runs, unread = runs_of(digits, small, numbers * _MOST_DIGITS + places[small])
-        sets, its_places = np.divmod(runs[:, 0], _MOST_DIGITS)
+        sets, its_places = np.divmod(runs[:, SET], _MOST_DIGITS)
         ranges = copies_of(runs, 1 << its_places)
         ranges[:, SET] = sets
         _add_copies(ranges, of_sets, sums)

@@ -12,8 +12,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from millrace.audit.scanning.set_kernels import (
+    FIRST,
+    LAST,
     LEAST_RUN_BYTES,
     RUN_COLUMNS,
+    SET,
     merge_runs,
     read_sets,
     set_sizes,
@@ -71,7 +74,7 @@ class United:
 
 def encode_sets(runs: NDArray[np.int64], count: int) -> Bitmaps:
     """The bitmaps of sets 0 to count - 1, of merged runs in order."""
-    rows = np.searchsorted(runs[:, 0], np.arange(count + 1))
+    rows = np.searchsorted(runs[:, SET], np.arange(count + 1))
     bounds = np.zeros(count + 1, np.int64)
     set_sizes(runs, rows, bounds[1:])
     np.cumsum(bounds, out=bounds)
@@ -82,7 +85,7 @@ def encode_sets(runs: NDArray[np.int64], count: int) -> Bitmaps:
 
 def in_order(runs: NDArray[np.int64]) -> NDArray[np.int64]:
     """A copy in order of set and first; numbers of sets are below 2^31, and members below 2^32."""
-    return runs[np.argsort((runs[:, 0] << 32) | runs[:, 1])]
+    return runs[np.argsort((runs[:, SET] << 32) | runs[:, FIRST])]
 
 
 def unite_sets(sets: Bitmaps, chosen: NDArray[np.int64], numbers: NDArray[np.int64], count: int) -> United:
@@ -93,7 +96,7 @@ def unite_sets(sets: Bitmaps, chosen: NDArray[np.int64], numbers: NDArray[np.int
     kept, found = merge_runs(runs, again)
     runs = runs[:kept]
     sizes = np.zeros(count, np.int64)
-    np.add.at(sizes, runs[:, 0], runs[:, 2] - runs[:, 1] + 1)
+    np.add.at(sizes, runs[:, SET], runs[:, LAST] - runs[:, FIRST] + 1)
     return United(encode_sets(runs, count), sizes, again[:found], unread)
 
 

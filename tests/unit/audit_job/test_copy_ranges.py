@@ -9,7 +9,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from millrace.audit.scanning.copy_ranges import COPIES, COPY_COLUMNS, FIRST, LAST, SET, encode_copies, summed
+from millrace.audit.scanning.copy_ranges import COPIES, COPY_COLUMNS, encode_copies, summed
+from millrace.audit.scanning.set_kernels import FIRST, LAST, SET
 from tests import seeds
 from tests.cells import copies_of
 
