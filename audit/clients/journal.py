@@ -1,11 +1,10 @@
 """The journal: what a producer knows and has not yet reported, kept through kill -9.
 
 Called by `producer`. A memory-mapped file: what was written survives the death of the process, not of the
-machine, with which the newest pages may go. So what was written before the machine's last start is `stale_because`,
-and so is what a damaged block stands in: nothing is said of its streams, and after their lease they are
-UNKNOWN. Whatever the journal says, it
-errs on one side only: a sequence whose fate it did not learn is reported as ambiguous, never as
-acknowledged.
+machine, with which the newest pages may go. So of what was written before the machine's last start, and of
+what a damaged block stands in, nothing is said (`stale_because`): after their lease they are UNKNOWN.
+Whatever the journal says, it errs on one side only: a sequence whose fate it did not learn is reported as
+ambiguous, never as acknowledged.
 
 Byte layout: two halves of equal size, of which the one with the highest generation is in use.
 
