@@ -40,7 +40,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from itertools import islice
+from itertools import dropwhile, islice
 from typing import Generic, TypeVar
 
 from millrace.broker.client.retry import BackOff
@@ -111,7 +111,8 @@ class TargetLane(Generic[T]):
         self._row: deque[T] = deque()
         self._in_flight = 0
         self._replayed_in_flight = 0
-        self._last_was_replayed = False  # of those that are acknowledged
+        # Of those that are acknowledged under this identity, the last one in the log.
+        self._last_was_replayed = False
         self._identity = identity
         self._next_sequence = 0  # of the next batch that has none
         self._confirmed_at_ms = -1  # when this identity last had an acknowledgement
@@ -119,8 +120,9 @@ class TargetLane(Generic[T]):
         self._failure_count = 0  # of its first batch, in a row
         self._retry_at_ms = 0
         self.needs_identity = False
-        # Where the rows of other identities stand, by producer id: its epoch, next sequence, confirmed at.
-        self._others: dict[int, tuple[int, int, int]] = {}
+        # Where the rows of other identities stand, by producer id: its epoch, next sequence, confirmed at,
+        # whether its last batch was replayed.
+        self._others: dict[int, tuple[int, int, int, bool]] = {}
 
     def __len__(self) -> int:
         return len(self._row)
@@ -251,6 +253,7 @@ class TargetLane(Generic[T]):
         self._identity = identity
         self._next_sequence = 0
         self._confirmed_at_ms = -1
+        self._last_was_replayed = False
         self.needs_identity = False
 
     def switch(self, identity: Identity) -> None:
@@ -260,11 +263,16 @@ class TargetLane(Generic[T]):
             raise RuntimeError("another identity takes over only when all that was sent is acknowledged")
         mine = self._identity
         if mine.producer_id >= 0:
-            self._others[mine.producer_id] = (mine.producer_epoch, self._next_sequence, self._confirmed_at_ms)
-        epoch, sequence, confirmed_at_ms = self._others.pop(identity.producer_id, (-1, 0, -1))
+            self._others[mine.producer_id] = (
+                *(mine.producer_epoch, self._next_sequence, self._confirmed_at_ms),
+                self._last_was_replayed,
+            )
+        nothing = (-1, 0, -1, False)
+        epoch, sequence, confirmed_at_ms, was_replayed = self._others.pop(identity.producer_id, nothing)
         self.renew(identity)
         if epoch == identity.producer_epoch:
             self._next_sequence, self._confirmed_at_ms = sequence, confirmed_at_ms
+            self._last_was_replayed = was_replayed
 
     def withdraw(self, belongs: Callable[[T], bool]) -> list[T]:
         """Takes out the batches that `belongs` picks, from the last one back to the last that was sent.
@@ -309,13 +317,21 @@ class TargetLane(Generic[T]):
 
     def _acknowledge(self, item: T, steady_ms: int) -> None:
         item.is_acknowledged = True
-        self._last_was_replayed = item.is_replayed
+        self._last_was_replayed = self._last_in_log(item).is_replayed
         # When the first batch failed and one behind it did not, the first is in the log: its retry will be
         # told that it is a duplicate.
         self._shed_acknowledged()
         if not self._recovering:
             self._confirmed_at_ms = steady_ms
             self._failure_count = 0
+
+    def _last_in_log(self, item: T) -> T:
+        """An answer that was lost comes last, when its batch is sent again; in the log it comes first."""
+        behind = dropwhile(lambda each: each is not item, islice(self._row, MAX_IN_FLIGHT))
+        for each in behind:
+            if each.is_acknowledged and each.identity is self._identity:
+                item = each
+        return item
 
     def _leave(self, item: T) -> None:
         if item in self._row:

@@ -570,6 +570,22 @@ OF_MIRROR = (
         ),
     ),
     Mutant(
+        name="last-answer-taken-for-the-last-batch",
+        promise="Where a producer may be forgotten, the last batch in the log decides how many go at once.",
+        file="mirror/delivery/lane.py",
+        rule="            if each.is_acknowledged and each.identity is self._identity:\n",
+        instead="            if False:\n",
+        red=(f"{UNIT}/test_lane.py::test_the_last_batch_in_the_log_decides_and_not_the_last_answer",),
+    ),
+    Mutant(
+        name="other-identitys-last-batch",
+        promise="An identity that takes over again is known to the target by its own last batch.",
+        file="mirror/delivery/lane.py",
+        rule="            self._last_was_replayed = was_replayed\n",
+        instead="            pass\n",
+        red=(f"{UNIT}/test_lane.py::test_an_identity_that_takes_over_again_is_known_by_its_own_last_batch",),
+    ),
+    Mutant(
         name="end-without-fence",
         promise="A transaction ends only after the group's coordinator has let its worker pass.",
         file="mirror/delivery/transaction.py",

@@ -425,3 +425,8 @@ def test_replayed_data_keeps_its_order_where_producers_are_forgotten_by_timestam
     first_seed = seeds.given()
     for seed in range(first_seed, first_seed + HISTORY_COUNT // 2):
         run(seed, harsh=harsh, replayed=replayed)
+
+
+def test_a_lost_answer_that_is_made_up_for_says_nothing_of_what_came_after_it() -> None:
+    """The last batch in the log is an old one, and of two answers that of the one before it comes later."""
+    run(2801195, harsh=False, replayed=0.3)

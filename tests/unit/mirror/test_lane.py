@@ -286,3 +286,45 @@ def test_replayed_data_goes_one_by_one() -> None:
         for item in sent:
             made.answered(item, Outcome.ACKNOWLEDGED, 0)
     assert together == [[0], [1], [2], [3], [4, 5, 6], [7]]
+
+
+@pytest.mark.safety
+def test_the_last_batch_in_the_log_decides_and_not_the_last_answer() -> None:
+    """By its timestamps the target forgets the producer; an answer that was lost is made up for later."""
+    made: TargetLane[Numbered] = TargetLane(Identity(7, 0))
+    for number, is_replayed in enumerate((False, False, True, False, False)):
+        made.enqueue(Numbered(number, is_replayed=is_replayed))
+    (first,) = send_all(made)
+    made.answered(first, Outcome.ACKNOWLEDGED, 0)
+    fresh, replayed = send_all(made)
+    made.answered(fresh, Outcome.RETRY, 0)
+    made.answered(replayed, Outcome.ACKNOWLEDGED, 0)
+    assert send_all(made, 10_000) == [fresh]
+    made.answered(fresh, Outcome.ACKNOWLEDGED, 10_000)
+    alone = send_all(made, 10_000)
+    assert [item.number for item in alone] == [3]
+    made.answered(alone[0], Outcome.ACKNOWLEDGED, 10_000)
+    made.enqueue(Numbered(5))
+    assert [item.number for item in send_all(made, 10_000)] == [4, 5]
+
+
+@pytest.mark.safety
+def test_an_identity_that_takes_over_again_is_known_by_its_own_last_batch() -> None:
+    made: TargetLane[Numbered] = TargetLane(Identity(7, 0))
+
+    def go_one_by_one(*, is_replayed: bool) -> None:
+        for number in range(2):
+            made.enqueue(Numbered(number, is_replayed=is_replayed))
+        for _ in range(2):
+            (sent,) = send_all(made)
+            made.answered(sent, Outcome.ACKNOWLEDGED, 0)
+
+    go_one_by_one(is_replayed=True)
+    made.switch(Identity(8, 0))
+    made.enqueue(Numbered(0))
+    (sent,) = send_all(made)
+    made.answered(sent, Outcome.ACKNOWLEDGED, 0)
+    made.switch(Identity(7, 0))
+    made.enqueue(Numbered(0))
+    made.enqueue(Numbered(1))
+    assert [item.number for item in send_all(made)] == [0]
