@@ -217,16 +217,18 @@ class _Look:
         if not await self._has_another(suspect, offset):
             return False
         if not await self._has_another(suspect, offset):
-            raise CorruptMessage(
-                f"the source does not say the same twice of offset {suspect.next_offset - 1}"
-            )
+            raise _two_words(suspect.next_offset - 1)
         return True
 
     async def _is_behind_another(self, offset: int) -> bool:
         """Whether right behind the batch that ends at `offset`, where a hole begins, stands one that claims
         to lie before that; asked twice, too. Where the source does not show it nobody can tell: from one file
         into the next no answer goes on, and healthy logs have holes there."""
-        return await self._has_one_too_low(offset) and await self._has_one_too_low(offset)
+        if not await self._has_one_too_low(offset):
+            return False
+        if not await self._has_one_too_low(offset):
+            raise _two_words(offset - 1)
+        return True
 
     async def _has_one_too_low(self, offset: int) -> bool:
         # Asked for by its last offset, Apache Kafka (4.1) passes over the batch before it as well.
@@ -234,9 +236,13 @@ class _Look:
         answer = await self._fetch(before, MORE_SIZE)
         if len(answer.records) >= MORE_SIZE and right_behind(answer.records, offset - 1) is None:
             answer = await self._fetch(before, larger_look(len(answer.records)))
-        # What was taken may have expired or been damaged since, and must not hold up what follows.
-        if answer.error_code not in (0, OffsetOutOfRange.code, CorruptMessage.code):
-            raise error_for_code(answer.error_code)
+        if answer.error_code == OffsetOutOfRange.code:
+            return False  # what was taken has expired
+        if not len(answer.records):
+            await self._raise_unless_damaged(before, answer)
+            # Damaged since it was taken: that must not hold up what follows for ever.
+            if not self._question.may_pass_over:
+                raise _UnreadableBehind(f"the source gives nothing at offset {before}, which it has given")
         following = right_behind(answer.records, offset - 1)
         return following is not None and following.next_offset <= offset
 
@@ -347,6 +353,10 @@ def _is_of(suspect: Suspect | None, found: Beginning | None) -> bool:
 
 def _nothing_at(offset: int, log_end: int) -> CorruptMessage:
     return CorruptMessage(f"the source gives nothing at offset {offset}, and the log ends at {log_end}")
+
+
+def _two_words(offset: int) -> CorruptMessage:
+    return CorruptMessage(f"the source does not say the same twice of offset {offset}")
 
 
 def _raise_refusal(answer: FetchedPartition) -> None:

@@ -245,6 +245,11 @@ def test_random_logs_are_carried_or_told() -> None:
         histories.went_through("looks at logs")
 
 
+def test_a_source_that_does_not_say_the_same_twice_has_said_nothing() -> None:
+    """What it passes over it shows at one look, and at the second it gives nothing."""
+    run(2806360)
+
+
 def believes_all(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Doubt, "trusts", lambda *_: True)
 

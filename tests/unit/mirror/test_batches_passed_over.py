@@ -7,6 +7,8 @@ asked for, as compaction would have left it. Where an answer shows it between it
 from __future__ import annotations
 
 import asyncio
+import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -102,21 +104,24 @@ def test_hole_is_carried_over_whatever_became_of_the_batch_before_it(
         assert found == {offset: offset for offset in range(24) if offset not in (10, 11)}
 
 
-def test_error_at_a_look_at_what_stands_before_a_hole_does_not_speak_for_it(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.safety
+@pytest.mark.parametrize("failing", [{0, 1, 2}, {1}], ids=["at first", "when it is asked twice"])
+@pytest.mark.parametrize(
+    "code", [NotLeaderOrFollower.code, CorruptMessage.code, 0], ids=["error", "damage", "nothing"]
+)
+def test_failed_look_at_what_stands_before_a_hole_does_not_speak_for_it(
+    monkeypatch: pytest.MonkeyPatch, failing: set[int], code: int
 ) -> None:
-    log, refusals = dense(LARGE, Tailed(24)), 3
+    log, looks = dense(LARGE, Tailed(24)), itertools.count()
     log.claim(TOO_LOW, CLAIMED)
 
     def looked(asked: FetchPosition, given: FetchedPartition) -> FetchedPartition:
-        nonlocal refusals
-        if asked.offset >= 10 or not refusals:
-            return given
-        refusals -= 1
-        return refused(given, NotLeaderOrFollower.code)
+        if asked.offset < 10 and next(looks) in failing:
+            return refused(given, code) if code else replace(given, records=memoryview(b""))
+        return given
 
     _, around = asyncio.run(carried(log, monkeypatch, looked=looked))
-    assert around.events == [(10, 12, "corrupt")] and not refusals
+    assert around.events == [(10, 12, "corrupt")] and next(looks) > max(failing)
 
 
 def test_wire_fault_at_a_look_at_what_stands_before_a_hole_makes_no_gap(
