@@ -24,6 +24,7 @@ _GROUP_STATES = {
     "partly": "partly in step",
     "failing": "not in step",
     "active_on_target": "read on the target already",
+    "ahead_on_target": "further on at the target",
 }
 
 Style = Callable[[str, str], str]
@@ -230,7 +231,7 @@ def _groups(document: Mapping[str, Any]) -> Iterable[str]:
     if known:
         yield f"groups: {', '.join(known)}"
     for each in sorted(groups, key=lambda each: (each["source"], each["group"])):
-        if each["state"] in ("failing", "partly"):
+        if each["state"] in ("failing", "partly", "ahead_on_target"):
             reason = f": {each['reason']}" if each.get("reason") else ""
             yield f"group {each['group']} of {each['source']}: {_GROUP_STATES[each['state']]}{reason}"
 

@@ -79,7 +79,8 @@ class TopicTail:
             self._reset(self._topic_id)  # the log lost what had been read
             return await self.advance(numbers)
         try:
-            async with asyncio.timeout(LIMIT_S + sum(left.values()) / 100_000):
+            to_read = sum(end - self._positions[number] for number, end in left.items())
+            async with asyncio.timeout(LIMIT_S + to_read / 100_000):
                 await self._read_until(left)
         except TimeoutError:
             raise RequestTimedOut(

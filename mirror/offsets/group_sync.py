@@ -59,6 +59,7 @@ class GroupState(StrEnum):
     SYNCED = "synced"
     PARTLY = "partly"  # some partitions cannot be translated (now)
     ACTIVE = "active_on_target"
+    AHEAD = "ahead_on_target"  # stands further on at the target, and is never put back
     FAILING = "failing"
 
 
@@ -108,6 +109,18 @@ def to_commit(
         if row.target_offset > there or (row.target_offset == there and is_due):
             wanted[key] = CommittedOffset(row.target_offset, -1, row.committed.metadata)
     return wanted
+
+
+def first_ahead(rows: list[Row], current: Mapping[TopicPartition, CommittedOffset]) -> str:
+    """Where the group stands further on at the target than its source says, in a sentence; "" if nowhere."""
+    for row in rows:
+        there = current.get((row.target.topic, row.target.partition))
+        if row.target_offset is not None and there is not None and there.offset > row.target_offset:
+            return (
+                f"{row.target}: the target stands at {there.offset}, the source's position is "
+                f"{row.target_offset} there; a group is never put back"
+            )
+    return ""
 
 
 @dataclass
@@ -298,8 +311,12 @@ class GroupSync:
                 return
             self._committed_at_ms |= {(name, key): now_ms for key in wanted}
         left_out = [row for row in rows if row.outcome is not Outcome.EXACT]
-        state = GroupState.PARTLY if left_out else GroupState.SYNCED
-        reason = f"{left_out[0].source}: {left_out[0].outcome}: {left_out[0].note}" if left_out else ""
+        state, reason = GroupState.SYNCED, ""
+        if left_out:
+            state = GroupState.PARTLY
+            reason = f"{left_out[0].source}: {left_out[0].outcome}: {left_out[0].note}"
+        elif ahead := first_ahead(rows, current):
+            state, reason = GroupState.AHEAD, ahead
         self._note(source, name, state, count, len(wanted), reason)
 
     async def _commit(

@@ -30,6 +30,7 @@ from millrace.broker.errors import (
     InvalidConfig,
     InvalidPartitions,
     KafkaError,
+    PolicyViolation,
     TopicAlreadyExists,
     UnknownTopicOrPartition,
 )
@@ -51,6 +52,8 @@ NO_LIMIT = (1 << 31) - 1
 LIMITS_MAX_AGE_MS = 60_000
 LIMITS_PAUSE_S = 0.2
 LIMIT_KEY = "max.message.bytes"
+# What a target says to a setting that it does not know, or that its administrators allow nobody.
+REFUSED_SETTINGS = (InvalidConfig, PolicyViolation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,17 +194,17 @@ class TargetTopics:
         factor = self.config.target.replication_factor
         try:
             await create_topic(self._target, wanted.target, wanted.width, factor, configs)
-        except InvalidConfig as error:
-            accepted = await self._accepted_configs(wanted.target, configs)
+        except REFUSED_SETTINGS as error:
+            accepted = await self._accepted_configs(wanted, configs)
             if len(accepted) == len(configs):
                 raise
+            await create_topic(self._target, wanted.target, wanted.width, factor, accepted)
             log.warning(
-                "the target does not know all settings of the source",
+                "the target does not take all settings of the source",
                 topic=wanted.target,
                 left_out=",".join(sorted(set(configs) - set(accepted))),
                 error=str(error),
             )
-            await create_topic(self._target, wanted.target, wanted.width, factor, accepted)
         log.info(
             "topic created",
             topic=wanted.target,
@@ -209,15 +212,17 @@ class TargetTopics:
             like=f"{source.name}/{wanted.topic.name}",
         )
 
-    async def _accepted_configs(self, name: str, configs: dict[str, str]) -> dict[str, str]:
+    async def _accepted_configs(self, wanted: WantedTopic, configs: dict[str, str]) -> dict[str, str]:
         """The settings that the target would take, each tried alone; nothing is created."""
         accepted: dict[str, str] = {}
         factor = self.config.target.replication_factor
         for key, value in configs.items():
             try:
-                await create_topic(self._target, name, 1, factor, {key: value}, validate_only=True)
+                await create_topic(
+                    self._target, wanted.target, wanted.width, factor, {key: value}, validate_only=True
+                )
                 accepted[key] = value
-            except InvalidConfig:
+            except REFUSED_SETTINGS:
                 continue
         return accepted
 
@@ -245,7 +250,7 @@ class TargetTopics:
             return
         try:
             await alter_configs(self._target, name, changes)
-        except InvalidConfig as error:
+        except REFUSED_SETTINGS as error:
             if len(changes) > 1:
                 for key, value in changes.items():
                     await self._alter(name, {key: value})

@@ -203,8 +203,8 @@ class TroubleAnswer(_Answer):
 
 class GroupAnswer(_Answer):
     """A consumer group of a source whose positions are kept up on the target. `state`: synced, partly,
-    failing or active_on_target; `partitions`: how many it has committed at the source; `committed`: how many
-    times one of them was committed at the target."""
+    failing, active_on_target or ahead_on_target; `partitions`: how many it has committed at the source;
+    `committed`: how many times one of them was committed at the target."""
 
     source: str
     group: str

@@ -403,9 +403,13 @@ def test_groups_that_are_kept_in_step_are_counted_and_those_that_are_not_are_nam
         group("search", "synced"),
         group("alerts", "active_on_target"),
         group("report", "failing", reason="sources merge into agg/flights"),
+        group("orders", "ahead_on_target", reason="flights-0: the target stands at 9000"),
     ]
     text = shown(document(worker(1, groups=groups), worker(2, groups=[])), None)
-    assert "groups: 2 in step, 1 not in step, 1 read on the target already" in text
+    assert (
+        "groups: 2 in step, 1 not in step, 1 read on the target already, 1 further on at the target" in text
+    )
     assert "group report of ewr: not in step: sources merge into agg/flights" in text
+    assert "group orders of ewr: further on at the target: flights-0: the target stands at 9000" in text
     assert not any("billing" in line for line in text)
     assert not any(line.startswith("group") for line in shown(document(worker(1))))

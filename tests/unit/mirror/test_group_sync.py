@@ -122,10 +122,11 @@ class Late:
         self.now_s = 100.0
         self.is_leader = True
         self.committed: list[object] = []
+        self.there = 10
 
         async def fetch_offsets(*_: object, **__: object) -> dict[Any, CommittedOffset]:
             await stands_still("read")
-            return {KEY: CommittedOffset(10)}
+            return {KEY: CommittedOffset(self.there)}
 
         async def describe_group(*_: object) -> Any:
             await stands_still("described")
@@ -191,6 +192,23 @@ def test_commit_that_is_not_answered_is_given_up_and_not_counted(monkeypatch: py
     with pytest.raises(RequestTimedOut, match="s old"):
         asyncio.run(asyncio.wait_for(late.round(), patience()))
     assert (late.committed, late.source.groups) == ([], {}), "nothing is said of what nobody knows"
+
+
+@pytest.mark.parametrize(
+    ("there", "state"), [(19, "synced"), (20, "synced"), (21, "ahead_on_target"), (9000, "ahead_on_target")]
+)
+def test_group_that_stands_further_on_at_the_target_is_not_called_synced(
+    monkeypatch: pytest.MonkeyPatch, there: int, state: str
+) -> None:
+    async def goes_on(_point: str) -> None:
+        return
+
+    late = Late(monkeypatch, goes_on)
+    late.there = there
+    asyncio.run(late.round())
+    shown = late.source.groups["billing"]
+    assert shown.state.value == state
+    assert (f"stands at {there}" in shown.reason) == (state == "ahead_on_target")
 
 
 # --- groups of which nobody can tell ----------------------------------------------------------------------
