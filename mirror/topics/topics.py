@@ -54,6 +54,8 @@ LIMITS_PAUSE_S = 0.2
 LIMIT_KEY = "max.message.bytes"
 # What a target says to a setting that it does not know, or that its administrators allow nobody.
 REFUSED_SETTINGS = (InvalidConfig, PolicyViolation)
+# Without it a compacted topic would become one whose records expire: then rather none.
+KEPT_ALWAYS = {"cleanup.policy"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +198,7 @@ class TargetTopics:
             await create_topic(self._target, wanted.target, wanted.width, factor, configs)
         except REFUSED_SETTINGS as error:
             accepted = await self._accepted_configs(wanted, configs)
-            if len(accepted) == len(configs):
+            if len(accepted) == len(configs) or KEPT_ALWAYS & (configs.keys() - accepted.keys()):
                 raise
             await create_topic(self._target, wanted.target, wanted.width, factor, accepted)
             log.warning(

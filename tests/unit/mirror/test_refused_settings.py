@@ -49,6 +49,27 @@ def test_other_settings_are_written_beside_one_that_is_refused(
     assert written == TAKEN
 
 
+@pytest.mark.safety
+def test_no_topic_is_made_without_the_policy_by_which_its_records_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[dict[str, str]] = []
+
+    async def create(*words: Any, validate_only: bool = False) -> None:
+        if "cleanup.policy" in words[-1]:
+            raise PolicyViolation("topics expire here")
+        if not validate_only:
+            made.append(words[-1])
+
+    async def act(topics: TargetTopics) -> None:
+        with pytest.raises(PolicyViolation, match="topics expire here"):
+            await topics._create(source, wanted, TAKEN)
+
+    monkeypatch.setattr(topics_module, "create_topic", create)
+    source: Any = SimpleNamespace(name="ewr")
+    wanted: Any = SimpleNamespace(target="flights", width=6, topic=SimpleNamespace(name="flights"))
+    with_target_topics(act)
+    assert made == []
+
+
 @pytest.mark.parametrize("kind", [InvalidConfig, PolicyViolation])
 def test_topic_is_made_without_a_setting_that_is_refused(
     monkeypatch: pytest.MonkeyPatch, kind: type[KafkaError]
