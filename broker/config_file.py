@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
@@ -324,6 +325,8 @@ def _shown(value: object, location: Location = ()) -> object:
     is_public = isinstance(value, bool | None) or (location and location[-1] in PUBLIC_KEYS)
     if not SECRET_KEYS.isdisjoint(location) and not is_public:
         return _Shortened("a value that is not shown here, as it may be a secret")
+    if isinstance(value, date):  # YAML makes one of 2026-11-21
+        return _Shortened(value.isoformat())
     text = repr(value)
     return value if len(text) <= SHOWN_VALUE_SIZE else _Shortened(text[: SHOWN_VALUE_SIZE - 1] + "…")
 

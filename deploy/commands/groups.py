@@ -6,7 +6,6 @@ only shows what it would do until `--execute`, and nothing is changed while a gr
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,8 +26,8 @@ app = command_group("List, describe, reset and delete consumer groups.")
 
 GroupName = Annotated[str, typer.Argument(help="Name of the group.")]
 
-_LATEST_SECONDS = 10**11
-"""A whole number below this is a time in seconds, above in milliseconds: year 5138 against 1973."""
+_SHOWN_SIZE = 80
+"""Characters of a refused value."""
 
 
 @app.command("list")
@@ -174,7 +173,7 @@ def reset(
             "--to-datetime",
             metavar="TIME",
             help="To the first record at or after a time: 2026-11-21T08:00 (UTC unless it says otherwise), "
-            "or seconds or milliseconds since 1970.",
+            "or milliseconds since 1970.",
         ),
     ] = None,
     shift_by: Annotated[
@@ -258,22 +257,16 @@ def _is_number(text: str) -> bool:
 
 def _milliseconds(text: str) -> int:
     """A time as people write it, in ms since 1970. Raises BadParameter."""
-    if _is_number(text):
-        return int(text) if int(text) >= _LATEST_SECONDS else int(text) * 1000
+    from millrace.broker.times import time_ms
+
     try:
-        moment = datetime.datetime.fromisoformat(text)
-    except ValueError:
-        raise typer.BadParameter(
-            f"--to-timestamp {text!r}: expected a time such as 2026-11-21T08:00, or seconds or milliseconds "
-            "since 1970"
-        ) from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=datetime.UTC)
-    milliseconds = round(moment.timestamp() * 1000)
-    if milliseconds < 0:
-        # To a cluster these are words: -1 is the end of a partition.
-        raise typer.BadParameter(f"--to-timestamp {text!r}: no record has a time before 1970")
-    return milliseconds
+        return time_ms(text)
+    except ValueError as problem:
+        raise typer.BadParameter(f"--to-timestamp {_shortened(text)!r}: expected {problem}") from None
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _SHOWN_SIZE else f"{text[:_SHOWN_SIZE]}…"
 
 
 def _partitions_by_topic(words: Sequence[str], *, option: str) -> dict[str, set[int] | None]:

@@ -76,6 +76,8 @@ def test_help_of_every_group_is_there(group: list[str], capsys: pytest.CaptureFi
         (["groups", "reset", "g", "--to-timestamp", "noon"], "--to-timestamp 'noon': expected a time"),
         (["groups", "reset", "g", "--to-timestamp", "²"], "--to-timestamp '²': expected a time"),
         (["groups", "reset", "g", "--to-timestamp", "1969-12-31T23:59:59.999"], "a time before 1970"),
+        (["groups", "reset", "g", "--to-timestamp", "1795500000"], "it is 1970-01-21T18:45:00Z"),
+        (["groups", "reset", "g", "--to-timestamp", "9" * 5000], "…': expected a time such as"),
         (["groups", "reset", "g", "--to-latest", "--topic", "t:x"], "--topic 't:x': expected a topic"),
         (["groups", "reset", "g", "--to-latest", "--topic", "t:²"], "--topic 't:²': expected a topic"),
         (["groups", "reset", "g", "--to-offset", "-1"], "--to-offset"),
