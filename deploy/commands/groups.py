@@ -390,7 +390,7 @@ def delete(
         )
     wanted = _partitions_by_topic(topics or [], option="--topic")
     if not yes:
-        what = f"the offsets in {', '.join(wanted)} of" if wanted else "all offsets of"
+        what = f"the offsets in {', '.join(topics or ())} of" if wanted else "all offsets of"
         confirm(f"Delete {what} {', '.join(names)}?")
 
     async def command(cluster: Cluster) -> None:
@@ -422,25 +422,39 @@ async def _delete_offsets(cluster: Cluster, name: str, wanted: dict[str, set[int
     from millrace.broker.errors import GroupIdNotFound, GroupSubscribedToTopic
 
     committed = await group_offsets.fetch_offsets(cluster, name)
-    going = sorted(
-        key
-        for key in committed
-        if key[0] in wanted and ((numbers := wanted[key[0]]) is None or key[1] in numbers)
-    )
-    if not going:
-        if not (await groups.describe_group(cluster, name)).exists:
+    going, missing = _chosen_offsets(wanted, committed)
+    if missing:
+        if not committed and not (await groups.describe_group(cluster, name)).exists:
             raise _no_such_group(name)
-        raise _refusal(f"group {name} has no offsets in {', '.join(wanted)}")
+        raise _refusal(f"group {name} has no offsets in {', '.join(missing)}; none of it was deleted")
     try:
         outcome = await groups.delete_offsets(cluster, name, going)
     except GroupIdNotFound:
         raise _no_such_group(name) from None
-    errors = [error for error in outcome.values() if error is not None]
-    if any(isinstance(error, GroupSubscribedToTopic) for error in errors):
-        raise _refusal(f"members of group {name} read {', '.join(wanted)} now: stop them first")
-    if errors:
-        raise errors[0]
-    typer.echo(f"deleted {count_of(len(going), 'offset')} of group {name}")
+    refused = {key: error for key, error in outcome.items() if error is not None}
+    read = {key[0] for key, error in refused.items() if isinstance(error, GroupSubscribedToTopic)}
+    if len(refused) < len(going):
+        typer.echo(f"deleted {count_of(len(going) - len(refused), 'offset')} of group {name}")
+    if read:
+        raise _refusal(f"members of group {name} read {', '.join(sorted(read))} now: stop them first")
+    if refused:
+        raise next(iter(refused.values()))
+
+
+def _chosen_offsets(
+    wanted: dict[str, set[int] | None], committed: Collection[TopicPartition]
+) -> tuple[list[TopicPartition], list[str]]:
+    """The partitions that are meant, and the words for what has no offset: `typo`, `orders:7,9`."""
+    going: list[TopicPartition] = []
+    missing: list[str] = []
+    for topic, numbers in sorted(wanted.items()):
+        there = {number for name, number in committed if name == topic}
+        going += [(topic, number) for number in sorted(there if numbers is None else there & numbers)]
+        if numbers is None and not there:
+            missing.append(topic)
+        elif numbers is not None and numbers - there:
+            missing.append(f"{topic}:{','.join(map(str, sorted(numbers - there)))}")
+    return going, missing
 
 
 def _check_no_members(group: Group, what: str) -> None:

@@ -37,7 +37,7 @@ OF_OPERATION = (
     ),
     Mutant(
         name="time-before-1970-taken",
-        promise="A time before 1970 is refused: -1 would be the end of a partition, with its history skipped.",
+        promise="A time before 1970 is refused: -1 would be the end, and the history skipped in silence.",
         file="broker/times.py",
         rule="    if milliseconds < 0:",
         instead="    if milliseconds is None:",
@@ -54,6 +54,17 @@ OF_OPERATION = (
         instead="        if value <= _LAST_MS:",
         red=(
             "tests/unit/mirror/test_config.py::test_wrong_setting_is_named_with_path_value_and_expectation",
+        ),
+    ),
+    Mutant(
+        name="mistyped-offsets-passed-over",
+        promise="Of offsets that were named for deletion, one that is not there is told, and none deleted.",
+        file="deploy/commands/groups.py",
+        rule="    if missing:\n",
+        instead="    if not going:\n",
+        red=(
+            "tests/unit/deploy/test_groups_delete.py"
+            "::test_what_has_no_offsets_is_named_and_then_none_is_deleted",
         ),
     ),
 )
