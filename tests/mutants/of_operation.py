@@ -60,8 +60,8 @@ OF_OPERATION = (
         name="mistyped-offsets-passed-over",
         promise="Of offsets that were named for deletion, one that is not there is told, and none deleted.",
         file="deploy/commands/groups.py",
-        rule="    if missing:\n",
-        instead="    if not going:\n",
+        rule="    if missing:\n        if not committed",
+        instead="    if not going:\n        if not committed",
         red=(
             "tests/unit/deploy/test_groups_delete.py"
             "::test_what_has_no_offsets_is_named_and_then_none_is_deleted",
