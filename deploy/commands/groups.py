@@ -15,6 +15,7 @@ from millrace.broker.wording import count_of
 from millrace.deploy.commands.cluster_session import Bootstrap, CommandConfig, confirm, with_cluster
 from millrace.deploy.commands.group import command_group
 from millrace.deploy.commands.output import Format, JsonFlag, OutputFormat, chosen, print_json, print_rows
+from millrace.deploy.commands.values import whole_number
 
 if TYPE_CHECKING:
     from millrace.broker.client.cluster import Cluster
@@ -251,10 +252,6 @@ def _targets(
     return targets
 
 
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdecimal()
-
-
 def _milliseconds(text: str) -> int:
     """A time as people write it, in ms since 1970. Raises BadParameter."""
     from millrace.broker.times import time_ms
@@ -274,15 +271,16 @@ def _partitions_by_topic(words: Sequence[str], *, option: str) -> dict[str, set[
     wanted: dict[str, set[int] | None] = {}
     for word in words:
         topic, colon, numbers = word.partition(":")
-        if not topic or (colon and not all(map(_is_number, numbers.split(",")))):
+        chosen = [whole_number(each) for each in numbers.split(",")] if colon else []
+        if not topic or None in chosen:
             raise typer.BadParameter(
-                f"{option} {word!r}: expected a topic, or partitions of it as orders:0,2"
+                f"{option} {_shortened(word)!r}: expected a topic, or partitions of it as orders:0,2"
             )
         known = wanted.get(topic, set())
         if not colon or known is None:
             wanted[topic] = None
         else:
-            wanted[topic] = known | {int(number) for number in numbers.split(",")}
+            wanted[topic] = known | {number for number in chosen if number is not None}
     return wanted
 
 

@@ -101,7 +101,7 @@ def test_what_the_target_makes_of_it_is_found_with_its_line(
             f"agg/{stem}.again: compression.type zstd makes the target",
         ),
         (
-            f"mirror.yaml:6: naming.rename.one/{stem}.plian",
+            f"mirror.yaml:7: naming.rename.one/{stem}.plian",
             f"one: {stem}.plian is no topic that is selected now",
         ),
     ):
