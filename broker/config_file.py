@@ -60,6 +60,10 @@ ListenAddress = Annotated[InstanceOf[Address], BeforeValidator(_listen_address)]
 """`host:port` to listen on (`Address.parse_listener`)."""
 
 
+OLDER_NAME: dict[str, Any] = {"is_older_name": True}
+"""`json_schema_extra` of a field that is taken and no longer offered."""
+
+
 class _Nothing:
     """Shown where a required key is missing."""
 
@@ -253,7 +257,11 @@ def _follows_from_another(mistake: Any, error: ValidationError) -> bool:
 
 
 def _keys(model: type[BaseModel]) -> list[str]:
-    return [field.alias or name for name, field in model.model_fields.items()]
+    return [
+        field.alias or name
+        for name, field in model.model_fields.items()
+        if field.json_schema_extra != OLDER_NAME
+    ]
 
 
 def _path(place: str, field: str) -> str:

@@ -44,12 +44,13 @@ def list_groups(
 ) -> None:
     """List groups with their state and the broker that coordinates them."""
     form = chosen(output, as_json)
+    wanted = [_state(word) for word in states or ()]
 
     async def command(cluster: Cluster) -> None:
         from millrace.broker.client import groups
         from millrace.broker.errors import BrokerNotAvailable
 
-        listed = await groups.list_groups(cluster, states or ())
+        listed = await groups.list_groups(cluster, wanted)
         rows = [
             {
                 "group": each.group_id,
@@ -66,6 +67,17 @@ def list_groups(
             raise BrokerNotAvailable(f"the list is not complete: {reasons}")
 
     with_cluster(bootstrap, command, command_config)
+
+
+def _state(word: str) -> str:
+    """As servers write it. Raises BadParameter."""
+    from millrace.broker.client.groups import STATES
+    from millrace.broker.expectations import one_of
+
+    for state in STATES:
+        if state.lower() == word.lower():
+            return state
+    raise typer.BadParameter(f"--state {_shortened(word)!r}: expected {one_of(STATES, word)}")
 
 
 @app.command("describe")

@@ -139,7 +139,7 @@ def test_groups_from_birth_to_deletion(operator, names):
 
     with member(operator.bootstrap, group, topic, "reader-1", **{"enable.auto.commit": False}):
         wait_until(
-            lambda: group in operator.run("groups", "list", "--state", "Stable"), "the group is stable"
+            lambda: group in operator.run("groups", "list", "--state", "stable"), "the group is stable"
         )
         (listed,) = [row for row in operator.json("groups", "list") if row["group"] == group]
         assert (listed["state"], listed["type"], listed["protocol"]) == ("Stable", "classic", "consumer")

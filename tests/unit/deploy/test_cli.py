@@ -71,6 +71,8 @@ def test_help_of_every_group_is_there(group: list[str], capsys: pytest.CaptureFi
         (["topics", "configure", "t", "retention.ms"], "setting 'retention.ms': expected key=value"),
         (["topics", "configure", "t", "a=1", "--delete", "a"], "a is both set and deleted"),
         (["topics", "configure", "t", "--delete", "a=1"], "--delete 'a=1': expected the name"),
+        (["groups", "list", "--state", "Stabel"], "--state 'Stabel': expected one of Stable, Empty, Prep"),
+        (["groups", "list", "--state", "Empty", "--state", "x"], "NotReady, Dead (see"),
         (["groups", "reset", "g"], "expected one of --to-earliest"),
         (["groups", "reset", "g", "--to-latest", "--shift-by", "-1"], "expected one of --to-earliest"),
         (["groups", "reset", "g", "--to-timestamp", "noon"], "--to-timestamp 'noon': expected a time"),

@@ -74,6 +74,18 @@ def test_workers_that_share_a_file_take_their_names_from_the_environment(
             parse_config(shared)
 
 
+def test_topic_settings_follow_or_not_in_one_word() -> None:
+    for written, is_on in ((True, True), (False, False), ({"enabled": False}, False), ({}, True)):
+        assert parse_config(settings(config_sync=written)).config_sync.enabled is is_on
+
+
+def test_older_name_of_a_key_is_taken_and_not_offered() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(settings(colaesce_below=1))
+    assert "batches" in caught.value.expected
+    assert "coalesce_below" not in caught.value.expected
+
+
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
@@ -96,6 +108,7 @@ def test_start_takes_ends_and_times(written: object, expected: object) -> None:
     [
         ({"name": "a b"}, "name", "a b", "a name of letters"),
         ({"nmae": "x"}, "nmae", "x", "one of name, target"),
+        ({"config_sync": "sometimes"}, "config_sync", "sometimes", "a mapping"),
         ({"sources": []}, "sources", (), "at least one"),
         (
             {"sources": [source(bootstrap=["nowhere"])]},
