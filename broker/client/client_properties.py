@@ -2,8 +2,8 @@
 
 Called by the command line for `--command-config FILE`. What says how to connect and log in is taken; settings
 of Kafka's clients that are about other things are passed over, and names that none of them has are told
-(`client_property_names`). PEM only: Java's own keystores (JKS, PKCS12) are refused with the command that turns
-them into PEM. A secret that stands in the file stays in memory and is shown nowhere.
+(`client_property_names`). PEM only: Java's own keystores (JKS, PKCS12) are refused with the command that
+turns them into PEM. A secret that stands in the file stays in memory and is shown nowhere.
 """
 
 from __future__ import annotations
