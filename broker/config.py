@@ -201,6 +201,18 @@ _COARSER_UNITS = {
     "log.roll.hours": ("log.roll.ms", 3_600_000),
 }
 
+_OWN_KEYS = {
+    "advertised.listeners": "advertised",
+    "broker.id": "id",
+    "broker.rack": "rack",
+    "listeners": "listen",
+    "log.dir": "data",
+    "log.dirs": "data",
+    "node.id": "id",
+    "zookeeper.connect": "zookeeper",
+}
+"""Kafka's name -> the field of `BrokerConfig`."""
+
 
 def setting_text(value: object) -> str:
     """A setting as Kafka writes it: booleans in lower case."""
@@ -275,6 +287,8 @@ def _parse_integer(value: object, minimum: int, maximum: int, path: str) -> int:
 def _nearest(key: str) -> str:
     import difflib
 
+    if key in _OWN_KEYS:
+        return f" (did you mean {_OWN_KEYS[key]}, which stands beside settings?)"
     matches = difflib.get_close_matches(key, [*SETTING_FIELDS, *_COARSER_UNITS], n=1)
     return f" (did you mean {matches[0]}?)" if matches else ""
 

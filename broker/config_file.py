@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
@@ -57,6 +58,10 @@ ServerAddress = Annotated[str, BeforeValidator(_server_address)]
 
 ListenAddress = Annotated[InstanceOf[Address], BeforeValidator(_listen_address)]
 """`host:port` to listen on (`Address.parse_listener`)."""
+
+
+OLDER_NAME: dict[str, Any] = {"is_older_name": True}
+"""`json_schema_extra` of a field that is taken and no longer offered."""
 
 
 class _Nothing:
@@ -252,7 +257,11 @@ def _follows_from_another(mistake: Any, error: ValidationError) -> bool:
 
 
 def _keys(model: type[BaseModel]) -> list[str]:
-    return [field.alias or name for name, field in model.model_fields.items()]
+    return [
+        field.alias or name
+        for name, field in model.model_fields.items()
+        if field.json_schema_extra != OLDER_NAME
+    ]
 
 
 def _path(place: str, field: str) -> str:
@@ -324,6 +333,8 @@ def _shown(value: object, location: Location = ()) -> object:
     is_public = isinstance(value, bool | None) or (location and location[-1] in PUBLIC_KEYS)
     if not SECRET_KEYS.isdisjoint(location) and not is_public:
         return _Shortened("a value that is not shown here, as it may be a secret")
+    if isinstance(value, date):  # YAML makes one of 2026-11-21
+        return _Shortened(value.isoformat())
     text = repr(value)
     return value if len(text) <= SHOWN_VALUE_SIZE else _Shortened(text[: SHOWN_VALUE_SIZE - 1] + "…")
 

@@ -24,7 +24,14 @@ from typing import Any, Literal
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from millrace.broker.client.security import Secret, Security
-from millrace.broker.config_file import ConfigText, ListenAddress, ServerAddress, check_config, read_config
+from millrace.broker.config_file import (
+    OLDER_NAME,
+    ConfigText,
+    ListenAddress,
+    ServerAddress,
+    check_config,
+    read_config,
+)
 from millrace.broker.errors import ConfigError
 from millrace.broker.protocol.address import Address
 from millrace.mirror.batches.coalesce import COALESCE_BELOW, MERGED_SIZE
@@ -182,7 +189,7 @@ class MirrorConfig(Section):
     group: GroupConfig = GroupConfig()
     batches: BatchesConfig = BatchesConfig()
     # The older name of `batches.coalesce_below`.
-    coalesce_below: int | None = Field(default=None, ge=0, le=MEBIBYTE)
+    coalesce_below: int | None = Field(default=None, ge=0, le=MEBIBYTE, json_schema_extra=OLDER_NAME)
     in_flight_bytes: int = Field(default=64 * MEBIBYTE, ge=MEBIBYTE)
     discovery_interval_ms: int = Field(default=2_000, ge=100, le=600_000)
     position_interval_ms: int = Field(default=250, ge=10, le=60_000)
@@ -194,6 +201,11 @@ class MirrorConfig(Section):
     @classmethod
     def _naming_may_be_a_pattern_alone(cls, value: Any) -> Any:
         return {"pattern": value} if isinstance(value, str) else value
+
+    @field_validator("config_sync", mode="before")
+    @classmethod
+    def _config_sync_may_be_on_or_off_alone(cls, value: Any) -> Any:
+        return {"enabled": value} if isinstance(value, bool) else value
 
     @field_validator("batches", mode="before")
     @classmethod

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import re
-from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
+
+from millrace.broker.times import time_ms
 
 MEBIBYTE = 1 << 20
 NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
@@ -59,19 +60,10 @@ def _pattern(value: str) -> str:
 def _start(value: Any) -> Any:
     if isinstance(value, str) and value in ("earliest", "latest"):
         return value
-    if isinstance(value, bool):
-        raise ValueError("earliest, latest or a time")
-    if isinstance(value, int):
-        return value
-    if isinstance(value, str):
-        try:
-            value = datetime.fromisoformat(value)
-        except ValueError:
-            raise ValueError('earliest, latest or a time such as "2024-01-31T00:00:00Z"') from None
-    if isinstance(value, datetime):
-        moment = value if value.tzinfo else value.replace(tzinfo=UTC)
-        return int(moment.timestamp() * 1000)
-    raise ValueError('earliest, latest or a time such as "2024-01-31T00:00:00Z"')
+    try:
+        return time_ms(value)
+    except ValueError as problem:
+        raise ValueError(f"earliest, latest or {problem}") from None
 
 
 Name = Annotated[str, AfterValidator(_name)]

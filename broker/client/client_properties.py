@@ -1,9 +1,9 @@
 """Client files of Apache Kafka (`client.properties`), as its tools take them, read into a `Security`.
 
 Called by the command line for `--command-config FILE`. What says how to connect and log in is taken; settings
-of Kafka's clients that are about other things are passed over. PEM only: Java's own keystores (JKS, PKCS12)
-are refused with the command that turns them into PEM. A secret that stands in the file stays in memory and is
-shown nowhere.
+of Kafka's clients that are about other things are passed over, and names that none of them has are told
+(`client_property_names`). PEM only: Java's own keystores (JKS, PKCS12) are refused with the command that
+turns them into PEM. A secret that stands in the file stays in memory and is shown nowhere.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from __future__ import annotations
 import itertools
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from millrace.broker.client.client_property_names import unknown_names
 from millrace.broker.client.security import Secret, Security
 from millrace.broker.config_file import ConfigText, check_config
 from millrace.broker.errors import ConfigError
@@ -44,8 +45,10 @@ _FROM_PROPERTIES = {
 }
 
 
-def load_client_properties(path: Path | str) -> Security:
-    """What the file says. Raises ConfigError with the file, the property and what was expected."""
+def load_client_properties(path: Path | str, say: Callable[[str], None] = lambda line: None) -> Security:
+    """What the file says. `say` is told, in one line, of names that are no client's setting: one that is
+    mistyped may mean a connection in plain text. Raises ConfigError with the file, the property and what was
+    expected."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -53,7 +56,10 @@ def load_client_properties(path: Path | str) -> Security:
         raise ConfigError(str(path), error.strerror or str(error), "a readable file") from None
     except UnicodeDecodeError:
         raise ConfigError(str(path), "bytes that are not UTF-8", "a properties file in UTF-8") from None
-    return security_of(parse_properties(text), path.name, path.absolute().parent)
+    properties = parse_properties(text)
+    if unknown := unknown_names(properties):
+        say(f"{path.name}: passed over, as no client has such a setting: {unknown}")
+    return security_of(properties, path.name, path.absolute().parent)
 
 
 def parse_properties(text: str) -> dict[str, str]:

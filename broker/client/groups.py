@@ -38,6 +38,17 @@ _OFFSET_DELETE_VERSION = 0
 
 CLASSIC, CONSUMER = "classic", "consumer"
 DEAD, EMPTY = "Dead", "Empty"
+STATES = (
+    "Stable",
+    EMPTY,
+    "PreparingRebalance",
+    "CompletingRebalance",
+    "Assigning",
+    "Reconciling",
+    "NotReady",
+    DEAD,
+)
+"""Of groups of any protocol, as Apache Kafka calls them."""
 CONSUMER_PROTOCOL_TYPE = "consumer"
 
 

@@ -51,6 +51,10 @@ def confirm(question: str) -> None:
         raise typer.Abort
 
 
+def _warn(line: str) -> None:
+    print(f"millrace: {line}", file=sys.stderr)
+
+
 def with_cluster(
     bootstrap: str,
     command: Callable[[Cluster], Awaitable[None]],
@@ -63,7 +67,7 @@ def with_cluster(
         from millrace.broker.client.client_properties import load_client_properties
         from millrace.broker.client.cluster import Cluster
 
-    security = load_client_properties(command_config) if command_config is not None else None
+    security = load_client_properties(command_config, _warn) if command_config is not None else None
 
     async def session() -> None:
         async with Cluster(

@@ -6,7 +6,6 @@ only shows what it would do until `--execute`, and nothing is changed while a gr
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +15,7 @@ from millrace.broker.wording import count_of
 from millrace.deploy.commands.cluster_session import Bootstrap, CommandConfig, confirm, with_cluster
 from millrace.deploy.commands.group import command_group
 from millrace.deploy.commands.output import Format, JsonFlag, OutputFormat, chosen, print_json, print_rows
+from millrace.deploy.commands.values import whole_number
 
 if TYPE_CHECKING:
     from millrace.broker.client.cluster import Cluster
@@ -27,8 +27,8 @@ app = command_group("List, describe, reset and delete consumer groups.")
 
 GroupName = Annotated[str, typer.Argument(help="Name of the group.")]
 
-_LATEST_SECONDS = 10**11
-"""A whole number below this is a time in seconds, above in milliseconds: year 5138 against 1973."""
+_SHOWN_SIZE = 80
+"""Characters of a refused value."""
 
 
 @app.command("list")
@@ -44,12 +44,13 @@ def list_groups(
 ) -> None:
     """List groups with their state and the broker that coordinates them."""
     form = chosen(output, as_json)
+    wanted = [_state(word) for word in states or ()]
 
     async def command(cluster: Cluster) -> None:
         from millrace.broker.client import groups
         from millrace.broker.errors import BrokerNotAvailable
 
-        listed = await groups.list_groups(cluster, states or ())
+        listed = await groups.list_groups(cluster, wanted)
         rows = [
             {
                 "group": each.group_id,
@@ -66,6 +67,17 @@ def list_groups(
             raise BrokerNotAvailable(f"the list is not complete: {reasons}")
 
     with_cluster(bootstrap, command, command_config)
+
+
+def _state(word: str) -> str:
+    """As servers write it. Raises BadParameter."""
+    from millrace.broker.client.groups import STATES
+    from millrace.broker.expectations import one_of
+
+    for state in STATES:
+        if state.lower() == word.lower():
+            return state
+    raise typer.BadParameter(f"--state {_shortened(word)!r}: expected {one_of(STATES, word)}")
 
 
 @app.command("describe")
@@ -174,7 +186,7 @@ def reset(
             "--to-datetime",
             metavar="TIME",
             help="To the first record at or after a time: 2026-11-21T08:00 (UTC unless it says otherwise), "
-            "or seconds or milliseconds since 1970.",
+            "or milliseconds since 1970.",
         ),
     ] = None,
     shift_by: Annotated[
@@ -252,28 +264,18 @@ def _targets(
     return targets
 
 
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdecimal()
-
-
 def _milliseconds(text: str) -> int:
     """A time as people write it, in ms since 1970. Raises BadParameter."""
-    if _is_number(text):
-        return int(text) if int(text) >= _LATEST_SECONDS else int(text) * 1000
+    from millrace.broker.times import time_ms
+
     try:
-        moment = datetime.datetime.fromisoformat(text)
-    except ValueError:
-        raise typer.BadParameter(
-            f"--to-timestamp {text!r}: expected a time such as 2026-11-21T08:00, or seconds or milliseconds "
-            "since 1970"
-        ) from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=datetime.UTC)
-    milliseconds = round(moment.timestamp() * 1000)
-    if milliseconds < 0:
-        # To a cluster these are words: -1 is the end of a partition.
-        raise typer.BadParameter(f"--to-timestamp {text!r}: no record has a time before 1970")
-    return milliseconds
+        return time_ms(text)
+    except ValueError as problem:
+        raise typer.BadParameter(f"--to-timestamp {_shortened(text)!r}: expected {problem}") from None
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _SHOWN_SIZE else f"{text[:_SHOWN_SIZE]}…"
 
 
 def _partitions_by_topic(words: Sequence[str], *, option: str) -> dict[str, set[int] | None]:
@@ -281,15 +283,16 @@ def _partitions_by_topic(words: Sequence[str], *, option: str) -> dict[str, set[
     wanted: dict[str, set[int] | None] = {}
     for word in words:
         topic, colon, numbers = word.partition(":")
-        if not topic or (colon and not all(map(_is_number, numbers.split(",")))):
+        chosen = [whole_number(each) for each in numbers.split(",")] if colon else []
+        if not topic or None in chosen:
             raise typer.BadParameter(
-                f"{option} {word!r}: expected a topic, or partitions of it as orders:0,2"
+                f"{option} {_shortened(word)!r}: expected a topic, or partitions of it as orders:0,2"
             )
         known = wanted.get(topic, set())
         if not colon or known is None:
             wanted[topic] = None
         else:
-            wanted[topic] = known | {int(number) for number in numbers.split(",")}
+            wanted[topic] = known | {number for number in chosen if number is not None}
     return wanted
 
 
@@ -397,7 +400,7 @@ def delete(
         )
     wanted = _partitions_by_topic(topics or [], option="--topic")
     if not yes:
-        what = f"the offsets in {', '.join(wanted)} of" if wanted else "all offsets of"
+        what = f"the offsets in {', '.join(topics or ())} of" if wanted else "all offsets of"
         confirm(f"Delete {what} {', '.join(names)}?")
 
     async def command(cluster: Cluster) -> None:
@@ -429,25 +432,39 @@ async def _delete_offsets(cluster: Cluster, name: str, wanted: dict[str, set[int
     from millrace.broker.errors import GroupIdNotFound, GroupSubscribedToTopic
 
     committed = await group_offsets.fetch_offsets(cluster, name)
-    going = sorted(
-        key
-        for key in committed
-        if key[0] in wanted and ((numbers := wanted[key[0]]) is None or key[1] in numbers)
-    )
-    if not going:
-        if not (await groups.describe_group(cluster, name)).exists:
+    going, missing = _chosen_offsets(wanted, committed)
+    if missing:
+        if not committed and not (await groups.describe_group(cluster, name)).exists:
             raise _no_such_group(name)
-        raise _refusal(f"group {name} has no offsets in {', '.join(wanted)}")
+        raise _refusal(f"group {name} has no offsets in {', '.join(missing)}; none of it was deleted")
     try:
         outcome = await groups.delete_offsets(cluster, name, going)
     except GroupIdNotFound:
         raise _no_such_group(name) from None
-    errors = [error for error in outcome.values() if error is not None]
-    if any(isinstance(error, GroupSubscribedToTopic) for error in errors):
-        raise _refusal(f"members of group {name} read {', '.join(wanted)} now: stop them first")
-    if errors:
-        raise errors[0]
-    typer.echo(f"deleted {count_of(len(going), 'offset')} of group {name}")
+    refused = {key: error for key, error in outcome.items() if error is not None}
+    read = {key[0] for key, error in refused.items() if isinstance(error, GroupSubscribedToTopic)}
+    if len(refused) < len(going):
+        typer.echo(f"deleted {count_of(len(going) - len(refused), 'offset')} of group {name}")
+    if read:
+        raise _refusal(f"members of group {name} read {', '.join(sorted(read))} now: stop them first")
+    if refused:
+        raise next(iter(refused.values()))
+
+
+def _chosen_offsets(
+    wanted: dict[str, set[int] | None], committed: Collection[TopicPartition]
+) -> tuple[list[TopicPartition], list[str]]:
+    """The partitions that are meant, and the words for what has no offset: `typo`, `orders:7,9`."""
+    going: list[TopicPartition] = []
+    missing: list[str] = []
+    for topic, numbers in sorted(wanted.items()):
+        there = {number for name, number in committed if name == topic}
+        going += [(topic, number) for number in sorted(there if numbers is None else there & numbers)]
+        if numbers is None and not there:
+            missing.append(topic)
+        elif numbers is not None and numbers - there:
+            missing.append(f"{topic}:{','.join(map(str, sorted(numbers - there)))}")
+    return going, missing
 
 
 def _check_no_members(group: Group, what: str) -> None:

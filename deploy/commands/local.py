@@ -63,13 +63,14 @@ def down(
 
     Also one that the file does not name any more. A folder that is not a sandbox's is never deleted.
     """
-    from millrace.deploy.local.sandbox import Sandbox
+    from millrace.deploy.local.sandbox import Sandbox, is_sandbox
 
     sandbox = Sandbox.from_file(file, data)
     stopped = sandbox.down()
     for name in stopped:
         typer.echo(f"stopped {name}")
     if not stopped:
-        typer.echo("nothing runs")
+        why = "" if is_sandbox(sandbox.folder) else ": no sandbox is there"
+        typer.echo(f"nothing runs in {sandbox.folder}{why}")
     if delete and sandbox.delete_data():
         typer.echo(f"deleted {sandbox.folder}")

@@ -45,13 +45,13 @@ def dump(
     if not file.is_file():
         hint = "a folder; name a file in it" if file.is_dir() else "not there"
         raise typer.BadParameter(f"{file} is {hint}", param_hint="FILE")
-    printer = _Printer(file_dump.kind_of(file), as_json)
+    printer = _Printer(file_dump.kind_of(file), as_json, offset)
     rows = iter(file_dump.dump(file, records=records, from_offset=offset))
     while True:
         try:
             row = next(rows, None)
         except (ValueError, OSError) as error:
-            printer.end()
+            printer.end(is_whole=False)
             reason = error.strerror if isinstance(error, OSError) else str(error)
             print(f"millrace: {file}: {reason}", file=sys.stderr)
             return 1
@@ -65,9 +65,10 @@ def dump(
 class _Printer:
     """Prints rows as they come: a log may be larger than memory."""
 
-    def __init__(self, kind: str, as_json: bool) -> None:
+    def __init__(self, kind: str, as_json: bool, from_offset: int) -> None:
         self._kind = kind
         self._as_json = as_json
+        self._from_offset = from_offset
         self._row_count = 0
         self._record_count = 0
         self._size = 0
@@ -111,13 +112,13 @@ class _Printer:
         for record in row.get("records", ()):
             print("    " + _record_text(record))
 
-    def end(self) -> None:
-        """The last line: how much there was."""
+    def end(self, *, is_whole: bool = True) -> None:
+        """The last line: how much there was. Of a file that was not read to its end, nothing is no answer."""
         if self._as_json:
             return
         if self._row_count == 0:
-            if self._kind:
-                print("nothing in it")
+            if is_whole:
+                print(f"nothing from offset {self._from_offset} on" if self._from_offset else "nothing in it")
         elif self._kind == ".log":
             state = f"{self.problem_count} with problems" if self.problem_count else "all CRCs right"
             print(

@@ -29,10 +29,12 @@ from millrace.deploy.commands.mirror_worker import (
     find_worker,
 )
 from millrace.deploy.commands.output import Format, JsonFlag, OutputFormat, chosen, print_json
+from millrace.deploy.commands.values import MOST_INT64, whole_number
 
 WATCH_INTERVAL_S = 2.0
-_WHAT = re.compile(r"(?P<source>[^/:]+)(/(?P<topic>[^/:]+)(:(?P<partitions>\d+(,\d+)*))?)?")
-_SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[kKmMgGtT]?i?)[bB]?(/s)?")
+_WHAT = re.compile(r"(?P<source>[^/:]+)(/(?P<topic>[^/:]+)(:(?P<partitions>[0-9]+(,[0-9]+)*))?)?")
+_SIZE = re.compile(r"(?P<number>[0-9]{1,19}(\.[0-9]{1,19})?)\s*(?P<unit>[kKmMgGtT]?i?)[bB]?(/s)?")
+_SHOWN_SIZE = 80
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
@@ -265,23 +267,31 @@ def _for_each(path: str, what: list[str] | None, everything: bool, worker: Worke
 def _selections(text: str) -> list[dict[str, Any]]:
     """`ewr/flights:0,3` → one selection for each partition. Raises BadParameter."""
     match = _WHAT.fullmatch(text)
-    if match is None or text == "*":
+    partitions = (match["partitions"] if match is not None else None) or "0"
+    numbers = [whole_number(each) for each in partitions.split(",")]
+    if match is None or text == "*" or None in numbers:
         raise typer.BadParameter(
-            f"{text!r}: expected SOURCE[/TOPIC[:N,N…]], e.g. ewr, ewr/flights or ewr/flights:0 (or --all)"
+            f"{text[:_SHOWN_SIZE]!r}: expected SOURCE[/TOPIC[:N,N…]], e.g. ewr, ewr/flights or ewr/flights:0 "
+            "(or --all)"
         )
     selection: dict[str, Any] = {} if match["source"] == "*" else {"source": match["source"]}
     if match["topic"] is not None:
         selection["topic"] = match["topic"]
     if match["partitions"] is None:
         return [selection]
-    return [{**selection, "partition": int(number)} for number in match["partitions"].split(",")]
+    return [{**selection, "partition": number} for number in numbers]
 
 
 def size_of(text: str) -> int:
     """`10MB` → 10,000,000; `64MiB` → 67,108,864. Raises BadParameter."""
     match = _SIZE.fullmatch(text.strip())
-    unit = match["unit"].lower() if match is not None else ""
-    size = int(float(match["number"]) * {**_UNITS, **_BINARY_UNITS}.get(unit, 0)) if match is not None else 0
-    if size < 1:
-        raise typer.BadParameter(f"{text!r}: expected bytes per second, e.g. 500k, 10MB or 64MiB")
+    size = 0
+    if match is not None:
+        whole, _, decimals = match["number"].partition(".")
+        unit = {**_UNITS, **_BINARY_UNITS}.get(match["unit"].lower(), 0)
+        size = int(whole + decimals) * unit // 10 ** len(decimals)
+    if not 1 <= size <= MOST_INT64:
+        raise typer.BadParameter(
+            f"{text[:_SHOWN_SIZE]!r}: expected bytes per second, e.g. 500k, 10MB or 64MiB"
+        )
     return size

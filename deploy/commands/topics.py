@@ -12,7 +12,7 @@ from millrace.deploy.commands.cluster_session import Bootstrap, CommandConfig, c
 from millrace.deploy.commands.group import command_group
 from millrace.deploy.commands.output import Format, JsonFlag, OutputFormat, chosen, print_json, print_rows
 from millrace.deploy.commands.topics_reassign import reassign
-from millrace.deploy.commands.values import key_value_pairs
+from millrace.deploy.commands.values import MOST_INT16, MOST_INT32, key_value_pairs
 
 if TYPE_CHECKING:
     from millrace.broker.client.cluster import Cluster
@@ -74,7 +74,13 @@ def create(
     command_config: CommandConfig = None,
     partitions: Annotated[
         int | None,
-        typer.Option("--partitions", "-p", min=1, help="Number of partitions; by default the cluster's."),
+        typer.Option(
+            "--partitions",
+            "-p",
+            min=1,
+            max=MOST_INT32,
+            help="Number of partitions; by default the cluster's.",
+        ),
     ] = None,
     replicas: Annotated[
         int | None,
@@ -83,6 +89,7 @@ def create(
             "--replication-factor",
             "-r",
             min=1,
+            max=MOST_INT16,
             help="Replicas of each partition; by default the cluster's.",
         ),
     ] = None,
@@ -183,6 +190,7 @@ def configure(
             "--partitions",
             "-p",
             min=1,
+            max=MOST_INT32,
             help="Widen the topic to so many; keys then go to other partitions than before.",
         ),
     ] = None,

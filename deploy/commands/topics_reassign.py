@@ -21,6 +21,7 @@ from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.wording import count_of
 from millrace.deploy.commands.cluster_session import Bootstrap, CommandConfig, with_cluster
 from millrace.deploy.commands.output import Format, OutputFormat, print_rows
+from millrace.deploy.commands.values import MOST_INT16, MOST_INT32, MOST_INT64
 
 if TYPE_CHECKING:
     from millrace.broker.client.cluster import Cluster
@@ -31,6 +32,7 @@ Plan = dict[TopicPartition, tuple[int, ...]]
 
 POLL_SECONDS = 0.5
 REFUSED_STATUS = 1
+_SHOWN_SIZE = 80
 
 
 def reassign(
@@ -44,7 +46,13 @@ def reassign(
     ] = None,
     replication_factor: Annotated[
         int | None,
-        typer.Option("--replication-factor", "-r", min=1, help="Replicas of each partition, if it changes."),
+        typer.Option(
+            "--replication-factor",
+            "-r",
+            min=1,
+            max=MOST_INT16,
+            help="Replicas of each partition, if it changes.",
+        ),
     ] = None,
     plan_file: Annotated[
         Path | None, typer.Option("--plan", help="A plan in the JSON of Kafka's own tool, in place of one.")
@@ -54,7 +62,13 @@ def reassign(
     ] = False,
     throttle: Annotated[
         int | None,
-        typer.Option("--throttle", min=1, metavar="BYTES/S", help="What a broker may fetch of moved data."),
+        typer.Option(
+            "--throttle",
+            min=1,
+            max=MOST_INT64,
+            metavar="BYTES/S",
+            help="What a broker may fetch of moved data.",
+        ),
     ] = None,
     wait: Annotated[
         bool, typer.Option("--wait", help="Return when the moves have ended; takes the throttle off.")
@@ -141,12 +155,12 @@ def read_plan(path: Path) -> Plan:
     try:
         payload = json.loads(path.read_text(encoding="utf-8"))
         plan = {
-            (str(one["topic"]), int(one["partition"])): tuple(int(broker) for broker in one["replicas"])
+            (str(one["topic"]), _number(one["partition"])): tuple(map(_number, one["replicas"]))
             for one in payload["partitions"]
         }
     except OSError as error:
         raise typer.BadParameter(f"--plan {path}: {error.strerror}") from None
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise typer.BadParameter(
             f'--plan {path}: expected {{"version":1,"partitions":[{{"topic":"t","partition":0,'
             f'"replicas":[1,2]}}]}}: {error}'
@@ -154,6 +168,13 @@ def read_plan(path: Path) -> Plan:
     if len(plan) < len(payload["partitions"]):
         raise typer.BadParameter(f"--plan {path}: a partition stands in it more than once")
     return plan
+
+
+def _number(value: object) -> int:
+    """Of a partition or a broker."""
+    if type(value) is not int or not 0 <= value <= MOST_INT32:
+        raise ValueError(f"{str(value)[:_SHOWN_SIZE]} is no number from 0 to {MOST_INT32}")
+    return value
 
 
 def _plan(

@@ -90,7 +90,7 @@ class Sandbox:
     ):
         """`say` is told, in a line for people, what a start that takes long is waiting for."""
         self.spec = spec
-        self.folder = (folder or spec.data).expanduser().absolute()
+        self.folder = spec.data.absolute() if folder is None else folder.expanduser().absolute()
         self._detached = detached
         self._mirror_command = mirror_command
         self._say = say

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from millrace.broker.config_file import ConfigText, ServerAddress, check_config, read_config
 from millrace.broker.errors import ConfigError
@@ -51,11 +51,19 @@ class MirrorSpec(_Section):
 
 
 class SandboxSpec(_Section):
+    """`data`: the sandbox's folder; in a file a relative path is from the file's own."""
+
     name: Name
     data: Path
     zookeeper: ZooKeeperSpec
     clusters: dict[Name, ClusterSpec] = Field(min_length=1)
     mirrors: list[MirrorSpec] = []
+
+    @field_validator("data")
+    @classmethod
+    def _data_lies_beside_the_file(cls, value: Path, info: ValidationInfo) -> Path:
+        folder = (info.context or {}).get("folder")
+        return value.expanduser() if folder is None else folder / value.expanduser()
 
     @model_validator(mode="after")
     def _references_and_addresses_hold(self) -> SandboxSpec:

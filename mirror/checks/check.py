@@ -7,7 +7,8 @@ Nothing is created or written (a cluster may make its internal topics when it is
 at any client's first question).
 
 Looked at: every cluster answers; every source selects at least one topic that can be carried, and tells a
-topic from another of its name; no two topics of a source meet in one target topic; sources that share a topic
+topic from another of its name; no two topics of a source meet in one target topic; every rename names a
+selected topic; sources that share a topic
 share its partitions; the target has or gets the partitions; no route leads back to a cluster that its records
 come from, also by way of other mirrors; the target's limits and settings; permissions on both ends;
 transactions, when they are asked for; and what round trip and buffers allow. A cluster that does not answer,
@@ -100,6 +101,7 @@ async def check(config: MirrorConfig, *, awaits_start: bool = True) -> list[Find
                 findings += _select(config, number, picture)
         findings += rules.name_clashes(config, picture.selected)
         findings += rules.shared_partitions(config, picture.selected)
+        findings += rules.idle_renames(config, picture.selected, picture.views)
         parts: list[tuple[str, Awaitable[list[Finding]]]] = [("", _loops(config, picture))]
         for source in config.sources:
             if source.cluster in picture.views:
@@ -244,7 +246,7 @@ def _select(config: MirrorConfig, number: int, picture: _Picture) -> list[Findin
         place = config.place(f"sources[{number}].topics.include")
         message = "no topic that can be carried matches topics.include yet"
         return [Finding(Severity.WARNING, source.cluster, message, place), *left_out]
-    message = f"selects {count_of(len(found), 'topic')}: {some(each.topic for each in found)}"
+    message = f"selects {count_of(len(found), 'topic')}: {some(map(str, found))}"
     findings = [Finding(Severity.OK, source.cluster, message), *left_out]
     if (reason := untold(topics[each.topic] for each in found)) is not None:
         place = config.place(f"sources[{number}].bootstrap")

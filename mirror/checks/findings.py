@@ -7,7 +7,8 @@ told to; a warning is what the operator should know; both name the line of the c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import difflib
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -64,6 +65,10 @@ class Selected:
     @property
     def feed(self) -> Feed:
         return Feed(self.source, self.topic, self.partitions, self.partition_offset)
+
+    def __str__(self) -> str:
+        """`orders`, or `orders → renamed` where it has another name on the target."""
+        return self.topic if self.target == self.topic else f"{self.topic} → {self.target}"
 
 
 def left_out(config: MirrorConfig, source: str, topics: Sequence[LeftOut]) -> list[Finding]:
@@ -126,6 +131,26 @@ def path_of(config: MirrorConfig, cluster: str, key: str) -> str:
     """The path of a field of the target's section, or of a source's."""
     is_target = cluster == config.target.cluster
     return f"target.{key}" if is_target else config.source_path(cluster, key)
+
+
+def idle_renames(
+    config: MirrorConfig, selected: Sequence[Selected], answering: Collection[str]
+) -> list[Finding]:
+    """Keys of `naming.rename` that name no selected topic: mistyped ones leave their topics their names.
+    Nothing is said of sources that are not `answering`."""
+    findings: list[Finding] = []
+    for key in config.naming.rename:
+        cluster, _, topic = key.rpartition("/")
+        sources = {cluster} if cluster else {source.cluster for source in config.sources}
+        there = {each.topic for each in selected if each.source in sources}
+        if topic in there or not sources <= set(answering):
+            continue
+        close = difflib.get_close_matches(topic, sorted(there), n=1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        message = f"{topic} is no topic that is selected now, so nothing is renamed by it{hint}"
+        place = config.place(f"naming.rename.{key}")
+        findings.append(Finding(Severity.WARNING, cluster or config.name, message, place))
+    return findings
 
 
 def shared_partitions(config: MirrorConfig, selected: Iterable[Selected]) -> list[Finding]:

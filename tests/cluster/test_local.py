@@ -97,7 +97,7 @@ def test_up_status_down_and_up_again_keeps_the_data(file: Path, content: dict[st
     ]
     assert set(states(file).values()) == {"stopped"}
     assert local("status", file).returncode == 1
-    assert local("down", file).stdout == "nothing runs\n"
+    assert local("down", file).stdout == f"nothing runs in {content['data']}\n"
     assert local("up", file).returncode == 0
     listed = subprocess.run([*topics, "list", "-b", address], check=True, capture_output=True, text=True)
     assert "kept" in listed.stdout

@@ -70,7 +70,10 @@ def test_what_the_target_makes_of_it_is_found_with_its_line(
     pair: Pair, broker_factory: BrokerFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stem, other = pair.unique("seen"), broker_factory()
-    make_topics(pair.source.bootstrap, {f"{stem}.wide": (4, {}), f"{stem}.again": (1, {})})
+    make_topics(
+        pair.source.bootstrap,
+        {f"{stem}.wide": (4, {}), f"{stem}.again": (1, {}), f"{stem}.plain": (1, {})},
+    )
     make_topics(other.bootstrap, {f"{stem}.wide": (2, {})})
     make_topics(
         pair.target.bootstrap,
@@ -78,7 +81,11 @@ def test_what_the_target_makes_of_it_is_found_with_its_line(
     )
     sources = {"one": pair.source.bootstrap, "two": other.bootstrap}
     path = write_config(tmp_path, pair.target.bootstrap, sources, [rf"{stem}\..*"], name=pair.unique("m"))
+    renames = f"{{one/{stem}.plain: {stem}.new, one/{stem}.plian: {stem}.other}}"
+    path.write_text(f"{path.read_text()}naming: {{rename: {renames}}}\n")
     assert findings(path) == []
+    selects = f"selects 3 topics: {stem}.again, {stem}.plain → {stem}.new, {stem}.wide"
+    assert selects in [each.message for each in findings(path, Severity.OK)]
     warnings = [str(each) for each in findings(path, Severity.WARNING)]
     for place, sentence in (
         (
@@ -92,6 +99,10 @@ def test_what_the_target_makes_of_it_is_found_with_its_line(
         (
             "mirror.yaml:4: sources[0].topics.include",
             f"agg/{stem}.again: compression.type zstd makes the target",
+        ),
+        (
+            f"mirror.yaml:7: naming.rename.one/{stem}.plian",
+            f"one: {stem}.plian is no topic that is selected now",
         ),
     ):
         assert any(place in line and sentence in line for line in warnings), (place, sentence, warnings)

@@ -35,4 +35,36 @@ OF_OPERATION = (
             "::test_a_state_that_is_there_unknown_or_gone_holds_up_no_other",
         ),
     ),
+    Mutant(
+        name="time-before-1970-taken",
+        promise="A time before 1970 is refused: -1 would be the end, and the history skipped in silence.",
+        file="broker/times.py",
+        rule="    if milliseconds < 0:",
+        instead="    if milliseconds is None:",
+        red=(
+            "tests/unit/test_times.py"
+            "::test_what_is_no_time_says_what_was_expected_and_what_a_number_would_have_been",
+        ),
+    ),
+    Mutant(
+        name="any-number-taken-for-milliseconds",
+        promise="-1, seconds since 1970 and a date without dashes are not where a mirror starts.",
+        file="broker/times.py",
+        rule="        if value == 0 or _FIRST_MS <= value <= _LAST_MS:",
+        instead="        if value <= _LAST_MS:",
+        red=(
+            "tests/unit/mirror/test_config.py::test_wrong_setting_is_named_with_path_value_and_expectation",
+        ),
+    ),
+    Mutant(
+        name="mistyped-offsets-passed-over",
+        promise="Of offsets that were named for deletion, one that is not there is told, and none deleted.",
+        file="deploy/commands/groups.py",
+        rule="    if missing:\n        if not committed",
+        instead="    if not going:\n        if not committed",
+        red=(
+            "tests/unit/deploy/test_groups_delete.py"
+            "::test_what_has_no_offsets_is_named_and_then_none_is_deleted",
+        ),
+    ),
 )

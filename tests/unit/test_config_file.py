@@ -53,6 +53,11 @@ def test_unknown_key_deep_in_the_file_lists_those_of_its_place_and_names_the_one
     )
 
 
+@pytest.mark.parametrize("value", ["2026-11-21", "2026-11-21T08:00:00+00:00"])
+def test_a_date_is_shown_as_it_is_written(tmp_path, value):
+    assert mistake(tmp_path, f"name: {value}\n") == f"room.yaml:1: name: got {value}, expected text"
+
+
 @pytest.mark.parametrize("value", ["2026-13-01", "2026-02-30T00:00:00Z", "0b_"])
 def test_date_or_number_that_does_not_exist_is_named_by_its_line_and_not_shown(tmp_path, value):
     found = mistake(tmp_path, f"shelves: {{}}\nname: {value}\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from millrace.audit.report.console import console_lines
 from millrace.audit.report.folder import note_failure, write_report
 from millrace.audit.report.latency import Latencies, percentile
 from millrace.audit.report.metrics import metrics_text
-from millrace.audit.report.sentences import older_findings
+from millrace.audit.report.sentences import older_findings, sentence
 from millrace.audit.report.summary import exit_status, summarise
 from tests.browser.report_data import CONTROL, HOUR_MS, START_MS, TIERS, rich, row
 
@@ -46,6 +47,15 @@ def test_the_summary_is_what_the_schema_tells(made: tuple[dict[str, Any], pa.Tab
     there_at_times = {"watermark_steps_back", "untrusted_waivers", "older", "run"}
     more = {f"{each}_more" for each in ("losses", "duplicates", "differing", "revisions", "late")}
     assert set(made[0]) == told - there_at_times - more
+
+
+def test_the_readme_shows_the_sentence_that_is_told_of_its_losses() -> None:
+    text = (Path(__file__).parents[3] / "README.md").read_text("utf-8")
+    hops = re.findall(r"^lost .* between (\w+) and (\w+)$", text, re.M)
+    losses = [{"lost_between": hop} for hop in hops]
+    counts = {"missing": len(hops), "acknowledged": 336_776, "duplicates": 3, "seen": {"agg": 336_769}}
+    told = {"verdict": "LOSS", "counts": counts, "losses": losses, "content": {"differs": 0}}
+    assert f"\nLOSS   {sentence(told)}\n" in text
 
 
 def test_a_loss_by_contents_is_named_and_told(monkeypatch: pytest.MonkeyPatch) -> None:

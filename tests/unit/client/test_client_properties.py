@@ -111,6 +111,34 @@ def test_certificates_may_stand_in_the_file(tmp_path: Path, authority: Authority
 
 
 @pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("securty.protocol=SSL", "securty.protocol (did you mean security.protocol?)"),
+        ("a.plugins.own=x\nssl.ca.location=x\nb.c=1", "a.plugins.own, ssl.ca.location (did you mean ssl."),
+        ("#securty.protocol=SSL\nsecurity.protocol=PLAINTEXT\nacks=all\nretries=3", ""),
+        ("x.a=1\nx.b=1\nx.c=1\nx.d=1\nx.e=1\nx.f=1\nx.g=1", "x.a, x.b, x.c, x.d, x.e and 2 more"),
+        ("sasl.jaas.config=\nMIIEvQIBADANBgkqhkiG9w0BAQEF\nhunter2", "2 that are not shown here"),
+    ],
+)
+def test_names_that_are_no_clients_settings_are_told_in_one_line_and_no_secret_with_them(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    lines: list[str] = []
+    load_client_properties(written(tmp_path, text), lines.append)
+    start = "client.properties: passed over, as no client has such a setting: "
+    assert [line.startswith(start + said) for line in lines] == ([True] if said else []), lines
+
+
+def test_a_mistyped_name_is_told_before_what_comes_of_it(tmp_path: Path) -> None:
+    lines: list[str] = []
+    with pytest.raises(ConfigError, match=r"sasl\.mechanism"):
+        load_client_properties(
+            written(tmp_path, "security.protocol=SASL_PLAINTEXT\nsasl.mechansim=PLAIN"), lines.append
+        )
+    assert len(lines) == 1
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("security.protocol=SASL_TLS", "client.properties: security.protocol: got"),

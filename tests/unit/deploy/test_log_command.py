@@ -79,6 +79,27 @@ def test_records_and_offset(data: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert lines[2] == "    4  2023-11-14 22:13:21.001  k1 = vvvvvvvvvvvvvvvvvvvv  [h: 0xff]"
 
 
+def test_nothing_from_an_offset_on_is_not_called_nothing_at_all(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in (data / "flights-0" / f"{SEGMENT}.log", data / "flights-0" / f"{SEGMENT}.index"):
+        assert _dump(capsys, path, "--offset", 99_999_999) == (0, ["nothing from offset 99999999 on"], "")
+        path.write_bytes(b"")
+        assert _dump(capsys, path) == (0, ["nothing in it"], "")
+        assert _dump(capsys, path, "--offset", 99_999_999, "--json") == (0, [], "")
+
+
+def test_of_a_file_that_cannot_be_read_nothing_is_said_but_why(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = data / "flights-0" / f"{SEGMENT}.log"
+    path.write_bytes(b"\xff" * 100)
+    for options in ([], ["--offset", 5]):
+        status, lines, error = _dump(capsys, path, *options)
+        assert (status, lines) == (1, [])
+        assert f"{path}: byte 0: " in error
+
+
 def test_json_has_everything(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, lines, _ = _dump(capsys, data / "flights-0" / f"{SEGMENT}.log", "--json", "--records")
     rows = [json.loads(line) for line in lines]

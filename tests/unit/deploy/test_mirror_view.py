@@ -351,7 +351,18 @@ def test_what_is_typed(text: str, selections: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "*", "ewr/", "/flights", "ewr:0", "ewr/flights:", "ewr/flights:a", "a/b/c"]
+    "text",
+    [
+        "",
+        "*",
+        "ewr/",
+        "/flights",
+        "ewr:0",
+        "ewr/flights:",
+        "ewr/flights:a",
+        "ewr/flights:2147483648",
+        "a/b/c",
+    ],
 )
 def test_what_cannot_be_meant(text: str) -> None:
     with pytest.raises(BadParameter):
@@ -367,13 +378,17 @@ def test_what_cannot_be_meant(text: str) -> None:
         ("10 MB/s", 10**7),
         ("64MiB", 64 << 20),
         ("1.5g", 15 * 10**8),
+        ("2.3KB", 2_300),
+        ("9223372036854775807", (1 << 63) - 1),
     ],
 )
 def test_rates_as_people_write_them(text: str, size: int) -> None:
     assert size_of(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "fast", "10X", "1e6", "0.1"])
+@pytest.mark.parametrize(
+    "text", ["", "0", "-1", "fast", "10X", "1e6", "0.1", "9223372036854775808", "9" * 320]
+)
 def test_rates_that_are_none(text: str) -> None:
     with pytest.raises(BadParameter):
         size_of(text)

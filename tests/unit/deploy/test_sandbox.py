@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from millrace.broker.errors import FatalError
 from millrace.deploy.cli import run
@@ -72,6 +73,25 @@ def test_command_that_stops_it_names_the_folder_that_was_given(
     assert capsys.readouterr().out.endswith("stop with: millrace local down\n")
 
 
+def test_relative_folder_of_a_file_lies_beside_the_file_wherever_a_command_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    for folder in (beside, elsewhere):
+        folder.mkdir()
+    (beside / "sandbox.yaml").write_text(yaml.safe_dump({**SPEC, "data": "run/here"}))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file = Path("project/sandbox.yaml")
+    assert Sandbox.from_file(file).folder == beside / "run" / "here"
+    assert Sandbox.from_file(file, Path("mine")).folder == tmp_path / "mine"
+    monkeypatch.chdir(elsewhere)
+    assert Sandbox.from_file(beside / "sandbox.yaml").folder == beside / "run" / "here"
+    for written, folder in (("~/data", tmp_path / "data"), (str(elsewhere), elsewhere)):
+        (beside / "sandbox.yaml").write_text(yaml.safe_dump({**SPEC, "data": written}))
+        assert Sandbox.from_file(beside / "sandbox.yaml").folder == folder
+
+
 def test_folder_that_is_not_a_sandboxs_is_never_deleted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,9 +123,10 @@ def test_sandbox_of_an_earlier_release_is_deleted(tmp_path: Path, capsys: pytest
         (folder / name).mkdir(parents=True)
     (folder / "run" / "lock").touch()
     assert run(["local", "down", "--data", str(folder), "--delete"]) == 0
-    assert capsys.readouterr().out == f"nothing runs\ndeleted {folder}\n"
+    assert capsys.readouterr().out == f"nothing runs in {folder}\ndeleted {folder}\n"
     assert not folder.exists()
     assert run(["local", "down", "--data", str(folder), "--delete"]) == 0
+    assert capsys.readouterr().out == f"nothing runs in {folder}: no sandbox is there\n"
     assert not folder.exists()
 
 

@@ -41,7 +41,7 @@ def test_contradictions_are_refused_before_anything_is_asked(
 
 def test_plan_of_kafkas_tool_is_read(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    one = {"topic": "t", "partition": 3, "replicas": [2, 1], "log_dirs": ["any", "any"]}
+    one: dict[str, Any] = {"topic": "t", "partition": 3, "replicas": [2, 1], "log_dirs": ["any", "any"]}
     path.write_text(json.dumps({"version": 1, "partitions": [one]}))
     assert read_plan(path) == {("t", 3): (2, 1)}
     for wrong in (
@@ -49,6 +49,19 @@ def test_plan_of_kafkas_tool_is_read(tmp_path: Path) -> None:
         "[]",
         json.dumps({"partitions": [{"topic": "t"}]}),
         json.dumps({"partitions": [one, one]}),
+        *(
+            json.dumps({"partitions": [one | changes]})
+            for changes in (
+                {"partition": 1 << 31},
+                {"partition": -1},
+                {"partition": 1.5},
+                {"replicas": [1 << 31]},
+                {"replicas": [-1]},
+                {"replicas": "12"},
+            )
+        ),
+        '{"partitions": ' + "9" * 5000 + "}",
+        "[" * 100_000,
     ):
         path.write_text(wrong)
         with pytest.raises(typer.BadParameter, match=r"plan\.json"):

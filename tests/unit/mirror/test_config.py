@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,18 @@ def test_workers_that_share_a_file_take_their_names_from_the_environment(
             parse_config(shared)
 
 
+def test_topic_settings_follow_or_not_in_one_word() -> None:
+    for written, is_on in ((True, True), (False, False), ({"enabled": False}, False), ({}, True)):
+        assert parse_config(settings(config_sync=written)).config_sync.enabled is is_on
+
+
+def test_older_name_of_a_key_is_taken_and_not_offered() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(settings(colaesce_below=1))
+    assert "batches" in caught.value.expected
+    assert "coalesce_below" not in caught.value.expected
+
+
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
@@ -80,7 +93,10 @@ def test_workers_that_share_a_file_take_their_names_from_the_environment(
         ("latest", "latest"),
         ("1970-01-01T00:00:01Z", 1000),
         ("1970-01-01T00:00:01", 1000),
-        (1234, 1234),
+        ("2026-11-21", 1_795_219_200_000),
+        (date(2026, 11, 21), 1_795_219_200_000),
+        (1_795_219_200_000, 1_795_219_200_000),
+        (0, 0),
     ],
 )
 def test_start_takes_ends_and_times(written: object, expected: object) -> None:
@@ -92,6 +108,7 @@ def test_start_takes_ends_and_times(written: object, expected: object) -> None:
     [
         ({"name": "a b"}, "name", "a b", "a name of letters"),
         ({"nmae": "x"}, "nmae", "x", "one of name, target"),
+        ({"config_sync": "sometimes"}, "config_sync", "sometimes", "a mapping"),
         ({"sources": []}, "sources", (), "at least one"),
         (
             {"sources": [source(bootstrap=["nowhere"])]},
@@ -102,6 +119,20 @@ def test_start_takes_ends_and_times(written: object, expected: object) -> None:
         ({"sources": [source(bootstrap=["h:70000"])]}, "sources[0].bootstrap[0]", "h:70000", "host:port"),
         ({"sources": [source(topics={"include": ["("]})]}, "sources[0].topics.include[0]", "(", "a regular"),
         ({"sources": [source(start="soon")]}, "sources[0].start", "soon", "earliest, latest or a time"),
+        ({"sources": [source(start=-1)]}, "sources[0].start", -1, "earliest, latest or a time"),
+        (
+            {"sources": [source(start="1969-12-31T23:59:59.999Z")]},
+            "sources[0].start",
+            "1969-12-31T23:59:59.999Z",
+            "no record has a time before 1970",
+        ),
+        (
+            {"sources": [source(start=1_795_500_000)]},
+            "sources[0].start",
+            1_795_500_000,
+            "13 digits; as milliseconds it is 1970-01-21T18:45:00Z",
+        ),
+        ({"sources": [source(start=10**20 - 1)]}, "sources[0].start", 10**20 - 1, "earliest, latest or"),
         ({"sources": [source(), source()]}, "sources[1].cluster", "ewr", "no other cluster"),
         ({"sources": [source(cluster="agg")]}, "sources[0].cluster", "agg", "no other cluster"),
         (

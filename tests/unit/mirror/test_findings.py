@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from millrace.broker.client.admin import ConfigValue
 from millrace.broker.protocol.operations import NOTHING, Operation, read_operations
@@ -11,6 +12,7 @@ from millrace.mirror.checks.findings import (
     Link,
     Selected,
     Severity,
+    idle_renames,
     left_out,
     link,
     name_clashes,
@@ -63,6 +65,31 @@ def own(value: str) -> ConfigValue:
 
 EWR = Selected("ewr", "flights", 4, "flights")
 LHR = Selected("lhr", "flights", 2, "flights")
+
+
+def test_a_rename_that_names_no_selected_topic_is_told_with_its_line(tmp_path: Path) -> None:
+    settings = yaml.safe_load(TEXT)
+    settings["naming"] = {"rename": {"flihgts": "a", "lhr/flights": "b", "ewr/fligths": "c", "x": "d"}}
+    path = tmp_path / "mirror.yaml"
+    path.write_text(yaml.safe_dump(settings, sort_keys=False))
+    config = load_config(path)
+    told = [each.sentence for each in idle_renames(config, [EWR, LHR], {"ewr", "lhr"})]
+    idle, hint = "is no topic that is selected now, so nothing is renamed by it", " (did you mean flights?)"
+    assert told == [
+        f"mirror.yaml:23: naming.rename.flihgts: aggregate: flihgts {idle}{hint}",
+        f"mirror.yaml:25: naming.rename.ewr/fligths: ewr: fligths {idle}{hint}",
+        f"mirror.yaml:26: naming.rename.x: aggregate: x {idle}",
+    ]
+    of_lhr = Selected("lhr", "x", 1, "d")
+    assert len(idle_renames(config, [EWR, LHR, of_lhr], {"ewr", "lhr"})) == 2
+    assert [each.where for each in idle_renames(config, [EWR], {"ewr"})] == ["ewr"], "lhr may have the others"
+
+
+def test_a_selected_topic_is_shown_with_its_name_on_the_target_where_that_is_another() -> None:
+    assert [str(EWR), str(Selected("ewr", "flights", 4, "ewr.flights"))] == [
+        "flights",
+        "flights → ewr.flights",
+    ]
 
 
 def test_topics_that_are_never_carried_are_told_with_the_reason_and_a_named_one_is_a_warning(

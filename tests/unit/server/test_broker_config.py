@@ -50,6 +50,11 @@ def test_coarser_units_count_only_where_the_finer_is_not_given() -> None:
         ({"auto.create.topics.enable": "yes"}, "settings.auto.create.topics.enable", "true or false"),
         ({"log.segment.byte": 1}, "settings.log.segment.byte", "log.segment.bytes"),
         ({"lissten": "h:1"}, "settings.lissten", "known setting"),
+        (
+            {"advertised.listeners": "h:1"},
+            "settings.advertised.listeners",
+            "did you mean advertised, which stands beside settings?",
+        ),
     ],
 )
 def test_mistake_is_named_with_path_value_and_expectation(

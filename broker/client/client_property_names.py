@@ -1,0 +1,77 @@
+"""The settings that Apache Kafka's clients have: producer, consumer and admin client of 3.9 and 4.1. Pure.
+
+Called by `client_properties`: what a file has beside them is mistyped, or some plug-in's.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+from millrace.broker.wording import some
+
+# Where a secret or a certificate goes on in a line without a backslash before it, its lines are names.
+_SHOWN_NAME = re.compile(r"[a-z][a-z0-9_-]*(\.[a-z0-9_-]+)+")
+_SHOWN_SIZE = 80
+
+_NAMES = """
+acks allow.auto.create.topics auto.commit.interval.ms auto.include.jmx.reporter auto.offset.reset
+batch.size bootstrap.controllers bootstrap.servers buffer.memory check.crcs client.dns.lookup
+client.id client.rack compression.gzip.level compression.lz4.level compression.type
+compression.zstd.level connections.max.idle.ms default.api.timeout.ms delivery.timeout.ms
+enable.auto.commit enable.idempotence enable.metrics.push exclude.internal.topics fetch.max.bytes
+fetch.max.wait.ms fetch.min.bytes group.id group.instance.id group.protocol group.remote.assignor
+heartbeat.interval.ms interceptor.classes internal.leave.group.on.close
+internal.throw.on.fetch.stable.offset.unsupported isolation.level key.deserializer key.serializer
+linger.ms max.block.ms max.in.flight.requests.per.connection max.partition.fetch.bytes
+max.poll.interval.ms max.poll.records max.request.size metadata.max.age.ms metadata.max.idle.ms
+metadata.recovery.rebootstrap.trigger.ms metadata.recovery.strategy metric.reporters
+metrics.num.samples metrics.recording.level metrics.sample.window.ms partition.assignment.strategy
+partitioner.adaptive.partitioning.enable partitioner.availability.timeout.ms partitioner.class
+partitioner.ignore.keys receive.buffer.bytes reconnect.backoff.max.ms reconnect.backoff.ms
+request.timeout.ms retries retry.backoff.max.ms retry.backoff.ms sasl.client.callback.handler.class
+sasl.jaas.config sasl.kerberos.kinit.cmd sasl.kerberos.min.time.before.relogin
+sasl.kerberos.service.name sasl.kerberos.ticket.renew.jitter sasl.kerberos.ticket.renew.window.factor
+sasl.login.callback.handler.class sasl.login.class sasl.login.connect.timeout.ms
+sasl.login.read.timeout.ms sasl.login.refresh.buffer.seconds sasl.login.refresh.min.period.seconds
+sasl.login.refresh.window.factor sasl.login.refresh.window.jitter sasl.login.retry.backoff.max.ms
+sasl.login.retry.backoff.ms sasl.mechanism sasl.oauthbearer.assertion.algorithm
+sasl.oauthbearer.assertion.claim.aud sasl.oauthbearer.assertion.claim.exp.seconds
+sasl.oauthbearer.assertion.claim.iss sasl.oauthbearer.assertion.claim.jti.include
+sasl.oauthbearer.assertion.claim.nbf.seconds sasl.oauthbearer.assertion.claim.sub
+sasl.oauthbearer.assertion.file sasl.oauthbearer.assertion.private.key.file
+sasl.oauthbearer.assertion.private.key.passphrase sasl.oauthbearer.assertion.template.file
+sasl.oauthbearer.client.credentials.client.id sasl.oauthbearer.client.credentials.client.secret
+sasl.oauthbearer.clock.skew.seconds sasl.oauthbearer.expected.audience
+sasl.oauthbearer.expected.issuer sasl.oauthbearer.header.urlencode
+sasl.oauthbearer.jwks.endpoint.refresh.ms sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms
+sasl.oauthbearer.jwks.endpoint.retry.backoff.ms sasl.oauthbearer.jwks.endpoint.url
+sasl.oauthbearer.jwt.retriever.class sasl.oauthbearer.jwt.validator.class sasl.oauthbearer.scope
+sasl.oauthbearer.scope.claim.name sasl.oauthbearer.sub.claim.name sasl.oauthbearer.token.endpoint.url
+security.protocol security.providers send.buffer.bytes session.timeout.ms share.acknowledgement.mode
+socket.connection.setup.timeout.max.ms socket.connection.setup.timeout.ms ssl.cipher.suites
+ssl.enabled.protocols ssl.endpoint.identification.algorithm ssl.engine.factory.class ssl.key.password
+ssl.keymanager.algorithm ssl.keystore.certificate.chain ssl.keystore.key ssl.keystore.location
+ssl.keystore.password ssl.keystore.type ssl.protocol ssl.provider ssl.secure.random.implementation
+ssl.trustmanager.algorithm ssl.truststore.certificates ssl.truststore.location ssl.truststore.password
+ssl.truststore.type transaction.timeout.ms transaction.two.phase.commit.enable transactional.id
+value.deserializer value.serializer
+"""
+KNOWN = frozenset(_NAMES.split())
+
+
+def unknown_names(names: Iterable[str]) -> str:
+    """`securty.protocol (did you mean security.protocol?), x.y`: those that no client has; "" for none."""
+    unknown = [name for name in names if name not in KNOWN]
+    shown = [name for name in unknown if _SHOWN_NAME.fullmatch(name) and len(name) <= _SHOWN_SIZE]
+    hidden = len(unknown) - len(shown)
+    told = [_with_hint(name) for name in shown]
+    if hidden:
+        told.append(f"{hidden:,} that {'is' if hidden == 1 else 'are'} not shown here")
+    return some(told)
+
+
+def _with_hint(name: str) -> str:
+    close = difflib.get_close_matches(name, sorted(KNOWN), n=1)
+    return f"{name} (did you mean {close[0]}?)" if close else name
