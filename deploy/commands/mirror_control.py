@@ -94,7 +94,7 @@ def status(
         if lines := view.silent(document):
             raise SomeDidNotAnswer(f"{len(lines)} of {len(document['workers'])} workers did not answer")
         if view.is_drained(document):
-            raise AllDrained("nothing is carried: every worker that answers is drained")
+            raise AllDrained(view.NOTHING_CARRIED)
         return
     while True:
         _show_again(worker, form)

@@ -26,7 +26,9 @@ _GROUP_STATES = {
     "active_on_target": "read on the target already",
 }
 
-NOTHING_CARRIED = "every worker that answers is drained, and nothing is carried: start a worker"
+NOTHING_CARRIED = (
+    "nothing is carried: every worker that answers is drained; start one, unless one was started since"
+)
 OLD_CREW = (
     "the worker that was asked is drained: it names the workers of when it left, and none that came later; "
     "ask another"
@@ -119,7 +121,8 @@ def stopped_partitions(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def is_drained(document: Mapping[str, Any]) -> bool:
-    """Whether every worker that answered is drained: nothing is known to be carried."""
+    """Whether every worker that answered is drained: nothing is known to be carried. What was started since
+    they left, none of them knows."""
     statuses = answered(document)
     return bool(statuses) and all(status["draining"] for status in statuses)
 
