@@ -136,7 +136,7 @@ class PartitionPipeline:
             self._written = start
             # The map tells younger from older by this, whatever the clocks of two workers say.
             began_ms = max(self._now_ms(), start.at_ms + 1)
-            self.runs = Runs(self.partition, start.next_offset, began_ms, start.topic_id)
+            self.runs = Runs(self.partition, start.next_offset, began_ms, start.topic_id, self.target)
             self._run()
 
     def _progress_from(self, start: Position) -> PartitionProgress:
@@ -228,7 +228,8 @@ class PartitionPipeline:
         return self.state not in (State.STARTING, State.CLOSED)
 
     def adopt(self, origin: Origin) -> None:
-        """The same log, of which more is known now (its topic's id): on record with the next position."""
+        """The same log, of which more is known now (its topic's id), or which goes to another target than
+        before: on record with the next position."""
         self.origin = origin
         self.runs.topic_id = origin.topic_id
         self.progress.write_again()
@@ -301,6 +302,7 @@ class PartitionPipeline:
             -1 if waiting_since_ms is None else waiting_since_ms,
             self._began,
             self.progress.epochs.begin_of(epoch),
+            targets=tuple(dict.fromkeys((*self._written.targets, self.target))),
         )
 
     # --- from the source -------------------------------------------------------------------------

@@ -16,9 +16,9 @@ from pydantic import BaseModel
 
 from millrace.mirror.config import MirrorConfig
 
-# A source that comes or goes is a path of its own (`sources[ewr]`).
+# A source that comes or goes is a path of its own (`sources[ewr]`), and so is their order (`sources`).
 RELOADABLE = re.compile(
-    r"sources\[[^\]]+\](\.topics\.(include|exclude)|\.groups(\.\w+)?|\.start|\.wanted_mb_per_s|\.progress_group"
+    r"sources|sources\[[^\]]+\](\.topics\.(include|exclude)|\.groups(\.\w+)?|\.start|\.wanted_mb_per_s|\.progress_group"
     r"|\.connections)?"
     r"|sources\[[^\]]+\]\.security(\.\w+)*"
     r"|target\.security(\.\w+)*"
@@ -41,7 +41,7 @@ class ReloadPlan:
 
 
 def plan_reload(old: MirrorConfig, new: MirrorConfig) -> ReloadPlan:
-    paths = sorted(set(_differences(_as_mapping(old), _as_mapping(new), "")))
+    paths = sorted({*_differences(_as_mapping(old), _as_mapping(new), ""), *_order(old, new)})
     before, after = ({source.cluster for source in each.sources} for each in (old, new))
     return ReloadPlan(
         tuple(path for path in paths if RELOADABLE.fullmatch(path)),
@@ -49,6 +49,13 @@ def plan_reload(old: MirrorConfig, new: MirrorConfig) -> ReloadPlan:
         tuple(sorted(after - before)),
         tuple(sorted(before - after)),
     )
+
+
+def _order(old: MirrorConfig, new: MirrorConfig) -> Iterator[str]:
+    """Which source's settings a topic has that several feed is said by the order (`topics`)."""
+    before, after = ([source.cluster for source in each.sources] for each in (old, new))
+    if [name for name in before if name in after] != [name for name in after if name in before]:
+        yield "sources"
 
 
 def _as_mapping(config: MirrorConfig) -> dict[str, Any]:

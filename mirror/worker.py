@@ -132,7 +132,7 @@ class Worker:
         self.operators = Operators(self, self._system.write)
         self.group_sync = GroupSync(target, now_ms, self._leads, self._settings)
         self._progress_groups = ProgressGroups(now_ms, self._settings, lambda: list(self.owned.values()))
-        self._map_keeper = MapKeeper(config.name, config.naming_rule, target, self._system.write, self._leads)
+        self._map_keeper = MapKeeper(target, self._system.write, self._leads, self._settings)
         self.member = WorkerSeat(
             config,
             target,

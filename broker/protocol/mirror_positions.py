@@ -5,22 +5,23 @@ Written and read by mirrors (`mirror/delivery/checkpoints.py`), read by the audi
     topic  millrace.positions.<mirror>, one partition, cleanup.policy=compact
     key    {"source":"ewr","topic":"flights","partition":0}
     value  {"version":1,"next_offset":n,"cluster_id":…,"topic_id":"uuid","leader_epoch":n,"at_ms":…,
-            "log_end":n,"waiting_since_ms":n,"began":n,"epoch_from":n}
+            "log_end":n,"waiting_since_ms":n,"began":n,"epoch_from":n,"targets":[["flights",0]]}
            {"version":1,"lost":true}: it was mirrored, and nobody knows how far
 
-A key of another kind is no position. `log_end`, `waiting_since_ms`, `began` and `epoch_from` are missing in
-positions of older programs.
+A key of another kind is no position. `log_end`, `waiting_since_ms`, `began`, `epoch_from` and `targets` are
+missing in positions of older programs.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
 
 from millrace.broker.errors import UnreadableRecord
 from millrace.broker.protocol.foreign_json import read_json
+from millrace.broker.protocol.topic_partition import TopicPartition
 
 VERSION = 1
 NO_TOPIC_ID = UUID(int=0)
@@ -49,7 +50,11 @@ class Position:
     mirror. -1 where it is not known, in positions of older programs.
 
     `epoch_from` is the first offset that was fetched in `leader_epoch`, -1 where it is not known: where the
-    source's history went on differently from before that epoch, what it has from there on is another's."""
+    source's history went on differently from before that epoch, what it has from there on is another's.
+
+    `targets` are the target partitions that its records went to, in the order of the first ones: names and
+    partition offsets of a config change, and sources leave it. Empty where that is not known, in positions
+    of older programs."""
 
     next_offset: int
     cluster_id: str
@@ -60,6 +65,7 @@ class Position:
     waiting_since_ms: int = -1
     began: int = -1
     epoch_from: int = -1
+    targets: tuple[TopicPartition, ...] = field(default=(), kw_only=True)
 
 
 def encode_key(source: str, topic: str, partition: int) -> bytes:
@@ -82,7 +88,7 @@ def decode_key(key: bytes | None) -> PositionKey | None:
 
 
 def encode_value(position: Position) -> bytes:
-    value = {
+    value: dict[str, object] = {
         "version": VERSION,
         "next_offset": position.next_offset,
         "cluster_id": position.cluster_id,
@@ -96,6 +102,8 @@ def encode_value(position: Position) -> bytes:
         value["began"] = position.began
     if position.epoch_from >= 0:
         value["epoch_from"] = position.epoch_from
+    if position.targets:
+        value["targets"] = position.targets
     return json.dumps(value, separators=(",", ":")).encode()
 
 
@@ -116,12 +124,21 @@ def decode_value(value: bytes) -> Position:
             UUID(fields["topic_id"]),
             *(_whole(fields, name) for name in ("leader_epoch", "at_ms")),
             *(_whole(fields, name, -1) for name in ("log_end", "waiting_since_ms", "began", "epoch_from")),
+            targets=tuple(read_target(each) for each in fields.get("targets", ())),
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UnreadableRecord(f"not a position: {error}") from None
     if position.next_offset < 0:
         raise UnreadableRecord(f"a position before the log: {position.next_offset}")
     return position
+
+
+def read_target(told: object) -> TopicPartition:
+    """A target partition as records tell it: `["flights",0]`. Raises ValueError for anything else."""
+    match told:
+        case [str(topic), int(partition)] if type(partition) is int and 0 <= partition < 1 << 31:
+            return topic, partition
+    raise ValueError(f"no topic and partition: {told!r}")
 
 
 def _whole(fields: dict[str, object], name: str, absent: int | None = None) -> int:

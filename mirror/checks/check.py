@@ -93,7 +93,8 @@ async def check(config: MirrorConfig, *, awaits_start: bool = True) -> list[Find
     picture = _Picture({each.cluster: _client(each, awaits_start) for each in ends})
     try:
         findings = await _reach(config, picture)
-        findings += _same_cluster(config, picture)
+        ids = {name: view.cluster_id for name, view in picture.views.items()}
+        findings += rules.second_names(config, ids)
         for number, source in enumerate(config.sources):
             if source.cluster in picture.views:
                 findings += _select(config, number, picture)
@@ -205,35 +206,15 @@ async def _reach(config: MirrorConfig, picture: _Picture) -> list[Finding]:
             message = str(outcome).removeprefix(f"cluster {name}: ")
             is_passing = isinstance(outcome, ClusterUnreachable)
             key = "security" if isinstance(outcome, AccessRefused) else "bootstrap"
-            place = config.place(_path_of(config, name, key))
+            place = config.place(rules.path_of(config, name, key))
             findings.append(Finding(Severity.ERROR, name, message, place, is_passing))
     for each in (config.target, *config.sources):
         sasl = each.security.sasl
         if sasl is not None and not each.security.uses_tls and sasl.mechanism in ("PLAIN", "OAUTHBEARER"):
             secret = "password" if sasl.mechanism == "PLAIN" else "token"
             message = f"the {secret} goes over the network for all to read; use SASL_SSL where you can"
-            place = config.place(_path_of(config, each.cluster, "security"))
+            place = config.place(rules.path_of(config, each.cluster, "security"))
             findings.append(Finding(Severity.WARNING, each.cluster, message, place))
-    return findings
-
-
-def _path_of(config: MirrorConfig, name: str, key: str) -> str:
-    is_target = name == config.target.cluster
-    return f"target.{key}" if is_target else config.source_path(name, key)
-
-
-def _same_cluster(config: MirrorConfig, picture: _Picture) -> list[Finding]:
-    """Two names for one cluster: as source and target that is a loop of its own."""
-    names: dict[str, str] = {}
-    findings: list[Finding] = []
-    for name, view in picture.views.items():
-        if view.cluster_id is None:
-            continue
-        first = names.setdefault(view.cluster_id, name)
-        if first != name:
-            message = f"is the same cluster as {first} (id {view.cluster_id}); list each cluster once"
-            place = config.place(_path_of(config, name, "bootstrap"))
-            findings.append(Finding(Severity.ERROR, name, message, place))
     return findings
 
 

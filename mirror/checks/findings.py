@@ -17,6 +17,7 @@ from millrace.mirror.config import MirrorConfig
 from millrace.mirror.topics.internal_topics import LeftOut, left_out_sentences
 from millrace.mirror.topics.name_clashes import clash_sentence
 from millrace.mirror.topics.routes import Feed, uneven_feeds
+from millrace.mirror.topics.second_names import second_name_sentence
 from millrace.mirror.topics.topic_configs import carried
 
 MEGABYTE = 1_000_000
@@ -87,20 +88,44 @@ def left_out(config: MirrorConfig, source: str, topics: Sequence[LeftOut]) -> li
 
 
 def name_clashes(config: MirrorConfig, selected: Iterable[Selected]) -> list[Finding]:
-    """Topics of one source that would meet in one target topic: their partitions would be mixed."""
-    meeting: dict[tuple[str, str], list[str]] = {}
+    """Topics that would meet in one target topic, and be mixed there: of one source, or of several where the
+    pattern is to tell them apart."""
+    meeting: dict[tuple[str, str], set[str]] = {}
     for each in selected:
-        meeting.setdefault((each.source, each.target), []).append(each.topic)
+        meeting.setdefault((each.source, each.target), set()).add(each.topic)
+        if config.naming_rule.names_cluster(each.source, each.topic):
+            places = meeting.setdefault((config.target.cluster, each.target), set())
+            places.add(f"{each.source}/{each.topic}")
     return [
         Finding(
             Severity.ERROR,
-            source,
+            where,
             clash_sentence(topics, target),
             config.place("naming"),
         )
-        for (source, target), topics in sorted(meeting.items())
+        for (where, target), topics in sorted(meeting.items())
         if len(topics) > 1
     ]
+
+
+def second_names(config: MirrorConfig, ids: Mapping[str, str | None]) -> list[Finding]:
+    """Two names for one cluster: as source and target that is a loop of its own. `ids`: what the clusters of
+    the config call themselves (None: they do not say), the target first, and what is new last."""
+    first: dict[str, str] = {}
+    findings: list[Finding] = []
+    for name, cluster_id in ids.items():
+        if cluster_id is not None and first.setdefault(cluster_id, name) != name:
+            message = second_name_sentence(first[cluster_id], cluster_id)
+            findings.append(
+                Finding(Severity.ERROR, name, message, config.place(path_of(config, name, "bootstrap")))
+            )
+    return findings
+
+
+def path_of(config: MirrorConfig, cluster: str, key: str) -> str:
+    """The path of a field of the target's section, or of a source's."""
+    is_target = cluster == config.target.cluster
+    return f"target.{key}" if is_target else config.source_path(cluster, key)
 
 
 def shared_partitions(config: MirrorConfig, selected: Iterable[Selected]) -> list[Finding]:

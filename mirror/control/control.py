@@ -27,6 +27,7 @@ from millrace.broker.errors import ConfigError
 from millrace.broker.expectations import expectation
 from millrace.broker.protocol.address import Address
 from millrace.broker.wording import count_of
+from millrace.mirror.checks.check import StartRefused
 from millrace.mirror.config import ControlConfig, MirrorConfig, load_config
 from millrace.mirror.control.http.bodies import Selection, SkipBody, ThrottleBody
 from millrace.mirror.control.http.client import NoAnswer, get_json
@@ -316,7 +317,10 @@ class Control:
         return await self.reload(config)
 
     async def reload(self, config: MirrorConfig) -> Response:
-        plan = await self._operators.reload(config, self._connect)
+        try:
+            plan = await self._operators.reload(config, self._connect)
+        except StartRefused as error:
+            raise Refusal(422, f"nothing was changed: {error}") from None
         if plan.refused:
             raise Refusal(
                 409,

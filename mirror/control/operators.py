@@ -12,16 +12,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import structlog
 
 from millrace.broker.client.cluster import Cluster
+from millrace.mirror.checks.check import StartRefused
+from millrace.mirror.checks.findings import second_names
 from millrace.mirror.config import MirrorConfig, SourceConfig
 from millrace.mirror.control.throughput import Throughput
 from millrace.mirror.control.wish_reader import WishReader, WriteRecords
 from millrace.mirror.control.wishes import Scope, Wishes, skipped_record
+from millrace.mirror.delivery.system_records import CLUSTER_FAILURES
 from millrace.mirror.gaps.gaps import Gap
 from millrace.mirror.pipeline import PartitionPipeline, State
 from millrace.mirror.reload import ReloadPlan, plan_reload
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger("millrace.mirror.control.operators")
 
 TICK_S = 1.0
+# How long a reload waits for a cluster to say which one it is.
+ASKED_FOR_S = 5.0
 Connect = Callable[[SourceConfig], Cluster]
 
 
@@ -144,7 +149,10 @@ class Operators:
 
     async def reload(self, config: MirrorConfig, connect: Connect) -> ReloadPlan:
         """Makes a config that was read again the one in force. While anything of it is refused, nothing is
-        changed. `connect` gives the cluster of a source that is new."""
+        changed. `connect` gives the cluster of a source that is new.
+
+        Raises StartRefused where a new source is a cluster that the mirror has under another name, as a start
+        would."""
         async with self._reloading:
             worker = self._worker
             plan = plan_reload(worker.config, config)
@@ -154,15 +162,43 @@ class Operators:
             if not plan.changed:
                 log.info("reloaded: nothing has changed")
                 return plan
+            added = [source for source in config.sources if source.cluster in plan.added_sources]
+            clusters = {source.cluster: connect(source) for source in added}
+            try:
+                await self._refuse_second_names(config, clusters)
+            except BaseException:
+                for cluster in clusters.values():
+                    await cluster.close()
+                raise
             worker.take_config(config)
             for name in plan.removed_sources:
                 await worker.remove_source(name)
-            for name in plan.added_sources:
-                source = config.source(name)
-                if source is not None:
-                    worker.readers.add(source, connect(source))
+            for source in added:
+                worker.readers.add(source, clusters[source.cluster])
             self._set_rates(self.wishes)
             if any(path.startswith("sources[") and ".security" not in path for path in plan.changed):
                 worker.rejoin()
             log.info("reloaded", fields=",".join(plan.changed))
             return plan
+
+    async def _refuse_second_names(self, config: MirrorConfig, added: Mapping[str, Cluster]) -> None:
+        """Before anything of them is carried. A cluster that does not answer in time is taken: the guard of
+        routes looks again when it does."""
+        if not added:
+            return
+        worker = self._worker
+        stay = {name: each.cluster for name, each in worker.readers.items() if config.source(name)}
+        clusters = {config.target.cluster: worker.target, **stay, **added}
+        ids = await asyncio.gather(*(_cluster_id(cluster) for cluster in clusters.values()))
+        for finding in second_names(config, dict(zip(clusters, ids, strict=True))):
+            if finding.where in added:
+                raise StartRefused(finding.sentence)
+
+
+async def _cluster_id(cluster: Cluster) -> str | None:
+    try:
+        async with asyncio.timeout(ASKED_FOR_S):
+            return (await cluster.metadata([])).cluster_id
+    except CLUSTER_FAILURES as error:
+        log.warning("not known whether it has another name here", cluster=cluster.name, error=str(error))
+        return None

@@ -10,18 +10,21 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 import structlog
 
 from millrace.broker.client.cluster import Cluster
-from millrace.broker.client.offsets import EARLIEST
+from millrace.mirror.config import MirrorConfig
 from millrace.mirror.delivery.system_records import CLUSTER_FAILURES
+from millrace.mirror.offsets.feeds import Feeds
+from millrace.mirror.offsets.log_starts import log_starts
 from millrace.mirror.offsets.map_reader import MapReader
 from millrace.mirror.offsets.map_upkeep import plan_upkeep
+from millrace.mirror.offsets.translation import PartitionMap
 from millrace.mirror.topics.own_topics import OFFSET_MAP
-from millrace.mirror.topics.routes import Naming, SourcePartition, TargetPartition
+from millrace.mirror.topics.routes import SourcePartition, TargetPartition
 
 log = structlog.get_logger("millrace.mirror.offsets.map_keeper")
 
@@ -52,14 +55,13 @@ class MapKeeper:
 
     def __init__(
         self,
-        mirror: str,
-        naming: Naming,
         target: Cluster,
         write: WriteRecords,
         is_leader: Callable[[], bool],
+        settings: Callable[[], tuple[MirrorConfig, Mapping[str, Cluster]]],
     ) -> None:
-        self._mirror = mirror
-        self._naming = naming
+        """`settings`: as in `GroupSync`."""
+        self._settings = settings
         self._target = target
         self._write = write
         self._is_leader = is_leader
@@ -79,16 +81,21 @@ class MapKeeper:
     async def keep(self) -> int:
         """One round; how many records the map lost. Raises what the target says."""
         saved = 0
+        config, _ = self._settings()
+        positions = MapReader(self._target, config.name, purpose=PURPOSE)
+        await positions.refresh_positions()
+        feeds = Feeds(config)
         for number in range(OFFSET_MAP.partitions):
-            reader = MapReader(self._target, self._mirror, purpose=PURPOSE)
+            reader = MapReader(self._target, config.name, purpose=PURPOSE)
             if not await reader.refresh_map_partition(number):
                 return 0
-            starts = await self._starts(reader.maps)
+            untold = {partition: feeds.untold(partition, positions.positions) for partition in reader.maps}
+            starts = await self._starts(reader.maps, untold)
             for turn, (partition, map_of) in enumerate(reader.maps.items()):
-                start = starts.get(self._target_of(partition), -1)
-                for batch in plan_upkeep(list(map_of.chunks.values()), start):
+                chunks = list(map_of.chunks.values())
+                for batch in plan_upkeep(chunks, starts, untold[partition]):
                     await self._write(
-                        OFFSET_MAP.of(self._mirror),
+                        OFFSET_MAP.of(config.name),
                         batch,
                         partition=number,
                         partitions=OFFSET_MAP.partitions,
@@ -102,17 +109,15 @@ class MapKeeper:
             log.info("the offset map was tidied", records_less=saved)
         return saved
 
-    def _target_of(self, partition: SourcePartition) -> TargetPartition:
-        return self._naming.target_partition(partition.source, partition.topic, partition.partition)
-
-    async def _starts(self, partitions: Iterable[SourcePartition]) -> dict[TargetPartition, int]:
-        """Where the target's logs begin; what the target does not have (now) is left out."""
-        targets = {self._target_of(partition) for partition in partitions}
-        view = await self._target.metadata(sorted({target.topic for target in targets}), max_age_ms=0)
-        there = {
-            (target.topic, target.partition): EARLIEST
-            for target in targets
-            if target.topic in view.topics and target.partition in view.topics[target.topic].partitions
+    async def _starts(
+        self,
+        maps: Mapping[SourcePartition, PartitionMap],
+        untold: Mapping[SourcePartition, TargetPartition | None],
+    ) -> dict[TargetPartition | None, int]:
+        targets = {
+            chunk.key.target or untold[partition]
+            for partition, map_of in maps.items()
+            for chunk in map_of.chunks.values()
         }
-        begins = await self._target.list_offsets(there) if there else {}
-        return {TargetPartition(*key): found.offset for key, found in begins.items()}
+        starts = await log_starts(self._target, {target for target in targets if target is not None})
+        return {target: starts.get(target, -1) for target in targets if target is not None}

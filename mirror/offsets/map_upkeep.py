@@ -16,26 +16,32 @@ the same translation.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 from millrace.broker.protocol.mirror_positions import NO_TOPIC_ID
 from millrace.mirror.offsets.offset_map import Chunk, encode_key, encode_value, joined
 from millrace.mirror.offsets.translation import living
+from millrace.mirror.topics.routes import TargetPartition
 
 MAX_CHUNK_SIZE = 16 << 10
 WORTH_JOINING = 32
 
 
-def plan_upkeep(chunks: Collection[Chunk], target_start: int) -> list[list[tuple[bytes, bytes | None]]]:
+def plan_upkeep(
+    chunks: Collection[Chunk],
+    starts: Mapping[TargetPartition | None, int],
+    untold: TargetPartition | None = None,
+) -> list[list[tuple[bytes, bytes | None]]]:
     """Batches of records (a value of None removes the key), each to be written whole.
 
-    `chunks` is all that the map has of one source partition, `target_start` the first offset that the target
-    partition still has (-1: not known).
+    `chunks` is all that the map has of one source partition, `starts` the first offset that each target
+    partition still has (-1, or not there: not known). `untold` is where chunks went that do not say it (None:
+    nobody knows).
     """
     if len(chunks) < 2:
         return []
     youngest = max(chunks, key=lambda chunk: (chunk.key.began_ms, chunk.from_offset))
-    gone = [chunk for chunk in _expired(chunks, target_start) if chunk is not youngest]
+    gone = [chunk for chunk in _expired(chunks, starts, untold) if chunk is not youngest]
     batches: list[list[tuple[bytes, bytes | None]]] = []
     if gone:
         batches.append([(encode_key(chunk.key), None) for chunk in gone])
@@ -50,10 +56,25 @@ def plan_upkeep(chunks: Collection[Chunk], target_start: int) -> list[list[tuple
     return batches
 
 
-def _expired(chunks: Collection[Chunk], target_start: int) -> list[Chunk]:
+def _expired(
+    chunks: Collection[Chunk],
+    starts: Mapping[TargetPartition | None, int],
+    untold: TargetPartition | None,
+) -> list[Chunk]:
     """Without the last chunk that has runs: it says where the target's log goes on."""
     filled = [chunk for chunk in chunks if chunk.head.run_count]
     last = max(filled, key=lambda chunk: (chunk.key.began_ms, chunk.from_offset), default=None)
+    by_target: dict[TargetPartition | None, list[Chunk]] = {}
+    for chunk in chunks:
+        by_target.setdefault(chunk.key.target or untold, []).append(chunk)
+    gone: list[Chunk] = []
+    for target, of_target in by_target.items():
+        gone += _expired_at(starts.get(target, -1), of_target, last)
+    return _without_cuts_in_force(chunks, gone)
+
+
+def _expired_at(target_start: int, chunks: Collection[Chunk], last: Chunk | None) -> list[Chunk]:
+    """Those of one target partition."""
     gone, unsure = [], []
     for chunk in chunks:
         if not chunk.head.run_count or chunk.head.last_unknown:
@@ -62,8 +83,7 @@ def _expired(chunks: Collection[Chunk], target_start: int) -> list[Chunk]:
             gone.append(chunk)
     # Where one ends at the target that has no runs, or does not know, one behind it tells.
     answers_from = max((chunk.from_offset for chunk in gone), default=-1)
-    gone += [chunk for chunk in unsure if chunk is not last and chunk.from_offset <= answers_from]
-    return _without_cuts_in_force(chunks, gone)
+    return gone + [chunk for chunk in unsure if chunk is not last and chunk.from_offset <= answers_from]
 
 
 def _without_cuts_in_force(chunks: Collection[Chunk], gone: list[Chunk]) -> list[Chunk]:
@@ -90,6 +110,7 @@ def _rows(chunks: list[Chunk], youngest: Chunk) -> Iterator[list[Chunk]]:
             bool(row)
             and is_movable
             and chunk.head.topic_id == row[-1].head.topic_id
+            and chunk.key.target == row[-1].key.target
             and chunk.key.began_ms >= row[-1].key.began_ms
             and chunk.from_offset >= row[-1].source_end
             and (chunk.head.base >= target_end or not chunk.head.run_count)

@@ -15,12 +15,13 @@ The format is final:
 
     topic   millrace.offsets.<mirror> (`own_topics.OFFSET_MAP`); a source topic's map is in the partition that
             `map_partition` says
-    key     {"source":"ewr","topic":"flights","partition":0,"from":n,"began_ms":n}
+    key     {"source":"ewr","topic":"flights","partition":0,"from":n,"began_ms":n,"target":["flights",0]}
             `from`: the first source offset that the chunk answers for; what lies between it and the first run
             was not carried. `began_ms`: when the assignment began, but later than the position that it began
-            with was dated: a later assignment has a larger one, whatever two clocks say. A chunk that was
-            joined from others has "to" as well, the end of its last run: two who join at the same time never
-            take each other's key
+            with was dated: a later assignment has a larger one, whatever two clocks say. `target`: the target
+            partition that its offsets are of, missing in chunks of older programs. A chunk that was joined
+            from others has "to" as well, the end of its last run: two who join at the same time never take
+            each other's key
     value   version (1 byte: 1), flags (1 byte), source topic's id (16 bytes), then varints (7 bits a byte,
             the lowest first, high bit: another follows):
             base      the target offset of the first run
@@ -57,9 +58,9 @@ from uuid import UUID
 
 from millrace.broker.errors import UnreadableRecord
 from millrace.broker.protocol.foreign_json import read_json
-from millrace.broker.protocol.mirror_positions import NO_TOPIC_ID
+from millrace.broker.protocol.mirror_positions import NO_TOPIC_ID, read_target
 from millrace.mirror.offsets.offset_runs import ranges_of
-from millrace.mirror.topics.routes import SourcePartition
+from millrace.mirror.topics.routes import SourcePartition, TargetPartition
 
 VERSION = 1
 # Of the runs in the chunk that is written again with every transaction.
@@ -91,6 +92,7 @@ class ChunkKey(NamedTuple):
     from_offset: int
     began_ms: int
     to_offset: int | None = None
+    target: TargetPartition | None = None
 
 
 # --- writing -----------------------------------------------------------------------------------------
@@ -103,13 +105,28 @@ class Runs:
     writes, plus one chunk.
     """
 
-    __slots__ = ("_ascending", "_chunk", "_owed", "_pending", "_written_once", "partition", "topic_id")
+    __slots__ = (
+        "_ascending",
+        "_chunk",
+        "_owed",
+        "_pending",
+        "_written_once",
+        "partition",
+        "target",
+        "topic_id",
+    )
 
     def __init__(
-        self, partition: SourcePartition, position: int, now_ms: int, topic_id: UUID = NO_TOPIC_ID
+        self,
+        partition: SourcePartition,
+        position: int,
+        now_ms: int,
+        topic_id: UUID = NO_TOPIC_ID,
+        target: TargetPartition | None = None,
     ) -> None:
-        """`position`: where the assignment goes on. `now_ms`: when it began."""
+        """`position`: where the assignment goes on. `now_ms`: when it began. `target`: where it goes to."""
         self.partition = partition
+        self.target = target
         self.topic_id = topic_id
         self._pending: list[tuple[int, int, int]] = []
         self._owed: list[tuple[bytes, bytes]] = []
@@ -208,7 +225,8 @@ class Runs:
 
     def _encode(self, chunk: _OpenChunk) -> tuple[bytes, bytes]:
         if not chunk.encoded_key:
-            chunk.encoded_key = encode_key(ChunkKey(self.partition, chunk.from_offset, chunk.began_ms))
+            key = ChunkKey(self.partition, chunk.from_offset, chunk.began_ms, target=self.target)
+            chunk.encoded_key = encode_key(key)
         return chunk.encoded_key, chunk.encode(self.topic_id)
 
 
@@ -346,7 +364,7 @@ class Chunk:
 
 
 def encode_key(key: ChunkKey) -> bytes:
-    fields = {
+    fields: dict[str, object] = {
         "source": key.partition.source,
         "topic": key.partition.topic,
         "partition": key.partition.partition,
@@ -355,6 +373,8 @@ def encode_key(key: ChunkKey) -> bytes:
     }
     if key.to_offset is not None:
         fields["to"] = key.to_offset
+    if key.target is not None:
+        fields["target"] = key.target
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
@@ -365,6 +385,7 @@ def decode_key(key: bytes | None) -> ChunkKey | None:
         source, topic = fields["source"], fields["topic"]
         partition, from_offset, began_ms = fields["partition"], fields["from"], fields["began_ms"]
         to_offset = fields.get("to", from_offset)
+        target = TargetPartition(*read_target(fields["target"])) if "target" in fields else None
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
     numbers = (partition, from_offset, began_ms, to_offset)
@@ -373,7 +394,7 @@ def decode_key(key: bytes | None) -> ChunkKey | None:
     ):
         return None
     where = SourcePartition(source, topic, partition)
-    return ChunkKey(where, from_offset, began_ms, to_offset if "to" in fields else None)
+    return ChunkKey(where, from_offset, began_ms, to_offset if "to" in fields else None, target)
 
 
 def encode_value(head: ChunkHead, body: bytes | bytearray) -> bytes:
@@ -438,8 +459,9 @@ def decode_runs(body: bytes, from_offset: int, base: int) -> Iterator[Run]:
 
 
 def joined(chunks: Sequence[Chunk]) -> Chunk:
-    """One chunk that says what `chunks` say. They follow each other: none begins before the last run of the
-    one before, at the source or at the target; none makes a cut. Bytes are moved, runs are not looked at."""
+    """One chunk that says what `chunks` say. They are of one target partition and follow each other: none
+    begins before the last run of the one before, at the source or at the target; none makes a cut. Bytes are
+    moved, runs are not looked at."""
     first, last = chunks[0], chunks[-1]
     filled = [chunk for chunk in chunks if chunk.head.run_count]
     base = filled[0].head.base if filled else first.head.base
@@ -463,7 +485,8 @@ def joined(chunks: Sequence[Chunk]) -> Chunk:
         bool(filled) and filled[-1].head.last_unknown,
     )
     began_ms = max(chunk.key.began_ms for chunk in chunks)
-    return Chunk(ChunkKey(first.key.partition, first.from_offset, began_ms, source), head, bytes(body))
+    key = ChunkKey(first.key.partition, first.from_offset, began_ms, source, first.key.target)
+    return Chunk(key, head, bytes(body))
 
 
 def _put_varint(out: bytearray, number: int) -> None:

@@ -28,9 +28,11 @@ from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.wording import count_of
 from millrace.mirror.config import ClusterConfig, MirrorConfig, load_config
 from millrace.mirror.delivery.system_records import CLUSTER_FAILURES
+from millrace.mirror.offsets.feeds import Feeds, has_left
+from millrace.mirror.offsets.log_starts import log_starts
 from millrace.mirror.offsets.map_reader import MapReader
-from millrace.mirror.offsets.translation import Answer, PartitionMap, Translation
-from millrace.mirror.topics.routes import SourcePartition, TargetPartition, TopicSelector
+from millrace.mirror.offsets.translation import Answer, PartitionMap, Place, Translation
+from millrace.mirror.topics.routes import SourcePartition, TargetPartition
 
 Commits: TypeAlias = Mapping[str, Mapping[TopicPartition, CommittedOffset]]
 """Source cluster -> partition -> what a group has committed there."""
@@ -88,8 +90,8 @@ class Translator:
         *,
         keeps_all: bool = False,
     ) -> None:
+        self._feeds = Feeds(config)
         self._naming = config.naming_rule
-        self._config = config
         self._target = target
         self._sources = sources
         self._reader = reader
@@ -97,10 +99,7 @@ class Translator:
 
     def selects(self, source: str, topic: str) -> bool:
         """Whether this mirror carries the topic."""
-        config = self._config.source(source)
-        if config is None:
-            return False
-        return TopicSelector(config.topics.include, config.topics.exclude).selects(topic)
+        return self._feeds.selects(source, topic)
 
     def target_of(self, partition: SourcePartition) -> TargetPartition:
         return self._naming.target_partition(partition.source, partition.topic, partition.partition)
@@ -121,9 +120,10 @@ class Translator:
             return []
         targets = {self.target_of(partition) for partition in wanted}
         await self._reader.refresh_positions()
-        feeders = self._feeders(targets)
-        topics = {(each.source, each.topic) for of_target in feeders.values() for each in of_target}
+        candidates = self._feeds.candidates(targets, self._reader.positions)
+        topics = {(each.source, each.topic) for of_target in candidates.values() for each in of_target}
         await self._reader.refresh_map(None if self._keeps_all else topics)
+        feeders = await self._feeders(candidates)
         logs = await self._logs(wanted)
         rows = []
         for partition in sorted(wanted):
@@ -172,11 +172,16 @@ class Translator:
             row.note = "the topic was made anew at the source, and the mirror is still at the old one"
         elif others and not allow_rereads:
             row.outcome = Outcome.MERGED
-            row.note = f"{', '.join(map(str, others[:3]))} go there as well"
+            named = ", ".join(map(str, others[:3]))
+            feed_now = all(self._feeds.feeds_now(each, target) for each in others[:3])
+            row.note = f"{named} go there as well" if feed_now else f"records of {named} may be there as well"
         elif others:
             self._least(row, [partition, *others], commits)
+        elif committed.offset > position.next_offset:
+            # Though the map, which is younger, may know it: who began to go there since is not known yet.
+            row.outcome, row.note = _in_words(Translation(Answer.NOT_YET, bound=position.next_offset))
         else:
-            found = self._translate(partition, committed.offset)
+            found = self._translate(partition, committed.offset, target)
             row.outcome, row.note = _in_words(found)
             row.target_offset = found.target
         return row
@@ -190,40 +195,65 @@ class Translator:
             committed = commits.get(feeder)
             map_of = self._reader.maps.get(feeder, PartitionMap())
             # What the group has never read of a source begins with the first record that is there of it.
-            found = self._translate(feeder, committed.offset if committed else 0)
+            found = self._translate(feeder, committed.offset if committed else 0, row.target)
+            at = self._place(feeder, row.target)
             place = found.target
             if found.answer is Answer.UNREADABLE:
                 row.outcome, row.note = _in_words(found)
                 row.target_offset = None
                 return
             if found.answer is Answer.TOO_OLD:
-                place = map_of.first_target()
+                place = map_of.first_target(at)
+                if place is None and not map_of.chunks and not self._has_only_begun(feeder):
+                    row.outcome, row.note, row.target_offset = Outcome.NOTHING, "", None
+                    return
             elif found.answer is Answer.NOT_YET:
-                place = map_of.last_target()
+                place = map_of.last_target(at)
             if place is not None:
                 row.target_offset = place if row.target_offset is None else min(row.target_offset, place)
         if row.target_offset is None:
             row.outcome, row.note = Outcome.NOTHING, ""
 
-    def _translate(self, partition: SourcePartition, offset: int) -> Translation:
+    def _translate(self, partition: SourcePartition, offset: int, target: TargetPartition) -> Translation:
         position = self._reader.positions.known.get(partition)
         map_of = self._reader.maps.get(partition)
         if position is None:
             return Translation(Answer.TOO_OLD)
         if map_of is None:
             map_of = PartitionMap()
-        return map_of.translate(offset, position.next_offset, position.topic_id)
+        place = self._place(partition, target)
+        return map_of.translate(offset, position.next_offset, position.topic_id, place)
+
+    def _has_only_begun(self, partition: SourcePartition) -> bool:
+        """Whether the position says that nothing was carried. Otherwise there was, or had been, a map."""
+        position = self._reader.positions.known.get(partition)
+        return position is not None and position.began == position.next_offset
+
+    def _place(self, partition: SourcePartition, target: TargetPartition) -> Place:
+        return self._feeds.place(partition, target, self._reader.positions)
 
     # --- the clusters ----------------------------------------------------------------------------
 
-    def _feeders(self, targets: Collection[TargetPartition]) -> dict[TargetPartition, set[SourcePartition]]:
-        """Which source partitions have gone into each of these target partitions, as the positions tell."""
-        found: dict[TargetPartition, set[SourcePartition]] = {target: set() for target in targets}
-        for partition in self._reader.positions.known:
-            target = self.target_of(partition)
-            if target in found:
-                found[target].add(partition)
-        return found
+    async def _feeders(
+        self, candidates: Mapping[TargetPartition, Collection[SourcePartition]]
+    ) -> dict[TargetPartition, set[SourcePartition]]:
+        """Without those that go there no more, and whose records have all left the target."""
+        past = {
+            target: [each for each in of_target if not self._feeds.feeds_now(each, target)]
+            for target, of_target in candidates.items()
+        }
+        starts = await log_starts(self._target, [target for target in past if past[target]])
+        return {
+            target: set(of_target)
+            - {each for each in past[target] if self._has_left(each, target, starts.get(target, -1))}
+            for target, of_target in candidates.items()
+        }
+
+    def _has_left(self, partition: SourcePartition, target: TargetPartition, log_start: int) -> bool:
+        map_of = self._reader.maps.get(partition)
+        if map_of is None or map_of.unreadable:
+            return False
+        return has_left(map_of.chunks.values(), self._place(partition, target), log_start)
 
     async def _logs(self, partitions: Iterable[SourcePartition]) -> dict[SourcePartition, object]:
         """The topic id of each partition's log at its source, now."""

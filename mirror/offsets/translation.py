@@ -19,11 +19,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from itertools import accumulate
+from typing import NamedTuple
 from uuid import UUID
 
 from millrace.broker.errors import UnreadableRecord
 from millrace.broker.protocol.mirror_positions import NO_TOPIC_ID
 from millrace.mirror.offsets.offset_map import Chunk, ChunkKey, Run, decode_runs
+from millrace.mirror.topics.routes import TargetPartition
 
 NO_LIMIT = 1 << 63
 
@@ -47,15 +49,33 @@ class Translation:
     bound: int = -1
 
 
+class Place(NamedTuple):
+    """Which target partition a question is about, and which one the chunks are of that do not say it. None:
+    any, and nobody knows (they may be of every one)."""
+
+    target: TargetPartition | None = None
+    untold: TargetPartition | None = None
+
+    def is_elsewhere(self, chunk: Chunk) -> bool:
+        """Whether the chunk's target offsets are certainly those of another partition."""
+        of = chunk.key.target or self.untold
+        return None not in (self.target, of) and of != self.target
+
+
+ANYWHERE = Place()
+
+
 @dataclass(slots=True)
 class _Index:
-    """The chunks that count, by `from`; `limits` is where a cut makes the rest of one void."""
+    """The chunks that count, by `from`; `limits` is where a cut makes the rest of one void.
+    `elsewhere_until` is the largest source end of what went to another target partition."""
 
     chunks: list[Chunk]
     limits: list[int]
     furthest_end: list[int]  # the largest source end of this chunk and those before it
     least_base: list[int]  # the smallest base of this chunk and those behind it
     newest: Chunk | None  # with runs, whatever log of the source they are of
+    elsewhere_until: int
 
 
 @dataclass(slots=True)
@@ -64,7 +84,7 @@ class PartitionMap:
 
     chunks: dict[ChunkKey, Chunk] = field(default_factory=dict)
     unreadable: set[ChunkKey] = field(default_factory=set)
-    _indexes: dict[UUID, _Index] = field(default_factory=dict)
+    _indexes: dict[tuple[UUID, Place], _Index] = field(default_factory=dict)
 
     def put(self, chunk: Chunk) -> None:
         self.chunks[chunk.key] = chunk
@@ -82,21 +102,26 @@ class PartitionMap:
         if self.chunks.pop(key, None) is not None:
             self._indexes.clear()
 
-    def translate(self, offset: int, position: int, topic_id: UUID = NO_TOPIC_ID) -> Translation:
+    def translate(
+        self, offset: int, position: int, topic_id: UUID = NO_TOPIC_ID, place: Place = ANYWHERE
+    ) -> Translation:
         """Where a reader that would read `offset` next at the source goes on at the target.
 
         `position` is the mirror's, `topic_id` that of the log which `offset` belongs to; the position is as
-        old as the map or older.
+        old as the map or older. A reader of one target partition misses what went to another before its
+        names changed: what is asked for from before that is too old.
         """
         if self.unreadable:
             return Translation(Answer.UNREADABLE)
         try:
-            return self._look_up(offset, position, topic_id)
+            return self._look_up(offset, position, topic_id, place)
         except UnreadableRecord:
             return Translation(Answer.UNREADABLE)
 
-    def _look_up(self, offset: int, position: int, topic_id: UUID) -> Translation:
-        index = self._index(topic_id)
+    def _look_up(self, offset: int, position: int, topic_id: UUID, place: Place) -> Translation:
+        index = self._index(topic_id, place)
+        if offset < index.elsewhere_until:
+            return Translation(Answer.TOO_OLD, bound=index.elsewhere_until)
         if not index.chunks:
             if offset > position:
                 return Translation(Answer.NOT_YET, bound=position)
@@ -114,14 +139,20 @@ class PartitionMap:
             return Translation(Answer.NOTHING)
         return Translation(Answer.SAFE if newest.head.last_unknown else Answer.EXACT, newest.target_end)
 
-    def first_target(self) -> int | None:
+    def first_target(self, place: Place = ANYWHERE) -> int | None:
         """The smallest target offset of all that was carried."""
-        bases = [chunk.head.base for chunk in self.chunks.values() if chunk.head.run_count]
-        return min(bases, default=None)
+        return min(
+            (
+                chunk.head.base
+                for chunk in self.chunks.values()
+                if chunk.head.run_count and not place.is_elsewhere(chunk)
+            ),
+            default=None,
+        )
 
-    def last_target(self, topic_id: UUID = NO_TOPIC_ID) -> int | None:
+    def last_target(self, place: Place = ANYWHERE) -> int | None:
         """Where the target goes on behind what was carried last."""
-        newest = self._index(topic_id).newest
+        newest = self._index(NO_TOPIC_ID, place).newest
         return newest.target_end if newest is not None else None
 
     def _at(self, index: _Index, offset: int, found: Run) -> Translation:
@@ -168,10 +199,10 @@ class PartitionMap:
                 numbers.append(number)
         return numbers
 
-    def _index(self, topic_id: UUID) -> _Index:
-        index = self._indexes.get(topic_id)
+    def _index(self, topic_id: UUID, place: Place) -> _Index:
+        index = self._indexes.get((topic_id, place))
         if index is None:
-            index = self._indexes[topic_id] = _build(list(self.chunks.values()), topic_id)
+            index = self._indexes[topic_id, place] = _build(list(self.chunks.values()), topic_id, place)
         return index
 
 
@@ -190,8 +221,14 @@ def living(chunks: list[Chunk], topic_id: UUID) -> list[tuple[Chunk, int]]:
     return left
 
 
-def _build(chunks: list[Chunk], topic_id: UUID) -> _Index:
-    left = living(chunks, topic_id)
+def _build(chunks: list[Chunk], topic_id: UUID, place: Place) -> _Index:
+    counting = living(chunks, topic_id)
+    left = [(chunk, limit) for chunk, limit in counting if not place.is_elsewhere(chunk)]
+    elsewhere = [
+        min(chunk.source_end, limit)
+        for chunk, limit in counting
+        if chunk.head.run_count and place.is_elsewhere(chunk)
+    ]
     ordered = [chunk for chunk, _ in left]
     limits = [limit for _, limit in left]
     ends = [min(chunk.source_end, limit) for chunk, limit in left]
@@ -206,10 +243,11 @@ def _build(chunks: list[Chunk], topic_id: UUID) -> _Index:
         list(accumulate(ends, max)),
         list(accumulate(reversed(bases), min))[::-1],
         max(
-            (chunk for chunk in chunks if chunk.head.run_count),
+            (chunk for chunk in chunks if chunk.head.run_count and not place.is_elsewhere(chunk)),
             key=lambda chunk: (chunk.key.began_ms, chunk.from_offset),
             default=None,
         ),
+        max(elsewhere, default=0),
     )
 
 

@@ -94,7 +94,7 @@ class SourceLogs:
             is_other = is_other_log(recorded, origin)
             now = recorded if is_other else joined(recorded, origin)
             pipeline.ready(known)
-            if now != recorded:
+            if not is_other and (now != recorded or pipeline.target not in known.targets):
                 pipeline.adopt(now)  # with the next commit: it may stand here for long
             if is_other:
                 reason = "the position is of another topic or cluster of this name"
@@ -112,7 +112,13 @@ class SourceLogs:
                 return
             # Durable before the first record is carried: otherwise a crash could make `latest` mean a
             # later offset the next time, and what lies between would be lost.
-            first = replace(_start(offset, origin), at_ms=self._now_ms(), log_end=latest, began=offset)
+            first = replace(
+                _start(offset, origin),
+                at_ms=self._now_ms(),
+                log_end=latest,
+                began=offset,
+                targets=(pipeline.target,),
+            )
             await self._record_start(partition, first)
             pipeline.ready(first)
         if known is not None:

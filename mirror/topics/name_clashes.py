@@ -1,9 +1,10 @@
-"""Topics of one source that would meet in one topic of the target: at most one of them is carried.
+"""Topics that would meet in one topic of the target, and must not: at most one of them is carried.
 
 Called by `route_guard` with every look at a source, before anything of a topic is carried. Partitions keep
 their numbers, so two topics of a source that get one name would lie mixed in the same partitions, and nothing
-could tell their records apart again. (Topics of several sources that get one name merge: that is what an
-aggregate is for.) `check` says the same of a config before it is used.
+could tell their records apart again. Topics of several sources that get one name merge: that is what an
+aggregate is for. But not where the name is to say which source it is of: by `{cluster}.{topic}` topic `b.c`
+of `a` and topic `c` of `a.b` are both `a.b.c`. `check` says the same of a config before it is used.
 
 Invariant: the topic that is carried already stays, whatever comes later; where none is, none is carried until
 somebody has said which. What other workers of the mirror carry counts: it is what the mirror has told.
@@ -11,9 +12,12 @@ somebody has said which. What other workers of the mirror carry counts: it is wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import structlog
+
+from millrace.mirror.topics.route_records import RouteKey
+from millrace.mirror.topics.routes import Naming, Route
 
 log = structlog.get_logger("millrace.mirror.topics.name_clashes")
 
@@ -38,6 +42,36 @@ def yielding(names: Mapping[str, str], since: Mapping[str, int]) -> dict[str, st
     return given_up
 
 
+def taken_elsewhere(
+    naming: Naming,
+    sources: Collection[str],
+    source: str,
+    topics: Iterable[str],
+    told: Mapping[RouteKey, Route],
+) -> dict[str, str]:
+    """The topics of a source whose names are those of other `sources`' topics, which the mirror has `told` to
+    be carried: each with that other, as `a/b.c`. Of two that are carried the older stays."""
+    rank: dict[RouteKey, tuple[int, RouteKey]] = {
+        key: (route.since_ms, key)
+        for key, route in told.items()
+        if len(key) == 2
+        and not route.is_proposed
+        and key[0] in sources
+        and naming.names_cluster(*key)
+        and naming.target_topic(*key) == route.target_topic
+    }
+    oldest: dict[str, RouteKey] = {}
+    for key in sorted(rank, key=rank.__getitem__, reverse=True):
+        if key[0] != source:
+            oldest[naming.target_topic(*key)] = key
+    taken: dict[str, str] = {}
+    for topic in topics:
+        own, other = (source, topic), oldest.get(naming.target_topic(source, topic))
+        if other is not None and naming.names_cluster(*own) and (own not in rank or rank[other] < rank[own]):
+            taken[topic] = "/".join(other)
+    return taken
+
+
 def clash_sentence(topics: Iterable[str], name: str) -> str:
     """Why none of several topics is carried; also what `check` says."""
     listed = sorted(topics)
@@ -53,10 +87,17 @@ class NameClashes:
     def __init__(self) -> None:
         self.refused: dict[tuple[str, str], str] = {}
 
-    def admit(self, source: str, names: Mapping[str, str], since: Mapping[str, int], place: str) -> list[str]:
-        """Those of a source's topics that may be carried, by `yielding`; what is refused, or is so no longer,
-        is logged once. `place`: where the config gives names."""
-        given_up = yielding(names, since)
+    def admit(
+        self,
+        source: str,
+        names: Mapping[str, str],
+        since: Mapping[str, int],
+        place: str,
+        taken: Mapping[str, str] | None = None,
+    ) -> list[str]:
+        """Those of a source's topics that may be carried, by `yielding`, and not `taken_elsewhere`; what is
+        refused, or is so no longer, is logged once. `place`: where the config gives names."""
+        given_up = {**yielding(names, since), **(taken or {})}
         for topic in names:
             if topic in given_up:
                 self._refuse(source, topic, self._sentence(topic, given_up[topic], names, place))

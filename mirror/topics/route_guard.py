@@ -32,7 +32,7 @@ from millrace.broker.errors import KafkaError, UnknownTopicOrPartition
 from millrace.mirror.config import MirrorConfig
 from millrace.mirror.delivery.checkpoints import Positions
 from millrace.mirror.delivery.system_records import SystemRecords
-from millrace.mirror.topics.name_clashes import NameClashes
+from millrace.mirror.topics.name_clashes import NameClashes, taken_elsewhere
 from millrace.mirror.topics.own_topics import POSITIONS, ROUTES
 from millrace.mirror.topics.proposals import DEAD_AFTER_MS, LEASE_MS, Leases, ProposalWatch
 from millrace.mirror.topics.route_records import (
@@ -45,6 +45,7 @@ from millrace.mirror.topics.route_records import (
     routes_of_positions,
 )
 from millrace.mirror.topics.routes import Answer, KnownRoutes, Loop, Route, TopicSelector, decide
+from millrace.mirror.topics.second_names import SecondNames
 
 log = structlog.get_logger("millrace.mirror.topics.route_guard")
 
@@ -147,6 +148,7 @@ class RouteGuard:
         self.refused: dict[RouteKey, str] = {}
         self.copies: dict[RouteKey, str] = {}  # refused for the name alone
         self.clashes = NameClashes()
+        self.second_names = SecondNames()
         self._target = target
         self._system = system
         self._now_ms = now_ms
@@ -168,7 +170,7 @@ class RouteGuard:
 
     def refusals(self) -> dict[RouteKey, str]:
         """Every selected topic that is not carried, and why."""
-        return self.refused | self.copies | self.clashes.refused
+        return self.refused | self.copies | self.clashes.refused | self.second_names.refused
 
     def forget(self, source: str) -> None:
         """The source is no longer one of the mirror's; should it come back, all of it is decided anew."""
@@ -178,6 +180,7 @@ class RouteGuard:
         for key in [key for key in self.copies if key[0] == source]:
             del self.copies[key]
         self.clashes.forget(source)
+        self.second_names.forget(source)
 
     async def admit(self, cluster: Cluster, view: ClusterMetadata, topics: Sequence[str]) -> None:
         """Decides about the selected topics of a source: afterwards `is_admitted` and `refused` say.
@@ -194,11 +197,16 @@ class RouteGuard:
             }
             return
         self._names |= {view.cluster_id: cluster.name, target_id: self._target.name}
+        self.second_names.looked(cluster.name, view.cluster_id)
         looked_at_ms = self._monotonic_ms()
         told = await self._told_so_far(target_id, cluster.name, topics, known)
+        names = [source.cluster for source in self.config.sources]
+        if self.second_names.refuses(cluster.name, topics, names, told):
+            known.admitted = {}
+            return
         carried = _carried(told, cluster.name)
         selected = topics
-        topics = self._named_apart(cluster.name, selected, carried)
+        topics = self._named_apart(cluster.name, selected, carried, told)
         now_ms = self._now_ms()
         is_old = known.read_at_ms is None or looked_at_ms - known.read_at_ms >= READ_AGAIN_AFTER_MS
         is_refused = any(source == cluster.name for source, _ in self.refused)
@@ -232,7 +240,7 @@ class RouteGuard:
                 if key[0] == cluster.name and key[:2] not in before_told and not route.is_withdrawn
             }
             selected = [*selected, *(topic for topic in further if topic not in selected)]
-            apart = self._named_apart(cluster.name, selected, _carried(told, cluster.name))
+            apart = self._named_apart(cluster.name, selected, _carried(told, cluster.name), told)
             wanted = {topic: route for topic, route in wanted.items() if topic in apart}
         known.admitted = await self._settle(cluster.name, selected, wanted, known, told, looked_at_ms)
 
@@ -270,8 +278,14 @@ class RouteGuard:
         standing = self._standing(told, source)
         return any(topic in standing and topic not in known.admitted for topic in topics)
 
-    def _named_apart(self, source: str, topics: Sequence[str], carried: Mapping[str, Route]) -> list[str]:
-        """The topics without those that would lie mixed with another of the source (`name_clashes`)."""
+    def _named_apart(
+        self,
+        source: str,
+        topics: Sequence[str],
+        carried: Mapping[str, Route],
+        told: Mapping[RouteKey, Route] | None = None,
+    ) -> list[str]:
+        """The topics without those that would lie mixed with another (`name_clashes`)."""
         naming = self.config.naming_rule
         names = {topic: naming.target_topic(source, topic) for topic in topics}
         since = {
@@ -279,7 +293,9 @@ class RouteGuard:
             for topic, route in carried.items()
             if names.get(topic) == route.target_topic
         }
-        return self.clashes.admit(source, names, since, self.config.place("naming"))
+        sources = [each.cluster for each in self.config.sources]
+        taken = taken_elsewhere(naming, sources, source, topics, told or {})
+        return self.clashes.admit(source, names, since, self.config.place("naming"), taken)
 
     def _standing(self, told: Mapping[RouteKey, Route], source: str) -> dict[str, Route]:
         """What the mirror has told of a source's topics that it carries to where they are wanted now: after a

@@ -101,6 +101,13 @@ class Naming:
             return renamed
         return self.pattern.replace("{cluster}", source).replace("{topic}", topic)
 
+    def names_cluster(self, source: str, topic: str) -> bool:
+        """Whether the name at the target says which source it is of, so that no other's may be the same. One
+        that `rename` gives is as it is wanted."""
+        rename = self.rename or {}
+        is_renamed = topic in rename or f"{source}/{topic}" in rename
+        return "{cluster}" in self.pattern and topic != AUDIT_TOPIC and not is_renamed
+
     def original(self, source: str, topic: str, cluster: str) -> str | None:
         """The topic of another `cluster` that a mirror with this pattern would call `topic` at the source;
         None where the pattern names no cluster, the name is not of that kind, or `rename` names the topic."""

@@ -21,7 +21,7 @@ from millrace.mirror.control.wishes import Wishes
 from millrace.mirror.topics.own_topics import WISHES
 from tests.cluster.mirror_calls import answered, call, command, partitions, runs, states
 from tests.cluster.mirror_process import MirrorProcess, end_offset, send, until
-from tests.pairs import Pair, in_pairs
+from tests.pairs import End, Pair, in_pairs
 from tests.record_deletion import delete_records
 from tests.waiting import patience
 
@@ -270,7 +270,9 @@ def test_a_throttle_slows_one_source_and_can_be_lifted(pair: Pair) -> None:
 
 
 @in_pairs("millrace-kafka", "kafka-millrace")
-def test_a_reload_takes_new_topics_and_sources_and_refuses_the_rest_by_name(pair: Pair) -> None:
+def test_a_reload_takes_new_topics_and_sources_and_refuses_the_rest_by_name(
+    pair: Pair, second_source: End
+) -> None:
     old, new, further = pair.unique("old"), pair.unique("new"), pair.unique("further")
 
     def rewrite(mirror: MirrorProcess, change: Any) -> None:
@@ -278,10 +280,14 @@ def test_a_reload_takes_new_topics_and_sources_and_refuses_the_rest_by_name(pair
         mirror.config_path.write_text(yaml.safe_dump(mirror.settings))
 
     async def story() -> None:
-        async with pair.source.cluster() as source, pair.target.cluster() as target:
-            for topic in (old, new, further):
-                await create_topic(source, topic, 1, 1)
-                await send(source, topic, 0, batch())
+        async with (
+            pair.source.cluster() as source,
+            second_source.cluster() as second,
+            pair.target.cluster() as target,
+        ):
+            for cluster, topic in ((source, old), (source, new), (second, further)):
+                await create_topic(cluster, topic, 1, 1)
+                await send(cluster, topic, 0, batch())
             mirror = pair.mirror([old])
             await arrives(target, old, 1, mirror)
 
@@ -291,9 +297,15 @@ def test_a_reload_takes_new_topics_and_sources_and_refuses_the_rest_by_name(pair
             assert "reloaded: sources[src].topics.include" in said
             await arrives(target, new, 1, mirror)
 
-            # A second source (the same cluster by another name, other topics), by a signal.
-            twin = {**section, "cluster": "twin", "topics": {"include": [further]}}
+            # Another name for the same cluster is what no start would take: records would be there twice.
+            twin = {**section, "cluster": "twin"}
             rewrite(mirror, lambda settings: settings["sources"].append(twin))
+            refused = command(mirror, "reload", expect=1)
+            assert "nothing was changed" in refused and "twin: is the same cluster as src" in refused
+
+            # A second source, by a signal.
+            twin |= {"bootstrap": [second_source.bootstrap], "topics": {"include": [further]}}
+            rewrite(mirror, lambda settings: settings["sources"].__setitem__(1, twin))
             assert mirror.process is not None
             mirror.process.send_signal(signal.SIGHUP)
             await arrives(target, further, 1, mirror)
@@ -301,7 +313,7 @@ def test_a_reload_takes_new_topics_and_sources_and_refuses_the_rest_by_name(pair
             # It goes again, and its topic with it.
             rewrite(mirror, lambda settings: settings["sources"].pop())
             assert "reloaded: sources[twin]" in command(mirror, "reload", "--only")
-            await send(source, further, 0, batch())
+            await send(second, further, 0, batch())
 
             async def gone() -> bool:
                 return {topic for topic, _ in partitions(mirror)} == {old, new}

@@ -20,7 +20,7 @@ from millrace.mirror.offsets.map_reader import MapReader
 from millrace.mirror.offsets.offset_map import Runs, map_partition
 from millrace.mirror.offsets.translation import Answer, Translation
 from millrace.mirror.topics.own_topics import OFFSET_MAP
-from millrace.mirror.topics.routes import Naming, SourcePartition
+from millrace.mirror.topics.routes import SourcePartition
 from tests.cluster.mirror_process import send, until
 from tests.pairs import Pair, in_pairs
 from tests.record_deletion import delete_records
@@ -44,7 +44,14 @@ async def upkeep(pair: Pair) -> None:
             batch = build_batch([Record(None, b"x", timestamp_ms=1) for _ in range(1_000)])
             await send(target, topic, 0, batch)
         system = SystemRecords(target, lambda: 1, 1)
-        keeper = MapKeeper(mirror, Naming(), target, system.write, lambda: True)
+        config = parse_config(
+            {
+                "name": mirror,
+                "target": {"cluster": "agg", "bootstrap": ["agg:1"]},
+                "sources": [{"cluster": "ewr", "bootstrap": ["ewr:1"], "topics": {"include": [topic]}}],
+            }
+        )
+        keeper = MapKeeper(target, system.write, lambda: True, lambda: (config, {}))
         assert await keeper.keep() == 0  # there is no map yet
         await write_map(system, mirror, partition)
 

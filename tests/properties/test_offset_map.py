@@ -133,7 +133,7 @@ class History:
     def upkeep(self, expired: int) -> None:
         if not self.is_new_target:
             self.target_start = min(self.target_end, self.target_start + expired)
-        for batch in plan_upkeep(list(self.map().chunks.values()), self.target_start):
+        for batch in plan_upkeep(list(self.map().chunks.values()), {None: self.target_start}):
             for key, value in batch:
                 if value is None:
                     del self.stored[key]

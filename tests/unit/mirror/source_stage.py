@@ -21,7 +21,7 @@ from millrace.mirror.sources.lag import LagSamples
 from millrace.mirror.sources.source import SourceReader
 from millrace.mirror.sources.source_logs import SourceLogs
 from millrace.mirror.sources.survey import Surveyor
-from millrace.mirror.topics.routes import SourcePartition
+from millrace.mirror.topics.routes import SourcePartition, TargetPartition
 
 OLD, NEW = UUID(int=7), UUID(int=8)
 
@@ -73,6 +73,7 @@ def pipeline_at(offset: int, *, epoch: int = 0, topic_id: UUID = OLD, **more: An
     )
     made = SimpleNamespace(
         partition=SourcePartition("ewr", "t", 0),
+        target=TargetPartition("t", 0),
         state=State.RUNNING,
         progress=progress,
         retry_at_ms=0,
@@ -86,6 +87,7 @@ def pipeline_at(offset: int, *, epoch: int = 0, topic_id: UUID = OLD, **more: An
     )
     made.at_gap = lambda gap_class, to, reason, **rest: made.gaps.append((gap_class.value, to, rest))
     made.accept = lambda answer, _frame=None: made.accepted.append(answer)
+    made.adopt = lambda origin: setattr(made, "origin", origin)
     made.stands = lambda *_: False
     made.wants_fetch = lambda *_: True
     for name, value in more.items():

@@ -8,7 +8,7 @@ import pytest
 from millrace.broker.errors import UnreadableRecord
 from millrace.broker.protocol.mirror_positions import LOST, Position, decode_value, encode_value
 from millrace.mirror.delivery.checkpoints import Positions, encode_key
-from millrace.mirror.topics.routes import SourcePartition
+from millrace.mirror.topics.routes import SourcePartition, TargetPartition
 
 WHERE = SourcePartition("ewr", "flights", 0)
 POSITION = Position(42, "cluster-a", UUID("12345678-1234-5678-1234-567812345678"), 3, 1_700_000_000_000)
@@ -25,6 +25,9 @@ def test_format_is_the_documented_one() -> None:
     later = replace(POSITION, began=7)
     assert encode_value(later).endswith(b'"waiting_since_ms":-1,"began":7}')
     assert decode_value(encode_value(later)) == later
+    told = replace(later, targets=(TargetPartition("agg.flights", 4), TargetPartition("flights", 0)))
+    assert encode_value(told).endswith(b'"began":7,"targets":[["agg.flights",4],["flights",0]]}')
+    assert decode_value(encode_value(told)) == told
 
 
 def test_newest_record_of_a_key_counts() -> None:
@@ -87,6 +90,10 @@ def test_foreign_key_is_ignored(key: bytes | None) -> None:
         encode_value(replace(POSITION, leader_epoch=1 << 31)),
         encode_value(replace(POSITION, log_end=-2)),
         encode_value(POSITION).replace(b'"topic_id":"1', b'"topic_id":"x'),
+        *(
+            encode_value(POSITION).replace(b"}", b',"targets":' + targets + b"}")
+            for targets in (b"7", b'["flights"]', b'[["flights",-1]]', b'[["flights",true]]', b"[[0,0]]")
+        ),
     ],
 )
 def test_value_that_cannot_be_understood_is_an_unreadable_record(value: bytes) -> None:

@@ -23,7 +23,7 @@ from millrace.mirror.checks.findings import (
 )
 from millrace.mirror.checks.group_permissions import missing_of_groups, missing_to_list
 from millrace.mirror.checks.permissions import SOURCE_OPERATIONS, Missing, as_findings, missing_of
-from millrace.mirror.config import MirrorConfig, load_config
+from millrace.mirror.config import MirrorConfig, load_config, parse_config
 from millrace.mirror.topics.routes import TopicSelector
 
 TEXT = """\
@@ -112,6 +112,23 @@ def test_topics_of_one_source_that_meet_are_an_error(config: MirrorConfig) -> No
 
 def test_topics_of_two_sources_may_meet(config: MirrorConfig) -> None:
     assert name_clashes(config, [EWR, LHR]) == []
+
+
+def test_topics_of_two_sources_may_not_meet_where_names_are_to_tell_them_apart() -> None:
+    source = {"bootstrap": ["a:1"], "topics": {"include": [".*"]}}
+    config = parse_config(
+        {
+            "name": "m",
+            "target": {"cluster": "agg", "bootstrap": ["b:1"]},
+            "sources": [{"cluster": "a", **source}, {"cluster": "a.b", **source}],
+            "naming": {"pattern": "{cluster}.{topic}", "rename": {"mine": "a.b.d"}},
+        }
+    )
+    meeting = [Selected("a", "b.c", 1, "a.b.c"), Selected("a.b", "c", 1, "a.b.c")]
+    wanted = [Selected("a", "mine", 1, "a.b.d"), Selected("a.b", "d", 1, "a.b.d")]
+    (finding,) = name_clashes(config, [*meeting, *wanted])
+    assert (finding.severity, finding.where) == (Severity.ERROR, "agg")
+    assert "topics a.b/c, a/b.c would all become a.b.c" in finding.message
 
 
 @pytest.mark.parametrize(

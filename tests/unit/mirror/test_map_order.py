@@ -109,7 +109,7 @@ def test_a_chunk_that_its_owner_writes_again_is_joined_with_no_other() -> None:
 
         while len(map_of) < 45 or len(next(reversed(map_of.values()))) < 200:
             carry_one()
-        batches = plan_upkeep(list(table(map_of).chunks.values()), -1)
+        batches = plan_upkeep(list(table(map_of).chunks.values()), {None: -1})
         assert batches, "there is something to join"
         count = len(map_of)
         while len(map_of) == count:  # until that chunk is full, and never written again

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -13,7 +14,7 @@ from millrace.broker.errors import ConfigError
 from millrace.mirror.config import MirrorConfig, parse_config
 from millrace.mirror.delivery.system_records import SystemRecords
 from millrace.mirror.topics import name_clashes, route_guard
-from millrace.mirror.topics.name_clashes import NameClashes, yielding
+from millrace.mirror.topics.name_clashes import NameClashes, taken_elsewhere, yielding
 from millrace.mirror.topics.route_guard import RouteGuard
 from millrace.mirror.topics.route_records import encode_key, encode_value
 from millrace.mirror.topics.routes import Route
@@ -150,6 +151,71 @@ def test_clash_that_appears_later_is_refused_by_every_worker_and_after_a_restart
         assert await stage.carried("dup", "old") == ["dup"]
 
     asyncio.run(main())
+
+
+def apart(*sources: str, **naming: Any) -> MirrorConfig:
+    """Whose names at the target say which source they are of."""
+    fields = {
+        "name": "there",
+        "target": {"cluster": "agg", "bootstrap": ["b:1"]},
+        "sources": [{"cluster": name, **SOURCE} for name in sources],
+        "naming": {"pattern": "{cluster}.{topic}", **naming},
+    }
+    return parse_config(fields)
+
+
+def test_names_that_are_to_say_the_source_are_not_shared_by_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`a.b.c`: by a dot that is in a cluster's name, or in a topic's."""
+
+    async def main() -> None:
+        settings = apart("a", "a.b")
+        stage = Guarded(monkeypatch, settings)
+        assert await stage.carried("b.c", "d", source="a") == ["b.c", "d"]
+        assert await stage.carried("c", "d", source="a.b") == ["d"]
+        assert stage.refused == [("a.b", "c")]
+        assert (
+            "it would become a.b.c, and a/b.c is carried under that name"
+            in stage.guard.refusals()["a.b", "c"]
+        )
+        # Another worker, and the next process, know it from what is told, whichever source they see first.
+        assert await stage.carried("c", "d", source="a.b", guard=stage.other) == ["d"]
+        assert await stage.carried("b.c", "d", source="a", guard=stage.worker(settings)) == ["b.c", "d"]
+        # The other source leaves the config: the name is free.
+        stage.guard.config = apart("a.b")
+        stage.guard.forget("a")
+        assert await stage.carried("c", "d", source="a.b") == ["c", "d"]
+        assert stage.refused == []
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "naming", [{"rename": {"a/b.c": "a.b.c"}}, {"pattern": "{topic}", "rename": {"b.c": "c"}}]
+)
+def test_names_that_somebody_gave_may_be_shared(
+    monkeypatch: pytest.MonkeyPatch, naming: dict[str, Any]
+) -> None:
+    async def main() -> None:
+        stage = Guarded(monkeypatch, apart("a", "a.b", **naming))
+        assert await stage.carried("b.c", source="a") == ["b.c"]
+        assert await stage.carried("c", source="a.b") == ["c"]
+
+    asyncio.run(main())
+
+
+def test_of_two_that_are_carried_under_one_name_the_older_stays() -> None:
+    naming = apart("a", "a.b").naming_rule
+    told: dict[Any, Route] = {
+        key: Route(f"id-{key[0]}", key[1], "id-agg", "a.b.c", "there", since_ms)
+        for key, since_ms in ((("a", "b.c"), 7), (("a.b", "c"), 5))
+    }
+
+    def taken(source: str, topic: str) -> dict[str, str]:
+        return taken_elsewhere(naming, ["a", "a.b"], source, [topic], told)
+
+    assert (taken("a", "b.c"), taken("a.b", "c")) == ({"b.c": "a.b/c"}, {})
+    told["a.b", "c"] = replace(told["a.b", "c"], target_topic="elsewhere")  # before names were changed
+    assert (taken("a", "b.c"), taken("a.b", "c")) == ({}, {"c": "a/b.c"})
 
 
 def test_another_worker_that_carries_by_now_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:

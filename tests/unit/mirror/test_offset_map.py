@@ -24,10 +24,11 @@ from millrace.mirror.offsets.offset_map import (
 from millrace.mirror.offsets.offset_runs import OffsetRuns
 from millrace.mirror.offsets.translation import Answer, PartitionMap, Translation
 from millrace.mirror.topics.own_topics import OFFSET_MAP
-from millrace.mirror.topics.routes import SourcePartition
+from millrace.mirror.topics.routes import SourcePartition, TargetPartition
 
 PARTITION = SourcePartition("ewr", "flights", 7)
 TOPIC_ID = UUID("00112233-4455-6677-8899-aabbccddeeff")
+TARGET, OTHER = TargetPartition("agg.flights", 3), TargetPartition("flights", 3)
 END = 1 << 40
 
 
@@ -57,14 +58,17 @@ def map_of(records: list[tuple[bytes, bytes]]) -> PartitionMap:
 
 
 def test_the_format_is_what_the_documentation_says() -> None:
-    runs = Runs(PARTITION, 100, 1_700_000_000_000, TOPIC_ID)
+    runs = Runs(PARTITION, 100, 1_700_000_000_000, TOPIC_ID, TARGET)
     runs.add(range(103, 203), 5_000)  # 3 offsets were not carried
     runs.add(range(203, 206), 5_101)  # behind a transaction's marker
     runs.add(range(210, 211), 5_104)  # behind 4 that were not carried
     runs.add(range(211, 212), 5_200)  # behind 95 offsets of others
     runs.add(range(212, 214), -1)
     ((key, value),) = runs.take_until(214)
-    assert key == (b'{"source":"ewr","topic":"flights","partition":7,"from":100,"began_ms":1700000000000}')
+    assert key == (
+        b'{"source":"ewr","topic":"flights","partition":7,"from":100,"began_ms":1700000000000,'
+        b'"target":["agg.flights",3]}'
+    )
     assert value == (
         b"\x01\x02"  # version, the last run's target offsets are not known
         + TOPIC_ID.bytes
@@ -91,14 +95,28 @@ def test_a_chunk_reads_back() -> None:
 
 @pytest.mark.parametrize(
     "key",
-    [None, b"", b"x", b"[]", b"7", b'{"source":"a","topic":"b","partition":0}', b'{"source":1,"topic":"b"}'],
+    [
+        None,
+        b"",
+        b"x",
+        b"[]",
+        b"7",
+        b'{"source":"a","topic":"b","partition":0}',
+        b'{"source":1,"topic":"b"}',
+        b'{"source":"a","topic":"b","partition":0,"from":0,"began_ms":0,"target":["c"]}',
+    ],
 )
 def test_a_key_of_another_kind_is_none_of_ours(key: bytes | None) -> None:
     assert decode_key(key) is None
 
 
 def test_keys_read_back() -> None:
-    for key in (ChunkKey(PARTITION, 3, 4), ChunkKey(PARTITION, 3, 4, 9)):
+    for key in (
+        ChunkKey(PARTITION, 3, 4),
+        ChunkKey(PARTITION, 3, 4, 9),
+        ChunkKey(PARTITION, 3, 4, target=TARGET),
+        ChunkKey(PARTITION, 3, 4, 9, TARGET),
+    ):
         assert decode_key(encode_key(key)) == key
 
 
@@ -341,18 +359,22 @@ def test_offsets_of_another_log_of_that_name_mean_nothing() -> None:
 # --- upkeep --------------------------------------------------------------------------------------------
 
 
-def many_transactions(count: int, records: int = 2) -> list[tuple[bytes, bytes]]:
-    runs = Runs(PARTITION, 0, 1, TOPIC_ID)
+def many_transactions(
+    count: int, records: int = 2, first: int = 0, target: TargetPartition | None = None
+) -> list[tuple[bytes, bytes]]:
+    """The source's offsets from `first` on, at `target` from 0 on."""
+    runs = Runs(PARTITION, first, 1 + first, TOPIC_ID, target)
     written: list[tuple[bytes, bytes]] = []
     for number in range(count):
-        runs.add(range(number * records, (number + 1) * records), number * (records + 1))
-        written += runs.take_until((number + 1) * records)
+        begin = first + number * records
+        runs.add(range(begin, begin + records), number * (records + 1))
+        written += runs.take_until(begin + records)
     return written
 
 
 def apply_upkeep(records: list[tuple[bytes, bytes]], start: int) -> list[tuple[bytes, bytes]]:
     newest = dict(records)
-    for batch in plan_upkeep(chunks_of(records), start):
+    for batch in plan_upkeep(chunks_of(records), {None: start}):
         for key, value in batch:
             if value is None:
                 del newest[key]
@@ -375,7 +397,7 @@ def test_many_chunks_become_few_that_say_the_same() -> None:
 
 def test_few_chunks_are_left_alone() -> None:
     before = many_transactions(256 * (WORTH_JOINING - 1))
-    assert plan_upkeep(chunks_of(before), -1) == []
+    assert plan_upkeep(chunks_of(before), {None: -1}) == []
 
 
 def test_what_the_target_no_longer_has_is_forgotten() -> None:
@@ -388,9 +410,48 @@ def test_what_the_target_no_longer_has_is_forgotten() -> None:
         assert found.translate(offset, 4_000) == map_of(before).translate(offset, 4_000)
 
 
+def test_what_one_target_no_longer_has_another_may() -> None:
+    """Of a topic that was renamed: each chunk counts by the log that it is of."""
+    old, new = many_transactions(2_000, target=OTHER), many_transactions(2_000, first=4_000, target=TARGET)
+    for starts, wanted in (
+        ({}, [old, new]),
+        ({OTHER: 1 << 40}, [new]),
+        ({TARGET: 1 << 40}, [old, new[-1:]]),
+        ({None: 1 << 40}, [old, new]),
+    ):
+        batches = plan_upkeep(chunks_of(old + new), starts)
+        gone = {key for batch in batches for key, value in batch if value is None}
+        kept = {key for each in wanted for key, _ in each}
+        assert gone == dict(old + new).keys() - kept, starts
+
+
+def test_chunks_that_do_not_say_where_they_went_count_by_who_knows() -> None:
+    before = many_transactions(2_000)
+    assert plan_upkeep(chunks_of(before), {OTHER: 3_000}) == []
+    assert plan_upkeep(chunks_of(before), {TARGET: 3_000}, OTHER) == []
+    assert plan_upkeep(chunks_of(before), {OTHER: 3_000}, OTHER) != []
+
+
+def test_chunks_of_two_targets_are_never_one() -> None:
+    """Though they follow each other at the source, and their offsets do."""
+    first = many_transactions(256 * 20, target=OTHER)
+    behind = Runs(PARTITION, 10_240, 20_000, TOPIC_ID, TARGET)
+    for number in range(256 * 20):
+        behind.add(range(10_240 + number * 2, 10_242 + number * 2), 100_000 + number * 3)
+        first += behind.take_until(10_242 + number * 2)
+    joined_keys = [
+        key
+        for batch in plan_upkeep(chunks_of(first), {})
+        for raw, value in batch
+        if value is not None and (key := decode_key(raw)) is not None
+    ]
+    assert {(key.from_offset < 10_240, key.target) for key in joined_keys} <= {(True, OTHER), (False, TARGET)}
+    assert all((key.to_offset or 0) <= 10_240 for key in joined_keys if key.target == OTHER)
+
+
 def test_the_youngest_is_never_touched() -> None:
     before = many_transactions(10)
-    assert plan_upkeep(chunks_of(before), 1 << 40) == []
+    assert plan_upkeep(chunks_of(before), {None: 1 << 40}) == []
 
 
 def test_the_last_that_has_runs_says_where_the_target_goes_on() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from millrace.mirror.config import MirrorConfig, parse_config
 from millrace.mirror.reload import RELOADABLE, plan_reload
+from millrace.mirror.worker import Worker
 
 BASE: dict[str, Any] = {
     "name": "aggregate",
@@ -79,11 +82,32 @@ def test_sources_that_come_and_go_are_told() -> None:
     assert (plan.added_sources, plan.removed_sources, plan.refused) == (("jfk",), ("lhr",), ())
 
 
-def test_the_order_of_sources_means_nothing_and_the_same_file_changes_nothing() -> None:
+def test_the_order_of_sources_is_a_setting_of_its_own_and_the_same_file_changes_nothing() -> None:
+    """A topic that several feed has the settings of the first (`topic_configs.deciding_source`)."""
     settings = copy.deepcopy(BASE)
+    assert plan_reload(parse_config(BASE), parse_config(settings)).changed == ()
     settings["sources"].reverse()
     plan = plan_reload(parse_config(BASE), parse_config(settings))
-    assert (plan.changed, plan.refused) == ((), ())
+    assert (plan.changed, plan.refused) == (("sources",), ())
+    further = {"cluster": "jfk", "bootstrap": ["127.0.0.1:9292"], "topics": {"include": ["f"]}}
+    for place in (0, 1, 2):
+        settings = copy.deepcopy(BASE)
+        settings["sources"].insert(place, further)
+        assert plan_reload(parse_config(BASE), parse_config(settings)).changed == ("sources[jfk]",)
+
+
+def test_a_new_order_of_sources_takes_effect() -> None:
+    settings = copy.deepcopy(BASE)
+    settings["sources"].reverse()
+
+    async def story() -> list[str]:
+        agg, ewr, lhr = (cast(Any, SimpleNamespace(name=name)) for name in ("agg", "ewr", "lhr"))
+        before = parse_config(BASE | {"delivery": "at_least_once"})
+        worker = Worker(before, agg, {"ewr": ewr, "lhr": lhr}, lambda: 1_000)
+        await worker.operators.reload(parse_config(settings | {"delivery": "at_least_once"}), lambda _: agg)
+        return [each.cluster for each in worker.discovery.topics.config.sources]
+
+    assert asyncio.run(story()) == ["lhr", "ewr"]
 
 
 def test_a_field_that_is_not_listed_is_refused() -> None:

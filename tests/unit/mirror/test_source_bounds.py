@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 from millrace.broker.client.metadata import NO_TOPIC_ID
@@ -89,8 +89,42 @@ def test_position_without_an_id_takes_the_one_that_the_source_has_by_now_and_put
     assert (pipeline.origin.topic_id, pipeline.runs.topic_id) == (NEW, NEW)
     written = pipeline.position_to_write(0)
     assert written is not None and (written.next_offset, written.topic_id) == (40, NEW)
-    pipeline = began(Source(NO_TOPIC_ID), Position(40, "c", OLD, 2, 0))
+    pipeline = began(Source(NO_TOPIC_ID), Position(40, "c", OLD, 2, 0, targets=(("t", 0),)))
     assert (pipeline.origin.topic_id, pipeline.position_to_write(0)) == (OLD, None)
+
+
+def test_position_tells_where_the_records_went_and_idle_partitions_say_it_too() -> None:
+    """Names change, and a source may leave the config at any time: then nobody else knows."""
+
+    def written(*told: TargetPartition, start: TargetPartition) -> Position | None:
+        where = SourcePartition("ewr", "t", 0)
+        pipeline = stages.pipeline_of(where, start, stages.Target(), stages.Around())
+        known = Position(40, "c", NEW, 2, 0, targets=told)
+        asyncio.run(logs_of(Source(NEW)).begin(pipeline, known, is_lost=False, start="latest"))
+        assert pipeline.runs.target == start
+        return pipeline.position_to_write(0)
+
+    old, new = TargetPartition("t", 0), TargetPartition("agg.t", 3)
+    for told, start, wanted in (((), old, (old,)), ((old,), new, (old, new))):
+        position = written(*told, start=start)
+        assert position is not None and (position.next_offset, position.targets) == (40, wanted)
+    assert written(old, start=old) is None
+    assert written(old, new, start=old) is None, "it is on record that it went there"
+    made_anew = Position(40, "c", OLD, 2, 0, targets=(new,))
+    assert begun(Source(NEW), made_anew).origin.topic_id == OLD, "it waits at a gap, and nothing goes there"
+
+
+def test_first_position_tells_where_the_records_will_go() -> None:
+    recorded: list[Position] = []
+
+    async def record(_partition: SourcePartition, position: Position) -> None:
+        recorded.append(position)
+
+    where, target, source = SourcePartition("ewr", "t", 0), TargetPartition("agg.t", 3), Source(latest=100)
+    pipeline = stages.pipeline_of(where, target, stages.Target(), stages.Around())
+    logs = SourceLogs("ewr", cast(Any, source), lambda: 5_000, record)
+    asyncio.run(logs.begin(pipeline, None, is_lost=False, start="earliest"))
+    assert ([each.targets for each in recorded], pipeline.position_to_write(0)) == ([(target,)], None)
 
 
 def test_retry_at_a_recreated_log_still_knows_how_much_the_old_one_held() -> None:
