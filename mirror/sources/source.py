@@ -144,6 +144,7 @@ class SourceReader:
             self.failures.over(key)
             self._silences.over(key)
             self._histories.forget(key)
+            self._logs.found(pipeline.partition)
             for loop in self._loops.values():
                 loop.partitions.pop(key, None)
 
@@ -259,7 +260,7 @@ class SourceReader:
             if topic is not None and pipeline.state is State.RUNNING:
                 now = Origin(view.cluster_id or "", topic.topic_id)
                 if is_other_log(pipeline.origin, now):
-                    self._resolve(pipeline)
+                    self._resolve(pipeline, is_of_id=True)
                 elif pipeline.origin.topic_id == NO_TOPIC_ID != now.topic_id:
                     # The source has learnt to tell. Whether it is still this log the fetches say, by epochs.
                     pipeline.adopt(joined(pipeline.origin, now))
@@ -451,6 +452,7 @@ class SourceReader:
             return
         if self._refusals:
             self._refusals.pop((answer.topic, answer.partition), None)
+        self._logs.found(pipeline.partition)
         key = (answer.topic, answer.partition)
         if answer.diverging is not None:
             self.failures.over(key)
@@ -495,7 +497,7 @@ class SourceReader:
         key, error = (pipeline.partition.topic, pipeline.partition.partition), error_for_code(code)
         self.failures.failed(key, f"the source refuses the fetch: {error}", self._now_ms())
         if code in ANOTHER_LOG:
-            self._resolve(pipeline, leader_epoch)
+            self._resolve(pipeline, leader_epoch, is_of_id=code != OffsetOutOfRange.code)
             return
         if code == CorruptMessage.code:
             pipeline.distrust(ToldDamage(f"the source says: {error}"))
@@ -524,6 +526,6 @@ class SourceReader:
                 self.failures.over((pipeline.partition.topic, pipeline.partition.partition))
             asked = pipeline.take_question()  # one that came up meanwhile, elsewhere
 
-    def _resolve(self, pipeline: PartitionPipeline, leader_epoch: int = -1) -> None:
+    def _resolve(self, pipeline: PartitionPipeline, leader_epoch: int = -1, *, is_of_id: bool) -> None:
         """Finds out, beside the fetch loop, what became of a log."""
-        self._tasks.create_task(self._logs.explain(pipeline, leader_epoch))
+        self._tasks.create_task(self._logs.explain(pipeline, leader_epoch, is_of_id=is_of_id))
