@@ -46,4 +46,25 @@ OF_MIRROR_LOGS = (
         instead="        return parted\n",
         red=(f"{UNIT}/test_source_answers.py::test_epochs_of_a_namesake_are_not_compared",),
     ),
+    Mutant(
+        name="lost-seat-writes-on",
+        promise="At least once, who lost the seat writes no position behind the new owner's.",
+        file="mirror/delivery/at_least_once.py",
+        rule="        for write in writes:\n            write.cancel()\n",
+        instead="        writes = []\n",
+        red=(
+            f"{UNIT}/test_at_least_once.py::test_who_lost_the_seat_writes_no_position_behind_the_new_owners",
+        ),
+    ),
+    Mutant(
+        name="late-position-stays-the-newest",
+        promise="At least once, a position that the former owner had sent does not stay behind the new one's.",
+        file="mirror/delivery/at_least_once.py",
+        rule="                pipeline.progress.write_again()\n",
+        instead="                continue\n",
+        red=(
+            f"{UNIT}/test_at_least_once.py"
+            "::test_new_owner_writes_once_more_when_nothing_of_the_old_one_can_come",
+        ),
+    ),
 )
