@@ -58,13 +58,33 @@ OF_MIRROR_LOGS = (
     ),
     Mutant(
         name="late-position-stays-the-newest",
-        promise="At least once, a position that the former owner had sent does not stay behind the new one's.",
+        promise="A position that a former owner had sent does not stay behind the new owner's.",
         file="mirror/delivery/at_least_once.py",
         rule="                pipeline.progress.write_again()\n",
         instead="                continue\n",
         red=(
             f"{UNIT}/test_at_least_once.py"
             "::test_new_owner_writes_once_more_when_nothing_of_the_old_one_can_come",
+        ),
+    ),
+    Mutant(
+        name="what-was-let-pass-counts-for-others",
+        promise="What an operator let pass says nothing of other records that have its offsets now.",
+        file="mirror/gaps/open_gaps.py",
+        rule="if each.to_offset <= offset or _tells(each, by.gap)]\n",
+        instead="if each.to_offset <= 1 << 63]\n",
+        red=(
+            f"{UNIT}/test_let_pass.py::test_what_was_let_pass_says_nothing_of_other_records_at_its_offsets",
+        ),
+    ),
+    Mutant(
+        name="truncation-let-pass-for-good",
+        promise="That an operator let a truncation pass says nothing of the next one over the same offsets.",
+        file="mirror/gaps/open_gaps.py",
+        rule="[each for each in self._let_pass if not _tells(each, by)]\n",
+        instead="list(self._let_pass)\n",
+        red=(
+            f"{UNIT}/test_let_pass.py::test_truncation_is_asked_about_until_it_is_on_record_and_anew_after_that",
         ),
     ),
 )
