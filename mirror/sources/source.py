@@ -65,8 +65,6 @@ from millrace.mirror.troubles import ALL_TOPICS, Failures
 
 log = structlog.get_logger("millrace.mirror.sources.source")
 
-# While a partition waits for room, the others' long poll is kept short: room may come at any moment.
-CROWDED_WAIT_MS = 20
 # Looks that somebody asked for are so far apart at least.
 LOOK_APART_S = 0.05
 ERROR_PAUSE_MS = 250
@@ -336,7 +334,7 @@ class SourceReader:
                 await loop.until_changed(wait_ms)
                 continue
             room = loop.room()
-            positions, is_crowded = loop.positions(room)
+            positions, limit_ms = loop.positions(room)
             if not positions:
                 await loop.until_changed(ERROR_PAUSE_MS)
                 continue
@@ -358,7 +356,7 @@ class SourceReader:
                     way.node,
                     positions,
                     min_bytes=1,
-                    max_wait_ms=CROWDED_WAIT_MS if is_crowded else self._fetch_config.max_wait_ms,
+                    max_wait_ms=min(limit_ms, self._fetch_config.max_wait_ms),
                     max_bytes=max(max_size, needed_size),
                     partition_max_bytes=max(sizes.partition, needed_size),
                     read_committed=True,
