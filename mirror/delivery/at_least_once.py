@@ -34,7 +34,8 @@ from millrace.mirror.troubles import Failure
 
 log = structlog.get_logger("millrace.mirror.delivery.at_least_once")
 
-# Longer than a request's answer is waited for: what a former owner has sent is taken by then, or never.
+# Longer than a request's answer is waited for, so its connection is given up: what a former owner has sent
+# is taken by then, but for what a network holds back for longer.
 LATE_WRITES_MS = 20_000
 
 
