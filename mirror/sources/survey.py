@@ -27,7 +27,7 @@ from uuid import UUID
 import structlog
 
 from millrace.broker.client.cluster import Cluster
-from millrace.broker.client.offsets import LATEST, local_start
+from millrace.broker.client.offsets import EARLIEST, LATEST, local_start
 from millrace.broker.client.raw_fetch import FetchedPartition, FetchPosition, fetch
 from millrace.broker.errors import (
     CorruptMessage,
@@ -236,7 +236,7 @@ class _Look:
         answer = await self._fetch(before, MORE_SIZE)
         if len(answer.records) >= MORE_SIZE and right_behind(answer.records, offset - 1) is None:
             answer = await self._fetch(before, larger_look(len(answer.records)))
-        if answer.error_code == OffsetOutOfRange.code:
+        if answer.error_code == OffsetOutOfRange.code and before < await self._offset_of(EARLIEST):
             return False  # what was taken has expired
         if not len(answer.records):
             await self._raise_unless_damaged(before, answer)
@@ -318,8 +318,11 @@ class _Look:
             raise RequestTimedOut(f"the source gives nothing of its remote store, at offset {offset}")
 
     async def _log_end(self) -> int:
-        ends = await self._cluster.list_offsets({self._key: LATEST})
-        return ends[self._key].offset
+        return await self._offset_of(LATEST)
+
+    async def _offset_of(self, end: int) -> int:
+        found = await self._cluster.list_offsets({self._key: end})
+        return found[self._key].offset
 
     async def _fetch(self, offset: int, size: int) -> FetchedPartition:
         """About `size` bytes of what the source has from `offset` on, and at least one batch."""

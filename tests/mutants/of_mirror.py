@@ -334,6 +334,17 @@ OF_MIRROR = (
         ),
     ),
     Mutant(
+        name="refused-look-before-a-hole-taken-for-expired",
+        promise="What a source says to be out of range has expired only where its log begins behind it.",
+        file="mirror/sources/survey.py",
+        rule="OffsetOutOfRange.code and before < await self._offset_of(EARLIEST):\n",
+        instead="OffsetOutOfRange.code:\n",
+        red=(
+            f"{UNIT}/test_batches_passed_over.py"
+            "::test_failed_look_at_what_stands_before_a_hole_does_not_speak_for_it",
+        ),
+    ),
+    Mutant(
         name="what-stands-before-a-hole-asked-for-by-its-end",
         promise="The batch before a hole is asked for by its base offset, where every source gives it.",
         file="mirror/sources/survey.py",

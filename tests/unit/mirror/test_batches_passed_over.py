@@ -99,7 +99,8 @@ def test_hole_is_carried_over_whatever_became_of_the_batch_before_it(
     for size in (SMALL, LARGE):
         log = dense(size, Tailed(24))
         del log.batches[TOO_LOW], log.true[TOO_LOW]
-        found, around = asyncio.run(carried(log, monkeypatch, looked=looked))
+        earliest = 10 if error is OffsetOutOfRange else 0
+        found, around = asyncio.run(carried(log, monkeypatch, looked=looked, earliest=earliest))
         assert around.events == []
         assert found == {offset: offset for offset in range(24) if offset not in (10, 11)}
 
@@ -107,7 +108,9 @@ def test_hole_is_carried_over_whatever_became_of_the_batch_before_it(
 @pytest.mark.safety
 @pytest.mark.parametrize("failing", [{0, 1, 2}, {1}], ids=["at first", "when it is asked twice"])
 @pytest.mark.parametrize(
-    "code", [NotLeaderOrFollower.code, CorruptMessage.code, 0], ids=["error", "damage", "nothing"]
+    "code",
+    [NotLeaderOrFollower.code, CorruptMessage.code, OffsetOutOfRange.code, 0],
+    ids=["error", "damage", "out of range, and it is not", "nothing"],
 )
 def test_failed_look_at_what_stands_before_a_hole_does_not_speak_for_it(
     monkeypatch: pytest.MonkeyPatch, failing: set[int], code: int

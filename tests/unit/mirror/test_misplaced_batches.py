@@ -126,12 +126,14 @@ async def carried(
     max_bytes: int = 1 << 20,
     began: int = 0,
     looked: Callable[[FetchPosition, FetchedPartition], FetchedPartition] = lambda _asked, given: given,
+    earliest: int = 0,
 ) -> tuple[dict[int, int], Around]:
     """What a mirror that skips damage carries, by the offset that it gives it: the true one; and its gaps.
-    `looked` gives what becomes of an answer that a look has asked for."""
+    `looked` gives what becomes of an answer that a look has asked for; `earliest`, where the source says that
+    its log begins."""
     pipeline, target, around = started(GapClass.CORRUPT, began=began)
     pipeline._walk = BatchWalk(MERGED_BELOW)
-    source = Source(OLD, latest=log.end)
+    source = Source(OLD, earliest, log.end)
 
     async def fetch(
         _cluster: object, _node: int, positions: Any, *, max_bytes: int, **_: object
