@@ -305,12 +305,16 @@ class Connection(asyncio.BufferedProtocol):
             async with asyncio.timeout_at(deadline):
                 await work
         except TimeoutError:
-            why = "others are before this one"
-            if left_ms := self.throttle_left_ms:
-                why = f"the server wants nothing more for another {left_ms:.0f} ms (a quota)"
-            elif self._is_full:
-                why = "the server takes nothing more"
-            raise RequestTimedOut(f"{self}: not sent within {timeout_ms:.0f} ms: {why}") from None
+            raise RequestTimedOut(f"{self}: {self.unsent(timeout_ms)}") from None
+
+    def unsent(self, timeout_ms: float) -> str:
+        """Why a request was not sent within its timeout, in words."""
+        why = "others are before this one"
+        if left_ms := self.throttle_left_ms:
+            why = f"the server wants nothing more for another {left_ms:.0f} ms (a quota)"
+        elif self._is_full:
+            why = "the server takes nothing more"
+        return f"not sent within {timeout_ms:.0f} ms: {why}"
 
     def _send(self, encode: Encoder, timeout_ms: float) -> _Waiting:
         waiting = _Waiting(self._take_correlation_id(), self._loop.create_future())
