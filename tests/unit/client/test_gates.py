@@ -7,8 +7,10 @@ import random
 
 import pytest
 
+from millrace.broker.client import gates as gates_module
 from millrace.broker.client.connection import Connection
 from millrace.broker.client.gates import Gates
+from millrace.broker.client.retry import BackOff
 from millrace.broker.errors import AccessRefused
 from millrace.broker.protocol.address import Address
 from tests.waiting import until_async as until
@@ -28,13 +30,18 @@ class Refusing:
         raise AccessRefused("agg", f"refused for the {self.count}. time")
 
 
-def test_who_has_no_time_to_wait_for_an_address_that_refused_hears_what_it_said() -> None:
+def test_who_has_no_time_to_wait_for_an_address_that_refused_hears_what_it_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gates_module, "REFUSED_BACK_OFF", BackOff(first_ms=3_600_000, limit_ms=3_600_000))
+
     async def main() -> None:
         gates, server = Gates(random.Random(7)), Refusing()
         with pytest.raises(AccessRefused):
             await gates.open(WHERE, server.connect)
-        with pytest.raises(AccessRefused, match=r"refused for the 1\. time"):
-            await gates.open(WHERE, server.connect, 1)
+        async with asyncio.timeout(30):
+            with pytest.raises(AccessRefused, match=r"refused for the 1\. time"):
+                await gates.open(WHERE, server.connect, 1)
         assert server.count == 1, "it was not time yet"
 
     asyncio.run(main())
