@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -29,6 +28,7 @@ from millrace.broker.config_file import ConfigText, ServerAddress, check_config,
 from millrace.broker.errors import ConfigError
 from millrace.broker.protocol.address import CONNECT_EXPECTED, parse_servers
 from millrace.broker.protocol.system_topics import AUDIT_TOPIC
+from millrace.broker.times import time_ms
 
 NAME_MARK = "@"  # in no topic's name
 DEFAULT_KEEP_MS = 30 * 86_400_000
@@ -38,10 +38,7 @@ _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _DURATION_EXPECTED = "a duration such as 60s, 10m or 1d"
 _MOST_MS = 100_000 * _UNIT_MS["d"]  # 273 years: what a timer takes
 _LONGEST = len(str(_MOST_MS))
-_FIRST_MS, _LAST_MS = 10**12, 10**13 - 1
-"""From 2001 to 2286: a shorter number would rather be a date, a year or seconds."""
 Names = TypeVar("Names", tuple[str, ...], list[str])
-_TIME_EXPECTED = "a time such as 2013-01-01T00:00:00Z, or milliseconds since 1970, which have 13 digits"
 SHOWN = 80
 """characters of an option's value in the line about it"""
 
@@ -55,30 +52,6 @@ def _duration_ms(value: Any) -> int:
     if len(digits) > _LONGEST or ms > _MOST_MS:
         raise ValueError(f"{_DURATION_EXPECTED}, at most {_MOST_MS // _UNIT_MS['d']}d")
     return ms
-
-
-def time_ms(value: Any) -> int:
-    """ISO 8601 (UTC unless it says otherwise) or milliseconds since 1970: 13 digits, or 0 for the beginning.
-    `20130101` and `2013` are refused, not taken for hours after 1970. Raises ValueError, whose text says what
-    was expected."""
-    if isinstance(value, str):
-        value = _time_of(value)
-    elif isinstance(value, date) and not isinstance(value, datetime):
-        value = datetime(value.year, value.month, value.day)
-    if isinstance(value, datetime):
-        return round((value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp() * 1000)
-    if type(value) is not int or not (value == 0 or _FIRST_MS <= value <= _LAST_MS):
-        raise ValueError(_TIME_EXPECTED)
-    return value
-
-
-def _time_of(text: str) -> datetime | int | None:
-    if text.isascii() and text.isdigit():
-        return int(text) if len(text) <= len(str(_LAST_MS)) else None
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError as problem:
-        raise ValueError(_TIME_EXPECTED) from problem
 
 
 def _grace_ms(value: Any) -> int:

@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from millrace.audit.config import NAME_MARK, SHOWN, AuditConfig, time_ms
+from millrace.audit.config import NAME_MARK, SHOWN, AuditConfig
 from millrace.audit.contract.group_counts import TIER_PREFIX
 from millrace.audit.contract.sequence_set import to_ranges
 from millrace.audit.keeping.state import StateFolder
@@ -49,6 +49,7 @@ from millrace.audit.runs.watermark_holds import ReportRows
 from millrace.audit.scanning.cell_rows import cells_of
 from millrace.audit.scanning.cells import Cell
 from millrace.broker.errors import ConfigError, MillraceError
+from millrace.broker.times import time_ms
 
 MOST_RANGES = 12
 ROWS_FILE = "reconciliation.parquet"

@@ -152,10 +152,16 @@ class Mirror:
         stopping = asyncio.get_running_loop().create_task(worker.stop())
         now = asyncio.get_running_loop().create_task(self._stop_now.wait())
         limit_s = drain_times(worker.config.drain_timeout_ms).total_s
-        await asyncio.wait([stopping, now], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        # What ends the carrying leaves nobody who could deliver: to wait on would be for nothing.
+        ends = [stopping, now, carrying]
+        await asyncio.wait(ends, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         for task in (stopping, now):
             task.cancel()
         await asyncio.wait([stopping, now])
+        if carrying.done():
+            raise _cause(carrying)
+        if not stopping.cancelled() and stopping.exception() is not None:
+            raise _cause(stopping)
 
     def _cluster(self, config: ClusterConfig, client_id: str) -> Cluster:
         return Cluster(
@@ -189,9 +195,9 @@ async def _serve(config: MirrorConfig, between: BetweenHook | None, path: Path |
     return await mirror.run()
 
 
-def _cause(carrying: asyncio.Task[None]) -> BaseException:
+def _cause(ended: asyncio.Task[None]) -> BaseException:
     """Why the worker ended: the fatal error among what its tasks raised, otherwise all of it."""
-    error = carrying.exception()
+    error = ended.exception()
     if isinstance(error, BaseExceptionGroup):
         fatal: BaseException | None = error.split(FatalError)[0]
         while isinstance(fatal, BaseExceptionGroup):

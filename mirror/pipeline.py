@@ -242,6 +242,7 @@ class PartitionPipeline:
     def position_written(self, position: Position) -> None:
         """`position` is durable (in a transactional lane: committed): the next owner goes on there."""
         self._written = position
+        self._gaps.on_record()
         self.progress.written(position.next_offset, position.leader_epoch)
         if Origin.of(position) != self.origin:  # more is known of the log since it was gathered (`adopt`)
             self.progress.write_again()
@@ -536,12 +537,13 @@ class PartitionPipeline:
         elif self._gaps.first is not open_gap:
             return  # one before it is still open: `_go_on` comes back to this one
         elif open_gap.resume is not None:
-            self._jump(open_gap.resume)
+            self._jump(open_gap, open_gap.resume)
         self._gaps.remove(open_gap)
         self._go_on()
 
-    def _jump(self, to: Resume) -> None:
+    def _jump(self, behind: OpenGap, to: Resume) -> None:
         if to.origin is not None or to.offset < self.progress.position:
+            self._gaps.went_back(to.offset if to.origin is None else 0, behind)
             topic_id = (to.origin or self.origin).topic_id
             self.runs.cut(to.offset, self._now_ms(), topic_id)
         self.progress.jump(to.offset, to.leader_epoch)

@@ -170,14 +170,22 @@ class Worker:
     async def _end(self, let_go: Callable[[], Awaitable[None]]) -> None:
         """Nothing new is fetched, what is under way is delivered, positions are written, and the seat is let
         go. Bounded by the drain timeout; what is not delivered by then is carried again by the next owner
-        (`handover` says what that is)."""
+        (`handover` says what that is). Whatever fails, the seat is let go all the same, or others would wait
+        for its session to end; the first failure is raised then."""
         self.is_stopping = True
-        # While the seat is held: a transaction is committed as a member, or not at all.
-        await self._release(list(self.owned.values()))
-        await let_go()
-        await self._release(list(self.owned.values()))
-        await self.delivery.close()
+        failures: list[Exception] = []
+        # First while the seat is held: a transaction is committed as a member, or not at all.
+        for step in (self._release_all, let_go, self._release_all, self.delivery.close):
+            try:
+                await step()
+            except Exception as error:
+                failures.append(error)
         self.is_assigned = False
+        if failures:
+            raise failures[0]
+
+    async def _release_all(self) -> None:
+        await self._release(list(self.owned.values()))
 
     def work_left(self) -> WorkLeft | None:
         """What an end, orderly or not, leaves to others; None: nothing."""
@@ -340,8 +348,9 @@ class Worker:
                 await self.delivery.settle(settled)
         except TimeoutError:
             log.warning("positions were not written in time; what follows them will be sent again")
-        for pipeline in pipelines:
-            self._drop(pipeline)
+        finally:
+            for pipeline in pipelines:
+                self._drop(pipeline)
 
     def _drop(self, pipeline: PartitionPipeline) -> None:
         if pipeline.state is State.CLOSED:

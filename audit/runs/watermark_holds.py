@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from millrace.audit.config import AuditConfig, time_ms
+from millrace.audit.config import AuditConfig
 from millrace.audit.contract.events import EventLedger, StreamFacts
 from millrace.audit.keeping.state import Commit, StateFolder
 from millrace.audit.keeping.untrusted_waivers import read_accepted, standing_accepted, told_untrusted
@@ -45,6 +45,7 @@ from millrace.audit.runs.reconciling import by_audited_topic
 from millrace.audit.runs.untrusted import Doubt, Doubts
 from millrace.audit.runs.watermarks import completeness_of
 from millrace.broker.errors import MillraceError
+from millrace.broker.times import time_ms
 
 ROWS_FILE, SUMMARY_FILE = "reconciliation.parquet", "summary.json"
 MOST_NAMED = 3  # streams, and kinds of what could not be trusted

@@ -23,9 +23,10 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError
 
-from millrace.audit.config import ZooKeeperConfig, time_ms
+from millrace.audit.config import ZooKeeperConfig
 from millrace.audit.reconciliation.verdict_rows import iso_time
 from millrace.broker.errors import ZooKeeperUnreachable
+from millrace.broker.times import time_ms
 
 _MOST_TRIES = 10
 

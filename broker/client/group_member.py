@@ -449,6 +449,7 @@ class GroupMember:
     def _forget_seat(self) -> None:
         self.member_id = ""
         self.generation = -1
+        self.is_leader = False
         self._may_sit_by_name = False
         self._left_waiting = False
 

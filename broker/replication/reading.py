@@ -34,16 +34,13 @@ def bounds_of(local: LocalPartition) -> PartitionRead:
     return PartitionRead(local.replica.high_watermark, local.last_stable_offset, local.log.start_offset)
 
 
-def divergence(
-    local: LocalPartition, offset: int, last_fetched_epoch: int, *, strict: bool
-) -> tuple[int, int] | None:
-    """Where the reader's history parts from the leader's; None while they agree (KIP-595). `strict`: a
-    history that cannot be compared is out of range, as a follower must not go on from there."""
+def divergence(local: LocalPartition, offset: int, last_fetched_epoch: int) -> tuple[int, int] | None:
+    """Where the reader's history parts from the leader's; None while they agree (KIP-595). Raises
+    OffsetOutOfRange where they cannot be compared, for a consumer as for a follower (as Apache Kafka does):
+    of a log that is older than what was read from it, what stands behind that is something else."""
     epoch, end_offset = local.log.leader_epochs.end_offset_for(last_fetched_epoch, local.log.end_offset)
     if epoch == NO_EPOCH:
-        if strict:
-            raise OffsetOutOfRange(f"leader epoch {last_fetched_epoch} is not known here")
-        return None
+        raise OffsetOutOfRange(f"leader epoch {last_fetched_epoch} is not known here")
     return (epoch, end_offset) if epoch < last_fetched_epoch or end_offset < offset else None
 
 

@@ -333,7 +333,7 @@ class ReplicaManager:
         if follower is not None:
             progress = replica.check_follower(follower.broker_id, current_leader_epoch, follower.broker_epoch)
         if last_fetched_epoch != NO_EPOCH and offset >= partition_log.start_offset:
-            diverging = divergence(local, offset, last_fetched_epoch, strict=follower is not None)
+            diverging = divergence(local, offset, last_fetched_epoch)
             if diverging is not None:
                 return bounds_of(local)._replace(diverging=diverging)
         end_offset = partition_log.end_offset

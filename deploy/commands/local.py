@@ -26,7 +26,7 @@ NOT_RUNNING_STATUS = 1
 
 @app.command("up")
 def up(file: SandboxFile = None, data: DataFolder = None) -> None:
-    """Start what does not run yet; returns when all of it serves."""
+    """Start what does not run yet, and a drained mirror worker again; returns when all of it serves."""
     from millrace.deploy.local.sandbox import Sandbox
 
     sandbox = Sandbox.from_file(file, data, say=lambda line: typer.echo(line, err=True))

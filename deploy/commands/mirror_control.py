@@ -53,6 +53,12 @@ class SomeDidNotAnswer(FatalError):
     exit_status = 2
 
 
+class AllDrained(FatalError):
+    """Nothing is carried, although all is as it was told to be."""
+
+    exit_status = 2
+
+
 def register(app: typer.Typer) -> None:
     """Adds the commands to `millrace mirror`."""
     for name, command in (
@@ -80,7 +86,7 @@ def status(
 ) -> None:
     """Show the whole mirror, worst first: lag, throughput, and what is stopped with what to do about it.
 
-    Ends with 2 when a worker did not answer: what is shown is then not the whole.
+    Ends with 2 when a worker did not answer (what is shown is then not the whole), or all are drained.
     """
     form = chosen(output, as_json)
     worker = find_worker(config, url)
@@ -89,6 +95,8 @@ def status(
         _show(document, form)
         if lines := view.silent(document):
             raise SomeDidNotAnswer(f"{len(lines)} of {len(document['workers'])} workers did not answer")
+        if view.is_drained(document):
+            raise AllDrained(view.NOTHING_CARRIED)
         return
     while True:
         _show_again(worker, form)

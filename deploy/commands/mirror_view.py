@@ -27,6 +27,14 @@ _GROUP_STATES = {
     "ahead_on_target": "further on at the target",
 }
 
+NOTHING_CARRIED = (
+    "nothing is carried: every worker that answers is drained; start one, unless one was started since"
+)
+OLD_CREW = (
+    "the worker that was asked is drained: it names the workers of when it left, and none that came later; "
+    "ask another"
+)
+
 Style = Callable[[str, str], str]
 """(text, colour) → text: how a terminal shows a colour; plain text stays as it is."""
 
@@ -113,6 +121,13 @@ def stopped_partitions(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return sorted(waiting, key=lambda each: (each["source"], each["topic"], each["partition"]))
 
 
+def is_drained(document: Mapping[str, Any]) -> bool:
+    """Whether every worker that answered is drained: nothing is known to be carried. What was started since
+    they left, none of them knows."""
+    statuses = answered(document)
+    return bool(statuses) and all(status["draining"] for status in statuses)
+
+
 def is_starting(document: Mapping[str, Any]) -> bool:
     """Whether a worker that answered has not all of its share yet."""
     return any(_is_starting(status) for status in answered(document))
@@ -175,6 +190,8 @@ def overall(document: Mapping[str, Any]) -> tuple[str, str]:
     statuses = answered(document)
     if not statuses:
         return "no worker answers", "red"
+    if is_drained(document):
+        return "drained", "red"
     if any(_is_down(status["target"]) for status in statuses):
         return "target down", "red"
     if count := len(stopped_partitions(document)):
@@ -190,6 +207,10 @@ def overall(document: Mapping[str, Any]) -> tuple[str, str]:
 
 def _problems(document: Mapping[str, Any]) -> Iterable[str]:
     yield from silent(document)
+    if is_drained(document):
+        yield NOTHING_CARRIED
+    if document.get("crew_is_old"):
+        yield OLD_CREW
     for status in answered(document):
         if _is_down(status["target"]):
             yield f"{status['url']} cannot reach target {_why(status['target'])}"
@@ -254,7 +275,11 @@ def _why(cluster: Mapping[str, Any]) -> str:
 
 def _limits(document: Mapping[str, Any]) -> list[str]:
     statuses = answered(document)
-    paused = sorted({scope for status in statuses for scope in status["paused"]})
+    resumed = {scope: parts for status in statuses for scope, parts in status.get("resumed", {}).items()}
+    paused = [
+        scope + (f" (but not {', '.join(resumed[scope])})" if scope in resumed else "")
+        for scope in sorted({scope for status in statuses for scope in status["paused"]})
+    ]
     rates = {
         each["cluster"]: each["throttle_bytes_per_second"]
         for status in statuses

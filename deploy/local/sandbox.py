@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import http.client
+import json
 import os
 import shutil
 import signal
@@ -50,6 +51,8 @@ ANSWER_TIMEOUT_S = 2.0
 MIRROR_SESSION_TIMEOUT_MS = 5_000
 LEFT_OVER = "left over"
 """The state of a service that runs and that the description does not name."""
+DRAINED = "drained"
+"""The state of a mirror's worker that lives, carries nothing and never will again."""
 
 # What suits many brokers on one small machine; a cluster's own settings lie over these.
 BROKER_SETTINGS: dict[str, str | int | bool] = {
@@ -74,6 +77,7 @@ class Service:
     address: str
     prepare: Callable[[], list[str]]
     answers: Callable[[], bool]
+    is_drained: Callable[[], bool] = lambda: False
 
 
 class Sandbox:
@@ -121,17 +125,20 @@ class Sandbox:
         return self.folder / "logs" / f"{name}.log"
 
     def up(self, *, only_tiers: Sequence[int] = (0, 1, 2)) -> list[str]:
-        """Starts what does not run and waits until it serves; returns the names of what it started."""
+        """Starts what does not run, and again what is drained, and waits until all of it serves; returns the
+        names of what it started."""
         make_folders(self.folder)
         started: list[str] = []
         with self._lock():
             try:
                 for tier in only_tiers:
-                    names = [service.name for service in self._tier(tier) if not self._living(service.name)]
-                    for name in names:
-                        started.append(name)
-                        self._spawn(self._services[name])
-                    self._wait_until_serving(names)
+                    services = self._tier(tier)
+                    self._stop([each.name for each in services if self._is_drained(each)])
+                    for service in services:
+                        if not self._living(service.name):
+                            started.append(service.name)
+                            self._spawn(service)
+                    self._wait_until_serving([each.name for each in services])
             except BaseException:
                 self._stop(started)
                 raise
@@ -158,16 +165,22 @@ class Sandbox:
             return self._stop([*self._services, *self._left_over()])
 
     def status(self) -> list[dict[str, Any]]:
-        """One row a service: `state` is serving, starting (no answer yet), stopped, or LEFT_OVER."""
+        """One row a service: `state` is serving, starting (no answer yet), DRAINED, stopped, or LEFT_OVER."""
         rows = []
         for service in self._services.values():
             identity = self._living(service.name)
-            state = "stopped" if identity is None else "serving" if service.answers() else "starting"
-            rows.append(self._row(service.name, state, identity, service.address))
+            rows.append(self._row(service.name, self._state(service), identity, service.address))
         for name in self._left_over():
             if identity := self._living(name):
                 rows.append(self._row(name, LEFT_OVER, identity, ""))
         return rows
+
+    def _state(self, service: Service) -> str:
+        if not self._living(service.name):
+            return "stopped"
+        if service.answers():
+            return "serving"
+        return DRAINED if service.is_drained() else "starting"
 
     def _row(
         self, name: str, state: str, identity: processes.ProcessIdentity | None, address: str
@@ -218,12 +231,16 @@ class Sandbox:
         waiting = list(names)
         while waiting:
             for name in waiting:
-                status = self._children[name].poll()
+                child = self._children.get(name)
+                status = None if child is None else child.poll()
                 if status is not None:
                     raise FatalError(f"{name} ended with status {status}: {self.last_words(name)}")
+                if child is None and not self._living(name):
+                    raise FatalError(f"{name} ended: {self.last_words(name)}")
             waiting = [name for name in waiting if not self._services[name].answers()]
             lasts_s = time.monotonic() - began
-            compiling = [name for name in waiting if self._services[name].tier > 0]
+            started = [name for name in waiting if name in self._children]
+            compiling = [name for name in started if self._services[name].tier > 0]
             if compiling and not is_slow and lasts_s > SLOW_START_S:
                 is_slow = True
                 self._say(f"still starting {', '.join(compiling)}: {WHY_SLOW}")
@@ -231,7 +248,7 @@ class Sandbox:
                 name = waiting[0]
                 where = self._services[name].address
                 raise FatalError(
-                    f"{name} does not answer at {where} in {START_TIMEOUT_S:.0f} s: {self.last_words(name)}"
+                    f"{name} does not serve at {where} after {START_TIMEOUT_S:.0f} s: {self.last_words(name)}"
                 )
             if waiting:
                 time.sleep(READY_POLL_S)
@@ -257,6 +274,10 @@ class Sandbox:
             if not self._living(name):
                 self._process_file(name).remove()
         return stopped
+
+    def _is_drained(self, service: Service) -> bool:
+        """Whether it lives and will never serve again."""
+        return self._living(service.name) is not None and service.is_drained()
 
     def _reap(self, name: str) -> None:
         child = self._children.pop(name, None)
@@ -343,7 +364,14 @@ class Sandbox:
             config = self._write_config(name, self._mirror_config(mirror, address))
             return self._mirror_command(config, name)
 
-        return Service(name, 2, address, prepare, answers=lambda: _answers_ready(address))
+        return Service(
+            name,
+            2,
+            address,
+            prepare,
+            answers=lambda: _ask_mirror(address, "/readyz") is not None,
+            is_drained=lambda: _says_drained(address),
+        )
 
     def _mirror_config(self, mirror: MirrorSpec, control: str) -> dict[str, Any]:
         topics: dict[str, Any] = {"include": mirror.topics.include, "exclude": mirror.topics.exclude}
@@ -413,13 +441,24 @@ def _answers_requests(address: str) -> bool:
         return False
 
 
-def _answers_ready(address: str) -> bool:
+def _says_drained(address: str) -> bool:
+    """Whether a mirror's worker has given its work up; one that does not answer has not said so."""
+    try:
+        status = json.loads(_ask_mirror(address, "/status") or b"{}")
+    except ValueError:
+        return False
+    return isinstance(status, dict) and status.get("draining") is True
+
+
+def _ask_mirror(address: str, path: str) -> bytes | None:
+    """The answer of a mirror's worker; None where it is none, or another status than 200."""
     host, port = Address.parse(address)
     connection = http.client.HTTPConnection(host, port, timeout=ANSWER_TIMEOUT_S)
     try:
-        connection.request("GET", "/readyz")
-        return connection.getresponse().status == 200
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.read() if answer.status == 200 else None
     except (OSError, http.client.HTTPException):
-        return False
+        return None
     finally:
         connection.close()

@@ -14,6 +14,7 @@ import asyncio
 import json
 import socket
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -22,8 +23,9 @@ from typing import Any
 import structlog
 from pydantic import BaseModel, ValidationError
 
+from millrace.broker.client.groups import describe_group
 from millrace.broker.client.security import SecretUnreadable
-from millrace.broker.errors import ConfigError
+from millrace.broker.errors import ConfigError, MillraceError
 from millrace.broker.expectations import expectation
 from millrace.broker.protocol.address import Address
 from millrace.broker.wording import count_of
@@ -53,6 +55,8 @@ log = structlog.get_logger("millrace.mirror.control.control")
 
 # How long a wish may take to become a record on the target.
 WISH_TIMEOUT_S = 5.0
+# How long the target may take to say who is left in the mirror's group.
+GROUP_TIMEOUT_S = 5.0
 # The whole mirror is asked at most this often, however many pages are open.
 MIRROR_MAX_AGE_S = 1.0
 
@@ -150,8 +154,11 @@ class Control:
         return text_response("ok")
 
     async def _readiness(self, _: None) -> Response:
-        is_ready = self._worker.status.is_ready() and not self._operators.is_draining
-        if is_ready:
+        if self._operators.is_draining:
+            is_done = self._draining is not None and self._draining.done()
+            word = "drained: it carries nothing and can be ended" if is_done else "it is being drained"
+            return text_response(f"not ready; {word}", 503)
+        if self._worker.status.is_ready():
             return text_response("ready")
         return text_response("; ".join(["not ready", *self._worker.status.waits_for()]), 503)
 
@@ -170,18 +177,24 @@ class Control:
 
     async def _ask_workers(self) -> dict[str, Any]:
         own = self._worker.status.document()
+        crew = self._operators.crew.workers
+        at = Counter(peer.url for peer in crew)
         others = [
             peer
-            for peer in self._operators.crew.workers
-            # What a drained worker knows is the crew of when it was one of it.
-            if peer.id != own["member"] and not (own["draining"] and peer.url == own["url"])
+            for peer in crew
+            # The crew is that of the last rebalance: this worker may have another id since, or none.
+            if peer.id != own["member"]
+            and (peer.url != own["url"] or (at[peer.url] > 1 and not own["draining"]))
         ]
-        answers = await asyncio.gather(*(self._ask(peer) for peer in others))
+        answers = await asyncio.gather(*(self._ask(peer, has_own_url=at[peer.url] == 1) for peer in others))
         mine = {"id": own["member"], "url": own["url"], "status": own, "error": None}
         workers = sorted([mine, *answers], key=lambda each: str(each["url"]))
-        return {"mirror": own["mirror"], "workers": workers}
+        return {"mirror": own["mirror"], "crew_is_old": own["draining"], "workers": workers}
 
-    async def _ask(self, peer: Peer) -> dict[str, Any]:
+    async def _ask(self, peer: Peer, *, has_own_url: bool) -> dict[str, Any]:
+        """`has_own_url`: no other worker names the same, as those of several machines do that all say
+        127.0.0.1. Then whoever answers there under it is this one, also without its member id: it was
+        drained, or has joined again since the crew was told."""
         answer: dict[str, Any] = {"id": peer.id, "url": peer.url, "status": None, "error": None}
         if peer.url is None:
             return answer | {"error": "it has not said where it answers (another version?)"}
@@ -189,7 +202,15 @@ class Control:
             status = await get_json(f"{peer.url}/status")
         except NoAnswer as error:
             return answer | {"error": str(error)}
-        if not isinstance(status, dict) or status.get("member") != peer.id:
+        is_this_one = isinstance(status, dict) and (
+            status.get("member") == peer.id
+            or (
+                has_own_url
+                and status.get("url") == peer.url
+                and status.get("mirror") == self._worker.config.name
+            )
+        )
+        if not is_this_one:
             reason = "another worker answers there: is it on another machine? set its control.advertised"
             return answer | {"error": reason}
         return answer | {"status": status}
@@ -297,15 +318,26 @@ class Control:
     # --- this process alone ----------------------------------------------------------------------
 
     async def _drain(self, _: BaseModel) -> Response:
-        count = len(self._worker.owned)
+        count, seat = len(self._worker.owned), self._worker.member.member_id
         if self._draining is None:
             # A task of its own: the drain goes on when the one who asked for it goes away.
             self._operators.is_draining = True
             self._draining = asyncio.get_running_loop().create_task(self._worker.drain())
         await asyncio.shield(self._draining)
-        if (left := self._worker.work_left()) is not None:
-            return _done(f"{left}; the process can be ended")
-        return _done(f"drained: {count_of(count, 'partition')} given up; the process can be ended")
+        left = self._worker.work_left()
+        parts = [f"drained: {count_of(count, 'partition')} given up" if left is None else str(left)]
+        if await self._nobody_else(seat):
+            parts.append("no other worker is in the mirror's group: nothing is carried until one is started")
+        return _done("; ".join([*parts, "the process can be ended"]))
+
+    async def _nobody_else(self, seat: str) -> bool:
+        """Whether the mirror's group is known to have no member but the one that has left `seat`."""
+        try:
+            async with asyncio.timeout(GROUP_TIMEOUT_S):
+                group = await describe_group(self._worker.target, self._worker.config.group_id)
+        except (MillraceError, TimeoutError):
+            return False
+        return all(each.member_id == seat for each in group.members)
 
     async def _reload(self, _: BaseModel) -> Response:
         if self._config_path is None:

@@ -20,12 +20,14 @@ from what the worker owns.
     millrace_mirror_open_gaps{source}                     partitions stopped, or about to skip, at a gap
     millrace_mirror_gaps_total{source,class}              gaps met, each counted once
     millrace_mirror_partitions{source,state}
-    millrace_mirror_source_up{source}, millrace_mirror_target_up{target},
+    millrace_mirror_source_up{source}, millrace_mirror_target_up{target}
+                                                          (absent without a share of the work),
     millrace_mirror_produce_retries_total{target}
     millrace_mirror_source_throttled_seconds_total{source}, _target_throttled_seconds_total{target}
                                                           by quotas of the cluster, summed over connections
     and those of `operators`: millrace_mirror_info{mirror,target,delivery,version}, _ready, _workers,
-    _in_flight_bytes, _in_flight_limit_bytes, _paused_partitions{source}, _throttle_bytes_per_second{source}
+    _in_flight_bytes, _in_flight_limit_bytes, _paused_partitions{source,topic,partition} (1 or 0),
+    _throttle_bytes_per_second{source}
 
 There is no label for the mirror: its workers are the targets of one scrape job.
 

@@ -7,7 +7,6 @@ parts are `sight`'s.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import asdict
 from functools import cache
 from importlib.metadata import version
@@ -76,7 +75,7 @@ class WorkerStatus:
         """That of /status."""
         worker = self._worker
         member, target, operators = worker.member, worker.target, worker.operators
-        now_ms = worker.now_ms()
+        now_ms, paused = worker.now_ms(), operators.wishes.paused_scopes
         return {
             "mirror": worker.config.name,
             "ready": self.is_ready(),
@@ -111,7 +110,10 @@ class WorkerStatus:
             "url": operators.url,
             "at_ms": now_ms,
             "draining": operators.is_draining,
-            "paused": [str(scope) for scope in operators.wishes.paused_scopes],
+            "paused": [str(scope) for scope in paused],
+            "resumed": {
+                str(scope): [str(each) for each in resumed] for scope, resumed in paused.items() if resumed
+            },
             "topics": self._rates(),
             "internal_topics": left_out_rows(worker.readers.values()),
         }
@@ -122,12 +124,7 @@ class WorkerStatus:
         target = {"target": worker.target.name}
         refused = len(worker.discovery.guard.refusals())
         return [
-            (
-                "millrace_mirror_target_up",
-                "Whether the target answers",
-                target,
-                float(self._is_connected),
-            ),
+            *self._target_gauges(target),
             (
                 "millrace_mirror_produce_retries_total",
                 "Batches sent again",
@@ -147,6 +144,15 @@ class WorkerStatus:
             *self._wish_gauges(),
             *worker.group_sync.gauges(),
         ]
+
+    def _target_gauges(self, target: dict[str, str]) -> list[GaugeRow]:
+        """Nothing where this worker asks it for nothing, drained or without a share: it cannot say then that
+        the target is away."""
+        if self._worker.operators.is_draining or self._is_target_unknown:
+            return []
+        up = float(self._is_connected)
+        text = "Whether the target answers; absent while this worker asks it for nothing"
+        return [("millrace_mirror_target_up", text, target, up)]
 
     def _own_gauges(self) -> list[GaugeRow]:
         worker = self._worker
@@ -189,20 +195,19 @@ class WorkerStatus:
         ]
 
     def _wish_gauges(self) -> list[GaugeRow]:
-        """What operators want of each source."""
+        """What operators want of each partition and source."""
         worker, wishes = self._worker, self._worker.operators.wishes
-        rows: list[GaugeRow] = []
-        paused = Counter(partition.source for partition in worker.owned if wishes.is_paused(partition))
+        rows: list[GaugeRow] = [
+            (
+                "millrace_mirror_paused_partitions",
+                "1 where an operator paused the partition, otherwise 0",
+                {"source": each.source, "topic": each.topic, "partition": str(each.partition)},
+                float(wishes.is_paused(each)),
+            )
+            for each in sorted(worker.owned)
+        ]
         for name in worker.readers:
             source = {"source": name}
-            rows.append(
-                (
-                    "millrace_mirror_paused_partitions",
-                    "Partitions that an operator paused",
-                    source,
-                    float(paused[name]),
-                )
-            )
             rate = wishes.rate_of(name)
             if rate is not None:
                 rows.append(

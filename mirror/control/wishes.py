@@ -70,6 +70,17 @@ class Scope:
             and self.partition in (None, other.partition)
         )
 
+    def overlaps(self, other: Scope) -> bool:
+        """Whether there may be a partition that both are about."""
+        return all(
+            mine is None or its is None or mine == its
+            for mine, its in (
+                (self.source, other.source),
+                (self.topic, other.topic),
+                (self.partition, other.partition),
+            )
+        )
+
     def __str__(self) -> str:
         """As the command line takes it: `ewr`, `ewr/flights`, `ewr/flights:0`, `*/flights`, `all`."""
         if self == Scope():
@@ -134,9 +145,18 @@ class Wishes:
         return self._skips.get(gap.partition) == (gap.from_offset, gap.gap_class.value)
 
     @property
-    def paused_scopes(self) -> list[Scope]:
-        """What was said to pause, and not taken back in the same words."""
-        return sorted((scope for scope, paused in self._pauses.items() if paused), key=str)
+    def paused_scopes(self) -> dict[Scope, list[Scope]]:
+        """What was said to pause and not taken back as a whole, in order, each with what was later let go on
+        of it. Of that, what was paused again stands for itself."""
+        said = list(self._pauses.items())
+        found = {}
+        for at, (scope, paused) in enumerate(said):
+            resumed = [
+                other for other, is_paused in said[at + 1 :] if not is_paused and scope.overlaps(other)
+            ]
+            if paused and not any(other.contains(scope) for other in resumed):
+                found[scope] = sorted(resumed, key=str)
+        return dict(sorted(found.items(), key=lambda each: str(each[0])))
 
     @property
     def skipped_partitions(self) -> Mapping[SourcePartition, int]:

@@ -1,14 +1,23 @@
 """Delivery at least once: one idempotent producer, positions written every so often for what is acknowledged.
 
 Made by `worker`. A worker that is killed leaves records behind its last written position; they come again.
+
+The newest position of a partition counts, so whoever had it before must not write behind its new owner. Who
+hears that its seat is lost gives up what it is writing. A request that was on its way then may still be
+taken, so a new owner writes its positions once more when that is over: else one that stands still, in a
+partition where nothing comes any more, would leave the older one to the next.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
+from typing import Any
+
+import structlog
 
 from millrace.broker.client.cluster import Cluster
+from millrace.broker.errors import UnknownMemberId
 from millrace.broker.protocol.mirror_positions import Position
 from millrace.mirror.config import MirrorConfig
 from millrace.mirror.delivery.checkpoints import Positions, encode_records
@@ -18,9 +27,16 @@ from millrace.mirror.delivery.sink import Sink
 from millrace.mirror.delivery.system_records import SystemRecords
 from millrace.mirror.delivery.transaction import Seat
 from millrace.mirror.pipeline import PartitionPipeline
+from millrace.mirror.steady import steady_ms
 from millrace.mirror.topics.own_topics import OFFSET_MAP, POSITIONS
 from millrace.mirror.topics.routes import SourcePartition
 from millrace.mirror.troubles import Failure
+
+log = structlog.get_logger("millrace.mirror.delivery.at_least_once")
+
+# Longer than a request's answer is waited for, so its connection is given up: what a former owner has sent
+# is taken by then, but for what a network holds back for longer.
+LATE_WRITES_MS = 20_000
 
 
 class AtLeastOnce:
@@ -36,14 +52,18 @@ class AtLeastOnce:
         keeper: PositionsKeeper,
         system: SystemRecords,
         now_ms: Callable[[], int],
+        steady_ms: Callable[[], int] = steady_ms,
     ) -> None:
         self._interval_ms = config.position_interval_ms
         self._keeper = keeper
         self._system = system
         self._now_ms = now_ms
         self._sink = Sink(target, now_ms)
+        self._steady_ms = steady_ms
         self._pipelines: set[PartitionPipeline] = set()
+        self._taken_over: dict[PartitionPipeline, int] = {}  # when late writes are over, by the steady clock
         self._writing = asyncio.Lock()
+        self._writes: set[asyncio.Task[None]] = set()
 
     @property
     def sinks(self) -> Collection[Sink]:
@@ -65,15 +85,24 @@ class AtLeastOnce:
 
     def began(self, pipeline: PartitionPipeline) -> None:
         self._pipelines.add(pipeline)
+        self._taken_over[pipeline] = self._steady_ms() + LATE_WRITES_MS
 
     async def settle(self, pipelines: Iterable[PartitionPipeline]) -> None:
-        await self._write(pipelines)
+        try:
+            await self._as_member(self._write(pipelines))
+        except UnknownMemberId as error:
+            log.debug("positions are not written", reason=str(error))
 
     def left(self, pipeline: PartitionPipeline) -> None:
         self._pipelines.discard(pipeline)
+        self._taken_over.pop(pipeline, None)
 
     async def lost(self) -> None:
-        return
+        writes = list(self._writes)
+        for write in writes:
+            write.cancel()
+        if writes:
+            await asyncio.wait(writes)
 
     async def close(self) -> None:
         return
@@ -82,7 +111,7 @@ class AtLeastOnce:
         return await self._keeper.read()
 
     async def record_start(self, partition: SourcePartition, position: Position) -> None:
-        await self._write_positions(encode_records([(partition, position)]))
+        await self._as_member(self._write_positions(encode_records([(partition, position)])))
 
     async def fence(self, slots: Mapping[int, int], timeout_s: float) -> dict[int, int]:
         return {}
@@ -96,7 +125,31 @@ class AtLeastOnce:
     async def _keep_positions(self) -> None:
         while True:
             await asyncio.sleep(self._interval_ms / 1000)
-            await self._write(list(self._pipelines))
+            self._write_again()
+            await self.settle(list(self._pipelines))
+
+    def _write_again(self) -> None:
+        """Of partitions that somebody else may have had until now, once."""
+        now_ms = self._steady_ms()
+        for pipeline, over_at_ms in list(self._taken_over.items()):
+            if pipeline.has_begun and over_at_ms <= now_ms:
+                del self._taken_over[pipeline]
+                pipeline.progress.write_again()
+
+    async def _as_member(self, write: Coroutine[Any, Any, None]) -> None:
+        """Raises UnknownMemberId when the seat is lost meanwhile: others may own the partitions by then."""
+        task = asyncio.get_running_loop().create_task(write)
+        self._writes.add(task)
+        try:
+            await asyncio.wait([task])
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait([task])
+            self._writes.discard(task)
+        if task.cancelled():
+            raise UnknownMemberId("the seat in the mirror's group was lost while positions were written")
+        task.result()
 
     async def _write(self, pipelines: Iterable[PartitionPipeline]) -> None:
         async with self._writing:

@@ -404,6 +404,8 @@ class Sink:
 
         if error is not None and outcome is not Outcome.REFUSED:  # that one is a gap, or is cut
             self.failures.failed(target, f"the target refuses {target}: {error}", now_ms)
+        elif answer is None:
+            self.failures.failed(target, f"at the target the leader of {target} does not answer", now_ms)
         random_unit = 0.5 if outcome is Outcome.ACKNOWLEDGED else self._random.random()
         result = lane.answered(
             outgoing, outcome, self._steady_ms(), random_unit=random_unit, on_refused=on_refused
@@ -460,6 +462,8 @@ class Sink:
                         leader = metadata.leader(target.topic, target.partition)
                         if leader is None:
                             self._leaders.pop(target, None)
+                            reason = f"the target names no leader of {target}, or does not have it"
+                            self.failures.failed(target, reason, self._now_ms())
                         else:
                             self._leaders[target] = leader
                 self._schedule()

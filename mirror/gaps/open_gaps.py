@@ -4,7 +4,8 @@ Held by `pipeline`, which stops at them or lets them pass. They stand in the ord
 that lie in a fetched stretch, then at most one at the fetch offset, behind everything that was fetched.
 
 A gap is forgotten when what it lies in is forgotten (an aborted transaction, another try): it will be met
-again, and recorded under the same key. What an operator let pass is remembered, so nobody is asked twice.
+again, and recorded under the same key. What an operator let pass is remembered, so nobody is asked twice, but
+not where fetching goes back over it or on in another log: other records have its offsets then.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class OpenGaps:
     def __init__(self) -> None:
         self._open: list[OpenGap] = []
         self._let_pass: list[Gap] = []
+        self._went_back_by: Gap | None = None
 
     def __contains__(self, open_gap: OpenGap) -> bool:
         return open_gap in self._open
@@ -89,11 +91,27 @@ class OpenGaps:
         stopping.stops = False
         self._let_pass.append(stopping.gap)
 
+    def went_back(self, offset: int, by: OpenGap) -> None:
+        """Behind `by` fetching goes on at `offset`, where other records stand now (0: in another log). Until
+        that is on record `by` itself may be met again."""
+        self._let_pass = [each for each in self._let_pass if each.to_offset <= offset or _tells(each, by.gap)]
+        self._went_back_by = by.gap
+
+    def on_record(self) -> None:
+        """A position is, of after `went_back`: whatever looks like that gap is another one."""
+        if (by := self._went_back_by) is not None:
+            self._let_pass = [each for each in self._let_pass if not _tells(each, by)]
+            self._went_back_by = None
+
     def was_let_pass(self, gap: Gap) -> bool:
         """Whether `gap` lies within one of its class and topic that an operator let pass."""
-        return any(
-            (gap.gap_class, gap.topic_id) == (told.gap_class, told.topic_id)
-            and told.from_offset <= gap.from_offset
-            and gap.to_offset <= told.to_offset
-            for told in self._let_pass
-        )
+        return any(_tells(told, gap) for told in self._let_pass)
+
+
+def _tells(told: Gap, gap: Gap) -> bool:
+    """Whether what was said of `told` holds for `gap`."""
+    return (
+        (gap.gap_class, gap.topic_id) == (told.gap_class, told.topic_id)
+        and told.from_offset <= gap.from_offset
+        and gap.to_offset <= told.to_offset
+    )

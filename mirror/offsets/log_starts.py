@@ -10,14 +10,15 @@ from millrace.mirror.topics.routes import TargetPartition
 
 
 async def log_starts(target: Cluster, partitions: Collection[TargetPartition]) -> dict[TargetPartition, int]:
-    """Their first offsets; what the target does not have (now) is left out. Raises what it says."""
+    """Their first offsets; what the target does not have (now), or has no leader of, is left out. Raises what
+    it says."""
     if not partitions:
         return {}
     view = await target.metadata(sorted({each.topic for each in partitions}), max_age_ms=0)
     there = {
         (each.topic, each.partition): EARLIEST
         for each in partitions
-        if each.topic in view.topics and each.partition in view.topics[each.topic].partitions
+        if view.leader(each.topic, each.partition) is not None
     }
     begins = await target.list_offsets(there) if there else {}
     return {TargetPartition(*key): found.offset for key, found in begins.items()}

@@ -21,7 +21,7 @@ from typing import TypeAlias
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.group_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from millrace.broker.client.groups import describe_group
-from millrace.broker.client.offsets import EARLIEST, LATEST
+from millrace.broker.client.offsets import EARLIEST, LATEST, ListedOffset
 from millrace.broker.errors import FatalError, NonEmptyGroup, UnknownTopicOrPartition
 from millrace.broker.protocol.mirror_positions import NO_TOPIC_ID
 from millrace.broker.protocol.topic_partition import TopicPartition
@@ -51,6 +51,7 @@ class Outcome(StrEnum):
     MERGED = "merged"
     ANOTHER_LOG = "another log"
     NOT_CARRIED = "not carried"
+    NO_LEADER = "no leader"
     UNREADABLE = "unreadable"
     NOTHING = "nothing carried"  # on the way only: the target's log has the answer
 
@@ -138,17 +139,17 @@ class Translator:
         """Fills in what the group has left to read: records of the source, offsets of the target."""
         for source in {row.source.source for row in rows}:
             of_source = [row for row in rows if row.source.source == source]
-            keys = {(row.source.topic, row.source.partition): LATEST for row in of_source}
-            ends = await self._sources[source].list_offsets(keys, read_committed=True)
-            for row in of_source:
-                end = ends[row.source.topic, row.source.partition].offset
-                row.lag = max(0, end - row.committed.offset)
+            keys = [(row.source.topic, row.source.partition) for row in of_source]
+            ends = await _ends(self._sources[source], keys)
+            for row, key in zip(of_source, keys, strict=True):
+                if key in ends:
+                    row.lag = max(0, ends[key].offset - row.committed.offset)
         found = [row for row in rows if row.target_offset is not None]
-        keys = {(row.target.topic, row.target.partition): LATEST for row in found}
-        ends = await self._target.list_offsets(keys, read_committed=True) if keys else {}
-        for row in found:
-            end = ends[row.target.topic, row.target.partition].offset
-            row.target_lag = max(0, end - (row.target_offset or 0))
+        keys = [(row.target.topic, row.target.partition) for row in found]
+        ends = await _ends(self._target, keys)
+        for row, key in zip(found, keys, strict=True):
+            if key in ends:
+                row.target_lag = max(0, ends[key].offset - (row.target_offset or 0))
 
     # --- one partition ---------------------------------------------------------------------------
 
@@ -267,17 +268,21 @@ class Translator:
         return {each: ids.get((each.source, each.topic), NO_TOPIC_ID) for each in partitions}
 
     async def _compare_with_target(self, rows: Iterable[Row]) -> None:
-        """Takes back what the target's log does not hold (any more); finds a place where the map knows of
-        nothing: the beginning of the log, which is exact where that is empty."""
+        """Takes back what the target's log does not hold (any more), or nobody can be asked about; finds a
+        place where the map knows of nothing: the beginning of the log, which is exact where that is empty."""
         found = [row for row in rows if row.target_offset is not None or row.outcome is Outcome.NOTHING]
         keys = [(row.target.topic, row.target.partition) for row in found]
         if not keys:
             return
-        begins = await self._target.list_offsets(dict.fromkeys(keys, EARLIEST))
-        ends = await self._target.list_offsets(dict.fromkeys(keys, LATEST))
+        led = await _led(self._target, keys)
+        begins = await self._target.list_offsets(dict.fromkeys(led, EARLIEST)) if led else {}
+        ends = await self._target.list_offsets(dict.fromkeys(led, LATEST)) if led else {}
         for row, key in zip(found, keys, strict=True):
             offset = row.target_offset or 0
-            if row.outcome is Outcome.NOTHING:
+            if key not in begins:
+                row.outcome, row.target_offset = Outcome.NO_LEADER, None
+                row.note = f"the target names no leader of {row.target}"
+            elif row.outcome is Outcome.NOTHING:
                 row.target_offset = begins[key].offset
                 is_empty = begins[key].offset == ends[key].offset
                 row.outcome = Outcome.EXACT if is_empty else Outcome.REREADS
@@ -288,6 +293,18 @@ class Translator:
             elif offset > ends[key].offset:
                 row.outcome, row.target_offset = Outcome.ANOTHER_LOG, None
                 row.note = f"the target's log ends at {ends[key].offset}: it was made anew or cut"
+
+
+async def _led(cluster: Cluster, keys: Collection[TopicPartition]) -> list[TopicPartition]:
+    """Those that have a leader to be asked: one without holds up no other."""
+    view = await cluster.metadata(sorted({topic for topic, _ in keys}), max_age_ms=0)
+    return [key for key in keys if view.leader(*key) is not None]
+
+
+async def _ends(cluster: Cluster, keys: Collection[TopicPartition]) -> dict[TopicPartition, ListedOffset]:
+    """The stable ends of those that have a leader."""
+    led = await _led(cluster, keys) if keys else []
+    return await cluster.list_offsets(dict.fromkeys(led, LATEST), read_committed=True) if led else {}
 
 
 def _in_words(found: Translation) -> tuple[Outcome, str]:

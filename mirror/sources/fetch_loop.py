@@ -17,6 +17,10 @@ from millrace.mirror.pipeline import PartitionPipeline, State
 from millrace.mirror.sources.fetch_memory import MIN_FETCH_SIZE, FetchBudget, HeldMemory
 from millrace.mirror.steady import steady_ms
 
+# While a partition waits for room, the others' long poll is kept short: room may come at any moment.
+CROWDED_WAIT_MS = 20
+ANY_WAIT_MS = 1 << 31
+
 
 class Way(NamedTuple):
     """A broker, and the number of a connection to it."""
@@ -70,13 +74,14 @@ class FetchLoop:
                 pipeline.leave_answers()
         return budget.room(self.held.size, moving_size, some_stand=True)
 
-    def positions(self, room: int) -> tuple[dict[TopicPartition, FetchPosition], bool]:
-        """What to ask for now; and whether some partition waits for room."""
+    def positions(self, room: int) -> tuple[dict[TopicPartition, FetchPosition], int]:
+        """What to ask for now; and for how many milliseconds at most the source may hold the answer back, as
+        some other partition will want to be asked for then."""
         if room < MIN_FETCH_SIZE:
-            return {}, True
+            return {}, CROWDED_WAIT_MS
         at_ms, cap = steady_ms(), self._budget.most_of_a_partition
         positions: dict[TopicPartition, FetchPosition] = {}
-        is_crowded = False
+        limit_ms = ANY_WAIT_MS
         in_need: dict[TopicPartition, FetchPosition] = {}
         keys = list(self.partitions)
         # A source fills its answer in the order of the request: each partition is first in its turn.
@@ -94,10 +99,10 @@ class FetchLoop:
                 elif not in_need:
                     in_need[key] = wanted
             elif pipeline.state is State.RUNNING:
-                is_crowded = True
+                limit_ms = min(limit_ms, _wants_in_ms(pipeline, at_ms))
         # Alone, as others would take its part of the answer; every second time, or they would get nothing.
         self._was_for_one = bool(in_need) and not (positions and self._was_for_one)
-        return (in_need if self._was_for_one else positions), is_crowded or bool(in_need)
+        return (in_need if self._was_for_one else positions), CROWDED_WAIT_MS if in_need else limit_ms
 
     async def until_changed(self, limit_ms: int) -> None:
         # The time limit is for what waits for a moment to come (`retry_at_ms`, the bucket).
@@ -106,3 +111,11 @@ class FetchLoop:
                 await self.changed.wait()
         except TimeoutError:
             return
+
+
+def _wants_in_ms(pipeline: PartitionPipeline, at_ms: int) -> int:
+    """When one that runs, and does not want to be fetched now, may want that: at a time that is known, when
+    its target takes something again, which may be long, or at any moment."""
+    if (left_ms := pipeline.retry_at_ms - at_ms) > 0:
+        return left_ms
+    return ANY_WAIT_MS if pipeline.stands(at_ms) else CROWDED_WAIT_MS

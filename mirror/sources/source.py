@@ -65,8 +65,6 @@ from millrace.mirror.troubles import ALL_TOPICS, Failures
 
 log = structlog.get_logger("millrace.mirror.sources.source")
 
-# While a partition waits for room, the others' long poll is kept short: room may come at any moment.
-CROWDED_WAIT_MS = 20
 # Looks that somebody asked for are so far apart at least.
 LOOK_APART_S = 0.05
 ERROR_PAUSE_MS = 250
@@ -144,6 +142,7 @@ class SourceReader:
             self.failures.over(key)
             self._silences.over(key)
             self._histories.forget(key)
+            self._logs.found(pipeline.partition)
             for loop in self._loops.values():
                 loop.partitions.pop(key, None)
 
@@ -259,7 +258,7 @@ class SourceReader:
             if topic is not None and pipeline.state is State.RUNNING:
                 now = Origin(view.cluster_id or "", topic.topic_id)
                 if is_other_log(pipeline.origin, now):
-                    self._resolve(pipeline)
+                    self._resolve(pipeline, is_of_id=True)
                 elif pipeline.origin.topic_id == NO_TOPIC_ID != now.topic_id:
                     # The source has learnt to tell. Whether it is still this log the fetches say, by epochs.
                     pipeline.adopt(joined(pipeline.origin, now))
@@ -335,7 +334,7 @@ class SourceReader:
                 await loop.until_changed(wait_ms)
                 continue
             room = loop.room()
-            positions, is_crowded = loop.positions(room)
+            positions, limit_ms = loop.positions(room)
             if not positions:
                 await loop.until_changed(ERROR_PAUSE_MS)
                 continue
@@ -357,7 +356,7 @@ class SourceReader:
                     way.node,
                     positions,
                     min_bytes=1,
-                    max_wait_ms=CROWDED_WAIT_MS if is_crowded else self._fetch_config.max_wait_ms,
+                    max_wait_ms=min(limit_ms, self._fetch_config.max_wait_ms),
                     max_bytes=max(max_size, needed_size),
                     partition_max_bytes=max(sizes.partition, needed_size),
                     read_committed=True,
@@ -451,6 +450,7 @@ class SourceReader:
             return
         if self._refusals:
             self._refusals.pop((answer.topic, answer.partition), None)
+        self._logs.found(pipeline.partition)
         key = (answer.topic, answer.partition)
         if answer.diverging is not None:
             self.failures.over(key)
@@ -495,7 +495,7 @@ class SourceReader:
         key, error = (pipeline.partition.topic, pipeline.partition.partition), error_for_code(code)
         self.failures.failed(key, f"the source refuses the fetch: {error}", self._now_ms())
         if code in ANOTHER_LOG:
-            self._resolve(pipeline, leader_epoch)
+            self._resolve(pipeline, leader_epoch, is_of_id=code != OffsetOutOfRange.code)
             return
         if code == CorruptMessage.code:
             pipeline.distrust(ToldDamage(f"the source says: {error}"))
@@ -524,6 +524,6 @@ class SourceReader:
                 self.failures.over((pipeline.partition.topic, pipeline.partition.partition))
             asked = pipeline.take_question()  # one that came up meanwhile, elsewhere
 
-    def _resolve(self, pipeline: PartitionPipeline, leader_epoch: int = -1) -> None:
+    def _resolve(self, pipeline: PartitionPipeline, leader_epoch: int = -1, *, is_of_id: bool) -> None:
         """Finds out, beside the fetch loop, what became of a log."""
-        self._tasks.create_task(self._logs.explain(pipeline, leader_epoch))
+        self._tasks.create_task(self._logs.explain(pipeline, leader_epoch, is_of_id=is_of_id))

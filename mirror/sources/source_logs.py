@@ -19,7 +19,7 @@ from millrace.broker.client.leader_epochs import epoch_ends
 from millrace.broker.client.metadata import ClusterMetadata
 from millrace.broker.client.offsets import EARLIEST, LATEST
 from millrace.broker.client.retry import BackOff
-from millrace.broker.errors import UnknownTopicOrPartition
+from millrace.broker.errors import InconsistentTopicId, UnknownTopicOrPartition, UnsupportedVersion
 from millrace.broker.protocol.mirror_positions import NO_TOPIC_ID, Position
 from millrace.mirror.delivery.system_records import CLUSTER_FAILURES, NewFailures
 from millrace.mirror.gaps.gaps import GapClass
@@ -129,9 +129,13 @@ class SourceLogs:
 
     # --- why it cannot go on ---------------------------------------------------------------------
 
-    async def explain(self, pipeline: PartitionPipeline, leader_epoch: int = -1) -> None:
+    async def explain(
+        self, pipeline: PartitionPipeline, leader_epoch: int = -1, *, is_of_id: bool = False
+    ) -> None:
         """Finds out why the source does not know the fetch offset, or the topic, of a running partition.
-        `leader_epoch` is the one that the refused fetch named, so the leader's own (KIP-320); -1: none."""
+        `leader_epoch` is the one that the refused fetch named, so the leader's own (KIP-320); -1: none.
+        `is_of_id`: it was the topic's id that was refused. Until the source names another, from whichever
+        broker, the bounds that it tells may be another log's, and nothing is cut or expired by them."""
         asked_at = (pipeline.origin, pipeline.progress.fetch_offset)
         try:
             origin, earliest, latest = await self._log_of(pipeline.partition)
@@ -149,6 +153,8 @@ class SourceLogs:
                 resume_at=earliest,
                 origin=origin,
             )
+        elif is_of_id:
+            log.debug("asking again which topic it is", of=str(pipeline.partition))
         elif offset < earliest:
             pipeline.at_gap(
                 GapClass.EXPIRED, earliest, "retention deleted it before it was fetched", resume_at=earliest
@@ -163,15 +169,15 @@ class SourceLogs:
                 origin=origin,
             )
         elif offset > latest:
-            pipeline.at_gap(
-                GapClass.TRUNCATED,
-                offset,
-                f"the source's log now ends at {latest}",
-                first=latest,
-                resume_at=latest,
-            )
+            await self._leave_shorter(pipeline, earliest, latest)
         else:
             await self._leave_unexplained(pipeline, earliest)
+
+    def found(self, partition: SourcePartition) -> None:
+        """The source answers a fetch of it, or it is nothing to us any more: what it was said of before is no
+        row any longer."""
+        if self._unexplained:
+            self._unexplained.pop(partition, None)
 
     async def doubt(self, pipeline: PartitionPipeline) -> None:
         """The leader knows nothing of the epoch of what was fetched last, though it knows its own."""
@@ -183,6 +189,50 @@ class SourceLogs:
             return
         if (pipeline.origin, pipeline.progress.fetch_offset) == asked_at:
             await self._leave_unexplained(pipeline, earliest)
+
+    async def _leave_shorter(self, pipeline: PartitionPipeline, earliest: int, latest: int) -> None:
+        """The log ends before what was fetched. Where histories part its epochs tell: it may have gone on
+        since it was cut. Its end counts for a source that keeps none."""
+        offset = pipeline.progress.fetch_offset
+        parted: tuple[int, int] | None = latest, -1
+        if pipeline.progress.fetched_leader_epoch >= 0:
+            try:
+                parted = await self._parted(pipeline)
+            except UnsupportedVersion:
+                log.debug("the source keeps no epochs", of=str(pipeline.partition))
+            except CLUSTER_FAILURES as error:
+                log.warning("asking again", of=str(pipeline.partition), error=str(error))
+                return
+        if pipeline.progress.fetch_offset != offset:
+            return
+        if parted is not None and parted[0] >= offset:  # two answers that contradict each other
+            log.warning("fetching again what should be there", of=str(pipeline.partition), offset=offset)
+            return
+        self._at_parting(pipeline, parted, earliest, f"the source's log now ends at {latest}")
+
+    @staticmethod
+    def _at_parting(
+        pipeline: PartitionPipeline, parted: tuple[int, int] | None, earliest: int, found: str
+    ) -> None:
+        """The gap between what was fetched and a history that is another from `parted` on (`_parted`)."""
+        offset = pipeline.progress.fetch_offset
+        if parted is not None:
+            parts_at, epoch = parted
+            pipeline.at_gap(
+                GapClass.TRUNCATED,
+                offset,
+                found if epoch < 0 else f"{found}, and has another history from offset {parts_at} on",
+                first=parts_at,
+                resume_at=parts_at,
+                resume_epoch=epoch,
+            )
+            return
+        pipeline.at_gap(
+            GapClass.RECREATED,
+            max(offset, pipeline.lag.log_end),
+            "the source has never seen the leader epoch of what was fetched: its log is another one",
+            resume_at=earliest,
+        )
 
     async def _leave_unexplained(self, pipeline: PartitionPipeline, earliest: int) -> None:
         """What the source does not know is the epoch of what was fetched last: it says so, or that an offset
@@ -212,35 +262,24 @@ class SourceLogs:
                 )
             pipeline.retry_at_ms = steady_ms() + UNEXPLAINED_PAUSE_MS
             return
-        del self._unexplained[pipeline.partition]
-        if parted is not None:
-            pipeline.at_gap(
-                GapClass.TRUNCATED,
-                offset,
-                f"the source's log has another history from offset {parted[0]} on",
-                first=parted[0],
-                resume_at=parted[0],
-                resume_epoch=parted[1],
-            )
-            return
-        pipeline.at_gap(
-            GapClass.RECREATED,
-            max(offset, pipeline.lag.log_end),
-            "the source has never seen the leader epoch of what was fetched: its log is another one",
-            resume_at=earliest,
-        )
+        self.found(pipeline.partition)
+        self._at_parting(pipeline, parted, earliest, "the source's log goes on")
 
     async def _parted(self, pipeline: PartitionPipeline) -> tuple[int, int] | None:
         """Where the source's history leaves what was fetched, and the epoch to go on with: by the newest of
-        our epochs that it can tell of. None when there is none. Raises UnsupportedVersion."""
+        our epochs that it can tell of. None when there is none. Raises UnsupportedVersion, and
+        InconsistentTopicId when the log is another one by then: epochs are asked for by name."""
         key = (pipeline.partition.topic, pipeline.partition.partition)
         progress = pipeline.progress
-        ours = progress.epochs.newest_first()
+        origin, ours = pipeline.origin, progress.epochs.newest_first()
+        parted = None
         for epoch in ours:
             found, end = (await epoch_ends(self._cluster, {key: epoch}))[key]
             if found >= 0 and end >= 0 and min(ours) <= found:
-                return progress.epochs.parts_at(found, end, progress.fetch_offset)
-        return None
+                parted = progress.epochs.parts_at(found, end, progress.fetch_offset)
+                break
+        await self._still(origin, pipeline.partition)
+        return parted
 
     # --- how far behind --------------------------------------------------------------------------
 
@@ -276,15 +315,27 @@ class SourceLogs:
                     pipeline.lag.sample(ends[key].offset, now_ms, stable[key].offset)
 
     async def _log_of(self, partition: SourcePartition) -> tuple[Origin, int, int]:
-        """Which log it is now, its first offset and its end (the high watermark)."""
+        """Which log it is now, its first offset and its end (the high watermark). They are asked for by name,
+        so which it is is looked at before and after: raises InconsistentTopicId where that changed."""
+        before = await self._origin(partition)
+        key = (partition.topic, partition.partition)
+        earliest = (await self._cluster.list_offsets({key: EARLIEST}))[key].offset
+        latest = (await self._cluster.list_offsets({key: LATEST}))[key].offset
+        return await self._still(before, partition), earliest, latest
+
+    async def _origin(self, partition: SourcePartition) -> Origin:
         view = await self._cluster.metadata([partition.topic], max_age_ms=0)
         topic = view.topics.get(partition.topic)
         if topic is None:
             raise UnknownTopicOrPartition(f"{partition} does not exist now")
-        key = (partition.topic, partition.partition)
-        earliest = (await self._cluster.list_offsets({key: EARLIEST}))[key].offset
-        latest = (await self._cluster.list_offsets({key: LATEST}))[key].offset
-        return Origin(view.cluster_id or "", topic.topic_id), earliest, latest
+        return Origin(view.cluster_id or "", topic.topic_id)
+
+    async def _still(self, before: Origin, partition: SourcePartition) -> Origin:
+        """`before`, with what is known by now. Raises InconsistentTopicId when the log is another one."""
+        now = await self._origin(partition)
+        if is_other_log(before, now):
+            raise InconsistentTopicId(f"the topic of {partition} was another one when it was asked about")
+        return joined(before, now)
 
 
 def joined(before: Origin, now: Origin) -> Origin:

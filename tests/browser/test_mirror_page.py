@@ -330,6 +330,29 @@ def test_what_was_not_asked_yet_is_not_called_down(page: Page, server: PageServe
     assert "cannot reach target agg" in text and "cannot reach source" not in text
 
 
+def test_a_mirror_whose_workers_are_all_drained_is_not_called_well(page: Page, server: PageServer) -> None:
+    def drained(number: int) -> dict[str, Any]:
+        return status(number, ready=False, draining=True, member="", leader=False)
+
+    text = show(page, server, mirror(drained(1), drained(2)) | {"crew_is_old": True})
+    assert page.value("document.getElementById('state').textContent") == "drained"
+    assert page.value("document.getElementById('state').className") == "pill bad"
+    assert (
+        "Nothing is carried: every worker that answers is drained; start one, unless one was started since"
+        in text
+    )
+    assert "it names the workers of when it left" in text
+    text = show(page, server, mirror(drained(1), status(2)))
+    assert page.value("document.getElementById('state').textContent") == "running"
+    assert "othing is carried" not in text and "it names the workers" not in text
+
+
+def test_what_goes_on_of_what_is_paused_is_named(page: Page, server: PageServer) -> None:
+    one = status(1, paused=["ewr", "lhr/flights"], resumed={"ewr": ["ewr/flights:0"]})
+    text = show(page, server, mirror(one, status(2, paused=["ewr", "lhr/flights"])))
+    assert "paused by an operator: ewr (but not ewr/flights:0), lhr/flights" in text
+
+
 def test_names_stay_text_and_nothing_comes_from_elsewhere(page: Page, server: PageServer) -> None:
     show(page, server, troubled())
     page.value("new Promise(done => setTimeout(done, 300))")

@@ -106,6 +106,24 @@ def test_up_status_down_and_up_again_keeps_the_data(file: Path, content: dict[st
     assert not Path(content["data"]).exists()
 
 
+def test_drained_mirror_worker_is_shown_as_such_and_up_starts_it_again(
+    file: Path, content: dict[str, Any]
+) -> None:
+    assert local("up", file).returncode == 0
+    (control,) = content["mirrors"][0]["control"]
+    words = [sys.executable, "-m", "millrace.deploy.cli", "mirror", "drain", "--url", f"http://{control}"]
+    said = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    assert "no other worker is in the mirror's group: nothing is carried until one is started" in said
+    shown = subprocess.run([*words[:4], "status", *words[5:]], capture_output=True, text=True, check=False)
+    assert (shown.returncode, "nothing is carried" in shown.stderr) == (2, True), shown.stderr
+    assert states(file)["mirror-m-1"] == "drained"
+    again = local("up", file)
+    assert [line for line in again.stdout.splitlines() if line.startswith("started")] == [
+        "started mirror-m-1"
+    ]
+    assert set(states(file).values()) == {"serving"}
+
+
 def test_killed_broker_is_shown_as_stopped_and_up_starts_it_alone(
     file: Path, content: dict[str, Any]
 ) -> None:

@@ -108,7 +108,8 @@ def test_a_pause_holds_for_all_workers_and_over_restarts(pair: Pair) -> None:
                 return found.get("state") == "paused" and found.get("lag_records") == 3
 
             await until(is_behind, lambda: str(partitions(first)))
-            assert 'millrace_mirror_paused_partitions{source="src"} 1.0' in first.get("/metrics")[1]
+            paused = f'millrace_mirror_paused_partitions{{partition="0",source="src",topic="{quiet}"}} 1.0'
+            assert paused in first.get("/metrics")[1]
             first.kill()
 
             second = pair.mirror([quiet, busy], start=False, name=first.settings["name"])
@@ -131,7 +132,7 @@ def test_a_pause_holds_for_all_workers_and_over_restarts(pair: Pair) -> None:
                 assert "Traceback" not in watching.log
             finally:
                 watching.kill()
-            assert (await wishes_left(target, second)).paused_scopes == []
+            assert (await wishes_left(target, second)).paused_scopes == {}
             unknown = command(second, "pause", "src/nothing-of-the-kind", expect=1)
             assert "source src has no topic 'nothing-of-the-kind' that this mirror carries" in unknown
             assert "no source 'nowhere' in this mirror; it has src" in command(

@@ -10,12 +10,14 @@ from tests.mutants.of_audit_outcome import OF_AUDIT_OUTCOME
 from tests.mutants.of_audit_runs import OF_AUDIT_RUNS
 from tests.mutants.of_broker import OF_BROKER
 from tests.mutants.of_mirror import OF_MIRROR
+from tests.mutants.of_mirror_logs import OF_MIRROR_LOGS
 from tests.mutants.of_operation import OF_OPERATION
 
 MUTANTS = (
     *OF_BROKER,
     *OF_OPERATION,
     *OF_MIRROR,
+    *OF_MIRROR_LOGS,
     *OF_AUDIT,
     *OF_AUDIT_CLIENTS,
     *OF_AUDIT_KEEPING,

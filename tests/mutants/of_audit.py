@@ -555,8 +555,8 @@ OF_AUDIT = (
         name="roster-owes-a-pruned-window-twice",
         promise="What is left of a pruned window is one line, with what the roster owed of it.",
         file="audit/runs/next_commit.py",
-        rule="but(job.pruned_lines, pruned), but(job.owed, pruned)",
-        instead="but(job.pruned_lines, pruned), job.owed",
+        rule="but(run.pruned_lines, pruned), but(run.owed, pruned)",
+        instead="but(run.pruned_lines, pruned), run.owed",
         red=(
             f"{JOB}/test_upkeep.py"
             "::test_what_the_roster_owes_of_a_pruned_window_is_in_its_line_and_nowhere_else",

@@ -99,6 +99,17 @@ OF_REPLICATION = (
         ),
     ),
     Mutant(
+        name="unknown-history-is-read-on",
+        promise="Who read in a leader epoch that the log does not know is not given what it has there now.",
+        file="broker/replication/reading.py",
+        rule='        raise OffsetOutOfRange(f"leader epoch {last_fetched_epoch} is not known here")\n',
+        instead="        return None\n",
+        red=(
+            f"{REPLICATION}/test_replica_manager.py"
+            "::test_consumer_of_a_leader_epoch_that_is_not_known_here_reads_nothing",
+        ),
+    ),
+    Mutant(
         name="high-watermark-waits-for-nobody",
         promise="The high watermark waits for the whole in-sync set.",
         file="broker/replication/partition.py",

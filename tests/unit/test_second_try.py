@@ -152,7 +152,7 @@ def test_the_runs_of_a_suite_that_is_ended_end_with_it(tmp_path, number):
     out, _ = ran.communicate(timeout=patience(120))
     until(lambda: not Path(f"/proc/{int(pids.read_text())}").exists(), "its run has ended")
     if number == signal.SIGTERM:
-        assert ran.returncode == INTERRUPTED and "Beside them: all others" in out
+        assert ran.returncode == INTERRUPTED and "Beside them: all others" in out, out
 
 
 def suite_of(folder: Path, written: str) -> subprocess.Popen[str]:

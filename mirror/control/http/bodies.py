@@ -216,7 +216,8 @@ class GroupAnswer(_Answer):
 
 
 class StatusAnswer(_Answer):
-    """One worker: its partitions alone. `waits_for`: what keeps it from being ready, where that lasts."""
+    """One worker: its partitions alone. `waits_for`: what keeps it from being ready, where that lasts.
+    `resumed`: of something in `paused`, what goes on all the same."""
 
     mirror: str
     url: str
@@ -231,6 +232,7 @@ class StatusAnswer(_Answer):
     leader: bool
     at_ms: int
     paused: list[str]
+    resumed: dict[str, list[str]] = {}
     target: TargetAnswer
     sources: list[SourceAnswer]
     refused_topics: list[RefusedTopicAnswer]
@@ -251,7 +253,9 @@ class WorkerAnswer(_Answer):
 
 
 class MirrorAnswer(_Answer):
-    """The whole mirror: every worker of its group."""
+    """The whole mirror: every worker of its group. `crew_is_old`: the worker that was asked is drained, and
+    names those that were in the group when it left."""
 
     mirror: str
+    crew_is_old: bool = False
     workers: list[WorkerAnswer]

@@ -23,6 +23,7 @@ def test_member_takes_the_id_it_is_given_joins_and_leaves() -> None:
                 await until(lambda: "heartbeat" in coordinator.asked)
                 assert (one.member_id, one.generation, one.protocol) == ("member-1", 1, "range")
                 assert one.is_leader
+            assert (one.member_id, one.generation, one.is_leader) == ("", -1, False)
             assert coordinator.members_joining == ["", "member-1"]
             assert events.seen == ["assign meta!", "revoke"]
             assert coordinator.asked[-1] == "leave"

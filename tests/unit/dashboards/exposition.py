@@ -11,6 +11,8 @@ from millrace.mirror.batches.rebatch import BatchPath
 from millrace.mirror.config import parse_config
 from millrace.mirror.control.metrics import MirrorMetrics
 from millrace.mirror.control.wishes import throttle_record
+from millrace.mirror.delivery.delivery import TransactionCounts
+from millrace.mirror.delivery.sink import Sink
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
 from millrace.mirror.worker import Worker
 
@@ -31,6 +33,11 @@ def counted() -> MirrorMetrics:
     worker = Worker(config, clusters["agg"], {"ewr": clusters["ewr"]}, lambda: 1_000)
     worker.owned[PARTITION] = _pipeline()
     worker.operators.wishes.apply(*throttle_record("ewr", 1_000_000, 1))
+    sink = Sink(clusters["agg"], lambda: 1_000)
+    sink.is_connected = True
+    worker.delivery = SimpleNamespace(  # type: ignore[assignment]
+        sinks=[sink], transactions=TransactionCounts, standing=tuple
+    )
     metrics = worker.metrics
     metrics.count_batch(PARTITION, BatchPath.PASS_THROUGH, 1, 10, 1_000)
     metrics.count_delivered(PARTITION, 10, 1_000, "create", 0.02)

@@ -213,7 +213,10 @@ def test_cluster_that_holds_a_worker_back_by_its_quota_is_named() -> None:
     [
         (document(worker()), "running"),
         (document(worker(ready=False)), "starting"),
-        (document(worker(ready=False, draining=True)), "running"),
+        (document(worker(ready=False, draining=True)), "drained"),
+        (document(worker(ready=False, draining=True), worker(2)), "running"),
+        (document(worker(ready=False, draining=True), silent()), "drained"),
+        (document(worker(ready=False, draining=True), worker(2, ready=False)), "starting"),
         (document(worker(), silent()), "incomplete"),
         (document(silent()), "no worker answers"),
         (document(worker(target={"cluster": "agg", "connected": False})), "target down"),
@@ -221,13 +224,45 @@ def test_cluster_that_holds_a_worker_back_by_its_quota_is_named() -> None:
         (document(worker(target={"cluster": "agg", "connected": False, "starting": True})), "starting"),
         (document(worker(sources=[ASKED_NEXT])), "starting"),
         (document(worker(sources=[ASKED_NEXT | {"starting": False}])), "source down"),
-        (document(worker(draining=True, sources=[ASKED_NEXT])), "running"),
+        (document(worker(draining=True, sources=[ASKED_NEXT]), worker(2)), "running"),
         (document(worker(partitions=[partition("ewr", "t", 0, "stopped")])), "1 stopped"),
     ],
 )
 def test_the_mirror_in_a_word(whole: dict[str, Any], word: str) -> None:
     assert overall(whole)[0] == word
     assert word in shown(whole)[0]
+
+
+def test_a_mirror_whose_workers_are_all_drained_carries_nothing_and_is_not_well(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drained = worker(ready=False, draining=True)
+    assert overall(document(drained)) == ("drained", "red")
+    ends: list[tuple[int, bool]] = []
+    for whole in (document(drained), document(drained, worker(2))):
+        monkeypatch.setattr(WorkerPort, "get", lambda port, path, whole=whole: whole)
+        ends.append(
+            (
+                cli.run(["mirror", "status", "--url", "http://127.0.0.1:1"]),
+                "nothing is carried" in capsys.readouterr().out,
+            )
+        )
+    assert ends == [(2, True), (0, False)]
+
+
+def test_workers_that_a_drained_one_names_are_said_to_be_those_of_before() -> None:
+    whole = document(worker(ready=False, draining=True), worker(2))
+    said = "! the worker that was asked is drained: it names the workers of when it left"
+    assert said not in "\n".join(shown(whole, None))
+    assert said in "\n".join(shown({**whole, "crew_is_old": True}, None))
+
+
+def test_what_goes_on_of_what_is_paused_is_named() -> None:
+    whole = document(
+        worker(paused=["ewr", "lhr/flights"], resumed={"ewr": ["ewr/flights:0", "ewr/orders"]}),
+        worker(2, paused=["ewr", "lhr/flights"]),
+    )
+    assert "paused: ewr (but not ewr/flights:0, ewr/orders), lhr/flights" in shown(whole, None)
 
 
 def test_what_was_not_asked_yet_is_not_called_down() -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 from millrace.broker.errors import FatalError
+from millrace.deploy import processes
 from millrace.deploy.cli import run
 from millrace.deploy.local import sandbox as sandbox_module
-from millrace.deploy.local.sandbox import LEFT_OVER, WHY_SLOW, Sandbox, Service
+from millrace.deploy.local.sandbox import DRAINED, LEFT_OVER, WHY_SLOW, Sandbox, Service
 from millrace.deploy.local.spec import parse_spec
 
 SPEC = {
@@ -60,6 +62,60 @@ def test_start_as_usual_says_nothing(
     monkeypatch.setattr(sandbox_module, "SLOW_START_S", 600.0)
     sandbox.up()
     assert said == []
+
+
+def test_up_waits_for_what_lives_already_too(sandbox: Sandbox) -> None:
+    sandbox.up()
+    answers = iter([False, False, True])
+    broker = sandbox._services["broker-a"]
+    sandbox._services = {"broker-a": replace(broker, answers=lambda: next(answers))}
+    assert sandbox.up() == []
+    assert next(answers, None) is None
+
+
+def test_service_that_lives_already_and_ends_meanwhile_is_not_waited_for(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
+    sandbox.up()
+    identity = sandbox._living("broker-a")
+    assert identity is not None
+    later = Sandbox(sandbox.spec, tmp_path)
+
+    def ends() -> bool:
+        processes.kill(identity)
+        return False
+
+    later._services = {"broker-a": replace(sandbox._services["broker-a"], answers=ends)}
+    with pytest.raises(FatalError, match="broker-a ended: it said nothing"):
+        later.up()
+
+
+def test_drained_worker_is_shown_as_such_and_up_starts_it_again(sandbox: Sandbox) -> None:
+    is_drained = False
+    mirror = Service("mirror-m-1", 2, "127.0.0.1:3", lambda: SLEEPER, lambda: not is_drained)
+    sandbox._services = {"mirror-m-1": replace(mirror, is_drained=lambda: is_drained)}
+
+    def state() -> tuple[str, int | None]:
+        (row,) = sandbox.status()
+        return row["state"], row["pid"]
+
+    assert sandbox.up() == ["mirror-m-1"]
+    before = state()
+    assert before[0] == "serving"
+    assert sandbox.up() == []
+    is_drained = True
+    assert state() == (DRAINED, before[1])
+    spawn = sandbox._spawn
+
+    def spawned(service: Service) -> None:
+        nonlocal is_drained
+        is_drained = False
+        spawn(service)
+
+    sandbox._spawn = spawned  # type: ignore[method-assign]
+    assert sandbox.up() == ["mirror-m-1"]
+    assert state()[0] == "serving"
+    assert state()[1] != before[1]
 
 
 def test_command_that_stops_it_names_the_folder_that_was_given(

@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 
 from millrace.broker.client.group_offsets import CommittedOffset
+from millrace.broker.errors import LeaderNotAvailable
 from millrace.broker.protocol.mirror_positions import LOST, Position, encode_value
 from millrace.mirror.config import MirrorConfig, parse_config
 from millrace.mirror.delivery.checkpoints import Positions, encode_key
@@ -45,12 +46,18 @@ class Clusters:
 
     def __init__(self) -> None:
         self.begins: dict[tuple[str, int], int] = {}
+        self.leaderless: set[tuple[str, int]] = set()
 
     async def metadata(self, topics: list[str], **_: object) -> Any:
         topic = SimpleNamespace(topic_id=ID, partitions=range(9))
-        return SimpleNamespace(topics=dict.fromkeys(topics, topic))
+        return SimpleNamespace(topics=dict.fromkeys(topics, topic), leader=self._leader)
 
-    async def list_offsets(self, asked: dict[tuple[str, int], int], *_: object) -> Any:
+    def _leader(self, *key: Any) -> int | None:
+        return None if key in self.leaderless else 1
+
+    async def list_offsets(self, asked: dict[tuple[str, int], int], *_: object, **__: object) -> Any:
+        if self.leaderless & asked.keys():
+            raise LeaderNotAvailable("after all the tries that there are")
         return {
             key: SimpleNamespace(offset=self.begins.get(key, 0) if at == -2 else 5_000)
             for key, at in asked.items()
@@ -230,3 +237,29 @@ def test_chunks_that_do_not_say_where_they_went_are_the_oldest() -> None:
     assert row(config(), on_record, 300).target_offset == 300
     found = row(config(flights="other"), on_record, 300)
     assert (found.outcome, found.target_offset) == (Outcome.TOO_OLD, None)
+
+
+def test_partition_without_a_leader_holds_up_no_other() -> None:
+    """Neither of a group that is moved, nor of what it has left to read."""
+    on_record, clusters = OnRecord(), Clusters()
+    partitions = [SourcePartition("ewr", "flights", number) for number in range(2)]
+    targets = [TargetPartition("flights", number) for number in range(2)]
+    for partition, target in zip(partitions, targets, strict=True):
+        on_record.position(partition, 1_000, target)
+        on_record.carried(partition, range(1_000), target, 0)
+    cluster: Any = clusters
+    reader: Any = on_record
+    translator = Translator(config(), cluster, {"ewr": cluster}, reader)
+    committed = {(each.topic, each.partition): CommittedOffset(900) for each in partitions}
+
+    async def rows_of() -> list[Row]:
+        clusters.leaderless = {targets[1]}
+        rows = await translator.rows({"ewr": committed})
+        await translator.add_lags(rows)
+        return rows
+
+    led, leaderless = asyncio.run(rows_of())
+    assert (led.outcome, led.target_offset, led.lag, led.target_lag) == (Outcome.EXACT, 900, 4_100, 4_100)
+    assert (leaderless.outcome, leaderless.target_offset) == (Outcome.NO_LEADER, None)
+    assert leaderless.note == "the target names no leader of flights-1"
+    assert (leaderless.lag, leaderless.target_lag) == (None, None)

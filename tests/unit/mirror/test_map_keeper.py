@@ -53,7 +53,7 @@ class Agg:
 
     async def metadata(self, topics: list[str], **_: object) -> Any:
         topic = SimpleNamespace(partitions=range(8))
-        return SimpleNamespace(topics=dict.fromkeys(topics, topic))
+        return SimpleNamespace(topics=dict.fromkeys(topics, topic), leader=lambda *_: 1)
 
     async def list_offsets(self, asked: dict[tuple[str, int], int]) -> Any:
         starts = {OLD: 5_000_000, OWN: self.own_start}

@@ -1,4 +1,5 @@
-"""What the sink must not send any more once its transaction is aborted."""
+"""What the sink must not send any more once its transaction is aborted, and what it tells of a target that
+takes nothing."""
 
 from __future__ import annotations
 
@@ -108,5 +109,49 @@ def test_batch_is_replayed_by_its_newest_timestamp_where_no_transaction_keeps_it
         span = Span(0, 1, 1, len(batch), -1)
         sink.enqueue(TARGET, Outgoing(batch, [0], span, SimpleNamespace(), 0, "seen"))  # type: ignore[arg-type]
         assert [item.is_replayed for item in sink._lane(TARGET)._row] == [is_replayed]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("what", ["no leader", "no answer"])
+def test_target_partition_that_takes_nothing_is_told_until_it_does(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is refused, so no error would say why records stand still."""
+    leader: int | None = None if what == "no leader" else 1
+    is_silent = what == "no answer"
+    delivered: list[int] = []
+
+    async def metadata(*_: object, **__: object) -> Any:
+        return SimpleNamespace(leader=lambda *_: leader)
+
+    async def init_producer_id(*_: object) -> tuple[int, int]:
+        return 7, 0
+
+    async def produce(_cluster: object, _node: int, batches: dict[Any, Any], **_: object) -> Any:
+        if is_silent:
+            raise TimeoutError
+        return dict.fromkeys(batches, ProduceOutcome(0, 0))
+
+    monkeypatch.setattr(sink_module, "init_producer_id", init_producer_id)
+    monkeypatch.setattr(sink_module, "produce", produce)
+    monkeypatch.setattr(sink_module, "METADATA_BACKOFF_MS", 1)
+
+    async def scenario() -> None:
+        nonlocal leader, is_silent
+        cluster: Any = SimpleNamespace(metadata=metadata, close_purpose=lambda _: None)
+        sink = Sink(cluster, lambda: 5_000)
+        running = asyncio.create_task(sink.run())
+        batch = outgoing()
+        batch.owner = SimpleNamespace(delivered=lambda _, base, __: delivered.append(base))  # type: ignore[assignment]
+        sink.enqueue(TARGET, batch)
+        await until_async(lambda: list(sink.failures))
+        ((told, failure),) = sink.failures
+        assert (told, failure.since_ms, what.split()[1] in failure.reason) == (TARGET, 5_000, True)
+        leader, is_silent = 1, False
+        await until_async(lambda: delivered)
+        assert list(sink.failures) == []
+        running.cancel()
+        await asyncio.wait([running])
 
     asyncio.run(scenario())

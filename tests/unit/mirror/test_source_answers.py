@@ -14,6 +14,7 @@ from millrace.broker.errors import (
     NotLeaderOrFollower,
     OffsetOutOfRange,
     UnknownTopicId,
+    UnsupportedVersion,
 )
 from millrace.mirror.gaps.open_gaps import Origin
 from millrace.mirror.sources import histories as histories_module
@@ -39,15 +40,96 @@ def test_answer_of_a_broker_that_has_not_heard_of_the_topic_yet_is_no_gap() -> N
     assert pipeline.gaps == []
 
 
-def test_bounds_tell_what_expired_and_what_was_cut() -> None:
-    pipeline = pipeline_at(40)
+@pytest.mark.parametrize("epoch", [0, -1])
+def test_bounds_tell_what_expired_and_what_was_cut(monkeypatch: pytest.MonkeyPatch, epoch: int) -> None:
+    """What was cut at a source that keeps no epochs, or whose records have none."""
+
+    async def keeps_none(*_: object) -> Any:
+        raise UnsupportedVersion("OffsetForLeaderEpoch 2")
+
+    monkeypatch.setattr(logs_module, "epoch_ends", keeps_none)
+    pipeline = pipeline_at(40, epoch=epoch)
     out_of_range = answered(OffsetOutOfRange.code)
     asyncio.run(taken(reader_of(Source(earliest=60)), pipeline, out_of_range))
     asyncio.run(taken(reader_of(Source(latest=30)), pipeline, out_of_range))
     assert pipeline.gaps == [
         ("expired", 60, {"resume_at": 60}),
-        ("truncated", 40, {"first": 30, "resume_at": 30}),
+        ("truncated", 40, {"first": 30, "resume_at": 30, "resume_epoch": -1}),
     ]
+
+
+class NamesakeBeforeItsName(Source):
+    """The topic was made anew: the new one's leader answers already, by name, and the metadata of `rounds`
+    looks still have the old one's id."""
+
+    def __init__(self, rounds: int, earliest: int, latest: int) -> None:
+        super().__init__(OLD, earliest, latest)
+        self.rounds = rounds
+
+    def view(self) -> Any:
+        self.topic_id = OLD if self.rounds > 0 else NEW
+        self.rounds -= 1
+        return super().view()
+
+
+@pytest.mark.parametrize("bounds", [(0, 30), (60, 500)])
+@pytest.mark.parametrize(
+    ("error", "rounds"),
+    [(OffsetOutOfRange, 1), (UnknownTopicId, 1), (UnknownTopicId, 2), (InconsistentTopicId, 2)],
+)
+def test_bounds_of_a_namesake_cut_nothing_and_expire_nothing(
+    error: Any, rounds: int, bounds: tuple[int, int]
+) -> None:
+    pipeline, reader = pipeline_at(40), reader_of(NamesakeBeforeItsName(rounds, *bounds))
+    pipeline.lag.sample(55, 0)
+    asyncio.run(taken(reader, pipeline, answered(error.code)))
+    assert pipeline.gaps == []
+    asyncio.run(taken(reader, pipeline, answered(error.code)))
+    assert pipeline.gaps == [("recreated", 55, {"resume_at": bounds[0], "origin": Origin("c", NEW)})]
+
+
+def test_look_that_saw_another_topic_is_no_word_of_how_far_this_one_goes() -> None:
+    """One broker names the new topic, the next one that is asked still the old one."""
+    source = NamesakeBeforeItsName(2, 0, 30)
+    reader, pipeline = reader_of(source), pipeline_at(40)
+
+    async def looked() -> None:
+        reader.add(pipeline)
+        async with asyncio.TaskGroup() as reader._tasks:
+            reader._check_origins(Source(NEW).view())
+
+    asyncio.run(looked())
+    assert pipeline.gaps == []
+
+
+def test_epochs_of_a_namesake_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made while they are asked for."""
+    source = Source(latest=30)
+
+    async def epoch_ends(_cluster: object, asked: dict[Any, int]) -> Any:
+        source.topic_id = NEW
+        return {key: (epoch, 20) for key, epoch in asked.items()}
+
+    monkeypatch.setattr(logs_module, "epoch_ends", epoch_ends)
+    pipeline, reader = pipeline_at(40, epoch=3), reader_of(source)
+    asyncio.run(taken(reader, pipeline, answered(OffsetOutOfRange.code)))
+    assert pipeline.gaps == []
+    asyncio.run(taken(reader, pipeline, answered(OffsetOutOfRange.code)))
+    assert pipeline.gaps == [("recreated", 40, {"resume_at": 0, "origin": Origin("c", NEW)})]
+
+
+def test_what_is_said_of_an_offset_counts_in_a_row_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def epoch_ends(_cluster: object, asked: dict[Any, int]) -> Any:
+        return dict.fromkeys(asked, (-1, -1))
+
+    monkeypatch.setattr(logs_module, "epoch_ends", epoch_ends)
+    pipeline, reader = pipeline_at(40, epoch=9), reader_of(Source())
+    for code in (OffsetOutOfRange.code, OffsetOutOfRange.code, 0, OffsetOutOfRange.code):
+        asyncio.run(taken(reader, pipeline, answered(code)))
+        assert pipeline.gaps == []
+    for _ in range(2):
+        asyncio.run(taken(reader, pipeline, answered(OffsetOutOfRange.code)))
+    assert pipeline.gaps == [("recreated", 40, {"resume_at": 0})]
 
 
 def test_epoch_that_the_source_never_had_means_another_log(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,6 +148,7 @@ def test_epoch_that_the_source_never_had_means_another_log(monkeypatch: pytest.M
     assert pipeline.gaps == [("recreated", 40, {"resume_at": 0})]
 
 
+@pytest.mark.parametrize("latest", [500, 85])
 @pytest.mark.parametrize(
     ("answers", "gap"),
     [
@@ -81,20 +164,22 @@ def test_log_that_was_restored_from_a_backup_is_cut_where_histories_part(
     monkeypatch: pytest.MonkeyPatch,
     answers: dict[int, tuple[int, int]],
     gap: tuple[int, int] | None,
+    latest: int,
 ) -> None:
-    """It has grown past the position since, and never had the epoch of what was fetched last (KIP-101)."""
+    """It went on since, maybe past the position, and never had the epoch of what was fetched last
+    (KIP-101)."""
 
     async def epoch_ends(_cluster: object, asked: dict[Any, int]) -> Any:
         ((key, epoch),) = asked.items()
         return {key: answers[epoch]}
 
     monkeypatch.setattr(logs_module, "epoch_ends", epoch_ends)
-    source = Source(latest=500)
+    source = Source(latest=latest)
     pipeline, reader = pipeline_at(90, epoch=9), reader_of(source)
     pipeline.progress.epochs = EpochHistory(3, 0)
     pipeline.progress.epochs.fetched(5, 60)
     pipeline.progress.epochs.fetched(9, 80)
-    for _ in range(3):
+    for _ in range(3 if latest >= 90 else 1):
         assert pipeline.gaps == []
         asyncio.run(taken(reader, pipeline, answered(OffsetOutOfRange.code)))
     if gap is None:

@@ -14,9 +14,11 @@ from millrace.broker.errors import (
     RequestTimedOut,
 )
 from millrace.mirror.config import FetchConfig
+from millrace.mirror.pipeline import State
+from millrace.mirror.sources import fetch_loop
 from millrace.mirror.sources import source as source_module
 from millrace.mirror.sources.doubt import Doubt
-from millrace.mirror.sources.fetch_loop import FetchLoop, Way
+from millrace.mirror.sources.fetch_loop import CROWDED_WAIT_MS, FetchLoop, Way
 from millrace.mirror.sources.fetch_memory import MIN_FETCH_SIZE, FetchBudget
 from millrace.mirror.sources.source import SourceReader
 from millrace.mirror.topics.routes import SourcePartition
@@ -65,6 +67,40 @@ def test_partition_that_needs_more_of_an_answer_leaves_every_second_one_to_the_o
     assert {asked[0] for asked in rounds[1::2]} == {0, 3}, "each is first in its turn"
     assert all(len(asked) == 1 for asked in rounds[::2])
     assert {asked[0] for asked in rounds[::2]} == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("left_ms", "stands", "limit_ms"),
+    [
+        (0, False, CROWDED_WAIT_MS),  # it waits for room, which may come at any moment
+        (0, True, None),  # its target takes nothing, which may last
+        (3, False, 3),
+        (300, False, 300),
+        (300, True, 300),
+    ],
+)
+def test_partition_that_is_not_asked_for_shortens_the_others_wait_as_far_as_it_must(
+    monkeypatch: pytest.MonkeyPatch, left_ms: int, stands: bool, limit_ms: int | None
+) -> None:
+    """A source that holds no answer back is asked fifty times a second, for nothing."""
+    waits: list[int] = []
+
+    async def fetch(*_: object, max_wait_ms: int, **__: object) -> Any:
+        waits.append(max_wait_ms)
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(source_module, "fetch", fetch)
+    monkeypatch.setattr(fetch_loop, "steady_ms", lambda: 1_000)
+    reader = reader_of(Source())
+    loop = FetchLoop(reader._budget)
+    loop.partitions["t", 0] = pipeline_at(40)
+    other = {"wants_fetch": lambda *_: False, "stands": lambda *_: stands, "retry_at_ms": 1_000 + left_ms}
+    for number in (1, 2):
+        loop.partitions["t", number] = pipeline_at(40, **other)
+    loop.partitions["t", 3] = pipeline_at(40, wants_fetch=lambda *_: False, state=State.PAUSED)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(reader._fetch_from(Way(1, 0), loop))
+    assert waits == [FetchConfig().max_wait_ms if limit_ms is None else limit_ms]
 
 
 def test_partitions_are_spread_over_a_brokers_connections_and_stay_where_they_are(monkeypatch) -> None:

@@ -99,16 +99,17 @@ def test_log_that_is_shorter_in_its_leaders_own_epoch_is_left_to_the_fetch(monke
     [
         (5, ("recreated", 55, {"resume_at": 3, "origin": NAMELESS})),
         (0, ("recreated", 55, {"resume_at": 3, "origin": NAMELESS})),
-        (6, ("truncated", 40, {"first": 30, "resume_at": 30})),
-        (-1, ("truncated", 40, {"first": 30, "resume_at": 30})),
+        (6, ("truncated", 40, {"first": 30, "resume_at": 30, "resume_epoch": 5})),
+        (-1, ("truncated", 40, {"first": 30, "resume_at": 30, "resume_epoch": 5})),
     ],
 )
 def test_log_that_became_shorter_without_a_new_leader_epoch_was_made_anew(
-    leader_epoch: int, gap: tuple[Any, ...]
+    monkeypatch: pytest.MonkeyPatch, leader_epoch: int, gap: tuple[Any, ...]
 ) -> None:
     """The gap reaches to the old log's end, and what the new one holds is carried from its begin on."""
     pipeline = pipeline_at(40, epoch=5, topic_id=NO_TOPIC_ID)
     pipeline.lag.sample(55, 0)
+    telling(monkeypatch, {5: (5, 30)})
     reader = reader_of(older(5, earliest=3, latest=30))
     refused = answered(OffsetOutOfRange.code)
     asyncio.run(taken(reader, pipeline, refused, current_leader_epoch=leader_epoch))

@@ -77,7 +77,28 @@ def test_the_newest_word_about_a_partition_counts() -> None:
     assert topic.paused() == {EWR_0, EWR_1, EWR_ORDERS}
     topic.say(Scope(), False)
     assert topic.paused() == set()
-    assert topic.wishes.paused_scopes == []
+    assert topic.wishes.paused_scopes == {}
+
+
+def test_what_goes_on_of_what_is_paused_is_told_with_it() -> None:
+    topic = Topic()
+    topic.say(Scope("ewr"), True)
+    topic.say(Scope("lhr"), False)
+    topic.say(Scope("ewr", "flights", 0), False)
+    topic.say(Scope(None, "orders"), False)
+    assert topic.wishes.paused_scopes == {
+        Scope("ewr"): [Scope(None, "orders"), Scope("ewr", "flights", 0)],
+    }
+    topic.say(Scope("ewr", "flights", 0), True)
+    assert topic.wishes.paused_scopes == {
+        Scope("ewr"): [Scope(None, "orders")],
+        Scope("ewr", "flights", 0): [],
+    }
+    topic.say(Scope("ewr"), True)
+    assert topic.wishes.paused_scopes == {Scope("ewr"): []}
+    # Of two that were said at once: neither took the other's record away.
+    topic.wishes.apply(encode_key(WishKind.PAUSE, Scope()), encode_value(1, paused=False))
+    assert topic.wishes.paused_scopes == {}
 
 
 def test_random_histories_agree_with_a_model_and_survive_compaction() -> None:
@@ -90,6 +111,13 @@ def test_random_histories_agree_with_a_model_and_survive_compaction() -> None:
             truth.update({partition: paused for partition in PARTITIONS if scope.covers(partition)})
         expected = {partition for partition, paused in truth.items() if paused}
         assert topic.paused() == expected, f"seed {seed}"
+        told = {
+            partition
+            for scope, resumed in topic.wishes.paused_scopes.items()
+            for partition in PARTITIONS
+            if scope.covers(partition) and not any(each.covers(partition) for each in resumed)
+        }
+        assert told == expected, f"seed {seed}"
         after_restart = Wishes()
         for record in topic.compacted():
             after_restart.apply(*record)

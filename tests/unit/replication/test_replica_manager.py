@@ -212,6 +212,23 @@ def test_new_epoch_is_on_record_for_the_next_reader(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+@pytest.mark.parametrize("offset", [1, 2, 3])
+def test_consumer_of_a_leader_epoch_that_is_not_known_here_reads_nothing(tmp_path: Path, offset: int) -> None:
+    """The log was restored from a backup, and went on: what it has behind `offset` is something else than
+    what followed there. A reader that names no epoch asks for no comparison."""
+
+    async def scenario(manager: ReplicaManager) -> None:
+        await manager.hosted.apply_topic("t", TOPIC_ID, led(4), {})
+        append(manager, b"a", b"b", b"c")
+        with pytest.raises(OffsetOutOfRange, match="leader epoch 7 is not known here"):
+            manager.read_now("t", 0, offset, 1, at_least_one=True, last_fetched_epoch=7)
+        for known in (4, -1):
+            read = manager.read_now("t", 0, offset, 1, at_least_one=True, last_fetched_epoch=known)
+            assert (read.diverging, bool(read.records)) == (None, offset < 3)
+
+    run(tmp_path, scenario)
+
+
 def test_topic_of_another_id_begins_empty(tmp_path: Path) -> None:
     async def scenario(manager: ReplicaManager) -> None:
         await manager.hosted.apply_topic("t", TOPIC_ID, led(), {})

@@ -16,6 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from millrace.broker.client.cluster import Cluster
+from millrace.broker.client.groups import Group, Member
 from millrace.broker.errors import ClusterUnreachable
 from millrace.deploy.commands import mirror_view as view
 from millrace.mirror import worker as worker_module
@@ -24,6 +25,7 @@ from millrace.mirror.control import control as control_module
 from millrace.mirror.control.control import Control
 from millrace.mirror.control.http.messages import Request, Response
 from millrace.mirror.control.http.routes import ROUTES
+from millrace.mirror.control.wishes import Scope
 from millrace.mirror.delivery.delivery import TransactionCounts
 from millrace.mirror.delivery.exactly_once import ExactlyOnce
 from millrace.mirror.delivery.sink import Sink
@@ -34,7 +36,7 @@ from millrace.mirror.sharing.rates import SAMPLE_INTERVAL_S, level_of
 from millrace.mirror.topics.routes import SourcePartition
 from millrace.mirror.worker import Worker
 from tests.openapi import undescribed
-from tests.waiting import patience
+from tests.waiting import patience, until_async
 
 
 def with_control(story: Callable[[Control, Worker], Awaitable[None]], **control: Any) -> None:
@@ -111,6 +113,61 @@ def test_what_a_worker_waits_for_is_told_where_it_is_not_ready() -> None:
         assert await told() == (f"not ready; {seat}; an open transaction", [seat, "an open transaction"])
 
     with_control(story)
+
+
+def test_a_worker_that_was_drained_says_so_where_it_is_not_ready() -> None:
+    async def story(control: Control, worker: Worker) -> None:
+        drained = asyncio.Event()
+        worker.drain = drained.wait  # type: ignore[assignment]
+        worker.member._trouble = "cluster agg: no coordinator of group millrace-mirror.aggregate"
+        draining = asyncio.create_task(post(control, "/drain", {}))
+        await until_async(lambda: worker.operators.is_draining, "the drain begins")
+        answer = await get(control, "/readyz")
+        assert (answer.status, answer.body) == (503, b"not ready; it is being drained\n")
+        drained.set()
+        assert (await draining)[0] == 200
+        answer = await get(control, "/readyz")
+        assert (answer.status, answer.body) == (
+            503,
+            b"not ready; drained: it carries nothing and can be ended\n",
+        )
+
+    with_control(story)
+
+
+@pytest.mark.parametrize(
+    ("left", "is_warned"),
+    [(["own"], True), ([], True), (["other"], False), (["own", "other"], False), (None, False)],
+)
+def test_drain_of_the_last_worker_says_that_nothing_is_carried(
+    left: list[str] | None, is_warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`left`: who is in the mirror's group afterwards; None: the target does not say."""
+
+    async def described(cluster: Cluster, group_id: str) -> Group:
+        assert (cluster.name, group_id) == ("agg", "millrace-mirror.aggregate")
+        if left is None:
+            raise ClusterUnreachable("away")
+        members = tuple(Member(each, None, "", "", ()) for each in left)
+        return Group(group_id, "Stable", "classic", "millrace-mirror", "", members, 1)
+
+    monkeypatch.setattr(control_module, "describe_group", described)
+
+    async def story(control: Control, worker: Worker) -> None:
+        worker.member.member_id = "own"
+        worker.drain = _nothing  # type: ignore[assignment]
+        status, answer = await post(control, "/drain", {})
+        warned = "no other worker is in the mirror's group: nothing is carried until one is started; "
+        assert (status, answer["done"]) == (
+            200,
+            f"drained: 0 partitions given up; {warned if is_warned else ''}the process can be ended",
+        )
+
+    with_control(story)
+
+
+async def _nothing() -> None:
+    pass
 
 
 def test_a_mirror_without_a_file_cannot_be_reloaded() -> None:
@@ -201,6 +258,42 @@ def test_a_drained_worker_does_not_take_its_former_place_for_another_worker() ->
         worker.operators.is_draining = True
         document = json.loads((await get(control, "/mirror")).body)
         assert [each["error"] for each in document["workers"]] == [None]
+
+    with_control(story)
+
+
+@pytest.mark.parametrize("is_draining", [False, True])
+def test_a_worker_is_known_by_its_address_where_it_has_another_id_since(
+    is_draining: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was drained, or has joined again; the crew is that of the last rebalance."""
+    urls = [f"http://10.0.0.{number}:8090" for number in range(5)]
+    answers = {
+        urls[0]: {"mirror": "aggregate", "url": urls[0], "member": "", "draining": True},
+        urls[1]: {"mirror": "aggregate", "url": urls[1], "member": "joined-again"},
+        urls[2]: {"mirror": "other", "url": urls[2], "member": "joined-again"},
+        urls[3]: {"mirror": "aggregate", "url": urls[0], "member": "joined-again"},
+        # Two machines whose workers say the same address.
+        urls[4]: {"mirror": "aggregate", "url": urls[4], "member": "c"},
+    }
+
+    async def answer(url: str) -> Any:
+        return answers[url.removesuffix("/status")]
+
+    monkeypatch.setattr(control_module, "get_json", answer)
+
+    async def story(control: Control, worker: Worker) -> None:
+        own = f"http://127.0.0.1:{control.port}"
+        worker.member.member_id = "" if is_draining else "now"
+        worker.operators.is_draining = is_draining
+        peers = [Peer("before", own), Peer("a", urls[0]), Peer("b", urls[1]), Peer("x", urls[2])]
+        peers += [Peer("y", urls[3]), Peer("c", urls[4]), Peer("twin", urls[4])]
+        worker.operators.crew = Crew(tuple(peers))
+        document = json.loads((await get(control, "/mirror")).body)
+        assert document["crew_is_old"] is is_draining
+        refused = {each["id"] for each in document["workers"] if each["error"]}
+        assert refused == {"x", "y", "twin"}
+        assert [each["url"] for each in document["workers"]].count(own) == 1
 
     with_control(story)
 
@@ -308,6 +401,55 @@ def test_what_has_answered_once_is_down_when_it_does_not() -> None:
         assert await words() == (True, False, True, False)
         sink.is_connected = reader.is_connected = False
         assert await words() == (False, False, False, False)
+
+    with_control(story)
+
+
+def test_a_worker_that_asks_the_target_for_nothing_does_not_call_it_down() -> None:
+    async def story(control: Control, worker: Worker) -> None:
+        async def target_up() -> list[float]:
+            text = (await get(control, "/metrics")).body.decode()
+            return [
+                sample.value
+                for family in text_string_to_metric_families(text)
+                if family.name == "millrace_mirror_target_up"
+                for sample in family.samples
+            ]
+
+        assert await target_up() == []
+        sink = Sink(worker.target, lambda: 0)
+        worker.delivery = SimpleNamespace(  # type: ignore[assignment]
+            sinks=[sink], transactions=TransactionCounts, standing=tuple
+        )
+        sink.is_connected = True
+        assert await target_up() == [1.0]
+        sink.is_connected = False
+        assert await target_up() == [0.0]
+        worker.operators.is_draining = True
+        assert await target_up() == []
+
+    with_control(story)
+
+
+def test_paused_partitions_are_told_one_by_one() -> None:
+    async def story(control: Control, worker: Worker) -> None:
+        for number in range(2):
+            worker.owned[SourcePartition("ewr", "flights", number)] = None  # type: ignore[assignment]
+        for scope, paused in ((Scope("ewr", "flights"), True), (Scope("ewr", "flights", 0), False)):
+            for record in worker.operators.wishes.pause_records(scope, paused=paused, at_ms=1):
+                worker.operators.wishes.apply(*record)
+        paused_rows = [
+            (labels["partition"], value)
+            for name, _, labels, value in worker.status._wish_gauges()
+            if name == "millrace_mirror_paused_partitions"
+        ]
+        assert paused_rows == [("0", 0.0), ("1", 1.0)]
+        worker.owned.clear()
+        status = json.loads((await get(control, "/status")).body)
+        assert (status["paused"], status["resumed"]) == (
+            ["ewr/flights"],
+            {"ewr/flights": ["ewr/flights:0"]},
+        )
 
     with_control(story)
 
