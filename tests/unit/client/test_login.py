@@ -191,9 +191,10 @@ def test_a_login_that_waits_fails_with_its_connection() -> None:
             logging_in = asyncio.create_task(log_in())
             await asyncio.sleep(0)
             connection.close()
-            for each in (held, logging_in):
-                with pytest.raises(NetworkException, match="closed by this client"):
-                    await each
+            async with asyncio.timeout(patience()):
+                for each in (held, logging_in):
+                    with pytest.raises(NetworkException, match="closed by this client"):
+                        await each
 
     asyncio.run(run())
 
