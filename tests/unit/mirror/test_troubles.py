@@ -146,8 +146,17 @@ def test_batches_that_the_target_refuses_show_until_one_is_taken() -> None:
     with_scene(story)
 
 
-def test_batch_that_the_target_fails_at_for_ever_is_told_and_logged_once_and_not_left_out() -> None:
+def test_batch_that_the_target_fails_at_for_ever_is_told_and_logged_once_and_not_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Apache Kafka answers UNKNOWN_SERVER_ERROR where its own log fails it; only a person can help then."""
+    left_out: list[Any] = []
+
+    def refused(_pipeline: PartitionPipeline, item: Any, *_: object) -> list[Any]:
+        left_out.append(item)
+        return []
+
+    monkeypatch.setattr(PartitionPipeline, "refused", refused)
 
     async def story(scene: Scene) -> None:
         scene.pipeline.accept(answer(batch(0, [5] * 10), end=10))
@@ -161,6 +170,7 @@ def test_batch_that_the_target_fails_at_for_ever_is_told_and_logged_once_and_not
                 item = lane.next_to_send(1 << 40)
                 assert item.offsets[0] == 10, "it is sent until it is taken"
                 scene.sink._answered(target, item, outcome, scene.now_ms)
+            assert not left_out
             return [line for line in lines if "again and again" in line["event"]]
 
         failed = ProduceOutcome(-1, -1)
