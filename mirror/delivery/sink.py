@@ -404,8 +404,8 @@ class Sink:
                 lane.replace(refused, refused.owner.refused(refused, error or CorruptMessage(), now_ms))
 
         if error is not None and outcome is not Outcome.REFUSED:  # that one is a gap, or is cut
-            where = f"{target}, of source offset {outgoing.offsets[0]}"
-            self.failures.failed(target, f"the target refuses {where}: {error.name}, {error}", now_ms)
+            what = f"{error.name}, {error} (source offset {outgoing.offsets[0]})"
+            self.failures.failed(target, f"the target refuses {target}: {what}", now_ms)
             self._tell_lasting(target, outgoing, error, now_ms)
         elif answer is None:
             self.failures.failed(target, f"at the target the leader of {target} does not answer", now_ms)

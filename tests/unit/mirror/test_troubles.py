@@ -175,7 +175,7 @@ def test_batch_that_the_target_fails_at_for_ever_is_told_and_logged_once_and_not
 
         failed = ProduceOutcome(-1, -1)
         assert answered_with(failed) == []
-        await until_lasting(scene, "flights-0, of source offset 10: UNKNOWN_SERVER_ERROR")
+        await until_lasting(scene, "flights-0: UNKNOWN_SERVER_ERROR, unknown server error (source offset 10)")
         (line,) = answered_with(failed)
         assert (line["to"], line["source_offset"], line["for_s"]) == ("flights-0", 10, 30)
         assert line["error"].startswith("UNKNOWN_SERVER_ERROR")
