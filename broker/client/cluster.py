@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
@@ -32,11 +32,12 @@ from millrace.broker.client.connection import MAX_RESPONSE_SIZE, Connection, Enc
 from millrace.broker.client.frame_memory import FrameMemory
 from millrace.broker.client.gates import Gates
 from millrace.broker.client.known_metadata import STALE_METADATA, KnownMetadata
+from millrace.broker.client.lane import Lane
 from millrace.broker.client.login import Access
 from millrace.broker.client.metadata import ClusterMetadata, metadata_request, read_metadata
 from millrace.broker.client.offsets import EARLIEST, LATEST, ListedOffset, list_offsets
 from millrace.broker.client.opening import open_connection
-from millrace.broker.client.retry import RECONNECT_BACK_OFF, REQUEST_BACK_OFF
+from millrace.broker.client.retry import RECONNECT_BACK_OFF, REQUEST_BACK_OFF, share_ms
 from millrace.broker.client.security import Security
 from millrace.broker.errors import (
     AccessRefused,
@@ -64,34 +65,6 @@ _FIND_COORDINATOR_VERSION = 3
 _COORDINATOR_KINDS = {"group": 0, "transaction": 1}
 
 _CONNECTION_ERRORS = (NetworkException, RequestTimedOut, ProtocolError)
-
-
-@dataclass(slots=True, eq=False)
-class _Lane:
-    """The way to one broker for one purpose.
-
-    `turn` is fair, so that requests made while the connection opens are sent in the order in which they
-    were made. Who waited in line while `failed_turns` grew shares that failure, `error`, instead of trying
-    anew: many waiters would otherwise fail one timeout after another.
-    """
-
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    failed_turns: int = 0
-    error: MillraceError | None = None
-    connection: Connection | None = None
-    opening: asyncio.Task[Connection] | None = None
-    failure_count: int = 0
-    not_before: float = 0.0
-    is_given_up: bool = False
-
-    @property
-    def is_open(self) -> bool:
-        return self.connection is not None and self.connection.is_open
-
-    @property
-    def is_throttled(self) -> bool:
-        """Whether nothing would be sent on it now, by a quota of the server."""
-        return self.connection is not None and self.is_open and self.connection.throttle_left_ms > 0
 
 
 class Cluster:
@@ -130,7 +103,7 @@ class Cluster:
         self._frame_memory = frame_memory
         self._rng = rng or random.Random()
         self._gates = Gates(self._rng)
-        self._lanes: dict[tuple[int, str], _Lane] = {}
+        self._lanes: dict[tuple[int, str], Lane] = {}
         self._coordinators: dict[tuple[str, str], int] = {}
         self._background: set[asyncio.Task[Any]] = set()
         self._known = KnownMetadata()
@@ -298,7 +271,7 @@ class Cluster:
                 lane.error = error
                 raise
 
-    async def _reach(self, node_id: int, lane: _Lane) -> Connection:
+    async def _reach(self, node_id: int, lane: Lane) -> Connection:
         """Open the lane's connection where the metadata says that the broker is now."""
         view = await self.metadata([])
         if node_id not in view.brokers:
@@ -313,13 +286,22 @@ class Cluster:
         return await self._open_lane(lane, view.brokers[node_id].address)
 
     async def _any_connection(self, purpose: str) -> Connection:
+        """To the first that can be reached, within the time that a request has in all."""
+        deadline = self._now() + self.request_timeout_ms / 1000
         view = await self.metadata([])
         failed: list[MillraceError] = []
-        for node_id in self._in_random_order(view.brokers, purpose):
+        order = self._in_random_order(view.brokers, purpose)
+        for place, node_id in enumerate(order):
+            try_ms = self._try_ms(deadline, len(order) - place)
             try:
-                return await self.connection(node_id, purpose)
+                async with asyncio.timeout(try_ms / 1000):
+                    return await self.connection(node_id, purpose)
             except (*_CONNECTION_ERRORS, AccessRefused) as error:
                 failed.append(error)
+            except TimeoutError:
+                address = view.brokers[node_id].address
+                late = RequestTimedOut(f"{self} at {address}: no connection within {try_ms:.0f} ms")
+                failed.append(self._gates.refusal_at(address) or late)
         self.invalidate()
         if failed and all(isinstance(error, AccessRefused) for error in failed):
             raise AccessRefused(self.name, self._reasons(failed))
@@ -331,15 +313,15 @@ class Cluster:
         self._rng.shuffle(order)
 
         def place(node_id: int) -> tuple[bool, bool]:
-            lane = self._lanes.get((node_id, purpose)) or _Lane()
+            lane = self._lanes.get((node_id, purpose)) or Lane()
             return lane.is_throttled, not lane.is_open
 
         return sorted(order, key=place)
 
-    def _lane(self, node_id: int, purpose: str) -> _Lane:
-        return self._lanes.setdefault((node_id, purpose), _Lane())
+    def _lane(self, node_id: int, purpose: str) -> Lane:
+        return self._lanes.setdefault((node_id, purpose), Lane())
 
-    async def _open_lane(self, lane: _Lane, address: Address) -> Connection:
+    async def _open_lane(self, lane: Lane, address: Address) -> Connection:
         """The lane's connection, opened if need be; everyone who waits for it shares one attempt."""
         if lane.connection is not None and lane.connection.is_open:
             return lane.connection
@@ -358,7 +340,7 @@ class Cluster:
             # Nobody cancelled the caller: his task must not end without a word.
             raise NetworkException(f"{self} at {address}: given up by this client") from None
 
-    def _opened(self, lane: _Lane, task: asyncio.Task[Connection]) -> None:
+    def _opened(self, lane: Lane, task: asyncio.Task[Connection]) -> None:
         lane.opening = None
         if task.cancelled():
             return
@@ -373,16 +355,18 @@ class Cluster:
         delay_ms = RECONNECT_BACK_OFF.delay_ms(lane.failure_count, self._rng.random())
         lane.not_before = self._now() + delay_ms / 1000
 
-    async def _connect(self, address: Address) -> Connection:
-        return await self._gates.open(address, lambda: self._open(address))
+    async def _connect(
+        self, address: Address, deadline: float = math.inf, wait_ms: float = math.inf
+    ) -> Connection:
+        return await self._gates.open(address, lambda: self._open(address, deadline), wait_ms)
 
-    async def _open(self, address: Address) -> Connection:
+    async def _open(self, address: Address, deadline: float) -> Connection:
         self._check_open()
         connection = await open_connection(
             self.name,
             address,
             client_id=self.client_id,
-            timeout_ms=min(self.request_timeout_ms, _CONNECT_TIMEOUT_MS),
+            timeout_ms=min(self.request_timeout_ms, _CONNECT_TIMEOUT_MS, self._left_ms(deadline)),
             access=self._access,
             max_response_size=self._max_response_size,
             frame_memory=self._frame_memory,
@@ -404,14 +388,18 @@ class Cluster:
 
     async def _read_view(self, topics: Sequence[str] | None, deadline: float) -> ClusterMetadata:
         """Ask the known brokers in random order, then the bootstrap servers in random order, last those that
-        want nothing more now; then pause and begin again, until the deadline (or not, see `awaits_start`)."""
+        want nothing more now; then pause and begin again, until the deadline (or not, see `awaits_start`).
+        Each gets its share of the time that is left."""
         reasons: dict[Address, str] = {}
         for pass_count in itertools.count(1):
             refusals: list[AccessRefused] = []
             ways = self._ways_in()
-            for address, lane in ways:
+            for place, (address, lane) in enumerate(ways):
+                try_ms = self._try_ms(deadline, len(ways) - place)
+                if not try_ms:
+                    break
                 try:
-                    return await self._ask_metadata_at(address, lane, topics)
+                    return await self._ask_metadata_at(address, lane, topics, try_ms)
                 except AccessRefused as error:
                     refusals.append(error)
                     reasons[address] = self._without_name(error).removeprefix(f"{address}: ")
@@ -419,7 +407,7 @@ class Cluster:
                     reasons[address] = str(error).removeprefix(f"{self} at {address}: ")
             if len(refusals) == len(ways):
                 raise AccessRefused(self.name, self._reasons(refusals))
-            is_turned_down = all(self._turns_down(address) for address, _ in ways)
+            is_turned_down = all(self._gates.turns_down(address) for address, _ in ways)
             if is_turned_down and self._known.view is None and not self._awaits_start:
                 break
             pause_s = REQUEST_BACK_OFF.delay_ms(pass_count, self._rng.random()) / 1000
@@ -427,19 +415,14 @@ class Cluster:
                 break
             await asyncio.sleep(pause_s)
         tried = "; ".join(f"{address}: {reason}" for address, reason in reasons.items())
-        raise ClusterUnreachable(self.name, f"no server answers; tried {tried}")
+        raise ClusterUnreachable(self.name, f"no server answers; tried {tried or 'none in time'}")
 
-    def _turns_down(self, address: Address) -> bool:
-        """Whether the address does not want this client's connections, rather than being slow to answer."""
-        failure = self._gates.failure_at(address)
-        return failure is not None and not isinstance(failure, RequestTimedOut)
-
-    def _ways_in(self) -> list[tuple[Address, _Lane | None]]:
+    def _ways_in(self) -> list[tuple[Address, Lane | None]]:
         """Where to ask, in order: brokers by their lanes, bootstrap servers by passing connections; then what
         refused when it was last tried, then what wants nothing more now."""
         view = self._known.view
         brokers = view.brokers if view else {}
-        ways: list[tuple[Address, _Lane | None]] = [
+        ways: list[tuple[Address, Lane | None]] = [
             (brokers[node_id].address, self._lane(node_id, "control"))
             for node_id in self._in_random_order(brokers, "control")
         ]
@@ -447,31 +430,51 @@ class Cluster:
         others = [address for address in self._bootstrap if address not in known]
         ways += [(address, None) for address in self._rng.sample(others, len(others))]
 
-        def place(way: tuple[Address, _Lane | None]) -> tuple[bool, bool]:
+        def place(way: tuple[Address, Lane | None]) -> tuple[bool, bool]:
             address, lane = way
-            return lane is not None and lane.is_throttled, self._gates.is_shut(address)
+            return lane is not None and lane.is_throttled, self._gates.refusal_at(address) is not None
 
         return sorted(ways, key=place)
 
     async def _ask_metadata_at(
-        self, address: Address, lane: _Lane | None, topics: Sequence[str] | None
+        self, address: Address, lane: Lane | None, topics: Sequence[str] | None, try_ms: float
     ) -> ClusterMetadata:
-        if lane is not None:
-            return await self._ask_metadata(await self._open_lane(lane, address), topics)
-        connection = await self._connect(address)
+        if lane is None:
+            deadline = self._now() + try_ms / 1000
+            connection = await self._connect(address, deadline, try_ms)
+            try:
+                return await self._ask_metadata(connection, topics, self._left_ms(deadline))
+            finally:
+                connection.close()
         try:
-            return await self._ask_metadata(connection, topics)
-        finally:
-            connection.close()
+            # Who gives up here leaves to the others what is under way on the lane: the connection that opens,
+            # and the requests that would fail with one that got no answer within its timeout.
+            async with asyncio.timeout(try_ms / 1000):
+                return await self._ask_metadata(
+                    await self._open_lane(lane, address), topics, self.request_timeout_ms
+                )
+        except TimeoutError:
+            what = f"no answer within {try_ms:.0f} ms"
+            if lane.connection is not None and lane.is_throttled:
+                what = lane.connection.unsent(try_ms)
+            raise self._gates.refusal_at(address) or RequestTimedOut(f"{self} at {address}: {what}") from None
 
-    async def _ask_metadata(self, connection: Connection, topics: Sequence[str] | None) -> ClusterMetadata:
+    async def _ask_metadata(
+        self, connection: Connection, topics: Sequence[str] | None, timeout_ms: float
+    ) -> ClusterMetadata:
         version = self.highest_version(connection, Api.METADATA, _METADATA_VERSIONS)
         request = metadata_request(version, topics)
-        answer = await connection.call(request, min(self.request_timeout_ms, _CONNECT_TIMEOUT_MS))
+        answer = await connection.call(request, min(timeout_ms, _CONNECT_TIMEOUT_MS))
         view = read_metadata(answer)
         if not view.brokers:
             raise NetworkException(f"{connection}: it knows no brokers yet")
         return view
+
+    def _try_ms(self, deadline: float, tries_left: int) -> float:
+        return share_ms(self._left_ms(deadline), tries_left, self.request_timeout_ms)
+
+    def _left_ms(self, deadline: float) -> float:
+        return max(0.0, (deadline - self._now()) * 1000)
 
     # --- requests -----------------------------------------------------------------------------------
 

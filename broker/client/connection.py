@@ -127,6 +127,8 @@ class Connection(asyncio.BufferedProtocol):
         self._queued_count = 0  # who may have to wait for the turn, or has it and waits for the server
         self._may_write = asyncio.Event()
         self._may_write.set()
+        self._all_answered = asyncio.Event()
+        self._all_answered.set()
         self._is_full = False
         self._throttled_until = -math.inf
         self._throttle_end: asyncio.TimerHandle | None = None
@@ -185,10 +187,18 @@ class Connection(asyncio.BufferedProtocol):
     @asynccontextmanager
     async def alone(self, timeout_ms: float) -> AsyncIterator[Callable[[RequestPayload], Awaitable[Any]]]:
         """The turn to send, kept: what is called in this context goes out with nothing between it, after
-        what was sent before. Gives a function like `call`. A throttle time is waited out: what has to be said
-        on this very connection cannot go another way."""
-        await self._take_turn(timeout_ms + self.throttle_left_ms)
+        what was sent before is answered. Gives a function like `call`. What has to be said on this very
+        connection cannot go another way, so what is only before it is waited out and is none of its timeout:
+        a throttle time, and an answer that the server holds back (a long poll, a JoinGroup), which has a
+        timeout of its own."""
+        self._queued_count += 1
         try:
+            await self._turn.acquire()
+        finally:
+            self._queued_count -= 1
+        try:
+            await self._all_answered.wait()
+            await self._until_writable(timeout_ms + self.throttle_left_ms)
 
             async def ask(request: RequestPayload) -> Any:
                 await self._until_writable(timeout_ms)
@@ -305,17 +315,22 @@ class Connection(asyncio.BufferedProtocol):
             async with asyncio.timeout_at(deadline):
                 await work
         except TimeoutError:
-            why = "others are before this one"
-            if left_ms := self.throttle_left_ms:
-                why = f"the server wants nothing more for another {left_ms:.0f} ms (a quota)"
-            elif self._is_full:
-                why = "the server takes nothing more"
-            raise RequestTimedOut(f"{self}: not sent within {timeout_ms:.0f} ms: {why}") from None
+            raise RequestTimedOut(f"{self}: {self.unsent(timeout_ms)}") from None
+
+    def unsent(self, timeout_ms: float) -> str:
+        """Why a request was not sent within its timeout, in words."""
+        why = "others are before this one"
+        if left_ms := self.throttle_left_ms:
+            why = f"the server wants nothing more for another {left_ms:.0f} ms (a quota)"
+        elif self._is_full:
+            why = "the server takes nothing more"
+        return f"not sent within {timeout_ms:.0f} ms: {why}"
 
     def _send(self, encode: Encoder, timeout_ms: float) -> _Waiting:
         waiting = _Waiting(self._take_correlation_id(), self._loop.create_future())
         buffers = encode(waiting.correlation_id)
         self._waiting.append(waiting)
+        self._all_answered.clear()
         waiting.timer = self._loop.call_later(timeout_ms / 1000, self._on_timeout, waiting, timeout_ms)
         self._write(buffers)
         return waiting
@@ -366,6 +381,7 @@ class Connection(asyncio.BufferedProtocol):
                 waiting.timer.cancel()
             if not waiting.answer.done():
                 waiting.answer.set_exception(_again(error))
+        self._all_answered.set()
 
     # --- what the transport calls -------------------------------------------------------------------
 
@@ -483,6 +499,8 @@ class Connection(asyncio.BufferedProtocol):
             self.breach(f"an answer with correlation id {correlation_id}, expected {waiting.correlation_id}")
             return
         self._waiting.popleft()
+        if not self._waiting:
+            self._all_answered.set()
         if waiting.timer is not None:
             waiting.timer.cancel()
         if not waiting.answer.done():

@@ -4,8 +4,9 @@
 the server's versions are known. The messages are `sasl.py`'s, the rules of the config `security.py`'s.
 
 A login holds the connection's turn: no request may go out between SaslHandshake and the end of the login.
-Requests that were sent before it are answered before it, as a server answers in order; later ones wait. That
-is all that a re-authentication (KIP-368) needs to be safe beside pipelined traffic.
+It begins when the requests that were sent before it are answered, however long the server holds an answer
+back; later ones wait. That is all that a re-authentication (KIP-368) needs to be safe beside pipelined
+traffic: a server closes a session that has ended at the next request, and takes a login even then.
 
 Every refusal is an `AccessRefused` that names cluster, address and mechanism, and says what to change.
 """

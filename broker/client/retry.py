@@ -1,4 +1,5 @@
-"""How long to wait before trying again: exponential back-off with jitter, as a pure rule.
+"""How long to wait before trying again (exponential back-off with jitter), and how long one try may take of
+the time that all have, as pure rules.
 
 Used by everything in this package that repeats a request. It neither sleeps nor draws random numbers: the
 caller passes a number from [0, 1) and waits itself, so a test or a simulator can pin every delay.
@@ -32,6 +33,18 @@ class BackOff:
         # The exponent is bounded: after a night of failures factor ** count would overflow a float.
         middle_ms = min(self.limit_ms, self.first_ms * self.factor ** min(failure_count - 1, 64))
         return middle_ms * (1 + self.jitter * (2 * random_unit - 1))
+
+
+# What one server of many gets at the least: TCP, TLS and a login over a slow link take that long.
+_LEAST_SHARE_MS = 3_000
+
+
+def share_ms(left_ms: float, tries_left: int, whole_ms: float) -> float:
+    """How long the next of `tries_left` tries may take where `left_ms` are left of `whole_ms` for all: an
+    even share, so that servers that are stuck leave time for one that is not. With very many it would be too
+    short for any; then not all get one."""
+    least_ms = min(_LEAST_SHARE_MS, whole_ms / 3)
+    return min(left_ms, max(left_ms / tries_left, least_ms))
 
 
 # Between two attempts at one request, and between two passes over the bootstrap servers.

@@ -55,7 +55,7 @@ from millrace.mirror.delivery.outgoing import Outgoing, Owner
 from millrace.mirror.delivery.system_records import UNCHANGING, NewFailures
 from millrace.mirror.steady import steady_ms
 from millrace.mirror.topics.routes import TargetPartition
-from millrace.mirror.troubles import Failures
+from millrace.mirror.troubles import LASTING_AFTER_MS, Failures
 
 if TYPE_CHECKING:
     from millrace.mirror.pipeline import PartitionPipeline
@@ -135,6 +135,7 @@ class Sink:
         self.was_connected = False
         self.retry_count = 0
         self.failures: Failures[TargetPartition] = Failures()  # of batches, until one is acknowledged
+        self._told: dict[TargetPartition, int] = {}  # of them that last, and since when they did
 
     async def run(self) -> None:
         """Keeps leaders and identities fresh until cancelled."""
@@ -403,7 +404,9 @@ class Sink:
                 lane.replace(refused, refused.owner.refused(refused, error or CorruptMessage(), now_ms))
 
         if error is not None and outcome is not Outcome.REFUSED:  # that one is a gap, or is cut
-            self.failures.failed(target, f"the target refuses {target}: {error}", now_ms)
+            what = f"{error.name}, {error} (source offset {outgoing.offsets[0]})"
+            self.failures.failed(target, f"the target refuses {target}: {what}", now_ms)
+            self._tell_lasting(target, outgoing, error, now_ms)
         elif answer is None:
             self.failures.failed(target, f"at the target the leader of {target} does not answer", now_ms)
         random_unit = 0.5 if outcome is Outcome.ACKNOWLEDGED else self._random.random()
@@ -431,6 +434,23 @@ class Sink:
             self._waiting[target] = None
         else:
             self._waiting.pop(target, None)
+
+    def _tell_lasting(
+        self, target: TargetPartition, outgoing: Outgoing, error: KafkaError, now_ms: int
+    ) -> None:
+        """Once for each row of refusals that lasts: what is sent again without end is in the log as well."""
+        failure = self.failures.get(target)
+        if failure is None or now_ms - failure.since_ms < LASTING_AFTER_MS:
+            return
+        if self._told.get(target) != failure.since_ms:
+            self._told[target] = failure.since_ms
+            log.warning(
+                "the target refuses a batch again and again; it is sent until it is taken",
+                to=str(target),
+                source_offset=outgoing.offsets[0],
+                error=f"{error.name}, {error}",
+                for_s=(now_ms - failure.since_ms) // 1000,
+            )
 
     def _wake_for_retries(self, steady_ms: int) -> None:
         due = [lane.retry_at_ms for lane in map(self._lanes.__getitem__, self._waiting) if lane.is_failing]

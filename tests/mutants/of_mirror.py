@@ -605,6 +605,17 @@ OF_MIRROR = (
         red=(f"{UNIT}/test_transaction.py::test_older_generation_waits_for_the_answer_to_the_join",),
     ),
     Mutant(
+        name="failure-of-the-target-skips",
+        promise="A batch that the target fails at with an error of its own is sent until it is taken.",
+        file="mirror/delivery/sink.py",
+        rule="Outcome.REFUSED if code in REFUSALS else Outcome.RETRY",
+        instead="Outcome.REFUSED if code in REFUSALS or code == -1 else Outcome.RETRY",
+        red=(
+            f"{UNIT}/test_troubles.py::"
+            "test_batch_that_the_target_fails_at_for_ever_is_told_and_logged_once_and_not_left_out",
+        ),
+    ),
+    Mutant(
         name="sealed-transaction-takes-more",
         promise="What was never sent goes out in no transaction that is full, were it by the batch before.",
         file="mirror/delivery/sink.py",

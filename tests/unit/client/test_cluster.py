@@ -78,7 +78,8 @@ class FakeBroker:
 
 def cluster(*addresses: str, **options: Any) -> Cluster:
     options.setdefault("request_timeout_ms", 3000)
-    return Cluster("ewr", addresses, rng=random.Random(5), **options)
+    options.setdefault("rng", random.Random(5))
+    return Cluster("ewr", addresses, **options)
 
 
 async def hold(peer: Peer) -> None:
@@ -157,6 +158,109 @@ def test_each_of_many_who_ask_waits_no_longer_than_one(tried: list[Address]) -> 
         with pytest.raises(ClusterUnreachable):
             await late
         await dead.close()
+
+    asyncio.run(main())
+
+
+STUCK = [f"stuck-{number}:9092" for number in range(12)]
+
+
+class StuckServers:
+    """They take a connection and say nothing; each try passes its whole time on a clock of this class."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        self.tried: list[Address] = []
+        monkeypatch.setattr(cluster_module, "open_connection", self._open)
+        monkeypatch.setattr(Cluster, "_now", lambda _: self.now)
+
+    async def _open(self, name: str, address: Address, *, timeout_ms: float, **options: Any) -> Connection:
+        if not address.host.startswith("stuck-"):
+            return await opening.open_connection(name, address, timeout_ms=60_000, **options)
+        self.tried.append(address)
+        self.now += timeout_ms / 1000
+        raise RequestTimedOut(f"cluster {name} at {address}: no answer within {timeout_ms:.0f} ms")
+
+
+@pytest.mark.parametrize("timeout_ms", [2_000, 30_000, 120_000])
+def test_servers_that_are_stuck_take_no_longer_than_a_request_may_in_all(
+    monkeypatch: pytest.MonkeyPatch, timeout_ms: int
+) -> None:
+    async def main() -> None:
+        stuck = StuckServers(monkeypatch)
+        async with cluster(*STUCK, request_timeout_ms=timeout_ms) as ewr:
+            with pytest.raises(ClusterUnreachable, match="tried stuck-"):
+                await ewr.metadata([])
+        assert stuck.now == pytest.approx(timeout_ms / 1000)
+        assert len(stuck.tried) == {2_000: 3, 30_000: 10, 120_000: 12}[timeout_ms]
+
+    asyncio.run(main())
+
+
+def test_servers_that_are_stuck_leave_time_for_the_one_that_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with FakeBroker() as broker:
+            most = 0
+            for seed in range(8):
+                stuck = StuckServers(monkeypatch)
+                servers = (*STUCK[:4], broker.server.address)
+                rng = random.Random(seed)
+                async with cluster(*servers, request_timeout_ms=15_000, rng=rng) as ewr:
+                    assert (await ewr.metadata([])).brokers
+                most = max(most, len(stuck.tried))
+            assert most == 4, "once it is the last that is asked"
+
+    asyncio.run(main())
+
+
+class OpeningSlowly:
+    """Connections to the servers at these ports open when they are let."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.held_ports: set[int] = set()
+        self.held_count = 0
+        self.let = asyncio.Event()
+        monkeypatch.setattr(cluster_module, "open_connection", self._open)
+
+    async def _open(self, name: str, address: Address, **options: Any) -> Connection:
+        if address.port in self.held_ports:
+            self.held_count += 1
+            await self.let.wait()
+        return await opening.open_connection(name, address, **options)
+
+
+def test_who_gives_up_asking_leaves_the_connection_that_opens_to_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        slow = OpeningSlowly(monkeypatch)
+        async with FakeBroker() as broker, cluster(broker.server.address, request_timeout_ms=150) as ewr:
+            await ewr.metadata([])
+            slow.held_ports = {broker.server.port}
+            other = asyncio.create_task(ewr.connection(1))
+            await until(lambda: slow.held_count == 1)
+            async with asyncio.timeout(30):
+                with pytest.raises(ClusterUnreachable, match="no answer within 150 ms"):
+                    await ewr.metadata(max_age_ms=0)
+            slow.let.set()
+            assert (await other).is_open
+            assert slow.held_count == 1
+
+    asyncio.run(main())
+
+
+def test_brokers_that_cannot_be_reached_take_no_longer_than_a_request_may_in_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        slow = OpeningSlowly(monkeypatch)
+        async with FakeBroker() as broker, cluster(broker.server.address, request_timeout_ms=150) as ewr:
+            broker.brokers = {number: free_port() for number in range(5)}
+            slow.held_ports = set(broker.brokers.values())
+            async with asyncio.timeout(30):
+                with pytest.raises(ClusterUnreachable, match="no broker it names can be reached") as caught:
+                    await ewr.connection()
+            assert all(f"127.0.0.1:{port}: no " in str(caught.value) for port in slow.held_ports)
 
     asyncio.run(main())
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kio.schema.sasl_handshake.v1.request import SaslHandshakeRequest
 from kio.static.primitive import i64Timedelta
 
 from millrace.broker.client.cluster import Cluster
@@ -124,6 +125,78 @@ def test_the_session_is_renewed_with_nothing_in_between(password: Path) -> None:
         if key == Api.SASL_HANDSHAKE:
             assert seen[position + 1 : position + 2] in ([Api.SASL_AUTHENTICATE], [])
     assert seen.count(Api.HEARTBEAT) > 5
+
+
+@pytest.mark.parametrize("gives_up", [False, True])
+def test_a_login_waits_for_an_answer_that_is_held_back_and_its_time_begins_then(gives_up: bool) -> None:
+    """A coordinator holds a JoinGroup for as long as a rebalance may take; a fetch may be a long poll."""
+    seen: list[int] = []
+    let = asyncio.Event()
+
+    async def held_beat(head: Any, request: Any) -> Any:
+        seen.append(int(head.api_key))
+        await let.wait()
+        return beat(head, request)
+
+    def seen_handshake(head: Any, request: Any) -> Any:
+        seen.append(int(head.api_key))
+        return handshake(head, request)
+
+    async def run() -> None:
+        handlers: dict[Api, Handler] = {Api.SASL_HANDSHAKE: seen_handshake, Api.HEARTBEAT: held_beat}
+        async with ScriptedServer(brokerlike(handlers)) as server:
+            where = Address.parse(server.address)
+            connection = await open_connection("agg", where, client_id="test", timeout_ms=60_000)
+
+            async def log_in() -> None:
+                async with connection.alone(300) as ask:
+                    await ask(SaslHandshakeRequest(mechanism="PLAIN"))
+
+            held = asyncio.create_task(connection.call(heartbeat(), 60_000))
+            await until(lambda: bool(seen))
+            logging_in = asyncio.create_task(log_in())
+            late = asyncio.get_running_loop().time() + 0.4
+            await until(lambda: asyncio.get_running_loop().time() > late)
+            behind = asyncio.create_task(connection.call(heartbeat(), 60_000))
+            if gives_up:
+                held.cancel()
+                await asyncio.wait([held])
+            assert connection.is_open and not logging_in.done()
+            let.set()
+            await asyncio.gather(logging_in, behind)
+            assert seen == [Api.HEARTBEAT, Api.SASL_HANDSHAKE, Api.HEARTBEAT]
+            connection.close()
+
+    asyncio.run(run())
+
+
+def test_a_login_that_waits_fails_with_its_connection() -> None:
+    async def run() -> None:
+        asked = asyncio.Event()
+
+        async def hold(head: Any, request: Any) -> Any:
+            asked.set()
+            await asyncio.Event().wait()
+
+        async with ScriptedServer(brokerlike({Api.HEARTBEAT: hold})) as server:
+            where = Address.parse(server.address)
+            connection = await open_connection("agg", where, client_id="test", timeout_ms=60_000)
+
+            async def log_in() -> None:
+                async with connection.alone(60_000):
+                    raise AssertionError("it has the turn")
+
+            held = asyncio.create_task(connection.call(heartbeat(), 60_000))
+            await asked.wait()
+            logging_in = asyncio.create_task(log_in())
+            await asyncio.sleep(0)
+            connection.close()
+            async with asyncio.timeout(patience()):
+                for each in (held, logging_in):
+                    with pytest.raises(NetworkException, match="closed by this client"):
+                        await each
+
+    asyncio.run(run())
 
 
 def test_a_password_that_no_longer_holds_ends_the_connection_and_the_next_login_says_why(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from millrace.broker.client.retry import BackOff
+from millrace.broker.client.retry import BackOff, share_ms
 
 
 def test_no_failure_needs_no_pause() -> None:
@@ -31,3 +31,24 @@ def test_a_very_long_outage_does_not_overflow() -> None:
 def test_senseless_settings_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="not a back-off"):
         BackOff(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("left_ms", "tries_left", "share"),
+    [
+        (30_000, 1, 30_000),
+        (30_000, 3, 10_000),
+        (10_000, 2, 5_000),
+        (30_000, 100, 3_000),  # not all get one, but who does can be reached
+        (2_000, 100, 2_000),
+        (0, 3, 0),
+    ],
+)
+def test_a_try_has_an_even_share_of_the_time_left_and_not_too_little(
+    left_ms: float, tries_left: int, share: float
+) -> None:
+    assert share_ms(left_ms, tries_left, 30_000) == share
+
+
+def test_short_times_have_room_for_more_than_one_try() -> None:
+    assert share_ms(1_500, 10, 1_500) == 500

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.metadata import TopicMetadata
@@ -141,6 +142,48 @@ def test_batches_that_the_target_refuses_show_until_one_is_taken() -> None:
         scene.sink._answered(target, item, ProduceOutcome(0, 0), scene.now_ms)
         assert scene.told() == []
         assert scene.worker.status.is_ready()
+
+    with_scene(story)
+
+
+def test_batch_that_the_target_fails_at_for_ever_is_told_and_logged_once_and_not_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Apache Kafka answers UNKNOWN_SERVER_ERROR where its own log fails it; only a person can help then."""
+    left_out: list[Any] = []
+
+    def refused(_pipeline: PartitionPipeline, item: Any, *_: object) -> list[Any]:
+        left_out.append(item)
+        return []
+
+    monkeypatch.setattr(PartitionPipeline, "refused", refused)
+
+    async def story(scene: Scene) -> None:
+        scene.pipeline.accept(answer(batch(0, [5] * 10), end=10))
+        target = scene.pipeline.target
+        lane = scene.sink._lanes[target]
+        scene.sink._answered(target, lane.next_to_send(0), ProduceOutcome(0, 0), scene.now_ms)
+        scene.pipeline.accept(answer(batch(10, [5] * 10), end=20))
+
+        def answered_with(outcome: ProduceOutcome) -> list[Any]:
+            with capture_logs() as lines:
+                item = lane.next_to_send(1 << 40)
+                assert item.offsets[0] == 10, "it is sent until it is taken"
+                scene.sink._answered(target, item, outcome, scene.now_ms)
+            assert not left_out
+            return [line for line in lines if "again and again" in line["event"]]
+
+        failed = ProduceOutcome(-1, -1)
+        assert answered_with(failed) == []
+        await until_lasting(scene, "flights-0: UNKNOWN_SERVER_ERROR, unknown server error (source offset 10)")
+        (line,) = answered_with(failed)
+        assert (line["to"], line["source_offset"], line["for_s"]) == ("flights-0", 10, 30)
+        assert line["error"].startswith("UNKNOWN_SERVER_ERROR")
+        assert answered_with(failed) == []
+        scene.passes(LASTING_AFTER_MS)
+        assert answered_with(failed) == []
+        assert answered_with(ProduceOutcome(0, 0)) == []
+        assert scene.told() == []
 
     with_scene(story)
 
