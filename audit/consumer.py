@@ -48,6 +48,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
+from millrace.audit.clients.client_errors import kafka_error
 from millrace.audit.clients.consumer_config import ConsumerConfig, read_consumer_config
 from millrace.audit.clients.consumer_counts import SessionCounts, merge_commits
 from millrace.audit.clients.events_topic import TopicState, connection_settings, ensure_events_topic
@@ -447,7 +448,9 @@ class AuditedConsumer(Consumer):
             self._events.flush(max(deadline - time.monotonic(), 0.0))
         except KafkaException as error:
             # Without an `error_cb` the client raises a fatal error from here, once, and works no more.
-            _log.warning("reports go through another connection now: %s", error.args[0].str())
+            if kafka_error(error) is None:
+                raise  # a signal's handler has
+            _log.warning("reports go through another connection now: %s", error)
             self._events = self._connect_events()
         finally:
             with self._lock:
@@ -470,7 +473,8 @@ class AuditedConsumer(Consumer):
             except KafkaException as error:
                 _log.warning("a report of %d bytes was not taken: %s", len(value), error)
                 # One that is too large keeps the offsets that wait for it back, and no other report.
-                return bool(error.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE)
+                refusal = kafka_error(error)
+                return refusal is not None and refusal.code() == KafkaError.MSG_SIZE_TOO_LARGE
 
     def _prepare_topic(self, deadline: float) -> bool:
         """Whether events can be sent; a cluster that answers but creates nothing must do so unasked."""

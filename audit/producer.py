@@ -41,7 +41,6 @@ import struct
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -346,12 +345,12 @@ class AuditedProducer(Producer):
         fatal one leaves them ambiguous.
         """
         self._check_usable("commit_transaction")
-        self._transactions.finish(partial(super().commit_transaction, timeout), Outcome.COMMITTED)
+        self._transactions.finish(super().commit_transaction, timeout, Outcome.COMMITTED)
 
     def abort_transaction(self, timeout: float = -1) -> None:
         """Abort; the transaction's records are failed then, for no reader of committed data will see them."""
         self._check_usable("abort_transaction")
-        self._transactions.finish(partial(super().abort_transaction, timeout), Outcome.ABORTED)
+        self._transactions.finish(super().abort_transaction, timeout, Outcome.ABORTED)
 
     def close(self, timeout: float = -1) -> bool:
         """Deliver what is queued, report the final counts and that the streams are closed. Safe to repeat.
@@ -375,8 +374,9 @@ class AuditedProducer(Producer):
 
     def _close(self, deadline: float) -> bool:
         """As `close`, by the one thread that does."""
-        ended = self._abort_open(seconds_left(deadline, share=3))
         raised: list[Exception] = []
+        abort, patience_s = super().abort_transaction, seconds_left(deadline, share=3)
+        ended = self._transactions.abort_open(abort, patience_s, raised)
         drain(self, seconds_left(deadline, share=2), raised)
         self._refusal = _CLOSED  # from here on nothing is taken
         streams = self._open_streams.end(_CLOSED)
@@ -537,17 +537,6 @@ class AuditedProducer(Producer):
             if sequence <= last:
                 stream.give_back(window, sequence, last)
         return sequence - first
-
-    def _abort_open(self, timeout_s: float) -> bool:
-        """Before closing: whether no transaction is left that the client's own `close` would wait for."""
-        if self._transactions.open is None:
-            return True
-        try:
-            self.abort_transaction(timeout_s)
-        except KafkaException as error:
-            _log.warning("the open transaction was not aborted: %s", error.args[0].str())
-            return bool(error.args[0].fatal())
-        return True
 
     def _tell_the_end(self, streams: list[StreamSession], deadline: float, raised: list[Exception]) -> bool:
         """The last records and reports; whether all of them were delivered. A purge of the application's that

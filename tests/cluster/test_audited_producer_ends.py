@@ -113,6 +113,33 @@ def test_what_a_callback_raises_comes_out_and_the_counts_are_told_nevertheless(m
     assert (facts.state, fate(facts, "acknowledged")) == (CLOSED, {1, 2})
 
 
+@pytest.mark.parametrize(
+    "error", [KafkaException("text"), KafkaException(KafkaError(KafkaError._FAIL, "mine"))], ids=repr
+)
+@pytest.mark.parametrize("transactional", [False, True])
+def test_nor_does_a_kafka_exception_of_the_applications_own_keep_anything_back(
+    mock_cluster, error, transactional
+):
+    def fail(*_):
+        raise error
+
+    own = {"transactional_id": "writer"} if transactional else {}
+    producer = AuditedProducer(settings(mock_cluster, **own))
+    if transactional:
+        producer.init_transactions(patience(DEADLINE_S))
+        producer.begin_transaction()
+        producer.produce("flights", b"", on_delivery=fail)
+        with pytest.raises(KafkaException, match=r"text|mine"):
+            producer.commit_transaction()
+        producer.begin_transaction()
+    producer.produce("flights", b"", on_delivery=fail)
+    with pytest.raises(KafkaException, match=r"text|mine"):
+        producer.close()
+    facts = facts_of(told_by(mock_cluster), "flights")
+    assert (facts.state, fate(facts, "acknowledged")) == (CLOSED, {1})
+    assert producer.close() and facts.last_settled == facts.last_assigned
+
+
 def test_a_stream_of_many_windows_is_followed_by_a_new_one(mock_cluster, monkeypatch):
     monkeypatch.setattr("millrace.audit.clients.told_stream.MAX_WINDOWS_A_STREAM", 3)
     producer = AuditedProducer(settings(mock_cluster, millrace_report_interval_ms=60_000))

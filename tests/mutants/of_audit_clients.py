@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 UNIT = "tests/unit/audit"
 TESTIMONY = f"{UNIT}/test_consumer_testimony.py"
 CONSUMER = "audit/consumer.py"
+TRANSACTIONS, ENDS = "audit/clients/transactions.py", f"{UNIT}/test_transactions.py"
 
 OF_AUDIT_CLIENTS = (
     Mutant(
@@ -56,6 +57,30 @@ OF_AUDIT_CLIENTS = (
         rule="[*self._reported, *self._under_way]",
         instead="[*self._reported]",
         red=(f"{TESTIMONY}::test_nor_what_a_report_that_is_under_way_meanwhile_covers",),
+    ),
+    Mutant(
+        name="callback-keeps-a-transaction-open",
+        promise="A transaction that ended is over, whatever a callback raised in place of the client's answer.",
+        file=TRANSACTIONS,
+        rule="                    self._ask(finish, 0, outcome)\n",
+        instead="                    pass\n",
+        red=(f"{ENDS}::test_a_transaction_that_ended_has_ended_whatever_a_callback_raises",),
+    ),
+    Mutant(
+        name="transaction-ended-by-another-refusal",
+        promise="A commit that is still under way is not told as done because a callback hid that.",
+        file=TRANSACTIONS,
+        rule=' and "state Ready" in answer.str()',
+        instead="",
+        red=(f"{ENDS}::test_one_that_did_not_end_is_open_and_the_next_call_ends_it",),
+    ),
+    Mutant(
+        name="commit-and-abort-told-as-abort",
+        promise="Records of a transaction whose commit and abort had no answer are in doubt.",
+        file=TRANSACTIONS,
+        rule="outcome if asked in (None, outcome) else Outcome.UNKNOWN",
+        instead="outcome",
+        red=(f"{ENDS}::test_one_that_was_asked_for_both_ends_without_an_answer_has_an_unknown_one",),
     ),
     Mutant(
         name="journal-believed-after-power-loss",
