@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 UNIT = "tests/unit/audit"
 TESTIMONY = f"{UNIT}/test_consumer_testimony.py"
 CONSUMER = "audit/consumer.py"
+COMMITS = f"{UNIT}/test_consumer_commits.py"
 TRANSACTIONS, ENDS = "audit/clients/transactions.py", f"{UNIT}/test_transactions.py"
 
 OF_AUDIT_CLIENTS = (
@@ -60,7 +61,7 @@ OF_AUDIT_CLIENTS = (
     ),
     Mutant(
         name="callback-keeps-a-transaction-open",
-        promise="A transaction that ended is over, whatever a callback raised in place of the client's answer.",
+        promise="A transaction that ended is over, whatever a callback raised in place of its answer.",
         file=TRANSACTIONS,
         rule="                    self._ask(finish, 0, outcome)\n",
         instead="                    pass\n",
@@ -81,6 +82,22 @@ OF_AUDIT_CLIENTS = (
         rule="outcome if asked in (None, outcome) else Outcome.UNKNOWN",
         instead="outcome",
         red=(f"{ENDS}::test_one_that_was_asked_for_both_ends_without_an_answer_has_an_unknown_one",),
+    ),
+    Mutant(
+        name="commit-sets-its-group-back",
+        promise="A commit without offsets does not set the group back behind what was committed.",
+        file="audit/clients/known_commits.py",
+        rule="            self.note(places)\n",
+        instead="            pass\n",
+        red=(f"{COMMITS}::test_what_rests_behind_what_was_committed_is_not_committed_again",),
+    ),
+    Mutant(
+        name="commit-sets-a-waiting-one-back",
+        promise="Nor behind a commit that waits for its report.",
+        file=CONSUMER,
+        rule="merge_commits(waiting + self._commits)",
+        instead="[]",
+        red=(f"{COMMITS}::test_nor_what_rests_behind_a_commit_that_waits_for_its_report",),
     ),
     Mutant(
         name="journal-believed-after-power-loss",
